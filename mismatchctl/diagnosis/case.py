@@ -23,20 +23,12 @@ _NORMAL_MEDIAN = 0.6745
 
 @dataclass(frozen=True)
 class Case:
-    """The sample of a run as the next test sees it. A test that explains tokens leaves a case without them.
+    """Sample of a run and its statistics, for the next test. A test that explains tokens leaves a case without them.
 
-    Attributes:
-        evidence: what the pass has kept.
-        rows: the sample.
-        rollout: log-probs of the rollout engine [T], float64, repaired where a cause tells how.
-        train: log-probs of the trainer [T].
-        sound: tokens that are valid, finite and not explained yet [T].
-        reshaped: whether a cause acts on every token (temperature, truncation): what is left is no plain noise.
-        filled: whether some cause on all tokens accounts for what is left, so that its size needs no other.
-        left_out: values of columns whose rows a cause has explained: column -> values.
-        explained: ids of the causes found so far, beyond low confidence.
-        whole_k3: summed K3 of the dump as it stands.
-        growth: returns how K3 changed over the steps of the whole run. None: use the sample.
+    `rollout` and `train` are float64 [T]; a cause may have repaired them. `sound` marks tokens that are valid, finite
+    and not yet explained [T]. `reshaped`: a cause acts on every token, so the rest is not plain noise. `filled`: a
+    cause accounts for the size of the rest. `left_out`: column -> values whose rows are explained. `explained`: ids
+    found so far above low confidence. `growth` returns the change of K3 over the steps of the whole run.
     """
 
     evidence: Evidence
@@ -53,50 +45,48 @@ class Case:
 
     @classmethod
     def of(cls, evidence: Evidence, rows: Rows) -> Case:
-        """The case as it stands in the dump."""
+        """Create the case of a whole sample."""
         rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
         case = cls(evidence, rows, rollout, train, rows.mask & np.isfinite(rollout) & np.isfinite(train))
         return case.relabelled(whole_k3=float(case.k3.sum()))
 
     def without(self, tokens: Bools) -> Case:
-        """The case without some tokens [T]; itself where there is none, so that what was measured of it stays."""
+        """Return the case without some tokens [T], or itself if there are none, which keeps its cached statistics."""
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def relabelled(self, **labels: Any) -> Case:
-        """The same tokens and log-probs with more known of them: what was measured of them stays."""
+        """Return the case with other labels and the same cached statistics."""
         other = replace(self, **labels)
         measured = {name: value for name, value in self.__dict__.items() if name not in _FIELD_NAMES}
         other.__dict__.update(measured)
         return other
 
     def repaired(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
-        """The case with other log-probs; those that are not finite are sound no more."""
+        """Return the case with other log-probs. Tokens that are not finite stop being sound."""
         rollout = self.rollout if rollout is None else rollout
         train = self.train if train is None else train
         return replace(self, rollout=rollout, train=train, sound=self.sound & np.isfinite(rollout) & np.isfinite(train))
 
     @property
     def size(self) -> int:
-        """Sequences of the sample."""
         return len(self.rows)
 
     @cached_property
     def sequence(self) -> Ints:
-        """The sequence of each token [T]."""
+        """Sequence of each token [T]."""
         return self.rows.segments.spread(np.arange(self.size))
 
     @cached_property
     def index(self) -> Ints:
-        """The sound tokens."""
         return np.flatnonzero(self.sound)
 
     def _sound(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Those of the sound tokens [N]; the values themselves where all are."""
+        """Select the sound tokens [N] of values [T]."""
         return values if len(self.index) == len(values) else values[self.index]
 
     @cached_property
     def where(self) -> Ints:
-        """The sequence of each sound token [N]."""
+        """Sequence of each sound token [N]."""
         return self._sound(self.sequence)
 
     @cached_property
@@ -106,45 +96,41 @@ class Case:
 
     @cached_property
     def t(self) -> Float64s:
-        """Trainer's log-prob of each sound token [N]."""
+        """Log-prob of the trainer [N]."""
         return self._sound(self.train)
 
     @cached_property
     def r(self) -> Float64s:
-        """Rollout log-prob of each sound token [N]."""
+        """Log-prob of the rollout [N]."""
         return self._sound(self.rollout)
 
     @cached_property
     def counts(self) -> Ints:
-        """Sound tokens of each sequence [S]."""
+        """Sound tokens per sequence [S]."""
         return np.bincount(self.where, minlength=self.size)
 
     @cached_property
     def segments(self) -> Segments:
-        """The sequences over their sound tokens."""
         return Segments.from_lengths(self.counts)
 
     @property
     def starts(self) -> Ints:
-        """The first of the sound tokens of each sequence [S]."""
+        """First sound token of each sequence [S]."""
         return self.segments.offsets[:-1]
 
     @cached_property
     def place(self) -> Ints:
-        """Place of each sound token among the sound tokens of its sequence [N]."""
+        """Position of each sound token among those of its sequence [N]."""
         return self.segments.places
 
     @cached_property
     def scaled(self) -> Float64s:
-        """Log ratio of each sound token by how unsure the trainer is of it, to one scale for all tokens [N].
-
-        Noise in the logits moves the log-prob of a near-certain token by about 1 - p times as much.
-        """
+        """Log ratio over 1 - p [N]: noise in the logits moves the log-prob of a token by about 1 - p times as much."""
         return self.x / (1.0 - np.exp(np.minimum(self.t, 0.0)) + _SMALLEST_DOUBT)
 
     @cached_property
     def noise(self) -> float:
-        """Robust standard deviation of `scaled`: about that of the noise in the logits."""
+        """Robust standard deviation of `scaled`, about that of the noise in the logits."""
         return float(np.median(np.abs(self.scaled))) / _NORMAL_MEDIAN if len(self.x) else 0.0
 
     @cached_property
@@ -154,47 +140,45 @@ class Case:
 
     @cached_property
     def k3(self) -> Float64s:
-        """K3 of each sound token [N]."""
         return compute_k3(np.clip(self.x, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
 
     @cached_property
     def spread(self) -> float:
-        """Standard deviation of the noise in the logits that would make this K3: far above `noise`, tails make it."""
+        """Standard deviation of normal logit noise with the same K3. It exceeds `noise` if there are far tails."""
         doubt = -np.expm1(np.minimum(self.t, 0.0))
         power = float((doubt * doubt).sum())
         return float(np.sqrt(2 * self.k3.sum() / power)) if power > 0 else 0.0
 
     @cached_property
     def loudness(self) -> Float64s:
-        """Logarithm of the size of `standard` [N]: the mean of it tells scales apart whatever the tails."""
+        """Log of |`standard`| [N]. Its mean compares scales and is robust to tails."""
         return np.log(np.abs(self.standard) + 0.05)
 
     @cached_property
     def doubtful(self) -> Bools:
-        """Sound tokens that are not near-certain [N]: only of these can a few tokens tell the scale of the noise."""
+        """Sound tokens that are not near-certain [N]."""
         found: Bools = self.t < np.log1p(-_SMALLEST_DOUBT)
         return found
 
     def each(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The value of its sequence for each sound token [N], given those of all [S]."""
+        """Spread values per sequence [S] over the sound tokens [N]."""
         return self.segments.spread(values)
 
     def marked(self, chosen: Any) -> Bools:
-        """All tokens [T], with those of the sound ones marked that are chosen: flags [N], or places."""
+        """Mark tokens [T] from flags or indices of sound tokens [N]."""
         found = np.zeros(len(self.sound), np.bool_)
         found[self.index[chosen]] = True
         return found
 
     def sums(self, values: NDArray[Any]) -> Float64s:
-        """Sum of `values` [N] over the sound tokens of each sequence [S]."""
         return self.segments.sum(values)
 
     def means(self, values: NDArray[Any]) -> Float64s:
-        """Mean of `values` [N] over the sound tokens of each sequence [S]; 0 where there is none."""
+        """Return the mean over the sound tokens of each sequence [S], 0 for sequences without any."""
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def clustered_z(self, values: NDArray[Any]) -> float:
-        """Mean of `values` [N] in its standard errors, which come from the scatter between clusters."""
+        """Return the mean of values [N] in cluster-robust standard errors."""
         if not len(values):
             return 0.0
         centre = values.mean()
@@ -205,7 +189,7 @@ class Case:
 
     @cached_property
     def clusters(self) -> Ints:
-        """Number of each sequence's cluster [S]: its prompt within its step, else the sequence itself."""
+        """Cluster of each sequence [S]: its prompt and step, otherwise the sequence."""
         prompts = self.rows.columns.get("prompt_id")
         if prompts is None:
             return np.arange(self.size)
@@ -216,11 +200,11 @@ class Case:
         return np.array([names.setdefault(key, len(names)) for key in apart], np.int64)
 
     def column(self, name: str) -> NDArray[Any]:
-        """A per-sequence column [S]; None where the dump lacks it."""
+        """Return a per-sequence column [S], filled with `None` if the dump lacks it."""
         return read_column(self.rows, name)
 
     def share(self, tokens: Bools) -> float:
-        """Share of the summed |log ratio| of the sound tokens that lies on some of them; `tokens` is [T]."""
+        """Return the share of the summed |log ratio| on some tokens [T]."""
         size = np.minimum(np.abs(self.x), _MAX_LOG_RATIO)
         return float(size[tokens[self.index]].sum()) / self.weight if self.weight > 0 else 0.0
 
@@ -231,7 +215,6 @@ class Case:
 
     @property
     def complete(self) -> bool:
-        """Whether the sample is the whole run."""
         return self.size == self.evidence.sequences
 
 
@@ -241,10 +224,7 @@ Found = TypeVar("Found")
 
 
 def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
-    """A statistic of a case that several tests ask for: computed the first time, then kept with the case.
-
-    It is of tokens and log-probs alone, not of what is known of the case.
-    """
+    """Cache a statistic with its case. It must depend on tokens and log-probs only, not on labels."""
     key = f"_{measure.__name__}"
 
     @wraps(measure)

@@ -18,27 +18,18 @@ CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 """Strongest first."""
 
 Place = tuple[int, int, int]
-"""File, row and position."""
+"""File, row and position. A negative position means the whole row."""
 
 
 @dataclass(frozen=True)
 class Detection:
-    """What a test found in a case.
+    """Result of a test.
 
-    Attributes:
-        confidence: how sure it is.
-        summary: one sentence with the figures that matter.
-        share: how much of the summed |log ratio| it explains, about.
-        evidence: the numbers for and against.
-        where: what it concerns: steps, workers, positions, sequences; None: all tokens, if it acts `everywhere`.
-        examples: sequences of the sample that show it [N], most telling first; None: those that differ most.
-        positions: where in them, where that matters [N].
-        places: examples beyond the sample, from the pass; a position below 0 stands for the whole row.
-        rivals: cause -> the column or experiment that would tell the two apart.
-        leaves: what remains of the case once this is taken out of it; None: all of it.
-        k3: share of the K3 that it explains, where that is not what it takes out.
-        everywhere: whether it acts on all tokens, so that what no other cause takes of the K3 is its doing.
-        outside_k3: whether it is about data that K3 does not measure, so that a share of K3 means nothing.
+    `share` is the explained part of the summed |log ratio|, and `k3` that of K3 if it differs from what `leaves` takes
+    out. `where` defaults to all tokens if the cause acts `everywhere`. `examples` are sequences of the sample [N]
+    (default: those with the largest differences) with `positions` [N]; `places` are examples of the whole dump.
+    `rivals`: cause -> column or experiment that distinguishes the two. `leaves`: the rest of the case. `outside_k3`: K3
+    does not measure this data.
     """
 
     confidence: Confidence
@@ -58,20 +49,16 @@ class Detection:
 
 @cache
 def load_texts() -> dict[str, dict[str, str]]:
-    """Return the texts of each cause, from causes/causes.toml."""
+    """Return the texts of each cause from causes.toml."""
     return parse_toml((files("mismatchctl.diagnosis.causes") / "causes.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause of a mismatch. Its texts are in causes/causes.toml.
+    """Cause of a mismatch.
 
-    Attributes:
-        id: stable name.
-        test: looks for it in a case from which earlier causes have been removed.
-        columns: optional columns of the dump that the test uses.
-        flags: tokens that the pass counts over the whole dump, by name.
-        in_layers: whether comparing layers can find it. Other causes are in the network's input or output.
+    `test` runs on the case that earlier causes leave, `columns` are the optional columns it reads, `flags` counts
+    tokens of the whole dump, and `in_layers` is true if a comparison of layers can find it.
     """
 
     id: str
@@ -82,21 +69,18 @@ class Cause:
 
     @property
     def title(self) -> str:
-        """Name in reports."""
         return load_texts()[self.id]["title"]
 
     @property
     def shows(self) -> str:
-        """The way it shows in a dump."""
         return load_texts()[self.id]["shows"]
 
     @property
     def pointless(self) -> str:
-        """Corrections that do not help until it is fixed, or an empty string."""
         return load_texts()[self.id].get("pointless", "")
 
     @property
     def advice(self) -> str:
-        """What to check or change, with the frameworks' names of the settings."""
+        """Advice with the frameworks' names of the settings."""
         known = list_settings(self.id)
         return load_texts()[self.id]["advice"].replace("{settings}", f" ({'; '.join(known)})" if known else "")

@@ -39,15 +39,10 @@ RECORDING_DOUBTS = frozenset({
 
 @dataclass(frozen=True)
 class SequenceHashes:
-    """Hashes of the valid tokens of sequences, of up to about a million sequences with the lowest hashes.
+    """Hashes of the valid tokens of about a million sequences with the lowest hashes.
 
-    Equal sequences have equal hashes, so the share of repeated ones in this sample is unbiased.
-
-    Attributes:
-        parts: hash, number of tokens, file index and row of each sequence [S].
-        total: number of sequences with a valid token, and of their `tokens`.
-        responses: sum of the hashes of the token ids, modulo 2^64, over `identified` sequences.
-        models: names in the column `model`, and `engines` in `engine`.
+    Each part has hash, tokens, file index and row [S]. `total` counts sequences with valid tokens, and `responses` is
+    the sum of the hashes of the token ids modulo 2^64 over `identified` sequences.
     """
 
     parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()
@@ -60,7 +55,6 @@ class SequenceHashes:
 
     @classmethod
     def of(cls, rows: Rows) -> SequenceHashes:
-        """Hash some rows."""
         index = None if rows.mask.all() else np.flatnonzero(rows.mask)
         offsets = rows.segments.offsets
         bounds = offsets if index is None else np.searchsorted(index, offsets)
@@ -94,7 +88,7 @@ class SequenceHashes:
         return replace(both, parts=(both.lowest,)) if held > 2 * _MOST_ROWS else both
 
     def moved(self, by: int) -> SequenceHashes:
-        """Return the same hashes for files that start at index `by` of the dump."""
+        """Return the hashes for files that start at index `by` of the dump."""
         parts = tuple((hashes, sizes, file + by, rows) for hashes, sizes, file, rows in self.parts)
         return replace(self, parts=parts)
 
@@ -107,10 +101,10 @@ class SequenceHashes:
 
 
 def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
-    """Hash the valid tokens of each sequence by its length and 16 of its tokens.
+    """Hash the length and 16 valid tokens of each sequence.
 
-    Log-probs are rounded, unless a sequence has too few distinctive tokens. A probable sequence only equals one with
-    the same ids, because it may be sampled twice.
+    Log-probs are rounded if enough of them are distinctive. Probable sequences may be sampled twice, so their ids count
+    too.
     """
     with np.errstate(invalid="ignore"):
         rollout, train = (
@@ -147,10 +141,7 @@ def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
 
 
 def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[int, int]:
-    """Return the sum of the hashes of each sequence's valid token ids, and how many sequences have ids.
-
-    A hash is of the length, the sum of the ids, and the ids of the probed `tokens`.
-    """
+    """Return the sum of the hashes of length, id sum and probed ids, and the number of sequences."""
     ids = rows.tokens.get("token_ids")
     if ids is None or ids.ndim != 1 or not len(some):
         return 0, 0
@@ -174,14 +165,7 @@ def _read_names(rows: Rows, columns: Collection[str]) -> frozenset[str]:
 def describe_content(
     known: SequenceHashes, sample: Rows | None, files: Sequence[str], findings: Sequence[Finding]
 ) -> RunContent:
-    """Return the content of a run.
-
-    Args:
-        known: hashes of its sequences.
-        sample: some of its rows with all their tokens.
-        files: paths of the dump by index.
-        findings: causes of its mismatch.
-    """
+    """Return the content of a run from its hashes and a sample of its rows."""
     hashes, sizes, file, row = known.lowest
     again = np.zeros(len(hashes), bool)
     again[1:] = hashes[1:] == hashes[:-1]
@@ -208,7 +192,6 @@ def describe_content(
 
 
 def _describe_tokens(rows: Rows) -> dict[str, float | int | list[int]]:
-    """Return the facts about masked, clipped and identified tokens of some rows."""
     rollout, train = (values.astype(np.float64) for values in (rows.rollout, rows.train))
     finite = np.isfinite(rollout) & np.isfinite(train)
     scored = finite & (rollout < 0) & (train < 0)

@@ -34,26 +34,21 @@ DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
         )
     )
 )
-"""Optional columns that a cause uses, including the columns that identify the side."""
 
 
 class UnitRows(Protocol):
-    """The rows of one unit of a dump."""
+    """Rows of one unit of a dump."""
 
     def rows(self) -> Iterator[Rows]:
-        """The rows as they are in the file: masked tokens and bad values too."""
+        """Yield the rows with masked tokens and bad values."""
 
 
 @dataclass
 class EvidenceCollector:
-    """Gathers evidence by run, from rows and from other collectors, in the order of the input.
+    """Collector of evidence by run, in input order.
 
-    Attributes:
-        by: columns that may tell a deviating worker, beside `worker`.
-        tokens: how many each run holds, about: of more in all, more are sampled of each.
-        size: tokens to sample of each run.
-        compiled: whether the dump is so large that compiled loops are worth their start.
-        runs: what is known so far.
+    `by` are columns that may identify a deviating worker, `tokens` the approximate tokens per run, `size` the sampled
+    tokens per run, and `compiled` is true if the dump is worth the start of compiled loops.
     """
 
     by: tuple[str, ...] = ()
@@ -63,13 +58,12 @@ class EvidenceCollector:
     runs: dict[str, Evidence] = field(default_factory=dict)
 
     def watch(self, rows: Rows) -> None:
-        """Take note of some rows."""
         self._add(
             gather_evidence(rows, self.by, [cause.flags for cause in CAUSES], self.size, self.tokens, self.compiled)
         )
 
     def add(self, other: EvidenceCollector) -> None:
-        """Take over what another collector has, which may have sampled more."""
+        """Add another collector, which may have a larger sample."""
         self._add({run: found.sampled(self.size, self.tokens.get(run, 0)) for run, found in other.runs.items()})
 
     def __add__(self, other: EvidenceCollector) -> EvidenceCollector:
@@ -78,27 +72,32 @@ class EvidenceCollector:
         return both
 
     def moved(self, by: int) -> EvidenceCollector:
-        """The same of files that lie so many places further on in the dump."""
+        """Return the evidence for files that start at index `by` of the dump."""
         return replace(self, runs={run: evidence.moved(by) for run, evidence in self.runs.items()})
 
     def __call__(self, unit: UnitRows, run: str) -> EvidenceCollector:
-        """Collect the evidence of one unit. Values that other verbs refuse are evidence, too."""
+        """Collect the evidence of one unit, including values that other commands reject."""
         found = self.empty()
         for rows in unit.rows():
             found.watch(rows)
         return found
 
     def empty(self) -> EvidenceCollector:
-        """One that gathers the same, and has nothing yet."""
         return replace(self, runs={})
+
+    def asked(self, file: DumpFile) -> Iterator[EvidenceCollector]:
+        """Yield the collector of a single file, then those with larger samples whose cached evidence also works."""
+        run = file.run if file.run in self.tokens else ""
+        tokens = self.tokens.get(run, 0)
+        while 2 * self.size < tokens:
+            yield replace(self, tokens={run: tokens})
+            tokens //= 2
+        yield replace(self, tokens={})
 
     def findings(
         self, run: str, files: Sequence[str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:
-        """The causes of one run's mismatch, strongest first, and which side is wrong where the dump can tell.
-
-        `files` are the dump's paths, by index; `growth` returns that of its K3, if a cause asks. None: use the sample.
-        """
+        """Return the causes of one run, strongest first, and the side with the error if the dump shows it."""
         if run not in self.runs:
             return [], None
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
@@ -116,10 +115,9 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """One that samples a dump according to its size.
+    """Create a collector with samples for the size of a dump.
 
-    Tokens are as far as file footers tell, all under no name where rows name their runs themselves; down to a power
-    of two, so that a dump that grows is sampled in the same way until it has doubled.
+    Token counts are rounded down to powers of two, so a growing dump keeps its samples until it has doubled.
     """
     found: dict[str, int] = {}
     for unit in dump.units:
@@ -136,7 +134,7 @@ def _floor_to_power_of_two(number: int) -> int:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(FindingsViews, ByRun[list[Finding]]):
-    """What `diagnose` found: findings by run, strongest first, who is wrong where that shows, and what was left out."""
+    """Findings by run, strongest first, with sides, warnings and left-out rows."""
 
     runs: dict[str, list[Finding]]
     sides: dict[str, Sides]
@@ -146,7 +144,7 @@ class Diagnosis(FindingsViews, ByRun[list[Finding]]):
 
     @property
     def next(self) -> dict[str, list[NextStep]]:
-        """The steps to a comparison of layers, of each run where the fault may be in one."""
+        """Steps to a comparison of layers for each run that may have a fault in a layer."""
         from mismatchctl.diagnosis.layer_reports.model import plan_first_comparison
 
         steps = {}
@@ -158,7 +156,7 @@ class Diagnosis(FindingsViews, ByRun[list[Finding]]):
         return {run: own for run, own in steps.items() if own}
 
     def to_data(self, reports: Sequence[LayerReport] = ()) -> dict[str, Any]:
-        """Return what the JSON contains; with reports of layer-wise comparators, what they say in place of `next`."""
+        """Return the JSON content. Layer reports replace `next`."""
         several = len(self.runs) > 1
         findings = [
             ({"run": run} if several else {}) | finding.model_dump(mode="json")
@@ -175,7 +173,6 @@ class Diagnosis(FindingsViews, ByRun[list[Finding]]):
 
 
 def _plain(value: Any) -> Any:
-    """Models as dicts, wherever they stand."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, BaseModel):

@@ -21,20 +21,14 @@ from mismatchctl.measure.metrics.metric import t_quantile
 
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)
 _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3
-"""Minimum positions, and the log-prob of a token that cannot be chosen."""
+"""Required positions, and the log-prob of tokens without mass."""
 _SCALE_MIN_EXPLAINED, _SCALE_Z, _SCALE_MIN_CHANGE = 0.9, 4.0, 0.003
 _TRUNCATION_QUANTILE, _TOP_K_MIN_SHARE, _MAX_CONTRADICTION = 0.005, 0.99, 0.02
 
 
 @dataclass(frozen=True)
 class LogitScale:
-    """One factor between the log-probs of the rollout and of the trainer, relative to the most likely token.
-
-    Attributes:
-        temperature: of the rollout relative to the trainer, 1 / factor.
-        interval: 95%, by the scatter between clusters.
-        explained: share of the squared difference of both that the factor accounts for.
-    """
+    """Factor between the log-probs of both sides relative to the likeliest token, with its 95% interval."""
 
     temperature: float
     interval: tuple[float, float]
@@ -43,15 +37,7 @@ class LogitScale:
 
 @dataclass(frozen=True)
 class Truncation:
-    """A truncation of the rollout.
-
-    Attributes:
-        setting: which, in words.
-        name: `top_k`, `top_p`, `min_p`; empty: none of these.
-        value: of the setting.
-        interval: within which every place agrees with the setting.
-        mass: mean of the mass that was kept, by the trainer's distribution.
-    """
+    """Truncation of the rollout: text, name (top_k, top_p, min_p or empty), value, interval and mean kept mass."""
 
     setting: str
     name: str
@@ -61,7 +47,7 @@ class Truncation:
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Log-probs of both sides [N, k] at the sound tokens that have them, and the sequences of these [N]."""
+    """Return both sides' lists [N, k] at the sound tokens that have them, and their sequences [N]."""
     a, b = case.rows.tokens.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.tokens)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None
@@ -72,7 +58,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> LogitScale | None:
-    """The factor between both sides, where it is not 1 and little else is between them."""
+    """Estimate the factor between both sides if it explains nearly all of the difference."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -96,7 +82,7 @@ def estimate_scale(case: Case) -> LogitScale | None:
 
 @cached_on_case
 def estimate_truncation(case: Case) -> Truncation | None:
-    """The truncation of the rollout, where it gives no probability to tokens that the trainer could choose."""
+    """Find a truncation of the rollout in its lists."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -123,7 +109,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
 
 
 def _find_top_k(a: Float64s, kept: Bools) -> int | None:
-    """Top-k: so many are kept, or more where those after are as likely as the last of them, as in bfloat16 some are."""
+    """Return k if all lists have k tokens, or more with ties."""
     counts = kept.sum(axis=1)
     k = int(np.quantile(counts, _TRUNCATION_QUANTILE))
     ranked = -np.sort(-a, axis=1)
@@ -132,7 +118,6 @@ def _find_top_k(a: Float64s, kept: Bools) -> int | None:
 
 
 def _estimate_top_p(b: Float64s, kept: Bools) -> tuple[float, str, float, float]:
-    """Top-p: below what the kept tokens hold together, not below what they hold without the least of them."""
     p = np.where(kept, np.exp(b), 0.0)
     whole = p.sum(axis=1)
     without = whole - np.where(kept, p, np.inf).min(axis=1)
@@ -141,10 +126,7 @@ def _estimate_top_p(b: Float64s, kept: Bools) -> tuple[float, str, float, float]
 
 
 def _estimate_min_p(a: Float64s, b: Float64s, kept: Bools, gone: Bools) -> tuple[float, str, float, float]:
-    """Min-p: between what those cut off have at most, and the kept at least, of the most likely token's probability.
-
-    The kept are told by the rollout itself: their ratios are what was decided by.
-    """
+    """Estimate min-p by the rollout's own ratios."""
     least = np.where(kept, a, np.inf).min(axis=1) - np.where(kept, a, -np.inf).max(axis=1)
     most = np.where(gone, b, -np.inf).max(axis=1) - np.where(kept, b, -np.inf).max(axis=1)
     low, high = (
@@ -159,29 +141,22 @@ _LEARNING_CORRELATION, _FAR_Z, _BIASED_Z = 0.45, 4.0, 3.0
 _CERTAIN_LOG_PROB, _MIN_CERTAIN_SHARE, _UNRELATED_CORRELATION = -0.5, 0.1, 0.6
 _TAIL_RANGE, _MIN_STEEPNESS = (-12.0, -3.0), 0.75
 _SMALL_NOISE, _MIN_STEEPNESS_IN_NOISE = 0.044, 0.25
-"""If bfloat16 makes half of the noise of the logits, the exponent is so far from 1 that the slope shows
-less of it, and no context fits."""
+"""Noise from bfloat16 draws the exponent towards 1."""
 _NORMAL_QUANTILE, _MAX_INTERVAL_FACTOR = 1.96, 3.0
-"""Normal quantile of a 95% interval, and the maximum factor between the ends of a useful interval."""
 _FITS, _ENOUGH_TO_FIT, _STEEP_IN_FIT, _FLAT, _PLAIN, _LESS_UNLIKELY = 0.125, 2000, 0.25, 0.0, 0.02, 0.4
-"""Maximum misfit of one temperature. On 12 random models temperatures had 0.11 at most, and bounds on logits
-of this steepness at least 0.18."""
+"""Misfit of a temperature: at most 0.11 on 12 random models. Equally steep bounds on logits had 0.18 and more."""
 _LOGIT_NOISE = 0.05
-"""Noise of the logits that low precision makes at most, tails and all: it draws an exponent away from 1."""
+"""Largest noise of low precision, with tails."""
 _CONTEXT_QUANTILES = (0.15, 0.3, 0.5)
 _REFUTED_Z, _REFUTED_MISFIT, _FITTING_Z, _DOUBTFUL_Z, _FIT_MIN_TOKENS = 6.0, 0.5, 5.0, 3.0, 3000
 
 
 @dataclass(frozen=True)
 class PowerFit:
-    """The distribution that sampled, as a power of the other side's.
+    """Sampling distribution as a power of the other side's.
 
-    Attributes:
-        exponent: of the other side's probabilities.
-        interval: 95%, with all that noise of low precision may do; None: the tokens are too few to bound it.
-        misfit: how far one exponent for all contexts is from the truth: |mean| of ratio - 1 in the group of contexts
-            where it is largest, over the mean of |ratio - 1| in all.
-        misfit_z: the largest such mean in standard errors.
+    `misfit` is the largest |mean| of ratio - 1 in a group of contexts over the mean |ratio - 1|, and `misfit_z` the
+    largest such mean in standard errors.
     """
 
     exponent: float
@@ -191,17 +166,10 @@ class PowerFit:
 
 
 def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None:
-    """The exponent b in q = p^b / Z from sampled tokens, whatever their contexts.
+    """Estimate b in q = p^b / Z from samples of q. `other` is log p and `sampled` log q of each sound token [N].
 
-    Z is of the context. Sampled from q, p / q averages to 1 in every context: p / q - 1 is an instrument that no
-    function of the context moves, and log q = b log p - log Z gives b = E[(p / q - 1) log q] / E[(p / q - 1) log p].
-    The interval holds all b that the scatter between clusters does not refute (Anderson and Rubin), which is right
-    for weak instruments too. For the same reason ratios average to 1 among contexts of equal Z, if b is right for all.
-
-    Args:
-        other: log p of each sound token [N].
-        sampled: log q of each, the side that sampled [N].
-        case: whose clusters they are of.
+    p / q averages to 1 in every context, so p / q - 1 is an instrument that is independent of Z: b = E[(p / q - 1) log
+    q] / E[(p / q - 1) log p]. The Anderson-Rubin interval is valid for weak instruments.
     """
     ratio = np.expm1(np.clip(other - sampled, -20, 20))
     weights = ratio * ratio
@@ -223,7 +191,7 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
 
 
 def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
-    """Ends of the set of b whose sum of b moved - seen is within its error of 0; None: unbounded. `a` sums `moved`."""
+    """Return the bounds of all b whose sum of b moved - seen is within its error of 0. `a` is the sum of `moved`."""
     clusters = np.bincount(case.clusters, weights=case.counts) > 0
     used = int(clusters.sum())
     if used < 2:
@@ -245,7 +213,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
 
 
 def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
-    """Largest |mean| of ratio - 1 in a group of contexts (by log Z), over its usual size; and in standard errors."""
+    """Return misfit and misfit_z, with contexts grouped by log Z."""
     groups = np.searchsorted(np.quantile(context, _CONTEXT_QUANTILES), context)
     counts, sums = np.bincount(groups), np.bincount(groups, ratio)
     z = np.abs(sums) / np.maximum(np.sqrt(np.bincount(groups, ratio * ratio)), 1e-300)
@@ -255,23 +223,10 @@ def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class TemperatureFit:
-    """A temperature of the rollout relative to the trainer.
+    """Temperature of the rollout relative to the trainer.
 
-    Attributes:
-        temperature: 1 / exponent of the rollout's probabilities by the trainer's.
-        interval: 95%; None: nothing bounds it.
-        likely, unlikely: coherence of the log ratios of near-certain and of unlikely tokens, -1 to 1.
-        excess, z: E[ratio] - 1, 0 where the rollout column sampled.
-        inverse_excess, inverse_z: E[1 / ratio] - 1, 0 where the trainer's column sampled.
-        steepness: how far r falls with t among unlikely tokens, as a temperature's would (1) or not at all (0: logits
-            that are bounded or shifted, but not scaled).
-        steepness_error: its standard error.
-        misfit, misfit_z: how far one temperature for all contexts is from the truth; 0 where that is not known.
-        small: whether bfloat16 may make half of it.
-        tokens: how many it was told from.
-        certain: whether the model is sure of many tokens, which a bound on logits would move first.
-        sure: whether nothing else looks like this.
-        listed: whether it was read from recorded lists, which the contract wants as they were sampled from.
+    `likely` and `unlikely` are coherences from -1 to 1. `steepness` is 1 if unlikely tokens scale as by a temperature
+    and 0 if they only shift. `small`: bfloat16 may cause half of it. `listed`: estimated from recorded lists.
     """
 
     temperature: float
@@ -294,12 +249,12 @@ class TemperatureFit:
 
     @property
     def refuted(self) -> bool:
-        """Whether no temperature fits all contexts."""
+        """True if no temperature fits all contexts."""
         return not self.small and not self.fits and self.misfit_z > _REFUTED_Z and self.misfit > _REFUTED_MISFIT
 
     @property
     def fits(self) -> bool:
-        """Whether one temperature fits all contexts, and none of 1 does."""
+        """True if one temperature other than 1 fits all contexts."""
         ends = self.interval
         told = ends is not None and not ends[0] <= 1 <= ends[1] and abs(math.log(self.temperature)) > _PLAIN
         steep = self.steepness > (_FLAT if self.listed else _STEEP_IN_FIT)
@@ -307,7 +262,7 @@ class TemperatureFit:
 
     @property
     def scaled(self) -> bool:
-        """Whether unlikely tokens are scaled against each other too, as by a temperature."""
+        """True if unlikely tokens are scaled as by a temperature."""
         if self.fits:
             return True
         least = _MIN_STEEPNESS_IN_NOISE if self.small else _MIN_STEEPNESS
@@ -315,23 +270,23 @@ class TemperatureFit:
 
     @property
     def bounded(self) -> bool:
-        """Whether likely tokens move as by a temperature, and others do not follow."""
+        """True if likely tokens move as by a temperature and others do not."""
         return self.refuted or (not self.scaled and not 0 < self.misfit_z < _DOUBTFUL_Z)
 
     @property
     def plainly_scaled(self) -> bool:
-        """Whether nothing but a temperature is that steep, or fits all contexts where others would have shown."""
+        """True if only a temperature is this steep or fits all contexts."""
         fits = self.fits or (0 < self.misfit_z < _FITTING_Z and self.tokens >= _FIT_MIN_TOKENS)
         return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _MIN_STEEPNESS))
 
     @property
     def sampled_by(self) -> str:
-        """`rollout` or `train`: whose column is the distribution that sampled; empty where that cannot be told."""
+        """Column that is the sampling distribution, or empty if unknown."""
         return _find_sampler(self.z, self.inverse_z)
 
     @property
     def likelier(self) -> str:
-        """The same where one of both is off by three standard errors, and the other by less than half of that."""
+        """The same with a weaker test."""
         less, more = sorted((abs(self.z), abs(self.inverse_z)))
         if self.sampled_by or more < _BIASED_Z or less > more / 2:
             return self.sampled_by
@@ -345,10 +300,7 @@ def _find_sampler(z: float, inverse_z: float) -> str:
 
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
-    """Find a temperature: likely tokens all go one way and unlikely ones all go the other.
-
-    A colder distribution gives more to tokens that are likely in their context and less to all others.
-    """
+    """Find a temperature: likely tokens all move in one direction and unlikely ones in the other."""
     if len(case.x) < 200 or column_correlation(case) < _UNRELATED_CORRELATION:
         return None
     likely, likely_z, unlikely, unlikely_z = coherence(case)
@@ -405,7 +357,6 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
 
 @cached_on_case
 def _fit_case(case: Case) -> PowerFit | None:
-    """The rollout as a power of the trainer's distribution; None: neither column is what sampled."""
     _, z, _, inverse_z = calibration(case)
     by = _find_sampler(z, inverse_z)
     if not by and abs(z) >= _FAR_Z:
@@ -429,7 +380,7 @@ def _fit_case(case: Case) -> PowerFit | None:
 
 
 def _steepness(case: Case, temperature: float) -> tuple[float, float]:
-    """Slope of r by t among unlikely tokens, between 1 (0) and that of the temperature (1), and its standard error."""
+    """Return the slope of r by t of unlikely tokens (0 for none, 1 for the temperature's) and its standard error."""
     chosen = (case.t < _TAIL_RANGE[1]) & (case.t > _TAIL_RANGE[0])
     t, r = case.t[chosen], case.r[chosen]
     expected = 1 / temperature - 1
@@ -443,10 +394,9 @@ def _steepness(case: Case, temperature: float) -> tuple[float, float]:
 
 
 def _exponents(case: Case) -> Float64s:
-    """For unlikely tokens, a bound on the exponent b in rollout ~ train^b: logit(rollout) / logit(train).
+    """Return bounds on the exponent b in rollout ~ train^b from unlikely tokens: logit(rollout) / logit(train).
 
-    With q = p^b / Z and Z between p^b + (1 - p)^b (all the rest on one token) and what a spread-out rest makes of
-    it, this is exact in the first case and nearer to 1 in all others: the largest ones are the estimate.
+    They are exact if all other mass is on one token, and closer to 1 otherwise. The largest are the estimate.
     """
     chosen = mark_rare_tokens(case)
     p, q = case.t[chosen], np.minimum(case.r[chosen], -1e-9)

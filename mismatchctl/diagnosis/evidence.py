@@ -19,14 +19,14 @@ from mismatchctl.diagnosis.content import SequenceHashes
 from mismatchctl.measure.cluster_table import Hashes, merge_parts, mix_hashes
 
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
-"""Tokens of a run's sample: this share of the dump, within these bounds."""
+"""Tokens of a run's sample: a share of the dump within bounds."""
 MAX_PLACES = 3
 _HASH_PROBES = 8
 LAG_COLUMN = "lag"
 """The column `train_version` minus `rollout_version`."""
 _SMALLEST_DOUBT = 0.02
 LEVEL_TERMS = ("level", "length", "doubt")
-"""Logarithms per sequence: |log ratio| relative to the expected noise, tokens, mean 1 - p of a token."""
+"""Logs of |log ratio| over the expected size, tokens, and mean 1 - p of a sequence."""
 
 GroupValue = str | int | float | bool | None
 LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
@@ -34,7 +34,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """How many valid tokens, in how many sequences, and the first few: (file, row, position)."""
+    """Number of tokens and sequences, and the first places (file, row, position)."""
 
     tokens: int = 0
     sequences: int = 0
@@ -47,23 +47,16 @@ class Tally:
 
 @dataclass(frozen=True)
 class TokenMarks:
-    """Tokens of some rows that a cause has counted.
-
-    Attributes:
-        counts: how many in each sequence [S].
-        of: which tokens of any rows they are [T].
-    """
+    """Marked tokens per sequence [S], and the function that marks them in any rows [T]."""
 
     counts: Ints
     of: Callable[[Rows], Bools]
 
     @classmethod
     def on(cls, rows: Rows, of: Callable[[Rows], Bools]) -> TokenMarks:
-        """Those that `of` finds in the rows."""
         return cls(rows.segments.sum(of(rows)).astype(np.int64), of)
 
     def tally(self, rows: Rows) -> Tally:
-        """How many they are, and where the first ones."""
         found = np.flatnonzero(self.counts)
         some = rows.take(found[:MAX_PLACES])  # each has one at least
         first = np.flatnonzero(self.of(some))[:MAX_PLACES]
@@ -73,19 +66,13 @@ class TokenMarks:
 
 
 FlagFunction = Callable[[Rows], Mapping[str, TokenMarks]]
-"""Tokens that a cause has counted, by name."""
 
 
 @dataclass(frozen=True)
 class RowSample:
-    """Whole rows, chosen by a hash of their content: the lowest hashes, up to `size` tokens.
+    """Whole rows with the lowest hashes of their content, up to `size` tokens.
 
-    Equal rows have equal hashes, so that duplicates are sampled together. Causes are told from these rows; counts
-    and sums by step and worker are of all tokens.
-
-    Attributes:
-        parts: hashes and rows of samples that were added up, which are looked through once they are asked for or many.
-        size: tokens to keep.
+    Equal rows have equal hashes, so duplicates are sampled together.
     """
 
     parts: tuple[tuple[Hashes, Rows], ...]
@@ -93,10 +80,10 @@ class RowSample:
 
     @classmethod
     def of(cls, hashes: Hashes, rows: Rows, size: int, tokens: int = 0) -> RowSample:
-        """The rows that a sample of these would keep.
+        """Sample some rows of a run with about `tokens` tokens.
 
-        Where they are part of a run of about so many `tokens`, rows whose hash is twice as high as those of a sample
-        get are left out at once, but for twice the share of these tokens: of few long rows all may have such a hash.
+        Rows with twice the expected largest hash are dropped early, apart from a share: all rows of a part may have
+        such hashes.
         """
         order = np.lexsort((rows.rows, rows.file, hashes))
         lengths = np.maximum(rows.segments.lengths[order], 1)  # a row without tokens takes memory too
@@ -118,17 +105,14 @@ class RowSample:
 
     @cached_property
     def _held(self) -> int:
-        """Tokens of all parts, and rows."""
         return sum(rows.segments.tokens + len(rows) for _, rows in self.parts)
 
     @property
     def hashes(self) -> Hashes:
-        """Of the rows, ascending."""
         return self._chosen[0]
 
     @property
     def rows(self) -> Rows:
-        """The rows, in the order of their hashes."""
         return self._chosen[1]
 
     def __add__(self, other: RowSample) -> RowSample:
@@ -137,27 +121,18 @@ class RowSample:
         return RowSample((both._chosen,), self.size) if held > 2 * self.size else both
 
     def moved(self, by: int) -> RowSample:
-        """The same rows of files that lie so many places further on in the dump."""
         return replace(self, parts=tuple((hashes, replace(rows, file=rows.file + by)) for hashes, rows in self.parts))
 
 
 def sample_size(tokens: int) -> int:
-    """Tokens to sample of each run of a dump of so many tokens."""
     return int(min(max(tokens * SAMPLE_SHARE, MIN_SAMPLE), MAX_SAMPLE))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of one run.
+    """Evidence about one run: flagged tokens, sums by (column, step, value), sampled rows and hashes.
 
-    Attributes:
-        tallies: tokens that causes have flagged, by name.
-        cells: by (column, step, value): sums over sequences, as `level_sums` makes them.
-        sample: some of the rows; None: there is no row.
-        tokens: valid tokens.
-        sequences: rows, those without a valid token too.
-        unfit: rows whose lists have different lengths, which are counted nowhere else; None: there is none.
-        hashes: hashes of the sequences.
+    `unfit` are rows with lists of different lengths, which all other numbers leave out.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -181,7 +156,7 @@ class Evidence:
         )
 
     def moved(self, by: int) -> Evidence:
-        """The same evidence of files that lie so many places further on in the dump."""
+        """Return the evidence for files that start at index `by` of the dump."""
         tallies = {
             name: replace(tally, places=tuple((file + by, row, position) for file, row, position in tally.places))
             for name, tally in self.tallies.items()
@@ -190,7 +165,6 @@ class Evidence:
         return replace(self, tallies=tallies, sample=sample, unfit=unfit, hashes=self.hashes.moved(by))
 
     def sampled(self, size: int, tokens: int) -> Evidence:
-        """The same with the sample that would have been taken of a run of about so many `tokens`."""
         if self.sample is None:
             return self
         return replace(self, sample=RowSample.of(self.sample.hashes, self.sample.rows, size, tokens))
@@ -199,7 +173,7 @@ class Evidence:
 def gather_evidence(
     rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: Mapping[str, int], compiled: bool
 ) -> dict[str, Evidence]:
-    """The evidence of some rows, by run, with samples of `size` tokens; `tokens` of each run as far as it is known."""
+    """Collect the evidence of some rows by run."""
     runs = rows.columns["run"]
     names = sorted({str(run) for run in set(runs.tolist())})
     whole = replace(rows, unequal={})
@@ -222,7 +196,6 @@ def _gather_run(
 
 
 def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], compiled: bool) -> Evidence:
-    """The evidence of a few rows but for the sample."""
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
     rollout, train = (_widen_to_single(values) for values in (rows.rollout, rows.train))
     look = rows.look if compiled else None  # its sums are rounded otherwise
@@ -235,12 +208,11 @@ def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], 
 
 
 def _widen_to_single(values: Floats) -> Floats:
-    """Values that arithmetic is done in as they are: the difference of two float32 that are close is exact."""
     return values.astype(np.float32) if values.dtype.itemsize < 4 else values
 
 
 def _hash_rows(rows: Rows) -> Hashes:
-    """A hash of each row [S], by its length and a few of its log-probs."""
+    """Hash the length and a few log-probs of each row [S]."""
     hashes = rows.segments.lengths.astype(np.uint64)
     some = np.flatnonzero(rows.segments.nonempty)
     last, found = rows.segments.lengths[some] - 1, hashes[some]
@@ -256,19 +228,10 @@ def _hash_rows(rows: Rows) -> Hashes:
 def sum_levels(
     rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], look: RowScan | None = None
 ) -> LevelSums:
-    """By (column, step, value): sums over sequences of 1, `LEVEL_TERMS`, and of the products of any two of these.
+    """Sum 1, `LEVEL_TERMS` and their products over sequences by (column, step, value). The column "" has no values.
 
-    The level of a sequence is the logarithm of its |log ratio| over what noise of one size in all logits would make
-    of it: so content that grows more or less certain does not count as a change. What a sequence's length and doubt
-    still make of its level can be taken out by the products. The column "" has no values.
-
-    Args:
-        rows: the rows.
-        rollout: log-probs of the rollout engine [T], float32 or float64.
-        train: log-probs of the trainer [T].
-        sound: the tokens that count [T]; such that are not finite do not.
-        columns: per-sequence columns; `LAG` is the version lag.
-        look: one at these log-probs and tokens, which has their terms.
+    The level is log |log ratio| minus the log of its size under equal noise in all logits. The products allow to remove
+    the remaining effects of length and doubt. `look` has the terms if the rows were scanned.
     """
     counts, total, certain = _compute_level_terms(rows.segments, rollout, train, sound) if look is None else look.levels
     some = (counts > 0) & (total > 0)  # one that agrees to the bit says nothing of noise
@@ -296,7 +259,7 @@ def sum_levels(
 def _compute_level_terms(
     segments: Segments, rollout: Floats, train: Floats, sound: Bools
 ) -> tuple[Ints, Float64s, Float64s]:
-    """Tokens of each sequence that count, sums of their |log ratio|, and of their probabilities [S]."""
+    """Return counted tokens, summed |log ratio| and summed probabilities of each sequence [S]."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(train - rollout)
         prob = np.exp(np.minimum(train, 0.0))
@@ -309,7 +272,7 @@ def _compute_level_terms(
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:
-    """Updates between the weights that recomputed a sequence and those that sampled it [S]; None: not recorded."""
+    """Return the version lag of each sequence [S], None if it is not recorded."""
     train, rollout = (rows.columns.get(name) for name in ("train_version", "rollout_version"))
     if train is None or rollout is None or object in (train.dtype, rollout.dtype):
         return None
@@ -317,13 +280,13 @@ def version_lag(rows: Rows) -> NDArray[Any] | None:
 
 
 def read_column(rows: Rows, name: str) -> NDArray[Any]:
-    """A per-sequence column [S]; None where the rows lack it."""
+    """Return a per-sequence column [S], filled with `None` if the rows lack it."""
     values = rows.columns.get(name)
     return np.full(len(rows), None, object) if values is None else values
 
 
 def _concatenate(parts: Sequence[Rows]) -> Rows:
-    """All rows, one after the other, with the values per token that all have."""
+    """Concatenate rows with the token columns that all of them have."""
     first = parts[0]
     starts = np.cumsum([0, *(part.segments.tokens for part in parts[:-1])])
     ends = [start + part.segments.offsets[1:] for start, part in zip(starts, parts, strict=True)]

@@ -26,8 +26,6 @@ _MINOR_SHARE = 0.5
 
 @dataclass(frozen=True)
 class _CauseResult:
-    """A cause with what was found of it, in which case, and its part of the K3; None: another reading of it."""
-
     cause: Cause
     detection: Detection
     case: Case
@@ -37,10 +35,7 @@ class _CauseResult:
 def find_causes(
     evidence: Evidence, files: Sequence[str], growth: Callable[[], Growth | None] | None = None
 ) -> list[Finding]:
-    """Return the causes that a run shows, strongest first.
-
-    `files` are the paths of the dump by index, `growth` returns the growth of K3.
-    """
+    """Return the causes that a run shows, strongest first."""
     if evidence.sample is None or not evidence.tokens:
         return _without_tokens(evidence, files)
     with np.errstate(all="ignore"):
@@ -54,7 +49,7 @@ def find_causes(
 
 
 def _without_tokens(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
-    """What is known where no row can be compared: that the lists of all rows have different lengths."""
+    """Report lists of different lengths if no row can be compared."""
     if evidence.unfit is None:
         return []
     none = np.zeros(0)
@@ -64,7 +59,7 @@ def _without_tokens(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
 
 
 def _run_tests(case: Case) -> list[_CauseResult]:
-    """All tests in their order, each on what those before it leave."""
+    """Run all tests in order, each on what the earlier ones leave."""
     whole = case.weight
     found: list[_CauseResult] = []
     waiting = list(CAUSES)
@@ -89,7 +84,7 @@ def _run_tests(case: Case) -> list[_CauseResult]:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """What takes out a part of the tokens is medium at most where the rest are unrelated columns: it may be chance."""
+    """Limit causes of a part of the tokens to medium if the others are unrelated columns."""
     if not any(
         row.cause.id == UNEXPLAINED_CAUSE
         and row.detection.everywhere
@@ -108,7 +103,7 @@ def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
-    """What each explains of the K3: what it takes out; the first that acts everywhere has what the others leave."""
+    """Divide K3: each cause has what it takes out, and the first that acts everywhere has the rest."""
     if not found:
         return []
     whole = left = found[0].case.whole_k3
@@ -135,7 +130,7 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _looks_different(rest: Case, case: Case) -> bool:
-    """Whether a cause has changed what its tokens look like, beside taking tokens out."""
+    """Return True if a cause changed the tokens beyond taking some out."""
     return rest.reshaped != case.reshaped or rest.rollout is not case.rollout or rest.train is not case.train
 
 
@@ -158,7 +153,7 @@ def _make_finding(found: _CauseResult, files: Sequence[str]) -> Finding:
 
 
 def _format_sentence(text: str) -> str:
-    """A capital at the beginning, unless that is the name of a column, and a full stop."""
+    """Add a capital, unless the first word is a column, and a period."""
     return f"{text if '_' in text.split(' ')[0] else text[:1].upper() + text[1:]}."
 
 

@@ -18,25 +18,20 @@ from mismatchctl.measure.metrics.metric import normal_z
 
 _PROBABILITY_BINS = 32
 _MIN_FREEDOM = 12
-"""Minimum degrees of freedom to estimate slopes of length and doubt."""
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
-"""Prior for the scatter of the level between the steps of a healthy run: weight in steps, and scatter."""
+"""Prior for the scatter of steps: 10%, with the weight of 8 steps."""
 _MAX_LOG_WAYS = 500.0
-"""As a logarithm."""
 MIN_ROWS = 4
-"""Minimum sequences to estimate the level of a group."""
+"""Fewer sequences do not define the level of a group."""
 StepCells = dict[tuple[GroupValue, GroupValue], Float64s]
-"""(step, value) -> sums of `level_sums`."""
+"""(step, value) -> sums of `sum_levels`."""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Mean level of groups of sequences, at the same length and doubt.
+    """Mean level of groups of sequences at equal length and doubt.
 
-    Attributes:
-        by_step: step -> value -> sequences, and sum of their levels.
-        variance: of a sequence's level within groups.
-        freedom: degrees of freedom of the variance; 0: nothing can be told.
+    `by_step` has sequences and summed levels by step and value. `variance` is that of sequences within groups.
     """
 
     by_step: dict[GroupValue, dict[GroupValue, tuple[float, float]]]
@@ -45,10 +40,7 @@ class Levels:
 
     @classmethod
     def of(cls, cells: StepCells) -> Levels:
-        """Take out what length and doubt make of the level, by their slopes within the cells.
-
-        Where most cells hold a single sequence, scatter is that within steps.
-        """
+        """Remove the effects of length and doubt by slopes within cells, or within steps if most cells have one row."""
         table = np.array(list(cells.values())).reshape(len(cells), -1)
         groups = np.arange(len(cells))
         if table[:, 0].sum() - len(cells) < max(_MIN_FREEDOM, 0.5 * len(cells)):
@@ -71,7 +63,7 @@ class Levels:
 
 
 def _sum_within_groups(table: Float64s, groups: Any) -> tuple[Float64s, float]:
-    """Products of the deviations of the terms from their means within groups, summed, and degrees of freedom."""
+    """Return the products of deviations from group means, and the degrees of freedom."""
     number = int(groups.max()) + 1 if len(groups) else 0
     summed = np.zeros((number, table.shape[1]))
     np.add.at(summed, groups, table)
@@ -88,7 +80,7 @@ def _sum_within_groups(table: Float64s, groups: Any) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How one value of a column differs from the others of the same steps: difference of log levels, and its z."""
+    """Difference of log levels between a value of a column and the others of the same steps, and its z."""
 
     value: GroupValue
     difference: float
@@ -97,12 +89,12 @@ class Deviation:
 
 
 def correct_for_tests(z: float, tests: int) -> float:
-    """What is left of a z that is the largest of so many (Bonferroni, by the normal tail)."""
+    """Reduce the largest z of several tests (Bonferroni, normal tail)."""
     return math.copysign(math.sqrt(max(z * z - 2 * math.log(max(tests, 1)), 0.0)), z)
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """The cells of a column, without what is left out of the case: from the sample where that is everything."""
+    """Return the cells of a column without the values left out, from the sample if it is complete."""
     gone = case.left_out.get(column, frozenset())
     cells = case.evidence.cells
     if case.complete:
@@ -112,13 +104,12 @@ def select_cells(case: Case, column: str) -> StepCells:
 
 @cached_on_case
 def _sum_sound_tokens(case: Case) -> AllCells:
-    """The cells of all columns, of the sound tokens of a sample."""
     return _sum_sample(case, case.rollout)
 
 
 @cached_on_case
 def _sum_without_probability(case: Case) -> AllCells:
-    """The same without what a temperature or truncation usually does at each of the trainer's log-probs."""
+    """Sum levels after removing the median effect of a temperature or truncation at each probability."""
     rollout = case.rollout.copy()
     edges = np.quantile(case.t, np.linspace(0, 1, _PROBABILITY_BINS + 1)[1:-1])
     bins = np.searchsorted(edges, case.t)
@@ -135,10 +126,7 @@ def _sum_sample(case: Case, rollout: Float64s) -> AllCells:
 
 
 def find_deviations(cells: StepCells) -> list[Deviation]:
-    """Each value of a column against the others, step by step; largest z first.
-
-    Each z is by the t distribution, and what is left of it among so many values; 0 where there are too few sequences.
-    """
+    """Compare each value of a column with the others, step by step, largest corrected z first."""
     if not cells:
         return []
     levels = Levels.of(cells)
@@ -164,7 +152,7 @@ def find_deviations(cells: StepCells) -> list[Deviation]:
 
 @dataclass(frozen=True)
 class StepLevels:
-    """Mean level of the sequences of each step, in order, and its standard error; rows left out do not count."""
+    """Mean level of each numbered step, in order, and its standard error."""
 
     steps: list[Any]
     level: Float64s
@@ -174,7 +162,6 @@ class StepLevels:
 
 
 def measure_steps(case: Case) -> StepLevels:
-    """The level by step, where steps are numbers."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
     cells = {key: sums for key, sums in select_cells(case, column).items() if isinstance(key[0], (int, float))}
     if not cells:
@@ -189,11 +176,10 @@ def measure_steps(case: Case) -> StepLevels:
 
 
 def fit_slope(cells: Mapping[tuple[GroupValue, GroupValue], Float64s]) -> tuple[float, float]:
-    """Slope of the level by a number (a version lag), and its z.
+    """Return the slope of the level by a number (a version lag), and its z.
 
-    Within steps where the number varies there: by least squares on it, length and doubt at once, so that what these
-    leave unsure is counted, and no surer than as many ways to deal the numbers out could be, whatever the tails. Else
-    between steps, whose own scatter then counts.
+    Within steps it is a regression with length and doubt, and its z is limited by the number of permutations. If the
+    number is constant within steps, the scatter between steps counts.
     """
     names: dict[GroupValue, int] = {}
     groups = np.array([names.setdefault(step, len(names)) for step, _ in cells], np.int64)
@@ -212,7 +198,7 @@ def fit_slope(cells: Mapping[tuple[GroupValue, GroupValue], Float64s]) -> tuple[
 
 
 def _add_term(table: Float64s, at: Float64s) -> Float64s:
-    """Sums over the sequences of cells with one more term, which is a number of the cell's own."""
+    """Add a term with one value per cell to the sums."""
     terms = len(LEVEL_TERMS)
     sums = np.column_stack([table[:, : 1 + terms], table[:, 0] * at])
     rows, column = [sums], 1 + terms
@@ -223,7 +209,7 @@ def _add_term(table: Float64s, at: Float64s) -> Float64s:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Slope of the first term by the last one, beside the others where there is enough to tell theirs; its z."""
+    """Regress the first term on the last, with the others if there is enough data. Returns slope and z."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])
@@ -238,17 +224,13 @@ def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
 
 
 def _permutation_z(counts: Float64s, groups: Any) -> float:
-    """The z that is as improbable as one of all ways to deal out the values of cells to the sequences of a group."""
+    """Return the z of the least probable permutation of the values over the sequences of a group."""
     ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
     return -NormalDist().inv_cdf(math.exp(-ways)) if ways < _MAX_LOG_WAYS else math.inf
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """Slope of the level `y` of steps by a number, and its z: steps scatter, beyond their sequences, on their own.
-
-    How much is known before any step is seen: little, about 10% in a healthy run. The scatter of sequences is known
-    in so many degrees of `freedom`; where steps say more of it than sequences do, theirs alone counts.
-    """
+    """Regress step levels on a number. The scatter of steps adds to that of sequences, with a prior of about 10%."""
     weights = 1 / error
     across = at - np.average(at, weights=weights)
     if len(at) < 3 or not (weights * across * across).sum() > 0:

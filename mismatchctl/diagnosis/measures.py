@@ -20,8 +20,7 @@ _MIN_TOKENS = 8
 _POSITIVE_SHARE = 0.9
 _SIGN_FLIPS = 24
 TOKEN_BOUND_SHARE = 0.15
-"""Share of the variance tied to tokens, above the effect of another context: other positions made 0.07
-under ALiBi, because they have the same effect at every position."""
+"""Share of variance tied to tokens that other positions do not reach. ALiBi reaches 0.07."""
 _MIN_RUN_LENGTH = 4
 _PROBABILITY_BINS = 16
 _LOG_PROB_FLOOR = 8.0
@@ -33,17 +32,14 @@ _UNSURE_RANGE, _CERTAIN_LOG_PROB, _CERTAIN_DISTANCE_SHARE, _MIN_INFORMATIVE_TOKE
 def make_fact(
     name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None
 ) -> Fact:
-    """A number with what it means, to four digits."""
+    """Create a fact with four significant digits."""
     ends = None if interval is None else (round_value(interval[0]), round_value(interval[1]))
     shown = value if value is None or isinstance(value, str) else round_value(value)
     return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning)
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """How many of some sequences show it, with the interval of 95% of that share in all that were written.
-
-    `perhaps` are those that may be of them unseen: the interval reaches up to where theirs does.
-    """
+    """Create a fact with the share of some sequences [S] and its 95% interval, which also covers `perhaps`."""
     total = max(int(among.sum()), 1)
     count, most = (int((chosen & among).sum()) for chosen in (found, found if perhaps is None else found | perhaps))
     return make_fact(
@@ -52,7 +48,7 @@ def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perh
 
 
 def _wilson_interval(count: int, total: int) -> tuple[float, float]:
-    """Wilson's interval of 95% of a share."""
+    """Return Wilson's 95% interval of a share."""
     share, z = count / total, 1.96
     middle = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
@@ -60,7 +56,7 @@ def _wilson_interval(count: int, total: int) -> tuple[float, float]:
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:
-    """An interval as text, with a space after it; nothing where nothing is known."""
+    """Format an interval with a trailing space, or return an empty string."""
     if interval is None:
         return ""
     digits = next((digits for digits in (3, 4, 5) if f"{interval[0]:.{digits}g}" != f"{interval[1]:.{digits}g}"), 3)
@@ -68,42 +64,38 @@ def format_interval(interval: tuple[float, float] | None) -> str:
 
 
 def round_value(value: float) -> float | int:
-    """Four significant digits; whole numbers as they are."""
+    """Round to four significant digits. Whole numbers stay exact."""
     return int(value) if float(value).is_integer() else float(f"{value:.4g}")
 
 
 def format_list(values: Iterable[Any], most: int = 8) -> str:
-    """Values as text, the first few."""
     texts = [str(value) for value in values]
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def format_range(values: Iterable[Any]) -> str:
-    """The range of some numbers, as text."""
     known = sorted(values)
     return str(known[0]) if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
 
 
 def percent(share: float) -> str:
-    """A share as text."""
     value = 100 * share
     return f"{value:.3g}%" if abs(value) < 99.95 else f"{value:,.0f}%"
 
 
 def find_loudest(case: Case, sequences: Bools | None = None, score: Float64s | None = None) -> Ints:
-    """The first three of the marked sequences [S] by descending score; None: of all that hold tokens, by mean size."""
+    """Return up to three of the marked sequences [S], by default all with tokens, by descending score."""
     found = np.flatnonzero(case.counts > 0 if sequences is None else sequences)
     score = case.means(np.abs(case.x)) if score is None else score
     return found[np.argsort(-score[found], kind="stable")][:3]
 
 
 def cannot_be_logs(values: Float64s) -> bool:
-    """Whether nearly all values lie above 0, whatever the other column says."""
     return len(values) > 0 and float(np.mean(values > 0)) > _POSITIVE_SHARE
 
 
 def find_better_reading(case: Case, rollout: Float64s, train: Float64s) -> Bools:
-    """Sequences [S] whose two columns agree about three times better when read as given, [T] each."""
+    """Return the sequences [S] whose columns agree about three times better with other log-probs [T]."""
     with np.errstate(invalid="ignore"):
         changed = np.abs(train[case.index] - rollout[case.index])
     before, after = _mean_distance(case), case.means(np.minimum(np.nan_to_num(changed, nan=1e3), _MAX_DISTANCE))
@@ -116,31 +108,20 @@ def find_better_reading(case: Case, rollout: Float64s, train: Float64s) -> Bools
 
 
 def may_read_better(case: Case, change: Float64s) -> bool:
-    """Whether `better_as` could mark any sequence once one side has moved by so much [N].
-
-    By the triangle inequality it moves no farther than the sides were apart before and are after.
-    """
+    """Return False if no sequence can read better after one side moves by `change` [N] (triangle inequality)."""
     apart, moved = _mean_distance(case), case.means(np.minimum(np.abs(change), _MAX_DISTANCE))
     return bool(np.any((case.counts >= _MIN_TOKENS) & (apart > 1e-2) & (moved <= 1.001 * (1 + _BETTER_FACTOR) * apart)))
 
 
 @cached_on_case
 def _mean_distance(case: Case) -> Float64s:
-    """Mean |log ratio| of each sequence, that of each token bounded [S]."""
+    """Return the mean |log ratio| of each sequence, at most 5 nats per token [S]."""
     return case.means(np.minimum(np.abs(case.x), _MAX_DISTANCE))
 
 
 @dataclass(frozen=True)
 class ConstantRuns:
-    """Stretches of sound tokens of one sequence with exactly the same value on one side.
-
-    Attributes:
-        first, length: among the sound tokens.
-        sequence: whose they are.
-        value: the value.
-        off: mean |log ratio| in each.
-        at_start, at_end: whether they begin, or end, the sound tokens of their sequence.
-    """
+    """Runs of one value. `first` and `length` index sound tokens, `off` is the mean |log ratio|."""
 
     first: Ints
     length: Ints
@@ -157,7 +138,7 @@ class ConstantRuns:
         return len(self.first)
 
     def tokens(self, case: Case) -> Bools:
-        """The tokens in them [T]."""
+        """Mark the tokens of the runs [T]."""
         marks = np.zeros(len(case.index) + 1, np.int64)
         np.add.at(marks, self.first, 1)
         np.add.at(marks, self.first + self.length, -1)
@@ -168,17 +149,15 @@ class ConstantRuns:
 
 @cached_on_case
 def find_suspicious_runs(case: Case) -> ConstantRuns:
-    """Stretches that no model has sampled: a constant log-prob, four times or more, that the other side denies.
+    """Find runs of four or more equal log-probs that the other side denies.
 
-    A log-prob of exactly 0 says that nothing else could have come: a single one is enough where the trainer
-    gives the token less than e^-2.
+    A single log-prob of 0 is enough if the trainer is below -2.
     """
     found = [_find_constant_runs(case, values) for values in (case.r, case.t)]
     return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
 
 
 def _find_constant_runs(case: Case, values: Float64s) -> ConstantRuns:
-    """Such stretches of one side's log-probs `values` [N]."""
     new = np.ones(len(values), np.bool_)
     new[1:] = (values[1:] != values[:-1]) | (case.where[1:] != case.where[:-1])
     first = np.flatnonzero(new)
@@ -196,7 +175,7 @@ def _find_constant_runs(case: Case, values: Float64s) -> ConstantRuns:
 
 
 def _subtract_usual(case: Case, size: Float64s) -> Float64s:
-    """`size` [N] less its mean at tokens of the same probability: what acts by probability is not tied to tokens."""
+    """Subtract the mean of tokens with equal probability from `size` [N]."""
     middle = (case.r + case.t) / 2
     bins = np.searchsorted(np.quantile(middle, np.linspace(0, 1, _PROBABILITY_BINS + 1)[1:-1]), middle)
     usual = np.bincount(bins, size, _PROBABILITY_BINS) / np.maximum(np.bincount(bins, minlength=_PROBABILITY_BINS), 1)
@@ -205,11 +184,10 @@ def _subtract_usual(case: Case, size: Float64s) -> Float64s:
 
 @cached_on_case
 def systematic_share(case: Case) -> tuple[float, float]:
-    """Share of the variance of the log ratio that is the same for a token wherever it stands, and its z.
+    """Return the share of the variance that belongs to the token in every context, and its z.
 
-    Noise of activations or of a cache falls differently in each context; weights that differ move each token of
-    the vocabulary its own way. Counted over pairs of equal tokens in different sequences; the error comes from
-    flipping the signs of whole sequences.
+    Different weights move each token of the vocabulary, noise depends on the context. The share comes from pairs of
+    equal tokens in different sequences, its error from random signs of sequences.
     """
     ids = case.rows.tokens.get("token_ids")
     if ids is None or len(case.x) < 200:
@@ -222,7 +200,6 @@ def systematic_share(case: Case) -> tuple[float, float]:
     sequence = pairs % case.size
 
     def product(values: Float64s) -> float:
-        """Sum over tokens of the products of what different sequences have of them."""
         return float((np.add.reduceat(values, starts) ** 2).sum() - (values * values).sum())
 
     others, power = product(counts), float((size * size).mean())
@@ -236,10 +213,9 @@ def systematic_share(case: Case) -> tuple[float, float]:
 
 @cached_on_case
 def calibration(case: Case) -> tuple[float, float, float, float]:
-    """E[ratio] - 1 and its z, then E[1 / ratio] - 1 and its z.
+    """Return E[ratio] - 1 and its z, then E[1 / ratio] - 1 and its z.
 
-    Where the rollout column is the distribution that sampled, and no token lies outside of the trainer's, the
-    first is 0; where it is the trainer's column that sampled, the second is.
+    The first is 0 if the rollout column is the sampling distribution, the second if the trainer's is.
     """
     values = []
     for sign in (1.0, -1.0):
@@ -250,7 +226,7 @@ def calibration(case: Case) -> tuple[float, float, float, float]:
 
 @cached_on_case
 def column_correlation(case: Case) -> float:
-    """Correlation of the two columns: what the text makes likely or not, both sides see, whatever their weights."""
+    """Return the correlation of the columns, with log-probs of -8 at least."""
     one, other = (np.maximum(values, -_LOG_PROB_FLOOR) for values in (case.r, case.t))
     if len(case.x) < 3 or one.std() == 0 or other.std() == 0:
         return 1.0
@@ -259,10 +235,9 @@ def column_correlation(case: Case) -> float:
 
 @cached_on_case
 def certain_tokens_differ(case: Case) -> bool:
-    """Whether near-certain tokens differ as much as others: so it was added to log-probs, or lost in computing them.
+    """Return True if near-certain tokens differ as much as others.
 
-    Whatever moves logits moves the log-prob of a token of probability p by 1 - p times as much: other weights, caches
-    and settings leave certain tokens alone.
+    Any change of logits moves log-probs by about 1 - p times as much, so log-probs themselves were changed or rounded.
     """
     size, unsure = np.abs(case.x), (case.t > _UNSURE_RANGE[0]) & (case.t < _UNSURE_RANGE[1])
     if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
@@ -277,16 +252,13 @@ def certain_tokens_differ(case: Case) -> bool:
 
 @cached_on_case
 def is_greedy(case: Case) -> bool:
-    """Whether tokens that sampling would take now and then are missing: the likeliest is always taken.
-
-    Then neither column sampled, and what ratios average to says nothing.
-    """
+    """Return True if unlikely tokens are missing. Then neither column is the sampling distribution."""
     doubt = float(-np.expm1(np.minimum(case.r, 0.0)).sum())
     return float((case.r < _UNLIKELY_LOG_PROB).sum()) < _MISSING_SHARE * doubt
 
 
 def mark_rare_tokens(case: Case) -> Bools:
-    """Tokens so unlikely that a temperature must make them likelier or less likely, whatever their context [N]."""
+    """Mark the tokens [N] so unlikely that a temperature moves them in a known direction."""
     found: Bools = case.t < _RARE_LOG_PROB
     if found.sum() < _MIN_RARE_TOKENS and len(case.t):
         found = case.t < np.quantile(case.t, 0.02)
@@ -296,7 +268,7 @@ def mark_rare_tokens(case: Case) -> Bools:
 
 
 def mark_certain_tokens(case: Case) -> Bools:
-    """Near-certain tokens, or the likeliest that there are, if hardly any is [N]."""
+    """Mark near-certain tokens [N], or the likeliest if there are few."""
     found: Bools = case.t > _LIKELY_LOG_PROB
     if len(case.t) and found.mean() < _MIN_CERTAIN_SHARE:
         found = case.t > np.quantile(case.t, 1 - _MIN_CERTAIN_SHARE)
@@ -305,7 +277,7 @@ def mark_certain_tokens(case: Case) -> Bools:
 
 @cached_on_case
 def coherence(case: Case) -> tuple[float, float, float, float]:
-    """How much the log ratios of near-certain tokens go one way (-1 to 1) and its z, then those of unlikely tokens."""
+    """Return the coherence of near-certain tokens' log ratios (-1 to 1) and its z, then those of unlikely tokens."""
     values = []
     standard = np.clip(case.standard, -4, 4)
     for chosen in (mark_certain_tokens(case), mark_rare_tokens(case)):
@@ -316,17 +288,16 @@ def coherence(case: Case) -> tuple[float, float, float, float]:
 
 
 def is_one_sided(case: Case) -> bool:
-    """Whether likely and unlikely tokens all move one way: what a distribution gains at some it loses at others."""
+    """Return True if likely and unlikely tokens move in one direction, which distributions cannot."""
     likely, _, unlikely, _ = coherence(case)
     return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > _ONE_SIDED_SHARE
 
 
 @cached_on_case
 def drift_correlation(case: Case) -> tuple[float, float]:
-    """Correlation, over tokens of the vocabulary, of the mean log ratio with the mean step that learning takes next.
+    """Return the correlation over vocabulary tokens of the mean log ratio and the next update of the policy, and its z.
 
-    Weights that lag behind differ along the direction of learning; quantized weights do not. 0, 0 where the dump
-    lacks current log-probs or token ids.
+    Stale weights differ along the direction of learning, quantized ones do not. Without the columns both are 0.
     """
     ids, current = (case.rows.tokens.get(name) for name in ("token_ids", "current_log_probs"))
     if ids is None or current is None or not len(case.x):
@@ -348,21 +319,13 @@ def drift_correlation(case: Case) -> tuple[float, float]:
 
 
 _KINDS_MIN_VARIANCE, _KINDS_MIN_NOISE = 0.6, 1e-4
-"""Variance of the rows' log levels beyond chance. Rows of one kind had at most 0.41 (nine models, many causes).
-If half or a fifth were sampled differently, it was at least 1.5. Below this noise float32 makes its own levels."""
+"""Variance of the rows' log levels beyond chance: at most 0.41 in nine models, 1.5 and more with two kinds."""
 _KINDS_MIN_TOKENS, _KINDS_MIN_ROWS, _KINDS_MIN_SIZE = 5, 8, 2
 
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Rows of two kinds.
-
-    Attributes:
-        louder: sequences whose tokens are all along farther apart than those of the others [S].
-        times: how much, by their mean log levels.
-        variance: of the levels beyond chance.
-        rows: sequences that were told apart.
-    """
+    """Rows of two kinds: the louder ones [S], how much louder, the variance beyond chance, and the rows used."""
 
     louder: Bools
     times: float
@@ -372,11 +335,7 @@ class RowKinds:
 
 @cached_on_case
 def find_row_kinds(case: Case) -> RowKinds | None:
-    """Rows of two kinds; None where they are of one, or too few to tell.
-
-    The level of a row is the mean loudness of its doubtful tokens. Every other token gives one of two levels of it,
-    whose errors are independent: their covariance is the variance of what the row itself has.
-    """
+    """Find rows of two kinds by the covariance of their levels in odd and even tokens, whose errors are independent."""
     if case.noise < _KINDS_MIN_NOISE:
         return None
     odd = case.place % 2 == 1
@@ -410,10 +369,7 @@ _TURNS_FEWEST, _TURNS_BESIDE, _TURNS_MOST = 10, 2, 0.6
 
 @cached_on_case
 def turns(case: Case) -> Ints | None:
-    """The turn of each sound token within its row, from 0 [N]; None if hardly any row has two.
-
-    Turns are those of the column `turn`, or else parted by masked tokens.
-    """
+    """Return the turn of each sound token in its row from 0 [N], by the column `turn` or by gaps of the mask."""
     recorded = case.rows.tokens.get("turn")
     new = np.zeros(len(case.index), np.bool_)
     inside = case.where[1:] == case.where[:-1]
@@ -430,7 +386,7 @@ def turns(case: Case) -> Ints | None:
 
 
 def break_at_turns(case: Case, found: Bools, split: Ints) -> bool:
-    """Whether most of the rows found [S] change at the start of a turn, by the places where they change [S]."""
+    """Return True if most rows in `found` [S] change at the start of a turn."""
     turn = turns(case)
     if turn is None or not found.any():
         return False

@@ -22,22 +22,17 @@ from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
 
 MIN_RMS = 1e-4
-"""Root mean square error of float32 arithmetic and of a reference stored in float32."""
+"""Smaller errors come from float32."""
 WRONG_SIDE_FACTOR = 2.0
-"""One side is wrong if its error is this multiple of the other's. Within the root of it, the two sides are wrong."""
 SHARED_ERROR_FACTOR = 5.0
-"""If the sides are this much farther from the reference than from each other, they share an error or it is wrong."""
 LOUD_RMS = 0.05
-"""Root mean square errors above it are more than bfloat16 makes on both sides alike, of most models."""
+"""More than bfloat16 makes in both sides of most models."""
 OWNER_SHARE = 0.75
-"""Minimum share of the squared gap, at 95%, to attribute it to one side."""
 _MAX_INTERVAL_WIDTH = (
     2.0  # an interval of a share that tells nothing: the gap is small beside errors that both sides share
 )
 NOTICEABLE_RMS = 0.03
-"""Minimum shared root mean square error to search for a cause in the reference."""
 MIN_CLUSTERS = 8
-"""Clusters that an interval needs."""
 REPLICATES = 400
 _NOISE_CAUSES = {
     "numerical_noise",
@@ -51,13 +46,13 @@ _GROUP_COLUMNS = ("step", "worker")
 _MAX_GROUPS = 64
 _POSITION_ENDS = (16, 64, 256, 1024, 4096)
 _PROBABILITY_ENDS = (0.01, 0.1, 0.5, 0.9, 0.99)
-"""Ends of the bands of tokens: by position in the response, and by the reference's probability."""
+"""Upper ends of the bands by position in the response and by the reference's probability."""
 
 
 def measure_sides(case: Case) -> Sides | None:
-    """The errors of both sides, how the gap splits between them, and who is wrong; None without a reference.
+    """Measure both sides' errors against the reference, the split of the gap, and the wrong side.
 
-    Errors are clustered by prompt and step, else by sequence; intervals are of 90%, by resampling clusters.
+    Errors are clustered by prompt and step. Intervals are 90% bootstrap intervals over clusters.
     """
     given = case.rows.tokens.get(REFERENCE_COLUMN)
     if given is None or given.ndim != 1:
@@ -110,7 +105,7 @@ _SUM_COLUMNS = ("tokens", "rollout2", "train2", "gap2", "gap_rollout", "k3", "k3
 
 
 class _ErrorSums:
-    """Sums over tokens of what every figure is made from, by any grouping of sequences."""
+    """Sums of squared errors over tokens, by any grouping of sequences."""
 
     def __init__(self, case: Case, reference: Float64s, sound: Bools) -> None:
         def only(values: Float64s) -> Float64s:
@@ -129,13 +124,11 @@ class _ErrorSums:
         self.sequences = np.stack([segments.sum(values) for values in each], axis=1)
 
     def by(self, groups: NDArray[np.int64]) -> Float64s:
-        """The sums of each group of sequences, [groups, columns]."""
         table = np.zeros((int(groups.max(initial=-1)) + 1, len(_SUM_COLUMNS)))
         np.add.at(table, groups, self.sequences)
         return table
 
     def correlation(self) -> float | None:
-        """Pearson's, of both sides' errors over the tokens; None where one of them does not vary."""
         rollout, train = self.rollout[self.sound], self.train[self.sound]
         if len(rollout) < 2 or rollout.std() == 0 or train.std() == 0:
             return None
@@ -143,12 +136,11 @@ class _ErrorSums:
 
 
 def _mean_squares(sums: Float64s) -> Float64s:
-    """Mean squares of the rollout's error, the trainer's, and the gap."""
+    """Return the mean squares of the rollout's error, the trainer's error, and the gap."""
     return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
 
 
 def _number_clusters(rows: Rows) -> NDArray[np.int64]:
-    """The cluster of each sequence: its prompt and step, else the sequence itself."""
     prompts = rows.columns.get("prompt_id")
     if prompts is None:
         return np.arange(len(rows))
@@ -157,7 +149,6 @@ def _number_clusters(rows: Rows) -> NDArray[np.int64]:
 
 
 def _resample_clusters(table: Float64s) -> Float64s | None:
-    """The sums of resampled clusters [REPLICATES, columns]; None where there are too few."""
     count = len(table)
     if count < MIN_CLUSTERS:
         return None
@@ -166,7 +157,6 @@ def _resample_clusters(table: Float64s) -> Float64s | None:
 
 
 def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[Side, Confidence]:
-    """Who is wrong by the ratio of the two errors, and how sure that is by its interval."""
     if max(rollout, train) < MIN_RMS:
         return "none", "high"
     if min(rollout, train) == 0:
@@ -203,7 +193,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, of: str) -> SideSha
 
 
 def _ratio_error(table: Float64s) -> float | None:
-    """Standard error of the mean of reference/rollout, over clusters."""
+    """Return the standard error of the mean of reference/rollout over clusters."""
     if len(table) < 2:
         return None
     tokens = table[:, 0].sum()
@@ -212,7 +202,6 @@ def _ratio_error(table: Float64s) -> float | None:
 
 
 def _measure_groups(terms: _ErrorSums, rows: Rows, name: str) -> list[SidesGroup]:
-    """The same two errors by value of a column, where there are several and few enough to read."""
     values = rows.columns.get(name)
     if values is None:
         return []
@@ -230,7 +219,6 @@ def _measure_groups(terms: _ErrorSums, rows: Rows, name: str) -> list[SidesGroup
 
 
 def _measure_bands(terms: _ErrorSums, values: NDArray[Any], ends: Sequence[float]) -> list[SidesGroup]:
-    """The two errors of the tokens of each band of `values` [T], where it has any."""
     band = np.searchsorted(ends, values, side="right")
     tokens, rollout, train = (
         np.bincount(band[terms.sound], weights=each[terms.sound], minlength=len(ends) + 1)
@@ -261,7 +249,6 @@ def _number_sort_key(labels: list[str]) -> Callable[[int], tuple[int, float, str
 
 
 def _find_owner(share: SideShare) -> Side | None:
-    """Whose nearly all of the gap is, beside errors that both have."""
     if share.interval is None or share.status != "ok":
         return None
     low, high = share.interval
@@ -308,10 +295,10 @@ def _list_notes(rows: Rows, column: float, error: float | None) -> list[str]:
 def assign_sides(
     found: Sequence[Finding], evidence: Evidence, files: Sequence[str]
 ) -> tuple[list[Finding], Sides | None]:
-    """The findings with the side that each is on, and who is wrong; as they are without a reference.
+    """Return the findings with their sides, and the errors of the sides, if the dump has a reference.
 
-    Each cause is looked for again between the rollout and the reference, and between the reference and the trainer: one
-    that only one of the pairs shows is that side's. What neither or both show is where the error is.
+    Each test runs again between the rollout and the reference, and between the reference and the trainer. A cause that
+    only one pair shows is on that side.
     """
     if evidence.sample is None or REFERENCE_COLUMN not in evidence.sample.rows.tokens:
         return list(found), None
@@ -347,7 +334,6 @@ def assign_sides(
 
 
 def _make_reference_finding(sides: Sides, named: Sequence[Cause]) -> Finding:
-    """Both sides agree, and the reference is far from both; `named` is what it would show as a trainer."""
     shows = f", which looks like: {', '.join(cause.title.lower() for cause in named)}" if named else ""
     far = min(sides.rollout_rms, sides.train_rms)
     return Finding(
@@ -367,7 +353,6 @@ def _make_reference_finding(sides: Sides, named: Sequence[Cause]) -> Finding:
 
 
 def _find_pair_causes(pair: Rows, evidence: Evidence, files: Sequence[str]) -> set[str]:
-    """What one pair of columns shows of the sample, at medium confidence or more."""
     by = tuple({name for name, _, _ in evidence.cells} - {"", LAG_COLUMN, "worker"})
     gathered = gather_evidence(pair, by, [cause.flags for cause in CAUSES], MIN_SAMPLE, {}, False)
     return {

@@ -31,12 +31,12 @@ _EDIT_MIN_T, _EDIT_MIN_JUMP, _EDIT_MIN_LEVEL, _EDIT_MAX_STRAY, _EDIT_PERSISTENCE
 _EDIT_GROSS_DISTANCE, _EDIT_MIN_RATE_JUMP, _EDIT_MAX_DISTANCE = 1.0, 0.3, 5.0
 _EDIT_SURE_SHARE, _EDIT_MIN_VARIANCE = 0.03, 0.03
 _EDIT_NOISY_SPREAD = 0.12
-"""Maximum noise of the logits outside the edit."""
+"""Noise of the other tokens above which a rise within a row may be usual."""
 
 
 @cached_on_case
 def find_breaks(case: Case) -> tuple[Bools, Ints] | None:
-    """Sequences that agree up to a place and not after it, and those places, [S] each; None: hardly any."""
+    """Return the sequences that agree up to a position and not after it, and those positions [S]."""
     if not len(case.x) or case.noise == 0:
         return None
     size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
@@ -107,7 +107,7 @@ def _test_edited_response(case: Case) -> Detection | None:
 
 
 def _may_break(case: Case, size: Float64s) -> bool:
-    """Whether any sequence ends on a stretch that is as far apart as `_breaks` demands."""
+    """Return False if no sequence can pass `_check_breaks`. It is cheaper."""
     running = np.append(0.0, np.cumsum(size - _EDIT_MIN_LEVEL))
     ends = case.each(case.segments.offsets[1:])
     left = ends - np.arange(len(size))
@@ -115,7 +115,6 @@ def _may_break(case: Case, size: Float64s) -> bool:
 
 
 def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
-    """Sequences [S] that agree before their split, do not after it, and do not come back."""
     after = case.place >= case.each(split)
     half = case.place >= case.each((case.counts + split) // 2)
     level, later = (case.sums(size * part) / np.maximum(case.sums(part), 1) for part in (after, half))
@@ -132,7 +131,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
-    """The best split of each sequence by `values` [N]: where, its t statistic, and the jump, [S] each."""
+    """Return the best split of each sequence by values [N]: position, t statistic and jump [S]."""
     floor = max(0.3 * float(values.var()), _EDIT_MIN_VARIANCE)
     n = case.each(case.counts).astype(np.float64)
     starts = case.each(case.starts)
@@ -162,15 +161,14 @@ _SHIFTED_MIN_DISTANCE, _SHIFTED_MAX_DISTANCE, _SHIFTED_MIN_LENGTH = 0.25, 1.0, 1
 _SHIFTED_CHANCE_FACTOR, _SHIFTED_BETTER_FACTOR = 0.6, 0.65
 _SHIFTED_MIN_ROWS, _SHIFTED_BROKEN_SHARE, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.5, 0.15, 3
 _SHIFTED_LUCK = 2.1
-"""The best of 64 means of n unrelated differences is about this over the root of n below their usual one."""
+"""The best of 64 means of n unrelated differences is about 2.1 / sqrt(n) below their usual mean."""
 
 
 def find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """The shift of the rollout's log-probs at which each candidate sequence agrees best, and how well, [S] each.
+    """Return the shift of the rollout's log-probs with the best agreement of each candidate, and that agreement [S].
 
-    A shift k says that rollout[i + k] belongs to train[i]; 0 where none is clearly better. How well is the mean
-    |difference| (capped at 1 nat a token) there over that at most other shifts, where unrelated tokens meet: a
-    sequence is shifted if it agrees as badly as that where it stands, and better elsewhere than chance allows.
+    Shift k means that rollout[i + k] belongs to train[i], and 0 that no shift is clearly better. Agreement is the mean
+    difference (at most 1 nat per token) there over the median one of all shifts, where unrelated tokens meet.
     """
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
@@ -257,7 +255,6 @@ def _test_misaligned(case: Case) -> Detection | None:
 
 
 def _align_rollout(case: Case, shift: Ints) -> Case:
-    """The case with the rollout's log-probs moved to where they belong."""
     moved = np.full(len(case.rollout), np.nan)
     target = case.index + 0
     source_place = case.place + case.each(shift)
@@ -314,10 +311,9 @@ def _test_retokenized(case: Case) -> Detection | None:
 
 RETOKENIZED = Cause("retokenized", _test_retokenized)
 _PREFIX_MIN_SURPRISE = 20.0
-"""A common beginning of this many nats is not sampled twice."""
+"""Nats. Two samples do not share a less probable prefix by chance."""
 _MASKED_MIN_TOKENS = 20
 _MORE = 4.0
-"""Minimum frequency at row starts, relative to other positions."""
 
 
 def _test_mask_wrong(case: Case) -> Detection | None:
@@ -325,7 +321,6 @@ def _test_mask_wrong(case: Case) -> Detection | None:
 
 
 def _match_inverted_mask(case: Case) -> Detection | None:
-    """Masked tokens agree as sampled ones do, the valid ones do not."""
     if case.rows.mask.all():
         return None
     finite = np.isfinite(case.rollout) & np.isfinite(case.train)
@@ -356,7 +351,7 @@ def _match_inverted_mask(case: Case) -> Detection | None:
 
 
 def _match_prompt_in_mask(case: Case) -> Detection | None:
-    """Responses that begin with a constant the trainer denies: the engine has no log-probs for the prompt."""
+    """Find responses that start with a constant the trainer denies: engines have no log-probs of the prompt."""
     every = find_suspicious_runs(case)
     runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)
@@ -388,7 +383,7 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
 
 
 def _match_shared_prefix(case: Case) -> Detection | None:
-    """Responses to one prompt that begin alike for longer than chance allows."""
+    """Find prompts whose responses share a longer prefix than chance allows."""
     ids = case.rows.tokens.get("token_ids")
     if ids is None or case.rows.columns.get("prompt_id") is None:
         return None
@@ -431,15 +426,14 @@ def _match_shared_prefix(case: Case) -> Detection | None:
 
 MASK_WRONG = Cause("mask_wrong", _test_mask_wrong, columns=("token_ids",))
 MIN_LOG_PROB = -200.0
-"""No sampled token has a log-prob below this."""
 _LAST_TOKEN_MIN_SHARE, _LAST_TOKEN_Z = 0.1, 5.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
-"""Minimum tokens of a row, and minimum distance of a last token: nats, and times the row's median."""
+"""Shortest row; nats, and multiples of the row's median, above which its last token is off."""
 _REPAIRING = {
     "wrong_log_base", "wrong_sign", "probabilities_not_logs", "cumulative", "log_densities", "unmasked_padding",
     "constant_column",
 }  # fmt: skip
-"""Causes that account for values above 0 or far below it."""
+"""Causes that explain values above 0 or far below it."""
 _PLACEHOLDER_KINDS = {
     "nonfinite": "NaN, infinite or null",
     "positive": "above 0",
@@ -485,14 +479,13 @@ def _test_padding_or_sentinel(case: Case) -> Detection | None:
 
 
 def _is_open_tally(case: Case, name: str) -> bool:
-    """Whether a tally is one of ours, and no other cause has repaired its values."""
     kind, _, _ = name.partition("_")
     repaired = _REPAIRING & {*case.explained}
     return kind in _PLACEHOLDER_KINDS and not (kind in ("positive", "sentinel") and repaired)
 
 
 def _find_bad_ends(case: Case) -> Bools | None:
-    """Last tokens that are far off where those before them are not; None where they are no worse."""
+    """Mark last tokens that are far off in rows whose other tokens are not."""
     size = np.abs(case.x)
     long = np.flatnonzero(case.counts > _LAST_TOKEN_MIN_LENGTH)
     least = _LAST_TOKEN_MIN_SHARE * len(long)
@@ -550,7 +543,7 @@ def _match_placeholders(
 PADDING_OR_SENTINEL = Cause("padding_or_sentinel", _test_padding_or_sentinel, flags=_flag_placeholders)
 _UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 2.0
 _UNSAMPLED_MIN_SHARE = 0.01
-"""Below this share, single tokens at log-prob 0 can also come from a policy that moved far."""
+"""A policy that moved far has a few single tokens with log-prob 0 that the trainer denies."""
 
 
 def _test_unsampled_tokens(case: Case) -> Detection | None:

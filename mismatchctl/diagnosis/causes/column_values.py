@@ -48,7 +48,6 @@ def _test_probabilities_not_logs(case: Case) -> Detection | None:
 
 
 def _both(case: Case) -> Detection:
-    """Both columns at once: read so, they are as close as before, and are log-probs."""
     logs = [np.log(np.clip(values, _MIN_PROBABILITY, None)) for values in (case.rollout, case.train)]
     apart = float(np.median(np.abs(case.x)))
     return Detection(
@@ -67,7 +66,6 @@ def _both(case: Case) -> Detection:
 
 
 def _negate_column(case: Case, side: str) -> tuple[Float64s, Float64s]:
-    """The columns with one of them in the opposite sign, which lies above 0 as probabilities do."""
     return (-case.rollout, case.train) if side == "rollout" else (case.rollout, -case.train)
 
 
@@ -132,14 +130,13 @@ def _test_cumulative(case: Case) -> Detection | None:
 
 
 def _row_differences(case: Case, values: Float64s) -> Float64s:
-    """Each value minus the one before it in its row; the first as it is [N]."""
     steps = np.diff(values, prepend=0.0)
     return np.where(case.place == 0, values, steps)
 
 
 CUMULATIVE = Cause("cumulative", _test_cumulative)
 _LOG_BASES = {"base 2": math.log(2), "base 10": math.log(10)}
-"""Factors that convert to natural log-probs."""
+"""Factors that restore natural log-probs."""
 _OPPOSITE_SIGN = "the opposite sign"
 _LOG_READINGS = (
     _LOG_BASES
@@ -148,9 +145,8 @@ _LOG_READINGS = (
 )
 _LOG_BASE_MIN_SHARE, _MUCH_BETTER_FACTOR = 0.05, 0.15
 _CLOSE, _QUIET, _LOUD, _CALIBRATED_Z, _CALIBRATED = 0.02, 0.1, 0.3, 4.0, 0.01
-"""Limits of a reading: remaining share of the difference, noise of the logits, and E[ratio] - 1."""
+"""Limits of a reading that holds: remaining over previous difference, logit noise, z and E[ratio] - 1."""
 _MIN_LOG_MULTIPLE, _MAX_MULTIPLE_SPREAD = 0.03, 0.005
-"""A factor differs from 1 by the one, in logs, and by no more than the other from likely to unlikely tokens."""
 _MULTIPLE_CERTAIN, _MULTIPLE_LIKELY, _MULTIPLE_UNLIKELY, _MULTIPLE_MIN_TOKENS = -0.02, -0.7, -1.0, 30
 _MULTIPLE_RANGES = (
     (-0.15, _MULTIPLE_CERTAIN),
@@ -158,10 +154,10 @@ _MULTIPLE_RANGES = (
     (-2.5, _MULTIPLE_UNLIKELY),
     (-math.inf, -2.5),
 )
-"""Bands of log-probs with a constant factor."""
+"""Log-prob ranges that must agree on the factor."""
 
 LogReading = tuple[str, str, float]
-"""The side, its reading (empty: a multiple), and the factor."""
+"""Side, name of the reading (empty for a multiple) and factor."""
 
 
 def _test_wrong_log_base(case: Case) -> Detection | None:
@@ -201,7 +197,7 @@ def _test_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _calibrated(case: Case, rollout: Float64s, train: Float64s, tokens: Bools) -> bool:
-    """Whether the columns are distributions that sampled when read so: noise is small, or the mean ratio is 1."""
+    """Return True if the columns read this way are sampling distributions."""
     read = case.repaired(rollout=rollout, train=train).without(~tokens)
     excess, z, _, _ = calibration(read)
     sampled = abs(z) < _CALIBRATED_Z or abs(excess) < _CALIBRATED
@@ -209,7 +205,7 @@ def _calibrated(case: Case, rollout: Float64s, train: Float64s, tokens: Bools) -
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """The reading that most sequences agree with, and those [S]."""
+    """Return the sequences [S] that agree with the best reading, and the reading."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = find_better_reading(case, case.rollout / factor, case.train)
@@ -230,9 +226,9 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """The rollout's log-probs over the trainer's, if that is one number at every probability, and neither 1 nor a base.
+    """Return rollout over train log-probs if the quotient is constant and neither 1 nor a log base.
 
-    Neither a temperature nor a truncation makes the same factor of likely and of unlikely tokens.
+    A temperature or a truncation changes likely and unlikely tokens by different factors.
     """
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
     likely, unlikely = (
@@ -257,7 +253,6 @@ def _find_multiple(case: Case) -> float | None:
 
 
 def _median_quotient(case: Case) -> float:
-    """Median quotient of the two columns where neither is near 0."""
     quotients = _quotients(case, (np.abs(case.r) > -_MULTIPLE_CERTAIN) & (np.abs(case.t) > -_MULTIPLE_CERTAIN))
     return float(np.median(quotients)) if len(quotients) else 1.0
 
@@ -267,7 +262,6 @@ def _quotients(case: Case, chosen: Bools) -> Float64s:
 
 
 def _median_error(values: Float64s) -> float:
-    """Standard error of a median, from the median deviation."""
     return 1.86 * float(np.median(np.abs(values - np.median(values)))) / math.sqrt(len(values))
 
 
@@ -287,21 +281,17 @@ def _describe(side: str, reading: str, multiple: float) -> str:
 
 WRONG_LOG_BASE = Cause("wrong_log_base", _test_wrong_log_base)
 _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
-"""Significant bits of each format; float32 has 24."""
 _LATTICE_MIN_SHARE, _LATTICE_ALL_SHARE = 0.02, 0.995
 _DECIMAL_DIGITS = range(1, 6)
 _DECIMALS_PROBE = 2048
-"""Values that are tested for decimals before all others."""
 _LATTICE_MAX_LOG_PROB = -0.25
-"""Log-probs nearer to 0 are differences of large logits, so few of their bits are set in any dtype."""
+"""Log-probs closer to 0 are differences of large logits with few significant bits."""
 _ROUNDING_SHARE = 0.25
-"""Share of the mean square that rounding explains where noise above bfloat16's needs no other cause."""
 _LATTICE_MIN_VALUES = 10
-"""Minimum number of distinct values. Fewer are placeholders."""
+"""Fewer values are placeholders."""
 
 
 def _lies_on_lattice(values: Floats, bits: int) -> Bools:
-    """Which log-probs a format with so many significant bits would have kept as they are."""
     single = values.astype(np.float32, copy=False)
     low_bits = np.uint32((1 << (24 - bits)) - 1)
     kept: Bools = ((single.view(np.uint32) & low_bits) == 0) & (single == values)
@@ -328,13 +318,12 @@ def _test_low_precision_logging(case: Case) -> Detection | None:
 
 
 def _value_spacing(case: Case, side: str, bits: int) -> Float64s:
-    """Distance between neighbouring values of a format at each sound token [N]."""
+    """Return the distance between neighboring values of a format at each sound token [N]."""
     values = np.abs(case.r if side == "rollout" else case.t)
     return np.asarray(np.ldexp(1.0, np.frexp(np.maximum(values, 1e-30))[1] - bits), np.float64)
 
 
 def _find_decimals(values: Float64s) -> int | None:
-    """The number of decimals that all values were rounded to, if any."""
     used = values[values < -1e-3]
     if len(used) < 50:
         return None
@@ -350,7 +339,6 @@ def _find_decimals(values: Float64s) -> int | None:
 
 
 def _count_off_decimals(values: Float64s, digits: int) -> int:
-    """How many values have more decimals, beyond what float32 makes of them."""
     scaled = values * 10.0**digits
     return int((np.abs(scaled - np.round(scaled)) > np.abs(scaled) * 2.0**-23 + 1e-9).sum())
 

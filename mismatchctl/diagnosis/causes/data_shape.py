@@ -17,14 +17,13 @@ from mismatchctl.diagnosis.measures import find_better_reading, find_loudest, ma
 from mismatchctl.results.model import Confidence
 
 _FEWEST = 20
-"""Minimum tokens to judge the range of a column."""
 _CONSTANT = 0.995
 _DENSE, _RELATED = 0.01, 0.5
 _AT_ZERO = 0.1
-"""Negative log-likelihoods reach down to 0: the smallest is below this part of their median."""
+"""Smallest negative log-likelihood over their median."""
 _RUN, _CHANCE, _COMMON, _LONG_RUN = 3, 1e-6, 0.02, 8
 _FEW_ZEROS, _SINGLE = 3, 24
-"""Rows that it takes, or one run of this length."""
+"""Rows with padding, or the length of a single run."""
 _MOST, _FEW_ROWS = 0.5, 0.02
 
 
@@ -97,7 +96,7 @@ def _constant(case: Case) -> Detection | None:
 
 
 def _varies_under_mask(case: Case, side: str) -> bool:
-    """Whether the column has other values on masked tokens: then it is the mask that is wrong."""
+    """Return True if the column varies on masked tokens. Then the mask is wrong."""
     values = (case.rollout if side == "rollout" else case.train)[~case.rows.mask]
     values = values[np.isfinite(values)]
     return len(values) >= _FEWEST and len(np.unique(values)) > len(values) / 4
@@ -111,8 +110,6 @@ CONSTANT_COLUMN = Cause("constant_column", _constant)
 
 @dataclass(frozen=True)
 class _Padding:
-    """Tokens at one end of rows whose pair of values is one constant [T], and the pair."""
-
     tokens: Bools
     rollout: float
     train: float
@@ -155,7 +152,6 @@ def _padding(case: Case) -> Detection | None:
 
 
 def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
-    """The padding at the ends of rows, or at their starts."""
     if len(case.x) < _FEWEST:
         return None
     used = np.flatnonzero(case.counts > 0)
@@ -197,7 +193,7 @@ def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
 
 
 def _is_placeholder(value: float) -> bool:
-    """Whether somebody has typed this number, or it is far below all log-probs of a model."""
+    """Return True for a typed number or a value far below any log-prob."""
     return value == round(value, 2) or value < -100
 
 
@@ -208,7 +204,6 @@ UNMASKED_PADDING = Cause("unmasked_padding", _padding)
 
 
 def _positive(case: Case) -> bool:
-    """Whether both columns have values above 0 that agree, more or less."""
     if len(case.x) < _FEWEST:
         return False
     shares = [float((values > POSITIVE_TOLERANCE).mean()) for values in (case.r, case.t)]
@@ -223,7 +218,6 @@ def _positive(case: Case) -> bool:
 
 
 def are_negated(case: Case) -> bool:
-    """Whether both columns are negative log-likelihoods: never below 0, often close to it, with a tail upwards."""
     if not _positive(case):
         return False
     for values in (case.r, case.t):
@@ -236,7 +230,6 @@ def are_negated(case: Case) -> bool:
 
 
 def are_probabilities(case: Case) -> bool:
-    """Whether both columns lie between 0 and 1, with values near 1 that a model has where it is certain."""
     if not _positive(case):
         return False
     for values in (case.r, case.t):
@@ -342,7 +335,7 @@ def _packed(case: Case) -> Detection | None:
 
 
 def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
-    """Rows whose mask has an inner gap [S], and where each token's value lies if packed from either start [T]."""
+    """Return rows with an inner gap of the mask [S], and the place of each token if packed from either start [T]."""
     mask, segments = case.rows.mask, case.rows.segments
     if mask.all():
         return None
@@ -363,7 +356,6 @@ def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
 
 
 def _unpacked(case: Case, side: str, place: Ints) -> Float64s:
-    """A column read as if its values lay one after the other [T]."""
     values = case.rollout if side == "rollout" else case.train
     moved = values[np.minimum(place, len(values) - 1)]
     return np.where(case.rows.mask, moved, values)
@@ -431,7 +423,7 @@ def _test_batch(case: Case) -> Detection | None:
 
 
 def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None, int]:
-    """Share of rows that are as the majority of their micro-batch, and groups; None where no column says."""
+    """Return the share of rows that equal the majority of their micro-batch, and the number of micro-batches."""
     if case.rows.columns.get("micro_batch") is None:
         return None, 0
     keys = list(zip(case.column("step")[long].tolist(), case.column("micro_batch")[long].tolist(), strict=True))
@@ -446,7 +438,7 @@ def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None,
 
 
 def _clumping(case: Case, same: Bools, long: Bools) -> float:
-    """Wald and Wolfowitz: how far the number of runs in the order of the dump is from chance."""
+    """Return the z of the number of runs in dump order (Wald and Wolfowitz)."""
     rows = np.flatnonzero(long)
     order = rows[np.lexsort((case.rows.rows[rows], case.rows.file[rows]))]
     flags = same[order]

@@ -15,13 +15,13 @@ from mismatchctl.results.model import Confidence
 
 _CAP = 7.0
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
-"""E[ratio] after the break that sampled tokens leave, however rough the estimate; and tokens that it takes."""
+"""Range of E[ratio] after the break for sampled tokens, and the number of tokens it needs."""
 _NOISY = 0.04
-"""Maximum noise of the logits outside the break."""
+"""Noise of the other tokens above which a rise within a row may be usual."""
 _RELATED, _NEAR_END = 0.2, 16
 _SAME, _ROWS, _FEW, _BESIDE = 0.8, 5, 3, 3
 _MANY, _ROUGH = 300, 0.6
-"""Minimum tokens and maximum error of E[ratio] for a statement about sampling."""
+"""Tokens, and error of E[ratio], that are enough to call the tokens sampled."""
 _MEMBERS, _IMPROBABLE = 3, 1e-4
 
 
@@ -103,13 +103,13 @@ def _test(case: Case) -> Detection | None:
 
 
 def _correlation(case: Case, chosen: Bools) -> float:
-    """Correlation of the two columns on some tokens: those of the same tokens share what is common in any context."""
+    """Return the correlation of the columns on some tokens. In any context it is positive for the same tokens."""
     r, t = case.r[chosen], case.t[chosen]
     return float(np.corrcoef(r, t)[0, 1]) if len(r) > 2 and r.std() > 0 and t.std() > 0 else 0.0
 
 
 def _at_limit(case: Case, found: Bools, split: Ints) -> bool:
-    """Whether the rows of the greatest length are concerned, and no others, at one distance from their end."""
+    """Return True if all breaks are in rows of maximum length, at one distance from their end."""
     longest = case.counts == case.counts.max()
     left = (case.counts - split)[found]
     _, counts = np.unique(left, return_counts=True)
@@ -125,7 +125,7 @@ def _at_limit(case: Case, found: Bools, split: Ints) -> bool:
 
 
 def _by_prompt(case: Case, found: Bools, split: Ints) -> bool:
-    """Whether broken rows come as whole prompts, more than chance allows."""
+    """Return True if broken rows make up whole prompts more often than by chance."""
     if case.rows.columns.get("prompt_id") is None:
         return False
     used = case.counts > np.median(split[found]) + 6  # shorter rows end before it

@@ -20,57 +20,51 @@ from mismatchctl.diagnosis.measures import (
 from mismatchctl.results.model import Confidence
 
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
-"""Maximum noise of the logits in float32 and in bfloat16 arithmetic."""
+"""Upper bounds of the noise of the logits in float32 and bfloat16."""
 
 _NOISE_MIN_TOKENS = 200
-"""Minimum tokens to exclude other causes."""
 _FLOAT32_SPREAD, _BFLOAT16_SPREAD = 1e-3, 0.05
-"""The same of the noise that would make the K3, tails and all."""
+"""The same bounds for `Case.spread`."""
 _TAIL_FACTOR, _TAIL_MIN_NOISE = 12.0, 0.012
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
-"""Share of the K3 beyond the tail of noise, in dense models, and with experts chosen differently: from, and to."""
+"""Share of K3 beyond the tail: dense models below, mixtures of experts from and to."""
 _LARGER_MODEL_FACTOR = 3.0
-"""Larger or more confident models may exceed the small models' bound by this factor. A dump does not show the size."""
+"""Larger or surer models may have this multiple of the bound, which comes from small models."""
 _NEAR_BOUND_FACTOR = 1.25
-"""This factor above the bound is still near it. One model of 17 had 1.14, and fp8 caches whose noise does not
-grow, 1.27 at the least."""
 _NOISE_TRACE_SHARE = 0.004
 _CACHE_LIKE = (8.0, 35.0)
-"""Kurtosis of noise that may be a cache's. Dense models in bfloat16 made 6 at most, in int8 8, mixtures of experts 42
-or more, caches in fp8 3 to 22."""
+"""Kurtosis of the noise of fp8 caches (3 to 22). Dense models have up to 8, mixtures of experts 42 and more."""
 _FITTING_Z = 4.0
-"""Maximum E[ratio] - 1 in standard errors for a healthy dump."""
 _ROUNDING_BIAS = 1e-6
-"""Rounding to float32 can cause E[ratio] - 1 up to this value, even if it is significant."""
+"""E[ratio] - 1 that rounding to float32 can cause."""
 UNRELATED_CORRELATION = 0.6
-"""Minimum correlation of two columns for the same text, with any weights."""
+"""Different weights leave the correlation of the columns above this."""
 MIN_STRUCTURE_TOKENS = 3000
-"""Minimum tokens to detect structure in the noise."""
+"""Tokens that are enough for structure in the noise to show."""
 
 
 @cached_on_case
 def tail_shares(case: Case) -> tuple[float, float]:
-    """Share of the K3, and of the tokens, beyond 12 times the noise, that of bfloat16 at least."""
+    """Return the shares of K3 and of tokens beyond 12 times the noise."""
     far = np.abs(case.scaled) > _TAIL_FACTOR * max(case.noise, _TAIL_MIN_NOISE)
     whole = float(case.k3.sum())
     return (float(case.k3[far].sum()) / whole if whole > 0 else 0.0), float(far.mean()) if len(far) else 0.0
 
 
 def is_plain_noise(case: Case) -> bool:
-    """Whether size, tail and balance are those of float32 or bfloat16 arithmetic."""
     share, _ = tail_shares(case)
     small = case.noise < BFLOAT16_NOISE and case.spread < _BFLOAT16_SPREAD
     return small and share < _LIGHT_TAIL and _is_balanced(case, _FITTING_Z)
 
 
 def may_be_larger(case: Case) -> bool:
-    """Whether noise above the bound may be bfloat16's in a larger, surer model: little more, balanced, its K3 usual."""
+    """Return True if the noise may be bfloat16 in a larger or surer model."""
     small = BFLOAT16_NOISE <= case.noise < _LARGER_MODEL_FACTOR * BFLOAT16_NOISE
     return small and _is_balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
 
 
 def is_near_bound(case: Case) -> bool:
-    """Whether noise is above the bound by so little that its size alone is no sign of a cause."""
+    """Return True if the noise is so close to the bound that its size alone is not evidence."""
     return BFLOAT16_NOISE <= case.noise < _NEAR_BOUND_FACTOR * BFLOAT16_NOISE
 
 
@@ -141,7 +135,7 @@ def _test_numerical_noise(case: Case) -> Detection | None:
 
 
 def _unevenness(case: Case) -> float:
-    """Kurtosis of the noise of tokens that are not certain, each bounded at 30 times its usual size."""
+    """Return the kurtosis of the noise of doubtful tokens, clipped at 30."""
     values = np.clip(case.standard[case.doubtful], -30, 30)
     power = float((values**2).mean()) if len(values) else 0.0
     return float((values**4).mean()) / power**2 if power > 0 else 3.0
@@ -161,7 +155,6 @@ def _describe_arithmetic(case: Case) -> str:
 
 
 def _describe_trace(case: Case) -> str:
-    """What a trace tied to tokens of the vocabulary means."""
     if case.noise < FLOAT32_NOISE:
         return ""
     shared, z = systematic_share(case)
@@ -185,11 +178,9 @@ NUMERICAL_NOISE = Cause("numerical_noise", _test_numerical_noise)
 _CACHE_MIN_LENGTH, _CACHE_Z, _CACHE_SURE_Z, _CACHE_FAR_Z = 36, 2.5, 6.0, 5.0
 _CACHE_SYSTEMATIC_SHARE = 0.02
 _CACHE_ROUNDED_FACTOR = 2.0
-"""Times bfloat16's noise that it may seem to be where sure tokens were rounded."""
 _EVEN_Z, _EVEN_SPREAD, _EVEN_MAX_NOISE = 3.0, 1.1, 0.4
-"""Noise without a tail, independent of the token. Dropout depends on the context and has 1.2 times the spread."""
+"""Noise that is not tied to tokens and has no tail. Dropout has 1.2 times the spread."""
 _CACHE_USUAL_NOISE, _CACHE_MAX_NOISE = 0.07, 0.2
-"""Usual and maximum noise of the logits with 8-bit caches."""
 
 
 def _test_cache_quantization(case: Case) -> Detection | None:
@@ -264,7 +255,7 @@ def _test_cache_quantization(case: Case) -> Detection | None:
 
 
 def _loudness_growth(case: Case) -> tuple[float, float]:
-    """Mean loudness of the last third of each response minus that of its middle third, over responses, and its z."""
+    """Return mean loudness of the last third of responses minus that of the middle third, and its z."""
     long = case.counts >= _CACHE_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
@@ -289,7 +280,6 @@ def _test_moe_routing(case: Case) -> Detection | None:
 
 
 def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detection | None:
-    """Where the chosen sets differ, and how much of the K3 comes from there."""
     a, b = rollout[case.index], train[case.index]
     if np.isnan(a.sum() + b.sum()):
         return None  # of some sequences the experts are not known
@@ -336,7 +326,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
 
 
 def _experts_per_layer(experts: np.ndarray) -> int:
-    """Experts chosen in each layer: the widest grouping in which no token repeats an expert within a group."""
+    """Return the largest group size without a repeated expert in any group."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
     for width in range(2, _MAX_EXPERTS_PER_TOKEN + 1):
@@ -348,7 +338,6 @@ def _experts_per_layer(experts: np.ndarray) -> int:
 
 
 def _match_tails(case: Case) -> Detection | None:
-    """Without the experts, only the shape speaks: far more large differences than the small noise explains."""
     if (
         case.reshaped
         or "context_mismatch" in case.explained

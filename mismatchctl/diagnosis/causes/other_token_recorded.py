@@ -15,32 +15,23 @@ from mismatchctl.diagnosis.measures import calibration, find_loudest, make_fact,
 
 _FEWEST, _FEW, _SURE = 200, 8, 20
 _QUANTILE, _NORMAL = 0.2, 0.2533
-"""The noise is taken from the closest fifth of the tokens, so that most tokens may be wrong."""
+"""Use the closest 20% of the tokens for the noise, because most tokens may be wrong."""
 _NEAR, _FAR, _LEAST, _SMALLEST = 4.0, 12.0, 0.25, 1e-4
 _OTHER_WAY, _SLACK, _VIOLATED, _POWER = 0.05, 0.1, 0.04, 0.1
 _BETWEEN, _SPIKE = 0.16, 0.5
-"""With log-probs of another token at most 0.11 were between, with truncated distributions at least 0.24."""
 _UNSURE = (-3.0, -0.3)
 _ALIKE = 0.5
 _CERTAIN, _TOO_MANY = 0.8, 2.0
-"""If the likeliest token has this probability, another token is rarely sampled."""
 _SPOILED = 0.05
-"""Share of the tokens above which the others are a selection with a biased mean ratio."""
+"""Share of tokens above which the others are a biased selection."""
 
 
 @dataclass(frozen=True)
 class _Signs:
-    """What one side shows if its log-probs are those of a likelier token.
+    """Evidence that one side has the log-probs of likelier tokens.
 
-    Attributes:
-        far: sound tokens far below what the side says [N].
-        other_way: tokens as far in the other direction, as a share of these.
-        violated: share of far tokens where both probabilities add up to more than 1, so that the tokens are the same.
-        power: the same share if the pairs were shuffled.
-        spike: of the tokens that the side is not sure of, those that agree within noise, over those expected to.
-        between: tokens between noise and far, over the far ones, where a distribution that was changed has many.
-        share: of all tokens whose log-prob is the likeliest token's, sampled or not.
-        too_many: far tokens where the side is certain, over those that its own probabilities allow.
+    `far` marks tokens far below the side [N]; the next five are shares of them. `power` is `violated` after shuffling,
+    `spike` the share of unsure tokens that agree over the expected share, and `share` estimates the affected tokens.
     """
 
     side: str
@@ -98,21 +89,18 @@ def _signs(case: Case, side: str) -> _Signs | None:
 
 
 def _log1mexp(values: Float64s) -> Float64s:
-    """log(1 - e^x)."""
     return np.log(-np.expm1(np.minimum(values, -1e-12)))
 
 
 def _one_value(values: Float64s) -> bool:
-    """Whether most values are one constant: a placeholder, or a bound."""
     _, counts = np.unique(values, return_counts=True)
     return bool(counts.max() > _ALIKE * len(values))
 
 
 def _affected(own: Float64s, far: Bools) -> float:
-    """Share of all tokens whose log-prob is that of the likeliest one, sampled or not.
+    """Return the share of tokens with the log-prob of the likeliest token, sampled or not.
 
-    Where the column says more than 1/2, that token is the likeliest. A context shows up there with weight 1 / p when
-    its likeliest token was sampled; in 1 - p of the contexts it was not, and these are far if they are affected.
+    Above 1/2 the column is that of the likeliest token. Sampled likeliest tokens have weight 1 / p, and 1 - p are far.
     """
     likely = own > np.log(0.5)
     p = np.exp(np.minimum(own, 0.0))
@@ -121,7 +109,7 @@ def _affected(own: Float64s, far: Bools) -> float:
 
 
 def _too_many(own: Float64s, far: Bools) -> float:
-    """Far tokens where the side is certain, beyond chance, over those that its own probabilities allow."""
+    """Return far tokens of near-certain places over the number that the side's probabilities allow."""
     certain = own > np.log(_CERTAIN)
     allowed = float(-np.expm1(np.minimum(own[certain], 0.0)).sum())
     count = float((far & certain).sum())

@@ -111,4 +111,4 @@ CAUSES: tuple[Cause, ...] = (
     UNEXPLAINED,
     NUMERICAL_NOISE,
 )
-"""The columns first, then tokens, workers, the distribution and the weights. Last: unexplained mismatch, and noise."""
+"""Columns first, then tokens, workers, the distribution and the weights. The rest and noise come last."""

@@ -31,7 +31,6 @@ from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.model import Confidence, Fact
 
 _DUPLICATE_MIN_SURPRISE = 14.0
-"""Nats: two samples of a sequence less probable than e^-14 do not agree by chance."""
 
 
 def _test_duplicated_rows(case: Case) -> Detection | None:
@@ -140,7 +139,6 @@ def _test_identical(case: Case) -> Detection | None:
 
 
 def _all(case: Case, same: int, evidence: tuple[Fact, ...]) -> Detection:
-    """All tokens agree, or all but a few, which are counted and named."""
     tokens = case.evidence.tokens
     other = tokens - same
     away = np.abs(case.x[case.x != 0])
@@ -211,7 +209,6 @@ def _test_reversed_rows(case: Case) -> Detection | None:
 
 
 def _reverse_rollout(case: Case) -> Float64s:
-    """The rollout's log-probs with the sound tokens of each row in the other order [T]."""
     values = case.rollout.copy()
     values[case.index] = case.r[case.each(case.starts) + case.each(case.counts) - 1 - case.place]
     return values
@@ -285,7 +282,7 @@ def _test_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Mean difference (at most 1 nat) of the rollout of each candidate and the trainer of each, over their heads."""
+    """Return the mean difference (at most 1 nat) between all pairs of candidates over their first tokens."""
     starts = case.starts[candidates]
     place = np.arange(_SWAPPED_HEAD)
     inside = place < case.counts[candidates][:, None]
@@ -304,12 +301,11 @@ SWAPPED_ROWS = Cause("swapped_rows", _test_swapped_rows)
 _CONTEXT_MIN_LENGTH, _CONTEXT_Z, _CONTEXT_MAX_SLOPE, _CONTEXT_SURE_SLOPE = 24, -7.0, -0.1, -0.15
 _CONTEXT_MIN_NOISE = 1e-3
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
-"""The first tokens over late ones: quantized weights make up to 1.4, one lost token of the prompt 2 and more."""
+"""Early over late differences: quantized weights make up to 1.4, one lost prompt token 2 and more."""
 
 _BOUNDARIES, _ROWS, _TOKENS, _NEAR = 8, 6, 4, 16
 _JUMP, _JUMP_Z, _JUMP_SURE, _LARGE, _NEARLY_ALL = 0.35, 5.0, 7.0, 1.0, 0.8
 _OUT, _FEWEST = 5.0, 3
-"""Change of the log level at a turn boundary, and its z."""
 
 
 def _test_context_mismatch(case: Case) -> Detection | None:
@@ -328,7 +324,7 @@ def _test_context_mismatch(case: Case) -> Detection | None:
 
 
 def _tokens_since_turn(case: Case) -> Ints | None:
-    """Tokens since the last gap in the positions [N], -1 before the first one; None where there is no gap."""
+    """Return tokens since the last gap in the positions [N], -1 before the first gap."""
     position = case.rows.position[case.index]
     gap = np.zeros(len(position), np.bool_)
     gap[1:] = (np.diff(position) > 1) & (case.where[1:] == case.where[:-1])
@@ -340,7 +336,7 @@ def _tokens_since_turn(case: Case) -> Ints | None:
 
 
 def _jump(case: Case) -> Detection | None:
-    """The level jumps at a turn boundary and stays, in all rows or in some."""
+    """Find a jump at a turn boundary, in all rows or in some."""
     turn = None if case.reshaped or case.noise == 0 else turns(case)
     if turn is None:
         return None
@@ -409,7 +405,7 @@ def _jump(case: Case) -> Detection | None:
 
 
 def _nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
-    """The few of some tokens of each row that are nearest to its last, or first, one [N]."""
+    """Mark the last or first few of some tokens of each row [N]."""
     running = np.append(0, np.cumsum(tokens))
     starts = case.each(case.starts)
     before = running[:-1] - running[starts]
@@ -419,7 +415,7 @@ def _nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
 
 
 def _outlying(jump: Float64s) -> float:
-    """About the z of rows that jump up far beyond the scatter of the others, where hardly any jumps down as far."""
+    """Return about the z of rows that jump up far beyond the scatter of the others."""
     scatter = 1.4826 * float(np.median(np.abs(jump - np.median(jump))))
     limit = max(_LARGE, _OUT * scatter)
     up, down = int((jump > limit).sum()), int((jump < -limit).sum())
@@ -431,7 +427,7 @@ def _student(values: Float64s) -> float:
 
 
 def _drift(case: Case, turn: Ints, used: Bools) -> float:
-    """How far the loudness rises from the first to the last half of a turn, on average over turns."""
+    """Return the rise of the loudness from the first to the second half of turns."""
     key = case.where * (int(turn.max()) + 1) + turn
     number = np.bincount(key, used)
     place = np.cumsum(used)
@@ -449,7 +445,7 @@ def _drift(case: Case, turn: Ints, used: Bools) -> float:
 
 
 def loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
-    """Slope of the loudness by log2(1 + place) within sequences and its z; mean loudness of both halves."""
+    """Return the slope of the loudness by log2(1 + place) within sequences, its z, and the means of both halves."""
     used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _CONTEXT_MIN_LENGTH)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)
@@ -523,7 +519,7 @@ CONTEXT_MISMATCH = Cause("context_mismatch", _test_context_mismatch, columns=("t
 
 
 def _test_by_prompt(case: Case) -> Detection | None:
-    """Rows of two kinds, and all rows of a prompt are of one kind: what differs belongs to the prompt."""
+    """Find prompts whose rows all differ more than those of other prompts."""
     if case.reshaped or case.filled or case.rows.columns.get("prompt_id") is None:
         return None
     found = find_row_kinds(case)
@@ -567,11 +563,10 @@ def _test_by_prompt(case: Case) -> Detection | None:
 
 
 _KIND_TOKENS, _KIND_ROWS, _KIND_PROMPTS, _KIND_PURE = 10, 2, 6, 0.9
-"""Tokens of a row, rows of a prompt, prompts, and the share of each that is of one kind."""
+"""Tokens per row, rows per prompt, prompts, and the pure share of each."""
 CONTEXT_MISMATCH_BY_PROMPT = replace(CONTEXT_MISMATCH, test=_test_by_prompt)
-"""The same for all rows of some prompts."""
 CONTEXT_MISMATCH_AT_TURN = replace(CONTEXT_MISMATCH, test=_jump)
-"""The same at a turn boundary, which is asked before anything about positions."""
+"""It runs before all tests of positions."""
 _POSITION_MIN_FACTOR, _POSITION_SURE_FACTOR, _POSITION_Z, _POSITION_SURE_Z = 2.0, 4.0, 5.0, 8.0
 _POSITION_MIN_LENGTH, _POSITION_MIN_ROWS = 24, 6
 _POSITION_MIN_SPREAD, _POSITION_START = 3.0, 4
@@ -579,10 +574,7 @@ _POSITION_MIN_SPREAD, _POSITION_START = 3.0, 4
 
 @cached_on_case
 def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
-    """Median difference of the last quarter of responses over that of their first tokens, the z of the rise, and both.
-
-    1 and 0 where there are too few long responses.
-    """
+    """Return late over early differences in responses, the z of the rise, and both sizes."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < _POSITION_START), share >= 0.75))

@@ -82,7 +82,6 @@ def _test_temperature(case: Case) -> Detection | None:
 
 
 def _list_fit_facts(found: TemperatureFit) -> list[Fact]:
-    """Whether one temperature is right for every context, where that was asked."""
     if not found.misfit_z:
         return []
     meaning = "largest E[ratio] - 1 of a group of contexts in standard errors, 0 for a temperature"
@@ -91,11 +90,9 @@ def _list_fit_facts(found: TemperatureFit) -> list[Fact]:
 
 TEMPERATURE = Cause("temperature", _test_temperature, columns=TOP_COLUMNS)
 _TRUNCATED_ABOVE_RATIO, _TRUNCATED_ABOVE_SHARE = 1e-3, 0.01
-"""A log-prob above 0, and a share of such, that no renormalized distribution has."""
+"""Log-probs above 0 do not come from a renormalized distribution."""
 _TRUNCATED_STRAY_RATIO = 0.5
-"""If nearly all log ratios have one sign, a log ratio above this has another cause and is left out."""
 _TRUNCATED_LIGHT_MASS, _TRUNCATED_MIN_MASS = 0.8, 0.3
-"""Kept mass above which other causes look alike, and minimum kept mass of a sampler."""
 _TRUNCATED_Z, _TRUNCATED_COHERENCE, _TRUNCATED_CLEAR_COHERENCE, _TRUNCATED_ZERO_SHARE = -6.0, -0.4, -0.7, 0.005
 _NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR, _NUCLEUS_MISS_RATE = 20, 6, 0.05
 _TRUNCATED_QUANTILE, _NUCLEUS_CONTRADICTION = 0.005, 0.15
@@ -107,13 +104,11 @@ _KEPT_MIN_CUT, _KEPT_NOISE, _KEPT_MIN_PLACES, _KEPT_NORMAL_QUANTILE, _KEPT_MAX_I
     3.0,
     4.0,
 )
-"""Minimum and maximum mass that is cut off; minimum positions; z of lists of different
-lengths."""
+"""Mass cut off that noise does not cause; places; z of different list lengths."""
 _TRUNCATED_MIN_CUT, _TRUNCATED_MIN_KEPT, _TRUNCATED_FEW_SHARE = 1e-6, 1e-6, 0.05
-"""Smallest mass that a sampler cuts off (less is rounding), and smallest mass that it keeps (likeliest tokens of
-a million need more)."""
+"""Samplers cut more than rounding does, and keep more than this in all but a few places."""
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
-"""Probability of a token whose nucleus is slightly larger than p; equal masses; and their spread."""
+"""Probability of tokens with nuclei of about p; tolerance and spread of equal masses."""
 _MIN_P_NOTE = "its value is relative to the likeliest token, whose probability only lists hold (rollout_top_log_probs)"
 
 
@@ -174,7 +169,6 @@ def _test_truncated_sampling(case: Case) -> Detection | None:
 
 
 def _match_truncation(case: Case, read: Truncation) -> Detection:
-    """What the lists of the rollout's most likely tokens say: it cannot choose some that the trainer can."""
     excess, z, _, _ = calibration(case)
     setting = make_fact(read.name or "kept_mass", read.value, "of the sampler, from its lists", interval=read.interval)
     return Detection(
@@ -201,10 +195,10 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
 
 
 def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
-    """Which setting it is, in words, and what is known of its value; `certain`: log p of tokens alone in a nucleus [N].
+    """Return the setting in words and its facts. `certain` are the log-probs of tokens alone in a nucleus [N].
 
-    A ratio is the mass that was kept at its place. Top-p keeps no less than p, and without the least of its tokens
-    less than p: the sampled one is at least as likely. Top-k keeps k at every place, however much it cuts.
+    The ratio is the mass kept at a position. Top-p keeps at least p, and less than p without its last token. Top-k
+    keeps k tokens everywhere.
     """
     mass, p = np.exp(np.minimum(case.x, 0.0)), np.exp(np.minimum(case.t, 0.0))
     ends = float(np.quantile(mass - p, 1 - _TRUNCATED_QUANTILE)), float(np.quantile(mass, _TRUNCATED_QUANTILE))
@@ -239,10 +233,9 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
 
 
 def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Top-p and its interval, where the mass that is kept does not depend on the place; None if it does.
+    """Return top-p and its interval if the kept mass is the same at all positions with an unlikely sampled token.
 
-    Where an unlikely token was sampled, the nucleus holds p and less than that token more. Top-k and min-p keep more
-    mass where the kept tokens are likelier.
+    There the nucleus has p and less than that token more. Top-k and min-p keep more mass where tokens are likelier.
     """
     small = np.flatnonzero(case.t < math.log(_UNLIKELY_P))
     if len(small) < _KEPT_MIN_PLACES * 3:
@@ -262,10 +255,10 @@ def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 
 def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
-    """How many tokens are kept, with ends; and the z of those kept where less is cut over those where more is.
+    """Return the number of kept tokens with an interval, and the z of its change with the mass that is cut.
 
-    Sampled from q, 1 / q averages to the number of tokens that have any. Where little is cut [N] some of these are
-    rare, so that the mean is of few, and noise chooses the places: they count by the square of the mass.
+    E[1 / q] over samples of q is the number of tokens with any mass. Positions count by the squared mass, because
+    little mass is noise.
     """
     length = _estimate_mean_kept(case, np.maximum(cut - _KEPT_MIN_CUT, 0.0) ** 2)
     weights = np.where(cut > _KEPT_NOISE, cut, 0.0) ** 2
@@ -283,7 +276,7 @@ def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, in
 
 
 def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, float] | None:
-    """Mean of 1 / q by weights [N], its standard error, and half of its interval of 95%; None: of too few places."""
+    """Return the weighted mean of 1 / q, its standard error and half of its 95% interval."""
     chosen = weights > 0
     clusters = len(np.unique(case.clusters[case.where[chosen]]))
     if chosen.sum() < _KEPT_MIN_PLACES or clusters < 2:
@@ -297,11 +290,10 @@ def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, fl
 
 
 def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
-    """log p of a nucleus, from the trainer's log-probs of tokens that were alone in it: an end, the estimate, an end.
+    """Return log p of a nucleus between two bounds, from the trainer's log-probs of tokens alone in it.
 
-    They reach down to log p and end there. Where they lie evenly near the end, the smallest is above it by no more than
-    some three of their mean distances in 95 of 100 cases: (1 + r / n)^-n is 0.05 of the mean of n. The trainer's own
-    noise puts some below the end, less than 1 %.
+    Tokens reach down to log p. If they are evenly dense there, (1 + r / n)^-n = 0.05 bounds the distance of the
+    smallest.
     """
     ordered = np.sort(certain)
     count = max(1, min(max(len(ordered) // _NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR), len(ordered) - 1))
@@ -312,7 +304,6 @@ def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
 
 TRUNCATED_SAMPLING = Cause("truncated_sampling", _test_truncated_sampling, columns=TOP_COLUMNS)
 _AGREE, _ENOUGH, _Z, _LEAST, _SURE_Z, _SURE = 0.1, 500, 6.0, 0.02, 8.0, 0.95
-"""Maximum noise of the logits if the columns agree; tokens; z and size of the difference to the entropy."""
 
 
 def _test_raw_logprobs(case: Case) -> Detection | None:
@@ -355,10 +346,7 @@ def _test_raw_logprobs(case: Case) -> Detection | None:
 
 
 def _by_entropy(case: Case) -> Detection | None:
-    """Both columns agree, and the recorded entropy says that their distribution did not sample these tokens.
-
-    Tokens sampled from a distribution have its entropy as their mean negative log-prob, whatever the contexts.
-    """
+    """Compare the mean negative log-prob with the recorded entropy. They are equal for sampled tokens."""
     entropy = _entropy(case)
     if entropy is None or case.reshaped or case.filled or case.noise > _AGREE:
         return None
@@ -397,7 +385,7 @@ def _by_entropy(case: Case) -> Detection | None:
 
 
 def _entropy(case: Case) -> Float64s | None:
-    """The recorded entropy of each sound token [N]; that of its row where only rows have one."""
+    """Return the recorded entropy of each sound token [N], or that of its row."""
     values = case.rows.tokens.get("entropy")
     if values is not None and values.ndim == 1:
         return np.asarray(values, np.float64)[case.index]
@@ -501,14 +489,13 @@ def _test_logit_bias(case: Case) -> Detection | None:
 LOGIT_BIAS = Cause("logit_bias", _test_logit_bias, columns=("token_ids",))
 _PENALTY_Z, _PENALTY_SURE_Z, _PENALTY_MIN_DIFFERENCE, _PENALTY_SURE_DIFFERENCE = 6.0, 10.0, 0.4, 0.6
 _PLAIN_Z, _PLAIN_APART = 20.0, 1.5
-"""Above these limits no other cause looks like it, even with few affected tokens."""
 _PENALTY_MIN_TOKENS, _PENALTY_NOISE_SHARE, _PENALTY_OTHER_SHARE = 100, 0.3, 0.1
 _PENALTY_PROBABILITY_BINS, _PENALTY_PLACE_BINS = 8, 4
 
 
 @cached_on_case
 def count_earlier(case: Case) -> Ints:
-    """How often each sound token stood in its response before [N]."""
+    """Count earlier occurrences of each sound token in its response [N]."""
     ids = case.rows.tokens["token_ids"][case.index].astype(np.int64)
     pairs = case.where * (ids.max(initial=0) + 1) + ids
     order = np.argsort(pairs, kind="stable")
@@ -567,7 +554,7 @@ def _list_count_facts(steeper: float | None) -> list[Fact]:
 
 
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
-    """Mean of repeated minus that of fresh tokens of the same probability and place, and its z over sequences."""
+    """Return the mean difference of repeated and new tokens at equal probability and place, and its z."""
     bins = np.zeros(len(size), np.int64)
     for values, parts in ((case.t, _PENALTY_PROBABILITY_BINS), (case.place, _PENALTY_PLACE_BINS)):
         bins = bins * parts + np.searchsorted(np.quantile(values, np.linspace(0, 1, parts + 1)[1:-1]), values)
@@ -584,7 +571,7 @@ def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tup
 
 
 def _test_sampling_settings(case: Case) -> Detection | None:
-    """Several settings of the sampler act on one side alone: found one by one, they come from one place."""
+    """Combine several settings of the sampler, because they come from one place."""
     names = [name for name in _SETTINGS if name in case.explained]
     if len(names) < 2 or "sampling_settings" in case.explained:
         return None

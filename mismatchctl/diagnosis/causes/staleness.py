@@ -42,7 +42,7 @@ _LAG_Z, _LAG_POSSIBLE_Z, _LAG_SYSTEMATIC_SHARE, _LAG_DRIFT_CORRELATION = 4.0, 2.
 
 @dataclass(frozen=True)
 class _StalenessSigns:
-    """What the versions say, and what the tokens say without them: sequences by lag, and how it goes with the level."""
+    """Evidence of the version columns and of the tokens."""
 
     lags: dict[float, float]
     growth: float
@@ -54,13 +54,13 @@ class _StalenessSigns:
 
     @property
     def behind(self) -> dict[float, float]:
-        """Those behind the newest: only the differences of versions that two sides number count."""
+        """Sequences by lag, relative to the newest. Versions of two sides may have different origins."""
         newest = min([0.0, *self.lags])
         return {lag: count for lag, count in self.lags.items() if lag > newest}
 
     @property
     def odd(self) -> bool:
-        """Whether some rollout claims weights that the trainer does not have yet."""
+        """True if a rollout version is ahead of the trainer's."""
         return min(self.lags, default=0.0) < 0
 
     @property
@@ -69,7 +69,7 @@ class _StalenessSigns:
 
     @property
     def idle(self) -> bool:
-        """Whether several lags show no difference."""
+        """True if several lags show no difference."""
         return len(self.lags) > 1 and self.growth_z < _LAG_POSSIBLE_Z
 
     @property
@@ -83,7 +83,7 @@ class _StalenessSigns:
 
 @cached_on_case
 def lag_of_tokens(case: Case) -> Float64s | None:
-    """Version lag of each sound token, where it changes inside rows [N]; None where no column says so."""
+    """Return the version lag of each sound token [N] if it changes inside rows."""
     own, train = (case.rows.tokens.get(name) for name in ("rollout_version", "train_version"))
     if own is None:
         return None
@@ -99,7 +99,7 @@ def lag_of_tokens(case: Case) -> Float64s | None:
 
 
 def of_one_version(case: Case) -> Case:
-    """The case with the tokens of each row that its first version sampled; itself where versions do not change."""
+    """Return the case with the tokens of the first version of each row."""
     lag = lag_of_tokens(case)
     if lag is None:
         return case
@@ -108,7 +108,7 @@ def of_one_version(case: Case) -> Case:
 
 
 def _by_token(case: Case) -> Detection | None:
-    """Inside rows, tokens of older versions differ more."""
+    """Find rows whose tokens of older versions differ more."""
     lag = lag_of_tokens(case)
     if lag is None or case.reshaped:
         return None
@@ -227,7 +227,7 @@ def _format_lags(lags: Iterable[float]) -> str:
 
 
 def _sum_by_lag(case: Case) -> StepCells:
-    """Sums by step and version lag, of the sequences that no cause has taken out."""
+    """Sum levels by step and version lag."""
     lag = version_lag(case.rows)
     left = set() if lag is None else set(lag[case.counts > 0].tolist())
     return {
@@ -270,12 +270,11 @@ STALE_POLICY = Cause(
 )
 _PREFIX_START, _PREFIX_MIN_PROMPTS, _PREFIX_MIN_TOKENS = 24, 8, 3
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
-"""Minimum rise of the difference at the start of these prompts, relative to later tokens."""
+"""Starts with the same prefix share their noise, without being louder."""
 _PREFIX_MIN_DISTANCE = 0.005
-"""Median difference (in logits) at those starts that older weights make at the least; arithmetic may make less, as
-where experts of the prompt are chosen differently."""
+"""Logits. Arithmetic makes less, for example different experts in the prompt."""
 _PREFIX_MIN_VARIANCE, _PREFIX_LATE_SHARE, _PREFIX_Z = 0.04, 0.4, 4.5
-"""Variance between prompts that chance does not make at the start, its part late in responses, and its z."""
+"""Variance of the level between prompts at the start beyond chance, its late share, and its z."""
 
 
 def _test_stale_prefix(case: Case) -> Detection | None:
@@ -322,10 +321,7 @@ def _test_stale_prefix(case: Case) -> Detection | None:
 
 
 def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
-    """Variance of the level of some tokens [N] between prompts beyond that within, its z, and the levels by cluster.
-
-    The z is of the levels' ranks: a few loud sequences, which have far tails where experts differ, prove nothing.
-    """
+    """Return the variance of the level between prompts beyond chance, its z by ranks, and the levels by cluster."""
     number = case.sums(part)
     told = number >= _PREFIX_MIN_TOKENS
     counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
@@ -348,7 +344,6 @@ def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray]
 def _cluster_variance(
     values: np.ndarray, cluster: np.ndarray, counts: np.ndarray, many: Bools, freedom: int
 ) -> tuple[float, float, np.ndarray]:
-    """Variance between the means of clusters, what chance makes of it, and the means."""
     means = np.bincount(cluster, values, len(counts)) / np.maximum(counts, 1)
     left = values - means[cluster]
     chance = float(left @ left) / freedom * float((1 / counts[many]).mean())
@@ -502,7 +497,6 @@ def _test_growing_mismatch(case: Case) -> Detection | None:
 
 
 def _measure_sample_growth(case: Case) -> Growth:
-    """How K3 changed over the steps of the sample, as it stands in the dump."""
     whole = Case.of(case.evidence, case.rows)
     own = whole.column("step")
     numbered = [isinstance(step, (int, float)) and not isinstance(step, bool) for step in own.tolist()]
@@ -519,7 +513,6 @@ def _measure_sample_growth(case: Case) -> Growth:
 
 
 def _mean_lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
-    """Mean version lag of each step; None where some step has none."""
     sums = {step: [0.0, 0.0] for step in steps}
     for (step, lag), row in select_cells(case, LAG_COLUMN).items():
         if step in sums and isinstance(lag, float) and not math.isnan(lag):
@@ -606,7 +599,6 @@ def _test_never(case: Case) -> Detection | None:
 
 
 def _first_rise(level: Float64s, version: Float64s, ages: Float64s) -> float:
-    """By how many standard errors the level of the next versions is above that of the first one."""
     first = level[version == ages[0]]
     following = level[(version == ages[1]) | (version == ages[2])]
     if min(len(first), len(following)) < 2:
@@ -616,13 +608,13 @@ def _first_rise(level: Float64s, version: Float64s, ages: Float64s) -> float:
 
 
 def _steadiness(means: Float64s) -> float:
-    """Kendall's tau of the levels with their order: 1 if every version differs more than all before it."""
+    """Return Kendall's tau of the levels with their order."""
     signs = [np.sign(means[j] - means[i]) for i in range(len(means)) for j in range(i + 1, len(means))]
     return float(np.mean(signs))
 
 
 def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
-    """Slope of the level by age beside the lag, its z, and the z of the lag, over rows."""
+    """Return the slope of the level by age at equal lag, its z, and the z of the lag."""
     terms = [np.ones(len(level)), age]
     if np.ptp(lag) > 0:
         terms.append(lag)

@@ -31,17 +31,16 @@ from mismatchctl.diagnosis.measures import (
 from mismatchctl.results.model import Confidence
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
-"""A gross token: minimum nats, minimum multiple of the usual noise, and maximum share of such tokens."""
+"""A gross token is off by this many nats and multiples of the noise, on at most this share of tokens."""
 _TAIL_Z, _TAIL_COUNT_FACTOR = 12.0, 3
-"""The tail starts at this multiple of the noise. With this multiple of the gross tokens there, they are its end."""
+"""The tail starts at this multiple of the noise."""
 _LOUD_Z, _LOUD_COUNT_FACTOR, _SEAT_MIN_TOKENS = 5.0, 1.5, 5
 _FEW_GROSS = 0.05
-"""Above this share of gross tokens, more rows are needed for high confidence."""
 _CALIBRATED_MEAN = 2.0
-"""Maximum E[ratio] - 1 of a column that can be the sampling distribution. Unrelated columns are far above."""
+"""E[ratio] - 1 of a possible sampling distribution. Unrelated columns have far more."""
 _MIN_K3_SHARE, _MIN_TOKENS = 0.05, 200
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
-"""Minimum rows and minimum variance of their levels for two kinds of rows at high confidence."""
+"""Fewer rows with less variance may be prompts of two kinds."""
 _BROKEN_Z, _LOUD_NOISE, _CALIBRATED_Z = 8.0, 0.2, 3.0
 
 
@@ -54,7 +53,7 @@ def _test_unexplained(case: Case) -> Detection | None:
 
 
 def mark_gross_tokens(case: Case) -> Bools:
-    """Sound tokens far beyond what the others of this dump do, where they are few [N]."""
+    """Mark the few tokens [N] that differ far more than the others."""
     size = np.abs(case.x)
     found: Bools = (size > _GROSS_DISTANCE) & (size > _GROSS_NOISE_FACTOR * max(case.noise, 1e-6))
     tailed = int((np.abs(case.standard) > _TAIL_Z).sum()) - int(found.sum()) > _TAIL_COUNT_FACTOR * int(found.sum())
@@ -64,7 +63,6 @@ def mark_gross_tokens(case: Case) -> Bools:
 
 
 def _match_tokens(case: Case) -> Detection | None:
-    """Few tokens that hold much of the K3."""
     chosen = mark_gross_tokens(case)
     if not chosen.any():
         return None
@@ -113,13 +111,13 @@ def _match_tokens(case: Case) -> Detection | None:
 
 
 def _is_end_of_tail(case: Case) -> bool:
-    """Whether far tokens are fewer than those between them and the noise: so it is where experts differ."""
+    """Return True if far tokens are rarer than those between them and the noise, as with different experts."""
     size = np.abs(case.standard)
     return int((size > _LOUD_Z).sum()) >= _LOUD_COUNT_FACTOR * int((size > _GROSS_NOISE_FACTOR).sum())
 
 
 def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
-    """Where most of some tokens sit, if that is not where tokens usually are: ends, workers, steps."""
+    """Return the ends, workers or steps with most of some tokens, if that is unusual."""
     found = {}
     total = int(chosen.sum())
     left = case.each(case.counts) - case.place
@@ -137,7 +135,6 @@ def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
 
 
 def _match_rows(case: Case) -> Detection | None:
-    """Some rows that were sampled or scored otherwise than the rest."""
     found = find_row_kinds(case)
     if found is None:
         return None
@@ -169,7 +166,7 @@ def _match_rows(case: Case) -> Detection | None:
 
 
 def _match_everywhere(case: Case) -> Detection | None:
-    """Noise that no arithmetic makes, or a rollout column that did not sample these tokens."""
+    """Find noise beyond arithmetic, or a rollout column that did not sample these tokens."""
     if is_plain_noise(case):
         return None
     share, _ = tail_shares(case)
@@ -216,7 +213,6 @@ def _match_everywhere(case: Case) -> Detection | None:
 
 
 def _match_unrelated(case: Case) -> Detection:
-    """Columns that are not of the same tokens."""
     together = column_correlation(case)
     excess, z, inverse, inverse_z = calibration(case)
     sampled = any(

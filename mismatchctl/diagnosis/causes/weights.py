@@ -122,7 +122,7 @@ _QUANTIZED_MIN_SHARE, _QUANTIZED_TRACE_SHARE, _QUANTIZED_Z, _QUANTIZED_FAR_Z, _Q
 )
 _QUANTIZED_MAX_DRIFT = 0.6
 _QUANTIZED_MAX_NOISE = 0.4
-"""Maximum noise of the logits with quantized weights: 4 bits make less."""
+"""Quantization to 4 bits makes less."""
 
 
 def _test_quantized_rollout(case: Case) -> Detection | None:
@@ -173,7 +173,7 @@ def _test_quantized_rollout(case: Case) -> Detection | None:
 
 
 def _upper_correlation(along: float, z: float) -> float:
-    """How large the correlation with learning may be yet, two standard errors away."""
+    """Return the correlation with learning plus two standard errors."""
     error = np.arctanh(np.clip(along, -0.999, 0.999)) / z
     return float(np.tanh(np.arctanh(np.clip(along, -0.999, 0.999)) + 2 * error))
 

@@ -27,12 +27,10 @@ _MILES_FIGURE = re.compile(
 
 
 def is_miles_text(text: str) -> bool:
-    """Whether a text is such a report."""
     return _MILES_VERDICT.search(text) is not None
 
 
 def read_miles_text(text: str) -> LayerTable:
-    """One row: the log-probs themselves."""
     verdict = _MILES_VERDICT.search(text)
     figures = {name.lower(): parse_number(value.replace(",", "")) for name, value in _MILES_FIGURE.findall(text)}
     mean, limit = figures.get("mean abs diff"), figures.get("threshold (mean)")
@@ -56,7 +54,6 @@ SGLANG_RECORD_TYPES = (
     *("config", "rank_info", "input_ids", "log", "summary"),
     *("comparison_tensor", "comparison_non_tensor", "comparison_skip", "comparison_error"),
 )
-"""Types of its records. A tuple, because a foreign type can be unhashable."""
 SGLANG_MEASURE = "relative L2 error (sqrt of 2 rel_diff), failed by the comparator's own predicate"
 SGLANG_ONE_SIDED_NOTE = "tensors that only the baseline has leave no record in such a report"
 _SGLANG_KNOWN_SHARE = 0.5
@@ -64,14 +61,13 @@ _SGLANG_LAYER_TAG = re.compile(r"(?:^|___)layer_id=(\d{1,6})(?=___|\.|$)")
 
 
 def is_sglang_records(records: Sequence[Any]) -> bool:
-    """Whether lines of JSON are such a report: most have a type that it has, as a later version may have more."""
+    """Return True if most lines have known record types. Later versions may have more."""
     typed = [record.get("type") for record in records if isinstance(record, Mapping)]
     known = sum(isinstance(kind, str) and kind in SGLANG_RECORD_TYPES for kind in typed)
     return len(typed) == len(records) and known > _SGLANG_KNOWN_SHARE * len(records)
 
 
 def read_sglang_records(records: Sequence[Mapping[str, Any]], beside: int = 0) -> LayerTable:
-    """The rows of a report; `beside` lines of its file were no records."""
     notes, rows = NoteCounts(), []
     for record in records:
         kind = record.get("type")
@@ -141,7 +137,7 @@ def _sglang_name(record: Mapping[str, Any]) -> str:
 
 
 def _parse_sglang_layer(record: Mapping[str, Any]) -> int | None:
-    """The layer of a hand-placed dump, which survives in the names of the files alone."""
+    """Return the layer of a dump placed by hand, which only its file names have."""
     for key in ("raw_bundle_info", "available_bundle_info"):
         bundle = record.get(key)
         if not isinstance(bundle, Mapping):
@@ -159,7 +155,6 @@ SLIME_TOOL = "slime layer-wise comparator"
 SLIME_TENSOR_NAME = "residual stream after the layer"
 _SLIME_NUMBER = r"([^\s=]+)"
 _SLIME_LINE = re.compile(r"(?:^|[\s\]:])layer=\d{1,6}\s[^\n]*max_abs=[^\n]*$", re.MULTILINE)
-"""A logger can write any prefix, and the values after the layer can be in any order."""
 _SLIME_FACT = re.compile(r"(?<![\w-])(layer|tokens|max_abs|mean_abs)=([^\s,]+)")
 
 
@@ -167,7 +162,6 @@ _SLIME_KEY = re.compile(r"(?:.*\D)?(\d{1,6})")
 
 
 def is_slime_document(document: Any) -> bool:
-    """Whether a JSON document is such a report."""
     layers = document.get("layers") if isinstance(document, Mapping) else None
     if not isinstance(layers, Mapping):
         return False
@@ -177,7 +171,6 @@ def is_slime_document(document: Any) -> bool:
 
 
 def read_slime_document(document: Mapping[str, Any]) -> LayerTable:
-    """The rows of a report in JSON."""
     layers = {
         int(number[1]): found
         for key, found in document["layers"].items()
@@ -191,12 +184,10 @@ def read_slime_document(document: Mapping[str, Any]) -> LayerTable:
 
 
 def is_slime_text(text: str) -> bool:
-    """Whether a text is what the comparator prints."""
     return _SLIME_LINE.search(text) is not None
 
 
 def read_slime_text(text: str) -> LayerTable:
-    """The rows of what the comparator prints, which does not say its limit: any difference counts."""
     lines = [
         dict(reversed(_SLIME_FACT.findall(line))) for line in _SLIME_LINE.findall(text)
     ]  # of a fact said twice, the first
@@ -245,7 +236,6 @@ _SIDE_SPELLINGS = {
     "benchmark": "bench",
     "gpu": "bench",
 }
-"""Names of the two sides other than NPU and Bench."""
 _MSPROBE_COLUMNS = (
     *("Name", "Dtype", "max", "min", "mean", "l2norm"),
     *("Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr"),
@@ -263,12 +253,10 @@ CsvCells = Mapping[str, Any]
 
 
 def is_msprobe_header(columns: Sequence[str]) -> bool:
-    """Whether a table with these columns is such a report."""
     return {TARGET_COLUMN, GOLDEN_COLUMN} <= {_canonical_column(column) for column in columns}
 
 
 def is_msprobe_rows(document: Any) -> bool:
-    """Whether a JSON document is a list of rows of such a report."""
     return (
         isinstance(document, list)
         and bool(document)
@@ -278,7 +266,6 @@ def is_msprobe_rows(document: Any) -> bool:
 
 
 def _canonical_column(column: Any) -> str:
-    """The name of a column as msprobe writes it, whatever its case and signs, and however the sides are called."""
     words = re.findall(r"[a-z0-9]+", str(column).lower())
     return _CANONICAL_COLUMNS.get(
         "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else []), str(column)
@@ -286,7 +273,6 @@ def _canonical_column(column: Any) -> str:
 
 
 def is_msprobe_rank(document: Any) -> bool:
-    """Whether a JSON document is what `-da` writes of one rank."""
     return (
         isinstance(document, Mapping)
         and bool(document)
@@ -295,7 +281,6 @@ def is_msprobe_rank(document: Any) -> bool:
 
 
 def is_msprobe_first(document: Any) -> bool:
-    """Whether a JSON document is what `-da` writes of the first differing calls of all ranks."""
     return (
         isinstance(document, Mapping)
         and bool(document)
@@ -309,7 +294,6 @@ def is_msprobe_first(document: Any) -> bool:
 
 
 def read_msprobe_rows(cells: Sequence[CsvCells], file: str) -> LayerTable:
-    """The rows of a CSV."""
     cells = [{_canonical_column(name): value for name, value in cell.items()} for cell in cells]
     value, measure = _choose_measure(cells[0].keys() if cells else ())
     notes = NoteCounts()
@@ -325,7 +309,6 @@ def read_msprobe_rows(cells: Sequence[CsvCells], file: str) -> LayerTable:
 
 
 def read_msprobe_rank(document: Mapping[str, Any], file: str) -> LayerTable:
-    """The rows of what `-da` writes of one rank, where Result is empty and the whole call is the same or not."""
     notes, rows = NoteCounts(), []
     measure = "relative"
     for call in document.values():
@@ -350,7 +333,6 @@ def read_msprobe_rank(document: Mapping[str, Any], file: str) -> LayerTable:
 
 
 def read_msprobe_first(document: Mapping[str, Any]) -> list[LayerTable]:
-    """The first differing calls of each rank."""
     why = "the first call that is not the same"
     return [
         LayerTable(
@@ -417,7 +399,7 @@ def _checksum_difference(cell: CsvCells) -> float | None:
 
 
 def _parse_cell(cell: Any) -> float | None:
-    """A number, a percentage as text, or None for `N/A`, `Nan`, `inf`, `unsupported`, `shape unmatched`."""
+    """Parse a number or a percentage. Other text, such as `N/A` or `unsupported`, is None."""
     if not isinstance(cell, str):
         return to_finite(cell)
     text = cell.strip()

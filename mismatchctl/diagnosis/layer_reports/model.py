@@ -13,12 +13,11 @@ from pydantic import BaseModel, ConfigDict
 from mismatchctl.core.batch import Float64s
 
 REPLAY_COMMAND = "mismatchctl score DUMPS --replay worst.jsonl --worst 8"
-"""The worst sequences as lines of JSON: they are enough."""
 COMPARE_COMMAND = "python -m sglang.srt.debug_utils.comparator --baseline-path BASELINE --target-path TARGET"
 _HOOK_VARIABLES = "DUMPER_ENABLE=1 DUMPER_NON_INTRUSIVE_MODE=all"
 _FILTER_VARIABLE = r"""DUMPER_FILTER='layer_id in [{commas}] or search(r"layers\.{names}\.", name)'"""
 SGLANG_SYNTAX = f"run both sides with `{_HOOK_VARIABLES} {_FILTER_VARIABLE}`, then `{COMPARE_COMMAND}`"
-"""`layer_id` comes from dumps that were inserted by hand, names come from hooks."""
+"""`layer_id` is of dumps placed by hand, and names are those of hooks."""
 SLIME_SYNTAX = (
     "dump these layers on each side, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
     "--sglang-dir SGLANG --layers {layers} --output-json layerwise.json`"
@@ -31,13 +30,7 @@ EVERY_LAYER_COMMAND = f"run both sides with `{_HOOK_VARIABLES}`, then `{COMPARE_
 
 
 class NextStep(BaseModel):
-    """A step from a dump to the first report of its layers.
-
-    Attributes:
-        name: replay, hook, compare, read; msprobe: the same by that tool.
-        text: what to do, with its commands in backticks.
-        commands: these alone; words in capitals are to be filled in.
-    """
+    """Step from a dump to the first report of its layers. `commands` are the parts of `text` in backticks."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,12 +40,11 @@ class NextStep(BaseModel):
 
     @classmethod
     def of(cls, name: str, text: str) -> NextStep:
-        """One whose commands stand in its text."""
         return cls(name=name, text=text, commands=text.split("`")[1::2])
 
 
 def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
-    """Comparing some layers in the syntax of a tool, on the worst sequences."""
+    """Describe how to compare some layers with a tool."""
     texts = [str(layer) for layer in layers]
     names = texts[0] if len(texts) == 1 else f"({'|'.join(texts)})"
     said = syntax.format(
@@ -63,12 +55,7 @@ def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
 
 
 def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextStep]:
-    """The steps from a dump to the first report of its layers; none where no layer can be at fault.
-
-    Args:
-        wrong: the side that is, where a third column tells.
-        in_layers: whether a cause was found, at medium confidence or more, that is in them.
-    """
+    """Return the steps to the first report of layers, none if no layer can have the fault."""
     if wrong == "none" or not (wrong or in_layers):
         return []
     one = {"rollout": "the engine", "trainer": "the trainer"}.get(wrong or "")
@@ -85,15 +72,10 @@ def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextSte
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One compared tensor, in the order in which the report has them: that of execution.
+    """Compared tensor, in order of execution.
 
-    Attributes:
-        name: of the tensor, as the report has it.
-        layer: zero-based decoder layer; None for what lies before, after or beside the layers.
-        step: training or decoding step; None where the report knows none.
-        value: how far the sides are apart, in the unit of the report's measure; None where there is no number.
-        failed: the tool's own verdict, NaN counted as failed.
-        why: what is wrong with it, for a person; "" where nothing is.
+    `layer` is zero-based, None outside the layers. `value` is in the unit of the report's measure, and `failed` is the
+    tool's own verdict with NaN as failure.
     """
 
     name: str
@@ -106,17 +88,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """The rows of one file, before anything is concluded from them.
-
-    Attributes:
-        tool: who wrote it.
-        measure: what the values are, with their unit, and the limit that `failed` goes by.
-        rows: in the order of execution.
-        notes: what the report cannot know or leaves out, in sentences.
-        rank: of the process, where the report is of one.
-        again: how the tool compares some layers alone, with places as `next.again` fills them.
-        unlayered: how layers are compared after a report that has none.
-    """
+    """Rows of one report in order of execution. `again` compares some layers, `unlayered` all of them."""
 
     tool: str
     measure: str
@@ -132,7 +104,7 @@ class _Model(BaseModel):
 
 
 class Tensor(_Model):
-    """A tensor that stands out: `layer` is zero-based, null beside the layers; `value` in the report's measure."""
+    """Notable tensor. `layer` is zero-based, null outside the layers, and `value` in the report's measure."""
 
     name: str
     layer: int | None
@@ -142,12 +114,11 @@ class Tensor(_Model):
 
 
 class LayerReport(_Model):
-    """One report of a comparator, and what follows from it.
+    """Report of a comparator with its conclusions.
 
-    `first_bad` is the first tensor outside the tool's own tolerance; `first_apart` the first that parts from all the
-    layers before it, whatever the tolerance; `before` the largest value of the layers before the earlier of the two,
-    and `last_good` the last layer compared before it. `growth` is the largest value of each compared layer, in order;
-    `next` is what to compare next, to come nearer to the operator.
+    `first_bad` is the first tensor outside the tool's tolerance, `first_apart` the first that differs far more than all
+    layers before it. `before` and `last_good` describe the layers before the earlier of the two. `growth` is the
+    largest value of each layer, and `next` the next comparison.
     """
 
     file: str
@@ -171,13 +142,12 @@ _LAYER_PATTERN = re.compile(
 
 
 def parse_layer(name: str) -> int | None:
-    """The decoder layer that a module path names: `model.layers.3.mlp.output` is layer 3."""
+    """Return the decoder layer in a module path, for example 3 in `model.layers.3.mlp.output`."""
     found = _LAYER_PATTERN.search(name)
     return int(found[1]) if found else None
 
 
 def to_finite(value: object) -> float | None:
-    """A number that can be compared; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -188,7 +158,6 @@ def to_finite(value: object) -> float | None:
 
 
 def parse_number(text: str) -> float | None:
-    """The number that a text is, and that can be compared; None for any other text."""
     try:
         return to_finite(float(text))
     except ValueError:
@@ -197,16 +166,14 @@ def parse_number(text: str) -> float | None:
 
 @dataclass
 class NoteCounts:
-    """Sentences about what a report lacks, each said once with its count and first example."""
+    """Notes about a report, each with its count and first example."""
 
     seen: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, what: str, name: str) -> None:
-        """Take note of one tensor of which `what` holds."""
         self.seen.setdefault(what, []).append(name)
 
     def sentences(self) -> list[str]:
-        """One sentence for each kind."""
         return [
             f"{names[0]} {what}" + (f", like {len(names) - 1:,} more" if len(names) > 1 else "")
             for what, names in self.seen.items()
@@ -214,11 +181,11 @@ class NoteCounts:
 
 
 USUAL_LOGIT_SPREAD = (0.3, 30.0)
-"""Range of the standard deviation of a token's logits in language models, nats, with a margin."""
+"""Standard deviations of a token's logits in language models, nats."""
 
 
 class LogitNoise(BaseModel):
-    """What the log ratios of one run ask of the logits: their rms, and the noise on each logit, nats (low, high)."""
+    """RMS of a run's log ratios, and the bounds of the noise on each logit that explains them, nats."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -227,12 +194,7 @@ class LogitNoise(BaseModel):
 
 
 def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | None:
-    """The noise on each logit that explains a dump's log ratios; None where there is no doubtful token.
-
-    Args:
-        rollout: log-probs of valid tokens [T], nats, finite.
-        train: the same tokens by the trainer [T].
-    """
+    """Estimate the noise on each logit from log-probs of valid, finite tokens [T]."""
     with np.errstate(over="ignore"):
         squares = float(np.square(train - rollout).sum())
     doubt = float(np.square(-np.expm1(np.minimum(rollout, 0.0))).sum())
@@ -243,7 +205,7 @@ def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | Non
 
 
 def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
-    """Whether layers that far apart explain log ratios that large, in a sentence."""
+    """Compare the layers' differences with the dump's log ratios, in one sentence."""
     low, high = noise.logit_noise
     asked = f"log ratios of {noise.log_ratio_rms:.2g} (rms) ask for noise of {low:.2g} to {high:.2g} on each logit"
     last = next((value for _, value in reversed(report.growth) if value is not None), None)

@@ -36,9 +36,8 @@ from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, parse_json
 
 JUMP_FACTOR = 30.0
-"""A value above this multiple of all earlier layers is not growth of the same noise, which grows by small
-factors from layer to layer, in bfloat16 too (within 4 in the samples)."""
-UNORDERED_NOTE = "its tensors are not in order of execution, so they were sorted by layer"
+"""Noise grows by small factors from layer to layer, at most 4 in samples of bfloat16."""
+UNORDERED_NOTE = "its tensors are in no order of execution: they were put in that of their layers"
 REVERSED_NOTE = "its layers descend, and it is a forward pass ({why}): it was read from its end"
 BACKWARD_NOTE = "its layers descend: a backward pass ({why})"
 AMBIGUOUS_NOTE = (
@@ -46,20 +45,19 @@ AMBIGUOUS_NOTE = (
     "and would be bad from its lowest layer on"
 )
 _MAX_TURN_SHARE = 0.5
-"""Changes of layer that turn back, of all: a pass forward, one backward after it, or ranks one by one turn seldom."""
+"""Largest share of turns among the changes of layer. Passes and ranks turn seldom."""
 _MIN_CHANGES = 8
 _MIN_DESCENT = 3
-"""Layers that descend, at least, before anything is concluded from it."""
 _GRADIENT_PATTERN = re.compile(
     r"(?:^|[._/]|__)(?:backward|grads?|gradients?|d?grad_(?:in|out)put)(?=$|[._/\d])", re.IGNORECASE
 )
 _HEAD_PATTERN = re.compile(r"(?:^|[./])(?:lm_head|logits?|output_layer|ln_f|(?:final_?)?(?:layer_?)?norm)(?=$|[._/:])")
-"""Tensors of no layer that come after all of them."""
+"""Tensors after all layers."""
 _FORWARD_PATTERN = re.compile(r"(?:^|[._/])forward(?=$|[._/\d])", re.IGNORECASE)
 
 
 def sort_rows(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], str]:
-    """The rows in the order of execution, and what was done about it, in a sentence; "" where nothing was."""
+    """Return the rows in order of execution, and a note if the order changed."""
     places = [(row.step, row.layer) for row in rows if row.layer is not None]
     changes = [b - a for (first, a), (second, b) in pairwise(places) if first == second and a != b]
     turns = sum((a > 0) != (b > 0) for a, b in pairwise(changes))
@@ -71,7 +69,7 @@ def sort_rows(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], str]:
 
 
 def _sort_by_layer(rows: Sequence[LayerRow]) -> Sequence[LayerRow]:
-    """By step and layer; what has no layer goes before the layers, the head and what leads to it after them."""
+    """Sort by step and layer, with the head after the layers and other tensors before them."""
     steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in rows))}
     last = 1 + max((row.layer for row in rows if row.layer is not None), default=0)
 
@@ -82,10 +80,7 @@ def _sort_by_layer(rows: Sequence[LayerRow]) -> Sequence[LayerRow]:
 
 
 def _resolve_descending(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], str]:
-    """Layers from the last to the first: gradients, or a forward pass that was sorted or written from its end.
-
-    Names tell, or what is bad: an error stays in all that is computed after it.
-    """
+    """Interpret descending layers by names or by the place of the error: gradients, or a reversed forward pass."""
     if any(_GRADIENT_PATTERN.search(row.name) for row in rows):
         return rows, BACKWARD_NOTE.format(why="from its names")
     if any(_FORWARD_PATTERN.search(row.name) for row in rows):
@@ -102,7 +97,6 @@ def _resolve_descending(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], s
 
 
 def _is_worse(some: Sequence[LayerRow], others: Sequence[LayerRow]) -> bool:
-    """Whether a layer is bad and the other is not: by the tool's verdict, or by a jump of the values."""
     bad, other_bad = (any(row.failed for row in layer) for layer in (some, others))
     if bad != other_bad:
         return bad
@@ -111,7 +105,7 @@ def _is_worse(some: Sequence[LayerRow], others: Sequence[LayerRow]) -> bool:
 
 
 def _reverse_rows(rows: Sequence[LayerRow]) -> Sequence[LayerRow]:
-    """Step by step in the order given; within a step from its end, or by layer where each layer runs forward."""
+    """Reverse the rows of each step, or sort them if each layer runs forward."""
     steps = dict.fromkeys(row.step for row in rows)
     inside = [
         (_layer_part(a.name), _layer_part(b.name))
@@ -125,17 +119,15 @@ def _reverse_rows(rows: Sequence[LayerRow]) -> Sequence[LayerRow]:
 
 
 def _layer_part(name: str) -> int:
-    """How far within a layer a tensor is computed: inputs and attention before the feed-forward part and outputs."""
+    """Return the order of a tensor within its layer."""
     later = ("mlp", "moe", "ffn", "feed_forward", "experts", "post_attention")
     return 2 * any(word in name for word in later) + ("output" in name)
 
 
 _MAX_SPAN = 8
-"""Layers that are compared next, at most."""
 
 
 def analyze_table(table: LayerTable, file: str) -> LayerReport:
-    """Read both answers off the rows of one report."""
     rows, order = sort_rows(table.rows)
     bad = next((index for index, row in enumerate(rows) if row.failed), None)
     apart = _find_divergence(rows)
@@ -163,7 +155,7 @@ def analyze_table(table: LayerTable, file: str) -> LayerReport:
 
 
 def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -> str | None:
-    """What to compare next: the layers from the last good one to the first that is not, on few sequences."""
+    """Suggest the layers from the last good one to the first bad one."""
     if layer is None:
         return describe_rerun(table.unlayered, []) if table.unlayered else None
     return describe_rerun(
@@ -172,7 +164,7 @@ def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -
 
 
 def _find_divergence(rows: Sequence[LayerRow]) -> int | None:
-    """The first row that is far above every layer before its own, or differs where those were equal to the bit."""
+    """Return the first row far above every earlier layer, or different after layers that were equal to the bit."""
     before: float | None = None  # the largest of the layers before, in this step
     here = 0.0
     place: tuple[int | None, int] | None = None
@@ -191,7 +183,7 @@ def _find_divergence(rows: Sequence[LayerRow]) -> int | None:
 
 
 def _layer_growth(rows: Sequence[LayerRow]) -> list[tuple[int, float | None]]:
-    """The largest value of each layer over all its tensors and steps; None where one of them has no number."""
+    """Return the largest value of each layer, None if a tensor has none."""
     found: dict[int, float | None] = {}
     for row in rows:
         if row.layer is None:
@@ -206,7 +198,6 @@ def _make_tensor(row: LayerRow, why: str) -> Tensor:
 
 
 MAX_REPORT_BYTES = 256 * 1024 * 1024
-"""Maximum bytes of a report. A model of a hundred layers and a thousand steps needs far less."""
 
 KNOWN_FORMATS = (
     "known are comparator_report.jsonl of SGLang and Miles, slime's JSON and text, and msprobe's CSV and JSON"
@@ -216,15 +207,10 @@ SPREADSHEET_SUFFIXES = (".xlsx", ".xls")
 SPREADSHEET_REMEDY = "save the table as CSV, or run msprobe compare without --xlsx"
 _PART_SUFFIX = re.compile(r"_part_?\d+$")
 _MAX_ECHOED_SHARE = 0.5
-"""Maximum share of other lines if a comparator's output was stored within a log."""
 
 
 def read_layers(path: str) -> list[LayerReport]:
-    """The reports at a path: a file, or a folder of the reports of several ranks or steps.
-
-    Raises:
-        DataError: it cannot be read, or is no report of a known comparator.
-    """
+    """Read the reports at a path: a file, or a folder with reports of several ranks or steps."""
     place = Path(path)
     if not place.is_dir():
         return _read_reports(place)
@@ -241,7 +227,7 @@ def read_layers(path: str) -> list[LayerReport]:
 
 
 def _join_parts(tables: Sequence[tuple[Path, LayerTable]]) -> list[tuple[Path, LayerTable]]:
-    """Parts of one report as one: msprobe splits a CSV of more than a million rows."""
+    """Join the parts of a CSV that msprobe split."""
     found: dict[tuple[Path, str | None], tuple[Path, LayerTable]] = {}
     for number, (file, table) in enumerate(tables):
         part = _PART_SUFFIX.search(file.stem)
@@ -269,11 +255,10 @@ def _read_reports(file: Path) -> list[LayerReport]:
 
 
 class _NoTextError(DataError):
-    """What is named .out or .log is not always a text."""
+    """A file of a folder is binary."""
 
 
 def _read_optional_tables(file: Path) -> Sequence[LayerTable]:
-    """The tables of one of the files in a folder, none of one that is no report."""
     try:
         return _read_tables(file) or ()
     except _NoTextError:
@@ -326,7 +311,7 @@ def _read_csv(text: str, file: Path) -> list[LayerTable] | None:
 
 
 def _read_lines(text: str) -> tuple[list[Any], int]:
-    """The records of JSON lines, and how many lines beside them are none: a last one that was cut off, or of a log."""
+    """Parse JSON lines. Returns the records and the number of other lines, without a last incomplete one."""
     records: list[Any] = []
     lines = [line for line in text.splitlines() if line.strip()]
     beside = 0
