@@ -12,7 +12,6 @@ from mismatchctl.core.batch import Segments
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.cause import CONFIDENCES, Cause, Detection
-from mismatchctl.diagnosis.causes.data_shape import LENGTH_MISMATCH
 from mismatchctl.diagnosis.causes.numerics import UNRELATED_CORRELATION
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.evidence import Evidence
@@ -54,8 +53,9 @@ def _without_tokens(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
         return []
     none = np.zeros(0)
     case = Case.of(evidence, Rows(Segments(np.zeros(1, np.int64)), none, none, np.zeros(0, np.bool_)))
-    detection = LENGTH_MISMATCH.test(case)
-    return [] if detection is None else [_make_finding(_CauseResult(LENGTH_MISMATCH, detection, case, 0.0), files)]
+    lengths = CAUSES[0]
+    detection = lengths.test(case)
+    return [] if detection is None else [_make_finding(_CauseResult(lengths, detection, case, 0.0), files)]
 
 
 def _run_tests(case: Case) -> list[_CauseResult]:

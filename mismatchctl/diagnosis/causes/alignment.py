@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from functools import partial
 
@@ -12,7 +13,7 @@ from mismatchctl.core.formatting import format_count
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
 from mismatchctl.diagnosis.evidence import Tally, TokenMarks
 from mismatchctl.diagnosis.measures import (
@@ -56,7 +57,7 @@ def find_breaks(case: Case) -> tuple[Bools, Ints] | None:
     return found, split
 
 
-def _test_edited_response(case: Case) -> Detection | None:
+def detect_edited_response(case: Case) -> Detection | None:
     breaks = find_breaks(case)
     if breaks is None:
         return None
@@ -154,7 +155,6 @@ def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s
     return split, np.where(np.isfinite(best), best, 0.0) / np.sqrt(np.maximum(left, floor)), difference
 
 
-EDITED_RESPONSE = Cause("edited_response", _test_edited_response)
 MAX_SHIFT = 32
 _SHIFTED_ALL_SHARE, _SHIFTED_SURE_SHARE, _SHIFTED_TRACE_SHARE = 0.8, 0.1, 0.02
 _SHIFTED_MIN_DISTANCE, _SHIFTED_MAX_DISTANCE, _SHIFTED_MIN_LENGTH = 0.25, 1.0, 12
@@ -194,7 +194,7 @@ def find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tupl
     return np.where(found, np.array(steps)[best], 0), np.where(found, agreement, 1.0)
 
 
-def _test_misaligned(case: Case) -> Detection | None:
+def detect_misaligned(case: Case) -> Detection | None:
     bad = case.means(np.minimum(np.abs(case.x), _SHIFTED_MAX_DISTANCE)) > _SHIFTED_MIN_DISTANCE
     candidates = np.flatnonzero(bad & (case.counts > _SHIFTED_MIN_LENGTH))
     if not len(candidates):
@@ -263,11 +263,10 @@ def _align_rollout(case: Case, shift: Ints) -> Case:
     return case.repaired(rollout=moved)
 
 
-MISALIGNED = Cause("misaligned", _test_misaligned)
 _RETOKENIZED_MAX_SHIFT, _RETOKENIZED_MIN_ROWS, _RETOKENIZED_MIN_SHARE = 12, 2, 0.5
 
 
-def _test_retokenized(case: Case) -> Detection | None:
+def detect_retokenized(case: Case) -> Detection | None:
     breaks = find_breaks(case)
     if breaks is None:
         return None
@@ -309,14 +308,13 @@ def _test_retokenized(case: Case) -> Detection | None:
     )
 
 
-RETOKENIZED = Cause("retokenized", _test_retokenized)
 _PREFIX_MIN_SURPRISE = 20.0
 """Nats. Two samples do not share a less probable prefix by chance."""
 _MASKED_MIN_TOKENS = 20
 _MORE = 4.0
 
 
-def _test_mask_wrong(case: Case) -> Detection | None:
+def detect_mask_wrong(case: Case) -> Detection | None:
     return _match_inverted_mask(case) or _match_prompt_in_mask(case) or _match_shared_prefix(case)
 
 
@@ -424,7 +422,6 @@ def _match_shared_prefix(case: Case) -> Detection | None:
     )
 
 
-MASK_WRONG = Cause("mask_wrong", _test_mask_wrong, columns=("token_ids",))
 MIN_LOG_PROB = -200.0
 _LAST_TOKEN_MIN_SHARE, _LAST_TOKEN_Z = 0.1, 5.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
@@ -441,7 +438,7 @@ _PLACEHOLDER_KINDS = {
 }
 
 
-def _flag_placeholders(rows: Rows) -> dict[str, TokenMarks]:
+def flag_placeholders(rows: Rows) -> dict[str, TokenMarks]:
     sides = [side for side in ("rollout", "train") if not rows.is_within(side, MIN_LOG_PROB, POSITIVE_TOLERANCE)]
     return {
         f"{kind}_{side}": TokenMarks.on(rows, partial(_mark_placeholders, kind, side))
@@ -460,7 +457,7 @@ def _mark_placeholders(kind: str, side: str, rows: Rows) -> Bools:
         return (values < MIN_LOG_PROB) & (values > -np.inf) & rows.mask
 
 
-def _test_padding_or_sentinel(case: Case) -> Detection | None:
+def detect_padding_or_sentinel(case: Case) -> Detection | None:
     tallies = {name: tally for name, tally in case.evidence.tallies.items() if _is_open_tally(case, name)}
     off = (case.rollout > POSITIVE_TOLERANCE) | (case.train > POSITIVE_TOLERANCE)
     off |= (case.rollout < MIN_LOG_PROB) | (case.train < MIN_LOG_PROB)
@@ -540,13 +537,12 @@ def _match_placeholders(
     )
 
 
-PADDING_OR_SENTINEL = Cause("padding_or_sentinel", _test_padding_or_sentinel, flags=_flag_placeholders)
 _UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 2.0
 _UNSAMPLED_MIN_SHARE = 0.01
 """A policy that moved far has a few single tokens with log-prob 0 that the trainer denies."""
 
 
-def _test_unsampled_tokens(case: Case) -> Detection | None:
+def detect_unsampled_tokens(case: Case) -> Detection | None:
     runs = find_suspicious_runs(case)
     runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # a nucleus of one token has 0
     if float((case.x < 0).sum()) > _UNSAMPLED_ONE_SIDED_SHARE * len(
@@ -586,4 +582,132 @@ def _test_unsampled_tokens(case: Case) -> Detection | None:
     )
 
 
-UNSAMPLED_TOKENS = Cause("unsampled_tokens", _test_unsampled_tokens)
+_CAP = 7.0
+_LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
+"""Range of E[ratio] after the break for sampled tokens, and the number of tokens it needs."""
+_NOISY = 0.04
+"""Noise of the other tokens above which a rise within a row may be usual."""
+_RELATED, _NEAR_END = 0.2, 16
+_SAME, _ROWS, _FEW, _BESIDE = 0.8, 5, 3, 3
+_MANY, _ROUGH = 300, 0.6
+"""Tokens, and error of E[ratio], that are enough to call the tokens sampled."""
+_MEMBERS, _IMPROBABLE = 3, 1e-4
+
+
+def detect_engine_state(case: Case) -> Detection | None:
+    breaks = find_breaks(case)
+    if breaks is None:
+        return None
+    found, split = breaks
+    if break_at_turns(case, found, split):
+        return None  # contexts differ from a turn on
+    at_limit = _at_limit(case, found, split)
+    by_prompt = _by_prompt(case, found, split)
+    after = (case.place >= case.each(split)) & case.each(found)
+    ratio = np.exp(np.minimum(case.x[after], _CAP))
+    mean, count = float(ratio.mean()), int(after.sum())
+    sums, numbers = case.sums(np.where(after, np.exp(np.minimum(case.x, _CAP)), 0.0)), case.sums(after)
+    error = float(np.sqrt(((sums - mean * numbers)[found] ** 2).sum())) / max(count, 1)
+    related = _correlation(case, after) > _RELATED
+    begins, rows = split[found], int(found.sum())
+    at_one_place = rows >= _ROWS and float(np.mean(np.abs(begins - np.median(begins)) <= _BESIDE)) >= _SAME
+    placed = by_prompt or (at_one_place and related)
+    sampled = _LEAST < mean < _MOST and abs(mean - 1) < max(4 * error, 0.3)
+    possible = mean < (_MOST_PLACED if placed and related else _MOST) and (placed or (mean > _LEAST and related))
+    if not (at_limit or (possible and count >= _ENOUGH)):
+        return None
+    tokens = case.marked(after)
+    if case.without(tokens).noise > _NOISY and not (at_limit or by_prompt):
+        return None  # the other rows differ too, late in the response perhaps
+    told = sampled and count >= _MANY and 4 * error < _ROUGH
+    sure = (at_limit and rows >= _ROWS) or (possible and placed and count >= _ENOUGH) or told
+    confidence: Confidence = "high" if sure else "medium"
+    share = float(found.sum() / max((case.counts > 0).sum(), 1))
+    level = case.sums(np.minimum(np.abs(case.x), 5.0) * after) / np.maximum(numbers, 1)
+    examples = find_loudest(case, found, level)
+    at = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
+    left = int(np.median((case.counts - split)[found]))
+    if at_limit:
+        place = f"the last {left:,} tokens of rows of the greatest length ({int(case.counts.max()):,} tokens)"
+    elif by_prompt:
+        place = "all samples of some prompts, from a position on"
+    else:
+        place = f"{percent(share)} of the rows, from a position on"
+    said = (
+        f". The tokens are the sampled ones: E[ratio] is {mean:.2g} there, and text that was changed after sampling "
+        "would leave far more than 1"
+        if sampled
+        else ""
+    )
+    return Detection(
+        confidence,
+        f"one side is off in {place}, by {level[found].mean():.2g} nats on average{said}",
+        share=case.share(tokens),
+        evidence=(
+            make_share_fact(
+                "sequences", found, case.counts > 0, "share of rows that agree up to a position and not after it"
+            ),
+            make_fact(
+                "ratio_mean",
+                mean,
+                "E[ratio] after that position: 1 where these tokens were sampled",
+                against=not sampled,
+            ),
+            make_fact("tokens_after", left, "tokens from there to the end of the row, median"),
+            make_fact(
+                "at_limit", float(at_limit), "1 if rows of the greatest length are concerned, at one distance from it"
+            ),
+            make_fact(
+                "by_prompt", float(by_prompt), "1 if all samples of some prompts are concerned and none of the others"
+            ),
+        ),
+        where={
+            "sequences": percent(share),
+            "positions": f"the last {left:,} tokens" if at_limit else "from a position on",
+        },
+        examples=examples,
+        positions=at[examples],
+        rivals={"edited_response": "token_ids of both sides in these rows: are they the same?"}
+        | ({} if at_limit else {"context_mismatch": "the prompt's token ids of both sides, and their positions"}),
+        leaves=case.without(tokens),
+    )
+
+
+def _correlation(case: Case, chosen: Bools) -> float:
+    """Return the correlation of the columns on some tokens. In any context it is positive for the same tokens."""
+    r, t = case.r[chosen], case.t[chosen]
+    return float(np.corrcoef(r, t)[0, 1]) if len(r) > 2 and r.std() > 0 and t.std() > 0 else 0.0
+
+
+def _at_limit(case: Case, found: Bools, split: Ints) -> bool:
+    """Return True if all breaks are in rows of maximum length, at one distance from their end."""
+    longest = case.counts == case.counts.max()
+    left = (case.counts - split)[found]
+    _, counts = np.unique(left, return_counts=True)
+    same = counts.max() >= _SAME * len(left) or float(np.ptp(np.quantile(left, (0.1, 0.9)))) <= 2
+    return bool(
+        found.sum() >= _FEW
+        and (found & longest).sum() >= _SAME * found.sum()
+        and (found & longest).sum() >= 0.3 * longest.sum()
+        and longest.sum() < 0.9 * (case.counts > 0).sum()
+        and same
+        and np.median(left) <= max(_NEAR_END, 0.1 * case.counts.max())
+    )
+
+
+def _by_prompt(case: Case, found: Bools, split: Ints) -> bool:
+    """Return True if broken rows make up whole prompts more often than by chance."""
+    if case.rows.columns.get("prompt_id") is None:
+        return False
+    used = case.counts > np.median(split[found]) + 6  # shorter rows end before it
+    if not used.any():
+        return False
+    clusters = case.clusters[used]
+    rows, broken_rows = np.bincount(clusters), np.bincount(clusters, weights=found[used])
+    share = float(found[used].mean())
+    touched = (broken_rows > 0) & (rows >= _MEMBERS)
+    if not touched.any() or share > 0.9:
+        return False
+    whole = broken_rows[touched] >= _SAME * rows[touched]
+    chance = float(np.sum(rows[touched][whole]) * math.log(max(share, 1e-9)))
+    return bool(whole.sum() >= _SAME * touched.sum() and chance + math.log(len(rows)) < math.log(_IMPROBABLE))

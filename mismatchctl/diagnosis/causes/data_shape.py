@@ -11,7 +11,7 @@ from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_number
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.diagnosis.case import Case
-from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
 from mismatchctl.diagnosis.measures import find_better_reading, find_loudest, make_fact, make_share_fact, percent
 from mismatchctl.results.model import Confidence
@@ -30,7 +30,7 @@ _MOST, _FEW_ROWS = 0.5, 0.02
 # Lists of different lengths.
 
 
-def _lengths(case: Case) -> Detection | None:
+def detect_length_mismatch(case: Case) -> Detection | None:
     unfit = case.evidence.unfit
     if unfit is None or not unfit.count:
         return None
@@ -61,13 +61,10 @@ def _lengths(case: Case) -> Detection | None:
     )
 
 
-LENGTH_MISMATCH = Cause("length_mismatch", _lengths)
-
-
 # One value in a whole column.
 
 
-def _constant(case: Case) -> Detection | None:
+def detect_constant_column(case: Case) -> Detection | None:
     if len(case.x) < _FEWEST:
         return None
     found = {}
@@ -102,9 +99,6 @@ def _varies_under_mask(case: Case, side: str) -> bool:
     return len(values) >= _FEWEST and len(np.unique(values)) > len(values) / 4
 
 
-CONSTANT_COLUMN = Cause("constant_column", _constant)
-
-
 # Padding that no mask covers.
 
 
@@ -116,7 +110,7 @@ class _Padding:
     end: str
 
 
-def _padding(case: Case) -> Detection | None:
+def detect_unmasked_padding(case: Case) -> Detection | None:
     found = _run_of_padding(case, last=True) or _run_of_padding(case, last=False)
     if found is None:
         return None
@@ -197,9 +191,6 @@ def _is_placeholder(value: float) -> bool:
     return value == round(value, 2) or value < -100
 
 
-UNMASKED_PADDING = Cause("unmasked_padding", _padding)
-
-
 # Other numbers than log-probs of discrete tokens, on both sides.
 
 
@@ -239,7 +230,7 @@ def are_probabilities(case: Case) -> bool:
     return True
 
 
-def _densities(case: Case) -> Detection | None:
+def detect_log_densities(case: Case) -> Detection | None:
     if not _positive(case) or are_negated(case) or are_probabilities(case):
         return None
     above = float(((case.r > POSITIVE_TOLERANCE) & (case.t > POSITIVE_TOLERANCE)).mean())
@@ -264,10 +255,7 @@ def _densities(case: Case) -> Detection | None:
     )
 
 
-LOG_DENSITIES = Cause("log_densities", _densities)
-
-
-def _negated(case: Case) -> Detection | None:
+def detect_wrong_sign(case: Case) -> Detection | None:
     if not are_negated(case):
         return None
     return Detection(
@@ -288,13 +276,10 @@ def _negated(case: Case) -> Detection | None:
     )
 
 
-WRONG_SIGN = Cause("wrong_sign", _negated)
-
-
 # One column without the gaps of the mask.
 
 
-def _packed(case: Case) -> Detection | None:
+def detect_packed_columns(case: Case) -> Detection | None:
     gapped = _gapped(case)
     if gapped is None:
         return None
@@ -361,14 +346,11 @@ def _unpacked(case: Case, side: str, place: Ints) -> Float64s:
     return np.where(case.rows.mask, moved, values)
 
 
-PACKED_COLUMNS = Cause("packed_columns", _packed, columns=("response_mask",))
-
-
 _BATCH_LONG, _BATCH_SOME, _BATCH_ROWS, _BATCH_OFTEN = 8, 0.02, 4, 0.5
 _BATCH_PURE, _BATCH_GROUPS, _BATCH_Z = 0.95, 3, -4.0
 
 
-def _test_batch(case: Case) -> Detection | None:
+def detect_batch_dependent_kernels(case: Case) -> Detection | None:
     long = case.counts >= _BATCH_LONG
     if long.sum() < 2 * _BATCH_ROWS:
         return None
@@ -448,6 +430,3 @@ def _clumping(case: Case, same: Bools, long: Bools) -> float:
     expected = 1 + 2 * one * two / number
     variance = (expected - 1) * (expected - 2) / (number - 1)
     return float((runs - expected) / np.sqrt(variance)) if variance > 0 else 0.0
-
-
-BATCH_DEPENDENT_KERNELS = Cause("batch_dependent_kernels", _test_batch, columns=("micro_batch",))

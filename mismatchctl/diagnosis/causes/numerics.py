@@ -7,7 +7,7 @@ import numpy as np
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, compute_k3
 from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.measures import (
     calibration,
     certain_tokens_differ,
@@ -73,7 +73,7 @@ def _is_balanced(case: Case, most: float = 5.0) -> bool:
     return abs(z) < most or abs(excess) < _ROUNDING_BIAS
 
 
-def _test_numerical_noise(case: Case) -> Detection | None:
+def detect_numerical_noise(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not len(case.x) or case.noise + case.spread == 0:
         return None
     k3, mean = float(case.k3.mean()), float(np.abs(case.x).mean())
@@ -174,7 +174,6 @@ def _describe_range(k3: float) -> str:
     return f"{'within' if k3 < MOE_RANGE[1] else 'above'} what mixtures of experts usually show"
 
 
-NUMERICAL_NOISE = Cause("numerical_noise", _test_numerical_noise)
 _CACHE_MIN_LENGTH, _CACHE_Z, _CACHE_SURE_Z, _CACHE_FAR_Z = 36, 2.5, 6.0, 5.0
 _CACHE_SYSTEMATIC_SHARE = 0.02
 _CACHE_ROUNDED_FACTOR = 2.0
@@ -183,7 +182,7 @@ _EVEN_Z, _EVEN_SPREAD, _EVEN_MAX_NOISE = 3.0, 1.1, 0.4
 _CACHE_USUAL_NOISE, _CACHE_MAX_NOISE = 0.07, 0.2
 
 
-def _test_cache_quantization(case: Case) -> Detection | None:
+def detect_cache_quantization(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < _EVEN_MAX_NOISE or len(case.x) < 200:
         return None
     shared, shared_z = systematic_share(case)
@@ -266,13 +265,12 @@ def _loudness_growth(case: Case) -> tuple[float, float]:
     return float(rises.mean()), float(rises.mean() / (rises.std() / np.sqrt(len(rises)) + 1e-12))
 
 
-CACHE_QUANTIZATION = Cause("cache_quantization", _test_cache_quantization, columns=("token_ids",), in_layers=True)
 _ROUTING_NOISE_RANGE = (1e-3, 0.05)
 _ROUTING_FAR, _ROUTING_FARTHER = (12.0, 1.2e-3), (20.0, 3e-4)
 _MAX_EXPERTS_PER_TOKEN = 8
 
 
-def _test_moe_routing(case: Case) -> Detection | None:
+def detect_moe_routing(case: Case) -> Detection | None:
     sides = [case.rows.tokens.get(name) for name in ("rollout_experts", "train_experts")]
     if sides[0] is not None and sides[1] is not None and sides[0].shape == sides[1].shape and sides[0].ndim == 2:
         return _match_experts(case, sides[0], sides[1])
@@ -368,6 +366,3 @@ def _match_tails(case: Case) -> Detection | None:
         examples=find_loudest(case, case.counts > 0, case.sums((size > _ROUTING_FAR[0]) * k3)),
         rivals={"numerical_noise": "rollout_experts and train_experts: do these tokens meet other experts?"},
     )
-
-
-MOE_ROUTING = Cause("moe_routing", _test_moe_routing, columns=("rollout_experts", "train_experts"), in_layers=True)

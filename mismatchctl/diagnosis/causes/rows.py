@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_count
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
 from mismatchctl.diagnosis.causes.staleness import of_one_version
 from mismatchctl.diagnosis.evidence import TokenMarks
@@ -33,7 +32,7 @@ from mismatchctl.results.model import Confidence, Fact
 _DUPLICATE_MIN_SURPRISE = 14.0
 
 
-def _test_duplicated_rows(case: Case) -> Detection | None:
+def detect_duplicated_rows(case: Case) -> Detection | None:
     sample = case.evidence.sample
     if sample is None:
         return None
@@ -76,7 +75,6 @@ def _row_values(case: Case, row: int) -> np.ndarray:
     return np.concatenate([case.rollout[start:stop], case.train[start:stop]])
 
 
-DUPLICATED_ROWS = Cause("duplicated_rows", _test_duplicated_rows)
 _IDENTICAL_TOKEN_SHARE, _IDENTICAL_ROW_SHARE, _IDENTICAL_MIN_LENGTH, _IDENTICAL_BY_CHANCE_SHARE = 0.999, 0.02, 16, 0.3
 
 
@@ -90,7 +88,7 @@ def _are_different(rows: Rows) -> Bools:
     return other & rows.mask
 
 
-def _flag_identical(rows: Rows) -> dict[str, TokenMarks]:
+def flag_identical(rows: Rows) -> dict[str, TokenMarks]:
     known = rows.look
     same = TokenMarks.on(rows, _mark_identical) if known is None else TokenMarks(known.identical, _mark_identical)
     if 0 < int(same.counts.sum()) < _IDENTICAL_TOKEN_SHARE * np.count_nonzero(rows.mask):
@@ -98,7 +96,7 @@ def _flag_identical(rows: Rows) -> dict[str, TokenMarks]:
     return {"identical": same, "different": TokenMarks.on(rows, _are_different)}
 
 
-def _test_identical(case: Case) -> Detection | None:
+def detect_identical(case: Case) -> Detection | None:
     tally = case.evidence.tallies.get("identical")
     if tally is None or case.evidence.tokens == 0:
         return None
@@ -172,11 +170,10 @@ def _all(case: Case, same: int, evidence: tuple[Fact, ...]) -> Detection:
     )
 
 
-IDENTICAL = Cause("identical", _test_identical, flags=_flag_identical)
 _REVERSED_MIN_ROWS, _REVERSED_MIN_SHARE, _REVERSED_MIN_DISTANCE = 3, 0.05, 0.2
 
 
-def _test_reversed_rows(case: Case) -> Detection | None:
+def detect_reversed_rows(case: Case) -> Detection | None:
     if (
         not len(case.x)
         or float(np.mean(np.minimum(np.abs(case.x), 1.0))) < _REVERSED_MIN_DISTANCE * _REVERSED_MIN_SHARE
@@ -214,12 +211,11 @@ def _reverse_rollout(case: Case) -> Float64s:
     return values
 
 
-REVERSED_ROWS = Cause("reversed_rows", _test_reversed_rows)
 _SWAPPED_MIN_DISTANCE, _SWAPPED_MIN_LENGTH, _SWAPPED_HEAD, _SWAPPED_MAX_ROWS = 0.2, 10, 32, 384
 _SWAPPED_MATCH_FACTOR, _SWAPPED_MIN_ROWS, _SWAPPED_SURE_SHARE = 0.35, 2, 0.5
 
 
-def _test_swapped_rows(case: Case) -> Detection | None:
+def detect_swapped_rows(case: Case) -> Detection | None:
     off = case.means(np.minimum(np.abs(case.x), 1.0))
     candidates = np.flatnonzero((off > _SWAPPED_MIN_DISTANCE) & (case.counts >= _SWAPPED_MIN_LENGTH))[
         :_SWAPPED_MAX_ROWS
@@ -297,7 +293,6 @@ def _cross_distances(case: Case, candidates: Ints) -> Float64s:
     return found
 
 
-SWAPPED_ROWS = Cause("swapped_rows", _test_swapped_rows)
 _CONTEXT_MIN_LENGTH, _CONTEXT_Z, _CONTEXT_MAX_SLOPE, _CONTEXT_SURE_SLOPE = 24, -7.0, -0.1, -0.15
 _CONTEXT_MIN_NOISE = 1e-3
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
@@ -308,7 +303,7 @@ _JUMP, _JUMP_Z, _JUMP_SURE, _LARGE, _NEARLY_ALL = 0.35, 5.0, 7.0, 1.0, 0.8
 _OUT, _FEWEST = 5.0, 3
 
 
-def _test_context_mismatch(case: Case) -> Detection | None:
+def detect_context_mismatch(case: Case) -> Detection | None:
     if case.reshaped or case.noise < _CONTEXT_MIN_NOISE:
         return None
     if "context_mismatch" in case.explained:
@@ -335,7 +330,7 @@ def _tokens_since_turn(case: Case) -> Ints | None:
     return np.where(gap[last], order - last, -1)
 
 
-def _jump(case: Case) -> Detection | None:
+def detect_context_at_turn(case: Case) -> Detection | None:
     """Find a jump at a turn boundary, in all rows or in some."""
     turn = None if case.reshaped or case.noise == 0 else turns(case)
     if turn is None:
@@ -515,10 +510,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     )
 
 
-CONTEXT_MISMATCH = Cause("context_mismatch", _test_context_mismatch, columns=("turn",))
-
-
-def _test_by_prompt(case: Case) -> Detection | None:
+def detect_context_by_prompt(case: Case) -> Detection | None:
     """Find prompts whose rows all differ more than those of other prompts."""
     if case.reshaped or case.filled or case.rows.columns.get("prompt_id") is None:
         return None
@@ -564,9 +556,8 @@ def _test_by_prompt(case: Case) -> Detection | None:
 
 _KIND_TOKENS, _KIND_ROWS, _KIND_PROMPTS, _KIND_PURE = 10, 2, 6, 0.9
 """Tokens per row, rows per prompt, prompts, and the pure share of each."""
-CONTEXT_MISMATCH_BY_PROMPT = replace(CONTEXT_MISMATCH, test=_test_by_prompt)
-CONTEXT_MISMATCH_AT_TURN = replace(CONTEXT_MISMATCH, test=_jump)
-"""It runs before all tests of positions."""
+
+
 _POSITION_MIN_FACTOR, _POSITION_SURE_FACTOR, _POSITION_Z, _POSITION_SURE_Z = 2.0, 4.0, 5.0, 8.0
 _POSITION_MIN_LENGTH, _POSITION_MIN_ROWS = 24, 6
 _POSITION_MIN_SPREAD, _POSITION_START = 3.0, 4
@@ -588,7 +579,7 @@ def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
     return size[1] / max(size[0], 1e-12), normal_z(z, len(rise) - 1), (size[0], size[1])
 
 
-def _test_position_mismatch(case: Case) -> Detection | None:
+def detect_position_mismatch(case: Case) -> Detection | None:
     if case.reshaped or case.filled or case.spread < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None
     case = of_one_version(case)
@@ -616,6 +607,3 @@ def _test_position_mismatch(case: Case) -> Detection | None:
         },
         everywhere=True,
     )
-
-
-POSITION_MISMATCH = Cause("position_mismatch", _test_position_mismatch, in_layers=True)

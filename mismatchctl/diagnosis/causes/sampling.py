@@ -8,9 +8,8 @@ import numpy as np
 
 from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.distributions import (
-    TOP_COLUMNS,
     TemperatureFit,
     Truncation,
     estimate_temperature,
@@ -29,7 +28,7 @@ from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.results.model import Fact
 
 
-def _test_temperature(case: Case) -> Detection | None:
+def detect_temperature(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
     truncated = "truncated_sampling" in case.explained
     if found is None or (found.likelier == "train" and not truncated) or not (found.scaled or truncated):
@@ -88,7 +87,6 @@ def _list_fit_facts(found: TemperatureFit) -> list[Fact]:
     return [make_fact("worst_context_z", found.misfit_z, meaning, against=found.refuted)]
 
 
-TEMPERATURE = Cause("temperature", _test_temperature, columns=TOP_COLUMNS)
 _TRUNCATED_ABOVE_RATIO, _TRUNCATED_ABOVE_SHARE = 1e-3, 0.01
 """Log-probs above 0 do not come from a renormalized distribution."""
 _TRUNCATED_STRAY_RATIO = 0.5
@@ -112,7 +110,7 @@ _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
 _MIN_P_NOTE = "its value is relative to the likeliest token, whose probability only lists hold (rollout_top_log_probs)"
 
 
-def _test_truncated_sampling(case: Case) -> Detection | None:
+def detect_truncated_sampling(case: Case) -> Detection | None:
     if len(case.x) < 100 or "logit_penalty" in case.explained:
         return None
     read = estimate_truncation(case)
@@ -302,11 +300,10 @@ def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
     return float(ordered[0]) - reach, float(estimate), float(above) + reach
 
 
-TRUNCATED_SAMPLING = Cause("truncated_sampling", _test_truncated_sampling, columns=TOP_COLUMNS)
 _AGREE, _ENOUGH, _Z, _LEAST, _SURE_Z, _SURE = 0.1, 500, 6.0, 0.02, 8.0, 0.95
 
 
-def _test_raw_logprobs(case: Case) -> Detection | None:
+def detect_raw_logprobs(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
     if found is None:
         return _by_entropy(case)
@@ -395,10 +392,7 @@ def _entropy(case: Case) -> Float64s | None:
     return np.asarray(case.each(np.asarray(column, np.float64)))
 
 
-RAW_LOGPROBS = Cause("raw_logprobs", _test_raw_logprobs, columns=("entropy",))
-
-
-def _test_logit_softcap(case: Case) -> Detection | None:
+def detect_logit_softcap(case: Case) -> Detection | None:
     if {"logit_penalty", "logit_bias", "truncated_sampling"} & {*case.explained} or case.reshaped:
         return None
     found = estimate_temperature(case)
@@ -439,12 +433,11 @@ def _test_logit_softcap(case: Case) -> Detection | None:
     )
 
 
-LOGIT_SOFTCAP = Cause("logit_softcap", _test_logit_softcap)
 _BIAS_MIN_COUNT, _BIAS_MIN_SIZE, _BIAS_MAX_SPREAD, _BIAS_Z = 6, 0.15, 0.35, 8.0
 _BIAS_MAX_SHARE, _BIAS_MIN_EXPLAINED, _BIAS_SURE_EXPLAINED, _BIAS_FAR_Z = 0.2, 0.4, 0.6, 6.0
 
 
-def _test_logit_bias(case: Case) -> Detection | None:
+def detect_logit_bias(case: Case) -> Detection | None:
     ids = case.rows.tokens.get("token_ids")
     if ids is None or case.reshaped or len(case.x) < 300:
         return None
@@ -486,7 +479,6 @@ def _test_logit_bias(case: Case) -> Detection | None:
     )
 
 
-LOGIT_BIAS = Cause("logit_bias", _test_logit_bias, columns=("token_ids",))
 _PENALTY_Z, _PENALTY_SURE_Z, _PENALTY_MIN_DIFFERENCE, _PENALTY_SURE_DIFFERENCE = 6.0, 10.0, 0.4, 0.6
 _PLAIN_Z, _PLAIN_APART = 20.0, 1.5
 _PENALTY_MIN_TOKENS, _PENALTY_NOISE_SHARE, _PENALTY_OTHER_SHARE = 100, 0.3, 0.1
@@ -507,7 +499,7 @@ def count_earlier(case: Case) -> Ints:
     return counts
 
 
-def _test_logit_penalty(case: Case) -> Detection | None:
+def detect_logit_penalty(case: Case) -> Detection | None:
     ids = case.rows.tokens.get("token_ids")
     if ids is None or case.reshaped or len(case.x) < 2 * _PENALTY_MIN_TOKENS or case.noise < 1e-3:
         return None
@@ -570,7 +562,7 @@ def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tup
     return value, value / error if error > 0 else 0.0
 
 
-def _test_sampling_settings(case: Case) -> Detection | None:
+def detect_sampling_settings(case: Case) -> Detection | None:
     """Combine several settings of the sampler, because they come from one place."""
     names = [name for name in _SETTINGS if name in case.explained]
     if len(names) < 2 or "sampling_settings" in case.explained:
@@ -600,7 +592,3 @@ def _test_sampling_settings(case: Case) -> Detection | None:
 
 
 _SETTINGS = ("temperature", "truncated_sampling", "logit_penalty")
-
-SAMPLING_SETTINGS = Cause("sampling_settings", _test_sampling_settings)
-
-LOGIT_PENALTY = Cause("logit_penalty", _test_logit_penalty, columns=("token_ids",))

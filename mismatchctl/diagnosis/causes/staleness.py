@@ -12,7 +12,7 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import format_label
 from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE, FLOAT32_NOISE
 from mismatchctl.diagnosis.evidence import LAG_COLUMN, version_lag
 from mismatchctl.diagnosis.levels import (
@@ -153,7 +153,7 @@ def _by_token(case: Case) -> Detection | None:
     )
 
 
-def _test_stale_policy(case: Case) -> Detection | None:
+def detect_stale_policy(case: Case) -> Detection | None:
     by_token = _by_token(case)
     if by_token is not None:
         return by_token
@@ -263,11 +263,6 @@ def _list_staleness_rivals(signs: _StalenessSigns) -> dict[str, str]:
     return {} if signs.grows else {"quantized_rollout": "the engine's dtype, and the weights' checksums"}
 
 
-STALE_POLICY = Cause(
-    "stale_policy",
-    _test_stale_policy,
-    columns=("rollout_version", "train_version", "advantages", "current_log_probs", "token_ids"),
-)
 _PREFIX_START, _PREFIX_MIN_PROMPTS, _PREFIX_MIN_TOKENS = 24, 8, 3
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
 """Starts with the same prefix share their noise, without being louder."""
@@ -277,7 +272,7 @@ _PREFIX_MIN_VARIANCE, _PREFIX_LATE_SHARE, _PREFIX_Z = 0.04, 0.4, 4.5
 """Variance of the level between prompts at the start beyond chance, its late share, and its z."""
 
 
-def _test_stale_prefix(case: Case) -> Detection | None:
+def detect_stale_prefix(case: Case) -> Detection | None:
     prompts = case.rows.columns.get("prompt_id")
     if prompts is None or case.reshaped or case.filled or case.noise < FLOAT32_NOISE:
         return None
@@ -350,11 +345,10 @@ def _cluster_variance(
     return float(means[many].var(ddof=1)), chance, means
 
 
-STALE_PREFIX = Cause("stale_prefix", _test_stale_prefix, columns=("prompt_id",))
 _STEP_MIN_STEPS, _STEP_Z, _STEP_SURE_Z, _STEP_MIN_FACTOR, _STEP_MAX_SHARE = 4, 5.0, 7.0, 1.35, 0.26
 
 
-def _test_stale_step(case: Case) -> Detection | None:
+def detect_stale_step(case: Case) -> Detection | None:
     found = measure_steps(case)
     level, number = found.level, len(found.steps)
     if number < _STEP_MIN_STEPS or found.freedom < number:
@@ -390,11 +384,10 @@ def _test_stale_step(case: Case) -> Detection | None:
     )
 
 
-STALE_STEP = Cause("stale_step", _test_stale_step)
 _WORKER_Z, _WORKER_SURE_Z, _WORKER_MIN_FACTOR = 5.0, 7.0, 1.25
 
 
-def _test_stale_worker(case: Case) -> Detection | None:
+def detect_stale_worker(case: Case) -> Detection | None:
     columns = dict.fromkeys(name for name, _, _ in case.evidence.cells if name not in ("", LAG_COLUMN, "run", "step"))
     for column in columns:
         found = _match_column(case, column)
@@ -446,11 +439,10 @@ def _list_worker_rivals(case: Case, column: str) -> dict[str, str]:
     return {"quantized_rollout": f"the weight version and the settings (dtype, kernels, cache) that {column} reports"}
 
 
-STALE_WORKER = Cause("stale_worker", _test_stale_worker, columns=("worker",))
 _GROWTH_MIN_STEPS, _GROWTH_Z, _GROWTH_SURE_Z, _GROWTH_MIN_FACTOR = 6, 5.0, 7.0, 1.25
 
 
-def _test_growing_mismatch(case: Case) -> Detection | None:
+def detect_growing_mismatch(case: Case) -> Detection | None:
     if "weights_never_updated" in case.explained:
         return None  # the growth is its symptom
     found = measure_steps(case)
@@ -523,16 +515,13 @@ def _mean_lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
     return np.array([total / count for count, total in sums.values()])
 
 
-GROWING_MISMATCH = Cause("growing_mismatch", _test_growing_mismatch)
-
-
 _NEVER_STEPS, _NEVER_ROWS, _NEVER_TOKENS, _NEVER_Z, _NEVER_IDLE, _NEVER_STEADY = 4, 12, 5, 6.0, 3.0, 0.7
 _NEVER_FACTOR, _NEVER_EARLY, _NEVER_TIED, _NEVER_LEARNING = 1.5, 1.15, 0.02, 0.45
 
 _NEVER_FIRST_Z = 3.0
 
 
-def _test_never(case: Case) -> Detection | None:
+def detect_weights_never_updated(case: Case) -> Detection | None:
     lag = version_lag(case.rows)
     if lag is None or case.reshaped or "growing_mismatch" in case.explained:
         return None
@@ -628,11 +617,3 @@ def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float
         normal_z(float(slope / np.sqrt(max(v, 1e-30))), len(level) - 3) for slope, v in zip(slopes, spread, strict=True)
     ]
     return float(slopes[1]), z[1], z[2] if len(z) > 2 else 0.0
-
-
-WEIGHTS_NEVER_UPDATED = Cause(
-    "weights_never_updated",
-    _test_never,
-    columns=("rollout_version", "train_version", "token_ids", "current_log_probs"),
-    in_layers=False,
-)

@@ -9,7 +9,7 @@ import numpy as np
 from mismatchctl.core.batch import Bools
 from mismatchctl.core.formatting import format_count
 from mismatchctl.diagnosis.case import Case
-from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.causes.numerics import (
     BFLOAT16_NOISE,
     MIN_STRUCTURE_TOKENS,
@@ -44,7 +44,7 @@ _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
 _BROKEN_Z, _LOUD_NOISE, _CALIBRATED_Z = 8.0, 0.2, 3.0
 
 
-def _test_unexplained(case: Case) -> Detection | None:
+def detect_unexplained(case: Case) -> Detection | None:
     if len(case.x) < _MIN_TOKENS and not len(mark_gross_tokens(case).nonzero()[0]):
         return None
     return _match_tokens(case) or (
@@ -267,6 +267,3 @@ def _list_rivals(broken: bool) -> dict[str, str]:
         "scored alone and together with longer rows: equal? It is not if padding is attended to",
         "cache_quantization": "the same prompts with the cache in bfloat16",
     }
-
-
-UNEXPLAINED = Cause("unexplained", _test_unexplained, in_layers=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnosis.case import Case
-from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.causes.numerics import (
     BFLOAT16_NOISE,
     MIN_STRUCTURE_TOKENS,
@@ -34,7 +34,7 @@ _OTHER_MODEL_MIN_NOISE, _OTHER_MODEL_Z, _OTHER_MODEL_SURE_Z, _OTHER_MODEL_ZERO_Z
 _OTHER_MODEL_COHERENCE = 0.9
 
 
-def _test_other_model(case: Case) -> Detection | None:
+def detect_other_model(case: Case) -> Detection | None:
     if (
         case.reshaped
         or case.filled
@@ -76,12 +76,11 @@ def _test_other_model(case: Case) -> Detection | None:
     )  # fmt: skip
 
 
-OTHER_MODEL = Cause("other_model", _test_other_model)
 _VOCABULARY_Z, _VOCABULARY_MIN_LOSS, _VOCABULARY_MAX_LOSS = 6.0, 2e-4, 0.3
 _VOCABULARY_MAX_NOISE, _VOCABULARY_INNER_Z = 1.5 * BFLOAT16_NOISE, 12.0
 
 
-def _test_other_vocabulary(case: Case) -> Detection | None:
+def detect_other_vocabulary(case: Case) -> Detection | None:
     if case.reshaped or case.filled or len(case.x) < 500 or case.noise > _VOCABULARY_MAX_NOISE or is_greedy(case):
         return None
     if find_row_kinds(case) is not None:
@@ -112,7 +111,6 @@ def _test_other_vocabulary(case: Case) -> Detection | None:
     )
 
 
-OTHER_VOCABULARY = Cause("other_vocabulary", _test_other_vocabulary)
 _QUANTIZED_MIN_SHARE, _QUANTIZED_TRACE_SHARE, _QUANTIZED_Z, _QUANTIZED_FAR_Z, _QUANTIZED_SLIGHT_BIAS = (
     0.012,
     0.04,
@@ -125,7 +123,7 @@ _QUANTIZED_MAX_NOISE = 0.4
 """Quantization to 4 bits makes less."""
 
 
-def _test_quantized_rollout(case: Case) -> Detection | None:
+def detect_quantized_rollout(case: Case) -> Detection | None:
     if (
         case.reshaped
         or case.filled
@@ -178,16 +176,13 @@ def _upper_correlation(along: float, z: float) -> float:
     return float(np.tanh(np.arctanh(np.clip(along, -0.999, 0.999)) + 2 * error))
 
 
-QUANTIZED_ROLLOUT = Cause(
-    "quantized_rollout", _test_quantized_rollout, columns=("token_ids", "current_log_probs"), in_layers=True
-)
 _WEIGHTS_MIN_SHARE, _WEIGHTS_Z, _WEIGHTS_SURE_Z = 0.02, 5.0, 8.0
 _WEIGHTS_FAR_Z, _WEIGHTS_SLIGHT_BIAS = 6.0, 0.01
 _WEIGHTS_MIN_RISE, _WEIGHTS_COHERENCE = 1.4, 0.5
 _POSITION_SETTINGS = "rope_theta, ALiBi slopes, window and position_ids of the two sides"
 
 
-def _test_weights_differ(case: Case) -> Detection | None:
+def detect_weights_differ(case: Case) -> Detection | None:
     if case.reshaped or case.filled or case.noise < BFLOAT16_NOISE or column_correlation(case) < UNRELATED_CORRELATION:
         return None
     shared, z = systematic_share(case)
@@ -241,6 +236,3 @@ def _test_weights_differ(case: Case) -> Detection | None:
         | ({"logit_softcap": "temperature and softcap of each side: all likely tokens move one way"} if turned else {}),
         everywhere=not rises,
     )
-
-
-WEIGHTS_DIFFER = Cause("weights_differ", _test_weights_differ, columns=("token_ids",), in_layers=True)

@@ -1,10 +1,11 @@
-"""Formats of layer reports: Miles, SGLang, slime and msprobe."""
+"""Formats of layer reports: Miles, SGLang, slime and msprobe. A reader returns None for another format."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mismatchctl.diagnosis.layer_reports.model import (
@@ -19,129 +20,103 @@ from mismatchctl.diagnosis.layer_reports.model import (
     to_finite,
 )
 
-MILES_TOOL = "Miles log-prob comparison"
 _MILES_VERDICT = re.compile(r"Logprob Comparison:\s*(PASSED|FAILED)", re.IGNORECASE)
 _MILES_FIGURE = re.compile(
     r"(Positions compared|Threshold \(mean\)|Mean abs diff|Max abs diff)\s*:\s*(\S+)", re.IGNORECASE
 )
 
 
-def is_miles_text(text: str) -> bool:
-    return _MILES_VERDICT.search(text) is not None
-
-
-def read_miles_text(text: str) -> LayerTable:
+def read_miles_text(text: str) -> LayerTable | None:
     verdict = _MILES_VERDICT.search(text)
+    if verdict is None:
+        return None
     figures = {name.lower(): parse_number(value.replace(",", "")) for name, value in _MILES_FIGURE.findall(text)}
-    mean, limit = figures.get("mean abs diff"), figures.get("threshold (mean)")
-    failed = verdict is not None and verdict[1].upper() == "FAILED"
+    limit, failed = figures.get("threshold (mean)"), verdict[1].upper() == "FAILED"
     why = f"mean above the limit of {limit:g}" if failed and limit is not None else "failed" if failed else ""
     notes = ["this report does not contain layers: it only shows whether a layer-wise comparison is useful"]
     if not figures.get("positions compared"):
         notes.insert(0, "no position was compared, which passes there")
-    row = LayerRow("log-probs", value=mean, failed=failed, why=why)
     return LayerTable(
-        MILES_TOOL,
+        "Miles log-prob comparison",
         "mean absolute difference of the log-probs, nats",
-        [row],
+        [LayerRow("log-probs", value=figures.get("mean abs diff"), why=why)],
         notes,
         unlayered=EVERY_LAYER_COMMAND if failed else "",
     )
 
 
-SGLANG_TOOL = "SGLang comparator"
-SGLANG_RECORD_TYPES = (
+_SGLANG_TYPES = (
     *("config", "rank_info", "input_ids", "log", "summary"),
     *("comparison_tensor", "comparison_non_tensor", "comparison_skip", "comparison_error"),
 )
-SGLANG_MEASURE = "relative L2 error (sqrt of 2 rel_diff), failed by the comparator's own predicate"
-SGLANG_ONE_SIDED_NOTE = "tensors that only the baseline has leave no record in such a report"
-_SGLANG_KNOWN_SHARE = 0.5
+_SGLANG_KNOWN_SHARE = 0.5  # later versions may have more types
 _SGLANG_LAYER_TAG = re.compile(r"(?:^|___)layer_id=(\d{1,6})(?=___|\.|$)")
 
 
-def is_sglang_records(records: Sequence[Any]) -> bool:
-    """Return True if most lines have known record types. Later versions may have more."""
-    typed = [record.get("type") for record in records if isinstance(record, Mapping)]
-    known = sum(isinstance(kind, str) and kind in SGLANG_RECORD_TYPES for kind in typed)
-    return len(typed) == len(records) and known > _SGLANG_KNOWN_SHARE * len(records)
-
-
-def read_sglang_records(records: Sequence[Mapping[str, Any]], beside: int = 0) -> LayerTable:
+def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTable | None:
+    if not all(isinstance(record, Mapping) for record in records):
+        return None
+    if sum(record.get("type") in _SGLANG_TYPES for record in records) <= _SGLANG_KNOWN_SHARE * len(records):
+        return None
     notes, rows = NoteCounts(), []
     for record in records:
-        kind = record.get("type")
-        if not isinstance(kind, str) or kind not in SGLANG_RECORD_TYPES:
+        kind, name = record.get("type"), str(record.get("name"))
+        layer = _parse_sglang_layer(record)
+        where = name if layer is None else f"{name} of layer {layer}"
+        if kind not in _SGLANG_TYPES:
             notes.add("is a type of record that is not known here, and was passed over", f"{kind!r}")
         elif kind == "comparison_error":
-            notes.add(f"could not be compared ({record.get('exception_type')})", str(record.get("name")))
+            notes.add(f"could not be compared ({record.get('exception_type')})", name)
         elif kind == "comparison_skip":
             side, reason = record.get("available_side"), record.get("reason")
-            notes.add(f"was not compared ({reason}; the {side} has it)", _sglang_name(record))
+            notes.add(f"was not compared ({reason}; the {side} has it)", where)
             if record.get("errors"):
                 rows.append(_make_sglang_row(record, None, f"skipped with errors: {reason}"))
-        elif kind == "comparison_non_tensor":
-            if record.get("values_equal") is False or record.get("errors"):
-                notes.add("differs and is not a tensor", _sglang_name(record))
+        elif kind == "comparison_non_tensor" and (record.get("values_equal") is False or record.get("errors")):
+            notes.add("differs, which is no tensor", where)
         elif kind == "comparison_tensor":
-            rows.append(_read_sglang_tensor(record))
-    said = [*notes.sentences(), SGLANG_ONE_SIDED_NOTE]
-    if beside:
-        said.insert(0, f"{beside:,} lines are not records and were skipped")
+            rows.append(_make_sglang_row(record, *_judge_sglang_tensor(record)))
+    sentences = [*notes.sentences(), "tensors that only the baseline has leave no record in such a report"]
+    if other_lines:
+        sentences.insert(0, f"{other_lines:,} lines are no records, and were passed over")
     if not any(record.get("type") == "summary" for record in records):
-        said.insert(0, "the report is truncated: the summary line is missing")
-    return LayerTable(SGLANG_TOOL, SGLANG_MEASURE, rows, said)
+        sentences.insert(0, "the report is cut short: it has no summary line")
+    measure = "relative L2 error (sqrt of 2 rel_diff), failed by the comparator's own predicate"
+    return LayerTable("SGLang comparator", measure, rows, sentences)
 
 
-def _read_sglang_tensor(record: Mapping[str, Any]) -> LayerRow:
+def _judge_sglang_tensor(record: Mapping[str, Any]) -> tuple[float | None, str]:
+    """Return the value of a tensor and the reason of its failure."""
     diff = record.get("diff")
     if record.get("shape_mismatch") or not isinstance(diff, Mapping):
-        shapes = [
-            side.get("shape") for side in (record.get("baseline"), record.get("target")) if isinstance(side, Mapping)
-        ]
-        return _make_sglang_row(record, None, "shapes differ: " + " and ".join(map(str, shapes)))
+        sides = [side for side in (record.get("baseline"), record.get("target")) if isinstance(side, Mapping)]
+        return None, "shapes differ: " + " and ".join(str(side.get("shape")) for side in sides)
     squared = to_finite(diff.get("rel_diff"))
-    value = None if squared is None else math.sqrt(2 * max(squared, 0.0))
     if squared is None and "rel_diff" in diff:
-        return _make_sglang_row(record, None, "not finite on one side")
+        return None, "not finite on one side"
+    value = None if squared is None else math.sqrt(2 * max(squared, 0.0))
     if record.get("errors"):
-        return _make_sglang_row(record, value, "the comparator noted an error")
+        return value, "the comparator noted an error"
     if diff.get("passed") is not True:
-        return _make_sglang_row(record, value, f"outside of {diff.get('predicate')}")
+        return value, f"outside of {diff.get('predicate')}"
     copies = record.get("replicated_checks")
-    if isinstance(copies, Iterable) and any(
-        isinstance(check, Mapping) and check.get("passed") is not True for check in copies
-    ):
-        return _make_sglang_row(record, value, "copies on ranks that should be equal differ")
-    return _make_sglang_row(record, value, "")
+    checks = [check for check in copies if isinstance(check, Mapping)] if isinstance(copies, Iterable) else []
+    same = all(check.get("passed") is True for check in checks)
+    return value, "" if same else "copies on ranks that should be equal differ"
 
 
 def _make_sglang_row(record: Mapping[str, Any], value: float | None, why: str) -> LayerRow:
-    location = record.get("location")
+    location, name = record.get("location"), str(record.get("name"))
     step = location.get("step") if isinstance(location, Mapping) else None
-    name = str(record.get("name"))
-    layer = parse_layer(name)
-    return LayerRow(
-        name,
-        layer=_parse_sglang_layer(record) if layer is None else layer,
-        step=step if isinstance(step, int) else None,
-        value=value,
-        failed=bool(why),
-        why=why,
-    )
-
-
-def _sglang_name(record: Mapping[str, Any]) -> str:
-    layer = _parse_sglang_layer(record)
-    return f"{record.get('name')}" if layer is None else f"{record.get('name')} of layer {layer}"
+    named = parse_layer(name)
+    layer = _parse_sglang_layer(record) if named is None else named
+    return LayerRow(name, layer, step if isinstance(step, int) else None, value, why)
 
 
 def _parse_sglang_layer(record: Mapping[str, Any]) -> int | None:
     """Return the layer of a dump placed by hand, which only its file names have."""
-    for key in ("raw_bundle_info", "available_bundle_info"):
-        bundle = record.get(key)
-        if not isinstance(bundle, Mapping):
-            continue
+    bundles = [record.get(key) for key in ("raw_bundle_info", "available_bundle_info")]
+    for bundle in (bundle for bundle in bundles if isinstance(bundle, Mapping)):
         for side in (bundle.get("x"), bundle.get("y"), bundle):
             files = side.get("files") if isinstance(side, Mapping) else None
             for file in files if isinstance(files, list) else []:
@@ -151,90 +126,57 @@ def _parse_sglang_layer(record: Mapping[str, Any]) -> int | None:
     return None
 
 
-SLIME_TOOL = "slime layer-wise comparator"
-SLIME_TENSOR_NAME = "residual stream after the layer"
-_SLIME_NUMBER = r"([^\s=]+)"
 _SLIME_LINE = re.compile(r"(?:^|[\s\]:])layer=\d{1,6}\s[^\n]*max_abs=[^\n]*$", re.MULTILINE)
 _SLIME_FACT = re.compile(r"(?<![\w-])(layer|tokens|max_abs|mean_abs)=([^\s,]+)")
-
-
 _SLIME_KEY = re.compile(r"(?:.*\D)?(\d{1,6})")
 
 
-def is_slime_document(document: Any) -> bool:
+def read_slime_document(document: Any) -> LayerTable | None:
     layers = document.get("layers") if isinstance(document, Mapping) else None
     if not isinstance(layers, Mapping):
-        return False
-    return "max_hidden_diff" in document or any(
-        isinstance(found, Mapping) and "max_abs" in found for found in layers.values()
-    )
+        return None
+    found = {key: facts for key, facts in layers.items() if isinstance(facts, Mapping)}
+    if "max_hidden_diff" not in document and not any("max_abs" in facts for facts in found.values()):
+        return None
+    numbered = {int(number[1]): facts for key, facts in found.items() if (number := _SLIME_KEY.fullmatch(key))}
+    return _make_slime_table(numbered.items(), to_finite(document.get("max_hidden_diff")))
 
 
-def read_slime_document(document: Mapping[str, Any]) -> LayerTable:
-    layers = {
-        int(number[1]): found
-        for key, found in document["layers"].items()
-        if (number := _SLIME_KEY.fullmatch(key)) and isinstance(found, Mapping)
-    }
-    limit = to_finite(document.get("max_hidden_diff"))
-    facts = (
-        (layer, found.get("tokens"), found.get("max_abs"), found.get("mean_abs")) for layer, found in layers.items()
-    )
-    return _make_slime_table(facts, limit)
-
-
-def is_slime_text(text: str) -> bool:
-    return _SLIME_LINE.search(text) is not None
-
-
-def read_slime_text(text: str) -> LayerTable:
-    lines = [
-        dict(reversed(_SLIME_FACT.findall(line))) for line in _SLIME_LINE.findall(text)
-    ]  # of a fact said twice, the first
-    facts = (
-        (
-            int(line["layer"]),
-            parse_number(line.get("tokens", "")),
-            *(parse_number(line.get(f"{of}_abs", "")) for of in ("max", "mean")),
-        )
-        for line in lines
-    )
-    limit = re.search(rf'"max_hidden_diff": {_SLIME_NUMBER}', text)
+def read_slime_text(text: str) -> LayerTable | None:
+    lines = [dict(reversed(_SLIME_FACT.findall(line))) for line in _SLIME_LINE.findall(text)]  # the first of a fact
+    if not lines:
+        return None
+    facts = ((int(line["layer"]), {name: parse_number(value) for name, value in line.items()}) for line in lines)
+    limit = re.search(r'"max_hidden_diff": ([^\s=]+)', text)
     return _make_slime_table(facts, parse_number(limit[1].rstrip(",")) if limit else None)
 
 
-def _make_slime_table(facts: Iterable[tuple[Any, ...]], limit: float | None) -> LayerTable:
+def _make_slime_table(layers: Iterable[tuple[int, Mapping[str, Any]]], limit: float | None) -> LayerTable:
     rows = []
-    for layer, tokens, largest, mean in sorted(facts, key=lambda fact: fact[0]):
-        value = to_finite(largest)
-        why = ""
-        if tokens == 0:
+    for layer, facts in sorted(layers, key=lambda item: item[0]):
+        value, why = to_finite(facts.get("max_abs")), ""
+        if facts.get("tokens") == 0:
             why = "no token was compared"
-        elif value is None or to_finite(mean) is None:
+        elif value is None or to_finite(facts.get("mean_abs")) is None:
             value, why = None, "not finite (slime's own comparator lets it pass)"
         elif value > (0.0 if limit is None else limit):
             why = "differs" if limit is None else f"above the limit of {limit:g}"
-        rows.append(LayerRow(SLIME_TENSOR_NAME, layer=layer, value=value, failed=bool(why), why=why))
-    said = "no limit in the report: any difference counts" if limit is None else f"failed above {limit:g}"
-    chosen = [row.layer for row in rows if row.layer is not None]
-    left = sorted(set(range(chosen[-1] + 1)) - set(chosen)) if chosen else []
+        rows.append(LayerRow("residual stream after the layer", layer, value=value, why=why))
     notes = ["the last position of a sequence is never compared"]
+    chosen = {row.layer or 0 for row in rows}
+    left = [layer for layer in range(max(chosen, default=0)) if layer not in chosen]
     if left:
         named = ", ".join(map(str, left[:8])) + (", ..." if len(left) > 8 else "")
         notes.insert(0, f"only chosen layers were compared, not {named}: a fault there shows at the next one")
-    measure = f"largest absolute difference of the residual stream, {said}"
-    return LayerTable(SLIME_TOOL, measure, rows, notes, again=SLIME_SYNTAX)
+    rule = "no limit in the report: any difference counts" if limit is None else f"failed above {limit:g}"
+    measure = f"largest absolute difference of the residual stream, {rule}"
+    return LayerTable("slime layer-wise comparator", measure, rows, notes, again=SLIME_SYNTAX)
 
 
-MSPROBE_TOOL = "msprobe compare"
-TARGET_COLUMN, GOLDEN_COLUMN = "NPU Name", "Bench Name"
+_TARGET, _GOLDEN = "NPU Name", "Bench Name"
 _SIDE_SPELLINGS = {
-    "target": "npu",
-    "test": "npu",
-    "device": "npu",
-    "golden": "bench",
-    "benchmark": "bench",
-    "gpu": "bench",
+    **dict.fromkeys(("target", "test", "device"), "npu"),
+    **dict.fromkeys(("golden", "benchmark", "gpu"), "bench"),
 }
 _MSPROBE_COLUMNS = (
     *("Name", "Dtype", "max", "min", "mean", "l2norm"),
@@ -242,124 +184,88 @@ _MSPROBE_COLUMNS = (
     *("MD5", "Result", "Err_message", "Accuracy Reached or Not"),
 )
 _CANONICAL_COLUMNS = {
-    re.sub(r"[^a-z0-9]", "", f"{side} {fact}".lower()): f"{side}{' ' if side else ''}{fact}"
-    for side in ("", "NPU", "Bench")
+    re.sub(r"[^a-z0-9]", "", f"{side}{fact}".lower()): f"{side}{fact}"
+    for side in ("", "NPU ", "Bench ")
     for fact in _MSPROBE_COLUMNS
 } | {"npumd5": "NPU MD5", "benchmd5": "BENCH MD5"}
-MSPROBE_ONE_SIDED_NOTE = "modules that only the golden side has leave no row in such a report"
 _RANK_PATTERN = re.compile(r"rank_?(\d+)")
 
 CsvCells = Mapping[str, Any]
 
 
-def is_msprobe_header(columns: Sequence[str]) -> bool:
-    return {TARGET_COLUMN, GOLDEN_COLUMN} <= {_canonical_column(column) for column in columns}
-
-
-def is_msprobe_rows(document: Any) -> bool:
-    return (
-        isinstance(document, list)
-        and bool(document)
-        and all(isinstance(row, Mapping) for row in document)
-        and is_msprobe_header([*document[0]])
-    )
-
-
 def _canonical_column(column: Any) -> str:
+    """Return the column name in msprobe's own spelling."""
     words = re.findall(r"[a-z0-9]+", str(column).lower())
-    return _CANONICAL_COLUMNS.get(
-        "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else []), str(column)
-    )
+    key = "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else [])
+    return _CANONICAL_COLUMNS.get(key, str(column))
 
 
-def is_msprobe_rank(document: Any) -> bool:
-    return (
-        isinstance(document, Mapping)
-        and bool(document)
-        and all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in document.values())
-    )
-
-
-def is_msprobe_first(document: Any) -> bool:
-    return (
-        isinstance(document, Mapping)
-        and bool(document)
-        and all(
-            _RANK_PATTERN.fullmatch(str(rank))
-            and isinstance(calls, list)
-            and all(isinstance(call, Mapping) and "op_name" in call for call in calls)
-            for rank, calls in document.items()
-        )
-    )
-
-
-def read_msprobe_rows(cells: Sequence[CsvCells], file: str) -> LayerTable:
-    cells = [{_canonical_column(name): value for name, value in cell.items()} for cell in cells]
-    value, measure = _choose_measure(cells[0].keys() if cells else ())
+def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = ()) -> LayerTable | None:
+    if not all(isinstance(cell, Mapping) for cell in cells):
+        return None
+    if not {_TARGET, _GOLDEN} <= {_canonical_column(name) for name in [*columns, *(cells[0] if cells else ())]}:
+        return None
+    rows = [{_canonical_column(name): value for name, value in cell.items()} for cell in cells]
     notes = NoteCounts()
-    rows = list(_iterate_msprobe_rows(cells, value, notes, _parse_flag))
-    return LayerTable(
-        MSPROBE_TOOL,
-        f"{measure}; failed if Result is error or warning",
-        rows,
-        [*notes.sentences(), MSPROBE_ONE_SIDED_NOTE],
-        _parse_rank(file),
-        MSPROBE_SYNTAX,
-    )
+    value, measure = _choose_measure(rows[0] if rows else ())
+    table = list(_iterate_msprobe_rows(rows, value, notes, _parse_flag))
+    return _make_msprobe_table(f"{measure}; failed where Result says error or warning", table, file, notes)
 
 
-def read_msprobe_rank(document: Mapping[str, Any], file: str) -> LayerTable:
-    notes, rows = NoteCounts(), []
-    measure = "relative"
-    for call in document.values():
+def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
+    """Read the JSON that `-da` writes per rank. Result is empty there."""
+    calls = [*document.values()] if isinstance(document, Mapping) else []
+    if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
+        return None
+    notes, rows, measure = NoteCounts(), [], "relative"
+    for call in calls:
         given = call["op_items"] if isinstance(call["op_items"], list) else []
         items = [item for item in given if isinstance(item, Mapping)]
-        value, measure = _choose_measure(items[0].keys() if items else ())
+        value, measure = _choose_measure(items[0] if items else ())
         found = list(_iterate_msprobe_rows(items, value, notes, lambda _: ""))
         if call["is_same"] is False and found:
-            last = found[-1]
-            found[-1] = LayerRow(
-                last.name, last.layer, None, last.value, True, "the call is not the same (is_same false)"
-            )
+            last, why = found[-1], "the call is not the same (is_same false)"
+            found[-1] = LayerRow(last.name, last.layer, value=last.value, why=why)
         rows += found
-    return LayerTable(
-        MSPROBE_TOOL,
-        f"{measure}; failed where is_same is false",
-        rows,
-        [*notes.sentences(), MSPROBE_ONE_SIDED_NOTE],
-        _parse_rank(file),
-        MSPROBE_SYNTAX,
-    )
+    return _make_msprobe_table(f"{measure}; failed where is_same is false", rows, file, notes)
 
 
-def read_msprobe_first(document: Mapping[str, Any]) -> list[LayerTable]:
+def read_msprobe_first(document: Any) -> list[LayerTable] | None:
+    """Read the JSON that `-da` writes about the first differing calls of all ranks."""
+    if not isinstance(document, Mapping) or not document:
+        return None
+    for rank, calls in document.items():
+        if not _RANK_PATTERN.fullmatch(str(rank)) or not isinstance(calls, list):
+            return None
+        if not all(isinstance(call, Mapping) and "op_name" in call for call in calls):
+            return None
+    measure, make = "no values: the first differing calls alone", partial(_make_msprobe_table, notes=NoteCounts())
+    named = {rank: [str(call["op_name"]) for call in calls] for rank, calls in document.items()}
     why = "the first call that is not the same"
     return [
-        LayerTable(
-            MSPROBE_TOOL,
-            "no values: the first differing calls alone",
-            [LayerRow(str(call["op_name"]), parse_layer(str(call["op_name"])), failed=True, why=why) for call in calls],
-            [MSPROBE_ONE_SIDED_NOTE],
-            _parse_rank(rank),
-            MSPROBE_SYNTAX,
-        )
-        for rank, calls in document.items()
+        make(measure, [LayerRow(name, parse_layer(name), why=why) for name in names], rank)
+        for rank, names in named.items()
     ]
 
 
+def _make_msprobe_table(measure: str, rows: Sequence[LayerRow], file: str, notes: NoteCounts) -> LayerTable:
+    rank = _RANK_PATTERN.search(file)
+    sentences = [*notes.sentences(), "modules that only the golden side has leave no row in such a report"]
+    return LayerTable("msprobe compare", measure, rows, sentences, rank[1] if rank else None, MSPROBE_SYNTAX)
+
+
 def _iterate_msprobe_rows(
-    cells: Sequence[CsvCells],
+    cells: Iterable[CsvCells],
     value: Callable[[CsvCells], float | None],
     notes: NoteCounts,
-    flagged: Callable[[CsvCells], str],
+    judge: Callable[[CsvCells], str],
 ) -> Iterator[LayerRow]:
     for cell in cells:
-        name = str(cell.get(TARGET_COLUMN))
-        if cell.get(GOLDEN_COLUMN) in (None, "", "N/A"):
-            notes.add("is missing on the golden side, and Result passes", name)
-            continue
-        why = flagged(cell)
-        yield LayerRow(name, parse_layer(name), None, value(cell), bool(why), why)
+        name = str(cell.get(_TARGET))
+        if cell.get(_GOLDEN) in (None, "", "N/A"):
+            notes.add("has no counterpart on the golden side, which Result lets pass", name)
+        else:
+            yield LayerRow(name, parse_layer(name), value=value(cell), why=judge(cell))
 
 
 def _parse_flag(cell: CsvCells) -> str:
@@ -371,7 +277,7 @@ def _parse_flag(cell: CsvCells) -> str:
     return message.partition('", "')[0] or ("accuracy not reached" if missed else result)
 
 
-def _choose_measure(columns: Any) -> tuple[Callable[[CsvCells], float | None], str]:
+def _choose_measure(columns: Iterable[str]) -> tuple[Callable[[CsvCells], float | None], str]:
     if "NormRelativeErr" in columns:
         return _statistics_difference, "relative error of the norm, or of the extrema if the norm agrees"
     if "MaxAbsErr" in columns:
@@ -399,14 +305,9 @@ def _checksum_difference(cell: CsvCells) -> float | None:
 
 
 def _parse_cell(cell: Any) -> float | None:
-    """Parse a number or a percentage. Other text, such as `N/A` or `unsupported`, is None."""
+    """Parse a number or a percentage. Other strings, such as `N/A` or `unsupported`, are `None`."""
     if not isinstance(cell, str):
         return to_finite(cell)
     text = cell.strip()
     number = parse_number(text.removesuffix("%"))
     return None if number is None else abs(number) / (100 if text.endswith("%") else 1)
-
-
-def _parse_rank(name: str) -> str | None:
-    found = _RANK_PATTERN.search(name)
-    return found[1] if found else None

@@ -82,8 +82,12 @@ class LayerRow:
     layer: int | None = None
     step: int | None = None
     value: float | None = None
-    failed: bool = False
     why: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """True if the tool rejected the tensor."""
+        return bool(self.why)
 
 
 @dataclass(frozen=True)
