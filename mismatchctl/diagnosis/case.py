@@ -104,6 +104,20 @@ class Case:
         """Log-prob of the rollout [N]."""
         return self._sound(self.rollout)
 
+    @property
+    def sides(self) -> tuple[tuple[str, Float64s, Float64s], ...]:
+        """Name, own and other log-probs [N] of each side."""
+        return ("rollout", self.r, self.t), ("train", self.t, self.r)
+
+    def reread(self, side: str, values: Float64s, sequences: Bools) -> Case:
+        """Return the case with other values [T] of one side in some sequences [S]."""
+        column = np.where(sequences[self.sequence], values, getattr(self, side))
+        return self.repaired(rollout=column) if side == "rollout" else self.repaired(train=column)
+
+    def distance(self, sequences: Bools) -> float:
+        """Return the median |log ratio| of some sequences [S]."""
+        return float(np.median(np.abs(self.x[self.each(sequences)])))
+
     @cached_property
     def counts(self) -> Ints:
         """Sound tokens per sequence [S]."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
-from mismatchctl.core.batch import Ints
+from mismatchctl.core.batch import Bools, Ints
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.evidence import FlagFunction
 from mismatchctl.frameworks.registry import list_settings
@@ -25,11 +25,11 @@ Place = tuple[int, int, int]
 class Detection:
     """Result of a test.
 
-    `share` is the explained part of the summed |log ratio|, and `k3` that of K3 if it differs from what `leaves` takes
-    out. `where` defaults to all tokens if the cause acts `everywhere`. `examples` are sequences of the sample [N]
-    (default: those with the largest differences) with `positions` [N]; `places` are examples of the whole dump.
-    `rivals`: cause -> column or experiment that distinguishes the two. `leaves`: the rest of the case. `outside_k3`: K3
-    does not measure this data.
+    `tokens` are those that the cause takes out [T]; `share` and `leaves` follow from them. Otherwise `share` is the
+    explained part of the summed |log ratio|, and `leaves` the rest of the case. `k3` is the explained part of K3 if it
+    differs. `where` defaults to all tokens if the cause acts `everywhere`. `examples` are sequences of the sample [N]
+    (default: the largest differences) with `positions` [N], and `places` are examples of the whole dump. `rivals` maps
+    a cause to the measurement that distinguishes it. `outside_k3`: K3 does not measure this data.
     """
 
     confidence: Confidence
@@ -41,6 +41,7 @@ class Detection:
     positions: Ints | None = None
     places: tuple[Place, ...] = ()
     rivals: Mapping[str, str] = field(default_factory=dict)
+    tokens: Bools | None = None
     leaves: Case | None = None
     k3: float | None = None
     everywhere: bool = False

@@ -10,6 +10,7 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.diagnosis.measures import (
+    Calibration,
     calibration,
     coherence,
     column_correlation,
@@ -233,10 +234,7 @@ class TemperatureFit:
     interval: tuple[float, float] | None
     likely: float
     unlikely: float
-    excess: float
-    z: float
-    inverse_excess: float
-    inverse_z: float
+    ratio: Calibration
     steepness: float
     steepness_error: float
     misfit: float
@@ -282,21 +280,20 @@ class TemperatureFit:
     @property
     def sampled_by(self) -> str:
         """Column that is the sampling distribution, or empty if unknown."""
-        return _find_sampler(self.z, self.inverse_z)
+        return _find_sampler(self.ratio)
 
     @property
     def likelier(self) -> str:
         """The same with a weaker test."""
-        less, more = sorted((abs(self.z), abs(self.inverse_z)))
+        less, more = sorted((abs(self.ratio.z), abs(self.ratio.inverse_z)))
         if self.sampled_by or more < _BIASED_Z or less > more / 2:
             return self.sampled_by
-        return "rollout" if abs(self.z) < abs(self.inverse_z) else "train"
+        return "rollout" if abs(self.ratio.z) < abs(self.ratio.inverse_z) else "train"
 
 
-def _find_sampler(z: float, inverse_z: float) -> str:
-    if (abs(z) < _FAR_Z) == (abs(inverse_z) < _FAR_Z):
-        return ""
-    return "rollout" if abs(z) < _FAR_Z else "train"
+def _find_sampler(ratio: Calibration) -> str:
+    fits = [side for side, z in (("rollout", ratio.z), ("train", ratio.inverse_z)) if abs(z) < _FAR_Z]
+    return fits[0] if len(fits) == 1 else ""
 
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
@@ -307,7 +304,7 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     read = estimate_scale(case)
     if read is not None:
         return TemperatureFit(
-            read.temperature, read.interval, likely, unlikely, *calibration(case),
+            read.temperature, read.interval, likely, unlikely, ratio=calibration(case),
             steepness=1.0, steepness_error=0.0, misfit=0.0, misfit_z=0.0, small=False, tokens=len(case.x), certain=True,
             sure=True, listed=True,
         )  # fmt: skip
@@ -339,7 +336,7 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
         interval,
         likely,
         unlikely,
-        *calibration(case),
+        calibration(case),
         steepness,
         error,
         misfit=0.0 if fitted is None else fitted.misfit,
@@ -357,9 +354,9 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
 
 @cached_on_case
 def _fit_case(case: Case) -> PowerFit | None:
-    _, z, _, inverse_z = calibration(case)
-    by = _find_sampler(z, inverse_z)
-    if not by and abs(z) >= _FAR_Z:
+    ratio = calibration(case)
+    by = _find_sampler(ratio)
+    if not by and abs(ratio.z) >= _FAR_Z:
         return None
     one = None if by == "train" else fit_power(case.t, case.r, case)
     other = None if by == "rollout" else fit_power(case.r, case.t, case)

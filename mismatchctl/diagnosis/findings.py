@@ -70,6 +70,9 @@ def _run_tests(case: Case) -> list[_CauseResult]:
         if detection is None:
             tested.append(cause)
             continue
+        if detection.tokens is not None:
+            leaves = detection.leaves or case.without(detection.tokens)
+            detection = replace(detection, share=case.share(detection.tokens), leaves=leaves)
         if cause.id == NOISE_CAUSE and any(row.detection.confidence != "low" for row in found):
             detection = replace(detection, confidence="low")  # it is what is left beside something else
         part = min(case.weight / whole, 1.0) if whole else 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,10 @@ _BETTER_FACTOR, _MAJORITY, _MAX_DISTANCE = 0.35, 0.5, 5.0
 _LIKELY_LOG_PROB, _RARE_LOG_PROB, _MIN_RARE_TOKENS = -0.5, -3.5, 30
 _MAX_RARE_SHARE, _MIN_CERTAIN_SHARE = 0.3, 0.1
 _MIN_TOKENS = 8
-_POSITIVE_SHARE = 0.9
 _SIGN_FLIPS = 24
+SYSTEMATIC_MEANING = "share of the variance that is the same for a token everywhere: weights differ"
+FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
+"""Upper bounds of the noise of the logits in float32 and bfloat16."""
 TOKEN_BOUND_SHARE = 0.15
 """Share of variance tied to tokens that other positions do not reach. ALiBi reaches 0.07."""
 _MIN_RUN_LENGTH = 4
@@ -53,6 +55,10 @@ def _wilson_interval(count: int, total: int) -> tuple[float, float]:
     middle = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def make_noise_fact(case: Case) -> Fact:
+    return make_fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}")
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:
@@ -90,33 +96,20 @@ def find_loudest(case: Case, sequences: Bools | None = None, score: Float64s | N
     return found[np.argsort(-score[found], kind="stable")][:3]
 
 
-def cannot_be_logs(values: Float64s) -> bool:
-    return len(values) > 0 and float(np.mean(values > 0)) > _POSITIVE_SHARE
-
-
-def find_better_reading(case: Case, rollout: Float64s, train: Float64s) -> Bools:
-    """Return the sequences [S] whose columns agree about three times better with other log-probs [T]."""
+def find_better_reading(case: Case, side: str, values: Float64s) -> Bools:
+    """Return the sequences [S] whose columns agree about three times better with other values of one side [T]."""
+    other = case.t if side == "rollout" else case.r
     with np.errstate(invalid="ignore"):
-        changed = np.abs(train[case.index] - rollout[case.index])
-    before, after = _mean_distance(case), case.means(np.minimum(np.nan_to_num(changed, nan=1e3), _MAX_DISTANCE))
+        changed = np.abs(other - values[case.index])
+    before, after = (
+        case.means(np.minimum(np.nan_to_num(apart, nan=1e3), _MAX_DISTANCE)) for apart in (np.abs(case.x), changed)
+    )
     better = (case.counts >= _MIN_TOKENS) & (before > 1e-2) & (after <= _BETTER_FACTOR * before)
     if (
         better.sum() > _MAJORITY * (case.counts >= _MIN_TOKENS).sum()
     ):  # then the rest too, but where it is plainly worse
         better |= after < before
     return better
-
-
-def may_read_better(case: Case, change: Float64s) -> bool:
-    """Return False if no sequence can read better after one side moves by `change` [N] (triangle inequality)."""
-    apart, moved = _mean_distance(case), case.means(np.minimum(np.abs(change), _MAX_DISTANCE))
-    return bool(np.any((case.counts >= _MIN_TOKENS) & (apart > 1e-2) & (moved <= 1.001 * (1 + _BETTER_FACTOR) * apart)))
-
-
-@cached_on_case
-def _mean_distance(case: Case) -> Float64s:
-    """Return the mean |log ratio| of each sequence, at most 5 nats per token [S]."""
-    return case.means(np.minimum(np.abs(case.x), _MAX_DISTANCE))
 
 
 @dataclass(frozen=True)
@@ -211,17 +204,22 @@ def systematic_share(case: Case) -> tuple[float, float]:
     return value / others / power, value / scatter if scatter > 0 else 0.0
 
 
-@cached_on_case
-def calibration(case: Case) -> tuple[float, float, float, float]:
-    """Return E[ratio] - 1 and its z, then E[1 / ratio] - 1 and its z.
+class Calibration(NamedTuple):
+    """E[ratio] - 1, which is 0 if the rollout column is the sampling distribution, E[1 / ratio] - 1, and their z."""
 
-    The first is 0 if the rollout column is the sampling distribution, the second if the trainer's is.
-    """
+    excess: float
+    z: float
+    inverse: float
+    inverse_z: float
+
+
+@cached_on_case
+def calibration(case: Case) -> Calibration:
     values = []
     for sign in (1.0, -1.0):
         excess = np.expm1(np.clip(sign * case.x, -20, 20))
         values += [float(excess.mean()) if len(excess) else 0.0, case.clustered_z(excess)]
-    return values[0], values[1], values[2], values[3]
+    return Calibration(*values)
 
 
 @cached_on_case
@@ -275,16 +273,23 @@ def mark_certain_tokens(case: Case) -> Bools:
     return found
 
 
+class Coherence(NamedTuple):
+    """Mean direction of the log ratios (-1 to 1) of near-certain and of unlikely tokens, and their z."""
+
+    likely: float
+    likely_z: float
+    unlikely: float
+    unlikely_z: float
+
+
 @cached_on_case
-def coherence(case: Case) -> tuple[float, float, float, float]:
-    """Return the coherence of near-certain tokens' log ratios (-1 to 1) and its z, then those of unlikely tokens."""
-    values = []
-    standard = np.clip(case.standard, -4, 4)
+def coherence(case: Case) -> Coherence:
+    values, standard = [], np.clip(case.standard, -4, 4)
     for chosen in (mark_certain_tokens(case), mark_rare_tokens(case)):
         size = np.abs(standard[chosen]).sum()
         values += [float(standard[chosen].sum() / size) if size > 0 else 0.0]
         values += [case.clustered_z(np.where(chosen, standard, 0.0))]
-    return values[0], values[1], values[2], values[3]
+    return Coherence(*values)
 
 
 def is_one_sided(case: Case) -> bool:
@@ -362,6 +367,18 @@ def find_row_kinds(case: Case) -> RowKinds | None:
     louder = np.zeros(case.size, np.bool_)
     louder[known[order[cut + 1 :]]] = True
     return RowKinds(louder, float(np.exp(apart[cut])), variance, len(known))
+
+
+def fit_within_rows(case: Case, values: Float64s, used: Bools) -> tuple[float, float, int]:
+    """Return the slope of the loudness by values [N] within rows, its error over rows, and the rows that vary."""
+    number = np.maximum(case.sums(used), 1)
+    values = np.where(used, values, 0.0)
+    across: Float64s = (values - case.each(case.sums(values) / number)) * used
+    up: Float64s = (case.loudness - case.each(case.sums(case.loudness * used) / number)) * used
+    product, square = case.sums(across * up), case.sums(across * across)
+    whole = max(float(square.sum()), 1e-12)
+    slope = float(product.sum()) / whole
+    return slope, float(np.sqrt(((product - slope * square) ** 2).sum())) / whole, int((square > 0).sum())
 
 
 _TURNS_FEWEST, _TURNS_BESIDE, _TURNS_MOST = 10, 2, 0.6

@@ -1,9 +1,10 @@
-"""Causes about which token a value belongs to: shifts, masks, edited and unsampled tokens."""
+"""Causes about which token a value belongs to: shifts, masks, edited and unsampled tokens, wrong engine states."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,9 +15,9 @@ from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.diagnosis.cause import Detection
-from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
 from mismatchctl.diagnosis.evidence import Tally, TokenMarks
 from mismatchctl.diagnosis.measures import (
+    BFLOAT16_NOISE,
     break_at_turns,
     find_loudest,
     find_suspicious_runs,
@@ -35,16 +36,30 @@ _EDIT_NOISY_SPREAD = 0.12
 """Noise of the other tokens above which a rise within a row may be usual."""
 
 
+@dataclass(frozen=True)
+class _Breaks:
+    """Sequences [S] that agree up to a position, `split` [S] of their sound tokens, and not after it.
+
+    `after` marks their later tokens [N], `level` is the mean |log ratio| there [S], at most 5 nats per token, and
+    `position` that of the first one in its response [S].
+    """
+
+    found: Bools
+    split: Ints
+    after: Bools
+    level: Float64s
+    position: Ints
+    tokens_left: int
+    at_turn: bool
+
+
 @cached_on_case
-def find_breaks(case: Case) -> tuple[Bools, Ints] | None:
-    """Return the sequences that agree up to a position and not after it, and those positions [S]."""
+def _find_breaks(case: Case) -> _Breaks | None:
     if not len(case.x) or case.noise == 0:
         return None
     size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
-    if not _may_break(case, size):
-        return None
     found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
-    # By loudness, which needs no scale; and by gross differences, which temperature and truncation leave rare.
+    # Loudness does not need a scale. Gross differences are rare under a temperature or truncation.
     for values, jump in (
         (case.loudness, _EDIT_MIN_JUMP),
         ((size > _EDIT_GROSS_DISTANCE).astype(np.float64), _EDIT_MIN_RATE_JUMP),
@@ -54,65 +69,51 @@ def find_breaks(case: Case) -> tuple[Bools, Ints] | None:
         found, split = found | new, np.where(new, at, split)
     if found.sum() < (2 if case.noise < BFLOAT16_NOISE else 3):
         return None
-    return found, split
+    after = (case.place >= case.each(split)) & case.each(found)
+    level = case.sums(size * after) / np.maximum(case.sums(after), 1)
+    position = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
+    left = int(np.median((case.counts - split)[found]))
+    return _Breaks(found, split, after, level, position, left, break_at_turns(case, found, split))
 
 
 def detect_edited_response(case: Case) -> Detection | None:
-    breaks = find_breaks(case)
-    if breaks is None:
-        return None
-    found, split = breaks
-    if break_at_turns(case, found, split):
+    breaks = _find_breaks(case)
+    if breaks is None or breaks.at_turn:
         return None  # contexts differ from a turn on
-    after = case.place >= case.each(split)
-    size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
-    level = case.sums(size * after) / np.maximum(case.sums(after), 1)
-    tokens = case.marked(after & case.each(found))
-    share = float(found.sum() / max((case.counts >= 2 * _EDIT_MIN_SIDE).sum(), 1))
-    examples = find_loudest(case, found, level)
-    at = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
-    left = (case.counts - split)[found]
-    agrees = float(np.median(np.abs(case.x[~after & case.each(found)]))) if found.any() else 0.0
-    evidence = [
-        make_share_fact(
-            "sequences",
-            found,
-            case.counts >= 2 * _EDIT_MIN_SIDE,
-            "share of sequences that agree up to a position and not after it",
-        ),
-        make_fact("difference_before", agrees, "median |log ratio| before that position, nats"),
-        make_fact("difference_after", float(level[found].mean()), "mean |log ratio| after it, nats"),
-        make_fact("tokens_after", float(np.median(left)), "tokens from there to the end, median"),
-    ]
-    rest = case.without(tokens)
+    found, level = breaks.found, float(breaks.level[breaks.found].mean())
+    long = case.counts >= 2 * _EDIT_MIN_SIDE
+    share, examples = float(found.sum() / max(long.sum(), 1)), find_loudest(case, found, breaks.level)
+    agrees = float(np.median(np.abs(case.x[~breaks.after & case.each(found)])))
+    rest = case.without(case.marked(breaks.after))
+    meaning = "share of sequences that agree up to a position and not after it"
     noisy = rest.spread > _EDIT_NOISY_SPREAD and "truncated_sampling" not in case.explained
-    evidence.append(make_fact("spread_of_the_rest", rest.spread, "noise of the logits elsewhere", against=noisy))
     confidence: Confidence = "high" if share > _EDIT_SURE_SHARE else "medium"
     if noisy:
-        confidence = "medium" if share > 3 * _EDIT_SURE_SHARE and level[found].mean() > 1 else "low"
+        confidence = "medium" if share > 3 * _EDIT_SURE_SHARE and level > 1 else "low"
     return Detection(
         confidence,
         f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and not "
-        f"after it ({level[found].mean():.2g} nats): the response was changed after it was sampled",
-        share=case.share(tokens),
-        evidence=tuple(evidence),
-        where={"sequences": percent(share), "positions": f"from {format_list(at[examples], 3)} on in the examples"},
+        f"after it ({level:.2g} nats): the response was changed after it was sampled",
+        share=case.share(case.marked(breaks.after)),
+        evidence=(
+            make_share_fact("sequences", found, long, meaning),
+            make_fact("difference_before", agrees, "median |log ratio| before that position, nats"),
+            make_fact("difference_after", level, "mean |log ratio| after it, nats"),
+            make_fact("tokens_after", breaks.tokens_left, "tokens from there to the end, median"),
+            make_fact("spread_of_the_rest", rest.spread, "noise of the logits elsewhere", against=noisy),
+        ),
+        where=_describe_breaks(breaks, share, examples),
         examples=examples,
-        positions=at[examples],
-        rivals={
-            "unsampled_tokens": "text that another model appended looks the same: look at token_ids from that "
-            "position on"
-        },
+        positions=breaks.position[examples],
+        rivals={"unsampled_tokens": "text that another model appended looks the same: look at token_ids from that "
+                "position on"},
         leaves=None if confidence == "low" else rest,
-    )
+    )  # fmt: skip
 
 
-def _may_break(case: Case, size: Float64s) -> bool:
-    """Return False if no sequence can pass `_check_breaks`. It is cheaper."""
-    running = np.append(0.0, np.cumsum(size - _EDIT_MIN_LEVEL))
-    ends = case.each(case.segments.offsets[1:])
-    left = ends - np.arange(len(size))
-    return bool(np.any((running[ends] - running[:-1] > -1e-6) & (left >= _EDIT_MIN_SIDE)))
+def _describe_breaks(breaks: _Breaks, share: float, examples: Ints) -> dict[str, str]:
+    first = format_list(breaks.position[examples], 3)
+    return {"sequences": percent(share), "positions": f"from {first} on in the examples"}
 
 
 def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
@@ -122,12 +123,8 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
     stray = case.sums((size > 0.5 * case.each(level)) * ~after) / np.maximum(case.sums(~after), 1)
     position = case.rows.position[case.index]
     apart = np.append(False, np.diff(position) != 1) & (case.place == case.each(split))  # explained tokens before it
-    found: Bools = (
-        (level > _EDIT_MIN_LEVEL)
-        & (stray < _EDIT_MAX_STRAY)
-        & (later > _EDIT_PERSISTENCE * level)
-        & (case.sums(apart) == 0)
-    )
+    found: Bools = (level > _EDIT_MIN_LEVEL) & (stray < _EDIT_MAX_STRAY) & (later > _EDIT_PERSISTENCE * level)
+    found &= case.sums(apart) == 0
     return found
 
 
@@ -164,7 +161,7 @@ _SHIFTED_LUCK = 2.1
 """The best of 64 means of n unrelated differences is about 2.1 / sqrt(n) below their usual mean."""
 
 
-def find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
+def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
     """Return the shift of the rollout's log-probs with the best agreement of each candidate, and that agreement [S].
 
     Shift k means that rollout[i + k] belongs to train[i], and 0 that no shift is clearly better. Agreement is the mean
@@ -199,54 +196,38 @@ def detect_misaligned(case: Case) -> Detection | None:
     candidates = np.flatnonzero(bad & (case.counts > _SHIFTED_MIN_LENGTH))
     if not len(candidates):
         return None
-    shift, agreement = find_shifts(case, candidates)
-    found = shift != 0
-    breaks = find_breaks(case)
-    if found.sum() < _SHIFTED_MIN_ROWS or (
-        breaks is not None and (found & breaks[0]).sum() > _SHIFTED_BROKEN_SHARE * found.sum()
-    ):
-        return None  # hardly any; or they agree at first, and are shifted from a position on
+    shift, agreement = _find_shifts(case, candidates)
+    found, breaks = shift != 0, _find_breaks(case)
+    if found.sum() < _SHIFTED_MIN_ROWS:
+        return None
+    if breaks is not None and (found & breaks.found).sum() > _SHIFTED_BROKEN_SHARE * found.sum():
+        return None  # they agree at first, and are shifted from a position on
     values, counts = np.unique(shift[found], return_counts=True)
     order = np.argsort(-counts)
     own = bool(counts.max() < max(_SHIFTED_MIN_ROWS, 0.5 * found.sum()))
     limit = _SHIFTED_CLEAR_AGREEMENT if found.sum() >= _OWN else _SHIFTED_CLEAR_AGREEMENT / 2
     if own and float(np.median(agreement[found])) > limit:
         return None  # each by its own shift, and none fits well: chance, or something else
-    share = float(found.sum() / (case.counts > _SHIFTED_MIN_LENGTH).sum())
-    if (
-        counts.max() > _SHIFTED_ALL_SHARE * (case.counts > _SHIFTED_MIN_LENGTH).sum()
-    ):  # then rows too short to tell are shifted too
+    long = case.counts > _SHIFTED_MIN_LENGTH
+    share = float(found.sum() / long.sum())
+    if counts.max() > _SHIFTED_ALL_SHARE * long.sum():  # then short rows are shifted too
         shift[~found], found = values[order[0]], case.counts > 0
-    tokens = found[case.sequence]
     whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
-    common = int(values[order[0]])
-    if own:
-        where = (
-            "each at its own shift ("
-            + format_list(f"{values[i]:+d}: {format_count(int(counts[i]), 'row')}" for i in order)
-            + ")"
-        )
-    else:
-        where = f"{format_count(abs(common), 'position')} {'earlier' if common > 0 else 'later'}"
-    alike = (counts.max() > 0.8 * found.sum() and not own) or found.sum() >= _OWN
-    clear = alike and float(np.median(agreement[found])) < _SHIFTED_CLEAR_AGREEMENT
+    common, fit = int(values[order[0]]), float(np.median(agreement[found]))
+    rows = format_list(f"{values[i]:+d}: {format_count(int(counts[i]), 'row')}" for i in order)
+    where = f"{format_count(abs(common), 'position')} {'earlier' if common > 0 else 'later'}"
+    clear = (counts.max() > 0.8 * found.sum() and not own) or found.sum() >= _OWN
+    clear = clear and fit < _SHIFTED_CLEAR_AGREEMENT
     return Detection(
         "high" if share > _SHIFTED_SURE_SHARE or clear else "low" if share < _SHIFTED_TRACE_SHARE else "medium",
-        f"in {whole} the rollout's log-probs fit the trainer's {where}: the difference is "
-        f"{1 / max(float(np.median(agreement[found])), 1e-3):.3g} times smaller there",
-        share=case.share(tokens),
+        f"in {whole} the rollout's log-probs fit the trainer's {f'each at its own shift ({rows})' if own else where}: "
+        f"the difference is {1 / max(fit, 1e-3):.3g} times smaller there",
+        share=case.share(found[case.sequence]),
         evidence=(
             make_fact("shift", common, "rollout[i + shift] belongs to train[i]"),
             make_fact("shifts", format_list(f"{values[i]:+d}: {counts[i]}" for i in order), "sequences by shift"),
-            make_fact(
-                "agreement", float(np.median(agreement[found])), "mean difference at that shift over the original one"
-            ),
-            make_share_fact(
-                "sequences",
-                found,
-                case.counts > _SHIFTED_MIN_LENGTH,
-                "share of sequences, of sufficient length, that are shifted",
-            ),
+            make_fact("agreement", fit, "mean difference at that shift over that at none"),
+            make_share_fact("sequences", found, long, "share of sequences long enough to tell that are shifted"),
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
         examples=find_loudest(case, found),
@@ -255,11 +236,9 @@ def detect_misaligned(case: Case) -> Detection | None:
 
 
 def _align_rollout(case: Case, shift: Ints) -> Case:
-    moved = np.full(len(case.rollout), np.nan)
-    target = case.index + 0
-    source_place = case.place + case.each(shift)
-    inside = (source_place >= 0) & (source_place < case.each(case.counts))
-    moved[target[inside]] = case.rollout[case.index[(case.each(case.starts) + source_place)[inside]]]
+    moved, source = np.full(len(case.rollout), np.nan), case.place + case.each(shift)
+    inside = (source >= 0) & (source < case.each(case.counts))
+    moved[case.index[inside]] = case.r[(case.each(case.starts) + source)[inside]]
     return case.repaired(rollout=moved)
 
 
@@ -267,44 +246,32 @@ _RETOKENIZED_MAX_SHIFT, _RETOKENIZED_MIN_ROWS, _RETOKENIZED_MIN_SHARE = 12, 2, 0
 
 
 def detect_retokenized(case: Case) -> Detection | None:
-    breaks = find_breaks(case)
+    breaks = _find_breaks(case)
     if breaks is None:
         return None
-    found, split = breaks
-    after = case.marked((case.place >= case.each(split)) & case.each(found))
-    shift, agreement = find_shifts(case.without(~after), np.flatnonzero(found), _RETOKENIZED_MAX_SHIFT)
+    found, after = breaks.found, case.marked(breaks.after)
+    shift, agreement = _find_shifts(case.without(~after), np.flatnonzero(found), _RETOKENIZED_MAX_SHIFT)
     moved = found & (shift != 0)
     if moved.sum() < max(_RETOKENIZED_MIN_ROWS, _RETOKENIZED_MIN_SHARE * found.sum()):
         return None
-    share = make_share_fact("sequences", found, case.counts > 0, "share of sequences that disagree from a position on")
     values, counts = np.unique(shift[moved], return_counts=True)
-    examples = find_loudest(case, moved, case.sums(after[case.index]))
-    at = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
-    told = [f"{values[i]:+d}: {counts[i]}" for i in np.argsort(-counts)]
+    examples, fit = find_loudest(case, moved, case.sums(after[case.index])), float(np.median(agreement[moved]))
+    shifts = format_list(f"{values[i]:+d}: {counts[i]}" for i in np.argsort(-counts))
+    used, meaning = case.counts > 0, "sequences by shift: rollout[i + shift] belongs to train[i] after the position"
     return Detection(
         "high" if moved.sum() > _RETOKENIZED_MIN_ROWS else "medium",
-        f"{percent(float(found.sum() / max((case.counts > 0).sum(), 1)))} of the sequences agree up to a position, and "
-        "from there on again when one column is shifted: both sides have the same text there in other tokens",
-        share=case.share(after),
+        f"{percent(float(found.sum() / max(used.sum(), 1)))} of the sequences agree up to a position, and from there "
+        "on again when one column is shifted: both sides have the same text there in other tokens",
+        tokens=after,
         evidence=(
-            share,
-            make_fact(
-                "shifts",
-                format_list(told),
-                "sequences by shift: rollout[i + shift] belongs to train[i] after the position",
-            ),
-            make_fact(
-                "agreement", float(np.median(agreement[moved])), "mean difference at that shift over the original one"
-            ),
+            make_share_fact("sequences", found, used, "share of sequences that disagree from a position on"),
+            make_fact("shifts", shifts, meaning),
+            make_fact("agreement", fit, "mean difference at that shift over that at none"),
         ),
-        where={
-            "sequences": percent(float(found.mean())),
-            "positions": f"from {format_list(at[examples], 3)} on in the examples",
-        },
+        where=_describe_breaks(breaks, float(found.mean()), examples),
         examples=examples,
-        positions=at[examples],
-        rivals={"misaligned": "number of token ids on each side: does one side lose or repeat tokens there?"},
-        leaves=case.without(after),
+        positions=breaks.position[examples],
+        rivals={"misaligned": "the lengths of both sides' token ids: does one lose or repeat tokens there?"},
     )
 
 
@@ -325,25 +292,24 @@ def _match_inverted_mask(case: Case) -> Detection | None:
     masked = ~case.rows.mask & finite & (case.rollout < 0) & (case.train < 0)
     if masked.sum() < _MASKED_MIN_TOKENS or not len(case.x):
         return None
-    outside = np.abs(case.train - case.rollout)[masked]
-    inside = np.abs(case.x)
-    spread = float(np.std(case.rollout[masked]))
-    if spread < 0.05 or np.median(outside) > 0.2 * np.median(inside) or np.median(inside) < 0.2:
+    outside, inside = float(np.median(np.abs(case.train - case.rollout)[masked])), float(np.median(np.abs(case.x)))
+    if np.std(case.rollout[masked]) < 0.05 or outside > 0.2 * inside or inside < 0.2:
         return None
-    masked_share = float(masked.sum() / max(masked.sum() + len(inside), 1))
+    rows = np.bincount(case.sequence[masked], minlength=case.size) > 0
     return Detection(
         "high",
-        f"the two sides agree on masked tokens (median difference {np.median(outside):.3g} nats) and not on valid "
-        f"ones ({np.median(inside):.3g}): the mask is inverted",
-        share=1.0,
+        f"the two sides agree on masked tokens (median difference {outside:.3g} nats) and not on valid ones "
+        f"({inside:.3g}): the mask is inverted",
         evidence=(
-            make_fact("difference_masked", float(np.median(outside)), "median |log ratio| on masked tokens, nats"),
-            make_fact("difference_valid", float(np.median(inside)), "median |log ratio| on valid tokens, nats"),
-            make_fact("masked_share", masked_share, "share of tokens with log-probs that are masked"),
+            make_fact("difference_masked", outside, "median |log ratio| on masked tokens, nats"),
+            make_fact("difference_valid", inside, "median |log ratio| on valid tokens, nats"),
+            make_fact(
+                "masked_share",
+                masked.sum() / (masked.sum() + len(case.x)),
+                "share of tokens with log-probs that are masked",
+            ),
         ),
-        examples=find_loudest(
-            case, np.bincount(case.sequence[masked], minlength=case.size) > 0, case.means(np.abs(case.x))
-        ),
+        examples=find_loudest(case, rows),
         leaves=case.without(case.sound),
     )
 
@@ -358,16 +324,14 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
         return None  # a nucleus of one token has log-prob 0, at the start as anywhere
     if sequences.sum() < max(3, 0.05 * (case.counts > 0).sum()):
         return None
-    tokens = runs.tokens(case)
+    meaning = "share of sequences that begin with a constant log-prob"
     return Detection(
         "high",
         f"{percent(float(sequences.mean()))} of the sequences begin with {runs.length.mean():.3g} tokens on average "
         f"to which one side gives the constant {runs.value[0]:g}: the mask covers the prompt",
-        share=case.share(tokens),
+        tokens=runs.tokens(case),
         evidence=(
-            make_share_fact(
-                "sequences", sequences, case.counts > 0, "share of sequences that begin with a constant log-prob"
-            ),
+            make_share_fact("sequences", sequences, case.counts > 0, meaning),
             make_fact("tokens_each", float(runs.length.mean()), "tokens in such a beginning"),
             make_fact("difference", float(runs.off.mean()), "mean |log ratio| there, nats"),
         ),
@@ -376,7 +340,6 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
         rivals={
             "unsampled_tokens": "token_ids: is the constant stretch the prompt, or a forced prefix of the response?"
         },
-        leaves=case.without(tokens),
     )
 
 
@@ -388,16 +351,14 @@ def _match_shared_prefix(case: Case) -> Detection | None:
     members: defaultdict[int, list[int]] = defaultdict(list)
     for sequence in np.flatnonzero(case.counts > 0).tolist():
         members[int(case.clusters[sequence])].append(sequence)
-    ends = np.cumsum(case.counts)
     pairs = [sequences[:2] for sequences in members.values() if len(sequences) > 1]
-    prefix = np.zeros(len(case.sound), np.bool_)
-    hits, lengths = [], []
+    prefix, hits, lengths = np.zeros(len(case.sound), np.bool_), [], []
     for first, second in pairs:
-        one, two = (case.index[ends[s] - case.counts[s] : ends[s]] for s in (first, second))
+        one, two = (case.index[slice(*case.segments.offsets[s : s + 2])] for s in (first, second))
         shorter = min(len(one), len(two))
         differ = np.flatnonzero(ids[one[:shorter]] != ids[two[:shorter]])
         common = int(differ[0]) if len(differ) else 0
-        surprise = -np.maximum(case.train, case.rollout)[one[:common]].sum()  # as both sides admit
+        surprise = -np.maximum(case.train, case.rollout)[one[:common]].sum()  # by the larger log-prob
         if common and surprise > _PREFIX_MIN_SURPRISE:
             hits.append(first)
             lengths.append(common)
@@ -462,15 +423,13 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
     off = (case.rollout > POSITIVE_TOLERANCE) | (case.train > POSITIVE_TOLERANCE)
     off |= (case.rollout < MIN_LOG_PROB) | (case.train < MIN_LOG_PROB)
     cleaned = case.without(off & case.sound)
-    ends = _find_bad_ends(cleaned)
     runs = find_suspicious_runs(cleaned)
     runs = runs[runs.at_end & ((runs.length >= 4) | (runs.value == 0))]
-    tail = runs.tokens(cleaned) | (ends if ends is not None else np.zeros(len(off), np.bool_))
-    ended = np.unique(cleaned.sequence[tail])
-    if len(ended) < max(3, 0.01 * case.size):
-        tail[:] = False
-        ended = ended[:0]
-    if not tallies and not len(ended):
+    tail = runs.tokens(cleaned) | _find_bad_ends(cleaned)
+    ended = np.bincount(cleaned.sequence[tail], minlength=case.size) > 0
+    if ended.sum() < max(3, 0.01 * case.size):
+        tail[:] = ended[:] = False
+    if not tallies and not ended.any():
         return None
     return _match_placeholders(case, cleaned, tallies, tail, ended)
 
@@ -481,58 +440,47 @@ def _is_open_tally(case: Case, name: str) -> bool:
     return kind in _PLACEHOLDER_KINDS and not (kind in ("positive", "sentinel") and repaired)
 
 
-def _find_bad_ends(case: Case) -> Bools | None:
+def _find_bad_ends(case: Case) -> Bools:
     """Mark last tokens that are far off in rows whose other tokens are not."""
-    size = np.abs(case.x)
+    size, none = np.abs(case.x), np.zeros(len(case.sound), np.bool_)
     long = np.flatnonzero(case.counts > _LAST_TOKEN_MIN_LENGTH)
-    least = _LAST_TOKEN_MIN_SHARE * len(long)
-    ends = case.segments.offsets[1:][long]
+    least, ends = _LAST_TOKEN_MIN_SHARE * len(long), case.segments.offsets[1:][long]
     if (size[ends - 1] > _LAST_TOKEN_MIN_DISTANCE).sum() < least:
-        return None
+        return none
     some = long[np.maximum(size[ends - 1], size[ends - 2]) > _LAST_TOKEN_MIN_DISTANCE]
     usual = np.array([np.median(size[slice(*case.segments.offsets[row : row + 2])]) for row in some.tolist()])
     ends = case.segments.offsets[1:][some]
     last, before = (size[ends - k] > np.maximum(_LAST_TOKEN_FACTOR * usual, _LAST_TOKEN_MIN_DISTANCE) for k in (1, 2))
     difference = int(last.sum()) - int(before.sum())
     if difference < least or difference < _LAST_TOKEN_Z * np.sqrt(last.sum() + before.sum()):
-        return None
+        return none
     return case.marked(ends[last] - 1)
 
 
-def _match_placeholders(
-    case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools, ended: np.ndarray
-) -> Detection:
-    evidence, phrases = [], []
+def _match_placeholders(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools, ended: Bools) -> Detection:
+    evidence, phrases, some = [], [], bool(ended.any())
     for name, tally in sorted(tallies.items()):
         kind, _, side = name.partition("_")
-        evidence.append(
-            make_fact(name, tally.tokens, f"valid tokens whose {side} log-prob is {_PLACEHOLDER_KINDS[kind]}")
-        )
+        meaning = f"valid tokens whose {side} log-prob is {_PLACEHOLDER_KINDS[kind]}"
+        evidence.append(make_fact(name, tally.tokens, meaning))
         phrases.append(f"{tally.tokens:,} valid tokens have a {side} log-prob {_PLACEHOLDER_KINDS[kind]}")
-    where = {}
-    if len(ended):
-        meaning = "share of sequences that end in tokens without a log-prob on one side"
-        rows = np.isin(np.arange(case.size), ended)
-        evidence.append(make_share_fact("ends", rows, case.counts > 0, meaning))
-        share = len(ended) / max(int((case.counts > 0).sum()), 1)
+    if some:
+        used, meaning = case.counts > 0, "share of sequences that end in tokens one side has no log-prob for"
+        evidence.append(make_share_fact("ends", ended, used, meaning))
         values = cleaned.rollout[tail]
-        common = values[0] if len(values) and np.all(values == values[0]) else None
-        constant = "" if common is None else f" (rollout: {common:g})"
-        phrases.append(f"{percent(share)} of the sequences end in tokens that only one side knows{constant}")
-        where["positions"] = "the end of the response"
-    places = tuple(place for tally in tallies.values() for place in tally.places)[:3]
+        constant = f" (rollout says {values[0]:g})" if np.all(values == values[0]) else ""
+        share = percent(float(ended.sum() / max(used.sum(), 1)))
+        phrases.append(f"{share} of the sequences end in tokens that only one side knows{constant}")
+    counted = sum(tally.tokens for tally in tallies.values()) / max(case.evidence.tokens, 1)
     return Detection(
         "high",
         "; ".join(phrases),
-        share=max(
-            case.share(~cleaned.sound | tail),
-            min(1.0, sum(t.tokens for t in tallies.values()) / max(case.evidence.tokens, 1)),
-        ),
+        share=max(case.share(~cleaned.sound | tail), min(1.0, counted)),
         evidence=tuple(evidence),
-        where=where,
-        examples=find_loudest(cleaned, rows) if len(ended) else ended,
-        places=places,
-        rivals={"mask_wrong": "compare the mask with token_ids: does it cover padding?"} if len(ended) else {},
+        where={"positions": "the end of the response"} if some else {},
+        examples=find_loudest(cleaned, ended),
+        places=tuple(place for tally in tallies.values() for place in tally.places)[:3],
+        rivals={"mask_wrong": "the mask beside token_ids: does it cover padding?"} if some else {},
         leaves=cleaned.without(tail),
     )
 
@@ -545,9 +493,7 @@ _UNSAMPLED_MIN_SHARE = 0.01
 def detect_unsampled_tokens(case: Case) -> Detection | None:
     runs = find_suspicious_runs(case)
     runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # a nucleus of one token has 0
-    if float((case.x < 0).sum()) > _UNSAMPLED_ONE_SIDED_SHARE * len(
-        case.x
-    ):  # a sampler that cuts leaves a single token now and then
+    if float((case.x < 0).sum()) > _UNSAMPLED_ONE_SIDED_SHARE * len(case.x):  # a truncation may leave a single token
         runs = runs[(runs.value != 0) | ((runs.length >= _UNSAMPLED_MIN_RUN) & (runs.off > _UNSAMPLED_MIN_DENIAL))]
     tokens = runs.tokens(case)
     sequences = np.bincount(case.sequence[tokens], minlength=case.size) > 0
@@ -564,9 +510,9 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > _UNSAMPLED_MIN_SHARE or quiet else "low",
         f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have the "
-        f"constant rollout log-prob {value:g}, {runs.off.mean():.3g} nats above the trainer's: they were not "
-        "sampled",
-        share=case.share(tokens),
+        f"constant rollout log-prob {value:g} where the trainer gives them {runs.off.mean():.3g} nats less: nobody "
+        "sampled them",
+        tokens=tokens,
         evidence=(
             make_fact("tokens", share, "share of valid tokens with a constant log-prob that the other side denies"),
             make_share_fact("sequences", sequences, case.counts > 0, "share of sequences that hold such tokens"),
@@ -577,8 +523,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
         where={"sequences": percent(float(sequences.mean())), "positions": "inside the response"},
         examples=examples,
         positions=start[examples],
-        rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 written for missing log-probs?"},
-        leaves=case.without(tokens),
+        rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 what is written where a log-prob is missing?"},
     )
 
 
@@ -595,21 +540,15 @@ _MEMBERS, _IMPROBABLE = 3, 1e-4
 
 
 def detect_engine_state(case: Case) -> Detection | None:
-    breaks = find_breaks(case)
-    if breaks is None:
-        return None
-    found, split = breaks
-    if break_at_turns(case, found, split):
+    breaks = _find_breaks(case)
+    if breaks is None or breaks.at_turn:
         return None  # contexts differ from a turn on
-    at_limit = _at_limit(case, found, split)
-    by_prompt = _by_prompt(case, found, split)
-    after = (case.place >= case.each(split)) & case.each(found)
-    ratio = np.exp(np.minimum(case.x[after], _CAP))
-    mean, count = float(ratio.mean()), int(after.sum())
-    sums, numbers = case.sums(np.where(after, np.exp(np.minimum(case.x, _CAP)), 0.0)), case.sums(after)
-    error = float(np.sqrt(((sums - mean * numbers)[found] ** 2).sum())) / max(count, 1)
-    related = _correlation(case, after) > _RELATED
-    begins, rows = split[found], int(found.sum())
+    found, split, after = breaks.found, breaks.split, breaks.after
+    at_limit, by_prompt = _is_at_limit(case, found, split), _is_by_prompt(case, found, split)
+    ratio, count, rows = np.where(after, np.exp(np.minimum(case.x, _CAP)), 0.0), int(after.sum()), int(found.sum())
+    mean = float(ratio[after].mean())
+    error = float(np.sqrt(((case.sums(ratio) - mean * case.sums(after))[found] ** 2).sum())) / max(count, 1)
+    related, begins = _correlation(case, after) > _RELATED, split[found]
     at_one_place = rows >= _ROWS and float(np.mean(np.abs(begins - np.median(begins)) <= _BESIDE)) >= _SAME
     placed = by_prompt or (at_one_place and related)
     sampled = _LEAST < mean < _MOST and abs(mean - 1) < max(4 * error, 0.3)
@@ -619,57 +558,44 @@ def detect_engine_state(case: Case) -> Detection | None:
     tokens = case.marked(after)
     if case.without(tokens).noise > _NOISY and not (at_limit or by_prompt):
         return None  # the other rows differ too, late in the response perhaps
-    told = sampled and count >= _MANY and 4 * error < _ROUGH
-    sure = (at_limit and rows >= _ROWS) or (possible and placed and count >= _ENOUGH) or told
-    confidence: Confidence = "high" if sure else "medium"
-    share = float(found.sum() / max((case.counts > 0).sum(), 1))
-    level = case.sums(np.minimum(np.abs(case.x), 5.0) * after) / np.maximum(numbers, 1)
-    examples = find_loudest(case, found, level)
-    at = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
-    left = int(np.median((case.counts - split)[found]))
-    if at_limit:
-        place = f"the last {left:,} tokens of rows of the greatest length ({int(case.counts.max()):,} tokens)"
-    elif by_prompt:
-        place = "all samples of some prompts, from a position on"
-    else:
-        place = f"{percent(share)} of the rows, from a position on"
-    said = (
+    sure = (at_limit and rows >= _ROWS) or (possible and placed and count >= _ENOUGH)
+    sure |= sampled and count >= _MANY and 4 * error < _ROUGH
+    used, left = case.counts > 0, f"the last {breaks.tokens_left:,} tokens"
+    share, examples = float(rows / max(used.sum(), 1)), find_loudest(case, found, breaks.level)
+    place = (
+        f"{left} of rows of the greatest length ({int(case.counts.max()):,} tokens)"
+        if at_limit
+        else f"{'all samples of some prompts' if by_prompt else f'{percent(share)} of the rows'}, from a position on"
+    )
+    proof = (
         f". The tokens are the sampled ones: E[ratio] is {mean:.2g} there, and text that was changed after sampling "
         "would leave far more than 1"
-        if sampled
-        else ""
     )
+    rivals = {"edited_response": "token_ids of both sides in these rows: are they the same?"}
+    if not at_limit:
+        rivals["context_mismatch"] = "the prompt's token ids of both sides, and their positions"
+    meanings = {
+        "sequences": "share of rows that agree up to a position and not after it",
+        "ratio_mean": "E[ratio] after that position: 1 where these tokens were sampled",
+        "tokens_after": "tokens from there to the end of the row, median",
+        "at_limit": "1 if rows of the greatest length are concerned, at one distance from it",
+        "by_prompt": "1 if all samples of some prompts are concerned and none of the others",
+    }
     return Detection(
-        confidence,
-        f"one side is off in {place}, by {level[found].mean():.2g} nats on average{said}",
-        share=case.share(tokens),
+        "high" if sure else "medium",
+        f"one side is off in {place}, by {breaks.level[found].mean():.2g} nats on average{proof if sampled else ''}",
+        tokens=tokens,
         evidence=(
-            make_share_fact(
-                "sequences", found, case.counts > 0, "share of rows that agree up to a position and not after it"
-            ),
-            make_fact(
-                "ratio_mean",
-                mean,
-                "E[ratio] after that position: 1 where these tokens were sampled",
-                against=not sampled,
-            ),
-            make_fact("tokens_after", left, "tokens from there to the end of the row, median"),
-            make_fact(
-                "at_limit", float(at_limit), "1 if rows of the greatest length are concerned, at one distance from it"
-            ),
-            make_fact(
-                "by_prompt", float(by_prompt), "1 if all samples of some prompts are concerned and none of the others"
-            ),
+            make_share_fact("sequences", found, used, meanings["sequences"]),
+            make_fact("ratio_mean", mean, meanings["ratio_mean"], against=not sampled),
+            make_fact("tokens_after", breaks.tokens_left, meanings["tokens_after"]),
+            make_fact("at_limit", float(at_limit), meanings["at_limit"]),
+            make_fact("by_prompt", float(by_prompt), meanings["by_prompt"]),
         ),
-        where={
-            "sequences": percent(share),
-            "positions": f"the last {left:,} tokens" if at_limit else "from a position on",
-        },
+        where={"sequences": percent(share), "positions": left if at_limit else "from a position on"},
         examples=examples,
-        positions=at[examples],
-        rivals={"edited_response": "token_ids of both sides in these rows: are they the same?"}
-        | ({} if at_limit else {"context_mismatch": "the prompt's token ids of both sides, and their positions"}),
-        leaves=case.without(tokens),
+        positions=breaks.position[examples],
+        rivals=rivals,
     )
 
 
@@ -679,7 +605,7 @@ def _correlation(case: Case, chosen: Bools) -> float:
     return float(np.corrcoef(r, t)[0, 1]) if len(r) > 2 and r.std() > 0 and t.std() > 0 else 0.0
 
 
-def _at_limit(case: Case, found: Bools, split: Ints) -> bool:
+def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
     """Return True if all breaks are in rows of maximum length, at one distance from their end."""
     longest = case.counts == case.counts.max()
     left = (case.counts - split)[found]
@@ -695,7 +621,7 @@ def _at_limit(case: Case, found: Bools, split: Ints) -> bool:
     )
 
 
-def _by_prompt(case: Case, found: Bools, split: Ints) -> bool:
+def _is_by_prompt(case: Case, found: Bools, split: Ints) -> bool:
     """Return True if broken rows make up whole prompts more often than by chance."""
     if case.rows.columns.get("prompt_id") is None:
         return False

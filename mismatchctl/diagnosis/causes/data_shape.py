@@ -12,9 +12,14 @@ from mismatchctl.core.formatting import format_number
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.cause import Detection
-from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
-from mismatchctl.diagnosis.measures import find_better_reading, find_loudest, make_fact, make_share_fact, percent
-from mismatchctl.results.model import Confidence
+from mismatchctl.diagnosis.measures import (
+    BFLOAT16_NOISE,
+    find_better_reading,
+    find_loudest,
+    make_fact,
+    make_share_fact,
+    percent,
+)
 
 _FEWEST = 20
 _CONSTANT = 0.995
@@ -27,24 +32,17 @@ _FEW_ZEROS, _SINGLE = 3, 24
 _MOST, _FEW_ROWS = 0.5, 0.02
 
 
-# Lists of different lengths.
-
-
 def detect_length_mismatch(case: Case) -> Detection | None:
     unfit = case.evidence.unfit
     if unfit is None or not unfit.count:
         return None
     rows = unfit.count + case.evidence.sequences
     share = unfit.count / rows
-    odd, pattern = unfit.odd_column(), unfit.pattern()
-    fit = unfit.overlap()
-    confidence: Confidence = "high" if unfit.count > 1 or share > _MOST else "medium"
+    parts = "; ".join(part for part in (unfit.odd_column(), unfit.pattern(), unfit.overlap()) if part)
     return Detection(
-        confidence,
-        f"in {unfit.count:,} of {rows:,} rows the lists have different lengths: {odd}"
-        + (f"; {pattern}" if pattern else "")
-        + (f"; {fit}" if fit else "")
-        + ". These rows are left out of every other number",
+        "high" if unfit.count > 1 or share > _MOST else "medium",
+        f"in {unfit.count:,} of {rows:,} rows the lists have different lengths: {parts}. These rows are left out of "
+        "every other number",
         share=share,
         outside_k3=True,
         evidence=(
@@ -61,16 +59,13 @@ def detect_length_mismatch(case: Case) -> Detection | None:
     )
 
 
-# One value in a whole column.
-
-
 def detect_constant_column(case: Case) -> Detection | None:
     if len(case.x) < _FEWEST:
         return None
     found = {}
-    for side, values in (("rollout", case.r), ("train", case.t)):
-        value = float(np.median(values))
-        share = float((values == value).mean())
+    for side, own, _ in case.sides:
+        value = float(np.median(own))
+        share = float((own == value).mean())
         if share >= _CONSTANT and not _varies_under_mask(case, side):
             found[side] = value, share
     if not found:
@@ -81,7 +76,6 @@ def detect_constant_column(case: Case) -> Detection | None:
         "high",
         f"{names} {'is' if len(found) == 1 else 'are'} {value:g} on {percent(share)} of the tokens: "
         "no log-probs were recorded there",
-        share=1.0,
         k3=1.0,
         evidence=tuple(
             make_fact(f"constant_{side}", value, f"value of {percent(share)} of {side}_log_probs")
@@ -94,12 +88,9 @@ def detect_constant_column(case: Case) -> Detection | None:
 
 def _varies_under_mask(case: Case, side: str) -> bool:
     """Return True if the column varies on masked tokens. Then the mask is wrong."""
-    values = (case.rollout if side == "rollout" else case.train)[~case.rows.mask]
+    values = getattr(case, side)[~case.rows.mask]
     values = values[np.isfinite(values)]
     return len(values) >= _FEWEST and len(np.unique(values)) > len(values) / 4
-
-
-# Padding that no mask covers.
 
 
 @dataclass(frozen=True)
@@ -119,16 +110,13 @@ def detect_unmasked_padding(case: Case) -> Detection | None:
     share = count / max(len(case.index), 1)
     before, after = float(case.k3.mean()), float(rest.k3.mean()) if len(rest.x) else 0.0
     values = f"{found.rollout:g}" if found.rollout == found.train else f"{found.rollout:g} and {found.train:g}"
-    diluted = after / before if before > 0 else 1.0
+    diluted = before > 0 and abs(math.log(max(after / before, 1e-9))) > 0.02
+    change = f". K3 of the other tokens is {format_number(after)}, not {format_number(before)}"
     return Detection(
         "high",
         f"{percent(share)} of the valid tokens, in {int(rows.sum()):,} of {case.size:,} rows, are padding: both sides "
         f"have the constant {values} up to the {found.end} of the row, and no mask excludes it"
-        + (
-            f". K3 of the other tokens is {format_number(after)}, not {format_number(before)}"
-            if abs(math.log(max(diluted, 1e-9))) > 0.02
-            else ""
-        ),
+        + (change if diluted else ""),
         share=share,
         evidence=(
             make_fact("padding", share, "share of valid tokens that are padding"),
@@ -191,47 +179,35 @@ def _is_placeholder(value: float) -> bool:
     return value == round(value, 2) or value < -100
 
 
-# Other numbers than log-probs of discrete tokens, on both sides.
-
-
-def _positive(case: Case) -> bool:
-    if len(case.x) < _FEWEST:
+def _are_positive(case: Case) -> bool:
+    if len(case.x) < _FEWEST or min(np.std(case.r), np.std(case.t)) == 0:
         return False
-    shares = [float((values > POSITIVE_TOLERANCE).mean()) for values in (case.r, case.t)]
-    if min(shares) < _DENSE:
-        return False
-    spread = np.std(case.r), np.std(case.t)
-    if min(spread) == 0:
+    if min(float((values > POSITIVE_TOLERANCE).mean()) for values in (case.r, case.t)) < _DENSE:
         return False
     middle = float(np.corrcoef(case.r, case.t)[0, 1])
     close = float(np.median(np.abs(case.x))) < 0.1 * float(np.median(np.abs(case.r)) + np.median(np.abs(case.t)))
     return middle > _RELATED or close
 
 
-def are_negated(case: Case) -> bool:
-    if not _positive(case):
-        return False
-    for values in (case.r, case.t):
+def _are_negated(case: Case) -> bool:
+    def negated(values: Float64s) -> bool:
         low, middle, high = float(values.min()), float(np.median(values)), float(values.max())
-        if float((values < -POSITIVE_TOLERANCE).mean()) > 1e-3 or low > _AT_ZERO * middle:
-            return False
-        if high <= 1 + POSITIVE_TOLERANCE or high - middle < middle - low:
-            return False
-    return True
+        above = float((values < -POSITIVE_TOLERANCE).mean()) <= 1e-3 and low <= _AT_ZERO * middle
+        return above and high > 1 + POSITIVE_TOLERANCE and high - middle >= middle - low
+
+    return _are_positive(case) and negated(case.r) and negated(case.t)
 
 
 def are_probabilities(case: Case) -> bool:
-    if not _positive(case):
-        return False
-    for values in (case.r, case.t):
-        inside = float(((values >= 0) & (values <= 1 + POSITIVE_TOLERANCE)).mean())
-        if inside < 1 or float(np.quantile(values, 0.99)) < 0.5:
-            return False
-    return True
+    def inside(values: Float64s) -> bool:
+        within = ((values >= 0) & (values <= 1 + POSITIVE_TOLERANCE)).all()
+        return bool(within) and float(np.quantile(values, 0.99)) >= 0.5
+
+    return _are_positive(case) and inside(case.r) and inside(case.t)
 
 
 def detect_log_densities(case: Case) -> Detection | None:
-    if not _positive(case) or are_negated(case) or are_probabilities(case):
+    if not _are_positive(case) or _are_negated(case) or are_probabilities(case):
         return None
     above = float(((case.r > POSITIVE_TOLERANCE) & (case.t > POSITIVE_TOLERANCE)).mean())
     apart = float(np.median(np.abs(case.x)))
@@ -242,7 +218,6 @@ def detect_log_densities(case: Case) -> Detection | None:
         f"both columns hold log-densities, not log-probs of tokens: {percent(above)} of the values are above 0 on both "
         f"sides, and the sides agree (median |log ratio| {apart:.2g}). Values above 0 are correct for a continuous "
         "policy; limits and causes that hold for tokens do not apply to them",
-        share=1.0,
         k3=1.0,
         evidence=(
             make_fact("above_zero", above, "share of values above 0 on both sides"),
@@ -256,27 +231,22 @@ def detect_log_densities(case: Case) -> Detection | None:
 
 
 def detect_wrong_sign(case: Case) -> Detection | None:
-    if not are_negated(case):
+    if not _are_negated(case):
         return None
+    below, apart = float((case.r < 0).mean()), float(np.median(np.abs(case.x)))
     return Detection(
         "high",
         "both columns are negative log-likelihoods: no value is below 0, and they reach from 0 "
-        f"to {max(float(case.r.max()), float(case.t.max())):.3g}. The columns agree "
-        f"(median difference {float(np.median(np.abs(case.x))):.2g}), but every ratio is inverted",
-        share=1.0,
+        f"to {max(float(case.r.max()), float(case.t.max())):.3g}. The sides agree as they stand "
+        f"(median difference {apart:.2g}), but every ratio is inverted",
         k3=1.0,
         evidence=(
-            make_fact(
-                "below_zero", float((case.r < 0).mean()), "share of rollout_log_probs below 0; all, for log-probs"
-            ),
-            make_fact("difference", float(np.median(np.abs(case.x))), "median difference of the two columns, nats"),
+            make_fact("below_zero", below, "share of rollout_log_probs below 0; all, for log-probs"),
+            make_fact("difference", apart, "median difference of the two columns, nats"),
         ),
         where={"column": "rollout_log_probs and train_log_probs"},
         leaves=case.repaired(rollout=-case.rollout, train=-case.train),
     )
-
-
-# One column without the gaps of the mask.
 
 
 def detect_packed_columns(case: Case) -> Detection | None:
@@ -284,18 +254,15 @@ def detect_packed_columns(case: Case) -> Detection | None:
     if gapped is None:
         return None
     best = None
-    for side in ("rollout", "train"):
+    for side, _, _ in case.sides:
         for start, place in (("the first valid token", gapped[1]), ("the start of the row", gapped[2])):
-            values = _unpacked(case, side, place)
-            rollout, train = (values, case.train) if side == "rollout" else (case.rollout, values)
-            better = find_better_reading(case, rollout, train) & gapped[0]
+            given = getattr(case, side)
+            values = np.where(case.rows.mask, given[np.minimum(place, len(given) - 1)], given)
+            better = find_better_reading(case, side, values) & gapped[0]
             if better.sum() < 3 or better.sum() < _FEW_ROWS * gapped[0].sum():
                 continue
-            tokens = better[case.sequence]
-            left = case.repaired(
-                rollout=np.where(tokens, rollout, case.rollout), train=np.where(tokens, train, case.train)
-            )
-            before, after = (float(np.mean(np.minimum(np.abs(one.without(~tokens).x), 5.0))) for one in (case, left))
+            left, others = case.reread(side, values, better), ~better[case.sequence]
+            before, after = (float(np.mean(np.minimum(np.abs(one.without(others).x), 5.0))) for one in (case, left))
             if after < 0.5 * before and (best is None or after / before < best[0]):
                 best = after / before, before, after, side, start, better, left
     if best is None:
@@ -326,24 +293,15 @@ def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
         return None
     starts = segments.spread(segments.offsets[:-1])
     running = np.append(0, np.cumsum(mask))
-    rank = running[:-1] - running[starts]
-    some = np.flatnonzero(mask)
+    rank, some = running[:-1] - running[starts], np.flatnonzero(mask)
     row = case.sequence[some]
-    first = np.full(case.size, 0)
-    first[row[::-1]] = some[::-1]
-    last = np.full(case.size, -1)
-    last[row] = some
+    first, last = np.full(case.size, 0), np.full(case.size, -1)
+    first[row[::-1]], last[row] = some[::-1], some
     valid = np.bincount(row, minlength=case.size)
     gapped: Bools = (last - first + 1 > valid) & (valid > 0)
     if not gapped.any():
         return None
     return gapped, segments.spread(first) + rank, starts + rank
-
-
-def _unpacked(case: Case, side: str, place: Ints) -> Float64s:
-    values = case.rollout if side == "rollout" else case.train
-    moved = values[np.minimum(place, len(values) - 1)]
-    return np.where(case.rows.mask, moved, values)
 
 
 _BATCH_LONG, _BATCH_SOME, _BATCH_ROWS, _BATCH_OFTEN = 8, 0.02, 4, 0.5
@@ -367,33 +325,22 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
     if not recorded and z > _BATCH_Z:
         return None
     share = float(same.sum() / long.sum())
-    how = (
-        "the rows of one micro-batch are alike in this"
-        if recorded
-        else "rows that follow one another in the dump are alike in this"
-    )
+    how = "the rows of one micro-batch" if recorded else "rows that follow one another in the dump"
     evidence = [
         make_share_fact("identical_sequences", same, long, "share of rows that agree to the bit"),
         make_fact(
             "noise_of_the_rest", rest.noise, f"of the logits in the other rows; bfloat16 stays below {BFLOAT16_NOISE:g}"
         ),
-        make_fact(
-            "clumping_z",
-            z,
-            "runs of alike rows in the order of the dump, in standard errors: below 0 if they clump",
-            against=z > _BATCH_Z,
-        ),
     ]
+    meaning = "runs of alike rows in the order of the dump, in standard errors: below 0 if they clump"
+    evidence.append(make_fact("clumping_z", z, meaning, against=z > _BATCH_Z))
     if pure is not None:
-        evidence.append(
-            make_fact(
-                "micro_batches", pure, "share of rows that are as the most of their micro-batch", against=not recorded
-            )
-        )
+        meaning = "share of rows that are as the most of their micro-batch"
+        evidence.append(make_fact("micro_batches", pure, meaning, against=not recorded))
     return Detection(
         "high" if recorded else "medium",
         f"{percent(share)} of the rows agree to the bit, and the others differ by noise alone ({rest.noise:.2g} in the "
-        f"logits); {how}: the kernels give other results for another batch",
+        f"logits); {how} are alike in this: the kernels give other results for another batch",
         share=case.share(other[case.sequence]),
         k3=float(rest.k3.sum() / case.k3.sum()) if case.k3.sum() > 0 else 0.0,
         evidence=tuple(evidence),

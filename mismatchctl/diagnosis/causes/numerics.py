@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatchctl.core.batch import Float64s
-from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, compute_k3
+from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.measures import (
+    BFLOAT16_NOISE,
+    FLOAT32_NOISE,
     calibration,
     certain_tokens_differ,
     find_loudest,
     find_row_kinds,
     make_fact,
+    make_noise_fact,
     percent,
     systematic_share,
 )
 from mismatchctl.results.model import Confidence
-
-FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
-"""Upper bounds of the noise of the logits in float32 and bfloat16."""
 
 _NOISE_MIN_TOKENS = 200
 _FLOAT32_SPREAD, _BFLOAT16_SPREAD = 1e-3, 0.05
@@ -69,67 +68,57 @@ def is_near_bound(case: Case) -> bool:
 
 
 def _is_balanced(case: Case, most: float = 5.0) -> bool:
-    excess, z, _, _ = calibration(case)
-    return abs(z) < most or abs(excess) < _ROUNDING_BIAS
+    ratio = calibration(case)
+    return abs(ratio.z) < most or abs(ratio.excess) < _ROUNDING_BIAS
 
 
 def detect_numerical_noise(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not len(case.x) or case.noise + case.spread == 0:
         return None
     k3, mean = float(case.k3.mean()), float(np.abs(case.x).mean())
-    _, z, _, _ = calibration(case)
-    share, far = tail_shares(case)
+    (share, far), uneven = tail_shares(case), _unevenness(case)
     balanced, few = _is_balanced(case), len(case.x) < _NOISE_MIN_TOKENS
     usual = case.noise < BFLOAT16_NOISE or (may_be_larger(case) and share >= ROUTED_TAIL)
+    tailed, cached = share >= _LIGHT_TAIL, _CACHE_LIKE[0] < uneven < _CACHE_LIKE[1] and case.noise > FLOAT32_NOISE
     confidence: Confidence = "low"
-    uneven = _unevenness(case)
-    cached = _CACHE_LIKE[0] < uneven < _CACHE_LIKE[1] and case.noise > FLOAT32_NOISE
     if is_plain_noise(case) and not few and not cached:
         confidence = "high"
     elif usual and balanced and share < _MAX_ROUTED_TAIL and k3 < MOE_RANGE[1] and not few:
         confidence = "medium"
-    beyond = f", but {percent(far)} of the tokens hold {percent(share)} of the K3 beyond its tail"
+    summary = (
+        f"{'nothing beyond noise' if confidence == 'high' else 'mostly noise'}: mean |log ratio| {mean:.2g} nats, "
+        f"{_describe_arithmetic(case)}; K3 {k3:.2g} is {_describe_range(k3)}"
+    )
+    if confidence == "medium" and tailed:
+        summary += f", but {percent(far)} of the tokens hold {percent(share)} of the K3 beyond its tail"
+    if confidence != "low":
+        summary += _describe_trace(case)
+    if cached:
+        summary += ". Its size differs from place to place, as a cache in 8 bits makes it"
+    if few:
+        summary += f". So few tokens ({len(case.x):,}) cannot tell more"
+    rivals = {"moe_routing": "is this a mixture of experts? Record rollout_experts and train_experts"} if tailed else {}
+    if cached:
+        rivals["cache_quantization"] = "the engine's kv_cache_dtype and the dtype of the model"
+    bounds = f"of the logits, robust; float32 stays below {FLOAT32_NOISE:g}, bfloat16 below {BFLOAT16_NOISE:g}"
+    kurtosis = f"kurtosis of the noise: 3 if it is normal, {_CACHE_LIKE[0]:g} at most in dense models in bfloat16"
+    ranges = f"dense models: {DENSE_RANGE[0]:g} to {DENSE_RANGE[1]:g}, mixtures of experts: to {MOE_RANGE[1]:g}"
+    beyond, z = "share of the K3 on tokens beyond 12 times the noise", calibration(case).z
     return Detection(
         confidence,
-        f"{'only noise' if confidence == 'high' else 'mostly noise'}: mean |log ratio| {mean:.2g} nats, "
-        f"{_describe_arithmetic(case)}; K3 {k3:.2g} is {_describe_range(k3)}"
-        + (beyond if confidence == "medium" and share >= _LIGHT_TAIL else "")
-        + (_describe_trace(case) if confidence != "low" else "")
-        + (". Its size differs from place to place, as a cache in 8 bits makes it" if cached else "")
-        + (f". {len(case.x):,} tokens are too few to exclude other causes" if few else ""),
+        summary,
         evidence=(
-            make_fact(
-                "noise",
-                case.noise,
-                f"of the logits, robust; float32 stays below {FLOAT32_NOISE:g}, bfloat16 below {BFLOAT16_NOISE:g}",
-            ),
+            make_fact("noise", case.noise, bounds),
             make_fact("spread", case.spread, "noise of the logits that would make this K3, tails and all"),
-            make_fact(
-                "unevenness",
-                uneven,
-                f"kurtosis of the noise: 3 if it is normal, {_CACHE_LIKE[0]:g} at most in dense models in bfloat16",
-                against=cached,
-            ),
+            make_fact("unevenness", uneven, kurtosis, against=cached),
             make_fact("difference", mean, "mean |log ratio|, nats"),
-            make_fact(
-                "k3",
-                k3,
-                f"dense models: {DENSE_RANGE[0]:g} to {DENSE_RANGE[1]:g}, mixtures of experts: to {MOE_RANGE[1]:g}",
-                against=k3 > MOE_RANGE[1],
-            ),
-            make_fact(
-                "tail_k3", share, "share of the K3 on tokens beyond 12 times the noise", against=share >= _LIGHT_TAIL
-            ),
+            make_fact("k3", k3, ranges, against=k3 > MOE_RANGE[1]),
+            make_fact("tail_k3", share, beyond, against=tailed),
             make_fact(
                 "ratio_mean_z", z, "E[ratio] - 1 in standard errors: both sides are distributions", against=not balanced
             ),
         ),
-        rivals=(
-            {"moe_routing": "is this a mixture of experts? Record rollout_experts and train_experts"}
-            if share >= _LIGHT_TAIL
-            else {}
-        )
-        | ({"cache_quantization": "the engine's kv_cache_dtype and the dtype of the model"} if cached else {}),
+        rivals=rivals,
         everywhere=True,
     )
 
@@ -193,62 +182,46 @@ def detect_cache_quantization(case: Case) -> Detection | None:
         return None
     if find_row_kinds(case) is not None:
         return None
-    growth, z = _loudness_growth(case)
-    grows = z > _CACHE_Z and growth > 0.05
-    _, ratio_z, _, _ = calibration(case)
+    (growth, z), (share, _) = _loudness_growth(case), tail_shares(case)
+    ratio_z, grows, times = calibration(case).z, z > _CACHE_Z and growth > 0.05, float(np.exp(growth))
     balanced = abs(ratio_z) < _CACHE_FAR_Z
-    share, _ = tail_shares(
-        case
-    )  # a cache moves every token: where few hold most of the K3, experts were chosen differently
     size = case.noise < _CACHE_MAX_NOISE if grows else case.noise < _CACHE_USUAL_NOISE and not is_near_bound(case)
     size |= even and not is_near_bound(case)
-    plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL
+    plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL  # a cache moves every token
     rounded = "low_precision_logging" in case.explained and case.noise < _CACHE_ROUNDED_FACTOR * BFLOAT16_NOISE
     confidence: Confidence = "low"
     if balanced and plausible and not rounded:
         confidence = "high" if grows and z > _CACHE_SURE_Z and case.noise < _CACHE_USUAL_NOISE else "medium"
+    rivals = {
+        "numerical_noise": "the same prompts with the cache in bfloat16 (kv_cache_dtype=auto): is the noise smaller?",
+        "random_noise": "score a batch twice with the trainer: equal? Dropout is not",
+        "weights_differ": "checksums of the weights on both sides",
+    }
+    if rounded:
+        rivals["low_precision_logging"] = "the same log-probs with all their digits"
+    meanings = {
+        "late": "noise in the last third of a response over that in its middle third",
+        "shared": "share of the variance that is the same for a token everywhere: small, so the weights agree",
+        "tail": "share of the K3 on tokens beyond 12 times the noise: a cache leaves most of it below",
+        "ratio": "E[ratio] - 1 in standard errors: noise leaves it at 0",
+    }
     return Detection(
         confidence,
         f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 "
         "makes, not tied to tokens of the vocabulary"
-        + (f" and {np.exp(growth):.3g} times larger late in the response than in its middle" if grows else "")
+        + (f" and {times:.3g} times larger late in the response than in its middle" if grows else "")
         + (", and of one size in all contexts, as arithmetic in 8 bits makes it" if even else ""),
         evidence=(
-            make_fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}"),
-            make_fact(
-                "late_over_middle",
-                float(np.exp(growth)),
-                "noise in the last third of a response over that in its middle third",
-                against=not grows,
-            ),
+            make_noise_fact(case),
+            make_fact("late_over_middle", times, meanings["late"], against=not grows),
             make_fact("z", z, "the same in standard errors", against=not grows),
-            make_fact(
-                "systematic",
-                shared,
-                "share of the variance that is the same for a token everywhere: small, so the weights agree",
-            ),
-            make_fact(
-                "tail_k3",
-                share,
-                "share of the K3 on tokens beyond 12 times the noise: a cache leaves most of it below",
-                against=share >= ROUTED_TAIL,
-            ),
-            make_fact(
-                "ratio_mean_z",
-                ratio_z,
-                "E[ratio] - 1 in standard errors: noise leaves it at 0",
-                against=not balanced,
-            ),
+            make_fact("systematic", shared, meanings["shared"]),
+            make_fact("tail_k3", share, meanings["tail"], against=share >= ROUTED_TAIL),
+            make_fact("ratio_mean_z", ratio_z, meanings["ratio"], against=not balanced),
         ),
         where={"positions": "late in the response" if grows else "everywhere"},
         examples=find_loudest(case, case.counts >= _CACHE_MIN_LENGTH, case.means(np.abs(case.scaled))),
-        rivals={
-            "numerical_noise": "the same prompts with the cache in bfloat16 (kv_cache_dtype=auto): is the noise "
-            "smaller?",
-            "random_noise": "score a batch twice with the trainer: equal? Dropout is not",
-            "weights_differ": "checksums of the weights on both sides",
-        }
-        | ({"low_precision_logging": "the same log-probs with all their digits"} if rounded else {}),
+        rivals=rivals,
         everywhere=True,
     )
 
@@ -280,28 +253,26 @@ def detect_moe_routing(case: Case) -> Detection | None:
 def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detection | None:
     a, b = rollout[case.index], train[case.index]
     if np.isnan(a.sum() + b.sum()):
-        return None  # of some sequences the experts are not known
+        return None  # the experts of some sequences are unknown
     width = _experts_per_layer(a)
     layers = a.shape[1] // width
-    sets = [np.sort(side.reshape(len(a), layers, width), axis=2) for side in (a, b)]
-    by_layer = (sets[0] != sets[1]).any(axis=2)
+    one, other = (np.sort(side.reshape(len(a), layers, width), axis=2) for side in (a, b))
+    by_layer = (one != other).any(axis=2)
     flipped = by_layer.any(axis=1)
     if not flipped.any():
         return None
-    k3: Float64s = compute_k3(np.clip(case.x, -20, 20))
-    inside, outside = float(k3[flipped].mean()), float(k3[~flipped].mean()) if (~flipped).any() else 0.0
-    share, rate = float(k3[flipped].sum() / max(k3.sum(), 1e-300)), float(flipped.mean())
-    z = case.clustered_z(np.where(flipped, k3 - outside, 0.0))
-    confidence: Confidence = (
-        "high" if share > 0.3 and inside > 3 * outside and not case.explained else "medium" if share > 0.1 else "low"
+    inside, outside = float(case.k3[flipped].mean()), float(case.k3[~flipped].mean()) if not flipped.all() else 0.0
+    share, rate = float(case.k3[flipped].sum() / max(case.k3.sum(), 1e-300)), float(flipped.mean())
+    sure, layer_rates = share > 0.3 and inside > 3 * outside and not case.explained, by_layer.mean(axis=0)
+    z, rates = (
+        case.clustered_z(np.where(flipped, case.k3 - outside, 0.0)),
+        [f"{100 * r:.2g}%" for r in layer_rates[:64]],
     )
-    layer_rates = by_layer.mean(axis=0)
-    tokens = case.marked(flipped)
     return Detection(
-        confidence,
+        "high" if sure else "medium" if share > 0.1 else "low",
         f"both sides chose different experts for {percent(rate)} of the tokens, which hold {percent(share)} of the K3 "
         f"({inside:.2g} there, {outside:.2g} elsewhere)",
-        share=case.share(tokens),
+        share=case.share(case.marked(flipped)),
         k3=share * max(0.0, 1 - outside / inside) if inside > 0 else 0.0,
         evidence=(
             make_fact("disagreement", rate, "share of tokens with another set of experts in some layer"),
@@ -309,17 +280,13 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
             make_fact("k3_where_they_agree", outside, "mean K3 elsewhere"),
             make_fact("k3_share", share, "share of the K3 that comes from there"),
             make_fact("z", z, "K3 there beyond that elsewhere, in standard errors"),
-            make_fact(
-                "by_layer",
-                ", ".join(f"{100 * value:.2g}%" for value in layer_rates[:64]),
-                "tokens with another set, by layer",
-            ),
+            make_fact("by_layer", ", ".join(rates), "tokens with another set, by layer"),
         ),
         where={
             "layers": f"most in layer {int(np.argmax(layer_rates))} of {layers}, counted from 0",
             "tokens": percent(rate),
         },
-        examples=find_loudest(case, case.counts > 0, case.sums(flipped * k3)),
+        examples=find_loudest(case, case.counts > 0, case.sums(flipped * case.k3)),
     )
 
 
@@ -336,33 +303,27 @@ def _experts_per_layer(experts: np.ndarray) -> int:
 
 
 def _match_tails(case: Case) -> Detection | None:
-    if (
-        case.reshaped
-        or "context_mismatch" in case.explained
-        or not _ROUTING_NOISE_RANGE[0] < case.noise < _ROUTING_NOISE_RANGE[1]
-        or len(case.x) < 2000
-    ):
+    small = _ROUTING_NOISE_RANGE[0] < case.noise < _ROUTING_NOISE_RANGE[1]
+    if case.reshaped or "context_mismatch" in case.explained or not small or len(case.x) < 2000:
         return None
     size = np.abs(case.standard)
-    far, farther = float((size > _ROUTING_FAR[0]).mean()), float((size > _ROUTING_FARTHER[0]).mean())
+    tail = size > _ROUTING_FAR[0]
+    far, farther = float(tail.mean()), float((size > _ROUTING_FARTHER[0]).mean())
     if far < _ROUTING_FAR[1] or farther < _ROUTING_FARTHER[1]:
         return None
-    k3 = case.k3
-    share = float(k3[size > _ROUTING_FAR[0]].sum() / max(k3.sum(), 1e-300))
-    tokens = case.marked(size > _ROUTING_FAR[0])
+    share = float(case.k3[tail].sum() / max(case.k3.sum(), 1e-300))
+    meaning = "share of tokens beyond 12 times the noise; dense models at this noise: below 0.0005"
     return Detection(
         "low",
         f"{percent(far)} of the tokens differ by more than 12 times the usual noise and hold {percent(share)} of the "
         "K3, as they do where experts are chosen differently",
-        share=case.share(tokens),
+        share=case.share(case.marked(tail)),
         evidence=(
-            make_fact(
-                "beyond_12", far, "share of tokens beyond 12 times the noise; dense models at this noise: below 0.0005"
-            ),
+            make_fact("beyond_12", far, meaning),
             make_fact("beyond_20", farther, "share beyond 20 times the noise"),
             make_fact("k3_share", share, "share of the K3 on the former"),
         ),
         where={"tokens": percent(far)},
-        examples=find_loudest(case, case.counts > 0, case.sums((size > _ROUTING_FAR[0]) * k3)),
+        examples=find_loudest(case, case.counts > 0, case.sums(tail * case.k3)),
         rivals={"numerical_noise": "rollout_experts and train_experts: do these tokens meet other experts?"},
     )

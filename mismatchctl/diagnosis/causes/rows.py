@@ -11,14 +11,15 @@ from mismatchctl.core.formatting import format_count
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.diagnosis.cause import Detection
-from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
 from mismatchctl.diagnosis.causes.staleness import of_one_version
 from mismatchctl.diagnosis.evidence import TokenMarks
 from mismatchctl.diagnosis.measures import (
+    BFLOAT16_NOISE,
     calibration,
     find_better_reading,
     find_loudest,
     find_row_kinds,
+    fit_within_rows,
     format_list,
     is_greedy,
     make_fact,
@@ -27,7 +28,7 @@ from mismatchctl.diagnosis.measures import (
     turns,
 )
 from mismatchctl.measure.metrics.metric import normal_z
-from mismatchctl.results.model import Confidence, Fact
+from mismatchctl.results.model import Fact
 
 _DUPLICATE_MIN_SURPRISE = 14.0
 
@@ -37,31 +38,26 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
     if sample is None:
         return None
     _, first, number = np.unique(sample.hashes, return_index=True, return_inverse=True)
-    surprise = np.zeros(case.size)
-    np.subtract.at(surprise, case.where, np.maximum(case.r, -50.0))
-    again = np.ones(case.size, np.bool_)
-    again[first] = False
-    again &= surprise > _DUPLICATE_MIN_SURPRISE
-    for row in np.flatnonzero(again).tolist():  # equal hashes are equal rows but for one chance in 2^64
-        again[row] = np.array_equal(_row_values(case, row), _row_values(case, int(first[number[row]])))
+    original, surprise = first[number], -case.sums(np.maximum(case.r, -50.0))
     long = surprise > _DUPLICATE_MIN_SURPRISE
-    count, eligible = int(again.sum()), int(long.sum())
+    again = long & (original != np.arange(case.size))
+    for row in np.flatnonzero(again).tolist():
+        again[row] = np.array_equal(_row_values(case, row), _row_values(case, int(original[row])))
+    count, eligible, ids = int(again.sum()), int(long.sum()), case.column("sequence_id")
     if count == 0:
         return None
-    share = count / eligible
-    ids = case.column("sequence_id")
-    same_id = np.array([ids[row] is not None and ids[row] == ids[first[number[row]]] for row in np.flatnonzero(again)])
-    likeliest = is_greedy(case)
+    share, likeliest = percent(count / eligible), is_greedy(case)
+    same_id = np.mean([ids[row] is not None and ids[row] == ids[original[row]] for row in np.flatnonzero(again)])
     return Detection(
         "low" if likeliest else "high",
-        f"{count} of {eligible} rows of sufficient length ({percent(share)}) repeat another row to the bit",
-        share=share,
+        f"{count} of {eligible} rows long enough to tell ({share}) repeat another row to the bit",
+        share=count / eligible,
         k3=0.0,
         evidence=(
             make_share_fact("duplicates", again, long, "share of rows that repeat another one, log-probs and all"),
-            make_fact("same_id", float(same_id.mean()), "share of these that carry the same sequence_id"),
+            make_fact("same_id", float(same_id), "share of these that carry the same sequence_id"),
         ),
-        where={"sequences": percent(share)},
+        where={"sequences": share},
         examples=np.flatnonzero(again)[:3],
         rivals={"numerical_noise": "prompt ids: with greedy sampling, equal prompts give equal rows"}
         if likeliest
@@ -101,34 +97,27 @@ def detect_identical(case: Case) -> Detection | None:
     if tally is None or case.evidence.tokens == 0:
         return None
     share = tally.tokens / case.evidence.tokens
-    evidence: tuple[Fact, ...] = (
-        make_fact("identical_share", share, "share of valid tokens whose two log-probs are the same bits"),
-    )
+    fact = make_fact("identical_share", share, "share of valid tokens whose two log-probs are the same bits")
     if share >= _IDENTICAL_TOKEN_SHARE:
-        return _all(case, tally.tokens, evidence)
-    same = (case.means(case.x == 0) == 1.0) & (case.counts >= _IDENTICAL_MIN_LENGTH)
+        return _match_identical(case, tally.tokens, fact)
+    long = case.counts >= _IDENTICAL_MIN_LENGTH
+    same = (case.means(case.x == 0) == 1.0) & long
     if same.mean() < _IDENTICAL_ROW_SHARE or same.sum() < 3:
         return None
     others = case.x[~case.each(same)]
     if len(others) and float((others == 0).mean()) > _IDENTICAL_BY_CHANCE_SHARE:
         return None  # engines that often agree to the bit do so throughout some rows
-    evidence += (
-        make_share_fact(
-            "identical_sequences",
-            same,
-            case.counts >= _IDENTICAL_MIN_LENGTH,
-            "share of long sequences that agree to the bit",
-        ),
-    )
-    where = {"sequences": percent(float(same.mean()))}
-    workers = case.column("worker")
+    where, workers = {"sequences": percent(float(same.mean()))}, case.column("worker")
     if len(set(workers[same].tolist())) < len(set(workers.tolist())):
         where["worker"] = format_list(sorted(set(workers[same].tolist()), key=str))
     return Detection(
         "medium",
-        f"{percent(float(same.mean()))} of the sequences agree to the bit, the others do not: some rows hold a copy",
+        f"{where['sequences']} of the sequences agree to the bit, the others do not: some rows hold a copy",
         share=0.0,
-        evidence=evidence,
+        evidence=(
+            fact,
+            make_share_fact("identical_sequences", same, long, "share of long sequences that agree to the bit"),
+        ),
         where=where,
         examples=np.flatnonzero(same)[:3],
         rivals={"numerical_noise": "recompute these rows with the trainer"},
@@ -136,36 +125,28 @@ def detect_identical(case: Case) -> Detection | None:
     )
 
 
-def _all(case: Case, same: int, evidence: tuple[Fact, ...]) -> Detection:
+def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
+    """Report that all tokens agree, or all but a few."""
     tokens = case.evidence.tokens
-    other = tokens - same
-    away = np.abs(case.x[case.x != 0])
-    if not other:
-        said = f"all {tokens:,} valid tokens are bit-identical in the two columns"
-    else:
-        said = (
-            f"{same:,} of {tokens:,} valid tokens are bit-identical in the two columns; {format_count(other, 'token')} "
+    other, away = tokens - same, np.abs(case.x[case.x != 0])
+    text = f"all {tokens:,} valid tokens have the same bits in both columns"
+    if other:
+        text = (
+            f"{same:,} of {tokens:,} valid tokens have the same bits in both columns; {format_count(other, 'token')} "
         )
-        said += f"{'does' if other == 1 else 'do'} not"
-        if len(away):
-            said += f" (by up to {away.max():.2g} nats)"
-    different = case.evidence.tallies.get("different")
+        text += f"{'does' if other == 1 else 'do'} not" + (f" (by up to {away.max():.2g} nats)" if len(away) else "")
+    different = case.evidence.tallies.get("different") if other else None
+    evidence = [fact, make_fact("differing_tokens", other, "valid tokens whose two log-probs differ")]
+    if different is not None:
+        evidence.append(make_fact("differing_rows", different.sequences, "rows that hold them"))
     return Detection(
         "high",
-        said,
-        evidence=(
-            *evidence,
-            make_fact("differing_tokens", other, "valid tokens whose two log-probs differ"),
-            *(
-                [make_fact("differing_rows", different.sequences, "rows that hold them")]
-                if different is not None and other
-                else []
-            ),
-        ),
-        where={"tokens": f"all but {other:,} of {tokens:,}"} if other else {"tokens": "all"},
+        text,
+        evidence=tuple(evidence),
+        where={"tokens": f"all but {other:,} of {tokens:,}" if other else "all"},
         rivals={"numerical_noise": "recompute one batch with the trainer: exactly equal again, or a copy?"},
-        examples=np.zeros(0, np.int64) if other else np.arange(min(3, case.size)),
-        places=() if different is None or not other else different.places,
+        examples=np.arange(0 if other else min(3, case.size)),
+        places=() if different is None else different.places,
         leaves=case.without(case.sound),
     )
 
@@ -174,41 +155,30 @@ _REVERSED_MIN_ROWS, _REVERSED_MIN_SHARE, _REVERSED_MIN_DISTANCE = 3, 0.05, 0.2
 
 
 def detect_reversed_rows(case: Case) -> Detection | None:
-    if (
-        not len(case.x)
-        or float(np.mean(np.minimum(np.abs(case.x), 1.0))) < _REVERSED_MIN_DISTANCE * _REVERSED_MIN_SHARE
-    ):
+    least = _REVERSED_MIN_DISTANCE * _REVERSED_MIN_SHARE
+    if not len(case.x) or float(np.mean(np.minimum(np.abs(case.x), 1.0))) < least:
         return None
-    turned = _reverse_rollout(case)
-    found = find_better_reading(case, turned, case.train)
+    values = case.rollout.copy()
+    values[case.index] = case.r[case.each(case.starts + case.counts) - 1 - case.place]
+    found = find_better_reading(case, "rollout", values)
     if found.sum() < _REVERSED_MIN_ROWS or found.mean() < _REVERSED_MIN_SHARE:
         return None
-    if found.mean() > 0.5:
-        found = case.counts > 0
-    tokens = found[case.sequence]
-    inside = tokens[case.index]
-    before = float(np.median(np.abs(case.x[inside])))
-    after = float(np.median(np.abs(case.train - turned)[case.index][inside]))
-    share = float(found.mean())
+    found = case.counts > 0 if found.mean() > 0.5 else found
+    left, share = case.reread("rollout", values, found), percent(float(found.mean()))
+    before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
         f"read from its end to its start, one column agrees with the other: {after:.2g} nats apart, not {before:.2g}, "
-        f"in {percent(share)} of the sequences",
-        share=case.share(tokens),
+        f"in {share} of the sequences",
+        share=case.share(found[case.sequence]),
         evidence=(
             make_fact("difference_as_given", before, "median |log ratio| without a change, nats"),
             make_fact("difference_reversed", after, "the same with one column reversed within its row"),
         ),
-        where={"sequences": percent(share)},
+        where={"sequences": share},
         examples=find_loudest(case, found),
-        leaves=case.repaired(rollout=np.where(tokens, turned, case.rollout)),
+        leaves=left,
     )
-
-
-def _reverse_rollout(case: Case) -> Float64s:
-    values = case.rollout.copy()
-    values[case.index] = case.r[case.each(case.starts) + case.each(case.counts) - 1 - case.place]
-    return values
 
 
 _SWAPPED_MIN_DISTANCE, _SWAPPED_MIN_LENGTH, _SWAPPED_HEAD, _SWAPPED_MAX_ROWS = 0.2, 10, 32, 384
@@ -216,10 +186,8 @@ _SWAPPED_MATCH_FACTOR, _SWAPPED_MIN_ROWS, _SWAPPED_SURE_SHARE = 0.35, 2, 0.5
 
 
 def detect_swapped_rows(case: Case) -> Detection | None:
-    off = case.means(np.minimum(np.abs(case.x), 1.0))
-    candidates = np.flatnonzero((off > _SWAPPED_MIN_DISTANCE) & (case.counts >= _SWAPPED_MIN_LENGTH))[
-        :_SWAPPED_MAX_ROWS
-    ]
+    off, long = case.means(np.minimum(np.abs(case.x), 1.0)), case.counts >= _SWAPPED_MIN_LENGTH
+    candidates = np.flatnonzero((off > _SWAPPED_MIN_DISTANCE) & long)[:_SWAPPED_MAX_ROWS]
     if len(candidates) < _SWAPPED_MIN_ROWS:
         return None
     level = _cross_distances(case, candidates)
@@ -228,73 +196,53 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     best = level.argmin(axis=1)
     reached = level[np.arange(len(best)), best]
     usual = np.median(np.where(np.isfinite(level), level, np.nan), axis=1) if len(best) > 2 else own
-    matched = (reached < _SWAPPED_MATCH_FACTOR * own) & (
-        reached < _SWAPPED_MATCH_FACTOR * np.nan_to_num(usual, nan=np.inf)
-    )
+    matched = reached < _SWAPPED_MATCH_FACTOR * np.minimum(own, np.nan_to_num(usual, nan=np.inf))
     if matched.sum() < _SWAPPED_MIN_ROWS:
         return None
-    found = np.zeros(case.size, np.bool_)
-    found[candidates[matched]] = True
-    if (
-        matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4
-    ):  # then those without their other row in the sample too
-        found = (
-            (case.counts > 0)
-            if found.mean() > _SWAPPED_SURE_SHARE
-            else np.isin(np.arange(case.size), np.flatnonzero(off > _SWAPPED_MIN_DISTANCE))
-        )
-    tokens = found[case.sequence]
+    found = np.isin(np.arange(case.size), candidates[matched])
+    if matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4:  # then also rows whose other row is not sampled
+        found = case.counts > 0 if found.mean() > _SWAPPED_SURE_SHARE else off > _SWAPPED_MIN_DISTANCE
     ids = case.column("sequence_id")
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
     pairs = [f"{names[candidates[i]]} holds {names[candidates[best[i]]]}'s" for i in np.flatnonzero(matched)]
-    share = float(matched.mean())
+    there, here, count = float(np.median(reached[matched])), float(np.median(own[matched])), int(matched.sum())
+    meaning = (
+        "share of sequences that hold another's; of some the other row may be elsewhere: at most all that disagree "
+        "throughout"
+    )
     return Detection(
-        "high" if matched.sum() > 2 or share > _SWAPPED_SURE_SHARE else "medium",
-        f"the rollout log-probs of {format_count(int(matched.sum()), 'row')} fit the trainer's of another row: "
-        f"{np.median(reached[matched]):.2g} nats apart there, {np.median(own[matched]):.2g} in their own",
-        share=case.share(tokens),
+        "high" if count > 2 or matched.mean() > _SWAPPED_SURE_SHARE else "medium",
+        f"the rollout log-probs of {format_count(count, 'row')} fit the trainer's of another row: {there:.2g} nats "
+        f"apart there, {here:.2g} in their own",
+        tokens=found[case.sequence],
         evidence=(
-            make_fact("rows", int(matched.sum()), "rows whose rollout log-probs fit another row"),
-            make_share_fact(
-                "sequences",
-                found,
-                case.counts >= _SWAPPED_MIN_LENGTH,
-                "share of sequences with another row's log-probs; the other row can be missing: at most all that "
-                "disagree throughout",
-                perhaps=off > _SWAPPED_MIN_DISTANCE,
-            ),
-            make_fact(
-                "difference_own", float(np.median(own[matched])), "mean |log ratio| without a change (at most 1), nats"
-            ),
-            make_fact(
-                "difference_other", float(np.median(reached[matched])), "the same compared with the row that fits"
-            ),
+            make_fact("rows", count, "rows whose rollout log-probs fit those of another row"),
+            make_share_fact("sequences", found, long, meaning, perhaps=off > _SWAPPED_MIN_DISTANCE),
+            make_fact("difference_own", here, "mean |log ratio| without a change (at most 1), nats"),
+            make_fact("difference_other", there, "the same compared with the row that fits"),
             make_fact("pairs", format_list(pairs, 6), "which row holds whose log-probs"),
         ),
         where={"sequences": percent(float(found.mean()))},
         examples=candidates[matched][:3],
-        leaves=case.without(tokens),
     )
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
     """Return the mean difference (at most 1 nat) between all pairs of candidates over their first tokens."""
-    starts = case.starts[candidates]
     place = np.arange(_SWAPPED_HEAD)
     inside = place < case.counts[candidates][:, None]
-    at = np.minimum(starts[:, None] + place, len(case.x) - 1)
-    rollout, train, weights = case.r[at], case.t[at], inside.astype(np.float64)
-    heads = inside.sum(axis=1)
+    at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)
+    rollout, train, weights, heads = case.r[at], case.t[at], inside.astype(np.float64), inside.sum(axis=1)
     found = np.empty((len(candidates), len(candidates)))
     for row, head in enumerate(heads.tolist()):
-        apart = np.abs(train[:, :head] - rollout[row, :head])
-        np.minimum(apart, 1.0, out=apart)
+        apart = np.minimum(np.abs(train[:, :head] - rollout[row, :head]), 1.0)
         found[row] = np.einsum("ij,ij->i", apart, weights[:, :head]) / np.minimum(heads, head)
     return found
 
 
 _CONTEXT_MIN_LENGTH, _CONTEXT_Z, _CONTEXT_MAX_SLOPE, _CONTEXT_SURE_SLOPE = 24, -7.0, -0.1, -0.15
 _CONTEXT_MIN_NOISE = 1e-3
+_LIKE_WEIGHTS = "Other weights, for example quantized ones, show the same"
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
 """Early over late differences: quantized weights make up to 1.4, one lost prompt token 2 and more."""
 
@@ -312,7 +260,7 @@ def detect_context_mismatch(case: Case) -> Detection | None:
     for boundary, place in (("response", case.place), ("turn", _tokens_since_turn(case))):
         if place is None:
             continue
-        slope, z, halves = loudness_slope(case, place)
+        slope, z, halves = _loudness_slope(case, place)
         if z < _CONTEXT_Z and slope < _CONTEXT_MAX_SLOPE and halves[1] < halves[0] - 0.1:
             return _match_context(case, boundary, place, slope, z)
     return None
@@ -338,21 +286,23 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     used = case.doubtful
     best: tuple[Float64s, float, int, Ints] | None = None
     for boundary in range(1, min(int(turn.max()), _BOUNDARIES) + 1):
-        before, after = used & (turn == boundary - 1), used & (turn == boundary)
-        near = (_nearest(case, before, last=True), _nearest(case, after, last=False))
+        near = [
+            _mark_nearest(case, used & (turn == boundary - 1), last=True),
+            _mark_nearest(case, used & (turn == boundary), last=False),
+        ]
         counts = [case.sums(part) for part in near]
         rows = np.flatnonzero((counts[0] >= _TOKENS) & (counts[1] >= _TOKENS))
         if len(rows) < _ROWS:
             continue
         level = [case.sums(case.loudness * part)[rows] / count[rows] for part, count in zip(near, counts, strict=True)]
         jump = level[1] - level[0]
-        z = max(normal_z(_student(jump), len(rows) - 1), _outlying(jump))
+        student = float(jump.mean() / (jump.std(ddof=1) / np.sqrt(len(jump)) + 1e-12))
+        z = max(normal_z(student, len(rows) - 1), _outlying(jump))
         if best is None or z > best[1] + 1:  # the first of those that are about as clear
             best = jump, z, boundary, rows
     if best is None or best[1] < _JUMP_Z:
         return None
-    jump, z = best[0], best[1]
-    first, rows = best[2], best[3]
+    jump, z, first, rows = best
     concerned = np.zeros(case.size, np.bool_)
     concerned[rows[jump > _LARGE / 2]] = True
     share = float(concerned.sum()) / len(rows)
@@ -369,8 +319,11 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     if drift > 0.5 * mean or stays < 0.4 * mean:
         return None  # it rises within turns as well, by distance; or it does not stay
     sizes = [float(np.median(np.abs(case.scaled[used & part]))) for part in (early, late)]
-    ratios = np.exp(np.clip(case.x[late], -20, 7))
-    everywhere = share > _NEARLY_ALL
+    ratio, everywhere = float(np.exp(np.clip(case.x[late], -20, 7)).mean()), share > _NEARLY_ALL
+    meanings = {
+        "jump": "of log |difference| from the last tokens before the boundary to the first after it",
+        "drift": "rise of log |difference| within turns: a difference of positions would rise there too",
+    }
     return Detection(
         "high" if z > _JUMP_SURE else "medium",
         f"the difference jumps at the start of turn {int(first) + 1} and stays: {sizes[1] / max(sizes[0], 1e-12):.3g} "
@@ -378,15 +331,11 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         "different contexts from that turn on",
         share=case.share(case.marked(late)),
         evidence=(
-            make_fact(
-                "jump", mean, "of log |difference| from the last tokens before the boundary to the first after it"
-            ),
+            make_fact("jump", mean, meanings["jump"]),
             make_fact("z", z, "the same in standard errors, over rows"),
-            make_fact(
-                "drift", drift, "rise of log |difference| within turns: a difference of positions would rise there too"
-            ),
+            make_fact("drift", drift, meanings["drift"]),
             make_fact("stays", stays, "log |difference| of later turns minus log |difference| of earlier turns"),
-            make_fact("ratio_mean", float(ratios.mean()), "E[ratio] after it, 1 if the tokens are the sampled ones"),
+            make_fact("ratio_mean", ratio, "E[ratio] after it, 1 if the tokens are the sampled ones"),
         ),
         where={"positions": f"from turn {int(first) + 1} on", "sequences": percent(share)},
         examples=find_loudest(case, concerned, case.means(np.where(late, np.abs(case.scaled), 0.0))),
@@ -399,7 +348,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     )
 
 
-def _nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
+def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
     """Mark the last or first few of some tokens of each row [N]."""
     running = np.append(0, np.cumsum(tokens))
     starts = case.each(case.starts)
@@ -417,10 +366,6 @@ def _outlying(jump: Float64s) -> float:
     return 3.0 * math.sqrt(up - down) if up >= _FEWEST and down <= 0.2 * up else 0.0
 
 
-def _student(values: Float64s) -> float:
-    return float(values.mean() / (values.std(ddof=1) / np.sqrt(len(values)) + 1e-12))
-
-
 def _drift(case: Case, turn: Ints, used: Bools) -> float:
     """Return the rise of the loudness from the first to the second half of turns."""
     key = case.where * (int(turn.max()) + 1) + turn
@@ -429,33 +374,26 @@ def _drift(case: Case, turn: Ints, used: Bools) -> float:
     starts = np.flatnonzero(np.append(True, np.diff(key) != 0))
     first: Ints = np.repeat(place[starts] - used[starts], np.diff(np.append(starts, len(key))))
     late = (place - first) > number[key] / 2
-    sums = [np.bincount(key, case.loudness * (used & part), minlength=len(number)) for part in (~late, late)]
-    counts = [np.bincount(key, used & part, minlength=len(number)) for part in (~late, late)]
+    parts = [used & ~late, used & late]
+    counts = [np.bincount(key, part, minlength=len(number)) for part in parts]
+    means = [
+        np.bincount(key, case.loudness * part, minlength=len(number)) / np.maximum(count, 1)
+        for part, count in zip(parts, counts, strict=True)
+    ]
     known = (counts[0] >= 3) & (counts[1] >= 3)
-    return (
-        float(np.mean((sums[1] / np.maximum(counts[1], 1) - sums[0] / np.maximum(counts[0], 1))[known]))
-        if known.any()
-        else 0.0
-    )
+    return float(np.mean((means[1] - means[0])[known])) if known.any() else 0.0
 
 
-def loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
-    """Return the slope of the loudness by log2(1 + place) within sequences, its z, and the means of both halves."""
+def _loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
+    """Return the slope of the loudness by log2(1 + place) within sequences, its z, and the means of early and late."""
     used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _CONTEXT_MIN_LENGTH)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)
-    octaves = np.log2(1.0 + np.arange(place.max() + 1))  # of few places, more tokens are at each
-    octave = np.where(used, octaves[np.maximum(place, 0)], 0.0)
-    number = np.maximum(case.sums(used), 1)
-    across: Float64s = (octave - case.each(case.sums(octave) / number)) * used
-    up: Float64s = (case.loudness - case.each(case.sums(case.loudness * used) / number)) * used
-    product, square = case.sums(across * up), case.sums(across * across)
-    slope = float(product.sum() / max(square.sum(), 1e-12))
-    error = float(np.sqrt(((product - slope * square) ** 2).sum())) / max(float(square.sum()), 1e-12)
     middle = np.median(place[used])
     early, late = used & (place <= middle), used & (place > middle)
     if not late.any():  # every token has the same place
         return 0.0, 0.0, (0.0, 0.0)
+    slope, error, _ = fit_within_rows(case, np.log2(1.0 + np.maximum(place, 0)), used)
     halves = float(case.loudness[early].mean()), float(case.loudness[late].mean())
     return slope, slope / error if error > 0 else 0.0, halves
 
@@ -466,38 +404,25 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     first, rest = float(np.median(size[early])), float(np.median(size[late]))
     times = first / max(rest, 1e-12)
     clear = times >= _CONTEXT_MIN_FACTOR
-    confidence: Confidence = "low"
-    if clear:
-        confidence = "high" if slope < _CONTEXT_SURE_SLOPE and times >= _SURE_FACTOR else "medium"
-    excess, excess_z, _, _ = calibration(case)
+    sure = slope < _CONTEXT_SURE_SLOPE and times >= _SURE_FACTOR
+    ratio = calibration(case)
     start = case.means(np.where(early, np.abs(case.x), 0.0))
+    meanings = {
+        "slope": "of log |difference| by octave of the distance, within sequences; below 0: it fades",
+        "early_over_late": "median difference (in logits) there over that of the last quarter; other contexts: "
+        f"{_SURE_FACTOR:g} and more",
+        "ratio": "E[ratio] - 1, 0 if both sides are distributions",
+    }
     where = "the first tokens of the response" if boundary == "response" else "the first tokens after a turn boundary"
     return Detection(
-        confidence,
+        "low" if not clear else "high" if sure else "medium",
         f"the difference is largest at {where} and fades: {times:.3g} times larger there than late in the response. "
-        + (
-            "The two sides saw different contexts"
-            if clear
-            else "Other weights, for example quantized ones, show the same"
-        ),
+        + ("The two sides saw different contexts" if clear else _LIKE_WEIGHTS),
         evidence=(
-            make_fact(
-                "slope", slope, "of log |difference| by octave of the distance, within sequences; below 0: it fades"
-            ),
+            make_fact("slope", slope, meanings["slope"]),
             make_fact("z", z, "the same in standard errors"),
-            make_fact(
-                "early_over_late",
-                times,
-                f"median difference (in logits) there, relative to the last quarter; other contexts: {_SURE_FACTOR:g} "
-                "and more",
-                against=not clear,
-            ),
-            make_fact(
-                "ratio_mean_minus_one",
-                excess,
-                "E[ratio] - 1, 0 if both sides are distributions",
-                against=abs(excess_z) > 5,
-            ),
+            make_fact("early_over_late", times, meanings["early_over_late"], against=not clear),
+            make_fact("ratio_mean_minus_one", ratio.excess, meanings["ratio"], against=abs(ratio.z) > 5),
         ),
         where={"positions": where, "sequences": percent(float((start > np.median(np.abs(case.x))).mean()))},
         examples=find_loudest(case, case.counts >= _CONTEXT_MIN_LENGTH, start),
@@ -530,13 +455,12 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
     if whole < _KIND_PURE * prompts or whole - expected < 3 * np.sqrt(max(expected * (1 - expected / prompts), 1.0)):
         return None
     loud = int((louder[several] > rows[several] / 2).sum())
-    tokens = found.louder[case.sequence]
     return Detection(
         "medium",
         f"the prompt decides: of {prompts} prompts, the rows of {loud} are {found.times:.3g} times as far apart as "
         f"the other rows, and in {whole} of them all rows are alike. The two sides treat them differently: "
         "their padding, positions or length",
-        share=case.share(tokens),
+        tokens=found.louder[case.sequence],
         evidence=(
             make_fact("prompts", prompts, "prompts with several rows"),
             make_fact("alike", whole / prompts, "share of them whose rows are of one kind"),
@@ -550,7 +474,6 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
             "stale_prefix": "the engine's prefix cache: is it flushed with every weight update?",
             "temperature": "the sampling settings by prompt or data source: are they the same?",
         },
-        leaves=case.without(tokens),
     )
 
 
@@ -586,9 +509,9 @@ def detect_position_mismatch(case: Case) -> Detection | None:
     factor, z, size = loudness_rise(case)
     if z < _POSITION_Z or factor < _POSITION_MIN_FACTOR or size[1] / 0.6745 < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None
-    _, ratio_z, _, _ = calibration(case)
+    sure = factor > _POSITION_SURE_FACTOR and z > _POSITION_SURE_Z and abs(calibration(case).z) < 5
     return Detection(
-        "high" if factor > _POSITION_SURE_FACTOR and z > _POSITION_SURE_Z and abs(ratio_z) < 5 else "medium",
+        "high" if sure else "medium",
         f"the difference grows {factor:.3g}x from the first tokens to the last quarter of the responses (from "
         f"{size[0]:.2g} to {size[1]:.2g} in the logits): both sides agree near the start and not far from it, as "
         "where positions or the reach of attention differ",

@@ -10,7 +10,6 @@ from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.distributions import (
-    TemperatureFit,
     Truncation,
     estimate_temperature,
     estimate_truncation,
@@ -27,64 +26,45 @@ from mismatchctl.diagnosis.measures import (
 from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.results.model import Fact
 
+_ROLLOUT_SAMPLED = "E[ratio] - 1, 0 if the rollout column is the sampling distribution"
+_TRAINER_SAMPLED = "E[1 / ratio] - 1, 0 if the trainer's column is the sampling distribution"
+_LIKELY = "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"
+_STEEPNESS = "how unlikely tokens are scaled against each other: 1 for a temperature, 0 for a bound"
+
 
 def detect_temperature(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
     truncated = "truncated_sampling" in case.explained
     if found is None or (found.likelier == "train" and not truncated) or not (found.scaled or truncated):
         return None
-    told = found.likelier == "rollout" and not truncated
-    rivals = (
-        {} if told else {"raw_logprobs": "the engine's logprobs mode, or more tokens: E[ratio] is 1 for a temperature"}
-    )
-    steep = truncated or found.plainly_scaled
+    told, steep = found.likelier == "rollout" and not truncated, truncated or found.plainly_scaled
+    rivals = {}
+    if not told:
+        rivals["raw_logprobs"] = "the engine's logprobs mode, or more tokens: E[ratio] is 1 for a temperature"
     if not steep:
         rivals["logit_softcap"] = "final_logit_softcapping of the two configurations: bounded logits look similar"
     if not found.sure:
         rivals["stale_policy"] = "rollout_version and train_version: a policy that became sharper looks similar"
+    ways = ("lose", "gain") if found.likely < 0 else ("gain", "lose")
+    fits = "largest E[ratio] - 1 of a group of contexts in standard errors, 0 for a temperature"
+    one, interval = "of the rollout relative to the trainer", found.interval
     return Detection(
         "high" if (found.sure and steep and (told or found.listed)) or truncated else "medium",
-        f"the rollout is at temperature {found.temperature:.4g} {format_interval(found.interval)}of the "
-        f"trainer's: likely tokens all {'lose' if found.likely < 0 else 'gain'} in the trainer and unlikely ones all "
-        f"{'gain' if found.likely < 0 else 'lose'}",
+        f"the rollout is at temperature {found.temperature:.4g} {format_interval(interval)}of the trainer's: likely "
+        f"tokens all {ways[0]} in the trainer and unlikely ones all {ways[1]}",
         evidence=(
-            make_fact(
-                "temperature", found.temperature, "of the rollout relative to the trainer", interval=found.interval
-            ),
-            make_fact(
-                "steepness",
-                found.steepness,
-                "how unlikely tokens are scaled against each other: 1 for a temperature, 0 for a bound or a shift",
-                against=not steep,
-            ),
-            *_list_fit_facts(found),
-            make_fact(
-                "likely", found.likely, "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"
-            ),
+            make_fact("temperature", found.temperature, one, interval=interval),
+            make_fact("steepness", found.steepness, f"{_STEEPNESS} or a shift", against=not steep),
+            *([make_fact("worst_context_z", found.misfit_z, fits, against=found.refuted)] if found.misfit_z else []),
+            make_fact("likely", found.likely, _LIKELY),
             make_fact("unlikely", found.unlikely, "the same for unlikely tokens; a temperature turns the sign"),
-            make_fact(
-                "ratio_mean_minus_one",
-                found.excess,
-                "E[ratio] - 1, 0 if the rollout column is the sampling distribution",
-                against=not told,
-            ),
-            make_fact(
-                "inverse_ratio_mean_minus_one",
-                found.inverse_excess,
-                "E[1 / ratio] - 1, 0 if the trainer's column is the sampling distribution",
-            ),
+            make_fact("ratio_mean_minus_one", found.ratio.excess, _ROLLOUT_SAMPLED, against=not told),
+            make_fact("inverse_ratio_mean_minus_one", found.ratio.inverse, _TRAINER_SAMPLED),
         ),
         rivals=rivals,
         leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
-
-
-def _list_fit_facts(found: TemperatureFit) -> list[Fact]:
-    if not found.misfit_z:
-        return []
-    meaning = "largest E[ratio] - 1 of a group of contexts in standard errors, 0 for a temperature"
-    return [make_fact("worst_context_z", found.misfit_z, meaning, against=found.refuted)]
 
 
 _TRUNCATED_ABOVE_RATIO, _TRUNCATED_ABOVE_SHARE = 1e-3, 0.01
@@ -94,14 +74,8 @@ _TRUNCATED_LIGHT_MASS, _TRUNCATED_MIN_MASS = 0.8, 0.3
 _TRUNCATED_Z, _TRUNCATED_COHERENCE, _TRUNCATED_CLEAR_COHERENCE, _TRUNCATED_ZERO_SHARE = -6.0, -0.4, -0.7, 0.005
 _NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR, _NUCLEUS_MISS_RATE = 20, 6, 0.05
 _TRUNCATED_QUANTILE, _NUCLEUS_CONTRADICTION = 0.005, 0.15
-_KEPT_MIN_CUT, _KEPT_NOISE, _KEPT_MIN_PLACES, _KEPT_NORMAL_QUANTILE, _KEPT_MAX_INTERVAL_FACTOR, _KEPT_LENGTH_Z = (
-    0.1,
-    0.03,
-    30,
-    1.96,
-    3.0,
-    4.0,
-)
+_KEPT_MIN_CUT, _KEPT_NOISE, _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 0.1, 0.03, 30, 4.0
+_KEPT_NORMAL_QUANTILE, _KEPT_MAX_INTERVAL_FACTOR = 1.96, 3.0
 """Mass cut off that noise does not cause; places; z of different list lengths."""
 _TRUNCATED_MIN_CUT, _TRUNCATED_MIN_KEPT, _TRUNCATED_FEW_SHARE = 1e-6, 1e-6, 0.05
 """Samplers cut more than rounding does, and keep more than this in all but a few places."""
@@ -116,75 +90,67 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     read = estimate_truncation(case)
     if read is not None:
         return _match_truncation(case, read)
-    excess, z, _, _ = calibration(case)
+    ratio, direction = calibration(case), coherence(case)
+    excess, z, likely = ratio.excess, ratio.z, direction.likely
     above = case.rollout[case.rows.mask]
     if float(((above > _TRUNCATED_ABOVE_RATIO) & (above < _TRUNCATED_STRAY_RATIO)).mean()) > _TRUNCATED_ABOVE_SHARE:
         return None
-    likely, _, unlikely, _ = coherence(case)
-    if max(likely, unlikely) < _TRUNCATED_CLEAR_COHERENCE:
+    if max(likely, direction.unlikely) < _TRUNCATED_CLEAR_COHERENCE:
         bounded = np.expm1(np.minimum(case.x, _TRUNCATED_STRAY_RATIO))
         excess, z = float(bounded.mean()), case.clustered_z(bounded)
     unsure = case.r[case.r < 0]
     certain = (case.r == 0) & (case.t < min(-1e-4, float(unsure.max()) if len(unsure) else 0.0))
     zeros = float(certain.mean())
-    one_sided = likely < _TRUNCATED_COHERENCE and unlikely < _TRUNCATED_COHERENCE
-    if z > _TRUNCATED_Z or not (one_sided or zeros > _TRUNCATED_ZERO_SHARE):
+    one_sided, nucleus = max(likely, direction.unlikely) < _TRUNCATED_COHERENCE, zeros > _TRUNCATED_ZERO_SHARE
+    if z > _TRUNCATED_Z or not (one_sided or nucleus) or -excess < _TRUNCATED_MIN_CUT:
         return None
-    if -excess < _TRUNCATED_MIN_CUT or float(np.quantile(case.x, _TRUNCATED_FEW_SHARE)) < math.log(_TRUNCATED_MIN_KEPT):
+    if float(np.quantile(case.x, _TRUNCATED_FEW_SHARE)) < math.log(_TRUNCATED_MIN_KEPT):
         return None
-    nucleus = zeros > _TRUNCATED_ZERO_SHARE
     if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < _TRUNCATED_MIN_MASS:
-        return None  # zeros on tokens that no nucleus would have been cut down to
+        return None  # zeros on tokens that are alone in no nucleus
     setting, told = _describe_setting(case, case.t[certain] if nucleus else None)
-    kept = float(np.exp(np.quantile(case.x, _TRUNCATED_QUANTILE)))
-    below = float((case.x < 0).mean())
-    evidence = [
-        make_fact(
-            "ratio_mean_minus_one",
-            excess,
-            "E[ratio] - 1: minus the mass that the sampler cut off; 0 without truncation",
-        ),
-        make_fact("z", z, "the same in standard errors"),
-        make_fact("one_sided", below, "share of tokens that the trainer gives less; 0.5 for noise"),
-        make_fact("exact_zeros", zeros, "share of tokens with a rollout log-prob of exactly 0", against=not nucleus),
-        make_fact("kept_mass", kept, "smallest probability mass that was kept, about"),
-        *told,
-    ]
+    kept, below = float(np.exp(np.quantile(case.x, _TRUNCATED_QUANTILE))), float((case.x < 0).mean())
     plain = nucleus or kept < _TRUNCATED_LIGHT_MASS
+    rival = {"other_vocabulary": "the sizes of both logits: a padded vocabulary or banned tokens look the same"}
+    meaning = "E[ratio] - 1: minus the mass that the sampler cut off; 0 without truncation"
     return Detection(
         "high" if plain and (one_sided or likely < -0.8) else "medium",
         f"{percent(below)} of the tokens have a higher log-prob in the rollout, as if {percent(-excess)} of the "
         f"probability had been cut off and the rest renormalized: {setting}",
-        share=min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300))),
-        evidence=tuple(evidence),
+        share=_share_below(case),
+        evidence=(
+            make_fact("ratio_mean_minus_one", excess, meaning),
+            make_fact("z", z, "the same in standard errors"),
+            make_fact("one_sided", below, "share of tokens that the trainer gives less; 0.5 for noise"),
+            make_fact(
+                "exact_zeros", zeros, "share of tokens with a rollout log-prob of exactly 0", against=not nucleus
+            ),
+            make_fact("kept_mass", kept, "smallest probability mass that was kept, about"),
+            *told,
+        ),
         where={"tokens": percent(below)},
-        rivals={}
-        if plain
-        else {"other_vocabulary": "the two vocabulary sizes: padding or banned tokens look the same"},
+        rivals={} if plain else rival,
         leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
 
 
+def _share_below(case: Case) -> float:
+    return min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300)))
+
+
 def _match_truncation(case: Case, read: Truncation) -> Detection:
-    excess, z, _, _ = calibration(case)
-    setting = make_fact(read.name or "kept_mass", read.value, "of the sampler, from its lists", interval=read.interval)
+    ratio, kept = calibration(case), "mean of the probability that is kept where something is cut, by the trainer"
+    meaning, against = "E[ratio] - 1: minus the mass that the sampler cut off", ratio.z > _TRUNCATED_Z
     return Detection(
         "high" if read.name else "medium",
         f"the rollout's lists give no probability to tokens that the trainer could choose; it keeps "
-        f"{percent(read.mass)} of the mass if it cuts: {read.setting}",
-        share=min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300))),
+        f"{percent(read.mass)} of the mass where it cuts: {read.setting}",
+        share=_share_below(case),
         evidence=(
-            setting,
-            make_fact(
-                "kept_mass", read.mass, "mean of the probability that is kept where something is cut, by the trainer"
-            ),
-            make_fact(
-                "ratio_mean_minus_one",
-                excess,
-                "E[ratio] - 1: minus the mass that the sampler cut off",
-                against=z > _TRUNCATED_Z,
-            ),
+            make_fact(read.name or "kept_mass", read.value, "of the sampler, from its lists", interval=read.interval),
+            make_fact("kept_mass", read.mass, kept),
+            make_fact("ratio_mean_minus_one", ratio.excess, meaning, against=against),
         ),
         rivals={} if read.name else {"other_vocabulary": "the tokens without a probability: are they banned?"},
         leaves=case.relabelled(reshaped=True),
@@ -210,9 +176,8 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
     if level is not None:
         value, interval = level
         said = f"top-p of about {value:.3g} (the same mass is kept for every unlikely sampled token)"
-        return said, [
-            make_fact("top_p", value, "of the sampler: the mass that is kept at every place", interval=interval)
-        ]
+        meaning = "of the sampler: the mass that is kept at every place"
+        return said, [make_fact("top_p", value, meaning, interval=interval)]
     if nucleus and drift < -_KEPT_LENGTH_Z:
         least, most = sorted(ends)
         said = f"top-p between {least:.3g} and {most:.3g} according to the kept mass"
@@ -306,33 +271,23 @@ _AGREE, _ENOUGH, _Z, _LEAST, _SURE_Z, _SURE = 0.1, 500, 6.0, 0.02, 8.0, 0.95
 def detect_raw_logprobs(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
     if found is None:
-        return _by_entropy(case)
+        return _compare_entropy(case)
     if found.likelier != "train" or case.reshaped or not found.scaled:
         return None
-    ends = None
-    if found.interval is not None:
-        ends = (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
+    interval = found.interval and (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
+    own, ratio, known = 1 / found.temperature, found.ratio, "of the trainer relative to the rollout column"
     return Detection(
         "high" if found.sure and found.plainly_scaled else "medium",
-        f"the trainer's log-probs belong to the sampling distribution, at temperature {1 / found.temperature:.4g} "
-        f"{format_interval(ends)}of the recorded ones: the engine reports log-probs from before its temperature",
+        f"the trainer's log-probs are those of the sampling distribution, at temperature {own:.4g} "
+        f"{format_interval(interval)}of the recorded ones: the engine reports log-probs from before its temperature",
         evidence=(
+            make_fact("temperature", own, known, interval=interval),
             make_fact(
-                "temperature",
-                1 / found.temperature,
-                "of the trainer relative to the rollout column",
-                interval=ends,
+                "ratio_mean_minus_one", ratio.excess, "E[ratio] - 1: not 0, so the rollout column did not sample"
             ),
-            make_fact(
-                "ratio_mean_minus_one", found.excess, "E[ratio] - 1: not 0, so the rollout column did not sample"
-            ),
-            make_fact(
-                "inverse_ratio_mean_minus_one",
-                found.inverse_excess,
-                "E[1 / ratio] - 1, 0 if the trainer's column is the sampling distribution",
-            ),
-            make_fact("z", found.z, "E[ratio] - 1 in standard errors"),
-            make_fact("inverse_z", found.inverse_z, "E[1 / ratio] - 1 in standard errors"),
+            make_fact("inverse_ratio_mean_minus_one", ratio.inverse, _TRAINER_SAMPLED),
+            make_fact("z", ratio.z, "E[ratio] - 1 in standard errors"),
+            make_fact("inverse_z", ratio.inverse_z, "E[1 / ratio] - 1 in standard errors"),
         ),
         rivals={
             "temperature": "the engine's logprobs mode; a trainer at the wrong temperature would have E[ratio] = 1"
@@ -342,40 +297,38 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
     )
 
 
-def _by_entropy(case: Case) -> Detection | None:
+def _compare_entropy(case: Case) -> Detection | None:
     """Compare the mean negative log-prob with the recorded entropy. They are equal for sampled tokens."""
     entropy = _entropy(case)
     if entropy is None or case.reshaped or case.filled or case.noise > _AGREE:
         return None
-    known = np.isfinite(entropy)
+    known, surprise = np.isfinite(entropy), -(case.r + case.t) / 2
     if known.sum() < _ENOUGH:
         return None
-    surprise = -(case.r + case.t) / 2
     apart = np.where(known, surprise - entropy, 0.0)
-    mean, usual = float(apart[known].mean()), float(entropy[known].mean())
+    mean, usual, own = (float(values[known].mean()) for values in (apart, entropy, surprise))
     z = case.clustered_z(apart)
     if usual <= 0 or abs(z) < _Z or abs(mean) < _LEAST * usual:
         return None
     colder = mean < 0
-    ratio = float(surprise[known].mean()) / usual
     kind = (
         "a sharper distribution sampled: a lower temperature, top-p or top-k, or greedy decoding"
         if colder
         else "a flatter distribution sampled, or the entropy is of other tokens or of another temperature"
     )
     return Detection(
-        "high" if colder and abs(z) > _SURE_Z and ratio < _SURE else "medium",
-        f"the columns agree, but they are not the sampling distribution: the mean negative log-prob is "
-        f"{float(surprise[known].mean()):.3g} nats, and the recorded entropy is {usual:.3g}. For sampled tokens "
-        f"they are equal, so {kind}",
+        "high" if colder and abs(z) > _SURE_Z and own / usual < _SURE else "medium",
+        f"the columns agree, but they are not what sampled: the mean negative log-prob of the tokens is {own:.3g} "
+        f"nats, and the recorded entropy is {usual:.3g}. Of sampled tokens both are equal, so {kind}",
         k3=0.0,
         evidence=(
-            make_fact("surprise", float(surprise[known].mean()), "mean negative log-prob of the tokens, nats"),
+            make_fact("surprise", own, "mean negative log-prob of the tokens, nats"),
             make_fact("entropy", usual, "mean recorded entropy of the same tokens, nats"),
-            make_fact("surprise_over_entropy", ratio, "1 if the recorded distribution is the sampling distribution"),
+            make_fact(
+                "surprise_over_entropy", own / usual, "1 if the recorded distribution is the sampling distribution"
+            ),
             make_fact("z", z, "the difference in standard errors"),
         ),
-        where={"tokens": "all"},
         rivals={"low_entropy": "the temperature and the tokens of the recorded entropy"},
         everywhere=True,
     )
@@ -402,25 +355,16 @@ def detect_logit_softcap(case: Case) -> Detection | None:
     why = (
         "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their distances from each other"
     )
+    fits = "largest E[ratio] - 1 in standard errors at the best temperature, 0 for a temperature"
     return Detection(
         "medium",
         f"likely tokens all lose on the side of the {side} and unlikely ones gain, as at another temperature, but "
         f"{why}: large logits are bounded there, and not on the other side",
         evidence=(
-            make_fact(
-                "steepness",
-                found.steepness,
-                "how unlikely tokens are scaled against each other: 1 for a temperature, 0 for a bound",
-            ),
+            make_fact("steepness", found.steepness, _STEEPNESS),
             make_fact("steepness_error", found.steepness_error, "its standard error"),
-            make_fact(
-                "worst_context_z",
-                found.misfit_z,
-                "largest E[ratio] - 1 in standard errors at the best temperature, 0 for a temperature",
-            ),
-            make_fact(
-                "likely", found.likely, "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"
-            ),
+            make_fact("worst_context_z", found.misfit_z, fits),
+            make_fact("likely", found.likely, _LIKELY),
             make_fact("unlikely", found.unlikely, "the same for unlikely tokens"),
         ),
         where={"tokens": "all", "side": side},
@@ -457,15 +401,16 @@ def detect_logit_bias(case: Case) -> Detection | None:
     size = float(np.median(mean[steady]))
     if held < _BIAS_MIN_EXPLAINED or rest > 0.3 * abs(size):
         return None
-    tokens = case.marked(chosen)
-    _, z, _, inverse_z = calibration(case)
-    sampled = min(abs(z), abs(inverse_z)) < _BIAS_FAR_Z  # a bias leaves both sides distributions, one of which sampled
+    ratio = calibration(case)
+    sampled = (
+        min(abs(ratio.z), abs(ratio.inverse_z)) < _BIAS_FAR_Z
+    )  # a bias leaves both sides distributions, one of which sampled
     return Detection(
         "high" if held > _BIAS_SURE_EXPLAINED and steady.sum() >= 2 and sampled else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
         f"{'higher' if size > 0 else 'lower'} in the rollout's logits at every position, and have "
         f"{percent(held)} of the K3; the others move by {rest:.2g}: a bias on these, on one side",
-        share=case.share(tokens),
+        share=case.share(case.marked(chosen)),
         evidence=(
             make_fact("bias", size, "median offset of these tokens in the logits, rollout minus train"),
             make_fact("tokens", format_list(names[steady].tolist(), 8), "their ids"),
@@ -508,18 +453,20 @@ def detect_logit_penalty(case: Case) -> Detection | None:
     if min(fresh.sum(), again.sum()) < _PENALTY_MIN_TOKENS:
         return None
     up, down = float(np.median(case.scaled[again])), float(np.median(case.scaled[fresh]))
-    small = abs(up - down) < _PENALTY_NOISE_SHARE * case.noise
-    small |= min(abs(up), abs(down)) < _PENALTY_OTHER_SHARE * max(
-        abs(up), abs(down)
-    )  # a penalty moves both: one is lower
+    one, other = sorted((abs(up), abs(down)))  # a penalty moves both, in opposite directions
+    small = abs(up - down) < _PENALTY_NOISE_SHARE * case.noise or one < _PENALTY_OTHER_SHARE * other
     apart, z = _repetition_difference(case, np.clip(case.standard, -4, 4), again)
     plain = abs(z) > _PLAIN_Z and abs(apart) > _PLAIN_APART and up * apart > 0
     if (up * down >= 0 or small) and not plain:
         return None
     if abs(z) < _PENALTY_Z or abs(apart) < _PENALTY_MIN_DIFFERENCE:
         return None
-    often = before > 2
-    steeper = float(np.median(case.scaled[often])) / up if often.sum() > _PENALTY_MIN_TOKENS and up else None
+    often, facts = before > 2, []
+    if often.sum() > _PENALTY_MIN_TOKENS and up:
+        meaning = (
+            "tokens seen three times divided by repeated tokens: 1 for presence and repetition, more for frequency"
+        )
+        facts = [make_fact("after_two", float(np.median(case.scaled[often])) / up, meaning)]
     side = "rollout" if apart > 0 else "trainer"
     return Detection(
         "high" if abs(z) > _PENALTY_SURE_Z and abs(apart) > _PENALTY_SURE_DIFFERENCE else "medium",
@@ -531,18 +478,13 @@ def detect_logit_penalty(case: Case) -> Detection | None:
             make_fact("z", z, "the same in standard errors, over sequences"),
             make_fact("repeated", up, "median difference of repeated tokens, in logits (train minus rollout)"),
             make_fact("fresh", down, "mean of new tokens: the opposite sign, because probabilities add up to 1"),
-            *_list_count_facts(steeper),
+            *facts,
         ),
         where={"tokens": "those seen before in their response", "side": side},
         examples=find_loudest(case, case.counts > 0, case.sums(np.abs(case.x) * again)),
         rivals={"weights_differ": f"the {side}'s repetition_penalty, presence_penalty, frequency_penalty, logit_bias"},
         everywhere=True,
     )
-
-
-def _list_count_facts(steeper: float | None) -> list[Fact]:
-    meaning = "tokens seen three times divided by repeated tokens: 1 for presence and repetition, more for frequency"
-    return [] if steeper is None else [make_fact("after_two", steeper, meaning)]
 
 
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:

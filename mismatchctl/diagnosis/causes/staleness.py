@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import format_label
 from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.diagnosis.cause import Detection
-from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE, FLOAT32_NOISE
 from mismatchctl.diagnosis.evidence import LAG_COLUMN, version_lag
 from mismatchctl.diagnosis.levels import (
     MIN_ROWS,
@@ -25,8 +24,12 @@ from mismatchctl.diagnosis.levels import (
     select_cells,
 )
 from mismatchctl.diagnosis.measures import (
+    BFLOAT16_NOISE,
+    FLOAT32_NOISE,
+    SYSTEMATIC_MEANING,
     drift_correlation,
     find_loudest,
+    fit_within_rows,
     format_list,
     format_range,
     make_fact,
@@ -34,55 +37,14 @@ from mismatchctl.diagnosis.measures import (
     systematic_share,
 )
 from mismatchctl.measure.metrics.metric import normal_z
-from mismatchctl.results.growth import Growth, fit_growth
+from mismatchctl.results.growth import fit_growth
 from mismatchctl.results.model import Confidence, Fact
 
 _LAG_Z, _LAG_POSSIBLE_Z, _LAG_SYSTEMATIC_SHARE, _LAG_DRIFT_CORRELATION = 4.0, 2.0, 0.02, 0.45
 
 
-@dataclass(frozen=True)
-class _StalenessSigns:
-    """Evidence of the version columns and of the tokens."""
-
-    lags: dict[float, float]
-    growth: float
-    growth_z: float
-    shared: float
-    shared_z: float
-    along: float
-    along_z: float
-
-    @property
-    def behind(self) -> dict[float, float]:
-        """Sequences by lag, relative to the newest. Versions of two sides may have different origins."""
-        newest = min([0.0, *self.lags])
-        return {lag: count for lag, count in self.lags.items() if lag > newest}
-
-    @property
-    def odd(self) -> bool:
-        """True if a rollout version is ahead of the trainer's."""
-        return min(self.lags, default=0.0) < 0
-
-    @property
-    def grows(self) -> bool:
-        return self.growth_z > _LAG_Z
-
-    @property
-    def idle(self) -> bool:
-        """True if several lags show no difference."""
-        return len(self.lags) > 1 and self.growth_z < _LAG_POSSIBLE_Z
-
-    @property
-    def weights_differ(self) -> bool:
-        return self.shared > _LAG_SYSTEMATIC_SHARE and self.shared_z > 6
-
-    @property
-    def learning(self) -> bool:
-        return self.along > _LAG_DRIFT_CORRELATION and self.along_z > _LAG_Z
-
-
 @cached_on_case
-def lag_of_tokens(case: Case) -> Float64s | None:
+def _lag_of_tokens(case: Case) -> Float64s | None:
     """Return the version lag of each sound token [N] if it changes inside rows."""
     own, train = (case.rows.tokens.get(name) for name in ("rollout_version", "train_version"))
     if own is None:
@@ -100,130 +62,128 @@ def lag_of_tokens(case: Case) -> Float64s | None:
 
 def of_one_version(case: Case) -> Case:
     """Return the case with the tokens of the first version of each row."""
-    lag = lag_of_tokens(case)
+    lag = _lag_of_tokens(case)
     if lag is None:
         return case
     first = lag[np.minimum(case.starts, len(lag) - 1)]
     return case.without(case.marked(lag != case.each(first)))
 
 
-def _by_token(case: Case) -> Detection | None:
+def _match_lag_of_tokens(case: Case) -> Detection | None:
     """Find rows whose tokens of older versions differ more."""
-    lag = lag_of_tokens(case)
+    lag = _lag_of_tokens(case)
     if lag is None or case.reshaped:
         return None
     used = case.doubtful & np.isfinite(lag)
-    number = np.maximum(case.sums(used), 1)
     lag = np.where(used, lag, 0.0)
-    across = (lag - case.each(case.sums(lag) / number)) * used
-    up = (case.loudness - case.each(case.sums(case.loudness * used) / number)) * used
-    product, square = case.sums(across * up), case.sums(across * across)
-    if not square.sum() > 0:
-        return None
-    slope = float(product.sum() / square.sum())
-    error = float(np.sqrt(((product - slope * square) ** 2).sum())) / float(square.sum())
-    z = normal_z(slope / error, int((square > 0).sum()) - 1) if error > 0 else 0.0
+    slope, error, rows = fit_within_rows(case, lag, used)
+    z = normal_z(slope / error, rows - 1) if error > 0 else 0.0
     if z < _LAG_Z:
         return None
     lags = np.unique(lag[used])
     levels = {value: float(np.median(np.abs(case.scaled[used & (lag == value)]))) for value in lags.tolist()}
     mixed = case.segments.max(np.where(used, lag, -np.inf)) > case.segments.min(np.where(used, lag, np.inf))
-    said = ", ".join(f"{level:.2g} at lag {value:g}" for value, level in sorted(levels.items())[:6])
+    sizes = ", ".join(f"{level:.2g} at lag {value:g}" for value, level in sorted(levels.items())[:6])
     return Detection(
         "high",
         f"parts of {percent(float(mixed[case.counts > 0].mean()))} of the responses "
         f"were sampled with older weights, up to {lags[-1]:g} versions behind the trainer's: tokens of older versions "
-        f"differ more within a response (median difference in logits: {said})",
+        f"differ more within a response (median difference in logits: {sizes})",
         evidence=(
             make_fact(
-                "version_lag",
-                format_range(int(v) if float(v).is_integer() else v for v in lags.tolist()),
-                "train_version minus rollout_version of each token, as recorded",
+                "version_lag", _format_lags(lags), "train_version minus rollout_version of each token, as recorded"
             ),
-            make_fact(
-                "growth",
-                math.exp(slope),
-                "growth of |log ratio| per version of lag within responses",
-            ),
+            make_fact("growth", math.exp(slope), "growth of |log ratio| per version of lag within responses"),
             make_fact("growth_z", z, "the same in standard errors"),
         ),
-        where={"tokens": f"{percent(float((lag[used] > lags[0]).mean()))}, tokens of older versions"},
-        rivals={},
+        where={"tokens": f"{percent(float((lag[used] > lags[0]).mean()))}, those of older versions"},
         everywhere=True,
     )
 
 
 def detect_stale_policy(case: Case) -> Detection | None:
-    by_token = _by_token(case)
+    by_token = _match_lag_of_tokens(case)
     if by_token is not None:
         return by_token
-    cells = _sum_by_lag(case)
-    untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens tell nothing about weights
-    shared, along = untold if case.reshaped else (systematic_share(case), drift_correlation(case))
-    lags: dict[float, float] = {}
-    for (_, lag), sums in cells.items():
-        lags[float(lag or 0)] = lags.get(float(lag or 0), 0.0) + float(sums[0])
-    signs = _StalenessSigns(lags, *(fit_slope(cells) if len(lags) > 1 else (0.0, 0.0)), *shared, *along)
-    confidence = _judge_staleness(case, signs)
+    cells, lags = _sum_by_lag(case), defaultdict[float, float](float)
+    for (_, value), sums in cells.items():
+        lags[float(value or 0)] += float(sums[0])
+    several = len(lags) > 1
+    growth, growth_z = fit_slope(cells) if several else (0.0, 0.0)
+    untold = ((0.0, 0.0), (0.0, 0.0))  # tokens do not show different weights under a temperature
+    (shared, shared_z), (along, along_z) = (
+        untold if case.reshaped else (systematic_share(case), drift_correlation(case))
+    )
+    grows, idle = growth_z > _LAG_Z, several and growth_z < _LAG_POSSIBLE_Z
+    weights_differ = shared > _LAG_SYSTEMATIC_SHARE and shared_z > 6
+    learning = along > _LAG_DRIFT_CORRELATION and along_z > _LAG_Z
+    newest = min([0.0, *lags])  # versions of two sides may have different origins
+    behind, ahead = {lag: count for lag, count in lags.items() if lag > newest}, newest < 0
+    loud = case.noise > BFLOAT16_NOISE
+    confidence: Confidence | None = None
+    if grows:
+        confidence = "high"
+    elif idle or ahead:
+        confidence = "low" if behind or ahead else None
+    elif several:
+        confidence = "medium" if loud or weights_differ or learning else "low"
+    elif behind and learning:
+        confidence = "high"
+    elif behind:
+        likely = (weights_differ and drift_correlation(case)[1] == 0) or (loud and not case.reshaped)
+        confidence = "medium" if likely else "low"
+    elif learning and weights_differ:
+        confidence = "medium"
     if confidence is None:
         return None
-    count = sum(signs.behind.values())
+    if behind:
+        summary = f"the rollout sampled with weights {_format_lags(behind)} versions older than the trainer's"
+        if idle:
+            summary += ", but |log ratio| does not grow with the lag"
+        elif grows:
+            summary += f"; |log ratio| grows {math.exp(growth):.3g}x per version"
+    elif ahead:
+        summary = (
+            f"the rollout's version is ahead of the trainer's by {-newest:g}: the two count from another number, or "
+            "one is written after the update; no sign of older weights"
+        )
+    else:
+        summary = (
+            "the two sides have different weights: tokens differ along the direction in which the policy is learning"
+            + (", although the version columns are equal" if lags else "")
+        )
+    evidence = []
+    if lags:
+        meaning = "train_version minus rollout_version, as recorded"
+        evidence.append(make_fact("version_lag", _format_lags(lags), meaning, against=not behind))
+    if several:
+        meaning = "growth of |log ratio| per version of lag"
+        evidence.append(make_fact("growth", math.exp(growth), meaning, against=not grows))
+        evidence.append(make_fact("growth_z", growth_z, "the same in standard errors", against=not grows))
+    evidence.append(make_fact("systematic", shared, SYSTEMATIC_MEANING, against=not weights_differ))
+    if along_z:
+        meaning = "correlation over tokens of the vocabulary with the next update of the weights"
+        evidence.append(make_fact("along_learning", along, meaning, against=not learning))
+    rivals = {}
+    if not lags:
+        rivals["quantized_rollout"] = "rollout_version and train_version, as the engine and the trainer know them"
+    elif not (learning or grows):
+        rivals["numerical_noise"] = "a step with lag 0: is its mismatch smaller?"
+    elif not grows:
+        rivals["quantized_rollout"] = "the engine's dtype, and the weights' checksums"
+    count = int(sum(behind.values()))
     return Detection(
         confidence,
-        _summarize_staleness(signs),
-        evidence=(*_list_staleness_facts(signs), *_list_advantage_facts(case)),
-        where={"sequences": f"{int(count):,}, those behind"} if count else {},
-        rivals=_list_staleness_rivals(signs),
+        summary,
+        evidence=(*evidence, *_list_advantage_facts(case)),
+        where={"sequences": f"{count:,}, those behind"} if count else {},
+        rivals=rivals,
         everywhere=confidence != "low",
     )
 
 
-def _judge_staleness(case: Case, signs: _StalenessSigns) -> Confidence | None:
-    if signs.grows:
-        return "high"
-    if signs.idle or signs.odd:
-        return "low" if signs.behind or signs.odd else None
-    if len(signs.lags) > 1:
-        return "medium" if case.noise > BFLOAT16_NOISE or signs.weights_differ or signs.learning else "low"
-    if signs.behind:
-        if signs.learning or (signs.weights_differ and drift_correlation(case)[1] == 0):
-            return "high" if signs.learning else "medium"
-        return "medium" if case.noise > BFLOAT16_NOISE and not case.reshaped else "low"
-    return "medium" if signs.learning and signs.weights_differ else None
-
-
-def _summarize_staleness(signs: _StalenessSigns) -> str:
-    if signs.behind:
-        older = f"the rollout sampled with weights {_format_lags(signs.behind)} versions older than the trainer's"
-        if signs.idle:
-            return f"{older}, but |log ratio| does not grow with the lag"
-        return older + (f"; |log ratio| grows {math.exp(signs.growth):.3g}x per version" if signs.grows else "")
-    if signs.odd:
-        return (
-            f"the rollout's version is ahead of the trainer's by {-min(signs.lags):g}: the two count from another "
-            "number, or one is written after the update; no sign of older weights"
-        )
-    different = "the two sides have different weights: tokens differ along the policy's direction of learning"
-    return different + (", although the version columns are equal" if signs.lags else "")
-
-
-def _list_staleness_facts(signs: _StalenessSigns) -> Iterator[Fact]:
-    if signs.lags:
-        meaning = "train_version minus rollout_version, as recorded"
-        yield make_fact("version_lag", _format_lags(signs.lags), meaning, against=not signs.behind)
-    if len(signs.lags) > 1:
-        meaning = "growth of |log ratio| per version of lag"
-        yield make_fact("growth", math.exp(signs.growth), meaning, against=not signs.grows)
-        yield make_fact("growth_z", signs.growth_z, "the same in standard errors", against=not signs.grows)
-    meaning = "share of the variance that is the same for a token everywhere: weights differ"
-    yield make_fact("systematic", signs.shared, meaning, against=not signs.weights_differ)
-    if signs.along_z:
-        meaning = "correlation over tokens of the vocabulary with the next update of the weights"
-        yield make_fact("along_learning", signs.along, meaning, against=not signs.learning)
-
-
 def _format_lags(lags: Iterable[float]) -> str:
-    return format_range(int(lag) if lag.is_integer() else lag for lag in lags)
+    return format_range(int(lag) if float(lag).is_integer() else lag for lag in lags)
 
 
 def _sum_by_lag(case: Case) -> StepCells:
@@ -245,22 +205,8 @@ def _list_advantage_facts(case: Case) -> list[Fact]:
     if values is None or not len(case.x):
         return []
     z = case.clustered_z(np.clip(case.standard, -4, 4) * np.nan_to_num(values[case.index].astype(np.float64)))
-    return [
-        make_fact(
-            "advantage_z",
-            z,
-            "log ratio times advantage in standard errors, above 0 if the trainer has newer weights",
-            against=z < 2,
-        )
-    ]
-
-
-def _list_staleness_rivals(signs: _StalenessSigns) -> dict[str, str]:
-    if not signs.lags:
-        return {"quantized_rollout": "rollout_version and train_version, as the engine and the trainer know them"}
-    if not (signs.learning or signs.grows):
-        return {"numerical_noise": "a step with lag 0: is its mismatch smaller?"}
-    return {} if signs.grows else {"quantized_rollout": "the engine's dtype, and the weights' checksums"}
+    meaning = "log ratio times advantage in standard errors, above 0 if the trainer has newer weights"
+    return [make_fact("advantage_z", z, meaning, against=z < 2)]
 
 
 _PREFIX_START, _PREFIX_MIN_PROMPTS, _PREFIX_MIN_TOKENS = 24, 8, 3
@@ -364,14 +310,12 @@ def detect_stale_step(case: Case) -> Detection | None:
         return None  # many are no exception, and the last ones may be the begin of something
     names = [found.steps[i] for i in np.flatnonzero(out)]
     mine = np.array([step in names for step in case.column("step").tolist()], np.bool_)
-    tokens, factor = mine[case.sequence], math.exp(float(away[out].mean()))
-    last = bool(out[-1])
+    factor, last = math.exp(float(away[out].mean())), bool(out[-1])
     return Detection(
         "high" if z.max() > _STEP_SURE_Z and not last else "medium",
-        f"step{'s' * (count > 1)} {format_list(names)} differ{'s' * (count == 1)} "
-        f"{factor:.3g} times more than the others, "
-        "before and after: a fault in this step that did not last",
-        share=case.share(tokens),
+        f"step{'s' * (count > 1)} {format_list(names)} differ{'s' * (count == 1)} {factor:.3g} times as much as the "
+        "others, before and after: something went wrong there and was over",
+        tokens=mine[case.sequence],
         evidence=(
             make_fact("factor", factor, "level of |log ratio| over the median step"),
             make_fact("z", float(z.max()), "the difference in standard errors, corrected for the number of steps"),
@@ -380,7 +324,6 @@ def detect_stale_step(case: Case) -> Detection | None:
         where={"steps": format_list(names)},
         examples=find_loudest(case, mine),
         rivals={"growing_mismatch": "the steps that follow: does it stay?"} if last else {},
-        leaves=case.without(tokens),
     )
 
 
@@ -389,54 +332,43 @@ _WORKER_Z, _WORKER_SURE_Z, _WORKER_MIN_FACTOR = 5.0, 7.0, 1.25
 
 def detect_stale_worker(case: Case) -> Detection | None:
     columns = dict.fromkeys(name for name, _, _ in case.evidence.cells if name not in ("", LAG_COLUMN, "run", "step"))
-    for column in columns:
-        found = _match_column(case, column)
-        if found is not None:
-            return found
-    return None
+    found = (_match_worker(case, column) for column in columns)
+    return next((detection for detection in found if detection is not None), None)
 
 
-def _match_column(case: Case, column: str) -> Detection | None:
+def _match_worker(case: Case, column: str) -> Detection | None:
     rows = find_deviations(select_cells(case, column))
     high = [row for row in rows if row.z > _WORKER_Z and row.difference > math.log(_WORKER_MIN_FACTOR)]
     if not high or len(high) > len(rows) / 2 or len(rows) < 2:
         return None
-    worst = high[0]
-    names = [row.value for row in high]
-    mine = np.array([value in names for value in case.column(column).tolist()], np.bool_)
+    values, factor, z = [row.value for row in high], math.exp(high[0].difference), high[0].z
+    names = format_list(values)
+    mine = np.array([value in values for value in case.column(column).tolist()], np.bool_)
     tokens = mine[case.sequence]
-    others = [row for row in rows if row not in high]
-    return Detection(
-        "high" if worst.z > _WORKER_SURE_Z else "medium",
-        f"{column} {format_list(names)} differs {math.exp(worst.difference):.3g} times more from the trainer than the "
-        "others of the same steps: it has other weights or settings",
-        share=case.share(tokens),
-        evidence=(
-            make_fact(
-                "factor",
-                math.exp(worst.difference),
-                "its level of |log ratio| relative to the others, geometric mean",
-            ),
-            make_fact("z", worst.z, "the difference in standard errors, from the scatter between sequences"),
-            make_fact("sequences", sum(row.sequences for row in high), f"sequences of {column} {format_list(names)}"),
-            make_fact(
-                "others_z",
-                max((abs(row.z) for row in others), default=0.0),
-                "the largest |z| among the others, which compares them with all the rest",
-                against=True,
-            ),
-        ),
-        where={column: format_list(names), "sequences": percent(float(mine.mean()))},
-        examples=find_loudest(case, mine),
-        rivals=_list_worker_rivals(case, column),
-        leaves=case.without(tokens).relabelled(left_out=case.left_out | {column: frozenset(names)}),
+    others = max((abs(row.z) for row in rows if row not in high), default=0.0)
+    meanings = (
+        "its level of |log ratio| relative to the others, geometric mean",
+        "the difference in standard errors, from the scatter between sequences",
+        "the largest |z| among the others, which compares them with all the rest",
     )
-
-
-def _list_worker_rivals(case: Case, column: str) -> dict[str, str]:
-    if len({value for name, _, value in case.evidence.cells if name == LAG_COLUMN}) > 1:
-        return {}
-    return {"quantized_rollout": f"the weight version and the settings (dtype, kernels, cache) that {column} reports"}
+    several_lags = len({value for name, _, value in case.evidence.cells if name == LAG_COLUMN}) > 1
+    rival = {"quantized_rollout": f"the weight version and the settings (dtype, kernels, cache) that {column} reports"}
+    return Detection(
+        "high" if z > _WORKER_SURE_Z else "medium",
+        f"{column} {names} differs {factor:.3g} times as much from the trainer as the others of the same steps: its "
+        "weights or settings are its own",
+        evidence=(
+            make_fact("factor", factor, meanings[0]),
+            make_fact("z", z, meanings[1]),
+            make_fact("sequences", sum(row.sequences for row in high), f"sequences of {column} {names}"),
+            make_fact("others_z", others, meanings[2], against=True),
+        ),
+        where={column: names, "sequences": percent(float(mine.mean()))},
+        examples=find_loudest(case, mine),
+        rivals={} if several_lags else rival,
+        tokens=tokens,
+        leaves=case.without(tokens).relabelled(left_out=case.left_out | {column: frozenset(values)}),
+    )
 
 
 _GROWTH_MIN_STEPS, _GROWTH_Z, _GROWTH_SURE_Z, _GROWTH_MIN_FACTOR = 6, 5.0, 7.0, 1.25
@@ -453,24 +385,24 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
     z = own.z or 0.0
     if own.verdict != "grew" or z < _GROWTH_Z or (own.factor or 0.0) < _GROWTH_MIN_FACTOR:
         return None
-    growth = (case.growth and case.growth()) or _measure_sample_growth(case)
-    if growth.verdict != "grew":
+    growth = case.growth and case.growth()
+    if growth is None or growth.verdict != "grew":
         growth = own  # the level of |log ratio| is known better than K3
     onset, ends = growth.onset, growth.onset_interval
-    if growth.verdict != "grew" or not isinstance(onset, (int, float)) or ends is None:
+    if not isinstance(onset, (int, float)) or ends is None:
         return None
     lag = _mean_lag_by_step(case, steps)
     recorded = lag is not None and lag.max() > lag.min()
     if lag is not None and recorded and lag[-1] <= lag[len(lag) // 2]:
         return None  # the lag has settled: it is a stale policy's, and grows no more
-    later = np.array(
-        [isinstance(step, (int, float)) and step >= onset for step in case.column("step").tolist()], np.bool_
-    )
+    numbers = [step if isinstance(step, (int, float)) else -math.inf for step in case.column("step").tolist()]
+    later = np.array([step >= onset for step in numbers], np.bool_)
+    tell = "rollout_version as the engine reports it, not as the trainer believes: did the syncs arrive?"
     what = "K3" if growth.metric == "k3" else "|log ratio|"
     return Detection(
         "medium" if recorded or z < _GROWTH_SURE_Z else "high",
         f"{what} {growth.text}" + ("; the version lag may be why" if recorded else ""),
-        share=case.share(later[case.sequence]),
+        tokens=later[case.sequence],
         evidence=(
             make_fact("onset", onset, "first step of the larger mismatch", interval=(float(ends[0]), float(ends[1]))),
             make_fact("factor", growth.factor or 1.0, f"{what} after over before", interval=growth.interval),
@@ -478,30 +410,8 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         ),
         where={"steps": f"{format_label(onset)} to {steps[-1]}"},
         examples=find_loudest(case, later),
-        rivals={
-            "stale_policy": "rollout_version as the engine reports it, not as the trainer believes: did the "
-            "syncs arrive?"
-        }
-        if not recorded
-        else {},
-        leaves=case.without(later[case.sequence]),
+        rivals={} if recorded else {"stale_policy": tell},
     )
-
-
-def _measure_sample_growth(case: Case) -> Growth:
-    whole = Case.of(case.evidence, case.rows)
-    own = whole.column("step")
-    numbered = [isinstance(step, (int, float)) and not isinstance(step, bool) for step in own.tolist()]
-    steps = sorted({step for step, known in zip(own.tolist(), numbered, strict=True) if known})
-    sums, values, errors = whole.sums(whole.k3), [], []
-    for step in steps:
-        inside = np.array([known and one == step for one, known in zip(own.tolist(), numbered, strict=True)])
-        tokens = float(whole.counts[inside].sum())
-        values.append(float(sums[inside].sum()) / tokens if tokens else None)
-        left = np.bincount(whole.clusters[inside], sums[inside] - (values[-1] or 0.0) * whole.counts[inside])
-        used = len(np.unique(whole.clusters[inside]))
-        errors.append(math.sqrt(float((left**2).sum()) * used / max(used - 1, 1)) / tokens if tokens else None)
-    return fit_growth(steps, values, errors)
 
 
 def _mean_lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
@@ -517,8 +427,7 @@ def _mean_lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
 
 _NEVER_STEPS, _NEVER_ROWS, _NEVER_TOKENS, _NEVER_Z, _NEVER_IDLE, _NEVER_STEADY = 4, 12, 5, 6.0, 3.0, 0.7
 _NEVER_FACTOR, _NEVER_EARLY, _NEVER_TIED, _NEVER_LEARNING = 1.5, 1.15, 0.02, 0.45
-
-_NEVER_FIRST_Z = 3.0
+_NEVER_FIRST_Z, _NEVER_TRACKED = 3.0, 0.7
 
 
 def detect_weights_never_updated(case: Case) -> Detection | None:
@@ -526,57 +435,43 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     if lag is None or case.reshaped or "growing_mismatch" in case.explained:
         return None
     train = np.asarray(case.rows.columns["train_version"], np.float64)
-    rollout = train - lag
     known = np.flatnonzero((case.counts >= _NEVER_TOKENS) & np.isfinite(lag))
-    ages = np.unique(train[known])
-    if len(known) < _NEVER_ROWS or len(ages) < _NEVER_STEPS or len(np.unique(rollout[known])) < 2:
+    train, lag = train[known], lag[known]
+    rollout, ages, lags = train - lag, np.unique(train), np.unique(lag)
+    if len(known) < _NEVER_ROWS or len(ages) < _NEVER_STEPS or len(np.unique(rollout)) < 2:
         return None
-    level = np.log(case.means(np.abs(case.scaled))[known] + 1e-12)
-    age = train[known] - ages[0]
-    means = np.array([level[age == value - ages[0]].mean() for value in ages])
-    factor = float(np.exp(means[-2:].mean() - means[0]))
+    level, age = np.log(case.means(np.abs(case.scaled))[known] + 1e-12), train - ages[0]
+    means = np.array([level[train == value].mean() for value in ages])
     half = len(ages) // 2
-    early = float(np.exp(means[half - 1 : half + 1].mean() - means[0]))
-    rise, rise_z, own_z = _slopes(level, np.log1p(age), lag[known])
+    factor, early = (float(np.exp(part.mean() - means[0])) for part in (means[-2:], means[half - 1 : half + 1]))
+    rise, rise_z, own_z = _slopes(level, np.log1p(age), lag)
     steady = _steadiness(means)
-    if _first_rise(level, train[known], ages) < _NEVER_FIRST_Z:
+    if _first_rise(level, train, ages) < _NEVER_FIRST_Z:
         return None  # flat at first: something stopped later
-    if (
-        rise_z < _NEVER_Z
-        or steady < _NEVER_STEADY
-        or own_z > _NEVER_IDLE
-        or factor < _NEVER_FACTOR
-        or early < max(_NEVER_EARLY, factor**0.25)
-    ):
+    if rise_z < _NEVER_Z or steady < _NEVER_STEADY or own_z > _NEVER_IDLE or factor < _NEVER_FACTOR:
         return None
-    lags = sorted({*lag[known].tolist()})
-    constant = float(np.corrcoef(lag[known], age)[0, 1]) if len(lags) > 1 else 0.0
-    if abs(constant) > 0.7:
+    if early < max(_NEVER_EARLY, factor**0.25):
+        return None
+    if len(lags) > 1 and abs(np.corrcoef(lag, age)[0, 1]) > _NEVER_TRACKED:
         return None  # the recorded lag grows as well: it explains the rise
-    shared, shared_z = systematic_share(case)
-    along, along_z = drift_correlation(case)
+    (shared, shared_z), (along, along_z) = systematic_share(case), drift_correlation(case)
     tied = (shared > _NEVER_TIED and shared_z > 6) or (along > _NEVER_LEARNING and along_z > 4)
-    confidence: Confidence = "high" if tied and len(ages) >= 6 and steady > 0.8 else "medium"
+    meanings = {
+        "factor": "mean difference (in logits) at the last two versions over that at the first",
+        "halfway": "the same at half of the versions: it grows throughout, not from one step on",
+        "growth_z": "growth with the trainer's version at equal lag, in standard errors",
+        "growth_by_version": "slope of the log level by the log of versions since the first",
+        "lag_z": "growth with the recorded lag in standard errors, 0 if these versions were not used",
+    }
+    values = (factor, early, rise_z, rise, own_z)
     return Detection(
-        confidence,
+        "high" if tied and len(ages) >= 6 and steady > 0.8 else "medium",
         f"the mismatch grows from the first step on, {factor:.3g} times by version {ages[-1]:g}, although the recorded "
-        f"lag stays at {format_range(int(value) if float(value).is_integer() else value for value in lags)}: the "
-        f"rollout looks like its first weights throughout, and the versions that it records ({rollout[known].min():g} "
-        f"to {rollout[known].max():g}) never took effect",
+        f"lag stays at {_format_lags(lags)}: the rollout looks like its first weights throughout, and the versions "
+        f"that it records ({rollout.min():g} to {rollout.max():g}) never took effect",
         evidence=(
-            make_fact("factor", factor, "mean difference (in logits) at the last two versions over that at the first"),
-            make_fact("halfway", early, "the same at half of the versions: it grows throughout, not from one step on"),
-            make_fact("growth_z", rise_z, "growth with the trainer's version at equal lag, in standard errors"),
-            make_fact("growth_by_version", rise, "slope of the log level by the log of versions since the first"),
-            make_fact(
-                "lag_z", own_z, "growth with the recorded lag in standard errors, 0 if these versions were not used"
-            ),
-            make_fact(
-                "systematic",
-                shared,
-                "share of the variance that is the same for a token everywhere: weights differ",
-                against=not tied,
-            ),
+            *(make_fact(name, value, meaning) for (name, meaning), value in zip(meanings.items(), values, strict=True)),
+            make_fact("systematic", shared, SYSTEMATIC_MEANING, against=not tied),
         ),
         where={"steps": "all, from the first on"},
         rivals={
@@ -610,10 +505,7 @@ def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float
     design = np.stack(terms, axis=1)
     inverse = np.linalg.pinv(design.T @ design)
     slopes = inverse @ design.T @ level
-    left = level - design @ slopes
-    scores = design * left[:, None]
-    spread = np.diag(inverse @ (scores.T @ scores) @ inverse)
-    z = [
-        normal_z(float(slope / np.sqrt(max(v, 1e-30))), len(level) - 3) for slope, v in zip(slopes, spread, strict=True)
-    ]
+    scores = design * (level - design @ slopes)[:, None]
+    errors = np.sqrt(np.maximum(np.diag(inverse @ (scores.T @ scores) @ inverse), 1e-30))
+    z = [normal_z(float(t), len(level) - 3) for t in slopes / errors]
     return float(slopes[1]), z[1], z[2] if len(z) > 2 else 0.0

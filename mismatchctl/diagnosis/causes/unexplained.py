@@ -11,7 +11,6 @@ from mismatchctl.core.formatting import format_count
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.cause import Detection
 from mismatchctl.diagnosis.causes.numerics import (
-    BFLOAT16_NOISE,
     MIN_STRUCTURE_TOKENS,
     UNRELATED_CORRELATION,
     is_plain_noise,
@@ -19,6 +18,7 @@ from mismatchctl.diagnosis.causes.numerics import (
     tail_shares,
 )
 from mismatchctl.diagnosis.measures import (
+    BFLOAT16_NOISE,
     calibration,
     certain_tokens_differ,
     column_correlation,
@@ -26,9 +26,9 @@ from mismatchctl.diagnosis.measures import (
     find_row_kinds,
     is_greedy,
     make_fact,
+    make_noise_fact,
     percent,
 )
-from mismatchctl.results.model import Confidence
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 """A gross token is off by this many nats and multiples of the noise, on at most this share of tokens."""
@@ -69,7 +69,6 @@ def _match_tokens(case: Case) -> Detection | None:
     share = float(case.k3[chosen].sum() / max(float(case.k3.sum()), 1e-300))
     if share < _MIN_K3_SHARE or share * float(case.k3.sum()) < _MIN_K3_SHARE * case.whole_k3:
         return None
-    tokens = case.marked(chosen)
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     most = share * float(case.k3.sum()) > 0.5 * case.whole_k3
@@ -77,27 +76,22 @@ def _match_tokens(case: Case) -> Detection | None:
     sure &= most or not case.explained  # else it may be more of the same
     sure &= count < _FEW_GROSS * len(case.x) or case.size >= _SURE_ROWS // 2  # a few rows may have a cause of their own
     seats = _find_seats(case, chosen)
-    confidence: Confidence = "high" if sure else "medium"
-    seated = (
-        "positions" in seats and count >= _SEAT_MIN_TOKENS
-    )  # of workers and steps: one long row is many tokens of one
-    if may_be_larger(case) and _is_end_of_tail(case) and not seated:
-        confidence = "low"
+    seated = "positions" in seats and count >= _SEAT_MIN_TOKENS  # one long row has many tokens of one worker and step
+    tail = may_be_larger(case) and _is_end_of_tail(case) and not seated
     examples = find_loudest(case, rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.position[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
+    size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
     return Detection(
-        confidence,
+        "low" if tail else "high" if sure else "medium",
         f"{format_count(count, 'token')} in {format_count(sequences, 'row')} {'hold' if count > 1 else 'holds'} "
-        f"{percent(share)} of the K3: {np.median(np.abs(case.x[chosen])):.2g} nats off where others are "
-        f"{np.median(np.abs(case.x[~chosen])):.2g}, and no cause that is known here makes such",
-        share=case.share(tokens),
+        f"{percent(share)} of the K3: {np.median(size[chosen]):.2g} nats off where others are "
+        f"{np.median(size[~chosen]):.2g}, and no cause that is known here makes such",
+        tokens=case.marked(chosen),
         evidence=(
             make_fact("tokens", count, "tokens that differ far more than the others"),
             make_fact("rows", sequences, "sequences that hold them"),
             make_fact("k3_share", share, "their share of the K3 that other causes leave"),
-            make_fact(
-                "probability", float(np.exp(np.median(case.t[chosen]))), "median probability that the trainer gives"
-            ),
+            make_fact("probability", probability, "median probability that the trainer gives"),
         ),
         where={"tokens": f"{count:,} of {len(case.x):,}", "sequences": f"{sequences:,} of {case.size:,}"} | seats,
         examples=examples,
@@ -106,7 +100,6 @@ def _match_tokens(case: Case) -> Detection | None:
             "padding_or_sentinel": "both columns next to token_ids around these positions: a constant or an end",
             "edited_response": "decode these rows and compare the text with the engine's output",
         },
-        leaves=case.without(tokens),
     )
 
 
@@ -138,21 +131,17 @@ def _match_rows(case: Case) -> Detection | None:
     found = find_row_kinds(case)
     if found is None:
         return None
-    tokens = found.louder[case.sequence]
     share = float(found.louder.sum()) / found.rows
+    meaning = "variance of the rows' log levels beyond chance, below 0.6 for rows of one kind"
     return Detection(
         "high" if found.rows >= _SURE_ROWS and found.variance >= _SURE_VARIANCE else "medium",
         f"rows are of two kinds: {percent(share)} of them are {found.times:.3g} times as far apart as the others, all "
-        "along, without a pattern in the dump's columns: they were sampled or scored differently",
-        share=case.share(tokens),
+        "along, and no column of the dump says which: they were sampled, or scored, otherwise",
+        tokens=found.louder[case.sequence],
         evidence=(
             make_fact("sequences", share, "share of the rows that are farther apart"),
             make_fact("times", found.times, "difference (in logits) of their tokens relative to the others"),
-            make_fact(
-                "variance",
-                found.variance,
-                "variance of the rows' log levels beyond chance, below 0.6 for rows of one kind",
-            ),
+            make_fact("variance", found.variance, meaning),
         ),
         where={"sequences": percent(share)},
         examples=find_loudest(case, found.louder),
@@ -161,7 +150,6 @@ def _match_rows(case: Case) -> Detection | None:
             "temperature": "the sampling settings of these requests, compared with the others",
             "stale_policy": "record rollout_version of each row: are these older?",
         },
-        leaves=case.without(tokens),
     )
 
 
@@ -169,80 +157,56 @@ def _match_everywhere(case: Case) -> Detection | None:
     """Find noise beyond arithmetic, or a rollout column that did not sample these tokens."""
     if is_plain_noise(case):
         return None
-    share, _ = tail_shares(case)
-    _, z, _, inverse_z = calibration(case)
+    (share, _), ratio = tail_shares(case), calibration(case)
     if column_correlation(case) < UNRELATED_CORRELATION:
         return _match_unrelated(case)
-    broken = abs(z) > _BROKEN_Z and not is_greedy(case)
-    bulk = case.noise > BFLOAT16_NOISE
-    told = len(case.x) >= MIN_STRUCTURE_TOKENS
-    if not bulk and not broken:
-        return None  # a tail beyond noise that is as it should be: the noise's own finding says so
-    confidence: Confidence = "high" if told and (case.noise > _LOUD_NOISE or broken) else "medium"
-    if may_be_larger(case):
-        confidence = "low"
-    said = (
+    broken, told = abs(ratio.z) > _BROKEN_Z and not is_greedy(case), len(case.x) >= MIN_STRUCTURE_TOKENS
+    if case.noise <= BFLOAT16_NOISE and not broken:
+        return None  # a usual tail beyond noise is part of the noise finding
+    sure = told and (case.noise > _LOUD_NOISE or broken)
+    summary = (
         f"the two sides are {np.mean(np.abs(case.x)):.2g} nats apart on average, a noise of {case.noise:.2g} in "
         f"the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes. It does not depend "
         "on the token, position, worker or step"
     )
     if certain_tokens_differ(case):
-        said += (
-            "; certain tokens differ like the others, as if a number had been added to "
+        summary += (
+            "; tokens that both sides are certain of differ as much as others, as if something had been added to "
             "log-probs, or log_softmax computed in low precision"
         )
     if broken:
-        said += "; the rollout column is not the distribution that sampled (E[ratio] is not 1)"
+        summary += "; the rollout column is not the distribution that sampled (E[ratio] is not 1)"
+    meaning = "E[ratio] - 1 in standard errors: not 0 where another distribution sampled"
     return Detection(
-        confidence,
-        said,
+        "low" if may_be_larger(case) else "high" if sure else "medium",
+        summary,
         evidence=(
-            make_fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}"),
+            make_noise_fact(case),
             make_fact("spread", case.spread, "noise of the logits that would make this K3"),
             make_fact("tail_k3", share, "share of the K3 on tokens beyond the tail of noise"),
-            make_fact("ratio_mean_z", z, "E[ratio] - 1 in standard errors: not 0 where another distribution sampled"),
-            make_fact(
-                "inverse_ratio_mean_z",
-                inverse_z,
-                "the same of 1 / ratio, 0 if the trainer's column is the sampling distribution",
-            ),
+            make_fact("ratio_mean_z", ratio.z, meaning),
+            make_fact("inverse_ratio_mean_z", ratio.inverse_z, _TRAINER_SAMPLED),
         ),
-        rivals=_list_rivals(broken),
+        rivals=_BROKEN_RIVALS if broken else _NOISE_RIVALS,
         everywhere=True,
     )
 
 
 def _match_unrelated(case: Case) -> Detection:
-    together = column_correlation(case)
-    excess, z, inverse, inverse_z = calibration(case)
-    sampled = any(
-        abs(own_z) < _CALIBRATED_Z and mean < _CALIBRATED_MEAN for own_z, mean in ((z, excess), (inverse_z, inverse))
-    )
+    together, ratio = column_correlation(case), calibration(case)
+    means = (ratio.z, ratio.excess), (ratio.inverse_z, ratio.inverse)
+    sampled = any(abs(z) < _CALIBRATED_Z and mean < _CALIBRATED_MEAN for z, mean in means)
+    limit = ", or weights have moved very far, so that one of the two may still be the sampling distribution"
+    meaning = "E[ratio] - 1 in standard errors, 0 if the rollout column is the sampling distribution"
+    usual = "of the two columns; other weights and settings usually leave it above 0.6"
     return Detection(
         "medium" if sampled else "high",
         f"the two columns have little to do with each other (correlation {together:.2g}): they are not log-probs of "
-        "the same tokens in the same order"
-        + (
-            ", or weights have moved very far, so that one of the two may still be the sampling distribution"
-            if sampled
-            else ", with any weights"
-        ),
+        f"the same tokens in the same order{limit if sampled else ', whatever the weights'}",
         evidence=(
-            make_fact(
-                "correlation", together, "of the two columns; other weights and settings usually leave it above 0.6"
-            ),
-            make_fact(
-                "ratio_mean_z",
-                z,
-                "E[ratio] - 1 in standard errors, 0 if the rollout column is the sampling distribution",
-                against=sampled,
-            ),
-            make_fact(
-                "inverse_ratio_mean_z",
-                inverse_z,
-                "the same of 1 / ratio, 0 if the trainer's column is the sampling distribution",
-                against=sampled,
-            ),
+            make_fact("correlation", together, usual),
+            make_fact("ratio_mean_z", ratio.z, meaning, against=sampled),
+            make_fact("inverse_ratio_mean_z", ratio.inverse_z, _TRAINER_SAMPLED, against=sampled),
             make_fact("difference", float(np.mean(np.abs(case.x))), "mean |log ratio|, nats"),
         ),
         rivals={
@@ -254,16 +218,15 @@ def _match_unrelated(case: Case) -> Detection:
     )
 
 
-def _list_rivals(broken: bool) -> dict[str, str]:
-    if broken:
-        return {
-            "other_model": "is this column a draft model's, or from before a logits processor? Score a batch with each",
-            "mask_wrong": "token_ids under the mask: did the policy sample all of them?",
-        }
-    return {
-        "weights_differ": "checksums of the weights on both sides; merge adapters; compare checkpoint names",
-        "random_noise": "score a batch twice with the trainer: equal? Dropout, and router noise, are not",
-        "position_mismatch": "rope_theta, rope scaling, sliding_window and position_ids on each side; a row "
-        "scored alone and together with longer rows: equal? It is not if padding is attended to",
-        "cache_quantization": "the same prompts with the cache in bfloat16",
-    }
+_TRAINER_SAMPLED = "the same of 1 / ratio, 0 if the trainer's column is the sampling distribution"
+_BROKEN_RIVALS = {
+    "other_model": "is this column a draft model's, or from before a logits processor? Score a batch with each",
+    "mask_wrong": "token_ids under the mask: did the policy sample all of them?",
+}
+_NOISE_RIVALS = {
+    "weights_differ": "checksums of the weights on both sides; merge adapters; compare checkpoint names",
+    "random_noise": "score a batch twice with the trainer: equal? Dropout, and router noise, are not",
+    "position_mismatch": "rope_theta, rope scaling, sliding_window and position_ids of both configurations; a row "
+    "scored alone and beside longer ones: equal? Where padding is attended to, it is not",
+    "cache_quantization": "the same prompts with the cache in bfloat16",
+}
