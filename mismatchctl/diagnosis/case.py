@@ -207,9 +207,8 @@ class Case:
         prompts = self.rows.columns.get("prompt_id")
         if prompts is None:
             return np.arange(self.size)
-        steps = self.column("step")
         names: dict[Any, int] = {}
-        keys = zip(steps.tolist(), prompts.tolist(), range(self.size), strict=True)
+        keys = zip(self.column("step").tolist(), prompts.tolist(), range(self.size), strict=True)
         apart = [(step, index if prompt is None else prompt, prompt is None) for step, prompt, index in keys]
         return np.array([names.setdefault(key, len(names)) for key in apart], np.int64)
 

@@ -23,16 +23,9 @@ from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Finding, RunContent, Sides
 from mismatchctl.results.views import ByRun, FindingsViews, add_version, json_text
 
+_CAUSE_COLUMNS = (column for cause in CAUSES for column in cause.columns)
 DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
-    dict.fromkeys(
-        (
-            *(column for cause in CAUSES for column in cause.columns),
-            REFERENCE_COLUMN,
-            "reference_version",
-            "token_ids",
-            *IDENTITY_COLUMNS,
-        )
-    )
+    dict.fromkeys((*_CAUSE_COLUMNS, REFERENCE_COLUMN, "reference_version", "token_ids", *IDENTITY_COLUMNS))
 )
 
 
@@ -58,9 +51,8 @@ class EvidenceCollector:
     runs: dict[str, Evidence] = field(default_factory=dict)
 
     def watch(self, rows: Rows) -> None:
-        self._add(
-            gather_evidence(rows, self.by, [cause.flags for cause in CAUSES], self.size, self.tokens, self.compiled)
-        )
+        flags = [cause.flags for cause in CAUSES]
+        self._add(gather_evidence(rows, self.by, flags, self.size, self.tokens, self.compiled))
 
     def add(self, other: EvidenceCollector) -> None:
         """Add another collector, which may have a larger sample."""

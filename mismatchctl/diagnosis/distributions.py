@@ -98,9 +98,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
     if k is not None:
         return Truncation(f"top-k of {k}, the length of each of its lists", "top_k", k, (k, k), mass)
     contradiction, name, low, high = _estimate_top_p(b, kept)
-    if (
-        contradiction > _MAX_CONTRADICTION
-    ):  # else top-p: of min-p one end alone is sharp, as any of those cut off may be listed
+    if contradiction > _MAX_CONTRADICTION:  # first top-p, because only one end of min-p is sharp
         contradiction, name, low, high = _estimate_min_p(a, b, kept, gone)
     if contradiction > _MAX_CONTRADICTION:
         return Truncation("by a rule other than top-k, top-p and min-p", "", mass, (mass, mass), mass)
@@ -130,10 +128,8 @@ def _estimate_min_p(a: Float64s, b: Float64s, kept: Bools, gone: Bools) -> tuple
     """Estimate min-p by the rollout's own ratios."""
     least = np.where(kept, a, np.inf).min(axis=1) - np.where(kept, a, -np.inf).max(axis=1)
     most = np.where(gone, b, -np.inf).max(axis=1) - np.where(kept, b, -np.inf).max(axis=1)
-    low, high = (
-        float(np.exp(np.quantile(most, 1 - _TRUNCATION_QUANTILE))),
-        float(np.exp(np.quantile(least, _TRUNCATION_QUANTILE))),
-    )
+    ends = np.quantile(most, 1 - _TRUNCATION_QUANTILE), np.quantile(least, _TRUNCATION_QUANTILE)
+    low, high = (float(np.exp(end)) for end in ends)
     return (low - high) / max(high, 1e-9), "min_p", low, high
 
 
@@ -301,13 +297,14 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     if len(case.x) < 200 or column_correlation(case) < _UNRELATED_CORRELATION:
         return None
     likely, likely_z, unlikely, unlikely_z = coherence(case)
+    known = TemperatureFit(
+        1.0, None, likely, unlikely, calibration(case),
+        steepness=1.0, steepness_error=0.0, misfit=0.0, misfit_z=0.0, small=False, tokens=len(case.x), certain=True,
+        sure=True, listed=True,
+    )  # fmt: skip
     read = estimate_scale(case)
     if read is not None:
-        return TemperatureFit(
-            read.temperature, read.interval, likely, unlikely, ratio=calibration(case),
-            steepness=1.0, steepness_error=0.0, misfit=0.0, misfit_z=0.0, small=False, tokens=len(case.x), certain=True,
-            sure=True, listed=True,
-        )  # fmt: skip
+        return replace(known, temperature=read.temperature, interval=read.interval)
     if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4:
         return None
     truncated = "truncated_sampling" in case.explained
@@ -319,8 +316,7 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     colder = likely < 0
     fitted = None if truncated else _fit_case(case)
     if fitted is not None and (fitted.exponent > 1) == colder:
-        temperature = 1 / fitted.exponent
-        interval = None if fitted.interval is None else (1 / fitted.interval[1], 1 / fitted.interval[0])
+        temperature, interval = 1 / fitted.exponent, _invert(fitted.interval)
         if interval is not None:  # which way it goes is known
             interval = (interval[0], min(interval[1], 1.0)) if colder else (max(interval[0], 1.0), interval[1])
     else:
@@ -331,25 +327,19 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     if not temperature > 0:
         return None  # no temperature: likely tokens on one side are unlikely on the other
     steepness, error = _steepness(case, temperature)
-    found = TemperatureFit(
-        temperature,
-        interval,
-        likely,
-        unlikely,
-        calibration(case),
-        steepness,
-        error,
-        misfit=0.0 if fitted is None else fitted.misfit,
-        misfit_z=0.0 if fitted is None else fitted.misfit_z,
-        small=case.noise < _SMALL_NOISE,
-        tokens=len(case.x),
-        certain=float((case.t > _CERTAIN_LOG_PROB).mean()) > _MIN_CERTAIN_SHARE,
-        sure=sure and not truncated,
-        listed=False,
-    )
+    certain = float((case.t > _CERTAIN_LOG_PROB).mean()) > _MIN_CERTAIN_SHARE
+    found = replace(
+        known, temperature=temperature, interval=interval, steepness=steepness, steepness_error=error,
+        misfit=0.0 if fitted is None else fitted.misfit, misfit_z=0.0 if fitted is None else fitted.misfit_z,
+        small=case.noise < _SMALL_NOISE, certain=certain, sure=sure and not truncated, listed=False,
+    )  # fmt: skip
     if found.fits:
         return replace(found, sure=True)
     return found if truncated or abs(unlikely) >= _UNLIKELY_COHERENCE else None
+
+
+def _invert(interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    return None if interval is None else (1 / interval[1], 1 / interval[0])
 
 
 @cached_on_case
@@ -361,9 +351,7 @@ def _fit_case(case: Case) -> PowerFit | None:
     one = None if by == "train" else fit_power(case.t, case.r, case)
     other = None if by == "rollout" else fit_power(case.r, case.t, case)
     if other is not None:
-        ends = other.interval
-        turned = None if ends is None else (1 / ends[1], 1 / ends[0])
-        other = PowerFit(1 / other.exponent, turned, other.misfit, other.misfit_z)
+        other = PowerFit(1 / other.exponent, _invert(other.interval), other.misfit, other.misfit_z)
     if one is None or other is None:
         return one or other
     if one.interval is None or other.interval is None:

@@ -144,15 +144,17 @@ class Evidence:
     hashes: SequenceHashes = field(default_factory=SequenceHashes)
 
     def __add__(self, other: Evidence) -> Evidence:
-        tallies, cells = dict(self.tallies), merge_parts(self.cells, other.cells)
+        tallies = dict(self.tallies)
         for name, tally in other.tallies.items():
             tallies[name] = tallies.get(name, Tally()) + tally
-        samples = [sample for sample in (self.sample, other.sample) if sample is not None]
-        sample = reduce(add, samples) if samples else None
-        unfit = self.unfit + other.unfit if self.unfit and other.unfit else self.unfit or other.unfit
-        hashes = self.hashes + other.hashes
         return Evidence(
-            tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences, unfit, hashes
+            tallies,
+            merge_parts(self.cells, other.cells),
+            self.sample + other.sample if self.sample and other.sample else self.sample or other.sample,
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
+            self.unfit + other.unfit if self.unfit and other.unfit else self.unfit or other.unfit,
+            self.hashes + other.hashes,
         )
 
     def moved(self, by: int) -> Evidence:
@@ -288,27 +290,26 @@ def read_column(rows: Rows, name: str) -> NDArray[Any]:
 def _concatenate(parts: Sequence[Rows]) -> Rows:
     """Concatenate rows with the token columns that all of them have."""
     first = parts[0]
-    starts = np.cumsum([0, *(part.segments.tokens for part in parts[:-1])])
-    ends = [start + part.segments.offsets[1:] for start, part in zip(starts, parts, strict=True)]
-    shared = [
-        name
-        for name, values in first.tokens.items()
-        if all(name in part.tokens and part.tokens[name].shape[1:] == values.shape[1:] for part in parts)
-    ]
+
+    def join(values: Iterable[NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate([*values])
+
+    def is_shared(name: str, values: NDArray[Any]) -> bool:
+        return all(name in part.tokens and part.tokens[name].shape[1:] == values.shape[1:] for part in parts)
+
+    shared = [name for name, values in first.tokens.items() if is_shared(name, values)]
+    columns = dict.fromkeys(name for part in parts for name in part.columns)
     alike = all(part.given_position is None for part in parts)
     return replace(
         first,
-        segments=Segments(np.concatenate([[0], *ends])),
-        rollout=np.concatenate([part.rollout for part in parts]),
-        train=np.concatenate([part.train for part in parts]),
-        mask=np.concatenate([part.mask for part in parts]),
-        given_position=None if alike else np.concatenate([part.position for part in parts]),
-        tokens={name: np.concatenate([part.tokens[name] for part in parts]) for name in shared},
-        columns={
-            name: np.concatenate([read_column(part, name) for part in parts])
-            for name in dict.fromkeys(name for part in parts for name in part.columns)
-        },
-        file=np.concatenate([part.file for part in parts]),
-        rows=np.concatenate([part.rows for part in parts]),
+        segments=Segments.from_lengths(join(part.segments.lengths for part in parts)),
+        rollout=join(part.rollout for part in parts),
+        train=join(part.train for part in parts),
+        mask=join(part.mask for part in parts),
+        given_position=None if alike else join(part.position for part in parts),
+        tokens={name: join(part.tokens[name] for part in parts) for name in shared},
+        columns={name: join(read_column(part, name) for part in parts) for name in columns},
+        file=join(part.file for part in parts),
+        rows=join(part.rows for part in parts),
         extents={},
     )

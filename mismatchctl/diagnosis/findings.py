@@ -88,19 +88,15 @@ def _run_tests(case: Case) -> list[_CauseResult]:
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
     """Limit causes of a part of the tokens to medium if the others are unrelated columns."""
-    if not any(
-        row.cause.id == UNEXPLAINED_CAUSE
-        and row.detection.everywhere
-        and column_correlation(row.case) < UNRELATED_CORRELATION
-        for row in found
-    ):
+    rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
+    if not any(column_correlation(row.case) < UNRELATED_CORRELATION for row in rest):
         return found
+
+    def is_partial(detection: Detection) -> bool:
+        return detection.confidence == "high" and detection.leaves is not None and detection.share < _MINOR_SHARE
+
     return [
-        replace(row, detection=replace(row.detection, confidence="medium"))
-        if row.detection.confidence == "high"
-        and row.detection.leaves is not None
-        and row.detection.share < _MINOR_SHARE
-        else row
+        replace(row, detection=replace(row.detection, confidence="medium")) if is_partial(row.detection) else row
         for row in found
     ]
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from mismatchctl.core.batch import Float64s
-from mismatchctl.diagnosis.case import Case, cached_on_case
+from mismatchctl.core.batch import Float64s, Ints
+from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.evidence import LEVEL_TERMS, GroupValue, sum_levels
 from mismatchctl.diagnosis.evidence import LevelSums as AllCells
+from mismatchctl.diagnosis.measures import quantile_bins
 from mismatchctl.measure.metrics.metric import normal_z
 
 _PROBABILITY_BINS = 32
@@ -44,8 +45,7 @@ class Levels:
         table = np.array(list(cells.values())).reshape(len(cells), -1)
         groups = np.arange(len(cells))
         if table[:, 0].sum() - len(cells) < max(_MIN_FREEDOM, 0.5 * len(cells)):
-            names: dict[GroupValue, int] = {}
-            groups = np.array([names.setdefault(step, len(names)) for step, _ in cells], np.int64)
+            groups = _number_steps(cells)
         within, freedom = _sum_within_groups(table, groups)
         slopes = np.zeros(len(LEVEL_TERMS) - 1)
         if freedom >= _MIN_FREEDOM:
@@ -60,6 +60,11 @@ class Levels:
         for (step, value), count, total in zip(cells, table[:, 0].tolist(), levels.tolist(), strict=True):
             found.setdefault(step, {})[value] = count, total
         return cls(found, max(float(left), 1e-12) / max(freedom, 1), max(freedom, 0))
+
+
+def _number_steps(cells: Iterable[tuple[GroupValue, GroupValue]]) -> Ints:
+    names: dict[GroupValue, int] = {}
+    return np.array([names.setdefault(step, len(names)) for step, _ in cells], np.int64)
 
 
 def _sum_within_groups(table: Float64s, groups: Any) -> tuple[Float64s, float]:
@@ -96,31 +101,17 @@ def correct_for_tests(z: float, tests: int) -> float:
 def select_cells(case: Case, column: str) -> StepCells:
     """Return the cells of a column without the values left out, from the sample if it is complete."""
     gone = case.left_out.get(column, frozenset())
-    cells = case.evidence.cells
-    if case.complete:
-        cells = _sum_without_probability(case) if case.reshaped else _sum_sound_tokens(case)
+    cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
 
 
-@cached_on_case
-def _sum_sound_tokens(case: Case) -> AllCells:
-    return _sum_sample(case, case.rollout)
-
-
-@cached_on_case
-def _sum_without_probability(case: Case) -> AllCells:
-    """Sum levels after removing the median effect of a temperature or truncation at each probability."""
-    rollout = case.rollout.copy()
-    edges = np.quantile(case.t, np.linspace(0, 1, _PROBABILITY_BINS + 1)[1:-1])
-    bins = np.searchsorted(edges, case.t)
-    for number in range(_PROBABILITY_BINS):
-        inside = bins == number
-        if inside.any():
-            rollout[case.index[inside]] += np.median(case.x[inside])
-    return _sum_sample(case, rollout)
-
-
-def _sum_sample(case: Case, rollout: Float64s) -> AllCells:
+def _sum_sample(case: Case, reshaped: bool) -> AllCells:
+    """Sum levels of the sample, without the median effect of a temperature or truncation at each probability."""
+    rollout = case.rollout
+    if reshaped:
+        rollout, bins = rollout.copy(), quantile_bins(case.t, _PROBABILITY_BINS)
+        for number in np.unique(bins):
+            rollout[case.index[bins == number]] += np.median(case.x[bins == number])
     columns = dict.fromkeys(name for name, _, _ in case.evidence.cells)
     return sum_levels(case.rows, rollout, case.train, case.sound, columns)
 
@@ -181,8 +172,7 @@ def fit_slope(cells: Mapping[tuple[GroupValue, GroupValue], Float64s]) -> tuple[
     Within steps it is a regression with length and doubt, and its z is limited by the number of permutations. If the
     number is constant within steps, the scatter between steps counts.
     """
-    names: dict[GroupValue, int] = {}
-    groups = np.array([names.setdefault(step, len(names)) for step, _ in cells], np.int64)
+    groups = _number_steps(cells)
     table, at = np.array(list(cells.values())), np.array([float(value or 0.0) for _, value in cells])
     at -= np.average(at, weights=table[:, 0])
     products, freedom = _sum_within_groups(_add_term(table, at), groups)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.diagnosis.case import Case, cached_on_case
@@ -42,19 +43,16 @@ def make_fact(
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
     """Create a fact with the share of some sequences [S] and its 95% interval, which also covers `perhaps`."""
-    total = max(int(among.sum()), 1)
-    count, most = (int((chosen & among).sum()) for chosen in (found, found if perhaps is None else found | perhaps))
-    return make_fact(
-        name, count / total, meaning, interval=(_wilson_interval(count, total)[0], _wilson_interval(most, total)[1])
-    )
+    total, z = max(int(among.sum()), 1), 1.96
 
+    def bound(sequences: Bools, sign: int) -> float:
+        """Return an end of Wilson's interval."""
+        share = int((sequences & among).sum()) / total
+        half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+        return min(max((share + z * z / (2 * total) + sign * half) / (1 + z * z / total), 0.0), 1.0)
 
-def _wilson_interval(count: int, total: int) -> tuple[float, float]:
-    """Return Wilson's 95% interval of a share."""
-    share, z = count / total, 1.96
-    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    ends = bound(found, -1), bound(found if perhaps is None else found | perhaps, 1)
+    return make_fact(name, int((found & among).sum()) / total, meaning, interval=ends)
 
 
 def make_noise_fact(case: Case) -> Fact:
@@ -105,9 +103,7 @@ def find_better_reading(case: Case, side: str, values: Float64s) -> Bools:
         case.means(np.minimum(np.nan_to_num(apart, nan=1e3), _MAX_DISTANCE)) for apart in (np.abs(case.x), changed)
     )
     better = (case.counts >= _MIN_TOKENS) & (before > 1e-2) & (after <= _BETTER_FACTOR * before)
-    if (
-        better.sum() > _MAJORITY * (case.counts >= _MIN_TOKENS).sum()
-    ):  # then the rest too, but where it is plainly worse
+    if better.sum() > _MAJORITY * (case.counts >= _MIN_TOKENS).sum():  # then also the rest, unless it is worse
         better |= after < before
     return better
 
@@ -135,9 +131,7 @@ class ConstantRuns:
         marks = np.zeros(len(case.index) + 1, np.int64)
         np.add.at(marks, self.first, 1)
         np.add.at(marks, self.first + self.length, -1)
-        found = np.zeros(len(case.sound), np.bool_)
-        found[case.index] = np.cumsum(marks[:-1]) > 0
-        return found
+        return case.marked(np.cumsum(marks[:-1]) > 0)
 
 
 @cached_on_case
@@ -162,17 +156,13 @@ def _find_constant_runs(case: Case, values: Float64s) -> ConstantRuns:
     denied = ((length >= _MIN_RUN_LENGTH) & (off > 0.5)) | ((values[first] == 0) & (off > 2.0))
     first, length, off = first[denied], length[denied], off[denied]
     sequence, start = case.where[first], case.place[first]
-    return ConstantRuns(
-        first, length, sequence, values[first], off, start == 0, start + length == case.counts[sequence]
-    )
+    ends = start + length == case.counts[sequence]
+    return ConstantRuns(first, length, sequence, values[first], off, start == 0, ends)
 
 
-def _subtract_usual(case: Case, size: Float64s) -> Float64s:
-    """Subtract the mean of tokens with equal probability from `size` [N]."""
-    middle = (case.r + case.t) / 2
-    bins = np.searchsorted(np.quantile(middle, np.linspace(0, 1, _PROBABILITY_BINS + 1)[1:-1]), middle)
-    usual = np.bincount(bins, size, _PROBABILITY_BINS) / np.maximum(np.bincount(bins, minlength=_PROBABILITY_BINS), 1)
-    return size - usual[bins]
+def quantile_bins(values: NDArray[Any], number: int) -> Ints:
+    """Return the bin of each value, among bins with equal numbers of values."""
+    return np.searchsorted(np.quantile(values, np.linspace(0, 1, number + 1)[1:-1]), values)
 
 
 @cached_on_case
@@ -185,7 +175,9 @@ def systematic_share(case: Case) -> tuple[float, float]:
     ids = case.rows.tokens.get("token_ids")
     if ids is None or len(case.x) < 200:
         return 0.0, 0.0
-    size = _subtract_usual(case, np.clip(case.standard, -4, 4))
+    size, bins = np.clip(case.standard, -4, 4), quantile_bins((case.r + case.t) / 2, _PROBABILITY_BINS)
+    number = np.maximum(np.bincount(bins, minlength=_PROBABILITY_BINS), 1)
+    size = size - (np.bincount(bins, size, _PROBABILITY_BINS) / number)[bins]  # effects of the probability
     pairs, inverse = np.unique(ids[case.index].astype(np.int64) * case.size + case.where, return_inverse=True)
     sums = np.bincount(inverse, weights=size).astype(np.float64)
     counts = np.bincount(inverse).astype(np.float64)

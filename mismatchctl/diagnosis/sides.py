@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,6 @@ from mismatchctl.core.ratios import compute_k3
 from mismatchctl.core.schema import MIN_LOG_PROB, POSITIVE_TOLERANCE, REFERENCE_COLUMN
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case
-from mismatchctl.diagnosis.cause import Cause
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.evidence import LAG_COLUMN, MIN_SAMPLE, Evidence, RowSample, gather_evidence, read_column
 from mismatchctl.diagnosis.findings import find_causes
@@ -28,19 +27,13 @@ SHARED_ERROR_FACTOR = 5.0
 LOUD_RMS = 0.05
 """More than bfloat16 makes in both sides of most models."""
 OWNER_SHARE = 0.75
-_MAX_INTERVAL_WIDTH = (
-    2.0  # an interval of a share that tells nothing: the gap is small beside errors that both sides share
-)
+_MAX_INTERVAL_WIDTH = 2.0  # of a share, if the gap is small compared with shared errors
 NOTICEABLE_RMS = 0.03
 MIN_CLUSTERS = 8
 REPLICATES = 400
 _NOISE_CAUSES = {
-    "numerical_noise",
-    "moe_routing",
-    "identical",
-    "unexplained",
-    "cache_quantization",
-    "low_precision_logging",
+    *("numerical_noise", "moe_routing", "identical", "unexplained"),
+    *("cache_quantization", "low_precision_logging"),
 }
 _GROUP_COLUMNS = ("step", "worker")
 _MAX_GROUPS = 64
@@ -62,21 +55,21 @@ def measure_sides(case: Case) -> Sides | None:
     if not sound.any():
         return None
     terms = _ErrorSums(case, reference, sound)
-    table = terms.by(_number_clusters(case.rows))
-    draws = _resample_clusters(table)
-    rollout, train = (float(np.sqrt(value)) for value in _mean_squares(table.sum(axis=0))[:2])
-    gap = float(np.sqrt(_mean_squares(table.sum(axis=0))[2]))
+    table = terms.sum_by(_number_clusters(case.rows))
+    count, draws = len(table), None
+    if count >= MIN_CLUSTERS:
+        draws = np.random.default_rng(count).multinomial(count, np.full(count, 1 / count), REPLICATES) @ table
+    rollout, train, gap = np.sqrt(_mean_squares(table.sum(axis=0))).tolist()
     side, confidence = _judge_side(rollout, train, draws)
-    together = side == "both" and min(rollout, train) > SHARED_ERROR_FACTOR * gap
-    if together and confidence == "high" and min(rollout, train) > LOUD_RMS:
-        confidence = "medium"
-    correlation = terms.correlation()
-    shares = [_estimate_share(table, draws, column) for column in ("gap", "k3")]
+    correlation, least = terms.correlation(), min(rollout, train)
+    shares = [_estimate_share(table, draws, *columns) for columns in ((3, 4), (5, 6))]
+    together = side == "both" and least > SHARED_ERROR_FACTOR * gap
     owner = _find_owner(shares[0]) if side == "both" and gap else None
-    if owner and confidence == "high":
+    if confidence == "high" and ((together and least > LOUD_RMS) or owner):
         confidence = "medium"
     column = float(np.expm1(reference[sound] - case.rollout[sound]).mean())
     error = _ratio_error(table)
+    groups = {name: _measure_groups(terms, case.rows, name) for name in _GROUP_COLUMNS}
     return Sides(
         side=side,
         confidence=confidence,
@@ -90,22 +83,16 @@ def measure_sides(case: Case) -> Sides | None:
         rollout_share_k3=shares[1],
         reference_over_rollout=Value(value=1.0 + column, se=error),
         groups={
-            **{name: found for name in _GROUP_COLUMNS if (found := _measure_groups(terms, case.rows, name))},
+            **{name: found for name, found in groups.items() if found},
             "position": _measure_bands(terms, case.rows.segments.places, _POSITION_ENDS),
             "probability": _measure_bands(terms, np.exp(reference), _PROBABILITY_ENDS),
         },
-        notes=[
-            *(_describe_likeness(min(rollout, train) / gap) if together and gap else ()),
-            *_list_notes(case.rows, column, error),
-        ],
+        notes=_list_notes(case.rows, column, error, least / gap if together and gap else None),
     )
 
 
-_SUM_COLUMNS = ("tokens", "rollout2", "train2", "gap2", "gap_rollout", "k3", "k3_rollout", "ratio")
-
-
 class _ErrorSums:
-    """Sums of squared errors over tokens, by any grouping of sequences."""
+    """Sums over tokens by sequence: tokens, rollout2, train2, gap2, gap_rollout, k3, k3_rollout and ratio."""
 
     def __init__(self, case: Case, reference: Float64s, sound: Bools) -> None:
         def only(values: Float64s) -> Float64s:
@@ -119,12 +106,11 @@ class _ErrorSums:
             part = np.where(gap != 0, own / np.where(gap != 0, gap * gap, 1.0), 0.0)
             ratio = only(np.expm1(np.clip(reference - case.rollout, -20.0, 20.0)))
         self.sound = sound
-        segments = case.rows.segments
         each = (sound, self.rollout**2, self.train**2, gap * gap, own, k3, k3 * part, ratio)
-        self.sequences = np.stack([segments.sum(values) for values in each], axis=1)
+        self.sequences = np.stack([case.rows.segments.sum(values) for values in each], axis=1)
 
-    def by(self, groups: NDArray[np.int64]) -> Float64s:
-        table = np.zeros((int(groups.max(initial=-1)) + 1, len(_SUM_COLUMNS)))
+    def sum_by(self, groups: NDArray[np.int64]) -> Float64s:
+        table = np.zeros((int(groups.max(initial=-1)) + 1, self.sequences.shape[1]))
         np.add.at(table, groups, self.sequences)
         return table
 
@@ -148,14 +134,6 @@ def _number_clusters(rows: Rows) -> NDArray[np.int64]:
     return np.unique(keys, return_inverse=True)[1]
 
 
-def _resample_clusters(table: Float64s) -> Float64s | None:
-    count = len(table)
-    if count < MIN_CLUSTERS:
-        return None
-    random = np.random.default_rng(count)
-    return random.multinomial(count, np.full(count, 1 / count), REPLICATES) @ table
-
-
 def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[Side, Confidence]:
     if max(rollout, train) < MIN_RMS:
         return "none", "high"
@@ -175,20 +153,15 @@ def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[S
     return side, "high" if inside else "medium"
 
 
-def _estimate_share(table: Float64s, draws: Float64s | None, of: str) -> SideShare:
-    whole, part = (3, 4) if of == "gap" else (5, 6)
-    total = table[:, whole].sum()
+def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: int) -> SideShare:
+    total, interval, status = table[:, whole].sum(), None, "ok"
     if total <= 0:
         return SideShare(value=None, status="the two sides agree")
-    interval, status = None, "ok"
     if draws is not None:
         low, high = np.quantile(draws[:, part] / np.maximum(draws[:, whole], 1e-300), [0.05, 0.95])
         interval = (float(low), float(high))
-        status = (
-            status
-            if high - low < _MAX_INTERVAL_WIDTH
-            else "not measurable: the gap is far below the shared errors of the two sides"
-        )
+        if not high - low < _MAX_INTERVAL_WIDTH:
+            status = "cannot be told: the gap is far below errors that both sides share"
     return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status)
 
 
@@ -205,17 +178,23 @@ def _measure_groups(terms: _ErrorSums, rows: Rows, name: str) -> list[SidesGroup
     values = rows.columns.get(name)
     if values is None:
         return []
-    labels = values.astype(str)
-    known, index = np.unique(labels, return_inverse=True)
+    known, index = np.unique(values.astype(str), return_inverse=True)
     if not 1 < len(known) <= _MAX_GROUPS:
         return []
-    means, tokens = np.sqrt(_mean_squares(terms.by(index))), terms.by(index)[:, 0]
-    order = sorted(range(len(known)), key=_number_sort_key(known.tolist()))
+    table = terms.sum_by(index)
+    means, tokens = np.sqrt(_mean_squares(table)), table[:, 0]
     return [
         SidesGroup(label=str(known[at]), tokens=int(tokens[at]), rollout_rms=means[at, 0], train_rms=means[at, 1])
-        for at in order
+        for at in sorted(range(len(known)), key=lambda at: _number_key(str(known[at])))
         if tokens[at]
     ]
+
+
+def _number_key(label: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(label), label
+    except ValueError:
+        return 1, 0.0, label
 
 
 def _measure_bands(terms: _ErrorSums, values: NDArray[Any], ends: Sequence[float]) -> list[SidesGroup]:
@@ -226,26 +205,12 @@ def _measure_bands(terms: _ErrorSums, values: NDArray[Any], ends: Sequence[float
     )
     texts = [f"{end:g}" for end in ends]
     labels = [f"below {texts[0]}", *(f"{a} to {b}" for a, b in pairwise(texts)), f"from {texts[-1]}"]
+    rms = np.sqrt(np.stack([rollout, train]) / np.maximum(tokens, 1))
     return [
-        SidesGroup(
-            label=label,
-            tokens=int(count),
-            rollout_rms=float(np.sqrt(rollout[at] / count)),
-            train_rms=float(np.sqrt(train[at] / count)),
-        )
-        for at, (label, count) in enumerate(zip(labels, tokens, strict=True))
-        if count
+        SidesGroup(label=label, tokens=int(tokens[at]), rollout_rms=float(rms[0, at]), train_rms=float(rms[1, at]))
+        for at, label in enumerate(labels)
+        if tokens[at]
     ]
-
-
-def _number_sort_key(labels: list[str]) -> Callable[[int], tuple[int, float, str]]:
-    def key(at: int) -> tuple[int, float, str]:
-        try:
-            return 0, float(labels[at]), labels[at]
-        except ValueError:
-            return 1, 0.0, labels[at]
-
-    return key
 
 
 def _find_owner(share: SideShare) -> Side | None:
@@ -272,15 +237,14 @@ def _summarize(
     return f"The {word} is wrong: {figures}{how}."
 
 
-def _describe_likeness(times: float) -> Iterator[str]:
-    yield (
-        f"the sides are {times:,.2g} times closer to each other than to the reference: they share an error (numerics, "
-        "quantization or weights), or the reference is wrong (its weights, temperature, prompt or positions)"
-    )
-
-
-def _list_notes(rows: Rows, column: float, error: float | None) -> list[str]:
+def _list_notes(rows: Rows, column: float, error: float | None, likeness: float | None) -> list[str]:
     notes = []
+    if likeness is not None:
+        notes.append(
+            f"both agree with each other {likeness:,.2g} times better than with the reference: they err alike "
+            "(numerics, quantization or weights of both), or the reference does (its weights, temperature, prompt or "
+            "places)"
+        )
     if error and abs(column) > 4 * error and abs(column) > 1e-3:
         notes.append(
             f"E[reference/rollout] is {1 + column:.4g}, not 1: the rollout's column is not what sampled these tokens, "
@@ -308,11 +272,8 @@ def assign_sides(
         return list(found), None
     few = RowSample.of(evidence.sample.hashes, rows, MIN_SAMPLE).rows  # which cause it is shows in fewer than how much
     reference = few.tokens[REFERENCE_COLUMN]
-    # without the extents of the columns that make way: those of the reference are not they
-    pairs = {
-        "rollout": replace(few, train=reference, extents={}),
-        "trainer": replace(few, rollout=reference, extents={}),
-    }
+    few = replace(few, extents={})  # the reference has its own
+    pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
     strongest = sides.confidence == "high"  # the first finding is then where the error is, whatever shows there
     alike = sides.side == "both" and min(sides.rollout_rms, sides.train_rms) > max(
         SHARED_ERROR_FACTOR * sides.gap_rms, NOTICEABLE_RMS
@@ -327,14 +288,14 @@ def assign_sides(
         return on[0] if len(on) == 1 and not (first and strongest) else sides.side
 
     told = [finding.model_copy(update={"side": side_of(finding, place == 0)}) for place, finding in enumerate(found)]
-    named = [cause for cause in CAUSES if cause.id in shown["rollout"] - _NOISE_CAUSES] if alike else []
+    named = [cause.title for cause in CAUSES if cause.id in shown["rollout"] - _NOISE_CAUSES] if alike else []
     if named or (alike and min(sides.rollout_rms, sides.train_rms) > LOUD_RMS):
         told.append(_make_reference_finding(sides, named))
     return told, sides
 
 
-def _make_reference_finding(sides: Sides, named: Sequence[Cause]) -> Finding:
-    shows = f", which looks like: {', '.join(cause.title.lower() for cause in named)}" if named else ""
+def _make_reference_finding(sides: Sides, named: Sequence[str]) -> Finding:
+    shows = f", which looks like: {', '.join(named).lower()}" if named else ""
     far = min(sides.rollout_rms, sides.train_rms)
     return Finding(
         cause="faulty_reference",

@@ -22,6 +22,7 @@ from mismatchctl.diagnosis.measures import (
     format_list,
     make_fact,
     percent,
+    quantile_bins,
 )
 from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.results.model import Fact
@@ -491,7 +492,7 @@ def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tup
     """Return the mean difference of repeated and new tokens at equal probability and place, and its z."""
     bins = np.zeros(len(size), np.int64)
     for values, parts in ((case.t, _PENALTY_PROBABILITY_BINS), (case.place, _PENALTY_PLACE_BINS)):
-        bins = bins * parts + np.searchsorted(np.quantile(values, np.linspace(0, 1, parts + 1)[1:-1]), values)
+        bins = bins * parts + quantile_bins(values, parts)
     number = np.maximum(np.bincount(bins), 1)
     share, mean = (np.bincount(bins, values) / number for values in (again, size))
     across = again - share[bins]
