@@ -34,7 +34,7 @@ from stranger_dumps import Plant, plants  # noqa: E402
 from stranger_plans import UNSEEN, Architecture  # noqa: E402
 
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
-from mismatchctl.diagnosis.cause import CONFIDENCES  # noqa: E402
+from mismatchctl.diagnosis.findings import CONFIDENCES  # noqa: E402
 from mismatchctl.results.model import Finding  # noqa: E402
 
 SIZES = {8: 2, 32: 1, 128: 1, 512: 1}

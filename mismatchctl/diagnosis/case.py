@@ -1,8 +1,8 @@
-"""Case of one run: its sampled tokens, which of them are explained, and statistics of the rest."""
+"""Case of one run: its sampled tokens, which of them are explained, and statistics of the rest. Result of a test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from mismatchctl.core.ratios import compute_k3
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.evidence import Evidence, read_column
 from mismatchctl.results.growth import Growth
+from mismatchctl.results.model import Confidence, Fact
 
 _MAX_LOG_RATIO = 20.0
 _SMALLEST_DOUBT = 0.02  # keeps the noise of near-certain tokens from being scaled up without end
@@ -51,7 +52,7 @@ class Case:
         return case.relabelled(whole_k3=float(case.k3.sum()))
 
     def without(self, tokens: Bools) -> Case:
-        """Return the case without some tokens [T], or itself if there are none, which keeps its cached statistics."""
+        """Remove some tokens [T]. Without any, return the case itself, with its cached statistics."""
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def relabelled(self, **labels: Any) -> Case:
@@ -134,17 +135,17 @@ class Case:
 
     @cached_property
     def place(self) -> Ints:
-        """Position of each sound token among those of its sequence [N]."""
+        """Position of each sound token in its sequence, counting sound tokens [N]."""
         return self.segments.places
 
     @cached_property
     def scaled(self) -> Float64s:
-        """Log ratio over 1 - p [N]: noise in the logits moves the log-prob of a token by about 1 - p times as much."""
+        """Log ratio over 1 - p [N]: noise in the logits moves the log-prob of a token about in proportion."""
         return self.x / (1.0 - np.exp(np.minimum(self.t, 0.0)) + _SMALLEST_DOUBT)
 
     @cached_property
     def noise(self) -> float:
-        """Robust standard deviation of `scaled`, about that of the noise in the logits."""
+        """Robust standard deviation of `scaled`, roughly the noise in the logits."""
         return float(np.median(np.abs(self.scaled))) / _NORMAL_MEDIAN if len(self.x) else 0.0
 
     @cached_property
@@ -213,7 +214,7 @@ class Case:
         return np.array([names.setdefault(key, len(names)) for key in apart], np.int64)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a per-sequence column [S], filled with `None` if the dump lacks it."""
+        """Read a per-sequence column [S], see `read_column`."""
         return read_column(self.rows, name)
 
     def share(self, tokens: Bools) -> float:
@@ -248,3 +249,34 @@ def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
         return found
 
     return kept
+
+
+Place = tuple[int, int, int]
+"""File, row and position. A negative position means the whole row."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Result of a test.
+
+    `tokens` marks tokens that the cause takes out [T]; `share` and `leaves` follow from them. Otherwise `share` is the
+    explained part of the summed |log ratio|, and `leaves` the rest of the case. `k3` is the explained part of K3 if it
+    differs. `where` defaults to all tokens if the cause acts `everywhere`. `examples` are sequences of the sample [N]
+    (default: the largest differences) with `positions` [N], and `places` are examples of the whole dump. `rivals` maps
+    a cause to the measurement that distinguishes it. `outside_k3`: K3 does not measure this data.
+    """
+
+    confidence: Confidence
+    summary: str
+    share: float = 1.0
+    evidence: tuple[Fact, ...] = ()
+    where: Mapping[str, str] | None = None
+    examples: Ints | None = None
+    positions: Ints | None = None
+    places: tuple[Place, ...] = ()
+    rivals: Mapping[str, str] = field(default_factory=dict)
+    tokens: Bools | None = None
+    leaves: Case | None = None
+    k3: float | None = None
+    everywhere: bool = False
+    outside_k3: bool = False

@@ -95,7 +95,7 @@ class EvidenceCollector:
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
 
     def content(self, run: str, files: Sequence[str], findings: Sequence[Finding]) -> RunContent | None:
-        """Return the content of a run's rows apart from their mismatch, None without a row."""
+        """Describe the content of a run's rows apart from their mismatch."""
         known = self.runs.get(run)
         if known is None or not known.hashes.parts:
             return None

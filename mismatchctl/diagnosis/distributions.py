@@ -29,7 +29,7 @@ _TRUNCATION_QUANTILE, _TOP_K_MIN_SHARE, _MAX_CONTRADICTION = 0.005, 0.99, 0.02
 
 @dataclass(frozen=True)
 class LogitScale:
-    """Factor between the log-probs of both sides relative to the likeliest token, with its 95% interval."""
+    """Factor between the two sides' log-probs relative to the likeliest token, with its 95% interval."""
 
     temperature: float
     interval: tuple[float, float]
@@ -365,7 +365,7 @@ def _fit_case(case: Case) -> PowerFit | None:
 
 
 def _steepness(case: Case, temperature: float) -> tuple[float, float]:
-    """Return the slope of r by t of unlikely tokens (0 for none, 1 for the temperature's) and its standard error."""
+    """Return the slope of r by t of unlikely tokens (1 for the temperature's slope) and its standard error."""
     chosen = (case.t < _TAIL_RANGE[1]) & (case.t > _TAIL_RANGE[0])
     t, r = case.t[chosen], case.r[chosen]
     expected = 1 / temperature - 1

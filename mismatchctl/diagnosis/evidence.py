@@ -230,7 +230,7 @@ def _hash_rows(rows: Rows) -> Hashes:
 def sum_levels(
     rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], look: RowScan | None = None
 ) -> LevelSums:
-    """Sum 1, `LEVEL_TERMS` and their products over sequences by (column, step, value). The column "" has no values.
+    """Sum 1, `LEVEL_TERMS` and their products over sequences by (column, step, value). The column "" covers all.
 
     The level is log |log ratio| minus the log of its size under equal noise in all logits. The products allow to remove
     the remaining effects of length and doubt. `look` has the terms if the rows were scanned.
@@ -274,7 +274,7 @@ def _compute_level_terms(
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:
-    """Return the version lag of each sequence [S], None if it is not recorded."""
+    """Return the version lag of each sequence [S] if it is recorded."""
     train, rollout = (rows.columns.get(name) for name in ("train_version", "rollout_version"))
     if train is None or rollout is None or object in (train.dtype, rollout.dtype):
         return None
@@ -282,7 +282,7 @@ def version_lag(rows: Rows) -> NDArray[Any] | None:
 
 
 def read_column(rows: Rows, name: str) -> NDArray[Any]:
-    """Return a per-sequence column [S], filled with `None` if the rows lack it."""
+    """Return a per-sequence column [S]. A missing column has only missing values."""
     values = rows.columns.get(name)
     return np.full(len(rows), None, object) if values is None else values
 

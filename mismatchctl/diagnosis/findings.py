@@ -1,4 +1,4 @@
-"""Findings of a run: run the tests in order, each on what the earlier ones leave unexplained."""
+"""Findings of a run from its tests. Each test runs on the case that earlier causes leave."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 from mismatchctl.core.batch import Segments
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import Case
-from mismatchctl.diagnosis.cause import CONFIDENCES, Cause, Detection
+from mismatchctl.diagnosis.case import Case, Detection
 from mismatchctl.diagnosis.causes.numerics import UNRELATED_CORRELATION
-from mismatchctl.diagnosis.causes.registry import CAUSES
+from mismatchctl.diagnosis.causes.registry import CAUSES, Cause
 from mismatchctl.diagnosis.evidence import Evidence
 from mismatchctl.diagnosis.measures import column_correlation, find_loudest
 from mismatchctl.results.growth import Growth
-from mismatchctl.results.model import Example, Finding, RivalCause
+from mismatchctl.results.model import Confidence, Example, Finding, RivalCause
 
+CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 NOISE_CAUSE, UNEXPLAINED_CAUSE = "numerical_noise", "unexplained"
 _MINOR_SHARE = 0.5
 
@@ -59,7 +59,7 @@ def _without_tokens(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
 
 
 def _run_tests(case: Case) -> list[_CauseResult]:
-    """Run all tests in order, each on what the earlier ones leave."""
+    """Run all tests in order, each on the case that earlier causes leave."""
     whole = case.weight
     found: list[_CauseResult] = []
     waiting = list(CAUSES)
@@ -102,7 +102,7 @@ def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Divide K3: each cause has what it takes out, and the first that acts everywhere has the rest."""
+    """Divide K3: each cause has the part it takes out, and the first that acts everywhere has the rest."""
     if not found:
         return []
     whole = left = found[0].case.whole_k3

@@ -32,7 +32,7 @@ StepCells = dict[tuple[GroupValue, GroupValue], Float64s]
 class Levels:
     """Mean level of groups of sequences at equal length and doubt.
 
-    `by_step` has sequences and summed levels by step and value. `variance` is that of sequences within groups.
+    `by_step` has sequences and summed levels by step and value. `variance` is the variance of sequences within groups.
     """
 
     by_step: dict[GroupValue, dict[GroupValue, tuple[float, float]]]
@@ -220,7 +220,7 @@ def _permutation_z(counts: Float64s, groups: Any) -> float:
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress step levels on a number. The scatter of steps adds to that of sequences, with a prior of about 10%."""
+    """Regress step levels on a number. Steps scatter in addition to sequences, with a prior of about 10%."""
     weights = 1 / error
     across = at - np.average(at, weights=weights)
     if len(at) < 3 or not (weights * across * across).sum() > 0:

@@ -225,9 +225,9 @@ def column_correlation(case: Case) -> float:
 
 @cached_on_case
 def certain_tokens_differ(case: Case) -> bool:
-    """Return True if near-certain tokens differ as much as others.
+    """Return True if near-certain tokens differ like others.
 
-    Any change of logits moves log-probs by about 1 - p times as much, so log-probs themselves were changed or rounded.
+    Changes of logits move log-probs in proportion to 1 - p, so log-probs themselves were changed or rounded.
     """
     size, unsure = np.abs(case.x), (case.t > _UNSURE_RANGE[0]) & (case.t < _UNSURE_RANGE[1])
     if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
@@ -294,7 +294,7 @@ def is_one_sided(case: Case) -> bool:
 def drift_correlation(case: Case) -> tuple[float, float]:
     """Return the correlation over vocabulary tokens of the mean log ratio and the next update of the policy, and its z.
 
-    Stale weights differ along the direction of learning, quantized ones do not. Without the columns both are 0.
+    Stale weights differ along the direction of learning, quantized ones do not. Without the columns the result is 0.
     """
     ids, current = (case.rows.tokens.get(name) for name in ("token_ids", "current_log_probs"))
     if ids is None or current is None or not len(case.x):

@@ -13,8 +13,7 @@ from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_count
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.diagnosis.cause import Detection
+from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
 from mismatchctl.diagnosis.evidence import Tally, TokenMarks
 from mismatchctl.diagnosis.measures import (
     BFLOAT16_NOISE,
@@ -41,7 +40,7 @@ class _Breaks:
     """Sequences [S] that agree up to a position, `split` [S] of their sound tokens, and not after it.
 
     `after` marks their later tokens [N], `level` is the mean |log ratio| there [S], at most 5 nats per token, and
-    `position` that of the first one in its response [S].
+    `position` the place of the first one in its response [S].
     """
 
     found: Bools
@@ -315,7 +314,7 @@ def _match_inverted_mask(case: Case) -> Detection | None:
 
 
 def _match_prompt_in_mask(case: Case) -> Detection | None:
-    """Find responses that start with a constant the trainer denies: engines have no log-probs of the prompt."""
+    """Find responses that start with a constant the trainer denies, because engines omit log-probs of the prompt."""
     every = find_suspicious_runs(case)
     runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)

@@ -9,8 +9,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Floats
 from mismatchctl.core.formatting import format_count
-from mismatchctl.diagnosis.case import Case
-from mismatchctl.diagnosis.cause import Detection
+from mismatchctl.diagnosis.case import Case, Detection
 from mismatchctl.diagnosis.causes.data_shape import are_probabilities
 from mismatchctl.diagnosis.distributions import estimate_truncation
 from mismatchctl.diagnosis.measures import calibration, find_better_reading, find_loudest, make_fact, percent

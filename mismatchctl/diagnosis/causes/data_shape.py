@@ -10,8 +10,7 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_number
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
-from mismatchctl.diagnosis.case import Case
-from mismatchctl.diagnosis.cause import Detection
+from mismatchctl.diagnosis.case import Case, Detection
 from mismatchctl.diagnosis.measures import (
     BFLOAT16_NOISE,
     find_better_reading,

@@ -1,6 +1,13 @@
 """All causes, in the order of their tests."""
 
-from mismatchctl.diagnosis.cause import Cause
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from mismatchctl.diagnosis.case import Case, Detection
 from mismatchctl.diagnosis.causes import (
     alignment,
     column_values,
@@ -10,9 +17,51 @@ from mismatchctl.diagnosis.causes import (
     sampling,
     staleness,
     unexplained,
-    weights,
 )
 from mismatchctl.diagnosis.distributions import TOP_COLUMNS
+from mismatchctl.diagnosis.evidence import FlagFunction
+from mismatchctl.frameworks.registry import list_settings
+from mismatchctl.io.yaml import parse_toml
+
+
+@cache
+def load_texts() -> dict[str, dict[str, str]]:
+    """Read causes.toml: title, advice and the like by cause."""
+    return parse_toml((files("mismatchctl.diagnosis.causes") / "causes.toml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Cause of a mismatch.
+
+    `test` runs on the case that earlier causes leave, `columns` are the optional columns it reads, `flags` counts
+    tokens of the whole dump, and `in_layers` is true if a comparison of layers can find it.
+    """
+
+    id: str
+    test: Callable[[Case], Detection | None]
+    columns: tuple[str, ...] = ()
+    flags: FlagFunction = lambda rows: {}
+    in_layers: bool = False
+
+    @property
+    def title(self) -> str:
+        return load_texts()[self.id]["title"]
+
+    @property
+    def shows(self) -> str:
+        return load_texts()[self.id]["shows"]
+
+    @property
+    def pointless(self) -> str:
+        return load_texts()[self.id].get("pointless", "")
+
+    @property
+    def advice(self) -> str:
+        """Advice with the frameworks' names of the settings."""
+        known = list_settings(self.id)
+        return load_texts()[self.id]["advice"].replace("{settings}", f" ({'; '.join(known)})" if known else "")
+
 
 CAUSES: tuple[Cause, ...] = (
     Cause("length_mismatch", data_shape.detect_length_mismatch),
@@ -50,7 +99,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("raw_logprobs", sampling.detect_raw_logprobs, columns=("entropy",)),
     Cause("sampling_settings", sampling.detect_sampling_settings),
     Cause("logit_softcap", sampling.detect_logit_softcap),
-    Cause("other_model", weights.detect_other_model),
+    Cause("other_model", numerics.detect_other_model),
     Cause("context_mismatch", rows.detect_context_mismatch, columns=("turn",)),
     Cause("position_mismatch", rows.detect_position_mismatch, in_layers=True),
     Cause(
@@ -67,14 +116,14 @@ CAUSES: tuple[Cause, ...] = (
     Cause("stale_prefix", staleness.detect_stale_prefix, columns=("prompt_id",)),
     Cause(
         "quantized_rollout",
-        weights.detect_quantized_rollout,
+        numerics.detect_quantized_rollout,
         columns=("token_ids", "current_log_probs"),
         in_layers=True,
     ),
-    Cause("weights_differ", weights.detect_weights_differ, columns=("token_ids",), in_layers=True),
+    Cause("weights_differ", numerics.detect_weights_differ, columns=("token_ids",), in_layers=True),
     Cause("cache_quantization", numerics.detect_cache_quantization, columns=("token_ids",), in_layers=True),
     Cause("moe_routing", numerics.detect_moe_routing, columns=("rollout_experts", "train_experts"), in_layers=True),
-    Cause("other_vocabulary", weights.detect_other_vocabulary),
+    Cause("other_vocabulary", numerics.detect_other_vocabulary),
     Cause("context_mismatch", rows.detect_context_by_prompt, columns=("turn",)),
     Cause("unexplained", unexplained.detect_unexplained, in_layers=True),
     Cause("numerical_noise", numerics.detect_numerical_noise),

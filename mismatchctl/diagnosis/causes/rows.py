@@ -9,8 +9,7 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_count
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.diagnosis.cause import Detection
+from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
 from mismatchctl.diagnosis.causes.staleness import of_one_version
 from mismatchctl.diagnosis.evidence import TokenMarks
 from mismatchctl.diagnosis.measures import (
@@ -436,7 +435,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
 
 
 def detect_context_by_prompt(case: Case) -> Detection | None:
-    """Find prompts whose rows all differ more than those of other prompts."""
+    """Find prompts whose rows all differ more than the rows of other prompts."""
     if case.reshaped or case.filled or case.rows.columns.get("prompt_id") is None:
         return None
     found = find_row_kinds(case)

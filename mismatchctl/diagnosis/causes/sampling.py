@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from mismatchctl.core.batch import Float64s, Ints
-from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.diagnosis.cause import Detection
+from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
 from mismatchctl.diagnosis.distributions import (
     Truncation,
     estimate_temperature,
@@ -160,7 +159,7 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
 
 
 def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
-    """Return the setting in words and its facts. `certain` are the log-probs of tokens alone in a nucleus [N].
+    """Describe the setting and list its facts. `certain` are the log-probs of tokens alone in a nucleus [N].
 
     The ratio is the mass kept at a position. Top-p keeps at least p, and less than p without its last token. Top-k
     keeps k tokens everywhere.
@@ -336,7 +335,7 @@ def _compare_entropy(case: Case) -> Detection | None:
 
 
 def _entropy(case: Case) -> Float64s | None:
-    """Return the recorded entropy of each sound token [N], or that of its row."""
+    """Return the recorded entropy of each sound token or its row [N]."""
     values = case.rows.tokens.get("entropy")
     if values is not None and values.ndim == 1:
         return np.asarray(values, np.float64)[case.index]

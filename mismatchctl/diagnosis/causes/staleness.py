@@ -11,8 +11,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import format_label
-from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.diagnosis.cause import Detection
+from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
 from mismatchctl.diagnosis.evidence import LAG_COLUMN, version_lag
 from mismatchctl.diagnosis.levels import (
     MIN_ROWS,

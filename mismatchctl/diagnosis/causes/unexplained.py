@@ -8,8 +8,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools
 from mismatchctl.core.formatting import format_count
-from mismatchctl.diagnosis.case import Case
-from mismatchctl.diagnosis.cause import Detection
+from mismatchctl.diagnosis.case import Case, Detection
 from mismatchctl.diagnosis.causes.numerics import (
     MIN_STRUCTURE_TOKENS,
     UNRELATED_CORRELATION,

@@ -1,1 +1,1 @@
-"""Reports of layer-wise comparators: the layer at which two runs diverge."""
+"""Reports of layer-wise comparators and the first layer that diverges."""

@@ -55,7 +55,7 @@ def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
 
 
 def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextStep]:
-    """Return the steps to the first report of layers, none if no layer can have the fault."""
+    """List the steps to the first report of layers if a layer may have the fault."""
     if wrong == "none" or not (wrong or in_layers):
         return []
     one = {"rollout": "the engine", "trainer": "the trainer"}.get(wrong or "")
@@ -74,8 +74,8 @@ def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextSte
 class LayerRow:
     """Compared tensor, in order of execution.
 
-    `layer` is zero-based, None outside the layers. `value` is in the unit of the report's measure, and `failed` is the
-    tool's own verdict with NaN as failure.
+    `layer` is zero-based. `value` is in the unit of the report's measure, and `failed` is the tool's own verdict with
+    NaN as failure.
     """
 
     name: str
@@ -209,7 +209,7 @@ def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | Non
 
 
 def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
-    """Compare the layers' differences with the dump's log ratios, in one sentence."""
+    """Compare the layers' differences with the dump's log ratios."""
     low, high = noise.logit_noise
     asked = f"log ratios of {noise.log_ratio_rms:.2g} (rms) ask for noise of {low:.2g} to {high:.2g} on each logit"
     last = next((value for _, value in reversed(report.growth) if value is not None), None)

@@ -1,30 +1,333 @@
-"""Reader of layer reports: recognize the tool, order the rows, find the first bad tensor and the first divergence."""
+"""Reader of layer reports of Miles, SGLang, slime and msprobe: the first bad tensor and the first divergence.
+
+The reader of a format returns None for another format.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from mismatchctl.diagnosis.layer_reports.formats import (
-    read_miles_text,
-    read_msprobe_first,
-    read_msprobe_rank,
-    read_msprobe_rows,
-    read_sglang_records,
-    read_slime_document,
-    read_slime_text,
+from mismatchctl.diagnosis.layer_reports.model import (
+    EVERY_LAYER_COMMAND,
+    MSPROBE_SYNTAX,
+    SLIME_SYNTAX,
+    LayerReport,
+    LayerRow,
+    LayerTable,
+    NoteCounts,
+    Tensor,
+    describe_rerun,
+    parse_layer,
+    parse_number,
+    to_finite,
 )
-from mismatchctl.diagnosis.layer_reports.model import LayerReport, LayerRow, LayerTable, Tensor, describe_rerun
 from mismatchctl.errors import DataError
 from mismatchctl.io.files import natural_key
 from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, parse_json
+
+_MILES_VERDICT = re.compile(r"Logprob Comparison:\s*(PASSED|FAILED)", re.IGNORECASE)
+_MILES_FIGURE = re.compile(
+    r"(Positions compared|Threshold \(mean\)|Mean abs diff|Max abs diff)\s*:\s*(\S+)", re.IGNORECASE
+)
+
+
+def read_miles_text(text: str) -> LayerTable | None:
+    verdict = _MILES_VERDICT.search(text)
+    if verdict is None:
+        return None
+    figures = {name.lower(): parse_number(value.replace(",", "")) for name, value in _MILES_FIGURE.findall(text)}
+    limit, failed = figures.get("threshold (mean)"), verdict[1].upper() == "FAILED"
+    why = f"mean above the limit of {limit:g}" if failed and limit is not None else "failed" if failed else ""
+    notes = ["this report has no layers: it only says whether a layer-wise comparison is worth while"]
+    if not figures.get("positions compared"):
+        notes.insert(0, "no position was compared, which passes there")
+    return LayerTable(
+        "Miles log-prob comparison",
+        "mean absolute difference of the log-probs, nats",
+        [LayerRow("log-probs", value=figures.get("mean abs diff"), why=why)],
+        notes,
+        unlayered=EVERY_LAYER_COMMAND if failed else "",
+    )
+
+
+_SGLANG_TYPES = (
+    *("config", "rank_info", "input_ids", "log", "summary"),
+    *("comparison_tensor", "comparison_non_tensor", "comparison_skip", "comparison_error"),
+)
+_SGLANG_KNOWN_SHARE = 0.5  # later versions may have more types
+_SGLANG_LAYER_TAG = re.compile(r"(?:^|___)layer_id=(\d{1,6})(?=___|\.|$)")
+
+
+def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTable | None:
+    if not all(isinstance(record, Mapping) for record in records):
+        return None
+    if sum(record.get("type") in _SGLANG_TYPES for record in records) <= _SGLANG_KNOWN_SHARE * len(records):
+        return None
+    notes, rows = NoteCounts(), []
+    for record in records:
+        kind, name = record.get("type"), str(record.get("name"))
+        layer = _parse_sglang_layer(record)
+        where = name if layer is None else f"{name} of layer {layer}"
+        if kind not in _SGLANG_TYPES:
+            notes.add("is a type of record that is not known here, and was passed over", f"{kind!r}")
+        elif kind == "comparison_error":
+            notes.add(f"could not be compared ({record.get('exception_type')})", name)
+        elif kind == "comparison_skip":
+            side, reason = record.get("available_side"), record.get("reason")
+            notes.add(f"was not compared ({reason}; the {side} has it)", where)
+            if record.get("errors"):
+                rows.append(_make_sglang_row(record, None, f"skipped with errors: {reason}"))
+        elif kind == "comparison_non_tensor" and (record.get("values_equal") is False or record.get("errors")):
+            notes.add("differs, which is no tensor", where)
+        elif kind == "comparison_tensor":
+            rows.append(_make_sglang_row(record, *_judge_sglang_tensor(record)))
+    sentences = [*notes.sentences(), "tensors that only the baseline has leave no record in such a report"]
+    if other_lines:
+        sentences.insert(0, f"{other_lines:,} lines are no records, and were passed over")
+    if not any(record.get("type") == "summary" for record in records):
+        sentences.insert(0, "the report is cut short: it has no summary line")
+    measure = "relative L2 error (sqrt of 2 rel_diff), failed by the comparator's own predicate"
+    return LayerTable("SGLang comparator", measure, rows, sentences)
+
+
+def _judge_sglang_tensor(record: Mapping[str, Any]) -> tuple[float | None, str]:
+    """Return the value of a tensor and the reason of its failure."""
+    diff = record.get("diff")
+    if record.get("shape_mismatch") or not isinstance(diff, Mapping):
+        sides = [side for side in (record.get("baseline"), record.get("target")) if isinstance(side, Mapping)]
+        return None, "shapes differ: " + " and ".join(str(side.get("shape")) for side in sides)
+    squared = to_finite(diff.get("rel_diff"))
+    if squared is None and "rel_diff" in diff:
+        return None, "not finite on one side"
+    value = None if squared is None else math.sqrt(2 * max(squared, 0.0))
+    if record.get("errors"):
+        return value, "the comparator noted an error"
+    if diff.get("passed") is not True:
+        return value, f"outside of {diff.get('predicate')}"
+    copies = record.get("replicated_checks")
+    checks = [check for check in copies if isinstance(check, Mapping)] if isinstance(copies, Iterable) else []
+    same = all(check.get("passed") is True for check in checks)
+    return value, "" if same else "copies on ranks that should be equal differ"
+
+
+def _make_sglang_row(record: Mapping[str, Any], value: float | None, why: str) -> LayerRow:
+    location, name = record.get("location"), str(record.get("name"))
+    step = location.get("step") if isinstance(location, Mapping) else None
+    named = parse_layer(name)
+    layer = _parse_sglang_layer(record) if named is None else named
+    return LayerRow(name, layer, step if isinstance(step, int) else None, value, why)
+
+
+def _parse_sglang_layer(record: Mapping[str, Any]) -> int | None:
+    """Return the layer of a dump placed by hand, which only its file names have."""
+    bundles = [record.get(key) for key in ("raw_bundle_info", "available_bundle_info")]
+    for bundle in (bundle for bundle in bundles if isinstance(bundle, Mapping)):
+        for side in (bundle.get("x"), bundle.get("y"), bundle):
+            files = side.get("files") if isinstance(side, Mapping) else None
+            for file in files if isinstance(files, list) else []:
+                found = _SGLANG_LAYER_TAG.search(str(file.get("filename"))) if isinstance(file, Mapping) else None
+                if found:
+                    return int(found[1])
+    return None
+
+
+_SLIME_LINE = re.compile(r"(?:^|[\s\]:])layer=\d{1,6}\s[^\n]*max_abs=[^\n]*$", re.MULTILINE)
+_SLIME_FACT = re.compile(r"(?<![\w-])(layer|tokens|max_abs|mean_abs)=([^\s,]+)")
+_SLIME_KEY = re.compile(r"(?:.*\D)?(\d{1,6})")
+
+
+def read_slime_document(document: Any) -> LayerTable | None:
+    layers = document.get("layers") if isinstance(document, Mapping) else None
+    if not isinstance(layers, Mapping):
+        return None
+    found = {key: facts for key, facts in layers.items() if isinstance(facts, Mapping)}
+    if "max_hidden_diff" not in document and not any("max_abs" in facts for facts in found.values()):
+        return None
+    numbered = {int(number[1]): facts for key, facts in found.items() if (number := _SLIME_KEY.fullmatch(key))}
+    return _make_slime_table(numbered.items(), to_finite(document.get("max_hidden_diff")))
+
+
+def read_slime_text(text: str) -> LayerTable | None:
+    lines = [dict(reversed(_SLIME_FACT.findall(line))) for line in _SLIME_LINE.findall(text)]  # the first of a fact
+    if not lines:
+        return None
+    facts = ((int(line["layer"]), {name: parse_number(value) for name, value in line.items()}) for line in lines)
+    limit = re.search(r'"max_hidden_diff": ([^\s=]+)', text)
+    return _make_slime_table(facts, parse_number(limit[1].rstrip(",")) if limit else None)
+
+
+def _make_slime_table(layers: Iterable[tuple[int, Mapping[str, Any]]], limit: float | None) -> LayerTable:
+    rows = []
+    for layer, facts in sorted(layers, key=lambda item: item[0]):
+        value, why = to_finite(facts.get("max_abs")), ""
+        if facts.get("tokens") == 0:
+            why = "no token was compared"
+        elif value is None or to_finite(facts.get("mean_abs")) is None:
+            value, why = None, "not finite (slime's own comparator lets it pass)"
+        elif value > (0.0 if limit is None else limit):
+            why = "differs" if limit is None else f"above the limit of {limit:g}"
+        rows.append(LayerRow("residual stream after the layer", layer, value=value, why=why))
+    notes = ["the last position of a sequence is never compared"]
+    chosen = {row.layer or 0 for row in rows}
+    left = [layer for layer in range(max(chosen, default=0)) if layer not in chosen]
+    if left:
+        named = ", ".join(map(str, left[:8])) + (", ..." if len(left) > 8 else "")
+        notes.insert(0, f"only chosen layers were compared, not {named}: a fault there shows at the next one")
+    rule = "no limit in the report: any difference counts" if limit is None else f"failed above {limit:g}"
+    measure = f"largest absolute difference of the residual stream, {rule}"
+    return LayerTable("slime layer-wise comparator", measure, rows, notes, again=SLIME_SYNTAX)
+
+
+_TARGET, _GOLDEN = "NPU Name", "Bench Name"
+_SIDE_SPELLINGS = {
+    **dict.fromkeys(("target", "test", "device"), "npu"),
+    **dict.fromkeys(("golden", "benchmark", "gpu"), "bench"),
+}
+_MSPROBE_COLUMNS = (
+    *("Name", "Dtype", "max", "min", "mean", "l2norm"),
+    *("Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr"),
+    *("MD5", "Result", "Err_message", "Accuracy Reached or Not"),
+)
+_CANONICAL_COLUMNS = {
+    re.sub(r"[^a-z0-9]", "", f"{side}{fact}".lower()): f"{side}{fact}"
+    for side in ("", "NPU ", "Bench ")
+    for fact in _MSPROBE_COLUMNS
+} | {"npumd5": "NPU MD5", "benchmd5": "BENCH MD5"}
+_RANK_PATTERN = re.compile(r"rank_?(\d+)")
+
+CsvCells = Mapping[str, Any]
+
+
+def _canonical_column(column: Any) -> str:
+    """Return the column name in msprobe's own spelling."""
+    words = re.findall(r"[a-z0-9]+", str(column).lower())
+    key = "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else [])
+    return _CANONICAL_COLUMNS.get(key, str(column))
+
+
+def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = ()) -> LayerTable | None:
+    if not all(isinstance(cell, Mapping) for cell in cells):
+        return None
+    if not {_TARGET, _GOLDEN} <= {_canonical_column(name) for name in [*columns, *(cells[0] if cells else ())]}:
+        return None
+    rows = [{_canonical_column(name): value for name, value in cell.items()} for cell in cells]
+    notes = NoteCounts()
+    value, measure = _choose_measure(rows[0] if rows else ())
+    table = list(_iterate_msprobe_rows(rows, value, notes, _parse_flag))
+    return _make_msprobe_table(f"{measure}; failed where Result says error or warning", table, file, notes)
+
+
+def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
+    """Read the JSON that `-da` writes per rank. Result is empty there."""
+    calls = [*document.values()] if isinstance(document, Mapping) else []
+    if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
+        return None
+    notes, rows, measure = NoteCounts(), [], "relative"
+    for call in calls:
+        given = call["op_items"] if isinstance(call["op_items"], list) else []
+        items = [item for item in given if isinstance(item, Mapping)]
+        value, measure = _choose_measure(items[0] if items else ())
+        found = list(_iterate_msprobe_rows(items, value, notes, lambda _: ""))
+        if call["is_same"] is False and found:
+            last, why = found[-1], "the call is not the same (is_same false)"
+            found[-1] = LayerRow(last.name, last.layer, value=last.value, why=why)
+        rows += found
+    return _make_msprobe_table(f"{measure}; failed where is_same is false", rows, file, notes)
+
+
+def read_msprobe_first(document: Any) -> list[LayerTable] | None:
+    """Read the JSON that `-da` writes about the first differing calls of all ranks."""
+    if not isinstance(document, Mapping) or not document:
+        return None
+    for rank, calls in document.items():
+        if not _RANK_PATTERN.fullmatch(str(rank)) or not isinstance(calls, list):
+            return None
+        if not all(isinstance(call, Mapping) and "op_name" in call for call in calls):
+            return None
+    measure, make = "no values: the first differing calls alone", partial(_make_msprobe_table, notes=NoteCounts())
+    named = {rank: [str(call["op_name"]) for call in calls] for rank, calls in document.items()}
+    why = "the first call that is not the same"
+    return [
+        make(measure, [LayerRow(name, parse_layer(name), why=why) for name in names], rank)
+        for rank, names in named.items()
+    ]
+
+
+def _make_msprobe_table(measure: str, rows: Sequence[LayerRow], file: str, notes: NoteCounts) -> LayerTable:
+    rank = _RANK_PATTERN.search(file)
+    sentences = [*notes.sentences(), "modules that only the golden side has leave no row in such a report"]
+    return LayerTable("msprobe compare", measure, rows, sentences, rank[1] if rank else None, MSPROBE_SYNTAX)
+
+
+def _iterate_msprobe_rows(
+    cells: Iterable[CsvCells],
+    value: Callable[[CsvCells], float | None],
+    notes: NoteCounts,
+    judge: Callable[[CsvCells], str],
+) -> Iterator[LayerRow]:
+    for cell in cells:
+        name = str(cell.get(_TARGET))
+        if cell.get(_GOLDEN) in (None, "", "N/A"):
+            notes.add("has no counterpart on the golden side, which Result lets pass", name)
+        else:
+            yield LayerRow(name, parse_layer(name), value=value(cell), why=judge(cell))
+
+
+def _parse_flag(cell: CsvCells) -> str:
+    result = str(cell.get("Result", "")).strip().lower()
+    missed = str(cell.get("Accuracy Reached or Not", "")).strip().lower() == "no"  # of versions without Result
+    if result not in ("error", "warning") and not missed:
+        return ""
+    message = str(cell.get("Err_message") or "").strip("[]\"' ")
+    return message.partition('", "')[0] or ("accuracy not reached" if missed else result)
+
+
+def _choose_measure(columns: Iterable[str]) -> tuple[Callable[[CsvCells], float | None], str]:
+    if "NormRelativeErr" in columns:
+        return _statistics_difference, "relative error of the norm, or of the extrema where the norm agrees"
+    if "MaxAbsErr" in columns:
+        return _tensor_difference, "largest absolute difference over the largest magnitude"
+    return _checksum_difference, "checksums: 0 equal, 1 different"
+
+
+def _statistics_difference(cell: CsvCells) -> float | None:
+    norm = _parse_cell(cell.get("NormRelativeErr"))
+    if norm != 0.0:
+        return norm
+    others = (_parse_cell(cell.get(name)) for name in ("MaxRelativeErr", "MinRelativeErr"))
+    return max((other for other in others if other is not None), default=0.0)
+
+
+def _tensor_difference(cell: CsvCells) -> float | None:
+    difference = _parse_cell(cell.get("MaxAbsErr"))
+    bounds = [_parse_cell(cell.get(name)) for name in ("Bench max", "Bench min")]
+    size = max((abs(bound) for bound in bounds if bound is not None), default=0.0)
+    return difference if difference is None or size == 0 else difference / size
+
+
+def _checksum_difference(cell: CsvCells) -> float | None:
+    return float(cell.get("NPU MD5") != cell.get("BENCH MD5")) if "NPU MD5" in cell else None
+
+
+def _parse_cell(cell: Any) -> float | None:
+    """Parse a number or a percentage. Ignore other strings, such as `N/A`."""
+    if not isinstance(cell, str):
+        return to_finite(cell)
+    text = cell.strip()
+    number = parse_number(text.removesuffix("%"))
+    return None if number is None else abs(number) / (100 if text.endswith("%") else 1)
+
 
 JUMP_FACTOR = 30.0
 """Noise grows by small factors from layer to layer, at most 4 in samples of bfloat16."""
@@ -157,7 +460,7 @@ def _find_divergence(rows: Sequence[LayerRow]) -> int | None:
 
 
 def _layer_growth(rows: Sequence[LayerRow]) -> list[tuple[int, float | None]]:
-    """Return the largest value of each layer, or `None` if one of its tensors lacks a number."""
+    """Return the largest value of each layer if all of its tensors have numbers."""
     found: dict[int, float | None] = {}
     for row in rows:
         if row.layer is not None:
@@ -231,7 +534,7 @@ def _read_optional(file: Path) -> Sequence[LayerTable]:
 
 
 def _read_tables(file: Path) -> Sequence[LayerTable]:
-    """Return the tables of a file, none if it is not a report."""
+    """Read the tables of a file. Other files have an empty list."""
     if file.suffix.lower() in SPREADSHEET_SUFFIXES:
         raise DataError("a spreadsheet is not read", file=str(file), remedy=SPREADSHEET_REMEDY)
     text = _read_text(file)
