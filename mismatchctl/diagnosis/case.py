@@ -192,6 +192,18 @@ class Case:
         """Return the mean over the sound tokens of each sequence [S], 0 for sequences without any."""
         return self.sums(values) / np.maximum(self.counts, 1)
 
+    def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
+        """Return the mean over a part [N] of the sound tokens of each sequence [S], 0 for sequences without any."""
+        return self.sums(values * part) / np.maximum(self.sums(part), 1)
+
+    def token_column(self, name: str) -> Float64s | None:
+        """Return a numeric column at the sound tokens [N], from its rows if it is recorded per row."""
+        values = self.rows.tokens.get(name)
+        if values is not None:
+            return np.asarray(values, np.float64)[self.index] if values.ndim == 1 else None
+        column = self.rows.columns.get(name)
+        return None if column is None or column.dtype == object else self.each(np.asarray(column, np.float64))
+
     def clustered_z(self, values: NDArray[Any]) -> float:
         """Return the mean of values [N] in cluster-robust standard errors."""
         if not len(values):

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Float64s, Ints
+from mismatchctl.core.batch import Ints
 from mismatchctl.data.blocks import Rows
 from mismatchctl.measure.cluster_table import Hashes, hash_content, hash_values, mix_hashes
 from mismatchctl.results.model import Finding, RunContent
@@ -202,7 +202,9 @@ def _describe_tokens(rows: Rows) -> dict[str, float | int | list[int]]:
     found: dict[str, float | int | list[int]] = {"holes": _measure_holes(rows)}
     if len(shown):
         found["shown_abs_diff"] = float(np.minimum(shown, 1.0).mean())
-        found["clipped"] = max(_clipped_share(shown), _floor_share(rollout[valid], train[valid]))
+        (r, t), largest = (rollout[valid], train[valid]), float(shown.max())
+        ends = shown >= largest * (1 - _NEAR), (r == r.min()) & (t == t.min()) & (r == t)
+        found["clipped"] = max(_share_unless_chance(ends[0]) if largest > 0 else 0.0, _share_unless_chance(ends[1]))
     if len(masked):
         found["hidden"] = len(masked) / (len(masked) + len(shown))
         found["hidden_abs_diff"] = float(np.minimum(masked, 1.0).mean())
@@ -225,17 +227,6 @@ def _measure_holes(rows: Rows) -> float:
         return 0.0
     span = index[bounds[some + 1] - 1] - index[bounds[some]] + 1
     return 1.0 - len(index) / float(span.sum())
-
-
-def _clipped_share(gaps: Float64s) -> float:
-    """Return the share of tokens at the largest |log ratio| if it is more than chance."""
-    largest = float(gaps.max())
-    return _share_unless_chance(gaps >= largest * (1 - _NEAR)) if largest > 0 else 0.0
-
-
-def _floor_share(rollout: Float64s, train: Float64s) -> float:
-    """Return the share of tokens at the lowest log-prob on both sides if it is more than chance."""
-    return _share_unless_chance((rollout == rollout.min()) & (train == train.min()) & (rollout == train))
 
 
 def _share_unless_chance(at: NDArray[np.bool_]) -> float:

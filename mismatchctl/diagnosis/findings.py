@@ -78,7 +78,8 @@ def _run_tests(case: Case) -> list[_CauseResult]:
         part = min(case.weight / whole, 1.0) if whole else 1.0
         found.append(_CauseResult(cause, replace(detection, share=detection.share * part), case))
         rest = detection.leaves or case
-        if _looks_different(rest, case):  # then ask those again that saw nothing
+        same = rest.rollout is case.rollout and rest.train is case.train
+        if rest.reshaped != case.reshaped or not same:  # then repeat the tests that failed
             waiting, tested = [*tested, *waiting], []
         told = detection.confidence != "low"
         explained = (*case.explained, cause.id) if told else case.explained
@@ -126,11 +127,6 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
     filler = fillers[0] if fillers else None if rows[-1].detection.outside_k3 else rows[-1]
     rest_k3 = left / whole if whole > 0 else 1.0
     return [replace(row, share_k3=(row.share_k3 or 0.0) + rest_k3) if row is filler else row for row in rows]
-
-
-def _looks_different(rest: Case, case: Case) -> bool:
-    """Return True if a cause changed the tokens beyond taking some out."""
-    return rest.reshaped != case.reshaped or rest.rollout is not case.rollout or rest.train is not case.train
 
 
 def _make_finding(found: _CauseResult, files: Sequence[str]) -> Finding:

@@ -178,7 +178,10 @@ def fit_slope(cells: Mapping[tuple[GroupValue, GroupValue], Float64s]) -> tuple[
     products, freedom = _sum_within_groups(_add_term(table, at), groups)
     if products[-1, -1] > 0.02 * float((table[:, 0] * at * at).sum()):
         value, z = _regress(products, freedom)
-        return value, math.copysign(min(abs(z), _permutation_z(table[:, 0], groups)), z)
+        counts = table[:, 0]
+        ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
+        most = -NormalDist().inv_cdf(math.exp(-ways)) if ways < _MAX_LOG_WAYS else math.inf
+        return value, math.copysign(min(abs(z), most), z)  # not surer than one of all permutations
     levels = Levels.of(dict(cells))
     totals = np.array([own for values in levels.by_step.values() for own in values.values()])
     y, error = totals[:, 1] / totals[:, 0], levels.variance / totals[:, 0]
@@ -211,12 +214,6 @@ def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
     value = float(left[0, 1] / left[1, 1])
     variance = max(float(left[0, 0]) - value * float(left[0, 1]), 1e-12) / freedom
     return value, normal_z(value * math.sqrt(float(left[1, 1]) / variance), freedom)
-
-
-def _permutation_z(counts: Float64s, groups: Any) -> float:
-    """Return the z of the least probable permutation of the values over the sequences of a group."""
-    ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
-    return -NormalDist().inv_cdf(math.exp(-ways)) if ways < _MAX_LOG_WAYS else math.inf
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:

@@ -257,14 +257,6 @@ def mark_rare_tokens(case: Case) -> Bools:
     return found
 
 
-def mark_certain_tokens(case: Case) -> Bools:
-    """Mark near-certain tokens [N], or the likeliest if there are few."""
-    found: Bools = case.t > _LIKELY_LOG_PROB
-    if len(case.t) and found.mean() < _MIN_CERTAIN_SHARE:
-        found = case.t > np.quantile(case.t, 1 - _MIN_CERTAIN_SHARE)
-    return found
-
-
 class Coherence(NamedTuple):
     """Mean direction of the log ratios (-1 to 1) of near-certain and of unlikely tokens, and their z."""
 
@@ -277,7 +269,10 @@ class Coherence(NamedTuple):
 @cached_on_case
 def coherence(case: Case) -> Coherence:
     values, standard = [], np.clip(case.standard, -4, 4)
-    for chosen in (mark_certain_tokens(case), mark_rare_tokens(case)):
+    certain: Bools = case.t > _LIKELY_LOG_PROB
+    if len(case.t) and certain.mean() < _MIN_CERTAIN_SHARE:
+        certain = case.t > np.quantile(case.t, 1 - _MIN_CERTAIN_SHARE)
+    for chosen in (certain, mark_rare_tokens(case)):
         size = np.abs(standard[chosen]).sum()
         values += [float(standard[chosen].sum() / size) if size > 0 else 0.0]
         values += [case.clustered_z(np.where(chosen, standard, 0.0))]
@@ -361,12 +356,14 @@ def find_row_kinds(case: Case) -> RowKinds | None:
     return RowKinds(louder, float(np.exp(apart[cut])), variance, len(known))
 
 
+def compute_t(values: Float64s) -> float:
+    return float(values.mean() / (values.std(ddof=1) / np.sqrt(len(values)) + 1e-12))
+
+
 def fit_within_rows(case: Case, values: Float64s, used: Bools) -> tuple[float, float, int]:
     """Return the slope of the loudness by values [N] within rows, its error over rows, and the rows that vary."""
-    number = np.maximum(case.sums(used), 1)
     values = np.where(used, values, 0.0)
-    across: Float64s = (values - case.each(case.sums(values) / number)) * used
-    up: Float64s = (case.loudness - case.each(case.sums(case.loudness * used) / number)) * used
+    across, up = ((part - case.each(case.part_means(part, used))) * used for part in (values, case.loudness))
     product, square = case.sums(across * up), case.sums(across * across)
     whole = max(float(square.sum()), 1e-12)
     slope = float(product.sum()) / whole

@@ -69,7 +69,7 @@ def _find_breaks(case: Case) -> _Breaks | None:
     if found.sum() < (2 if case.noise < BFLOAT16_NOISE else 3):
         return None
     after = (case.place >= case.each(split)) & case.each(found)
-    level = case.sums(size * after) / np.maximum(case.sums(after), 1)
+    level = case.part_means(size, after)
     position = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
     left = int(np.median((case.counts - split)[found]))
     return _Breaks(found, split, after, level, position, left, break_at_turns(case, found, split))
@@ -118,8 +118,8 @@ def _describe_breaks(breaks: _Breaks, share: float, examples: Ints) -> dict[str,
 def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
     after = case.place >= case.each(split)
     half = case.place >= case.each((case.counts + split) // 2)
-    level, later = (case.sums(size * part) / np.maximum(case.sums(part), 1) for part in (after, half))
-    stray = case.sums((size > 0.5 * case.each(level)) * ~after) / np.maximum(case.sums(~after), 1)
+    level, later = (case.part_means(size, part) for part in (after, half))
+    stray = case.part_means(size > 0.5 * case.each(level), ~after)
     position = case.rows.position[case.index]
     apart = np.append(False, np.diff(position) != 1) & (case.place == case.each(split))  # explained tokens before it
     found: Bools = (level > _EDIT_MIN_LEVEL) & (stray < _EDIT_MAX_STRAY) & (later > _EDIT_PERSISTENCE * level)
@@ -215,6 +215,9 @@ def detect_misaligned(case: Case) -> Detection | None:
     common, fit = int(values[order[0]]), float(np.median(agreement[found]))
     rows = format_list(f"{values[i]:+d}: {format_count(int(counts[i]), 'row')}" for i in order)
     where = f"{format_count(abs(common), 'position')} {'earlier' if common > 0 else 'later'}"
+    moved, source = np.full(len(case.rollout), np.nan), case.place + case.each(shift)
+    inside = (source >= 0) & (source < case.each(case.counts))
+    moved[case.index[inside]] = case.r[(case.each(case.starts) + source)[inside]]
     clear = (counts.max() > 0.8 * found.sum() and not own) or found.sum() >= _OWN
     clear = clear and fit < _SHIFTED_CLEAR_AGREEMENT
     return Detection(
@@ -230,15 +233,8 @@ def detect_misaligned(case: Case) -> Detection | None:
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
         examples=find_loudest(case, found),
-        leaves=_align_rollout(case, shift),
+        leaves=case.repaired(rollout=moved),
     )
-
-
-def _align_rollout(case: Case, shift: Ints) -> Case:
-    moved, source = np.full(len(case.rollout), np.nan), case.place + case.each(shift)
-    inside = (source >= 0) & (source < case.each(case.counts))
-    moved[case.index[inside]] = case.r[(case.each(case.starts) + source)[inside]]
-    return case.repaired(rollout=moved)
 
 
 _RETOKENIZED_MAX_SHIFT, _RETOKENIZED_MIN_ROWS, _RETOKENIZED_MIN_SHARE = 12, 2, 0.5
@@ -418,7 +414,9 @@ def _mark_placeholders(kind: str, side: str, rows: Rows) -> Bools:
 
 
 def detect_padding_or_sentinel(case: Case) -> Detection | None:
-    tallies = {name: tally for name, tally in case.evidence.tallies.items() if _is_open_tally(case, name)}
+    repaired = bool(_REPAIRING & {*case.explained})
+    open_kinds = {"nonfinite"} if repaired else {*_PLACEHOLDER_KINDS}
+    tallies = {name: found for name, found in case.evidence.tallies.items() if name.partition("_")[0] in open_kinds}
     off = (case.rollout > POSITIVE_TOLERANCE) | (case.train > POSITIVE_TOLERANCE)
     off |= (case.rollout < MIN_LOG_PROB) | (case.train < MIN_LOG_PROB)
     cleaned = case.without(off & case.sound)
@@ -431,12 +429,6 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
     if not tallies and not ended.any():
         return None
     return _match_placeholders(case, cleaned, tallies, tail, ended)
-
-
-def _is_open_tally(case: Case, name: str) -> bool:
-    kind, _, _ = name.partition("_")
-    repaired = _REPAIRING & {*case.explained}
-    return kind in _PLACEHOLDER_KINDS and not (kind in ("positive", "sentinel") and repaired)
 
 
 def _find_bad_ends(case: Case) -> Bools:

@@ -155,23 +155,21 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
     if share < 0.5 and after > _MUCH_BETTER_FACTOR * before:
         return None  # a few rows that agree a little better by chance
     signed = _OPPOSITE_SIGN in reading  # log-probs are not above 0
-    if after > _CLOSE * before and not signed and not _is_calibrated(left.without(~best[case.sequence])):
+    read = left.without(~best[case.sequence])
+    ratio = calibration(read)
+    sampled = abs(ratio.z) < _CALIBRATED_Z or abs(ratio.excess) < _CALIBRATED
+    fits = read.noise < _QUIET or (sampled and read.noise < _LOUD)
+    if after > _CLOSE * before and not signed and not fits:
         return None  # the rest is far beyond noise, and the tokens were not sampled from this reading
     found = _match_reading(
         case, left, side, best, _describe_reading(side, reading, 1 / factor) + "; read so, the median difference is "
         "{after:.3g} nats, not {before:.3g}", "difference_reread", f"the same with {side}_log_probs times {factor:.4g}",
     )  # fmt: skip
-    slope = _median_quotient(case, (np.abs(case.r) > -_MULTIPLE_CERTAIN) & (np.abs(case.t) > -_MULTIPLE_CERTAIN))
+    unsure = np.minimum(np.abs(case.r), np.abs(case.t)) > -_MULTIPLE_CERTAIN
+    slope = float(np.median(case.r[unsure] / case.t[unsure])) if unsure.any() else 1.0
     fact = make_fact("slope", slope, "median rollout log-prob over train log-prob; 1 where both are natural")
     rivals = {} if reading else {"temperature": "the code: is a temperature applied to logits, or to log-probs?"}
     return replace(found, evidence=(*found.evidence, fact), rivals=rivals)
-
-
-def _is_calibrated(read: Case) -> bool:
-    """Return True if the columns of a reading are sampling distributions."""
-    ratio = calibration(read)
-    sampled = abs(ratio.z) < _CALIBRATED_Z or abs(ratio.excess) < _CALIBRATED
-    return read.noise < _QUIET or (sampled and read.noise < _LOUD)
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
@@ -220,10 +218,6 @@ def _find_multiple(case: Case) -> float | None:
             return None
     known = (math.log(base) * sign for base in _LOG_BASES.values() for sign in (1, -1))
     return None if min(abs(factor - base) for base in known) < doubt else math.exp(factor)
-
-
-def _median_quotient(case: Case, chosen: Bools) -> float:
-    return float(np.median(case.r[chosen] / case.t[chosen])) if chosen.any() else 1.0
 
 
 def _median_error(values: Float64s) -> float:

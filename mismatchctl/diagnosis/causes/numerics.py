@@ -238,7 +238,7 @@ def _loudness_growth(case: Case) -> tuple[float, float]:
     long = case.counts >= _CACHE_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
-    middle, late = (case.sums(case.loudness * third) / np.maximum(case.sums(third), 1) for third in thirds)
+    middle, late = (case.part_means(case.loudness, third) for third in thirds)
     rises = (late - middle)[long]
     if len(rises) < 10:
         return 0.0, 0.0

@@ -15,6 +15,7 @@ from mismatchctl.diagnosis.evidence import TokenMarks
 from mismatchctl.diagnosis.measures import (
     BFLOAT16_NOISE,
     calibration,
+    compute_t,
     find_better_reading,
     find_loudest,
     find_row_kinds,
@@ -205,10 +206,8 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
     pairs = [f"{names[candidates[i]]} holds {names[candidates[best[i]]]}'s" for i in np.flatnonzero(matched)]
     there, here, count = float(np.median(reached[matched])), float(np.median(own[matched])), int(matched.sum())
-    meaning = (
-        "share of sequences that hold another's; of some the other row may be elsewhere: at most all that disagree "
-        "throughout"
-    )
+    meaning = "share of sequences that hold another's; of some the other row may be elsewhere: at most all that "
+    meaning += "disagree throughout"
     return Detection(
         "high" if count > 2 or matched.mean() > _SWAPPED_SURE_SHARE else "medium",
         f"the rollout log-probs of {format_count(count, 'row')} fit the trainer's of another row: {there:.2g} nats "
@@ -285,18 +284,14 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     used = case.doubtful
     best: tuple[Float64s, float, int, Ints] | None = None
     for boundary in range(1, min(int(turn.max()), _BOUNDARIES) + 1):
-        near = [
-            _mark_nearest(case, used & (turn == boundary - 1), last=True),
-            _mark_nearest(case, used & (turn == boundary), last=False),
-        ]
+        near = [_mark_nearest(case, used & (turn == boundary - last), last=last) for last in (True, False)]
         counts = [case.sums(part) for part in near]
         rows = np.flatnonzero((counts[0] >= _TOKENS) & (counts[1] >= _TOKENS))
         if len(rows) < _ROWS:
             continue
-        level = [case.sums(case.loudness * part)[rows] / count[rows] for part, count in zip(near, counts, strict=True)]
-        jump = level[1] - level[0]
-        student = float(jump.mean() / (jump.std(ddof=1) / np.sqrt(len(jump)) + 1e-12))
-        z = max(normal_z(student, len(rows) - 1), _outlying(jump))
+        before, after = (case.part_means(case.loudness, part)[rows] for part in near)
+        jump = after - before
+        z = max(normal_z(compute_t(jump), len(rows) - 1), _outlying(jump))
         if best is None or z > best[1] + 1:  # the first of those that are about as clear
             best = jump, z, boundary, rows
     if best is None or best[1] < _JUMP_Z:
@@ -491,14 +486,13 @@ def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < _POSITION_START), share >= 0.75))
-    levels = [case.sums(case.loudness * part) / np.maximum(case.sums(part), 1) for part in (early, late)]
+    levels = [case.part_means(case.loudness, part) for part in (early, late)]
     known = long & (case.sums(early) >= 2) & (case.sums(late) >= 2)
     rise = (levels[1] - levels[0])[known]
     if len(rise) < _POSITION_MIN_ROWS:
         return 1.0, 0.0, (0.0, 0.0)
-    z = float(rise.mean() / (rise.std(ddof=1) / np.sqrt(len(rise)) + 1e-12))
     size = [float(np.median(np.abs(case.scaled[part & case.each(known)]))) for part in (early, late)]
-    return size[1] / max(size[0], 1e-12), normal_z(z, len(rise) - 1), (size[0], size[1])
+    return size[1] / max(size[0], 1e-12), normal_z(compute_t(rise), len(rise) - 1), (size[0], size[1])
 
 
 def detect_position_mismatch(case: Case) -> Detection | None:
@@ -508,6 +502,7 @@ def detect_position_mismatch(case: Case) -> Detection | None:
     factor, z, size = loudness_rise(case)
     if z < _POSITION_Z or factor < _POSITION_MIN_FACTOR or size[1] / 0.6745 < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None
+    meaning = "median difference (in logits) of the last quarter over the first tokens"
     sure = factor > _POSITION_SURE_FACTOR and z > _POSITION_SURE_Z and abs(calibration(case).z) < 5
     return Detection(
         "high" if sure else "medium",
@@ -515,9 +510,7 @@ def detect_position_mismatch(case: Case) -> Detection | None:
         f"{size[0]:.2g} to {size[1]:.2g} in the logits): both sides agree near the start and not far from it, as "
         "where positions or the reach of attention differ",
         evidence=(
-            make_fact(
-                "late_over_early", factor, "median difference (in logits) of the last quarter over the first tokens"
-            ),
+            make_fact("late_over_early", factor, meaning),
             make_fact("z", z, "rise of the loudness within responses, in standard errors"),
             make_fact("late", size[1], f"median difference late; bfloat16 makes less than {BFLOAT16_NOISE:g}"),
         ),

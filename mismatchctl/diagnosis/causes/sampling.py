@@ -299,7 +299,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
 
 def _compare_entropy(case: Case) -> Detection | None:
     """Compare the mean negative log-prob with the recorded entropy. They are equal for sampled tokens."""
-    entropy = _entropy(case)
+    entropy = case.token_column("entropy")
     if entropy is None or case.reshaped or case.filled or case.noise > _AGREE:
         return None
     known, surprise = np.isfinite(entropy), -(case.r + case.t) / 2
@@ -332,17 +332,6 @@ def _compare_entropy(case: Case) -> Detection | None:
         rivals={"low_entropy": "the temperature and the tokens of the recorded entropy"},
         everywhere=True,
     )
-
-
-def _entropy(case: Case) -> Float64s | None:
-    """Return the recorded entropy of each sound token or its row [N]."""
-    values = case.rows.tokens.get("entropy")
-    if values is not None and values.ndim == 1:
-        return np.asarray(values, np.float64)[case.index]
-    column = case.rows.columns.get("entropy")
-    if column is None or column.dtype == object:
-        return None
-    return np.asarray(case.each(np.asarray(column, np.float64)))
 
 
 def detect_logit_softcap(case: Case) -> Detection | None:

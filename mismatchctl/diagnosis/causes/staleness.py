@@ -39,21 +39,17 @@ from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.growth import fit_growth
 from mismatchctl.results.model import Confidence, Fact
 
+_LAG_MEANING = "train_version minus rollout_version"
 _LAG_Z, _LAG_POSSIBLE_Z, _LAG_SYSTEMATIC_SHARE, _LAG_DRIFT_CORRELATION = 4.0, 2.0, 0.02, 0.45
 
 
 @cached_on_case
 def _lag_of_tokens(case: Case) -> Float64s | None:
     """Return the version lag of each sound token [N] if it changes inside rows."""
-    own, train = (case.rows.tokens.get(name) for name in ("rollout_version", "train_version"))
-    if own is None:
+    own, train = case.rows.tokens.get("rollout_version"), case.token_column("train_version")
+    if own is None or train is None:
         return None
-    if train is None:
-        column = case.rows.columns.get("train_version")
-        if column is None or column.dtype == object:
-            return None
-        train = case.rows.segments.spread(column)
-    lag = np.asarray(train, np.float64)[case.index] - np.asarray(own, np.float64)[case.index]
+    lag = train - np.asarray(own, np.float64)[case.index]
     known = np.isfinite(lag)
     low, high = (case.segments.min(np.where(known, lag, np.inf)), case.segments.max(np.where(known, lag, -np.inf)))
     return lag if known.any() and bool(((high > low) & (case.counts > 0)).any()) else None
@@ -89,9 +85,7 @@ def _match_lag_of_tokens(case: Case) -> Detection | None:
         f"were sampled with older weights, up to {lags[-1]:g} versions behind the trainer's: tokens of older versions "
         f"differ more within a response (median difference in logits: {sizes})",
         evidence=(
-            make_fact(
-                "version_lag", _format_lags(lags), "train_version minus rollout_version of each token, as recorded"
-            ),
+            make_fact("version_lag", _format_lags(lags), f"{_LAG_MEANING} of each token, as recorded"),
             make_fact("growth", math.exp(slope), "growth of |log ratio| per version of lag within responses"),
             make_fact("growth_z", z, "the same in standard errors"),
         ),
@@ -153,8 +147,9 @@ def detect_stale_policy(case: Case) -> Detection | None:
         )
     evidence = []
     if lags:
-        meaning = "train_version minus rollout_version, as recorded"
-        evidence.append(make_fact("version_lag", _format_lags(lags), meaning, against=not behind))
+        evidence.append(
+            make_fact("version_lag", _format_lags(lags), f"{_LAG_MEANING}, as recorded", against=not behind)
+        )
     if several:
         meaning = "growth of |log ratio| per version of lag"
         evidence.append(make_fact("growth", math.exp(growth), meaning, against=not grows))
@@ -189,21 +184,15 @@ def _sum_by_lag(case: Case) -> StepCells:
     """Sum levels by step and version lag."""
     lag = version_lag(case.rows)
     left = set() if lag is None else set(lag[case.counts > 0].tolist())
-    return {
-        key: sums
-        for key, sums in select_cells(case, LAG_COLUMN).items()
-        if isinstance(key[1], float) and key[1] in left
-    }
+    cells = select_cells(case, LAG_COLUMN).items()
+    return {key: sums for key, sums in cells if isinstance(key[1], float) and key[1] in left}
 
 
 def _list_advantage_facts(case: Case) -> list[Fact]:
-    values = case.rows.tokens.get("advantages")
-    if values is None:
-        column = case.rows.columns.get("advantages")
-        values = None if column is None or column.dtype == object else case.rows.segments.spread(column)
+    values = case.token_column("advantages")
     if values is None or not len(case.x):
         return []
-    z = case.clustered_z(np.clip(case.standard, -4, 4) * np.nan_to_num(values[case.index].astype(np.float64)))
+    z = case.clustered_z(np.clip(case.standard, -4, 4) * np.nan_to_num(values))
     meaning = "log ratio times advantage in standard errors, above 0 if the trainer has newer weights"
     return [make_fact("advantage_z", z, meaning, against=z < 2)]
 
@@ -272,22 +261,18 @@ def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray]
         return None
     level = case.sums(case.loudness * part)[mine] / number[mine]
     ranks = np.argsort(np.argsort(level, kind="stable")).astype(np.float64)
-    (between, chance, means), (ranked, by_chance, _) = (
-        _cluster_variance(values, case.clusters[mine], counts, many, freedom) for values in (level, ranks)
-    )
+
+    def split(values: Float64s) -> tuple[float, float, Float64s]:
+        """Return the variance between the means of clusters, its expectation by chance, and the means."""
+        means = np.bincount(case.clusters[mine], values, len(counts)) / np.maximum(counts, 1)
+        left = values - means[case.clusters[mine]]
+        return float(means[many].var(ddof=1)), float(left @ left) / freedom * float((1 / counts[many]).mean()), means
+
+    (between, chance, means), (ranked, by_chance, _) = split(level), split(ranks)
     if not (chance > 0 and by_chance > 0):
         return None
     z = math.log(max(ranked, 1e-300) / by_chance) / math.sqrt(2 / groups + 2 / freedom)  # of log F
     return between - chance, z, np.where(many, means, np.nan)
-
-
-def _cluster_variance(
-    values: np.ndarray, cluster: np.ndarray, counts: np.ndarray, many: Bools, freedom: int
-) -> tuple[float, float, np.ndarray]:
-    means = np.bincount(cluster, values, len(counts)) / np.maximum(counts, 1)
-    left = values - means[cluster]
-    chance = float(left @ left) / freedom * float((1 / counts[many]).mean())
-    return float(means[many].var(ddof=1)), chance, means
 
 
 _STEP_MIN_STEPS, _STEP_Z, _STEP_SURE_Z, _STEP_MIN_FACTOR, _STEP_MAX_SHARE = 4, 5.0, 7.0, 1.35, 0.26

@@ -76,7 +76,8 @@ def _match_tokens(case: Case) -> Detection | None:
     sure &= count < _FEW_GROSS * len(case.x) or case.size >= _SURE_ROWS // 2  # a few rows may have a cause of their own
     seats = _find_seats(case, chosen)
     seated = "positions" in seats and count >= _SEAT_MIN_TOKENS  # one long row has many tokens of one worker and step
-    tail = may_be_larger(case) and _is_end_of_tail(case) and not seated
+    far = [int((np.abs(case.standard) > limit).sum()) for limit in (_LOUD_Z, _GROSS_NOISE_FACTOR)]
+    tail = may_be_larger(case) and far[0] >= _LOUD_COUNT_FACTOR * far[1] and not seated  # as with different experts
     examples = find_loudest(case, rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.position[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
@@ -100,12 +101,6 @@ def _match_tokens(case: Case) -> Detection | None:
             "edited_response": "decode these rows and compare the text with the engine's output",
         },
     )
-
-
-def _is_end_of_tail(case: Case) -> bool:
-    """Return True if far tokens are rarer than those between them and the noise, as with different experts."""
-    size = np.abs(case.standard)
-    return int((size > _LOUD_Z).sum()) >= _LOUD_COUNT_FACTOR * int((size > _GROSS_NOISE_FACTOR).sum())
 
 
 def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
