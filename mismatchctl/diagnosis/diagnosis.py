@@ -77,15 +77,6 @@ class EvidenceCollector:
     def empty(self) -> EvidenceCollector:
         return replace(self, runs={})
 
-    def asked(self, file: DumpFile) -> Iterator[EvidenceCollector]:
-        """Yield the collector of a single file, then those with larger samples whose cached evidence also works."""
-        run = file.run if file.run in self.tokens else ""
-        tokens = self.tokens.get(run, 0)
-        while 2 * self.size < tokens:
-            yield replace(self, tokens={run: tokens})
-            tokens //= 2
-        yield replace(self, tokens={})
-
     def findings(
         self, run: str, files: Sequence[str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:

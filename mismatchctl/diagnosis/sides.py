@@ -161,7 +161,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
         low, high = np.quantile(draws[:, part] / np.maximum(draws[:, whole], 1e-300), [0.05, 0.95])
         interval = (float(low), float(high))
         if not high - low < _MAX_INTERVAL_WIDTH:
-            status = "cannot be told: the gap is far below errors that both sides share"
+            status = "not measurable: the gap is far below the shared errors of the two sides"
     return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status)
 
 
@@ -241,9 +241,9 @@ def _list_notes(rows: Rows, column: float, error: float | None, likeness: float 
     notes = []
     if likeness is not None:
         notes.append(
-            f"both agree with each other {likeness:,.2g} times better than with the reference: they err alike "
-            "(numerics, quantization or weights of both), or the reference does (its weights, temperature, prompt or "
-            "places)"
+            f"the sides are {likeness:,.2g} times closer to each other than to the reference: they share an error "
+            "(numerics, quantization or weights), or the reference is wrong (its weights, temperature, prompt or "
+            "positions)"
         )
     if error and abs(column) > 4 * error and abs(column) > 1e-3:
         notes.append(

@@ -228,8 +228,8 @@ def detect_misaligned(case: Case) -> Detection | None:
         evidence=(
             make_fact("shift", common, "rollout[i + shift] belongs to train[i]"),
             make_fact("shifts", format_list(f"{values[i]:+d}: {counts[i]}" for i in order), "sequences by shift"),
-            make_fact("agreement", fit, "mean difference at that shift over that at none"),
-            make_share_fact("sequences", found, long, "share of sequences long enough to tell that are shifted"),
+            make_fact("agreement", fit, "mean difference at that shift over the original one"),
+            make_share_fact("sequences", found, long, "share of sequences, of sufficient length, that are shifted"),
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
         examples=find_loudest(case, found),
@@ -261,12 +261,12 @@ def detect_retokenized(case: Case) -> Detection | None:
         evidence=(
             make_share_fact("sequences", found, used, "share of sequences that disagree from a position on"),
             make_fact("shifts", shifts, meaning),
-            make_fact("agreement", fit, "mean difference at that shift over that at none"),
+            make_fact("agreement", fit, "mean difference at that shift over the original one"),
         ),
         where=_describe_breaks(breaks, float(found.mean()), examples),
         examples=examples,
         positions=breaks.position[examples],
-        rivals={"misaligned": "the lengths of both sides' token ids: does one lose or repeat tokens there?"},
+        rivals={"misaligned": "number of token ids on each side: does one side lose or repeat tokens there?"},
     )
 
 
@@ -456,10 +456,10 @@ def _match_placeholders(case: Case, cleaned: Case, tallies: dict[str, Tally], ta
         evidence.append(make_fact(name, tally.tokens, meaning))
         phrases.append(f"{tally.tokens:,} valid tokens have a {side} log-prob {_PLACEHOLDER_KINDS[kind]}")
     if some:
-        used, meaning = case.counts > 0, "share of sequences that end in tokens one side has no log-prob for"
+        used, meaning = case.counts > 0, "share of sequences that end in tokens without a log-prob on one side"
         evidence.append(make_share_fact("ends", ended, used, meaning))
         values = cleaned.rollout[tail]
-        constant = f" (rollout says {values[0]:g})" if np.all(values == values[0]) else ""
+        constant = f" (rollout: {values[0]:g})" if np.all(values == values[0]) else ""
         share = percent(float(ended.sum() / max(used.sum(), 1)))
         phrases.append(f"{share} of the sequences end in tokens that only one side knows{constant}")
     counted = sum(tally.tokens for tally in tallies.values()) / max(case.evidence.tokens, 1)
@@ -471,7 +471,7 @@ def _match_placeholders(case: Case, cleaned: Case, tallies: dict[str, Tally], ta
         where={"positions": "the end of the response"} if some else {},
         examples=find_loudest(cleaned, ended),
         places=tuple(place for tally in tallies.values() for place in tally.places)[:3],
-        rivals={"mask_wrong": "the mask beside token_ids: does it cover padding?"} if some else {},
+        rivals={"mask_wrong": "compare the mask with token_ids: does it cover padding?"} if some else {},
         leaves=cleaned.without(tail),
     )
 
@@ -501,8 +501,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > _UNSAMPLED_MIN_SHARE or quiet else "low",
         f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have the "
-        f"constant rollout log-prob {value:g} where the trainer gives them {runs.off.mean():.3g} nats less: nobody "
-        "sampled them",
+        f"constant rollout log-prob {value:g}, {runs.off.mean():.3g} nats above the trainer's: they were not sampled",
         tokens=tokens,
         evidence=(
             make_fact("tokens", share, "share of valid tokens with a constant log-prob that the other side denies"),
@@ -514,7 +513,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
         where={"sequences": percent(float(sequences.mean())), "positions": "inside the response"},
         examples=examples,
         positions=start[examples],
-        rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 what is written where a log-prob is missing?"},
+        rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 written for missing log-probs?"},
     )
 
 
@@ -562,15 +561,15 @@ def detect_engine_state(case: Case) -> Detection | None:
         f". The tokens are the sampled ones: E[ratio] is {mean:.2g} there, and text that was changed after sampling "
         "would leave far more than 1"
     )
-    rivals = {"edited_response": "token_ids of both sides in these rows: are they the same?"}
+    rivals = {"edited_response": "do the two sides have the same token_ids in these rows?"}
     if not at_limit:
-        rivals["context_mismatch"] = "the prompt's token ids of both sides, and their positions"
+        rivals["context_mismatch"] = "the prompt's token ids and their positions on each side"
     meanings = {
         "sequences": "share of rows that agree up to a position and not after it",
         "ratio_mean": "E[ratio] after that position: 1 where these tokens were sampled",
         "tokens_after": "tokens from there to the end of the row, median",
         "at_limit": "1 if rows of the greatest length are concerned, at one distance from it",
-        "by_prompt": "1 if all samples of some prompts are concerned and none of the others",
+        "by_prompt": "1 if all samples of some prompts are affected and no others",
     }
     return Detection(
         "high" if sure else "medium",

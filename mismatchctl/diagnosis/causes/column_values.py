@@ -72,8 +72,8 @@ def _match_two_probabilities(case: Case) -> Detection:
     apart = float(np.median(np.abs(case.x)))
     return Detection(
         "high",
-        "both columns are probabilities: all values are between 0 and 1, and the columns agree (median "
-        f"difference {apart:.2g})",
+        "both columns are probabilities: all values are between 0 and 1, and the columns agree (median difference "
+        f"{apart:.2g})",
         k3=1.0,
         evidence=(
             make_fact("least", min(float(case.r.min()), float(case.t.min())), "smallest value in the two columns"),
@@ -167,7 +167,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
     )  # fmt: skip
     unsure = np.minimum(np.abs(case.r), np.abs(case.t)) > -_MULTIPLE_CERTAIN
     slope = float(np.median(case.r[unsure] / case.t[unsure])) if unsure.any() else 1.0
-    fact = make_fact("slope", slope, "median rollout log-prob over train log-prob; 1 where both are natural")
+    fact = make_fact("slope", slope, "median of rollout log-prob / train log-prob; 1 for natural logarithms")
     rivals = {} if reading else {"temperature": "the code: is a temperature applied to logits, or to log-probs?"}
     return replace(found, evidence=(*found.evidence, fact), rivals=rivals)
 
@@ -435,17 +435,17 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         else ("E[1 / ratio] - 1", ratio.inverse, ratio.inverse_z)
     )
     sure = count >= _SURE and rows.sum() > 1
-    rival = {"truncated_sampling": "the token ids beside the recorded log-probs: are they of the same token?"}
+    rival = {"truncated_sampling": "are the token ids and the recorded log-probs about the same tokens?"}
     return Detection(
         "high" if sure else "medium",
         f"{format_count(count, 'token')} ({percent(count / len(case.x))}) have a {side} log-prob that belongs to "
         f"another, likelier token: it is {np.median((own - other)[far]):.2g} nats higher there and never lower, while "
-        f"the other tokens agree. About {percent(affected)} of all tokens are concerned: where the likeliest token was "
-        "sampled, it does not show",
+        f"the other tokens agree. About {percent(affected)} of all tokens are affected: it does not show if the "
+        "likeliest token was sampled",
         evidence=(
             make_fact("tokens", count, f"tokens whose {side} log-prob is far above the other side's"),
             make_fact("share", count / len(case.x), "share of all tokens"),
-            make_fact("affected", affected, "estimated share of tokens whose log-prob is that of the likeliest one"),
+            make_fact("affected", affected, "estimated share of tokens with the likeliest token's log-prob"),
             make_fact(
                 "other_way", other_way, "tokens as far off in the other direction, over these; 0.5 or more for noise"
             ),
@@ -454,8 +454,8 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
                 float(np.quantile(sums, 0.99)),
                 "exp(rollout) + exp(train) there, 99% quantile: two different tokens have 1 at most",
             ),
-            make_fact("between", between, "tokens between noise and these, over these: few, as nothing else changed"),
-            make_fact("ratio_mean_minus_one", mean, f"{name}: 0 where the column is that of the sampled tokens"),
+            make_fact("between", between, "tokens between noise and these, over these: few, if the others agree"),
+            make_fact("ratio_mean_minus_one", mean, f"{name}: 0 if the column belongs to the sampled tokens"),
             make_fact("z", z, "the same in standard errors"),
         ),
         where={"tokens": percent(count / len(case.x)), "column": f"{side}_log_probs"},

@@ -236,7 +236,7 @@ def detect_wrong_sign(case: Case) -> Detection | None:
     return Detection(
         "high",
         "both columns are negative log-likelihoods: no value is below 0, and they reach from 0 "
-        f"to {max(float(case.r.max()), float(case.t.max())):.3g}. The sides agree as they stand "
+        f"to {max(float(case.r.max()), float(case.t.max())):.3g}. The columns agree "
         f"(median difference {apart:.2g}), but every ratio is inverted",
         k3=1.0,
         evidence=(

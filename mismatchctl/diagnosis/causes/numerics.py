@@ -93,7 +93,7 @@ def detect_numerical_noise(case: Case) -> Detection | None:
     elif usual and balanced and share < _MAX_ROUTED_TAIL and k3 < MOE_RANGE[1] and not few:
         confidence = "medium"
     summary = (
-        f"{'nothing beyond noise' if confidence == 'high' else 'mostly noise'}: mean |log ratio| {mean:.2g} nats, "
+        f"{'only noise' if confidence == 'high' else 'mostly noise'}: mean |log ratio| {mean:.2g} nats, "
         f"{_describe_arithmetic(case)}; K3 {k3:.2g} is {_describe_range(k3)}"
     )
     if confidence == "medium" and tailed:
@@ -103,7 +103,7 @@ def detect_numerical_noise(case: Case) -> Detection | None:
     if cached:
         summary += ". Its size differs from place to place, as a cache in 8 bits makes it"
     if few:
-        summary += f". So few tokens ({len(case.x):,}) cannot tell more"
+        summary += f". {len(case.x):,} tokens are too few to exclude other causes"
     rivals = {"moe_routing": "is this a mixture of experts? Record rollout_experts and train_experts"} if tailed else {}
     if cached:
         rivals["cache_quantization"] = "the engine's kv_cache_dtype and the dtype of the model"
@@ -336,7 +336,7 @@ def _match_tails(case: Case) -> Detection | None:
     )
 
 
-_POSITION_SETTINGS = "rope_theta, ALiBi slopes, window and position_ids of both sides"
+_POSITION_SETTINGS = "rope_theta, ALiBi slopes, window and position_ids of the two sides"
 _OTHER_MODEL_MIN_NOISE, _OTHER_MODEL_Z, _OTHER_MODEL_SURE_Z, _OTHER_MODEL_ZERO_Z = 0.1, 6.0, 10.0, 4.0
 _OTHER_MODEL_COHERENCE = 0.9
 
@@ -395,7 +395,7 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
     return Detection(
         "medium",
         f"the ratios do not average to 1 (E[ratio] - 1 = {lost:.2g}, {abs(z):.2g} standard errors): "
-        f"{percent(abs(lost))} of the {more}'s probability lies on tokens that the {fewer} does not have",
+        f"{percent(abs(lost))} of the {more}'s probability is on tokens that the {fewer} does not have",
         evidence=(
             make_fact("ratio_mean_minus_one", lost, meaning),
             make_fact("z", z, "the same in standard errors"),
@@ -435,11 +435,11 @@ def detect_quantized_rollout(case: Case) -> Detection | None:
     rivals = {"weights_differ": "checksums of the weights; an adapter that one side has not merged looks the same"}
     if not bound:
         rivals["position_mismatch"] = _POSITION_SETTINGS
-    direction = "correlation with where the weights move next: near 0 for quantization"
+    direction = "correlation with the next weight update: near 0 for quantization"
     return Detection(
         "high" if bound and case.noise < _QUANTIZED_MAX_NOISE / 4 else "medium",
-        f"{percent(shared)} of the variance of the log ratio belongs to the token alone, wherever it stands, and not "
-        "along the direction in which the policy is learning: the engine's weights are not the trainer's",
+        f"{percent(shared)} of the variance of the log ratio depends on the token alone, at every position, and not "
+        "along the policy's direction of learning: the engine and the trainer have different weights",
         evidence=(
             make_fact("systematic", shared, SYSTEMATIC_MEANING),
             make_fact("z", z, "the same in standard errors"),
@@ -471,24 +471,24 @@ def detect_weights_differ(case: Case) -> Detection | None:
     sure = z > _WEIGHTS_SURE_Z and sampled and len(case.x) >= MIN_STRUCTURE_TOKENS and not placed and not turned
     slight = not bound and is_near_bound(case)  # bfloat16 rounds weights too, each token's in its own way
     meanings = {
-        "ratio": "E[ratio] - 1 in standard errors: 0 where the rollout column is what sampled",
+        "ratio": "E[ratio] - 1 in standard errors: 0 if the rollout column is the sampling distribution",
         "late": "median difference late in responses over that at the start",
         "likely": "coherence of log ratios of likely tokens: 0 for noise, +-1 one way",
     }
     rivals = {"position_mismatch": _POSITION_SETTINGS} if placed else {}
     rivals |= {
-        "stale_policy": "rollout_version and train_version, as each side knows them; current_log_probs tell too",
+        "stale_policy": "rollout_version and train_version of each side, or current_log_probs",
         "quantized_rollout": "the engine's --quantization, and the dtype of the checkpoint that it loads",
-        "other_model": "checkpoint names and adapters of both sides: checksums of the weights tell",
+        "other_model": "checkpoint names, adapters and weight checksums of the two sides",
         "logit_bias": "the engine's logit_bias and penalties: are a few tokens all of it?",
     }
     if turned:
-        rivals["logit_softcap"] = "temperature and softcap of both sides: likely tokens all go one way"
+        rivals["logit_softcap"] = "temperature and softcap of each side: all likely tokens move one way"
     return Detection(
         "high" if sure else "low" if rises or slight else "medium",
         f"the two sides have different weights{', or positions' if placed else ''}: {percent(shared)} of the variance "
-        "of the log ratio belongs to the token alone, wherever it stands, and the noise "
-        f"({case.noise:.2g} in the logits) is {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes",
+        f"of the log ratio depends on the token alone, at every position, and the noise ({case.noise:.2g} in the "
+        f"logits) is {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes",
         evidence=(
             make_fact("systematic", shared, SYSTEMATIC_MEANING),
             make_fact("z", z, "the same in standard errors"),

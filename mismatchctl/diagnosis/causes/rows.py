@@ -50,7 +50,7 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
     same_id = np.mean([ids[row] is not None and ids[row] == ids[original[row]] for row in np.flatnonzero(again)])
     return Detection(
         "low" if likeliest else "high",
-        f"{count} of {eligible} rows long enough to tell ({share}) repeat another row to the bit",
+        f"{count} of {eligible} rows of sufficient length ({share}) repeat another row to the bit",
         share=count / eligible,
         k3=0.0,
         evidence=(
@@ -129,10 +129,10 @@ def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
     """Report that all tokens agree, or all but a few."""
     tokens = case.evidence.tokens
     other, away = tokens - same, np.abs(case.x[case.x != 0])
-    text = f"all {tokens:,} valid tokens have the same bits in both columns"
+    text = f"all {tokens:,} valid tokens are bit-identical in the two columns"
     if other:
         text = (
-            f"{same:,} of {tokens:,} valid tokens have the same bits in both columns; {format_count(other, 'token')} "
+            f"{same:,} of {tokens:,} valid tokens are bit-identical in the two columns; {format_count(other, 'token')} "
         )
         text += f"{'does' if other == 1 else 'do'} not" + (f" (by up to {away.max():.2g} nats)" if len(away) else "")
     different = case.evidence.tallies.get("different") if other else None
@@ -206,7 +206,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
     pairs = [f"{names[candidates[i]]} holds {names[candidates[best[i]]]}'s" for i in np.flatnonzero(matched)]
     there, here, count = float(np.median(reached[matched])), float(np.median(own[matched])), int(matched.sum())
-    meaning = "share of sequences that hold another's; of some the other row may be elsewhere: at most all that "
+    meaning = "share of sequences with another row's log-probs; the other row can be missing: at most all that "
     meaning += "disagree throughout"
     return Detection(
         "high" if count > 2 or matched.mean() > _SWAPPED_SURE_SHARE else "medium",
@@ -214,7 +214,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
         f"apart there, {here:.2g} in their own",
         tokens=found[case.sequence],
         evidence=(
-            make_fact("rows", count, "rows whose rollout log-probs fit those of another row"),
+            make_fact("rows", count, "rows whose rollout log-probs fit another row"),
             make_share_fact("sequences", found, long, meaning, perhaps=off > _SWAPPED_MIN_DISTANCE),
             make_fact("difference_own", here, "mean |log ratio| without a change (at most 1), nats"),
             make_fact("difference_other", there, "the same compared with the row that fits"),
@@ -403,7 +403,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     meanings = {
         "slope": "of log |difference| by octave of the distance, within sequences; below 0: it fades",
-        "early_over_late": "median difference (in logits) there over that of the last quarter; other contexts: "
+        "early_over_late": "median difference (in logits) there, relative to the last quarter; other contexts: "
         f"{_SURE_FACTOR:g} and more",
         "ratio": "E[ratio] - 1, 0 if both sides are distributions",
     }
@@ -451,9 +451,9 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
     loud = int((louder[several] > rows[several] / 2).sum())
     return Detection(
         "medium",
-        f"the prompt decides: of {prompts} prompts, the rows of {loud} are {found.times:.3g} times as far apart as "
-        f"the other rows, and in {whole} of them all rows are alike. The two sides treat them differently: "
-        "their padding, positions or length",
+        f"the prompt decides: of {prompts} prompts, the rows of {loud} are {found.times:.3g} times as far apart as the "
+        f"other rows, and in {whole} of them all rows are alike. The two sides treat them differently: their padding, "
+        "positions or length",
         tokens=found.louder[case.sequence],
         evidence=(
             make_fact("prompts", prompts, "prompts with several rows"),

@@ -111,7 +111,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     setting, told = _describe_setting(case, case.t[certain] if nucleus else None)
     kept, below = float(np.exp(np.quantile(case.x, _TRUNCATED_QUANTILE))), float((case.x < 0).mean())
     plain = nucleus or kept < _TRUNCATED_LIGHT_MASS
-    rival = {"other_vocabulary": "the sizes of both logits: a padded vocabulary or banned tokens look the same"}
+    rival = {"other_vocabulary": "the two vocabulary sizes: padding or banned tokens look the same"}
     meaning = "E[ratio] - 1: minus the mass that the sampler cut off; 0 without truncation"
     return Detection(
         "high" if plain and (one_sided or likely < -0.8) else "medium",
@@ -144,8 +144,8 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
     meaning, against = "E[ratio] - 1: minus the mass that the sampler cut off", ratio.z > _TRUNCATED_Z
     return Detection(
         "high" if read.name else "medium",
-        f"the rollout's lists give no probability to tokens that the trainer could choose; it keeps "
-        f"{percent(read.mass)} of the mass where it cuts: {read.setting}",
+        "the rollout's lists give no probability to tokens that the trainer could choose; it keeps "
+        f"{percent(read.mass)} of the mass if it cuts: {read.setting}",
         share=_share_below(case),
         evidence=(
             make_fact(read.name or "kept_mass", read.value, "of the sampler, from its lists", interval=read.interval),
@@ -278,7 +278,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
     own, ratio, known = 1 / found.temperature, found.ratio, "of the trainer relative to the rollout column"
     return Detection(
         "high" if found.sure and found.plainly_scaled else "medium",
-        f"the trainer's log-probs are those of the sampling distribution, at temperature {own:.4g} "
+        f"the trainer's log-probs belong to the sampling distribution, at temperature {own:.4g} "
         f"{format_interval(interval)}of the recorded ones: the engine reports log-probs from before its temperature",
         evidence=(
             make_fact("temperature", own, known, interval=interval),
@@ -318,8 +318,8 @@ def _compare_entropy(case: Case) -> Detection | None:
     )
     return Detection(
         "high" if colder and abs(z) > _SURE_Z and own / usual < _SURE else "medium",
-        f"the columns agree, but they are not what sampled: the mean negative log-prob of the tokens is {own:.3g} "
-        f"nats, and the recorded entropy is {usual:.3g}. Of sampled tokens both are equal, so {kind}",
+        f"the columns agree, but they are not the sampling distribution: the mean negative log-prob is {own:.3g} nats, "
+        f"and the recorded entropy is {usual:.3g}. For sampled tokens they are equal, so {kind}",
         k3=0.0,
         evidence=(
             make_fact("surprise", own, "mean negative log-prob of the tokens, nats"),
@@ -397,8 +397,8 @@ def detect_logit_bias(case: Case) -> Detection | None:
     return Detection(
         "high" if held > _BIAS_SURE_EXPLAINED and steady.sum() >= 2 and sampled else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
-        f"{'higher' if size > 0 else 'lower'} in the rollout's logits at every position, and have "
-        f"{percent(held)} of the K3; the others move by {rest:.2g}: a bias on these, on one side",
+        f"{'higher' if size > 0 else 'lower'} in the rollout's logits at every position, and have {percent(held)} of "
+        f"the K3; the others move by {rest:.2g}: a bias on these, on one side",
         share=case.share(case.marked(chosen)),
         evidence=(
             make_fact("bias", size, "median offset of these tokens in the logits, rollout minus train"),
@@ -460,8 +460,8 @@ def detect_logit_penalty(case: Case) -> Detection | None:
     return Detection(
         "high" if abs(z) > _PENALTY_SURE_Z and abs(apart) > _PENALTY_SURE_DIFFERENCE else "medium",
         f"tokens that occurred in the response before are {abs(up):.2g} lower in the logits of the {side} than the "
-        f"others ({abs(down):.2g} the other way): a repetition, presence or frequency penalty there, and not on "
-        "the other side",
+        f"others ({abs(down):.2g} the other way): a repetition, presence or frequency penalty there, and not on the "
+        "other side",
         evidence=(
             make_fact("apart", apart, "mean difference of repeated and fresh tokens, in units of the noise"),
             make_fact("z", z, "the same in standard errors, over sequences"),

@@ -89,7 +89,7 @@ def _match_lag_of_tokens(case: Case) -> Detection | None:
             make_fact("growth", math.exp(slope), "growth of |log ratio| per version of lag within responses"),
             make_fact("growth_z", z, "the same in standard errors"),
         ),
-        where={"tokens": f"{percent(float((lag[used] > lags[0]).mean()))}, those of older versions"},
+        where={"tokens": f"{percent(float((lag[used] > lags[0]).mean()))}, tokens of older versions"},
         everywhere=True,
     )
 
@@ -141,9 +141,8 @@ def detect_stale_policy(case: Case) -> Detection | None:
             "one is written after the update; no sign of older weights"
         )
     else:
-        summary = (
-            "the two sides have different weights: tokens differ along the direction in which the policy is learning"
-            + (", although the version columns are equal" if lags else "")
+        summary = "the two sides have different weights: tokens differ along the policy's direction of learning" + (
+            ", although the version columns are equal" if lags else ""
         )
     evidence = []
     if lags:
@@ -297,8 +296,8 @@ def detect_stale_step(case: Case) -> Detection | None:
     factor, last = math.exp(float(away[out].mean())), bool(out[-1])
     return Detection(
         "high" if z.max() > _STEP_SURE_Z and not last else "medium",
-        f"step{'s' * (count > 1)} {format_list(names)} differ{'s' * (count == 1)} {factor:.3g} times as much as the "
-        "others, before and after: something went wrong there and was over",
+        f"step{'s' * (count > 1)} {format_list(names)} differ{'s' * (count == 1)} {factor:.3g} times more than the "
+        "others, before and after: a fault in this step that did not last",
         tokens=mine[case.sequence],
         evidence=(
             make_fact("factor", factor, "level of |log ratio| over the median step"),
@@ -339,8 +338,8 @@ def _match_worker(case: Case, column: str) -> Detection | None:
     rival = {"quantized_rollout": f"the weight version and the settings (dtype, kernels, cache) that {column} reports"}
     return Detection(
         "high" if z > _WORKER_SURE_Z else "medium",
-        f"{column} {names} differs {factor:.3g} times as much from the trainer as the others of the same steps: its "
-        "weights or settings are its own",
+        f"{column} {names} differs {factor:.3g} times more from the trainer than the others of the same steps: it has "
+        "other weights or settings",
         evidence=(
             make_fact("factor", factor, meanings[0]),
             make_fact("z", z, meanings[1]),

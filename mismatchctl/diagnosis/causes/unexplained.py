@@ -130,7 +130,7 @@ def _match_rows(case: Case) -> Detection | None:
     return Detection(
         "high" if found.rows >= _SURE_ROWS and found.variance >= _SURE_VARIANCE else "medium",
         f"rows are of two kinds: {percent(share)} of them are {found.times:.3g} times as far apart as the others, all "
-        "along, and no column of the dump says which: they were sampled, or scored, otherwise",
+        "along, without a pattern in the dump's columns: they were sampled or scored differently",
         tokens=found.louder[case.sequence],
         evidence=(
             make_fact("sequences", share, "share of the rows that are farther apart"),
@@ -159,14 +159,14 @@ def _match_everywhere(case: Case) -> Detection | None:
         return None  # a usual tail beyond noise is part of the noise finding
     sure = told and (case.noise > _LOUD_NOISE or broken)
     summary = (
-        f"the two sides are {np.mean(np.abs(case.x)):.2g} nats apart on average, a noise of {case.noise:.2g} in "
-        f"the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes. It does not depend "
-        "on the token, position, worker or step"
+        f"the two sides are {np.mean(np.abs(case.x)):.2g} nats apart on average, a noise of {case.noise:.2g} in the "
+        f"logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes. It does not depend on the "
+        "token, position, worker or step"
     )
     if certain_tokens_differ(case):
         summary += (
-            "; tokens that both sides are certain of differ as much as others, as if something had been added to "
-            "log-probs, or log_softmax computed in low precision"
+            "; certain tokens differ like the others, as if a number had been added to log-probs, or log_softmax "
+            "computed in low precision"
         )
     if broken:
         summary += "; the rollout column is not the distribution that sampled (E[ratio] is not 1)"
@@ -196,7 +196,7 @@ def _match_unrelated(case: Case) -> Detection:
     return Detection(
         "medium" if sampled else "high",
         f"the two columns have little to do with each other (correlation {together:.2g}): they are not log-probs of "
-        f"the same tokens in the same order{limit if sampled else ', whatever the weights'}",
+        f"the same tokens in the same order{limit if sampled else ', with any weights'}",
         evidence=(
             make_fact("correlation", together, usual),
             make_fact("ratio_mean_z", ratio.z, meaning, against=sampled),
@@ -220,7 +220,7 @@ _BROKEN_RIVALS = {
 _NOISE_RIVALS = {
     "weights_differ": "checksums of the weights on both sides; merge adapters; compare checkpoint names",
     "random_noise": "score a batch twice with the trainer: equal? Dropout, and router noise, are not",
-    "position_mismatch": "rope_theta, rope scaling, sliding_window and position_ids of both configurations; a row "
-    "scored alone and beside longer ones: equal? Where padding is attended to, it is not",
+    "position_mismatch": "rope_theta, rope scaling, sliding_window and position_ids on each side; a row scored alone "
+    "and together with longer rows: equal? It is not if padding is attended to",
     "cache_quantization": "the same prompts with the cache in bfloat16",
 }

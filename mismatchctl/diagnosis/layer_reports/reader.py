@@ -49,7 +49,7 @@ def read_miles_text(text: str) -> LayerTable | None:
     figures = {name.lower(): parse_number(value.replace(",", "")) for name, value in _MILES_FIGURE.findall(text)}
     limit, failed = figures.get("threshold (mean)"), verdict[1].upper() == "FAILED"
     why = f"mean above the limit of {limit:g}" if failed and limit is not None else "failed" if failed else ""
-    notes = ["this report has no layers: it only says whether a layer-wise comparison is worth while"]
+    notes = ["this report does not contain layers: it only shows whether a layer-wise comparison is useful"]
     if not figures.get("positions compared"):
         notes.insert(0, "no position was compared, which passes there")
     return LayerTable(
@@ -89,14 +89,14 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
             if record.get("errors"):
                 rows.append(_make_sglang_row(record, None, f"skipped with errors: {reason}"))
         elif kind == "comparison_non_tensor" and (record.get("values_equal") is False or record.get("errors")):
-            notes.add("differs, which is no tensor", where)
+            notes.add("differs and is not a tensor", where)
         elif kind == "comparison_tensor":
             rows.append(_make_sglang_row(record, *_judge_sglang_tensor(record)))
     sentences = [*notes.sentences(), "tensors that only the baseline has leave no record in such a report"]
     if other_lines:
-        sentences.insert(0, f"{other_lines:,} lines are no records, and were passed over")
+        sentences.insert(0, f"{other_lines:,} lines are not records and were skipped")
     if not any(record.get("type") == "summary" for record in records):
-        sentences.insert(0, "the report is cut short: it has no summary line")
+        sentences.insert(0, "the report is truncated: the summary line is missing")
     measure = "relative L2 error (sqrt of 2 rel_diff), failed by the comparator's own predicate"
     return LayerTable("SGLang comparator", measure, rows, sentences)
 
@@ -225,7 +225,7 @@ def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = 
     notes = NoteCounts()
     value, measure = _choose_measure(rows[0] if rows else ())
     table = list(_iterate_msprobe_rows(rows, value, notes, _parse_flag))
-    return _make_msprobe_table(f"{measure}; failed where Result says error or warning", table, file, notes)
+    return _make_msprobe_table(f"{measure}; failed if Result is error or warning", table, file, notes)
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
@@ -279,7 +279,7 @@ def _iterate_msprobe_rows(
     for cell in cells:
         name = str(cell.get(_TARGET))
         if cell.get(_GOLDEN) in (None, "", "N/A"):
-            notes.add("has no counterpart on the golden side, which Result lets pass", name)
+            notes.add("is missing on the golden side, and Result passes", name)
         else:
             yield LayerRow(name, parse_layer(name), value=value(cell), why=judge(cell))
 
@@ -295,7 +295,7 @@ def _parse_flag(cell: CsvCells) -> str:
 
 def _choose_measure(columns: Iterable[str]) -> tuple[Callable[[CsvCells], float | None], str]:
     if "NormRelativeErr" in columns:
-        return _statistics_difference, "relative error of the norm, or of the extrema where the norm agrees"
+        return _statistics_difference, "relative error of the norm, or of the extrema if the norm agrees"
     if "MaxAbsErr" in columns:
         return _tensor_difference, "largest absolute difference over the largest magnitude"
     return _checksum_difference, "checksums: 0 equal, 1 different"
@@ -331,7 +331,7 @@ def _parse_cell(cell: Any) -> float | None:
 
 JUMP_FACTOR = 30.0
 """Noise grows by small factors from layer to layer, at most 4 in samples of bfloat16."""
-UNORDERED_NOTE = "its tensors are in no order of execution: they were put in that of their layers"
+UNORDERED_NOTE = "its tensors are not in order of execution, so they were sorted by layer"
 REVERSED_NOTE = "its layers descend, and it is a forward pass ({why}): it was read from its end"
 BACKWARD_NOTE = "its layers descend: a backward pass ({why})"
 AMBIGUOUS_NOTE = (
@@ -357,9 +357,9 @@ def sort_rows(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], str]:
     if len(changes) + 1 < _MIN_DESCENT or max(changes) > 0:
         return rows, ""
     if any(_GRADIENT_PATTERN.search(row.name) for row in rows):
-        return rows, BACKWARD_NOTE.format(why="its names say so")
+        return rows, BACKWARD_NOTE.format(why="from its names")
     if any(_FORWARD_PATTERN.search(row.name) for row in rows):
-        return _reverse_rows(rows), REVERSED_NOTE.format(why="its names say so")
+        return _reverse_rows(rows), REVERSED_NOTE.format(why="from its names")
     of_layers = [row for row in rows if row.layer is not None]
     of_layers = [row for row in of_layers if row.step == of_layers[0].step]
     top, bottom = ([row for row in of_layers if row.layer == end.layer] for end in (of_layers[0], of_layers[-1]))
