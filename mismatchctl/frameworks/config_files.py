@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.validation import describe_expected
 from mismatchctl.corrections.application import gate_bounds
-from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import Preset
 from mismatchctl.errors import ConfigError, wording
 from mismatchctl.frameworks.adapter import Framework, find_file, mark_unknown, without_unknown
@@ -164,11 +164,13 @@ def read_raw_configs(path: Path) -> list[RawConfig]:
             return _read_python(path, name)
         if form == "shell":
             return _launched(read_text(path), name)
-        keys, scalars = _read_mapping(path)
+        keys, scalars = read_with_scalars(path)
+        if not isinstance(keys, Mapping):
+            raise ConfigError(f"{path}: expected keys and values. Pass a configuration of a framework.")
         script = next((keys[key] for key in _COMMANDS if isinstance(keys.get(key), str)), None)
         if script is not None and recognize(keys) is None:
             return _launched(script, name)
-        return [RawConfig(name, keys, scalars=scalars)]
+        return [RawConfig(name, dict(keys), scalars=scalars)]
     except TextError as error:
         raise ConfigError(f"{path}: not valid {'Python' if form == 'python' else 'shell'}: {error}") from None
 
@@ -203,13 +205,6 @@ def _read_python(path: Path, name: str) -> list[RawConfig]:
         classes = ", ".join(CONFIG_CLASSES)
         raise ConfigError(f"{path}: no call of {classes} configures a correction. Other Python code is not read.")
     return found
-
-
-def _read_mapping(path: Path) -> tuple[dict[str, Any], list[YamlScalar]]:
-    data, scalars = read_with_scalars(path)
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{path}: expected keys and values. Pass a configuration of a framework.")
-    return dict(data), scalars
 
 
 @dataclass(frozen=True)
@@ -263,8 +258,10 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
         guesses = guess_frameworks(path, text, [said.keys for said, _ in everything])
         if not is_clear(guesses):
             refuse_others(path, text)
+    likely = framework or (guesses[0].framework if guesses else "")
+    trainings = [one for one in everything if one[0].whose or _may_belong_to(one[0].keys, likely)]
     found: list[NativeConfig] = []
-    for said, missing in _of_trainings(everything, framework or (guesses[0].framework if guesses else "")):
+    for said, missing in trainings or [max(everything, key=lambda one: _size(one[0].keys))]:
         chosen = _choose_framework(path, said, framework, guesses, of_any)
         whole, absent = chosen.with_included(_select_keys(said, chosen), path.parent)
         whole = chosen.with_text(chosen.known_names(whole), text)
@@ -307,21 +304,11 @@ def _with_files(said: RawConfig, folder: Path) -> tuple[RawConfig, tuple[str, ..
 
 
 def _hydra_files(keys: Mapping[str, Any]) -> list[str]:
-    folder, name = (
-        next((str(keys[key]) for key in (f"--config-{word}", f"--config_{word}") if key in keys), "")
-        for word in ("path", "name")
-    )
+    given = {key.replace("_", "-"): str(value) for key, value in keys.items() if str(key).startswith("--config")}
+    folder, name = given.get("--config-path", ""), given.get("--config-name", "")
     if not name or "$" in name:
         return []
     return [name if not folder or "$" in folder else f"{folder}/{name}"]
-
-
-def _of_trainings(
-    everything: list[tuple[RawConfig, tuple[str, ...]]], framework: str
-) -> list[tuple[RawConfig, tuple[str, ...]]]:
-    """Return the configurations that contain keys of a correction, or the largest one."""
-    found = [one for one in everything if _is_recognized(one[0], framework)]
-    return found or [max(everything, key=lambda one: _size(one[0].keys))]
 
 
 def _size(keys: Mapping[str, Any]) -> int:
@@ -339,16 +326,11 @@ def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
         yield name
 
 
-def _is_recognized(said: RawConfig, framework: str) -> bool:
-    """Return True if the keys belong to a correction of the framework, or of any framework if it is empty."""
-    if said.whose:
-        return True
-    if framework:
-        return _may_belong_to(said.keys, load_framework_for(said.keys, framework))
-    return recognize(said.keys) is not None  # imports every framework
-
-
-def _may_belong_to(keys: Mapping[str, Any], framework: Framework) -> bool:
+def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
+    """Return True if the keys may belong to a framework, or to a correction of any framework if the name is empty."""
+    if not name:
+        return recognize(keys) is not None  # imports every framework
+    framework = load_framework_for(keys, name)
     return find_adapter(framework.name).recognize(keys) is not None or framework.accepts_keys(
         framework.known_names(keys)
     )
@@ -365,7 +347,7 @@ def _choose_framework(path: Path, said: RawConfig, framework: str, guesses: list
     keys = said.keys
     if framework:
         chosen = load_framework_for(keys, framework)
-        if of_any or _may_belong_to(keys, chosen):
+        if of_any or _may_belong_to(keys, framework):
             return chosen
         if (other := said.whose or recognize(keys)) is not None:
             raise ConfigError(
@@ -373,22 +355,17 @@ def _choose_framework(path: Path, said: RawConfig, framework: str, guesses: list
             )
         raise ConfigError(f"{path}: contains no key of a correction of {chosen.title}.")
     recognized = recognize(keys)
+    name = (recognized or "").partition("@")[0]
     if said.whose:
-        return load_framework(recognized if recognized and recognized.partition("@")[0] == said.whose else said.whose)
-    if is_clear(guesses):
-        chosen = load_framework_for(keys, guesses[0].framework)
-        if of_any or _may_belong_to(keys, chosen):
-            return chosen
-    if recognized is not None and (not guesses or guesses[0].framework == recognized.partition("@")[0]):
-        return load_framework(recognized)
-    named = {one.framework for one in guesses[:2]}
-    if recognized is not None and recognized.partition("@")[0] in named:
+        return load_framework(recognized if recognized and name == said.whose else said.whose)
+    likeliest_names = [one.framework for one in guesses[:2]]
+    if is_clear(guesses) and (of_any or _may_belong_to(keys, likeliest_names[0])):
+        return load_framework_for(keys, likeliest_names[0])
+    if recognized is not None and (not guesses or name in likeliest_names):
         return load_framework(recognized)
     if recognized is None and is_clear(guesses):
-        title = load_framework(guesses[0].framework).title
+        title = load_framework(likeliest_names[0]).title
         raise ConfigError(f"{path}: this is a configuration of {title}, and it contains no key of a correction.")
-    if recognized is not None and not guesses:
-        return load_framework(recognized)
     own = wording(python="correction", command="--correction")
     raise ConfigError(f"{path}: {likeliest(guesses, recognized)}. A file of mismatchctl itself is a {own}.")
 
@@ -403,17 +380,12 @@ def _read_correction(path: Path, written: NativeConfig) -> Correction:
         raise ConfigError(f"{path}: {whose}{message}") from None
     about = found.about or f"{path.name}, as {chosen.title} reads it"
     named = found.model_copy(update={"name": written.name, "about": about})
-    _check_satisfiable(named, path, chosen)
-    return named
-
-
-def _check_satisfiable(correction: Correction, path: Path, framework: Framework) -> None:
-    """Refuse an empty interval, which frameworks accept and a Result does not."""
     try:
-        Correction.model_validate(correction.model_dump())
-    except ValidationError as error:
+        Correction.model_validate(named.model_dump())
+    except ValidationError as error:  # of an empty interval, which frameworks accept and a Result does not
         why = describe_expected(error.errors()[0])
-        raise ConfigError(f"{path}: {framework.title} accepts this, but no correction results: {why}") from None
+        raise ConfigError(f"{path}: {chosen.title} accepts this, but no correction results: {why}") from None
+    return named
 
 
 def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
@@ -445,19 +417,13 @@ def is_same(one: Correction, other: Correction) -> bool:
 
 
 def _comparable_rules(correction: Correction) -> tuple[Any, ...]:
-    weight = None if correction.weight is None else _comparable_weight(correction.weight)
-    return weight, [_comparable_gate(gate) for gate in correction.gates], correction.loss
-
-
-def _comparable_weight(weight: Weight) -> tuple[Any, ...]:
-    over = None if weight.normalize == "none" else weight.normalize_over
-    empty = weight.normalize_empty if weight.normalize == "sequence" else None
-    named = weight.model_dump(exclude={"truncate", "clip", "zero", "normalize_over", "normalize_empty"})
-    return weight.bounds, weight.zero is not None, over, empty, named
-
-
-def _comparable_gate(gate: Gate) -> tuple[Any, ...]:
-    return gate_bounds(gate), gate.model_dump(exclude={"keep"})
+    gates, weight = [(gate_bounds(gate), gate.model_dump(exclude={"keep"})) for gate in correction.gates], None
+    if (rule := correction.weight) is not None:
+        over = None if rule.normalize == "none" else rule.normalize_over
+        empty = rule.normalize_empty if rule.normalize == "sequence" else None
+        named = rule.model_dump(exclude={"truncate", "clip", "zero", "normalize_over", "normalize_empty"})
+        weight = rule.bounds, rule.zero is not None, over, empty, named
+    return weight, gates, correction.loss
 
 
 def format_preset(preset: Preset) -> str:
