@@ -667,7 +667,7 @@ def presets() -> dict[str, Preset]:
     """Return all presets by name: generic ones first, then framework by framework."""
     from mismatchctl.frameworks.registry import load_presets as all_presets
 
-    return all_presets()
+    return dict(all_presets())
 
 
 @public_function

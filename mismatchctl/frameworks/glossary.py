@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from mismatchctl.core.formatting import COUNT_UNITS
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import Adapter, Meaning
+from mismatchctl.frameworks.adapter import Meaning
 from mismatchctl.frameworks.registry import load_adapters, load_framework
 from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.metrics.corrections import correction_metrics
@@ -22,7 +22,7 @@ from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 
 NEVER_LOGGED_STATUS = "no code ever logged this"
 
-_EXAMPLE_METRICS = correction_metrics(Correction(gates=(Gate(level="min", keep=(1.0, None)),)))
+_EXAMPLE_METRICS = correction_metrics(Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),)))
 """The metrics of a correction with a gate and a veto."""
 
 
@@ -55,7 +55,7 @@ def find_meanings(name: str) -> dict[Meaning, list[str]]:
     """Return the meanings of a logged or documented name, with framework versions. A prefix is optional."""
     found: dict[Meaning, list[str]] = {}
     for adapter in load_adapters():
-        for title, meanings in _find_newest(adapter, name):
+        for title, meanings in _find_newest(adapter.titles, name):
             for meaning in meanings:
                 found.setdefault(meaning, []).append(title)
     return found
@@ -87,17 +87,11 @@ def find_related_names(metric: Metric) -> list[RelatedName]:
             if item.measure is not None and not item.logged_as and item.measure.is_like(metric.measure):
                 differences = tuple(item.measure.differences(metric.measure))
                 found.setdefault((item.name, differences), []).append((title, item.when))
-    named = [
-        RelatedName(
-            name, _join_versions(title for title, _ in places), _join_versions(when for _, when in places), differences
-        )
-        for (name, differences), places in found.items()
-    ]
+    named = []
+    for (name, differences), places in found.items():
+        titles, conditions = (tuple(filter(None, dict.fromkeys(part))) for part in zip(*places, strict=True))
+        named.append(RelatedName(name, titles, conditions, differences))
     return sorted(named, key=lambda relative: bool(relative.differences))
-
-
-def _join_versions(words: Iterable[str]) -> tuple[str, ...]:
-    return tuple(word for word in dict.fromkeys(words) if word)
 
 
 def resolve_metric(name: str, framework: str = "", correction: Correction | None = None) -> MetricLookup:
@@ -107,13 +101,15 @@ def resolve_metric(name: str, framework: str = "", correction: Correction | None
     of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)
     if not framework and of_any_gate in keys:
         return MetricLookup(name, "", (), keys[of_any_gate], name)
-    candidates = _find_candidates(name, framework)
+    groups = [[load_framework(framework).title]] if framework else [adapter.titles for adapter in load_adapters()]
+    candidates = [found for titles in groups for found in _find_newest(titles, name)]
     if not candidates:
         known = [meaning.name for _, meanings in _iterate_meanings() for meaning in meanings]
         raise ConfigError(
             f"no metric is called {name!r}{suggestion(name, [*keys, *known])}; `mismatchctl metrics` lists them"
         )
-    title, meanings = max(candidates, key=lambda found: _name_distance(found[1][0], name))
+    # The exact name is preferred, then one without its panel.
+    title, meanings = max(candidates, key=lambda found: (found[1][0].name == name, found[1][0].name == f"train/{name}"))
     until = f"logged until {meanings[0].until}" if meanings[0].until else NEVER_LOGGED_STATUS
     status = until if meanings[0].logged_as else "ok"
     metric = _find_metric(meanings, correction)
@@ -127,20 +123,6 @@ def canonical_name(name: str) -> str:
     """Return the registry's spelling of a key written in other case (`K3` is `k3`), else the name itself."""
     lower = name.lower()
     return lower if re.sub(r"^gate\d+_", "gate0_", lower) in _index_sources() else name
-
-
-def _find_candidates(name: str, framework: str) -> list[tuple[str, tuple[Meaning, ...]]]:
-    """Return the meanings of a name in one framework version, or in the newest version of each framework."""
-    if not framework:
-        return [found for adapter in load_adapters() for found in _find_newest(adapter, name)]
-    title = load_framework(framework).title
-    meanings = _find_by_name(title, name)
-    return [(title, meanings)] if meanings else []
-
-
-def _name_distance(meaning: Meaning, name: str) -> int:
-    """Rank a match: 2 for the exact name, 1 without its panel, 0 without its prefix."""
-    return 2 if meaning.name == name else 1 if meaning.name == f"train/{name}" else 0
 
 
 def _find_metric(meanings: tuple[Meaning, ...], correction: Correction | None) -> Metric | None:
@@ -162,25 +144,20 @@ def _find_metric(meanings: tuple[Meaning, ...], correction: Correction | None) -
 
 @cache
 def _index_by_measure() -> dict[Measure, Metric]:
-    return {metric.measure: metric for metric in _iterate_registry() if metric.measure is not None}
+    registry = (*_EXAMPLE_METRICS, *other_metrics(), *MISMATCH_METRICS)
+    return {metric.measure: metric for metric in registry if metric.measure is not None}
 
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
     """Map keys of the registry to their source. A key with two sources belongs to the run."""
-    of_corrections: dict[str, Literal["metrics", "corrections"]] = {
-        metric.key: "corrections" for metric in _EXAMPLE_METRICS
-    }
-    return of_corrections | {metric.key: "metrics" for metric in (*MISMATCH_METRICS, *other_metrics())}
+    found: dict[str, Literal["metrics", "corrections"]] = {each.key: "corrections" for each in _EXAMPLE_METRICS}
+    return found | {each.key: "metrics" for each in (*MISMATCH_METRICS, *other_metrics())}
 
 
-def _iterate_registry() -> Iterator[Metric]:
-    yield from (*_EXAMPLE_METRICS, *other_metrics(), *MISMATCH_METRICS)
-
-
-def _find_newest(adapter: Adapter, name: str) -> list[tuple[str, tuple[Meaning, ...]]]:
+def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[Meaning, ...]]]:
     """Return the newest version that has a name, with its meanings there, or an empty list."""
-    return next(([(title, found)] for title in adapter.titles if (found := _find_by_name(title, name))), [])
+    return next(([(title, found)] for title in titles if (found := _find_by_name(title, name))), [])
 
 
 def _find_by_name(title: str, name: str) -> tuple[Meaning, ...]:
@@ -206,7 +183,6 @@ Sections = dict[str, list[Metric]]
 """Metrics by section."""
 
 FACT_FIELDS = ("unit", "definition", "meaning", "source")
-_EXAMPLE_CORRECTION = Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),))
 
 
 def find_metrics(name: str | None = None) -> Sections:
@@ -218,19 +194,16 @@ def find_metrics(name: str | None = None) -> Sections:
         "The mismatch": list(MISMATCH_METRICS),
         **{pair.section: list(pair_metrics(pair)) for pair in PAIRS[1:]},
         **{FACET_SECTIONS[name]: list(metrics) for name, metrics in FACET_METRICS.items()},
-        "Each correction (gate0 stands for any gate)": list(correction_metrics(_EXAMPLE_CORRECTION)),
+        "Each correction (gate0 stands for any gate)": list(_EXAMPLE_METRICS),
     }
     if name is None:
         return sections
     key = re.sub(r"^gate\d+_", "gate0_", name.lower())
-    found = {title: [metric for metric in metrics if metric.key == key] for title, metrics in sections.items()}
-    if not any(found.values()):
-        found = {
-            title: [metric for metric in metrics if key in metric.key.split("_")] for title, metrics in sections.items()
-        }
-    if not any(found.values()):
-        known = [metric.key for metrics in sections.values() for metric in metrics]
+    known = [metric.key for metrics in sections.values() for metric in metrics]
+    wanted = {key} & set(known) or {other for other in known if key in other.split("_")}
+    if not wanted:
         raise ConfigError(f"no metric is called {name!r}{suggestion(name, known)}; `mismatchctl metrics` lists them")
+    found = {title: [metric for metric in metrics if metric.key in wanted] for title, metrics in sections.items()}
     return {title: metrics for title, metrics in found.items() if metrics}
 
 

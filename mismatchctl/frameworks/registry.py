@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -115,11 +115,6 @@ def _read_releases(framework: str) -> list[dict[str, Any]]:
     return found
 
 
-def _has_preset(framework: str, name: str) -> bool:
-    every = [each for release in _read_releases(framework) for each in release["presets"].items()]
-    return any(name in (called, words.get("alias")) for called, words in every)
-
-
 @cache
 def _load_presets(name: str) -> tuple[Preset, ...]:
     """Return a framework's presets, oldest release first, each followed by its alias."""
@@ -139,19 +134,13 @@ def _load_presets(name: str) -> tuple[Preset, ...]:
     return tuple(found)
 
 
-def _iterate_presets() -> Iterator[Preset]:
-    yield from PRESETS
-    for name in ADAPTER_MODULES:
-        yield from _load_presets(name)
-
-
 @cache
-def _index_presets() -> dict[str, Preset]:
+def load_presets() -> Mapping[str, Preset]:
+    """Return all presets by name: generic ones first, then by framework, oldest version first."""
     found: dict[str, Preset] = {}
-    for item in _iterate_presets():
-        if item.name in found:
+    for item in (*PRESETS, *(item for name in ADAPTER_MODULES for item in _load_presets(name))):
+        if found.setdefault(item.name, item) is not item:
             raise ValueError(f"two presets are called {item.name}")
-        found[item.name] = item
     return found
 
 
@@ -170,11 +159,6 @@ def list_frameworks() -> list[dict[str, Any]]:
     ]
 
 
-def load_presets() -> dict[str, Preset]:
-    """Return all presets by name: generic ones first, then by framework, oldest version first."""
-    return dict(_index_presets())
-
-
 def find_preset(name: str) -> Correction:
     """Return the correction of a preset, or the one that a name such as `geo_1.01` describes.
 
@@ -186,19 +170,15 @@ def find_preset(name: str) -> Correction:
         if item.name == name:
             return item.correction
     for framework in ADAPTER_MODULES:
-        if _has_preset(framework, name):
+        every = [each for release in _read_releases(framework) for each in release["presets"].items()]
+        if any(name in (called, words.get("alias")) for called, words in every):  # only this framework is imported
             return next(item.correction for item in _load_presets(framework) if item.name == name)
-    same = next((known for known in _index_presets() if _plain_name(known) == _plain_name(name)), None)
-    if same is not None:
-        return find_preset(same)
-    described = named_correction(name)
-    if described is not None:
-        return described
-    raise ConfigError(f"unknown preset {name!r}{suggestion(str(name), _index_presets())}")
-
-
-def _plain_name(name: str) -> str:
-    return name.lower().replace("-", "_")
+    plain = name.lower().replace("-", "_")
+    same = next((known for known in load_presets() if known.lower().replace("-", "_") == plain), None)
+    described = load_presets()[same].correction if same is not None else named_correction(name)
+    if described is None:
+        raise ConfigError(f"unknown preset {name!r}{suggestion(name, load_presets())}")
+    return described
 
 
 @cache
@@ -214,18 +194,14 @@ def list_settings(cause: str) -> tuple[str, ...]:
 
 
 @cache
-def _merge_aliases() -> dict[str, str]:
+def column_aliases() -> Mapping[str, str]:
+    """Map the frameworks' column names to the names of the dump schema."""
     merged = dict(_COMMON_ALIASES)
     for found in load_adapters():
         for alias, column in found.columns.items():
             if merged.setdefault(alias, column) != column:
                 raise ValueError(f"{alias} would be {merged[alias]} and {column}")
     return merged
-
-
-def column_aliases() -> dict[str, str]:
-    """Map the frameworks' column names to the names of the dump schema."""
-    return dict(_merge_aliases())
 
 
 _NAMED = 4
