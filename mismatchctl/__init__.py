@@ -4,11 +4,11 @@
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from mismatchctl.io import __version__ as __version__
 from mismatchctl.results import register_renderer
 
+TYPE_CHECKING = False  # the import of `typing` would take longer than all of this module
 if TYPE_CHECKING:
     from mismatchctl.api.advise.advice import Advice
     from mismatchctl.api.compare.comparison import Comparison

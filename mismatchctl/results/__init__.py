@@ -5,7 +5,9 @@ The renderer is registered here and not in the views, so that `import mismatchct
 
 from __future__ import annotations
 
-from collections.abc import Callable
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _load_renderer: Callable[[], object] | None = None
 
