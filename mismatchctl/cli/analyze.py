@@ -16,10 +16,14 @@ from mismatchctl.cli.help import ADVANCED
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mismatchctl.api.analyze.log_files import RunLog
     from mismatchctl.data.paths import DumpSource
     from mismatchctl.frameworks.adapter import Framework
+    from mismatchctl.report.document import Document
     from mismatchctl.results.model import Result
 
+Objectives = tuple[Sequence[str], Sequence[str]]
+"""KL estimators and loss aggregations to show."""
 advanced_option = partial(typer.Option, rich_help_panel=ADVANCED)
 
 
@@ -138,13 +142,11 @@ def analyze(
     sources, rename, where = pair.sources(paths, quiet), opt.parse_renames(column), engine.build()
 
     from mismatchctl.api.analyze.analyze import analyze as run
-    from mismatchctl.api.analyze.log_files import read_run_log
     from mismatchctl.frameworks.adapter import ReplayOptions
     from mismatchctl.frameworks.registry import default_corrections
-    from mismatchctl.report.pages.analyze import document
     from mismatchctl.results.reader import read_result
 
-    log = None if against is None else read_run_log(against)
+    log = None if against is None else _read_log(against)
     accepted = None if baseline is None else (str(baseline), read_result(baseline))
     objectives = [each.value for each in kl or ()], [each.value for each in loss_agg or ()]
     with out.write_together(quiet):
@@ -174,8 +176,8 @@ def analyze(
             with out.progress_bar(quiet) as progress:
                 set_advice_answers(result, advise_runs(sources, rename=rename, progress=progress))
         _require_objectives(result, *objectives)
-        out.write_files(out.render_page_files(lambda: document(result, objectives), html))
-        out.write_files(out.render_page_files(lambda: document(result), None, markdown))
+        out.write_files(out.render_page_files(lambda: _build_page(result, objectives), html))
+        out.write_files(out.render_page_files(lambda: _build_page(result), None, markdown))
         if output is not None:
             out.write_files([(output, result.to_json().encode())])
         if figures.figures is not None:
@@ -186,7 +188,7 @@ def analyze(
             out.write_files([(tokens, _token_page(result, sources, browse or [], tokenizer, rename, on_bad))])
     open_page()
     if printed:
-        out.print_markdown(document(result))
+        out.print_markdown(_build_page(result))
     elif json:
         from mismatchctl.api.scan import NO_MICRO_BATCHES
         from mismatchctl.results.summary import data_notes
@@ -196,8 +198,20 @@ def analyze(
     elif not quiet:
         from mismatchctl.report.pages.screens import analyze_screen
 
-        page = document(result, objectives) if verbose or any(objectives) else None
+        page = _build_page(result, objectives) if verbose or any(objectives) else None
         out.print_page(analyze_screen(result, pair.words(paths), asked=bool(chosen), page=page), whole=verbose)
+
+
+def _read_log(place: Path) -> RunLog:
+    from mismatchctl.api.analyze.log_files import read_run_log
+
+    return read_run_log(place)
+
+
+def _build_page(result: Result, objectives: Objectives = ((), ())) -> Document:
+    from mismatchctl.report.pages.analyze import document
+
+    return document(result, objectives)
 
 
 def _replayed_framework(name: str, configs: Sequence[str]) -> Framework:

@@ -105,8 +105,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def are_logs(paths: Sequence[str]) -> bool:
     """Return True if the paths are metrics logs and not dumps."""
-    endings = (".csv", ".json", ".jsonl", ".ndjson")
-    if not any("tfevents" in path or path.lower().endswith(endings) or os.path.isdir(path) for path in paths):
+    if not any(map(_may_be_log, paths)):  # most are dumps, and the reader of logs takes time to import
         return False
     from mismatchctl.api.metrics_log import is_run_log
 
@@ -114,6 +113,12 @@ def are_logs(paths: Sequence[str]) -> bool:
     if logs and len(logs) < len(paths):
         raise ConfigError(f"{logs[0]}: is a metrics log and other paths are dumps; pass the log with --against")
     return bool(logs)
+
+
+def _may_be_log(path: str) -> bool:
+    names = (name for _, _, files in os.walk(path) for name in files)
+    by_name = path.lower().endswith((".csv", ".json", ".jsonl", ".ndjson"))
+    return by_name or "tfevents" in path or any("tfevents" in name for name in names)
 
 
 @dataclass(frozen=True)
@@ -319,7 +324,6 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
 def load_corrections(text: str) -> list[Correction]:
     """Return the corrections of a file, or a preset."""
     from mismatchctl.corrections.presets import CORRECTION_SUFFIXES, read_corrections
-    from mismatchctl.frameworks.config_files import read_native_configs
     from mismatchctl.frameworks.registry import find_preset
 
     is_file = Path(text).suffix in CORRECTION_SUFFIXES
@@ -328,6 +332,8 @@ def load_corrections(text: str) -> list[Correction]:
             raise ConfigError(f"--correction {text}: a file of corrections ends in {', '.join(CORRECTION_SUFFIXES)}")
         return read_corrections(text) if is_file else [find_preset(text)]
     except ConfigError as error:
+        from mismatchctl.frameworks.config_files import read_native_configs
+
         try:
             framework = read_native_configs(text)[0].framework.title
         except ConfigError:
