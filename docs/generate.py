@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import itertools
 import json
 import os
 import re
 import shlex
+import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -22,6 +24,7 @@ import mismatchctl as mm
 from mismatchctl.api import inputs
 from mismatchctl.api.compare.comparison import comparison_schema
 from mismatchctl.cli.main import app
+from mismatchctl.core.formatting import escape_markdown
 from mismatchctl.core.schema import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import TRAIT_TITLES, list_traits
@@ -33,6 +36,7 @@ from mismatchctl.frameworks.glossary import describe_names
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.frameworks.registry import load_presets as all_presets
 from mismatchctl.io import __version__
+from mismatchctl.io.yaml import read_data
 from mismatchctl.measure.columns import PAIRS, Pair
 from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.metrics.corrections import correction_metrics
@@ -312,7 +316,14 @@ def _about(layout: FileLayout, column: str) -> str:
 
 def cli() -> str:
     """Every verb with its arguments and options, as --help has them."""
-    head = ["# The command line", NOTICE, "Every verb takes `-h`; [Python](python.md) has the same functions.", ""]
+    head = [
+        "# The command line",
+        NOTICE,
+        "`mismatchctl COMMAND -h` prints the options. [Python](python.md) has the same functions. Options can also be",
+        "set in `[tool.mismatchctl]` of `pyproject.toml`, in `mismatchctl.toml`, or in environment variables",
+        "(`MISMATCHCTL_*`). The command line has priority. `mismatchctl doctor` lists the settings and their origin.",
+        "",
+    ]
     return "\n".join([*head, *_commands(get_command(app), "mismatchctl")])
 
 
@@ -483,6 +494,48 @@ def _docstring(function: Any) -> tuple[str, dict[str, list[tuple[str, str]]]]:
     return head.strip(), sections
 
 
+def errors() -> str:
+    """Return the error catalogue: the message of each command of errors.toml with its cause and fix."""
+    data = read_data(Path(__file__).parent / "errors.toml")
+    lines = [
+        "# Errors and exit codes",
+        NOTICE,
+        "An error is one message on stderr with the file, row, column and remedy. Output files are written completely",
+        "or not at all. In Python, exit code 2 is `mm.ConfigError` and exit code 4 is `mm.DataError`.",
+        "",
+        "| exit code | meaning | examples |",
+        "|---|---|---|",
+        *(f"| {code} | {meaning} | {examples} |" for code, meaning, examples in data["codes"]),
+        "",
+        "The messages below come from real commands. The first part is the place in your data.",
+    ]
+    with workplace(data["files"]):
+        for family in data["families"]:
+            lines += ["", f"## {family['title']}", ""]
+            lines += ["| message | exit code | cause | fix |", "|---|---|---|---|"]
+            for command, cause, fix in family["errors"]:
+                done = CliRunner().invoke(app, shlex.split(command), env={"COLUMNS": "1000"})
+                message = done.stderr.strip().removeprefix("error: ")
+                if done.exit_code in (0, 1) or not message or "\n" in message:
+                    raise ValueError(f"{command}: exit code {done.exit_code}, {message!r}")
+                lines.append(f"| `{escape_markdown(message, code=True)}` | {done.exit_code} | {cause} | {fix} |")
+    return "\n".join([*lines, ""])
+
+
+@contextlib.contextmanager
+def workplace(files: dict[str, str]) -> Iterator[None]:
+    """Work in a temporary folder with these files."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            for name, text in files.items():
+                Path(name).write_text(text.lstrip("\n"), encoding="utf-8")
+            yield
+        finally:
+            os.chdir(before)
+
+
 OUTPUT = re.compile(r"```console\n\$ (mismatchctl [^\n]+)\n(?!\$)[^`]*```")
 """A block with one command and its output."""
 
@@ -524,6 +577,7 @@ DOCUMENTS = {
     "reference/presets.md": presets,
     "reference/configuration.md": configuration,
     "reference/causes.md": causes,
+    "reference/errors.md": errors,
     "reference/commands.md": cli,
     "reference/python.md": python_reference,
     "reference/framework-files.md": importers,

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import RunResult
 
 MUCH_REJECTION = 0.5
-"""Share of rejected tokens from which a warning is shown."""
+"""Minimum share of rejected tokens for a warning."""
 MIN_ERROR_RATIO = 1.1
-"""Error relative to the advised correction from which a finding is shown."""
+"""Minimum error relative to the advised correction for a finding."""
 
 _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -79,14 +79,14 @@ def _find_sampling_traps(framework: Framework, native: Mapping[str, Any]) -> lis
 def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
     """Yield messages about values outside of the file that affect the correction."""
     for name in written.missing:
-        consequence = f"inherits from {name}, which was not found: what that file sets is unknown"
-        yield LintMessage("unknown", "defaults", consequence, "put the file where this one looks for it", name)
+        consequence = f"inherits from {name}, which was not found: its settings are unknown"
+        yield LintMessage("unknown", "defaults", consequence, "put the file at this path", name)
     for place, value in written.unknown:
         consequence = f"is {value}, whose value is not in the file: unknown"
         yield LintMessage("unknown", place, consequence, "write the value in the file to have it checked", "the file")
     for place in written.branching:
         consequence = "depends on a branch of the script: the last value in the script is read"
-        yield LintMessage("info", place, consequence, "check each branch by itself if they differ", "the script")
+        yield LintMessage("info", place, consequence, "check each branch on its own", "the script")
     if written.descendant:
         consequence = f"{written.descendant} reuses the keys of {written.framework.name}: it is read as that"
         yield LintMessage(
@@ -105,7 +105,7 @@ def _find_digit_traps(scalars: Iterable[YamlScalar]) -> Iterator[LintMessage]:
     for found in scalars:
         place, value = ".".join(found.keys), None if found.quoted else parse_scalar(found.text)
         if isinstance(value, (int, float)) and "_" in found.text and "threshold" in place:
-            consequence = f"YAML takes _ between digits for nothing: {found.text} is the number {value:g}"
+            consequence = f"YAML ignores _ between digits: {found.text} is the number {value:g}"
             yield LintMessage("error", place, consequence, f'write "{found.text}" in quotes', "YAML 1.1, float and int")
 
 
@@ -218,13 +218,13 @@ def _rejection_finding(run: RunResult, correction: Correction, what: str, place:
     share = run.overall.corrections[correction.name]["rejected_tokens"].value
     steps = run.groups.corrections[correction.name]["rejected_tokens"].value
     empty = [label for label, value in zip(run.groups.labels, steps, strict=True) if value == 1]
-    fix = "widen it: `mismatchctl analyze` shows what is rejected, and the distribution that it must fit"
+    fix = "widen it: `mismatchctl analyze` shows the rejected data and the distribution"
     if share is None:
         return None
     if empty:
         named = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         count = f"{len(empty)} of {len(steps)} steps" + (f" ({named})" if empty != [None] else "")
-        consequence = "rejects everything" if share == 1 else f"rejects everything in {count}: nothing is learned there"
+        consequence = "rejects everything" if share == 1 else f"rejects everything in {count}: these steps are lost"
         return LintMessage("error", place, f"{what} {consequence}", fix, "the dumps given")
     if share > MUCH_REJECTION:
         return LintMessage("warning", place, f"{what} rejects {share:.1%} of all tokens", fix, "the dumps given")
@@ -271,7 +271,7 @@ def _check_sampling(framework: Framework, native: Mapping[str, Any], correction:
     mode = found.get("logprobs_mode")
     if mode is not None and mode.value in _RAW and changes:
         names = ", ".join(name for name, _, _ in changes)
-        consequence = f"the engine returns log-probs before {names}, not those of the sampling distribution"
+        consequence = f"the engine returns log-probs before {names}, not of the sampling distribution"
         yield LintMessage("warning", mode.place, consequence, "set it to processed_logprobs", source)
     wanted = found.get("logprobs")
     if wanted is not None and wanted.value is None:

@@ -115,7 +115,7 @@ def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
 
 FIRST_OCTAVE, OCTAVES = 4, 17
 LENGTH_GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)
-"""Lengths at which sequences are measured: 16, 32, ... 2^20 tokens."""
+"""Measured lengths: 16, 32, ... 2^20 tokens."""
 MAX_SEQUENCES = 1 << 15
 """Maximum sequences per run. Larger runs keep the clusters with the smallest hashes."""
 
@@ -253,8 +253,8 @@ BATCH_DRAWS = 2000
 STEP_PERMUTATIONS = 999
 STEP_SIGNIFICANCE = 0.05
 _BATCH_MODEL = (
-    "a batch of as many prompts as those of the dump give, each prompt's weight unknown as in the Bayesian bootstrap, "
-    "with half a rejected and half a kept sequence added: single sequences give the beta-binomial law"
+    "a batch of sequences of the dump's prompts, each prompt with an unknown weight (Bayesian bootstrap), "
+    "with half a rejected and half a kept sequence added. Without prompts this is the beta-binomial distribution"
 )
 
 
@@ -384,8 +384,8 @@ def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> b
 MIN_TREND_STEPS = 8
 """Minimum number of steps for a trend."""
 _TREND_MODEL = (
-    "the growth that the story of a run tells: a level, a straight line, a level, of {scale}; the interval is of the "
-    "lines that fit, with the scatter of the steps, which count as fewer where neighbours go together"
+    "the growth model of the run: a level, a straight line and a level, of {scale}. The interval is over the "
+    "lines that fit, with the scatter of the steps, which count less if neighbouring steps are correlated"
 )
 
 

@@ -228,13 +228,13 @@ LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
 """Minimum number of sequences of a length for a validation."""
 _LENGTH_MODEL = (
-    "a sequence's log ratio drifts by minus K3 (plus bias beyond noise) a token; what it deviates from that is noise, "
-    "which grows with the square root of the length, and a bias of its own, which grows with the length; tokens beyond "
-    "a bound come at a rate of each sequence's own. The interval is that of as many responses as the dump has"
+    "a sequence's log ratio drifts by minus K3 (plus bias beyond noise) per token. Its deviation is noise, "
+    "which grows with the square root of the length, and a bias, which grows with the length. Tokens beyond "
+    "a bound have a rate per sequence. The interval is for the dump's number of responses"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
-"""Minimum assumed model error per doubling of the length in standard normal units: of gates on a whole sequence, and
-of gates on its smallest or largest ratio.
+"""Minimum assumed model error per doubling of the length in standard normal units, for gates on a whole sequence and
+for gates on its smallest or largest ratio.
 """
 MAX_INTERVAL_WIDTH = 0.9
 """Maximum width of an interval, above which the prediction is refused."""
@@ -424,4 +424,4 @@ def _check_points(
 
 
 CHECK_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Quantiles at which the validation puts the bounds."""
+"""Quantiles that the validation uses as bounds."""

@@ -381,7 +381,7 @@ def gate(
     check_number("max_missing", max_missing)
     check_count("last", last)
     check_count("micro_batch_size", micro_batch_size)
-    wanted = "rules are texts, as in 'k3:max=0.1'"
+    wanted = "rules are strings, as in 'k3:max=0.1'"
     texts = [*list_texts(rule, wanted), *list_texts(rules, wanted)]
     if not (baseline is None or isinstance(baseline, (str, os.PathLike)) or hasattr(baseline, "runs")):
         raise ConfigError(f"baseline: give a Result, or the file of one, not {kind_of(baseline)}")
@@ -597,7 +597,7 @@ def _make_studies(
         raise ConfigError("missing vary, for example vary={'weight.truncate': [1.5, 2.0, 4.0]}")
     from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
 
-    list_texts(vary.keys(), "vary: name fields by texts")
+    list_texts(vary.keys(), "vary: name fields by strings")
     axes = []
     for path, values in vary.items():
         if isinstance(values, str):

@@ -28,7 +28,7 @@ from mismatchctl.measure.cluster_table import LabelValue
 from mismatchctl.measure.reduction import split_steps
 from mismatchctl.results.model import Result
 
-NO_MICRO_BATCHES = "the dump has no column micro_batch"
+NO_MICRO_BATCHES = "the dump lacks the column micro_batch"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def whole_step_warning(corrections: Iterable[Correction]) -> str:
     names = dict.fromkeys(c.name.split(" at point ")[0] for c in corrections if c.normalizes_micro_batches)
     return (
         f"{', '.join(names)}: weights are normalized within micro-batches, and {NO_MICRO_BATCHES}: "
-        f"the whole step was taken for one. {option('micro_batch_size', int)} takes N rows of it at a time, "
+        f"the whole step was used as one. {option('micro_batch_size', int)} takes N rows of it at a time, "
         "as the trainer did"
     )
 

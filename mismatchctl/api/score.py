@@ -41,7 +41,7 @@ ROWS_PER_PIECE = 128
 _REMEDIES = {
     PROMPT_COLUMN: "record the prompt's tokens, or take them from another file with `mismatchctl convert --join`",
     RESPONSE_COLUMN: "record the sampled tokens, or take them from another file with `mismatchctl convert --join`",
-    REFERENCE_COLUMN: "score it anew with --force",
+    REFERENCE_COLUMN: "score it again with --force",
 }
 
 
@@ -210,7 +210,7 @@ class ScoreFolder:
             metadata = {}
         made, mine = metadata.get(_METADATA_KEY, b"{}").decode(), self._settings_json(piece, chosen)
         if made != mine:
-            remedy = "name another folder, or score anew with --force"
+            remedy = "name another folder, or score again with --force"
             raise ConfigError(f"{path}: was not scored from the same sequences with the same settings; {remedy}")
         return int(piece.log_ratios[0].lengths[chosen].sum())
 
@@ -305,7 +305,7 @@ def _sort_keys(piece: SequencePiece) -> Sequence[tuple[str, int]]:
 
 
 REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN)
-"""Columns of a replay line if the dump has them, besides file and row."""
+"""Optional columns of a replay line, in addition to file and row."""
 
 
 def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:

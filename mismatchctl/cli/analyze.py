@@ -135,7 +135,7 @@ def analyze(
         }  # fmt: skip
         if needless := [name for name, value in given.items() if value]:
             raise ConfigError(f"{paths[0]}: is a metrics log without tokens; leave out {', '.join(needless)}")
-        _analyze_logs(paths, output, html, markdown, printed=printed, json=json, quiet=quiet)
+        _analyze_logs(paths, output, html, markdown, printed=printed, json=json, quiet=quiet, verbose=verbose)
         open_page()
         return
     chosen = opt.select_corrections(correction, config, framework, quiet=quiet)
@@ -225,7 +225,7 @@ def _replayed_framework(name: str, configs: Sequence[str]) -> Framework:
 
 def _analyze_logs(
     paths: Sequence[str], output: Path | None, html: Path | None, markdown: Path | None, *,
-    printed: bool, json: bool, quiet: bool,
+    printed: bool, json: bool, quiet: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Analyze metrics logs without a dump."""
     from mismatchctl.api.metrics_log import analyze_logs
@@ -241,7 +241,7 @@ def _analyze_logs(
     elif json:
         out.print_json(found.to_data())
     elif not quiet:
-        out.print_page(document(found))
+        out.print_page(document(found, whole=verbose), whole=verbose)
 
 
 def _require_objectives(result: Result, kinds: Sequence[str], aggregations: Sequence[str]) -> None:

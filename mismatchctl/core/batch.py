@@ -21,7 +21,7 @@ BLOCK_TOKENS = 1 << 16
 TILE = 1024
 """Tokens that compiled loops process together: their temporaries fit the first-level cache."""
 _LONG_SEGMENT = 64
-"""Mean segment length from which copying segment by segment is faster than indexing tokens."""
+"""Minimum mean segment length to copy segment by segment instead of indexing tokens."""
 BLOCK_SEQUENCES = 1 << 14
 """Maximum sequences per block: each has hundreds of columns."""
 

@@ -15,7 +15,7 @@ _LOG_COMMAND = re.compile(r"##(?=(vso)?\[)", re.IGNORECASE)
 _MARKDOWN_LINK = re.compile(
     r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=[A-Za-z]:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH-)(?=\d)", re.IGNORECASE
 )
-"""Characters at which Markdown makes a link of a mention, an issue number or an address."""
+"""Characters that start links in Markdown: mentions, issue numbers and addresses."""
 FORMULA_START = r"(^|[\r\n])([=+\-@\t])"
 """Start of a cell, or of a line in a cell, that a spreadsheet interprets as a formula."""
 CSV_CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
@@ -100,7 +100,7 @@ DASH = "–"
 COUNT_UNITS = frozenset({"tokens", "sequences", "clusters", "rows", "bytes", "0/1"})
 """Units of integers."""
 UNITS_AROUND_ONE = frozenset({"fraction", "ratio", "correlation"})
-"""Units in which the distance from 1 matters: 0.99998 is never shown as 1."""
+"""Units with a meaningful distance from 1: 0.99998 is never shown as 1."""
 
 _DIGITS = 3
 _MOST_DIGITS = 9

@@ -36,7 +36,7 @@ _MOST_CODE_BYTES = 1 << 26
 """Maximum size of a machine code file."""
 _DAY_SECONDS = 86_400.0
 _UNUSED_SECONDS = 90 * _DAY_SECONDS
-"""Age after which unused files are removed: files of other sources, versions or machines."""
+"""Maximum age of unused files: files of other sources, versions or machines."""
 _FILE_PATTERN = f"*.*-{'[0-9a-f]' * 16}.o"
 _compile_lock = threading.Lock()
 _TypeKey = tuple[Any, ...]
@@ -242,7 +242,7 @@ def _load_function(code: bytes, given: tuple[Any, ...]) -> Callable[..., int]:
     def run(*given: Any) -> int:
         returned, raised = ctypes.c_int64(), ctypes.c_void_p()
         failed = native(ctypes.byref(returned), ctypes.byref(raised), *_machine_words(given))
-        assert not failed, "these loops raise nothing"
+        assert not failed, "these loops do not raise"
         return returned.value
 
     _loaded_engines.append(engine)

@@ -26,7 +26,7 @@ DENSE_RANGE = (1e-5, 1e-3)
 MOE_RANGE = (1e-3, 1e-1)
 """Typical K3 of mixture-of-experts models."""
 K3_SCALE = (1e-8, 1.0)
-"""Ends of the scale on which K3 is drawn."""
+"""Ends of the drawn scale of K3."""
 
 _SERIES_LIMIT = 1e-2  # below it expm1(x) - x loses digits; above it the series would need more terms
 _SERIES = [1 / math.factorial(power) for power in range(2, 8)]

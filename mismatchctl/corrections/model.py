@@ -29,7 +29,7 @@ LOSSES: dict[str, dict[str, float]] = {
     "ipo": {"eps": 0.1},
     "quadratic": {"tau": 1e-3},
 }
-"""Losses with their numbers and the defaults of frameworks.
+"""Loss names, their parameters and the frameworks' defaults.
 
 ppo clips current/train, ppo_bypass current/rollout. dual_clip also bounds the loss for negative advantages, two_sided
 the unclipped ratio. cispo is REINFORCE with the bounded ratio as a constant. gspo uses the geometric mean ratio of the
@@ -110,7 +110,7 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
     low, high = interval = _drop_infinite_bounds(interval)
     for bound in interval:
         if bound is not None and (not math.isfinite(bound) or (positive and bound < 0)):
-            wanted = f"a finite number{' >= 0' if positive else ''}, or null for none"
+            wanted = f"a finite number{' >= 0' if positive else ''}, or null for unbounded"
             raise ValueError(f"{bound} is not a valid bound; give {wanted}")
     if low is not None and high is not None and low > high:
         raise ValueError(f"lower bound {low} is above upper bound {high}")
@@ -123,7 +123,7 @@ _CLAMP_LIMIT = Field(
     default=LOG_RATIO_BOUND, gt=0, allow_inf_nan=False, description="log ratios are clamped to plus and minus this"
 )
 _SOURCE_DESCRIPTION = (
-    "which policy's log-probs over which; proximal: the one an update before current, interpolated log-linearly "
+    "the two policies of the ratio; proximal: one update before current, interpolated log-linearly "
     "between rollout and current by rollout_version and train_version"
 )
 _SEGMENT_DESCRIPTION = "over the sequence, or over each run of adjacent valid tokens (a turn)"
@@ -150,35 +150,35 @@ class Gate(_CorrectionModel):
         "age",
     ] = Field(
         default="ratio",
-        description="what is measured on each token, train and rollout standing for the two policies of the source: "
-        "k1 is rollout minus train, k3_reversed that of rollout over train, prob_diff train minus "
-        "rollout, mult_error exp(|log ratio|), ratio_gap |ratio - 1|, binary_kl that of this token against all others "
-        "(rollout from train, no probability nearer to 0 or 1 than 1e-8; binary_kl_max: the larger direction); of a "
-        "sequence: age, the weight updates from its oldest rollout_version to train_version",
+        description="statistic of each token; train and rollout are the two policies of the source: "
+        "k1 is rollout minus train, k3_reversed k3 of rollout over train, prob_diff train minus "
+        "rollout, mult_error exp(|log ratio|), ratio_gap |ratio - 1|, binary_kl the KL of this token against all "
+        "others (rollout from train, probabilities clipped to [1e-8, 1 - 1e-8]; binary_kl_max: the larger direction). "
+        "Per sequence: age, the number of weight updates from its oldest rollout_version to train_version",
     )
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
-        description="how it is aggregated; `ratio`: in log space, bounded as a ratio (mean: of the ratios themselves); "
-        "others: arithmetically",
+        description="aggregation; `ratio`: in log space, bounded as a ratio (mean: mean of the ratios); "
+        "other statistics: arithmetically",
     )
     over: Literal["sequence", "segment", "prefix", "batch"] = Field(
         default="sequence",
-        description=f"aggregated {_SEGMENT_DESCRIPTION}, or over the tokens so far, each token judged by its prefix; "
+        description=f"aggregated {_SEGMENT_DESCRIPTION}, or over the tokens up to each token; "
         "batch: the largest tokens are dropped until the mean of the rest is inside (M2PO)",
     )
     keep: Interval = Field(default=(None, None), description="[lower, upper]; null leaves a side open")
-    inclusive: tuple[bool, bool] = Field(default=(True, True), description="whether each bound itself is kept")
+    inclusive: tuple[bool, bool] = Field(default=(True, True), description="keep a value that equals the bound")
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
     clamp: ClampLevel = Field(
         default="aggregate",
-        description="where log ratios are clamped: after aggregation (`ratio` only), per token before, nowhere",
+        description="clamp of log ratios: after aggregation (`ratio` only), per token before, nowhere",
     )
     limit: float = _CLAMP_LIMIT
     nonfinite: Literal["reject", "keep", "one"] = Field(
-        default="reject", description="what becomes of a statistic that is NaN; one: such a ratio counts as 1"
+        default="reject", description="treatment of a NaN statistic; one: such a ratio counts as 1"
     )
     precision: Literal["float64", "float32"] = Field(
-        default="float64", description="computed and compared in; float32 shows near certainty and at bounds of 1"
+        default="float64", description="precision of the computation; float32 matters near certainty and at bounds of 1"
     )
     widen: float = Field(
         default=0.0,
@@ -187,20 +187,20 @@ class Gate(_CorrectionModel):
         description="the n-th token's bounds (logs of them, for ratios) are multiplied by n to this",
     )
     seed: int | None = Field(
-        default=None, ge=0, description="rejects by chance above the upper bound: kept as often as bound / value says"
+        default=None, ge=0, description="above the upper bound, keep with probability bound / value"
     )
     sees: Literal["original", "remaining"] = Field(
         default="original",
-        description="aggregates over all valid tokens, or over those that earlier gates left, if any; what it "
-        "rejects, it rejects whole; level token: judges those alone",
+        description="aggregates over all valid tokens, or over the tokens that earlier gates kept; a rejected "
+        "sequence is rejected completely; with level token, only kept tokens are judged",
     )
     effect: Literal["mask", "zero"] = Field(
         default="mask",
-        description="mask: rejected tokens leave the denominators; zero: they only contribute nothing",
+        description="mask: rejected tokens leave the denominators; zero: they count in the denominators with weight 0",
     )
     when: Literal["always", "positive_advantage", "negative_advantage", "nonpositive_advantage", "drifting"] = Field(
         default="always",
-        description="which tokens the gate may reject; drifting: those that the update moves further from the sampler "
+        description="tokens that the gate may reject; drifting: tokens that the update moves further from the sampler "
         "(log ratio and advantage have the same sign)",
     )
 
@@ -279,7 +279,7 @@ class Weight(_CorrectionModel):
     )
     normalize_over: Literal["group", "micro_batch"] = Field(
         default="group",
-        description="over which tokens that mean is taken; the mask before rejection in both cases",
+        description="tokens of that mean, always with the mask before rejection",
     )
     normalize_empty: Literal["skip", "count"] = Field(
         default="skip",
@@ -288,11 +288,12 @@ class Weight(_CorrectionModel):
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
     over: Literal["sequence", "segment"] = Field(default="sequence", description=f"aggregated {_SEGMENT_DESCRIPTION}")
     clamp: ClampLevel = Field(
-        default="aggregate", description="where log ratios are clamped: after aggregation, per token before, nowhere"
+        default="aggregate", description="clamp of log ratios: after aggregation, per token before, or none"
     )
     limit: float = _CLAMP_LIMIT
     sees: Literal["original", "remaining"] = Field(
-        default="original", description="aggregates over all valid tokens, or over those that the gates left (none: 1)"
+        default="original",
+        description="aggregates over all valid tokens, or over the tokens that the gates kept (no token: 1)",
     )
     nonfinite: Literal["keep", "one", "zero"] = Field(
         default="keep",
@@ -350,7 +351,7 @@ class Correction(_CorrectionModel):
     """
 
     name: str = Field(default="correction", min_length=1, max_length=80, description="how tables and files call it")
-    about: str = Field(default="", description="where it comes from and what it is for")
+    about: str = Field(default="", description="source and purpose")
     weight: Weight | None = Field(default=None, description="null: every weight is 1")
     gates: tuple[Gate, ...] = Field(
         default=(), description="applied in order; a token is kept when every gate keeps it"

@@ -61,11 +61,11 @@ PRESETS: tuple[Preset, ...] = (
         statistic="k3", level="max", keep=(None, 0.05), effect="zero",
     ),
     _paper_preset(
-        "prefix-product", "A token is dropped where the product of the ratios so far leaves the interval.",
+        "prefix-product", "A token is dropped if the product of the ratios up to it is outside the interval.",
         level="sequence", over="prefix", keep=(0.5, 2.0), effect="zero",
     ),
     _paper_preset(
-        "prefix-minimum", "A token is dropped where any ratio so far lies below the bound: what follows it, too.",
+        "prefix-minimum", "A token is dropped if any ratio up to it is below the bound.",
         level="min", over="prefix", keep=(1e-4, None), clamp="none", effect="zero",
     ),
     _paper_preset(
@@ -179,7 +179,7 @@ TRAIT_TITLES = {
     "batch_invariant": "batch invariant",
     "corrects": "corrects",
     "forward_pass": "extra forward pass",
-    "cost": "cost beside it",
+    "cost": "extra cost",
     "assumes": "assumes",
     "severity": "for a mismatch that is",
     "recommended": "documents recommend it",

@@ -242,7 +242,7 @@ def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
     valid: NDArray[np.bool_] = mask != 0
     if mask.dtype != np.bool_ and not np.array_equal(valid, mask == 1):
         other = mask[valid & (mask != 1)][0]
-        raise DataError(f"mask holds {other}: a mask is 0 or 1, or false or true")
+        raise DataError(f"mask must contain only 0 and 1 (or false and true), found {other}")
     return valid
 
 
@@ -258,7 +258,7 @@ def _check_log_probs(values: Floats, name: str) -> None:
     if not np.isfinite(values).all():
         raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
     worst = most if most > POSITIVE_TOLERANCE else least
-    what = "a log-prob can't be positive" if worst > 0 else "no policy gives such a log-prob"
+    what = "log-probs must not be above 0" if worst > 0 else "no policy gives such a log-prob"
     raise DataError(f"{name} has a valid token of {worst:.6g}: {what}", remedy="pass log-probs, and mask other values")
 
 

@@ -165,7 +165,7 @@ def _valid_mask(block: DecodedBlock) -> Bools | None:
     if odd is not None and odd.any():
         bad = np.flatnonzero(odd)
         what = "null" if missing is not None and missing[bad[0]] else f"{to_numpy(mask)[bad[0]]:g}"
-        problem = f"a mask is 0 or 1 (or true or false), and this is {what}"
+        problem = f"a mask must contain only 0 and 1, found {what}"
         block.add_faults(MASK_COLUMN, "mask is not 0 or 1", bad, problem)
     return None if valid.all() else valid
 
@@ -261,7 +261,7 @@ def _note_faults(
         problem = {
             "null element": "a valid token has no value (null)",
             "log-prob below all": f"no policy gives a log-prob of {value}: a sentinel belongs under the mask",
-            "log-prob above 0": f"a log-prob can't be positive, and this is {value},",
+            "log-prob above 0": f"log-probs must not be above 0, found {value},",
         }.get(reason, f"a valid token's value is {value}")
         remedy = mask_remedy() if reason in ("null element", "NaN") else ""
         block.add_faults(column, f"{column}: {reason}", bad if index is None else index[bad], problem, remedy)

@@ -29,9 +29,9 @@ _DURATION_RATIO, _MOST_STARTS, _MOST_ENDS = 1.15, 4096, 30
 _WINDOW = 5
 """Steps on each side of a step for its running median."""
 _OVERSHOOT = 0.5
-"""Share of the change from which a bad step right before it belongs to it."""
+"""Minimum share of the change for a bad step right before it to belong to it."""
 _BAD_Z, _BAD_FACTOR, _BAD_SHARE = 6.0, 1.5, 0.1
-"""A bad step is this many errors and this factor away from its neighbours. More than this share is no exception."""
+"""A bad step is this many errors and this factor away from its neighbours. A larger share is not an exception."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _completed_part(where: Float64s, start: float, end: float, power: float, cha
 Label = str | int | float | bool | None
 
 Z_LIMIT = 4.0
-"""Number of standard errors from which a change, or a mean ratio away from 1, counts."""
+"""Minimum number of standard errors for a change, or for a mean ratio other than 1."""
 SMALLEST_CHANGE = 1.2
 """A smaller factor counts as steady even if it is significant."""
 _SHORT_Z_LIMIT = 5.0

@@ -98,7 +98,7 @@ def _check_content(run: RunResult) -> Iterator[str]:
         yield "content.repeated: is larger than the number of sequences or tokens"
     for name in ("sequences", "tokens"):
         if getattr(found, name) < (values.get(name) or 0):
-            yield f"content.{name}: is smaller than that of the run"
+            yield f"content.{name}: is smaller than the run's"
     for name in ("hidden", "hidden_abs_diff", "shown_abs_diff", "loud", "holes", "clipped"):
         if not 0 <= getattr(found, name) <= 1:
             yield f"content.{name}: is not between 0 and 1"
@@ -107,7 +107,7 @@ def _check_content(run: RunResult) -> Iterator[str]:
 def _check_values(values: dict[str, Value], place: str) -> Iterator[str]:
     for key, found in values.items():
         if found.value is None and found.status == "ok":
-            yield f"{place}.{key}: no value, and a status that says nothing is wrong"
+            yield f"{place}.{key}: no value, although the status is ok"
         if found.se is not None and found.se < 0:
             yield f"{place}.{key}: a standard error below 0"
         if found.interval is not None and found.interval[0] > found.interval[1]:
@@ -115,7 +115,7 @@ def _check_values(values: dict[str, Value], place: str) -> Iterator[str]:
     for key in ("tokens", "sequences"):
         count = values[key].value if key in values else None
         if count is not None and (count < 0 or count != int(count)):
-            yield f"{place}.{key}: {count} is no count"
+            yield f"{place}.{key}: {count} is not a count"
 
 
 def _check_groups(groups: Groups, place: str) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _check_series(series: Series, count: int, place: str) -> Iterator[str]:
     marked = [] if isinstance(series.status, str) else [index for own in series.status.values() for index in own]
     for name, indices in (("status", marked), ("heavy_tail", series.heavy_tail)):
         if any(not 0 <= index < count for index in indices):
-            yield f"{place}.{name}: speaks of a group that does not exist"
+            yield f"{place}.{name}: refers to a group that does not exist"
 
 
 def _check_distribution(found: Distribution) -> Iterator[str]:
@@ -160,11 +160,11 @@ def _check_clusters(table: Clusters, groups: int, place: str) -> Iterator[str]:
         yield f"{place}.sums.{wrong}: {len(table.sums[wrong])} numbers under {columns} columns"
     odd = next((text for text in table.hashes if not _HASH_PATTERN.fullmatch(text)), None)
     if odd is not None:
-        yield f"{place}.hashes: {odd[:20]!r} is no hash of 16 digits"
+        yield f"{place}.hashes: {odd[:20]!r} is not a hash of 16 digits"
     if table.groups:
         yield from _check_lengths(f"{place}.groups", rows, table.groups)
         if any(not 0 <= group < max(groups, 1) for group in table.groups):
-            yield f"{place}.groups: speaks of a group that does not exist"
+            yield f"{place}.groups: refers to a group that does not exist"
     yield from _check_unique([*zip(table.hashes, table.groups or [0] * rows, strict=False)], f"{place}.hashes")
     missing = next((name for name in ("tokens", "sequences") if name not in table.columns), None)
     if missing is not None and table.columns:
@@ -223,7 +223,7 @@ def _check_sums(run: RunResult) -> Iterator[str]:
         place = table.columns.index(key)
         found = sum(sums[place] for sums in table.sums if len(sums) == len(table.columns))
         if _differ(found, tokens if key == "tokens" else whole[key] * tokens):
-            yield f"clusters.sums: {key} of the clusters does not add up to that of the run"
+            yield f"clusters.sums: {key} of the clusters does not add up to the run's"
     sizes = run.groups.metrics.get("tokens")
     if table.groups and sizes is not None and "tokens" in table.columns:
         place, by_step = table.columns.index("tokens"), np.zeros(len(run.groups.labels))
@@ -231,7 +231,7 @@ def _check_sums(run: RunResult) -> Iterator[str]:
             if 0 <= group < len(by_step) and len(sums) == len(table.columns):
                 by_step[group] += sums[place]
         if any(_differ(found, known or 0.0) for found, known in zip(by_step.tolist(), sizes.value, strict=False)):
-            yield "clusters.groups: the tokens of the clusters do not add up to those of their steps"
+            yield "clusters.groups: the tokens of the clusters do not add up to the tokens of their steps"
     yield from _check_means(table, whole)
 
 
@@ -253,7 +253,7 @@ def _check_means(table: Clusters, whole: Mapping[str, float]) -> Iterator[str]:
             continue
         moved = float(np.real(metric.formula({**totals, column: totals[column] + _SAME_TOLERANCE * sizes[column]})))
         if abs(found - whole[metric.key]) > abs(moved - found) + _SAME_TOLERANCE * abs(found):
-            yield f"overall.metrics.{metric.key}: is not what {column} of the clusters comes to"
+            yield f"overall.metrics.{metric.key}: does not agree with {column} of the clusters"
 
 
 class _RecordingTotals(dict[str, float]):
@@ -277,25 +277,25 @@ def _differ(found: float, wanted: float) -> bool:
 def _check_counts(values: Sequence[float], place: str) -> Iterator[str]:
     wrong = next((value for value in values if value < 0 or value != int(value)), None)
     if wrong is not None:
-        yield f"{place}: {wrong} is no count"
+        yield f"{place}: {wrong} is not a count"
 
 
 def _check_lengths(place: str, count: int, *columns: Sequence[Any]) -> Iterator[str]:
     wrong = next((len(column) for column in columns if len(column) != count), None)
     if wrong is not None:
-        yield f"{place}: {wrong} values where there should be {count}"
+        yield f"{place}: {wrong} values instead of {count}"
 
 
 def _check_unique(values: Sequence[Any], place: str) -> Iterator[str]:
     if len(set(values)) < len(values):
-        yield f"{place}: one of them stands twice"
+        yield f"{place}: contains duplicates"
 
 
 _REMEDY = "name a file written by analyze -o"
 
 
 _RESULT_START = 512
-"""Bytes of a file in which a Result names the tool."""
+"""Number of bytes at the start of a file that name the tool."""
 
 
 def is_result(path: str | Path) -> bool:

@@ -132,14 +132,18 @@ def _describe_doubt(run: RunResult, summary: RunSummary) -> str:
 
 
 def _severity(run: RunResult, summary: RunSummary) -> Status:
-    factor = summary.growth.factor or 1.0
+    factor, cause = summary.growth.factor or 1.0, headline_finding(run.findings)
+    # The errors of steps with few prompts are too small, so that healthy steps look uneven.
+    explained = cause is not None and cause.cause in HARMLESS_CAUSES and cause.confidence != "low"
     fixable = find_fixable(run.findings)
     if _is_failure(fixable) or summary.answer("how bad").level == "bad":
         return "FAIL"
     if summary.growth.verdict == "grew" and factor >= FAILING_GROWTH:
         return "FAIL"
     calm = all(
-        answer.level == "good" or (answer.level, answer.question) in (("unknown", "since when"), ("unknown", "why"))
+        answer.level == "good"
+        or (answer.level, answer.question) in (("unknown", "since when"), ("unknown", "why"))
+        or (answer.key == "uneven" and explained)
         for answer in summary.answers
     )  # a single step has no trend, and a run without findings has no cause
     doubtful = any(judged.key == "wrong_log_probs" for judged in summary.judgements)

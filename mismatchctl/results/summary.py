@@ -28,7 +28,7 @@ from mismatchctl.results.model import (
 )
 
 MANY_REJECTED = 0.5
-"""Share of rejected tokens from which a correction counts as costly."""
+"""Minimum share of rejected tokens of a costly correction."""
 LOSS_SCALE_RANGE = (0.8, 1.25)
 """Loss scales that are not reported. Outside, a correction changes the effective learning rate."""
 HARMLESS_CAUSES = frozenset({"identical", "numerical_noise", "log_densities", "batch_dependent_kernels"})
@@ -46,7 +46,7 @@ CORRECTABLE_CAUSES = frozenset(
 CAUSES_WITH_VALID_ROLLOUT = frozenset(
     {"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"}
 )
-"""Causes under which the rollout's log-probs are valid, so that weights help until the cause is fixed."""
+"""Causes with valid rollout log-probs, so that weights help until the cause is fixed."""
 INTERVAL_Z = 1.645
 """Half width of a 90% interval in standard errors."""
 
@@ -145,7 +145,7 @@ def _answer_how_bad(k3: Value | None, standing: K3Standing, against: BaselineRat
         None if not k3.se else (max(value - INTERVAL_Z * k3.se, 0.0), value + INTERVAL_Z * k3.se)
     )
     facts = [Fact(name="k3", value=value, interval=interval, meaning="nats per token, 90% interval")]
-    tail = " (heavy_tail: rests on few clusters)" if k3.tail else ""
+    tail = " (heavy_tail: few clusters dominate)" if k3.tail else ""
     text = f"K3 {format_estimate(value, k3.se, 'nats/token')} nats/token{tail}: {standing.text}"
     worse = False
     if against is not None:
@@ -170,7 +170,7 @@ def _answer_since_when(growth: Growth, run: RunResult) -> Answer:
     text = f"K3 {growth.text}"
     if growth.verdict == "unknown":
         steps = len(run.groups.labels)
-        text = "one step alone tells no trend" if steps < 2 else f"K3 is {growth.text}"
+        text = "a single step does not show a trend" if steps < 2 else f"K3 is {growth.text}"
     return Answer(
         question="since when", key=growth.verdict, level=levels.get(growth.verdict, "good"), text=text, evidence=facts
     )
@@ -178,7 +178,7 @@ def _answer_since_when(growth: Growth, run: RunResult) -> Answer:
 
 def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
     if not findings:
-        text = "nothing stands out" if k3 is not None else "nothing was looked for"
+        text = "no finding" if k3 is not None else "not tested"
         return Answer(question="why", key="none", level="unknown", text=text)
     first = headline_finding(findings) or findings[0]
     second = next((found for found in findings if found is not first), None)
@@ -199,7 +199,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
     fix = find_fixable(findings)
     if fix is not None:
         hopeless = is_uncorrectable(fix)
-        head = "fix this first, nothing corrects it" if hopeless else "fix this first; weights hold until then"
+        head = "fix this first, no correction can repair it" if hopeless else "fix this first; weights hold until then"
         return Answer(
             question="what to do",
             key="fix_first" if hopeless else "fix",
@@ -210,12 +210,12 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
     calm = first is None or first.cause in HARMLESS_CAUSES or first.confidence == "low"
     if calm and all(answer.level in ("good", "unknown") for answer in others):
         if first is not None and first.confidence == "low":
-            tell = f"; what would tell: {first.rivals[0].tell}" if first.rivals else ""
-            text = f"nothing yet: nothing asks for a correction, but the cause is not sure{tell}"
+            tell = f"; to find out, check {first.rivals[0].tell}" if first.rivals else ""
+            text = f"no correction is needed so far, but the cause is uncertain{tell}"
             return Answer(question="what to do", key="nothing", level="unknown", text=text)
-        return Answer(question="what to do", key="nothing", level="good", text="nothing: no correction is needed")
+        return Answer(question="what to do", key="nothing", level="good", text="no correction is needed")
     advice = "" if first is None or calm else f"{first_sentence(first.advice)} "
-    text = f"{advice}Which correction holds, at which price: mismatchctl advise."
+    text = f"{advice}Compare corrections and their costs with mismatchctl advise."
     return Answer(question="what to do", key="ask", level="fair", text=text)
 
 
@@ -271,7 +271,7 @@ JUDGEMENT_TEXTS = {
     "sampled; look for the cause before correcting",
     "heavy_tokens": "Pareto k-hat of tokens is above its limit: means of token ratios cannot be trusted",
     "heavy_sequences": "Pareto k-hat of sequences is above its limit: sequence-level weights do not converge",
-    "nothing_left": "a correction leaves nothing of some steps",
+    "nothing_left": "a correction rejects all tokens of some steps",
     "costly": "a correction rejects more than half of the tokens",
 }
 """Judgements in the order of the report."""

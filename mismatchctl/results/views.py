@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     StrPath = str | os.PathLike[str]
 
 HEADLINE_METRICS = ("k3", "abs_diff_mean", "ess_token", "ess_sequence", "tokens", "sequences")
-"""Metrics that text shows, where they are there; the first ones of a run otherwise."""
+"""Metrics in text, if the run has them. Otherwise the first metrics of the run."""
 SWEEP_COLUMNS = ("rejected_tokens", "ess_token", "loss_scale", "pareto")
 """Metrics of a sweep's points that text shows."""
 MAX_LINES, MAX_WIDTH, MAX_CELL = 24, 100, 44
-"""Of a text: one screen."""
+"""Maximum lines and columns of a text."""
 
 TableText = tuple[list[str], list[list[str]]]
 """Headings, and rows of cells."""

@@ -260,7 +260,7 @@ class TestLossScaleIsReported:
         config.write_text(self.CONFIG)
         text = command.run("advise", dump, "--config", config, "--batch", "24", COLUMNS="80").stdout
         assert "multiplies the loss by" in " ".join(text.split())
-        assert ("the dump has no advantages" in " ".join(text.split())) is not advantages
+        assert ("the dump lacks advantages" in " ".join(text.split())) is not advantages
 
 
 def test_when_nothing_is_left_it_says_so() -> None:
@@ -371,7 +371,7 @@ def test_without_token_ids_probabilities_stand_for_them(tmp_path: Path, candidat
 def test_without_advantages_or_rewards_nothing_is_ranked(tmp_path: Path) -> None:
     found = run(without("bf16", tmp_path, "advantages", "reward"))
     assert (found["advice"], found["basis"]) == ([], "none")
-    assert "advantages or rewards" in found["notes"][0]
+    assert "advantages and rewards" in found["notes"][0]
 
 
 def test_a_run_without_valid_tokens_takes_nothing_from_the_others(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_a_run_without_valid_tokens_takes_nothing_from_the_others(tmp_path: Path
     pq.write_table(table.append_column("response_mask", masks), tmp_path / "y.parquet")
     found = [RunAdvice.model_validate(own) for own in _runs(str(tmp_path / "x.parquet"), str(tmp_path / "y.parquet"))]
     assert found[0].advice and not found[0].notes[0].startswith("the run has")
-    assert not found[1].advice and found[1].notes == ["the run has no valid tokens. Check its mask"]
+    assert not found[1].advice and found[1].notes == ["the run does not contain valid tokens. Check its mask"]
 
 
 def _runs(*paths: str) -> list[Any]:

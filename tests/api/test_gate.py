@@ -176,7 +176,7 @@ def test_the_first_difference_is_named() -> None:
     base.provenance.framework = "verl@2025-11"
     new.corrections = [Correction(name="mine")]
     rule = "rejected_tokens:correction=mine,increase=10%"
-    assert "has no correction mine" in only(verdict(new, base, rule)).reason
+    assert "does not have the correction mine" in only(verdict(new, base, rule)).reason
     base.corrections = [Correction(name="mine", about="another")]
     assert "correction mine is defined otherwise" in only(verdict(new, base, rule)).reason
 
@@ -187,7 +187,7 @@ def test_facts_are_judged_as_they_are() -> None:
     metrics["abs_diff_max"].value = 3.0
     assert only(verdict(new, rule="abs_diff_max:max=3")).outcome == "passed"
     assert only(verdict(new, rule="abs_diff_max:max=2.99")).outcome == "failed"
-    assert "no known noise" in only(verdict(new, new, "abs_diff_max:increase=10%")).reason
+    assert "does not have a known error" in only(verdict(new, new, "abs_diff_max:increase=10%")).reason
     metrics["abs_diff_p99"].value, metrics["abs_diff_p99"].interval = 0.2, (0.15, 0.25)
     outcomes = [only(verdict(new, rule=f"abs_diff_p99:max={limit}")).outcome for limit in (0.14, 0.18, 0.2)]
     assert outcomes == ["failed", "undecided", "passed"]
@@ -337,7 +337,7 @@ def test_rules_as_text(text: str, means: dict[str, Any]) -> None:
         ("k3:max=many", "max"),
         ("k3=0.1", "^rule 'k3=0.1': A rule needs METRIC:KEY=VALUE, for example k3:max=0.1$"),
         ("k3<0.01", "^rule 'k3<0.01': A rule needs METRIC:KEY=VALUE, for example k3:max=0.1$"),
-        ("k3:max=20%", "k3 is measured in nats/token, so a percentage has no meaning. Write max=0.2, or increase=20%"),
+        ("k3:max=20%", "k3 is measured in nats/token, so a percentage is not allowed. Write max=0.2, or increase=20%"),
         ("abs_diff_p99:min=1%", "measured in nats,"),
         ("kept_tokens:correction=none,max=5%", "measured in tokens,"),
         ("{metric: k3, max: 20%}", "nats/token"),

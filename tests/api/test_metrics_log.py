@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -81,12 +82,23 @@ def test_names_of_every_framework_are_known(framework: str, tmp_path: Path) -> N
     assert framework in found.runs[0].lead.meaning
 
 
-def test_the_screen_ends_with_the_next_step(tmp_path: Path) -> None:
-    done = run("analyze", write_log(tmp_path / "run.csv", planted()), code=0, COLUMNS="120")
-    for words in ("rises", "falls at step 30", "above what dense models usually show", "order", "lag to reward",
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_the_first_screen_answers_and_names_the_next_command(width: str, tmp_path: Path) -> None:
+    done = run("analyze", write_log(tmp_path / "run.csv", planted()), code=0, COLUMNS=width)
+    lines = done.stdout.splitlines()
+    assert re.match(r"FAIL   run: rollout_corr/k3_kl grew \S+x since step 3\d$", lines[0])
+    assert len(lines) <= 24 and max(map(len, lines)) <= int(width)
+    assert lines[-1].startswith("Details: -v   Next: mismatchctl init verl")
+    steady = {name: values[:18] for name, values in planted().items()}
+    calm = run("analyze", write_log(tmp_path / "calm.csv", steady), code=0, COLUMNS=width).stdout
+    assert calm.startswith("OK     calm: no growth; K3 is normal for a dense model")
+
+
+def test_details_explain_the_metrics_and_the_recording(tmp_path: Path) -> None:
+    done = run("analyze", write_log(tmp_path / "run.csv", planted()), "-v", code=0, COLUMNS="120")
+    for words in ("rises", "falls at step 30", "high for a dense model", "order", "lag to reward",
                   "Next step", "recorder.write(", "docs/integrations/verl.md"):  # fmt: skip
         assert words in done.stdout
-    assert len(done.stdout.splitlines()) <= 40
     data = json.loads(run("analyze", tmp_path / "run.csv", "--json", code=0).stdout)
     assert data["runs"]["run"]["mismatch"][0]["growth"]["verdict"] == "grew"
     page = tmp_path / "page.html"

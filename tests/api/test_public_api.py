@@ -275,9 +275,12 @@ ROW = [[-1.0, -2.0]]
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "lengths": (lambda: mm.k3(ROLLOUT[:, :3], TRAIN, MASK), "rows of"),
     "not finite": (lambda: mm.k3(ROLLOUT, TRAIN), "NaN or infinite"),
-    "above 0": (lambda: mm.k3(ROW, [[-1.0, 0.5]]), "train has a valid token of 0.5: a log-prob can't be positive"),
+    "above 0": (lambda: mm.k3(ROW, [[-1.0, 0.5]]), "train has a valid token of 0.5: log-probs must not be above 0"),
     "below all": (lambda: mm.k3(ROW, [[-1.0, -1e300]]), "no policy gives such a log-prob"),
-    "weights for a mask": (lambda: mm.k3(ROW, ROW, [[1.0, 0.5]]), "mask holds 0.5: a mask is 0 or 1"),
+    "weights for a mask": (
+        lambda: mm.k3(ROW, ROW, [[1.0, 0.5]]),
+        "mask must contain only 0 and 1 (or false and true), found 0.5",
+    ),
     "an unknown mask": (lambda: mm.k3(ROW, ROW, np.array([[1.0, np.nan]])), "mask holds nan"),
     "a hole in a mask": (lambda: mm.weights(ROW, ROW, [[1, None]]), "mask holds None"),
     "no study": (lambda: sweep(["nowhere"], [], wishes=[("rejected_tokens", 0.05)]), "needs a study"),
@@ -346,7 +349,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a field without a name": (
         lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary={1: [2.0]}),
-        "by texts",
+        "by strings",
     ),
     "no grid": (lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary=[1.0]), "give a mapping"),
     "no values": (
@@ -354,8 +357,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "several values",
     ),
     "nothing to compare": (lambda: mm.compare(), "two dumps"),
-    "a rule": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=[1]), "rules are texts"),
-    "a number for rules": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=5), "rules are texts"),
+    "a rule": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=[1]), "rules are strings"),
+    "a number for rules": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=5), "rules are strings"),
     "rules by name": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules={"k3:max=1": 1}), "not a dict"),
     "no level": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=float("nan")), "not nan"),
     "a level of 0": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=0), "not 0"),
@@ -486,7 +489,7 @@ def test_what_verbs_say_is_said_in_python() -> None:
     (advice,) = mm.advise(table).values()
     assert any(note.endswith("the size of an update is unknown. Pass batch=N") for note in advice.notes)
     (check,) = mm.gate(table, rules="k3:increase=10%").checks
-    assert check.reason == "there is no baseline: give a Result, or the file of one, as baseline"
+    assert check.reason == "no baseline: give a Result, or the file of one, as baseline"
     bad = pa.table({"rollout_log_probs": [[-1.0], [1.0]], "train_log_probs": [[-1.0], [-1.0]]})
     verdict = mm.gate(mm.analyze(bad, on_bad="skip"), rules="k3:max=1")
     assert any(check.reason.endswith("Correct the dump, or allow more with max_skipped") for check in verdict.checks)

@@ -260,7 +260,7 @@ def test_notes_are_warnings_in_every_report(places: dict[str, Path], tmp_path: P
         ("{same} --baseline {baseline}", "OK     K3 within 25% of baseline and 1 more check passed"),
         ("{worse} --baseline {baseline}", "FAIL   K3 is 3.79x the baseline (limit 25%)"),
         ("{tiny} --baseline {baseline}", "CHECK  undecided: "),
-        ("{same}", "CHECK  undecided: K3 within 25% of baseline: there is no baseline"),
+        ("{same}", "CHECK  undecided: K3 within 25% of baseline: no baseline"),
         ("{same} --rule k3:max=1e-6", "FAIL   K3 is 0.0013 nats/token (max 1e-6)"),
         ("{worse} --baseline {baseline} --rule k3:increase=5%,per=step --rule k2:max=9,per=step", "FAIL   K3 in step "),
         ("{equal} --baseline {baseline}", "FAIL   all log-probs are bit-identical, as if one column was saved twice"),

@@ -119,7 +119,7 @@ def test_the_installed_command_names_what_is_wrong_in_a_dump(dump: Path) -> None
     command = [sys.executable, "-c", "from mismatchctl.cli.main import main; main()", "analyze", str(odd)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (4, "")
-    assert "row 0, column train_log_probs: a log-prob can't be positive, and this is 0.25" in done.stderr
+    assert "row 0, column train_log_probs: log-probs must not be above 0, found 0.25" in done.stderr
 
 
 def test_check_takes_several_paths_and_gathers_files_that_are_alike(dump: Path, tmp_path: Path) -> None:

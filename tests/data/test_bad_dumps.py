@@ -39,7 +39,7 @@ BAD_ROWS = [
     (ROLLOUT, [-1, np.nan, -3], "NaN", "value is nan at token 1"),
     (TRAIN, [-1, -2, np.inf], "infinite", "value is inf at token 2"),
     (ROLLOUT, [-np.inf, -2, -3], "infinite", "value is -inf at token 0"),
-    (TRAIN, [-1, 0.002, -3], "log-prob above 0", "can't be positive, and this is 0.002, at token 1"),
+    (TRAIN, [-1, 0.002, -3], "log-prob above 0", "must not be above 0, found 0.002, at token 1"),
     (ROLLOUT, [-1, None, -3], "null element", "no value (null) at token 1"),
     (ROLLOUT, None, "null list", "the list is null"),
     (TRAIN, None, "null list", "the list is null"),

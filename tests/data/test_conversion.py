@@ -128,7 +128,7 @@ def test_errors_name_the_original(logs: Path) -> None:
     row["prev_logprobs"][0][9] = 0.7
     path.write_text("\n".join([*lines[:5], json.dumps(row), *lines[6:]]))
     done = run("analyze", logs, code=4)
-    assert f"{path}, row 5, column train_log_probs: a log-prob can't be positive" in done.stderr
+    assert f"{path}, row 5, column train_log_probs: log-probs must not be above 0" in done.stderr
     path.write_text("\n".join([*lines[:5], "{"]))
     assert f"{path}, row 5: not valid JSON" in run("analyze", logs).stderr
     skipped = json.loads(run("analyze", logs, "--json", "--on-bad", "skip").stdout)

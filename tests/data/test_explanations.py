@@ -80,7 +80,7 @@ def test_a_fault_of_all_rows_is_one_of_the_column(change: Change, words: str, gr
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda r, t: (exp(r[:30]) + r[30:], t), "row 0, column rollout_log_probs: a log-prob can't be positive"),
+        (lambda r, t: (exp(r[:30]) + r[30:], t), "row 0, column rollout_log_probs: log-probs must not be above 0"),
         (
             lambda r, t: (r, [[*x, *[-1.0] * (n % 3)] for n, x in enumerate(t)]),
             "row 1, column train_log_probs: the list has",
@@ -136,4 +136,4 @@ def test_masking_equals_a_mask(tmp_path: Path) -> None:
 
 def test_other_faults_stop_in_spite_of_masking(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", lambda r, t: ([[0.5, *r[0][1:]], *r[1:]], t))
-    assert "a log-prob can't be positive" in run("analyze", path, "--on-bad", "mask", code=4).stderr
+    assert "log-probs must not be above 0" in run("analyze", path, "--on-bad", "mask", code=4).stderr

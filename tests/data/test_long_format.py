@@ -111,7 +111,7 @@ def test_sequence_in_two_files(tmp_path):
         ({"step": [1, 1, 2, 2, 2]}, 2, "step", ["step changes within a sequence"]),
         ({"step": [1, 1, 1, None, None]}, 3, "step", ["missing"]),
         ({ROLLOUT: [-1.0, -1.0, None, -1.0, -1.0]}, 2, ROLLOUT, ["null"]),
-        ({TRAIN: [-1.0, -1.0, -1.0, -1.0, 0.5]}, 4, TRAIN, ["can't be positive", "0.5"]),
+        ({TRAIN: [-1.0, -1.0, -1.0, -1.0, 0.5]}, 4, TRAIN, ["must not be above 0", "0.5"]),
         ({MASK: [1, 1, 1, 2, 1]}, 3, MASK, ["mask", "2"]),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_mask_of_fractions_is_converted_and_then_refused(tmp_path: Path) -> No
     dump = wide(tmp_path / "a.parquet", response_mask=list(np.full((12, 8), 0.5)))
     assert run("convert", dump, tmp_path / "b.parquet")[0] in (0, 4)
     code, words = run("analyze", dump)
-    assert code == 4 and "a mask is 0 or 1" in words
+    assert code == 4 and "a mask must contain only 0 and 1" in words
 
 
 def test_a_memory_limit_needs_no_units(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_single_step_has_no_trend_but_its_numbers() -> None:
     assert "Where the mismatch is" in titles
     assert not titles & {"Policy drift", "Corrections", "Corrections in detail"}
     page = _page(result)
-    assert "one step alone tells no trend" in Parsed(page).text
+    assert "a single step does not show a trend" in Parsed(page).text
     assert {"run0-k3_by_position", "run0-distribution"} <= set(page_figures(page))
     assert not {"k3", "corrections", "run0-kept-reward"} & set(page_figures(page))
 

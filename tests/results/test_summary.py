@@ -169,11 +169,13 @@ def test_what_to_do_follows_the_findings(cause: str, confidence: str, key: str) 
     assert found["what to do"].key == key
     assert found["why"].key == cause and "90% of the K3" in found["why"].text
     if key == "fix_first":
-        assert found["what to do"].text == "fix this first, nothing corrects it: Mend misaligned."
+        assert found["what to do"].text == "fix this first, no correction can repair it: Mend misaligned."
         assert found["what to do"].level == "bad"
 
 
-@pytest.mark.parametrize(("confidence", "level", "said"), [("high", "good", "nothing: no"), ("low", "unknown", "yet")])
+@pytest.mark.parametrize(
+    ("confidence", "level", "said"), [("high", "good", "no correction is needed"), ("low", "unknown", "so far")]
+)
 def test_little_data_is_no_all_clear(confidence: str, level: str, said: str) -> None:
     result = make_result(steps=[None])
     result.runs["run-a"].findings = [finding("numerical_noise", confidence)]
@@ -187,7 +189,7 @@ def test_what_is_not_sure_names_what_would_tell() -> None:
     unsure.rivals = [RivalCause(cause="numerical_noise", tell="rollout_experts and train_experts")]
     result.runs["run-a"].findings = [unsure]
     text = answers(result)["what to do"].text
-    assert text.endswith("the cause is not sure; what would tell: rollout_experts and train_experts")
+    assert text.endswith("the cause is uncertain; to find out, check rollout_experts and train_experts")
 
 
 @pytest.mark.parametrize(

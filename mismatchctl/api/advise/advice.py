@@ -126,7 +126,7 @@ class Advice(AdviceViews, ByRun[RunAdvice], Mapping[str, RunAdvice]):
 
 
 MIN_LOSS_SCALE = 0.5
-"""Loss scale below which a correction is ranked last: it mostly lowers the learning rate."""
+"""Minimum loss scale. A correction below it is ranked last, because it mostly lowers the learning rate."""
 
 
 MIN_SHOWN_GAIN = 1e-3

@@ -53,7 +53,7 @@ from mismatchctl.frameworks.registry import load_framework
 from mismatchctl.results.summary import LOSS_SCALE_RANGE, find_fixable, is_uncorrectable
 
 VALIDATED_RESPONSE_TOKENS = 128
-"""Longest response length at which the advice was validated on many mismatches (docs/methods/advice.md)."""
+"""Maximum response length in the validation of the advice (docs/methods/advice.md)."""
 
 
 def describe_candidate(
@@ -124,9 +124,7 @@ def advice_notes(
         "They cannot show a collapse"
     ]
     if sample.token_ids is None:
-        notes.append(
-            "the dump has no token_ids, so ranks of probabilities replace them and the advice is less reliable"
-        )
+        notes.append("the dump lacks token_ids, so ranks of probabilities replace them and the advice is less reliable")
     if len(sample) < MIN_SEQUENCES:
         failed = f" and failed below {RELIABLE_SEQUENCES}" if len(sample) < RELIABLE_SEQUENCES else ""
         notes.append(
@@ -266,13 +264,13 @@ def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterato
 def _reason_not_rankable(sample: RunSample, update: int) -> str:
     """Return the reason why a ranking is not possible, "" if it is."""
     if not sample.batch.tokens:
-        return "the run has no valid tokens. Check its mask"
+        return "the run does not contain valid tokens. Check its mask"
     if sample.advantages is None:
-        return "the dump has no advantages or rewards. Add one of these columns, or use sweep to compare thresholds"
+        return "the dump lacks advantages and rewards. Add one of these columns, or use sweep to compare thresholds"
     if sample.clusters < _MIN_CLUSTERS:
         return f"{sample.clusters} prompts are too few, at least {_MIN_CLUSTERS} are needed"
     if not update:
-        return f"the dump has no steps, so the size of an update is unknown. Pass {option('batch', int)}"
+        return f"the dump lacks steps, so the size of an update is unknown. Pass {option('batch', int)}"
     return ""
 
 

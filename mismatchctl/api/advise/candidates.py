@@ -158,7 +158,7 @@ def _weight_divisors(correction: Correction, sums: Float64s, sample: RunSample) 
 
 
 MAX_REJECTION = 0.9
-"""Maximum rejection of an advised correction. Rejecting everything would have no variance."""
+"""Maximum rejection of an advised correction. Rejecting everything would have zero variance."""
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
 
 
 SIGNIFICANT_STANDARD_ERRORS = 2.0
-"""Standard errors by which a correction must beat "no correction" in a paired comparison."""
+"""Minimum advantage over "no correction" in a paired comparison, in standard errors."""
 _CAUTION_FACTOR = 0.5
 """Share of them added to each error before the least is chosen (docs/methods/advice.md shows alternatives)."""
 RELIABLE_SEQUENCES = 320

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
-"""Significant digits of sums in the cluster table, and of the layers of K3, of which only differences are tested."""
+"""Significant digits of sums in the cluster table, and of the layers of K3, which are only compared."""
 
 
 class ClusterTables:
@@ -166,7 +166,7 @@ VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
 thousand steps small.
 """
 GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_sequence"))
-"""Mismatch metrics for which heavy tails are recorded per group."""
+"""Mismatch metrics whose heavy tails are recorded per group."""
 TYPED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
 """Columns whose storage types are stored, because they decide which Results can be compared."""
 BINS_PER_BIN = 8

@@ -157,7 +157,7 @@ def _build_change(
         change.relative = replace_nonfinite(difference / reference.value)
     if draws is None:
         if metric.is_resampled:
-            change.status = "no interval: the Result's cluster table does not hold what this metric needs"
+            change.status = "no interval: the Result's cluster table lacks sums of this metric"
         return UnadjustedChange(change, None)
     first, second = draws
     moved = second - first
@@ -237,7 +237,7 @@ def _onsets_differ(first: Growth, second: Growth) -> bool | None:
 MIN_CARRIED_SHARE = 0.75
 """Minimum share of the change for a carrier."""
 MIN_CARRIED_RATIO = 1.5
-"""Minimum ratio of this share to its share of the reference's K3, so that proportional changes have no carrier."""
+"""Minimum ratio of this share to its share of the reference's K3: a proportional change does not have a carrier."""
 MIN_STANDARD_ERRORS = 3.0
 """Minimum standard errors for a carrier, because it was selected among many parts."""
 _REPLICATES = 2048

@@ -244,13 +244,13 @@ MAIN_METRICS = (
 )  # fmt: skip
 """Metrics that always have a row, before other significant changes."""
 MAX_LABELS = 6
-"""Maximum number of values in a sentence."""
+"""Maximum number of values in running text."""
 EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
 """Metrics that are zero for a correction without any effect."""
 UNCLEAR_RISE = 0.25
 """Rise of K3 that must be excluded by its interval for a run without a significant change."""
 MIN_MIX_SHARE = 0.1
-"""Share of the change from which a change of mix is reported."""
+"""Minimum share of the change for a reported change of mix."""
 TOP_TOKENS = 100
 """Number of tokens whose contribution is reported."""
 

@@ -45,14 +45,14 @@ def find_incompatibility(
             for each in (result, baseline)
         ]
         if found[1] is None:
-            return f"the baseline has no correction {target.correction}"
+            return f"the baseline does not have the correction {target.correction}"
         if found[0] != found[1]:
             return f"correction {target.correction} is defined otherwise in the baseline"
     version_here, version_there = result.provenance.framework, baseline.provenance.framework
     if version_here and version_there and version_here != version_there:
         return f"framework version: {version_here} here, {version_there} in the baseline"
     if target.logged_by and version_there is None:
-        return f"the baseline holds no numbers as {target.logged_by} logs them: save it from a gate with such a rule"
+        return f"the baseline lacks the values that {target.logged_by} logs: save it from a gate with such a rule"
     if target.logged_by and result.provenance.replay != baseline.provenance.replay:
         return f"{target.logged_by} is replayed in another way in the baseline"
     return None
@@ -75,14 +75,14 @@ class Tolerances:
 
 DEFAULT_TOLERANCES = Tolerances()
 MUCH_SMALLER_SHARE = 0.75
-"""Share of the baseline's tokens, sequences or steps below which a note says so."""
+"""Minimum share of the baseline's tokens, sequences or steps without a note."""
 _MIN_SMALLER_PROMPTS = 8
 """Number of shared prompts that by chance all have fewer tokens once in 2^8 dumps."""
 _PAIRED_SHARE = 0.5
 """Share of the clusters of one side that the other side must have for a paired baseline."""
 _COUNT_COLUMNS = ("tokens", "sequences", "squared_length")
 WHOLE_FILE_REASON = "file"
-"""Reason under which a Result counts skipped files."""
+"""Reason for skipped files in a Result."""
 
 
 def check_coverage(
@@ -117,9 +117,9 @@ def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Chec
         accepted = _find_accepted(name, baseline)
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:
-            reason = "there is no baseline with the tokens"
+            reason = "no baseline has these tokens"
         elif here is not None and there is not None and here.responses and there.responses:
-            reason = "" if here.responses == there.responses else "the token ids are not those of the baseline"
+            reason = "" if here.responses == there.responses else "the token ids differ from the baseline's"
         else:
             sample, other = _build_alike_samples(run, accepted)
             same = np.array_equal(sample.keys, other.keys)
@@ -297,7 +297,7 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
     """
     empty = [_empty_share(each) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
-        reason = f"{100 * empty[0]:.3g}% of the responses have no valid token, in the baseline {100 * empty[1]:.3g}%"
+        reason = f"{100 * empty[0]:.3g}% of the responses lack a valid token, in the baseline {100 * empty[1]:.3g}%"
         yield undecided_check(name, "empty responses", f"{reason}. Check response_mask")
     remedy = f"Record the missing ones, or allow more with {option('max_missing')}"
     here, there = set(run.groups.labels), accepted.groups.labels

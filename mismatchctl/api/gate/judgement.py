@@ -73,7 +73,7 @@ def find_limits(
     if not isinstance(bound, Allowance):
         return bound, bound, bound
     if not is_quantile:
-        check.reason = check.reason or f"{check.metric} has no known noise to compare with: give it max or min"
+        check.reason = check.reason or f"{check.metric} does not have a known error: give it max or min"
     if baseline is None or check.reason:
         return None
     check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
@@ -145,7 +145,7 @@ class JudgedPlace:
         there = values if self.groups is None else values[self.index : self.index + 1]
         finite = [value for value in there if value is not None]
         if len(finite) < len(there) or not there:
-            return Value(value=None, status="nothing finite is logged in some step")
+            return Value(value=None, status="a step logs only NaN or infinite values")
         # Dividing first avoids an overflow of the sum.
         return Value(value=math.fsum(value / len(finite) for value in finite))
 
@@ -206,7 +206,7 @@ def baseline_place(rule: Rule, target: RuleTarget, place: JudgedPlace, baseline:
         return _overall_place(target, baseline)
     groups, label = baseline.by.get(rule.per), place.groups.labels[place.index]
     if groups is None or label not in groups.labels:
-        problem = f"the baseline has no {place.name}"
+        problem = f"{place.name} is missing in the baseline"
         raise DataError(problem, remedy=f"save one from a gate with a rule per={rule.per}")
     return _group_place(rule, target, baseline, groups, groups.labels.index(label), label)
 
@@ -383,7 +383,7 @@ def no_baseline() -> str:
         python="give a Result, or the file of one, as baseline",
         command="save one with --save-baseline FILE --accept",
     )
-    return f"there is no baseline: {remedy}"
+    return f"no baseline: {remedy}"
 
 
 def _reason_not_logged(target: RuleTarget, result: Result) -> str:
@@ -391,7 +391,7 @@ def _reason_not_logged(target: RuleTarget, result: Result) -> str:
     if not target.logged_by or result.provenance.framework == target.logged_by:
         return ""
     return (
-        f"the Result holds no numbers as {target.logged_by} logs them "
+        f"the Result lacks the values that {target.logged_by} logs "
         f"(analyze with {option('framework', target.logged_by)}, or name the dump itself)"
     )
 
@@ -404,7 +404,7 @@ def _comparable_runs(
     for accepted in reversed(against.results):
         matching = find_matching_run(name, accepted)
         if matching is None:
-            difference: str | None = f"it has no run {name} (it has: {', '.join(accepted.runs)})"
+            difference: str | None = f"run {name} is missing (it has: {', '.join(accepted.runs)})"
         else:
             difference = find_incompatibility(target, name, result, matching[0], accepted)
         if difference is not None or matching is None:
@@ -581,8 +581,8 @@ def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
         ("the baseline", "save a new one") if K3Layers.from_sample(sample) else ("the Result", "name its dump")
     )
     return (
-        f"{run}: K3 is judged as it is, by which a rise of most tokens is seen late: {lacking} does not tell its "
-        f"layers apart (made by an earlier version, or of more clusters than a Result keeps): {remedy}"
+        f"{run}: K3 is judged as a plain mean, which detects a rise of most tokens late: {lacking} does not contain "
+        f"layers of K3 (made by an earlier version, or more clusters than a Result keeps): {remedy}"
     )
 
 
@@ -629,8 +629,8 @@ def _reason_cannot_fail(exchange: SampleExchange, level: float) -> str:
         return ""
     n, m, paired = len(exchange.new), len(exchange.old), exchange.common
     if paired:
-        return f"{paired} clusters that both hold cannot tell: needs {min_clusters(level)} of them"
-    return f"{n} clusters against {m} cannot tell: needs {min_clusters(level, max(m, 2))} against {max(m, 2)}"
+        return f"{paired} common clusters are too few: {min_clusters(level)} are needed"
+    return f"{n} clusters against {m} are too few: {min_clusters(level, max(m, 2))} against {max(m, 2)} are needed"
 
 
 def _describe_pairing(sample: ClusterSample, other: ClusterSample) -> Pairing:

@@ -35,7 +35,7 @@ def judge_logs(paths: Sequence[str | Path], rules: Sequence[Rule], level: float)
         level=level,
         baseline=None,
         checks=checks,
-        notes=["judged on logged values alone, which have no intervals: the worst step decides"],
+        notes=["judged on logged values alone, without intervals: the worst step decides"],
     )
     return add_sentences(verdict)
 
@@ -59,7 +59,7 @@ def _judge(rule: Rule, run: LoggedValues) -> Iterator[Check]:
             continue
         known = [(value, step) for value, step in zip(run.values[name], run.steps, strict=True) if value is not None]
         if not known:
-            check.reason = "the log has no value of it"
+            check.reason = "the log does not contain it"
             yield check
             continue
         check.value, step = (

@@ -32,7 +32,7 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, comp
 MIN_CLUSTERS = 5
 """Minimum number of clusters. With fewer, permutations are never significant at the usual level."""
 TARGET_POWER = 0.8
-"""Share of dumps in which a regression must be detected."""
+"""Required share of dumps with a detected regression."""
 _MAX_FACTOR = 100.0  # larger factors are not searched
 _POWER_DRAWS = 1024
 _MAX_EXACT_CLUSTERS = 64  # clusters per side. More are merged by hash, which hardly affects means

@@ -29,7 +29,7 @@ ANY_CORRECTION = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None
 """Placeholder correction with every kind of metric."""
 PLAIN_PRESETS = ("none", "token_is")
 """Presets for metrics that do not depend on the correction. Some are only logged with token weights."""
-_REMEDY = "name a correction beside which it does; what belongs to a loss needs current_log_probs and advantages"
+_REMEDY = "name a correction with which it is logged; values of a loss need current_log_probs and advantages"
 _STEP_MEAN_COLUMNS = ("value", "steps", "sequences")
 
 
@@ -98,12 +98,12 @@ def _logged_target(found: MetricLookup, correction: Correction | None, words: st
         title=f"Mean over steps of {found.key}",
         unit="",
         definition=found.meanings[0].quantity,
-        meaning="what the framework logs",
+        meaning="value that the framework logs",
         formula=lambda sums: sums["value"] / sums["steps"],
         better="",
     )
-    beside = "" if name is None else f" beside correction {name}"
-    return RuleTarget(found.key, TableMetric(metric), name, found.framework, f"{words}, as it is logged{beside}")
+    beside = "" if name is None else f" with correction {name}"
+    return RuleTarget(found.key, TableMetric(metric), name, found.framework, f"{words}, the logged value{beside}")
 
 
 def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
@@ -114,7 +114,7 @@ def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
     """
     found = run.logged.get(target.correction or "", {}).get(target.key)
     if found is None:
-        problem = f"{target.logged_by} logs no {target.key} beside correction {target.correction or 'none'}"
+        problem = f"{target.logged_by} does not log {target.key} with correction {target.correction or 'none'}"
         raise DataError(problem, remedy=_REMEDY)
     return found
 
@@ -147,7 +147,7 @@ def _parse_number(value: Any) -> Any:
 FiniteNumber = Annotated[float, BeforeValidator(_parse_number), Field(allow_inf_nan=False)]
 Count = Annotated[int, BeforeValidator(_parse_number), Field(ge=0)]
 _SHARE_UNITS = frozenset({"fraction", "probability", "ratio", "correlation", "0/1", "-", ""})
-"""Units in which 5% is 0.05. A percentage of nats or of a count has no meaning."""
+"""Units that accept percentages: 5% is 0.05. A percentage of nats or of a count is an error."""
 
 
 class _RuleModel(BaseModel):
@@ -158,7 +158,7 @@ class Rule(_RuleModel):
     """One rule: a metric, its place, and at least one bound."""
 
     metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
-    framework: str = Field(default="", description="whose name it is, NAME or NAME@VERSION; empty: of any")
+    framework: str = Field(default="", description="framework of the name, NAME or NAME@VERSION; empty: any framework")
     pair: str = Field(default="", description="the two policies: current/train, rollout/reference, ...")
     correction: str | None = Field(default=None, description="the correction whose metric it is")
     per: str = Field(default="overall", min_length=1, description="overall, step, or a column: each of its values")
@@ -283,7 +283,7 @@ def _refuse_percent(rule: Rule, data: Mapping[str, Any], where: str) -> None:
     with suppress(ConfigError):  # an unknown name is reported elsewhere
         unit = find_target(rule.name, rule.framework, ANY_CORRECTION if rule.correction else None).metric.unit
     if unit not in _SHARE_UNITS:
-        problem = f"{key}={data[key]}: {rule.metric} is measured in {unit}, so a percentage has no meaning"
+        problem = f"{key}={data[key]}: {rule.metric} is measured in {unit}, so a percentage is not allowed"
         remedy = f"Write {key}={getattr(rule, key):g}, or increase={data[key]} for a rise over the baseline"
         raise ConfigError(f"{where}: {problem}. {remedy}")
 

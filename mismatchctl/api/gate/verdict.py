@@ -344,7 +344,7 @@ def verdict_answer(verdict: Verdict) -> str:
     """Return the answer of a verdict in one line: the worse metric, the passed rules, or the reason for undecided."""
     checks = verdict.checks
     if not checks:
-        return "there is no check"
+        return "no check was made"
     chosen = [check for check in checks if check.outcome == verdict.outcome]
     first = max(chosen, key=_excess) if verdict.outcome == "failed" else chosen[0]
     runs = {check.run for check in checks}

@@ -314,7 +314,7 @@ class RowTable:
 
 
 MEMORY_WARNING_BYTES = 1_000_000_000
-"""Estimated memory from which a notice is given."""
+"""Minimum estimated memory for a notice."""
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ def sweep(
     if notice is not None and needed > MEMORY_WARNING_BYTES:
         notice(
             f"{sum(math.prod(study.shape) for study in every):,} points may take {needed / 1e9:.1f} GB of memory "
-            "beside what reading takes, as sums of each are kept by cluster: with fewer values of an axis it is less"
+            "in addition to reading, for the sums of each point by cluster. Fewer values per axis need less"
         )
     accumulator = SweepAccumulator(plan, every, [number for number, _ in parts])
 

@@ -350,7 +350,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
     odd = (given["response_mask"] != 0) & (given["response_mask"] != 1)
     if odd.any() and not layout.weighted:
         what = f"{given['response_mask'][odd][0]:g}"
-        raise refuse(f"a mask is 0 or 1 (or true or false), and this is {what}", "response_mask", "save 0 and 1")
+        raise refuse(f"a mask must contain only 0 and 1, found {what}", "response_mask", "save 0 and 1")
     given["response_mask"] = mask = given["response_mask"] > 0
     if problem := _find_row_misfit(layout, mask, raw.get("attention_mask")):
         raise refuse(problem, "response_mask", "another framework wrote it: name it with convert --from")

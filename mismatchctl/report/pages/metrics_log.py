@@ -1,11 +1,11 @@
-"""The page of a metrics log without a dump: levels, trends, their order, and the next step."""
+"""The page of a metrics log without a dump: status, trends, their order, and the next command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from mismatchctl.api.metrics_log import LogAnalysis, LoggedRun, change_text
-from mismatchctl.core.formatting import DASH, format_count, format_number
+from mismatchctl.core.formatting import DASH, escape_terminal, format_count, format_label, format_number
 from mismatchctl.report.document import (
     EVERYWHERE,
     Code,
@@ -18,8 +18,12 @@ from mismatchctl.report.document import (
     Table,
     TableCell,
 )
+from mismatchctl.report.pages.screens import MAX_RUNS, count_statuses
+from mismatchctl.results.model import Value
+from mismatchctl.results.status import FAILING_GROWTH, STATUSES, RunStatus, Status, describe_range
+from mismatchctl.results.summary import classify_k3
 
-_SHOWN = 6
+_SHOWN = 5
 SNIPPET = """\
 from mismatchctl.recorder import Recorder
 
@@ -27,18 +31,60 @@ with Recorder("dumps/", run="NAME") as recorder:
     recorder.write(step=step, rollout_log_probs=..., train_log_probs=..., response_mask=..., prompt_id=...)"""
 
 
-def document(found: LogAnalysis) -> Document:
-    """Build the page of a metrics log."""
-    doc = Document(Headline("", subtitle="metrics log"))
-    for index, run in enumerate(found.runs):
-        doc.add(_run_section(run, f"run-{index}", found))
-    return doc.add(_next_section(found))
+def document(found: LogAnalysis, *, whole: bool = True) -> Document:
+    """Build the first screen of a metrics log, or the `whole` page."""
+    judged = {run.name: _judge(run) for run in found.runs}
+    worst = min(judged.values(), key=lambda one: STATUSES.index(one.status))
+    if len(judged) > 1:
+        title = count_statuses(judged).replace("; no correction needed", "")
+    else:
+        title = f"{escape_terminal(found.runs[0].name)}: {worst.text}"
+    doc = Document(Headline(title, subtitle="metrics log", status=worst.status))
+    if len(judged) > 1:
+        order = sorted(found.runs, key=lambda run: STATUSES.index(judged[run.name].status))
+        hidden = len(order) - MAX_RUNS
+        doc.add(Section("", "runs").add(Table.of("", order[:MAX_RUNS], (
+            ("run", lambda run: TableCell(run.name, kind="name")),
+            (ColumnHeader("status", numeric=False), lambda run: judged[run.name].status),
+            (ColumnHeader("result", numeric=False), lambda run: judged[run.name].text),
+        ), reach=EVERYWHERE, left_out=f"{hidden} more runs are in --json" if hidden > 0 else "")))  # fmt: skip
+    if whole or len(judged) == 1:
+        for index, run in enumerate(found.runs):
+            doc.add(_run_section(run, f"run-{index}", found, whole=whole))
+    framework = next((run.framework for run in found.runs if run.framework), "")
+    if whole:
+        doc.add(_recording_section(framework))
+    record = "record a dump to find the cause" if worst.status != "OK" else "record a dump for a gate with intervals"
+    details = [] if whole else [("Details", "-v")]
+    doc.commands = [*details, ("Next", f"mismatchctl init {framework or 'FRAMEWORK'}   # {record}")]
+    return doc
 
 
-def _run_section(run: LoggedRun, anchor: str, found: LogAnalysis) -> Section:
-    logged = f"{format_count(len(run.mismatch), 'mismatch metric')} of {format_count(found.names, 'name')}"
-    note = f"{format_count(len(run.steps), 'step')} ({run.steps[0]} to {run.steps[-1]}), {logged}, no dump"
-    section = Section(run.name, anchor, note=note).add(_table(run), Facts(list(_facts(run)), reach=EVERYWHERE))
+def _judge(run: LoggedRun) -> RunStatus:
+    """Judge a run from the growth and the level of its leading metric, like a run of a dump."""
+    lead, growth = run.lead, run.lead.growth
+    leveled = next((one for one in run.mismatch if one.level and one.last is not None), None)
+    standing = None if leveled is None else classify_k3(Value(value=leveled.last))
+    level = "" if standing is None else f"K3 is {describe_range(standing)}"
+    high = standing is not None and standing.range in ("moe", "above")
+    lost = [one.name for one in run.mismatch if one.not_finite]
+    if growth.verdict == "grew" and growth.factor is not None:
+        status: Status = "FAIL" if growth.factor >= FAILING_GROWTH else "CHECK"
+        return RunStatus(status, f"{lead.name} grew {format_number(growth.factor)}x since step {growth.onset}")
+    if standing is not None and standing.range == "above":
+        return RunStatus("FAIL", level)
+    if high:
+        return RunStatus("CHECK", level)
+    if lost:
+        return RunStatus("CHECK", f"{lost[0]} was NaN or infinite in some steps")
+    return RunStatus("OK", f"no growth; {level}" if level else f"{lead.name} did not grow")
+
+
+def _run_section(run: LoggedRun, anchor: str, found: LogAnalysis, *, whole: bool) -> Section:
+    section = Section(run.name if whole else "", anchor)
+    over = [value for value in run.lead.values if value is not None]
+    facts = Facts(list(_facts(run, found, whole=whole)), series={"trend": over}, reach=EVERYWHERE)
+    section.add(facts, _table(run, whole=whole))
     for one in (*run.mismatch, *run.health):
         if one.not_finite:
             text = f"{one.name} was NaN or infinite {format_count(one.not_finite, 'time')}: these values are left out"
@@ -46,14 +92,14 @@ def _run_section(run: LoggedRun, anchor: str, found: LogAnalysis) -> Section:
     return section
 
 
-def _table(run: LoggedRun) -> Table:
+def _table(run: LoggedRun, *, whole: bool) -> Table:
     def at(value: float | None) -> str:
         return DASH if value is None else format_number(value)
 
     series = [*run.mismatch[:_SHOWN], *run.health]
     hidden = len(run.mismatch) - _SHOWN
     more = f"{hidden} more mismatch metrics are in --json" if hidden > 0 else ""
-    return Table.of("Logged metrics", series, (
+    return Table.of("Logged metrics" if whole else "", series, (
         ("metric", lambda one: TableCell(one.name, kind="name")),
         (ColumnHeader("shows", numeric=False, drop=2), lambda one: one.role),
         (ColumnHeader("first", drop=1), lambda one: at(one.first)),
@@ -62,25 +108,38 @@ def _table(run: LoggedRun) -> Table:
     ), reach=EVERYWHERE, left_out=more)  # fmt: skip
 
 
-def _facts(run: LoggedRun) -> Iterator[tuple[str, str]]:
+def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple[str, str]]:
     lead = run.lead
-    yield "trend", f"{lead.name}: {lead.growth.text}"
-    level = next((one for one in run.mismatch if one.level), None)
-    if level is not None and level.last is not None:
-        yield "level", f"{level.name} is {format_number(level.last)} at the last step: {level.level}"
+    level = next((one for one in run.mismatch if one.level and one.last is not None), None)
+    if level is not None:
+        standing = classify_k3(Value(value=level.last))
+        yield "K3", f"{format_number(level.last)} at the last step   {describe_range(standing)}"
+    yield "trend", _describe_trend(run)
     if len(run.order) > 1:
-        yield "order", ", then ".join(f"{one.name} {change_text(one)}" for one in run.order)
-    for one in run.health:
-        yield f"lag to {one.role}", run.lag_text(one) or DASH
-    yield "measures", f"{lead.name}: {lead.meaning}"
+        yield "order", ", then ".join(f"{one.name} (step {one.growth.onset})" for one in run.order)
+    logged = f"{format_count(len(run.mismatch), 'mismatch metric')} of {format_count(found.names, 'name')}"
+    yield "data", f"{format_count(len(run.steps), 'step')} ({run.steps[0]} to {run.steps[-1]}), {logged}, no dump"
+    if whole:
+        for one in run.health:
+            yield f"lag to {one.role}", run.lag_text(one) or DASH
+        yield "measures", f"{lead.name}: {lead.meaning}"
 
 
-def _next_section(found: LogAnalysis) -> Section:
+def _describe_trend(run: LoggedRun) -> str:
+    growth = run.lead.growth
+    if growth.factor is None or growth.onset is None:
+        return f"{run.lead.name}: {growth.text}"
+    at = format_label(growth.onset)
+    if growth.onset_interval and growth.onset_interval[0] != growth.onset_interval[1]:
+        at += f" ({format_label(growth.onset_interval[0])}–{format_label(growth.onset_interval[1])})"
+    return f"{format_number(growth.before)} → {format_number(growth.value)}, onset at step {at}"
+
+
+def _recording_section(framework: str) -> Section:
     """Build the section that explains how to record a dump."""
-    framework = next((run.framework for run in found.runs if run.framework), "")
     where = f"docs/integrations/{framework}.md has its lines" if framework else "docs/integrations/ has each framework"
     text = (
-        "A log shows that something changed, not why. A dump of a few steps adds the cause (diagnose), "
-        f"what each correction would reject (analyze, sweep) and a gate with intervals. Record one ({where}):"
+        "A log shows a change, but not its cause. A dump of a few steps also shows the cause (diagnose), the data "
+        f"that each correction would reject (analyze, sweep), and allows a gate with intervals. Record one ({where}):"
     )
     return Section("Next step", "next").add(Note(text), Code("record a dump", SNIPPET, reach=EVERYWHERE))
