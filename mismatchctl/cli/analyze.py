@@ -196,7 +196,7 @@ def analyze(
         out.print_warnings([note for note in data_notes(result) if chosen or NO_MICRO_BATCHES not in note], quiet)
         typer.echo(result.to_json(), nl=False)
     elif not quiet:
-        from mismatchctl.report.pages.screens import analyze_screen
+        from mismatchctl.report.pages.analyze import analyze_screen
 
         page = _build_page(result, objectives) if verbose or any(objectives) else None
         out.print_page(analyze_screen(result, pair.words(paths), asked=bool(chosen), page=page), whole=verbose)

@@ -89,7 +89,7 @@ def diagnose(
     if json:
         print_json(found.to_data(reports))
     elif not quiet:
-        from mismatchctl.report.pages.screens import diagnose_screen
+        from mismatchctl.report.pages.diagnose import diagnose_screen
 
         page = document(found, reports, full=verbose) if verbose or reports else None
         page_words = pair.words(paths)

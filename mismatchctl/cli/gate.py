@@ -227,8 +227,7 @@ def _print_verdict(
 ) -> None:  # fmt: skip
     """Print the verdict, and write the summary and annotations of GitHub Actions."""
     from mismatchctl.report.markdown import render_markdown, workflow_commands
-    from mismatchctl.report.pages.gate import document
-    from mismatchctl.report.pages.screens import gate_screen
+    from mismatchctl.report.pages.gate import document, gate_screen
 
     page = document(verdict)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")

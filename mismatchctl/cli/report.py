@@ -79,8 +79,8 @@ def report(
 def _build_screen(paths: list[Path], page: Document) -> Document:
     """Return the first screen of the Results, or the page of another command's result."""
     from mismatchctl.core.formatting import format_command
+    from mismatchctl.report.pages.analyze import analyze_screen
     from mismatchctl.report.pages.saved import combine_results, read_saved
-    from mismatchctl.report.pages.screens import analyze_screen
     from mismatchctl.results.model import Result
 
     if not any(isinstance(kept, Result) for _, kept in read_saved(paths)):

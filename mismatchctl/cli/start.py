@@ -64,8 +64,7 @@ def demo(
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.frameworks.registry import default_corrections
     from mismatchctl.io.files import find_packaged_folder
-    from mismatchctl.report.pages.analyze import document
-    from mismatchctl.report.pages.screens import analyze_screen
+    from mismatchctl.report.pages.analyze import analyze_screen, document
 
     samples = find_packaged_folder(SAMPLE_FOLDER)
     with write_together(quiet), progress_bar(quiet) as progress:

@@ -174,7 +174,7 @@ def sweep(
         print_warnings((*found.warnings, *skipped_data_notes(found.left_out)), quiet)
         typer.echo(found.to_json(), nl=False)
     elif not quiet:
-        from mismatchctl.report.pages.screens import sweep_screen, target_screen
+        from mismatchctl.report.pages.sweep import sweep_screen, target_screen
 
         if found.targets and not verbose:
             prices = price_targets(

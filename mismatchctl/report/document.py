@@ -23,14 +23,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class ColumnHeader:
-    """A column header.
+    """A column header, with a heading for narrow media and the entry in the glossary.
 
-    Attributes:
-        description: explanation of the column.
-        anchor: the column's entry in the glossary, if it has one.
-        drop: priority in the terminal, which drops the highest first. 0 always stays, without one it is HTML only.
-        short: heading in the terminal and in Markdown.
-        flexible: True if the terminal cuts the cells to the width that other columns leave.
+    The terminal drops columns with the highest `drop` first. 0 always stays, and without a number only HTML shows the
+    column. It cuts the cells of `flexible` columns to the width that other columns leave.
     """
 
     text: str
@@ -45,16 +41,9 @@ class ColumnHeader:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell of a table.
+    """A cell with a footnote, a key for sorting, a CSS class, a link, and a shorter text for a narrow terminal.
 
-    Attributes:
-        reason: footnote.
-        sort_key: key for sorting, by default the text.
-        kind: CSS class.
-        anchor: link target.
-        brief: text for a narrow terminal.
-        k3: a K3, drawn on the K3 scale.
-        series: a series, drawn as a sparkline.
+    A series is drawn as a sparkline.
     """
 
     text: str
@@ -63,7 +52,6 @@ class TableCell:
     kind: str = "number"
     anchor: str = ""
     brief: str = ""
-    k3: float | None = None
     series: tuple[float | None, ...] = ()
 
 
@@ -87,14 +75,8 @@ class DocumentPart:
 class Table(DocumentPart):
     """A table.
 
-    Attributes:
-        left_out: remark about rows that are not shown.
-        folded: True if the page opens the table on a click.
-        matrix: True if the terminal splits columns that do not fit into further tables.
-        prose: True if long cells wrap.
-        max_rows: maximum rows in a terminal, chosen by the largest first number. 0 is unlimited.
-        runs: position of the run of each row, on a page with several.
-        compact: True if the terminal draws no rule below the headings.
+    The terminal shows `max_rows` rows, those with the largest first number, and no rule below the headings of a
+    `compact` table. Long cells wrap with `prose`. `runs` has the position of the run of each row.
     """
 
     caption: str
@@ -104,7 +86,6 @@ class Table(DocumentPart):
     sortable: bool = False
     title: str = ""
     folded: bool = False
-    matrix: bool = False
     prose: bool = False
     max_rows: int = 0
     runs: Sequence[int] = ()
@@ -118,10 +99,8 @@ class Table(DocumentPart):
         plain = ["number" if head.numeric else "text" for head in heads]
         rows = []
         for item in items:
-            cells = [make(item) for _, make in columns]
-            rows.append(
-                [c if isinstance(c, TableCell) else TableCell(c, kind=k) for c, k in zip(cells, plain, strict=True)]
-            )
+            cells = zip((make(item) for _, make in columns), plain, strict=True)
+            rows.append([cell if isinstance(cell, TableCell) else TableCell(cell, kind=kind) for cell, kind in cells])
         return cls(caption, heads, rows, **more)
 
     @property
@@ -129,27 +108,6 @@ class Table(DocumentPart):
         """The footnotes, each with its letter."""
         reasons = dict.fromkeys(cell.reason for row in self.rows for cell in row if cell.reason)
         return {reason: _LETTERS[n % 26] * (1 + n // 26) for n, reason in enumerate(reasons)}
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A number with its meaning and a judgement. The terminal shows tiles that are `first` or have level `alarm`."""
-
-    title: str
-    anchor: str
-    value: str
-    meaning: str = ""
-    verdict: str = ""
-    level: str = "good"
-    first: bool = True
-
-
-@dataclass
-class Tiles(DocumentPart):
-    """A row of tiles."""
-
-    tiles: Sequence[Tile]
-    reach: int = field(default=TERMINAL_AND_PAGE, kw_only=True)
 
 
 @dataclass
@@ -164,10 +122,7 @@ class Answers(DocumentPart):
 
 @dataclass(frozen=True)
 class RunCard:
-    """The answer of one run on a page with several.
-
-    `status` is OK, CHECK or FAIL, `anchor` the section with its details, `index` the position among the runs.
-    """
+    """The answer of one run of several. `anchor` is the section with its details, `index` its position."""
 
     index: int
     name: str
@@ -199,13 +154,8 @@ class Note(DocumentPart):
 class Card(DocumentPart):
     """A finding, a check or a piece of advice.
 
-    Attributes:
-        mark: label in front of the title, such as a confidence or an outcome.
-        level: color of the mark.
-        tag: category after the title.
-        lines: (heading, text, maximum lines in a terminal) each. 0 lines is unlimited.
-        details: (heading, text) each, folded on a page. The terminal shows them with `--verbose`.
-        max_lines: maximum lines of title and text in a terminal. 0 is unlimited.
+    `mark` is a label in front of the title, such as a confidence, in the color of `level`. `lines` and `details` are
+    pairs of a heading and a text. The details are folded on a page, and replace the lines with `--verbose`.
     """
 
     mark: str
@@ -213,10 +163,8 @@ class Card(DocumentPart):
     title: str
     text: str = ""
     tag: str = ""
-    lines: Sequence[tuple[str, str, int]] = ()
+    lines: Sequence[tuple[str, str]] = ()
     details: Sequence[tuple[str, str]] = ()
-    note: str = ""
-    max_lines: int = 0
 
 
 def add_heading(heading: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -228,16 +176,12 @@ def add_heading(heading: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]
 
 @dataclass
 class Facts(DocumentPart):
-    """Pairs of a name and a text.
+    """Pairs of a name and a text. The terminal draws a positive `series` by name on a log scale before the text.
 
-    Attributes:
-        curves: series from 0 to 1 by name. The terminal draws them before the text.
-        series: positive series by name, drawn on a log scale.
-        wrong: indices of rows that need attention.
+    `wrong` has the indices of rows that need attention.
     """
 
     rows: Sequence[tuple[str, str]]
-    curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     series: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     wrong: Collection[int] = ()
     reach: int = field(default=TERMINAL_AND_PAGE, kw_only=True)
@@ -256,8 +200,8 @@ class Code(DocumentPart):
 class Figures(DocumentPart):
     """Figures side by side. Missing figures are dropped.
 
-    `axes` has the name of the threshold of each figure, for the script of a sweep. `runs` is True if the reader can
-    choose runs. `height` is in pixels, 0 for the default.
+    `axes` has the name of the threshold of each figure, for the script of a sweep. The reader can choose runs with
+    `runs`. `height` is in pixels, 0 for the default.
     """
 
     figures: Sequence[Figure | None]
@@ -282,16 +226,8 @@ class Explorer(DocumentPart):
 class Section(DocumentPart):
     """A section with its parts, which may be sections. Without a title, no heading is printed.
 
-    Attributes:
-        lead: introduction on the page.
-        note: remark after the title.
-        folded: True if the page opens the section on a click.
-        opened: True if a folded section starts open.
-        terminal: True if only the terminal shows the section.
-        level: FAIL, CHECK or OK if the section has a status.
-        series: a series in the heading, drawn as a sparkline.
-        run: position of the run that the section is about, on a page with several.
-        anchor_prefix: prefix of the anchors inside the section.
+    A page opens a `folded` section on a click, unless it is `opened`. `terminal` sections are not on pages. `level` is
+    FAIL, CHECK or OK, `run` the position of the run of the section, `series` a sparkline in the heading.
     """
 
     title: str
@@ -301,7 +237,6 @@ class Section(DocumentPart):
     note: str = ""
     folded: bool = False
     opened: bool = False
-    heading: bool = True
     terminal: bool = False
     anchor_prefix: str = ""
     level: str = ""
@@ -322,9 +257,14 @@ class DeferredSection(DocumentPart):
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
 
+def is_shown(part: DocumentPart, reach: int) -> bool:
+    """Return True if a medium shows the part, or any part of a section."""
+    inner = part.parts if isinstance(part, Section) else ()
+    return part.reach <= reach and (not isinstance(part, Section) or any(is_shown(one, reach) for one in inner))
+
+
 def _has_content(part: DocumentPart | None) -> TypeGuard[DocumentPart]:
-    """Return True if the part exists and is not empty."""
-    contents = (getattr(part, name) for name in ("parts", "rows", "figures", "tiles", "cards") if hasattr(part, name))
+    contents = (getattr(part, name) for name in ("parts", "rows", "figures", "cards") if hasattr(part, name))
     return part is not None and all(contents)
 
 
@@ -338,11 +278,7 @@ class GlossaryEntry:
 
 @dataclass
 class Headline:
-    """The page title, the size of the data in a few phrases, and the level of a verdict.
-
-    Attributes:
-        status: OK, CHECK or FAIL in front of the title of a screen.
-    """
+    """The title, the size of the data in a few phrases, the level of a verdict, and OK, CHECK or FAIL."""
 
     title: str
     facts: Sequence[str] = ()
@@ -353,18 +289,13 @@ class Headline:
 
 @dataclass
 class Document:
-    """A document: headline, sections and the metric glossary of its tables.
-
-    `commands` are (label, command) each, in the last line of a screen. `page_title` is the title of a page, if it
-    differs.
-    """
+    """A document. `commands` are (label, command) each, in the last line of a screen."""
 
     headline: Headline
     sections: list[DocumentPart] = field(default_factory=list)
     glossary: Callable[[], Sequence[tuple[str, Sequence[GlossaryEntry]]]] = tuple
     version: str = __version__
     commands: Sequence[tuple[str, str]] = ()
-    page_title: Callable[[], str] | None = None
 
     @property
     def title(self) -> str:
@@ -378,8 +309,7 @@ class Document:
 
     def page(self) -> Document:
         """Return the document for a page: deferred parts are built, terminal-only sections are removed."""
-        head = self.headline if self.page_title is None else replace(self.headline, title=self.page_title())
-        return replace(self, headline=head, page_title=None, sections=list(_resolve_parts(self.sections)))
+        return replace(self, sections=list(_resolve_parts(self.sections)))
 
     def terms(self) -> dict[str, list[GlossaryEntry]]:
         """Return the glossary entries by title. A metric appears under its first title only."""

@@ -28,7 +28,7 @@ from mismatchctl.report.document import (
     Note,
     Section,
     Table,
-    Tiles,
+    is_shown,
 )
 
 LEVEL_SIGNS = {
@@ -41,19 +41,17 @@ MAX_MARKDOWN_ROWS = 20
 def render_markdown(document: Document) -> str:
     """Return the document as Markdown, ending in a newline."""
     head = document.headline
-    facts = f": {escape(', '.join(head.facts))}" if head.facts else ""
-    blocks = [f"### mismatchctl{f' {head.subtitle}' if head.subtitle else ''}: {escape(head.title)}{facts}"]
+    blocks = [f"### mismatchctl{f' {head.subtitle}' if head.subtitle else ''}: {escape(head.title)}"]
+    blocks += [escape(", ".join(head.facts))] if head.facts else []
     for section in document.sections:
-        blocks += _render_part(section, 3) if section.reach <= EVERYWHERE else ()
+        blocks += _render_part(section, 3) if is_shown(section, EVERYWHERE) else ()
     return "\n\n".join(blocks) + "\n"
 
 
 def _render_section(section: Section, level: int) -> Iterator[str]:
-    shown = (part for part in section.parts if part.reach <= EVERYWHERE)
+    shown = (part for part in section.parts if is_shown(part, EVERYWHERE))
     blocks = [block for kind, alike in groupby(shown, type) for block in _render_group(kind, alike, level)]
-    if not blocks:
-        return
-    if section.heading and section.title:
+    if section.title:
         note = f" ({escape(section.note)})" if section.note else ""
         yield f"{'#' * min(level, 6)} {escape(section.title)}{note}"
     yield from blocks
@@ -80,8 +78,6 @@ def _render_part(part: DocumentPart, level: int) -> Iterator[str]:
         yield _render_table(part)
     elif isinstance(part, Facts):
         yield "\n".join(f"- **{escape(name)}** {escape(text)}" for name, text in part.rows)
-    elif isinstance(part, Tiles):
-        yield "\n".join(f"- {escape(tile.title)}: {escape(tile.value)}" for tile in part.tiles)
 
 
 def _render_item(part: DocumentPart) -> str:
@@ -90,7 +86,7 @@ def _render_item(part: DocumentPart) -> str:
     assert isinstance(part, Card)
     sign = LEVEL_SIGNS.get(part.level, "⚪")
     text = f": {escape(part.text)}" if part.text else ""
-    below = "; ".join(f"{heading} {text}".strip() for heading, text, _ in part.lines)
+    below = "; ".join(f"{heading} {text}".strip() for heading, text in part.lines)
     return f"- {sign} **{escape(part.mark)}** {escape(part.title)}{text}" + (f" ({escape(below)})" if below else "")
 
 

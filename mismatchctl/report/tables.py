@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -22,7 +22,7 @@ from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
-from mismatchctl.report.document import ColumnHeader, GlossaryEntry, Table, TableCell
+from mismatchctl.report.document import ColumnHeader, GlossaryEntry, Note, Table, TableCell
 from mismatchctl.results.model import NOT_RECORDED, Groups, Value
 
 SHORT_TITLES = {
@@ -35,6 +35,28 @@ SHORT_TITLES = {
 """Titles of metrics for narrow columns."""
 MAX_ROWS = 200
 """Maximum rows of a table with one row per group."""
+
+
+MAX_RUNS, MAX_NOTES = 14, 4
+"""Maximum runs and notes on a screen."""
+SUMMARY_LENGTH, ADVICE_LENGTH, NOTE_LENGTH = 200, 130, 140
+"""Maximum characters of sentences on a screen."""
+
+
+def cut(text: str, length: int) -> str:
+    """Cut a text after a whole word."""
+    if len(text) <= length:
+        return text
+    return f"{text[:length].rsplit(' ', 1)[0].rstrip(',;:')} …"
+
+
+def cut_notes(notes: Sequence[str], most: int = MAX_NOTES) -> Iterator[Note]:
+    """Yield the first notes, without the middle of long ones, and the number of the others."""
+    for note in notes[: most if len(notes) <= most else most - 1]:
+        start, end = note[: NOTE_LENGTH // 3], note[-(NOTE_LENGTH - NOTE_LENGTH // 3) :]
+        yield Note(escape_terminal(note if len(note) <= NOTE_LENGTH else f"{start} … {end}"), "alarm")
+    if len(notes) > most:
+        yield Note(f"{len(notes) - most + 1} more notes: -v", "alarm")
 
 
 def text_cell(text: str, kind: str = "text") -> TableCell:
@@ -104,12 +126,7 @@ class MetricRegistry:
     ) -> list[tuple[ColumnHeader, Callable[[Any], TableCell]]]:
         """Return one column per metric.
 
-        Args:
-            keys: metric keys, or a mapping from key to `ColumnHeader.drop`.
-            of: returns the values of an item by key.
-            scope: `m` or `c`.
-            texts: headings by key, instead of the metric's title.
-            errors: True to show standard errors.
+        `keys` may map keys to `ColumnHeader.drop`. `of` returns the values of an item. `texts` are other headings.
         """
 
         def cell(key: str) -> Callable[[Any], TableCell]:

@@ -15,11 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.report.figures.figure import MAX_SCREEN_POINTS, Axis, Figure, Marks, page_json
+from mismatchctl.report.figures.figure import MAX_SCREEN_POINTS, Axis, Figure, Marks, StepAxis, page_json
 from mismatchctl.report.figures.files import figure_content
 from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
 from mismatchctl.report.figures.runs import k3_figure, run_figures
-from mismatchctl.report.figures.series import StepAxis
 from mismatchctl.results.model import RunResult, Series
 from mismatchctl.results.summary import get_summary, summarize_run
 from tests.factories.results import HOSTILE, make_corrections, make_result

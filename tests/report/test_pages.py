@@ -113,7 +113,7 @@ def test_what_no_verb_wrote_is_refused(tmp_path: Path) -> None:
 
 def test_markdown_is_a_headline_four_lines_a_table_and_findings(files: dict[str, Path], tmp_path: Path) -> None:
     text = run("report", files["a"], "--markdown", "-").stdout
-    assert text.startswith("### mismatchctl analyze: moe: 35,382 tokens")
+    assert text.startswith("### mismatchctl analyze: moe: mismatch grew 22.2x since step 6")
     assert [line.split("**")[1] for line in text.splitlines() if re.match(r"- \S+ \*\*", line)][:4] == [
         "how bad", "since when", "why", "what to do",
     ]  # fmt: skip

@@ -21,9 +21,10 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.frameworks.registry import load_adapters, load_framework
 from mismatchctl.report.document import Figures, Section, Table
+from mismatchctl.report.figures.sweep import choose_start_point
 from mismatchctl.report.html import render_html
 from mismatchctl.report.pages import sweep as sweep_explorer
-from mismatchctl.report.pages.sweep import choose_start_point, document
+from mismatchctl.report.pages.sweep import document
 from tests.cli import command
 from tests.factories.results import HOSTILE
 from tests.paths import SAMPLE_DATA
@@ -204,19 +205,6 @@ def test_tables_hold_every_point_and_the_targets(found: Sweep, page: str) -> Non
         assert rules and all(("interval" in rule) == shaded for rule in rules)
 
 
-def test_steps_spread_as_in_the_groups(found: Sweep) -> None:
-    table = table_of(sections_of(found, 1)[0], "step by step")
-    assert table is not None
-    for row in table.rows:
-        value = float(row[0].text.split()[-1])
-        point = next(p for p, (at,) in enumerate(STUDIES[0].points) if f"{at:.6g}" == f"{value:.6g}")
-        own = (pl.col("scope") == "group") & (pl.col("run") == "moe") & (pl.col("correction") == "geo")
-        shares = found.groups.filter(own & (pl.col("point") == point)).collect()["rejected_tokens"]
-        assert row[1].text == str(len(shares))
-        shown = [read(cell.text) for cell in row[2:5]]
-        assert shown == pytest.approx([shares.min(), shares.median(), shares.max()], rel=6e-3)
-
-
 def test_predictions_say_model_and_check(found: Sweep, page: str) -> None:
     text = Parsed(page).text
     for words in ("a batch of 64 sequences", "2,048 tokens a response", "+5 steps", "Model: ", "Check on this dump: "):
@@ -252,7 +240,6 @@ def test_figures_of_axes_and_maps(found: Sweep) -> None:
 def test_axes_of_words_and_unordered_lists_are_drawn() -> None:
     (section,) = sections_of(sweep([MOE], [LEVELS]), 0)
     assert axes_of(section) == [1, 1, 1]
-    assert table_of(section, "step by step") is not None
     every = table_of(section, "All points of")
     assert every is not None and len(every.rows) == 6
 

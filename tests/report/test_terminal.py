@@ -18,7 +18,6 @@ from mismatchctl.report.terminal import (
     break_name,
     print_document,
     print_grid,
-    split_matrix,
 )
 from mismatchctl.results.model import Result, Value
 from tests.factories.results import HOSTILE, make_corrections, make_result
@@ -75,7 +74,7 @@ def test_no_line_is_longer_than_the_terminal_is_wide(what: str, width: int) -> N
 def test_tables_of_runs_are_called_by_their_column_and_run(runs: list[str]) -> None:
     result = make_result(runs=runs)
     assert any(correction.gates for correction in result.corrections) and result.runs["dense"].by
-    titles = re.findall(r"By (\S+)( on \w+)?", printed(result))
+    titles = re.findall(r"By (?!column)(\S+)( on \w+)?", printed(result))
     expected = {(column, f" on {run}" if len(runs) > 1 else "") for run in runs for column in result.runs[run].by}
     assert set(titles) == expected
 
@@ -110,27 +109,20 @@ def test_numbers_are_never_cut() -> None:
     text = printed(everything("32 runs"), 80)
     for line in text.splitlines():
         if line.startswith(("dense_run", "moe_run")):
-            assert "…" not in line.split(maxsplit=1)[1]
+            assert not re.search(r"\d…", line.split(maxsplit=1)[1])
 
 
 def test_ten_seconds_of_one_run() -> None:
     text = printed(make_result(level=1e-4), 80)
     for part in (
-        "run-a: 4,025 tokens, 32 sequences, 16 steps",
+        "run-a: mismatch grew",
         "±",
         "dense models",
-        "1e-5 dense",
-        "1e-3 MoE",
         "what to do",
     ):
         assert part in text
     assert re.search(r"rose [\d.]+x", text)
     assert "z = " in text
-
-
-@pytest.mark.parametrize(("level", "mark"), [(1e-9, "◂"), (1e-4, "●"), (50.0, "▸")])
-def test_scale_marks_where_k3_stands(level: float, mark: str) -> None:
-    assert mark in printed(make_result(level=level))
 
 
 def test_undefined_values_are_a_dash_with_their_reason() -> None:
@@ -203,7 +195,4 @@ def test_columns_that_matter_less_go_first() -> None:
     wide = [TerminalColumn(name, ["1234567890"], drop=drop) for name, drop in (("last", 2), ("must", 0), ("first", 1))]
     assert print_grid(console, TerminalColumn("name", ["n" * 60]), wide) == ["must"]
     assert print_grid(console, TerminalColumn("name", ["n"]), wide) == ["last", "must", "first"]
-    names = TerminalColumn("name", ["n"])
-    for part in split_matrix(console, names, [TerminalColumn(f"c{i}", ["1234567890"]) for i in range(7)]):
-        print_grid(console, names, part)
-    assert page.getvalue().count("1234567890") == 1 + 3 + 7
+    assert page.getvalue().count("1234567890") == 1 + 3

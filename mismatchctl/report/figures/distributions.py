@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.formatting import escape_terminal, format_number, shorten
 from mismatchctl.diagnosis.layer_reports.model import LayerReport
-from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine
-from mismatchctl.report.figures.series import INTERVAL_Z, to_floats
+from mismatchctl.report.figures.figure import INTERVAL_Z, Axis, Figure, Marks, ReferenceLine, to_floats
 from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 
 MAX_RUNS = 6
@@ -57,7 +56,7 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
     if share:
         parts = (format_number(each, "fraction") for each in (share, of_k3))
         title = "{} of tokens differ by more than 1 nat and have {} of K3".format(*parts)
-        return Figure(**(vars(figure) | {"title": title}))
+        return replace(figure, title=title)
     return figure
 
 
@@ -98,15 +97,11 @@ def _signed_ticks(low: float, high: float, bend: float) -> list[float]:
 
 def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
     """Return the width of the linear axis part: the power of ten below the median of |x|, within limits."""
-    largest = float(max(abs(edges[0]), abs(edges[-1])))
-    return 10.0 ** max(math.floor(math.log10(_median_magnitude(edges, tokens))), math.ceil(math.log10(largest)) - 6)
-
-
-def _median_magnitude(edges: Float64s, tokens: Float64s) -> float:
-    """Return the smallest |x| that covers half of the tokens."""
     size = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     order = np.argsort(size, kind="stable")
-    return float(size[order][np.searchsorted(np.cumsum(tokens[order]), tokens.sum() / 2)])
+    median = float(size[order][np.searchsorted(np.cumsum(tokens[order]), tokens.sum() / 2)])
+    largest = float(max(abs(edges[0]), abs(edges[-1])))
+    return 10.0 ** max(math.floor(math.log10(median)), math.ceil(math.log10(largest)) - 6)
 
 
 def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s, list[Float64s]]:
@@ -146,40 +141,15 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class BreakdownStyle:
-    """Title, axis title, bin name and caption of a breakdown."""
-
-    subject: str
-    axis: str
-    bin: str
-    caption: str = ""
-
-
 QUANTITIES = {
-    "position": BreakdownStyle(
-        "K3 by position", "position in the response (tokens)", "position",
-        "Flat for noise. It rises if an error accumulates along the response.",
-    ),
-    "surprisal": BreakdownStyle(
-        "K3 by probability", "rollout probability of the token", "probability",
-        "Noise in the logits affects rare tokens. A raised right end means that likely tokens differ.",
-    ),
-    "length": BreakdownStyle(
-        "K3 by response length", "length of the response (tokens)", "length",
-        "K3 per token of short and long responses.",
-    ),
+    "position": ("K3 by position", "position in the response (tokens)", "position",
+                 "Flat for noise. It rises if an error accumulates along the response."),
+    "surprisal": ("K3 by probability", "rollout probability of the token", "probability",
+                  "Noise in the logits affects rare tokens. A raised right end means that likely tokens differ."),
+    "length": ("K3 by response length", "length of the response (tokens)", "length",
+               "K3 per token of short and long responses."),
 }  # fmt: skip
-
-
-def find_quantity(name: str) -> BreakdownStyle:
-    """Return the style of a breakdown."""
-    return QUANTITIES.get(name) or BreakdownStyle(f"K3 by {name}", name, name)
-
-
-def breakdown_figure(breakdown: Breakdown, name: str) -> Figure | None:
-    """Draw mean K3 per bin of a quantity, if K3 is positive in any bin."""
-    return breakdowns_figure({"K3": breakdown}, name)
+"""Title, axis title, name of a bin and caption of a breakdown."""
 
 
 def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:
@@ -187,7 +157,8 @@ def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | Non
     shown = {side: found for side, found in list(sides.items())[:MAX_RUNS] if found.low}
     if not any((value or 0) > 0 for found in shown.values() for value in found.k3):
         return None
-    style = find_quantity(next(iter(shown.values())).quantity)
+    quantity = next(iter(shown.values())).quantity
+    subject, axis, noun, caption = QUANTITIES.get(quantity, (f"K3 by {quantity}", quantity, quantity, ""))
     marks = []
     for color, (side, found) in enumerate(shown.items()):
         k3, reach = to_floats(found.k3), INTERVAL_Z * np.nan_to_num(to_floats(found.k3_se))
@@ -201,22 +172,22 @@ def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | Non
     places = sorted({place for found in shown.values() for place in bin_positions(found)})
     room = 0.0 if places[-1] > places[0] else 0.5
     ticks = _bin_ticks(first.quantity, places[0], places[-1], first)
-    x = Axis(style.axis, limits=(places[0] - room, places[-1] + room), ticks=ticks)
-    title = _peak_message(first, style) if len(shown) == 1 else style.subject
+    x = Axis(axis, limits=(places[0] - room, places[-1] + room), ticks=ticks)
+    title = _peak_message(first, noun) if len(shown) == 1 else ""
     return Figure(
-        name, title or style.subject, f"mean {style.subject} (nats/token)", style.caption,
+        name, title or subject, f"mean {subject} (nats/token)", caption,
         x, Axis("mean K3 (nats/token)", "log"), tuple(marks),
     )  # fmt: skip
 
 
-def _peak_message(breakdown: Breakdown, style: BreakdownStyle) -> str:
+def _peak_message(breakdown: Breakdown, noun: str) -> str:
     """Return the bin with the largest K3, if it is far above the mean."""
     tokens, k3 = np.array(breakdown.tokens, np.float64), np.nan_to_num(to_floats(breakdown.k3))
     counted = np.where(tokens >= _MIN_SHARE * tokens.sum(), k3, -1.0)
     place, mean = int(np.argmax(counted)), float((tokens * k3).sum() / max(tokens.sum(), 1))
     if not mean or counted[place] < _PEAK * mean:
         return ""
-    return f"K3 is {format_number(float(k3[place] / mean))}x the mean at {style.bin} {format_bin(breakdown, place)}"
+    return f"K3 is {format_number(float(k3[place] / mean))}x the mean at {noun} {format_bin(breakdown, place)}"
 
 
 def format_bin(breakdown: Breakdown, index: int) -> str:

@@ -6,20 +6,25 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
-from mismatchctl.core.formatting import escape_csv, escape_terminal
+from mismatchctl.core.batch import Float64s
+from mismatchctl.core.formatting import escape_csv, escape_terminal, format_label, shorten
+from mismatchctl.results.model import Series
 
+INTERVAL_Z = 1.6448536269514722
+"""Half width of bands and error bars in standard errors: every interval in a figure is a 90% interval."""
 Number = float | int | None
 Cell = Number | str
 Scale = Literal["linear", "log", "symlog", "band"]
 MarkKind = Literal["line", "stairs", "dots", "cells", "hexagons"]
-MUTED, ACCENT = -1, -2
-"""Colors other than the ten series colors: gray, and the color of findings."""
+MUTED = -1
+"""Gray, instead of one of the ten series colors."""
 MAX_SCREEN_POINTS = 480
 """Maximum points of a line on a page. Longer series keep the smallest and the largest value of each interval."""
 _BAND_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
@@ -31,10 +36,8 @@ MANY_FIGURES = 100
 class Axis:
     """An axis.
 
-    Attributes:
-        ticks: (position, label) each, if the library's own ticks do not fit.
-        named: True if positions are indices of ticks, for labels that are not numbers.
-        linear_to: end of the linear part of a symlog axis.
+    `ticks` are (position, label) each, for which `named` axes have indices as positions. A symlog axis is linear up to
+    `linear_to`.
     """
 
     label: str = ""
@@ -50,14 +53,9 @@ class Axis:
 class Marks:
     """One series of a figure.
 
-    Attributes:
-        x, y: positions; names on a band axis. Stairs have one more x than y.
-        low, high: ends of the 90% interval of y, or of x if it is `across`.
-        color: index of a series color, `MUTED` or `ACCENT`.
-        labels: name of each point.
-        values: number of each cell or hexagon, which sets its color.
-        shift: offset in a band, in points.
-        run: index of the run on a page with several.
+    `x` and `y` are positions, or names on a band axis. Stairs have one more x than y. `low` and `high` are the ends of
+    the interval of y, or of x if it is `across`. `values` set the colors of cells and hexagons. `shift` is an offset in
+    a band, in points. `run` is the index of the run on a page with several.
     """
 
     kind: MarkKind
@@ -94,15 +92,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
-
-    Attributes:
-        name: unique on its page, also the file name.
-        title: the subject, or a message that the data support.
-        subject: the quantity with its units, for captions.
-        caption: how to read it.
-        size: "wide" fills the page, "square" has equal axes.
-    """
+    """One figure. `name` is unique on its page, `title` a message that the data support, `subject` has the units."""
 
     name: str
     title: str
@@ -136,21 +126,20 @@ class Figure:
         return [heads[place] for place in used], [[row[place] for place in used] for row in rows]
 
     def _line_table(self, lines: Sequence[Marks]) -> tuple[list[str], list[list[Cell]]]:
-        heads = [self.x.label]
-        columns: list[tuple[Marks, Sequence[Cell]]] = []
-        for mark in lines:
-            heads.append(f"{mark.name} ({self.y.label})" if len(lines) > 1 else self.y.label)
-            columns.append((mark, mark.y))
-            if len(mark.low):
-                heads += [f"{mark.name or self.y.label} from", f"{mark.name or self.y.label} to"]
-                columns += [(mark, mark.low), (mark, mark.high)]
-        named = {id(mark): mark.labels if len(mark.labels) == len(mark.y) else mark.x for mark in lines}
-        places = list(dict.fromkeys(x for mark in lines for x in named[id(mark)]))
-        if all(isinstance(x, (int, float)) for x in places):
-            places.sort(key=lambda x: float(x or 0))
-        found = [dict(zip(named[id(mark)], values, strict=False)) for mark, values in columns]
         ticks = dict(self.x.ticks) if self.x.named else {}
-        rows = [[ticks.get(x, x) if isinstance(x, (int, float)) else x, *(own.get(x) for own in found)] for x in places]
+        heads, columns = [self.x.label], list[dict[Cell, Cell]]()
+        for mark in lines:
+            name = f"{mark.name} ({self.y.label})" if len(lines) > 1 else self.y.label
+            places = mark.labels if len(mark.labels) == len(mark.y) else mark.x
+            for head, values in ((name, mark.y), (f"{mark.name} from", mark.low), (f"{mark.name} to", mark.high)):
+                if len(values):
+                    heads.append(head)
+                    columns.append(dict(zip(places, values, strict=False)))
+        places = list(dict.fromkeys(place for column in columns for place in column))
+        if all(isinstance(place, (int, float)) for place in places):
+            places.sort(key=lambda place: float(place or 0))
+        names = [ticks.get(place, place) if isinstance(place, (int, float)) else place for place in places]
+        rows = [[name, *(own.get(place) for own in columns)] for name, place in zip(names, places, strict=True)]
         return heads, rows
 
     def csv(self) -> str:
@@ -185,17 +174,11 @@ def _thin_line(mark: Marks) -> Marks:
     kept = {0, len(values) - 1}
     for part in np.array_split(np.arange(len(values)), MAX_SCREEN_POINTS // 2):
         known = part[np.isfinite(values[part])]
-        kept |= (
-            {int(known[values[known].argmin()]), int(known[values[known].argmax()])} if len(known) else {int(part[0])}
-        )
-    order = sorted(kept)
-
-    def keep(column: Sequence[Any]) -> Sequence[Any]:
-        return [column[place] for place in order] if len(column) else ()
-
-    return replace(
-        mark, x=keep(mark.x), y=keep(mark.y), low=keep(mark.low), high=keep(mark.high), labels=keep(mark.labels)
-    )  # fmt: skip
+        kept |= {int(known[pick(values[known])]) for pick in (np.argmin, np.argmax)} if len(known) else {int(part[0])}
+    columns: dict[str, Any] = {key: getattr(mark, key) for key in _COLUMNS}
+    for key, own in columns.items():
+        columns[key] = [own[at] for at in sorted(kept)] if len(own) else ()
+    return replace(mark, **columns)
 
 
 def page_json(figures: Sequence[Figure]) -> str:
@@ -208,59 +191,39 @@ def page_json(figures: Sequence[Figure]) -> str:
     captions: dict[str, int] = {}
     described, digits = [], _BAND_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
     for figure in figures:
-        data = _figure_data(figure.thin(), columns, digits)
-        data["caption"] = captions.setdefault(escape_terminal(figure.caption), len(captions))
+        data = {
+            "name": figure.name, "title": escape_terminal(figure.title), "alt": figure.alt, "size": figure.size,
+            "caption": captions.setdefault(escape_terminal(figure.caption), len(captions)),
+            "x": _changed(figure.x, Axis()), "y": _changed(figure.y, Axis()),
+            "rules": [_changed(rule, ReferenceLine("x", None)) | {"axis": rule.axis} for rule in figure.rules],
+            "marks": [_mark_data(mark, columns, digits) for mark in figure.thin().marks],
+        }  # fmt: skip
         described.append(data)
-    texts = [_json_text(each) for each in (described, list(captions))]
+    texts = [json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in (described, list(captions))]
     return f'{{"columns":[{",".join(columns)}],"figures":{texts[0]},"captions":{texts[1]}}}'
-
-
-def _json_text(data: Any) -> str:
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def _figure_data(figure: Figure, columns: dict[str, int], digits: int) -> dict[str, Any]:
-    data = {
-        "name": figure.name, "title": escape_terminal(figure.title), "alt": figure.alt,
-        "x": _changed(figure.x, _AXIS), "y": _changed(figure.y, _AXIS),
-        "rules": [_changed(rule, _RULE) for rule in figure.rules],
-        "marks": [_mark_data(mark, columns, digits) for mark in figure.marks],
-    }  # fmt: skip
-    return data if figure.size == "normal" else data | {"size": figure.size}
-
-
-_AXIS, _RULE = Axis(), ReferenceLine("x", None)
-_MARKS = Marks("line", "", (), ())
 
 
 def _changed(part: Any, default: Any) -> dict[str, Any]:
     """Return the fields that differ from the default."""
-    known = vars(default)
-    return {key: _escape(value) for key, value in vars(part).items() if value != known[key] or key == "axis"}
+    return {
+        key: escape_terminal(value) if isinstance(value, str) else value
+        for key, value in vars(part).items()
+        if value != vars(default)[key]
+    }
+
+
+_COLUMNS = ("x", "y", "low", "high", "labels", "values")
 
 
 def _mark_data(mark: Marks, columns: dict[str, int], digits: int) -> dict[str, Any]:
     places = _PLACE_DIGITS if mark.kind in ("line", "stairs") else _DIGITS
     known = {"low": _BAND_DIGITS, "high": _BAND_DIGITS, "x": places}
-    data = {
-        key: value for key, value in _changed(replace(mark, **_NO_COLUMNS), _MARKS).items() if key not in _NO_COLUMNS
-    }
-    for key in _NO_COLUMNS:
-        column = getattr(mark, key)
-        if len(column):
-            data[key] = columns.setdefault(_column_json(column, known.get(key, digits)), len(columns))
+    data = {key: value for key, value in _changed(mark, Marks("line", "", (), ())).items() if key not in _COLUMNS}
+    for key in _COLUMNS:
+        values = [_number_json(value, known.get(key, digits)) for value in getattr(mark, key)]
+        if values:
+            data[key] = columns.setdefault(f"[{','.join(values)}]", len(columns))
     return data
-
-
-_NO_COLUMNS: dict[str, Any] = dict.fromkeys(("x", "y", "low", "high", "labels", "values"), ())
-
-
-def _escape(value: Any) -> Any:
-    return escape_terminal(value) if isinstance(value, str) else value
-
-
-def _column_json(values: Sequence[Cell], digits: int) -> str:
-    return f"[{','.join(_number_json(value, digits) for value in values)}]"
 
 
 def _number_json(value: Cell, digits: int) -> str:
@@ -271,6 +234,68 @@ def _number_json(value: Cell, digits: int) -> str:
         return "null"
     if float(value).is_integer() and abs(value) < 10**digits:
         return str(int(value))
-    plain, scientific = f"{value:.{digits}g}", f"{value:.{digits - 1}e}"
-    mantissa, _, exponent = scientific.partition("e")
-    return min(f"{float(mantissa):g}e{int(exponent)}", plain, key=len)
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return min(f"{float(mantissa):g}e{int(exponent)}", f"{value:.{digits}g}", key=len)
+
+
+StepLabel = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class DenseSeries:
+    """One value per group with the ends of its interval. NaN is undefined."""
+
+    values: Float64s
+    low: Float64s
+    high: Float64s
+
+    def positive(self) -> DenseSeries:
+        """Return the series for a log axis: values up to 0 are undefined, and bands end within a factor of 10."""
+        values = np.where(self.values > 0, self.values, np.nan)
+        return DenseSeries(values, np.maximum(self.low, values / 10), np.minimum(self.high, values * 10))
+
+    def marks(self, name: str, steps: StepAxis, color: int = 0, *, band: bool = True, run: int | None = None) -> Marks:
+        """Return a line over the steps with its band, if it has one."""
+        banded = band and bool((self.high > self.low).any())
+        low, high = (self.low.tolist(), self.high.tolist()) if banded else ((), ())
+        return Marks("line", name, steps.places, self.values.tolist(), low, high, color=color, run=run)
+
+
+def read_column(series: Mapping[str, Series], key: str, count: int) -> DenseSeries:
+    """Return a metric over `count` groups with its 90% interval."""
+    chosen = series.get(key) or Series(value=[None] * count)
+    values, errors = to_floats(chosen.value), np.nan_to_num(to_floats(chosen.se or [None] * count))
+    low, high = values - INTERVAL_Z * errors, values + INTERVAL_Z * errors
+    for index, interval in enumerate(chosen.interval or ()):
+        if interval is not None:
+            low[index], high[index] = interval
+    return DenseSeries(values, low, high)
+
+
+def to_floats(values: Sequence[float | None]) -> Float64s:
+    """Return values as an array. Missing values become NaN."""
+    return np.array([math.nan if value is None else value for value in values], np.float64)
+
+
+class StepAxis:
+    """The step axis. Numeric steps are drawn to scale, other labels at equal distances."""
+
+    def __init__(self, labels: Sequence[StepLabel]) -> None:
+        numbers = [x for x in labels if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]
+        self.numeric = len(numbers) == len(labels) and all(a < b for a, b in pairwise(numbers))
+        self.places: list[float | int] = list(numbers) if self.numeric else list(range(len(labels)))
+        self.names = [shorten(format_label(value), 14) for value in labels]
+        self._index = dict(zip(map(format_label, labels), self.places, strict=True))
+
+    @property
+    def axis(self) -> Axis:
+        """The axis from the first to the last step."""
+        ticks = () if self.numeric else tuple((float(place), name) for place, name in enumerate(self.names))
+        low, high = self.places[0], self.places[-1]
+        limits = (float(low), float(high)) if high > low else (low - 0.5, high + 0.5)
+        return Axis("step", limits=limits, ticks=ticks, named=not self.numeric)
+
+    def place(self, label: StepLabel) -> float | None:
+        """Return the position of a step, if the axis has it."""
+        found = self._index.get(format_label(label))
+        return None if found is None else float(found)

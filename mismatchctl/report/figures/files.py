@@ -10,7 +10,7 @@ from mismatchctl.core.formatting import escape_markdown, file_stems
 from mismatchctl.io.files import CAPTIONS_FILE, TOOL_NAME
 from mismatchctl.report.document import Document, Figures
 from mismatchctl.report.figures.figure import Figure
-from mismatchctl.report.figures.runs import overview_figure, run_figures
+from mismatchctl.report.figures.runs import k3_figure, run_figures
 from mismatchctl.results.model import Result
 
 ContentMaker = Callable[[], bytes]
@@ -18,7 +18,7 @@ ContentMaker = Callable[[], bytes]
 
 def figures_of_result(result: Result) -> dict[str, Figure]:
     """Return every figure of a report by file name. With several runs, names begin with the run."""
-    overview = overview_figure(result.runs)
+    overview = k3_figure(result.runs, "all-k3") if len(result.runs) > 1 else None
     found = {} if overview is None else {overview.name: overview}
     several = len(result.runs) > 1
     for stem, run in zip(file_stems(result.runs), result.runs.values(), strict=True):
@@ -42,15 +42,11 @@ def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str
 
 
 def _format_captions(figures: Mapping[str, Figure], kind: str) -> str:
-    lines = [f"<!-- {TOOL_NAME} -->", ""]
+    lines = [f"<!-- {TOOL_NAME} -->", "", "Bands and bars are 90% intervals.", ""]
     for stem, figure in figures.items():
-        lines += [f"## [{escape_markdown(figure.subject)}]({stem}.{kind})", ""]
-        lines += [
-            f"{escape_markdown(figure.title)}. {escape_markdown(figure.caption)}".strip(),
-            "",
-            f"[Numbers]({stem}.csv)",
-            "",
-        ]
+        caption = f"{escape_markdown(figure.title)}. {escape_markdown(figure.caption)}".strip()
+        heading = f"## [{escape_markdown(figure.subject)}]({stem}.{kind})"
+        lines += [heading, "", caption, "", f"[Numbers]({stem}.csv)", ""]
     return "\n".join(lines)
 
 

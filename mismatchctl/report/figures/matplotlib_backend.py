@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_params_from_file, rcParams
+from matplotlib import rc_context, rcParamsDefault
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure as Canvas
@@ -31,6 +30,16 @@ _RAMP = LinearSegmentedColormap.from_list("ramp", ["#dcebf7", "#82b4da", "#2a6ba
 _SIZES = {"normal": (6.0, 3.8), "wide": (8.0, 3.8), "square": (5.0, 5.0)}
 _MAX_NUMBERED_CELLS = 120
 _ALIASES = {"steps": "k3"}
+_OF_WINDOWS = ("backend", "interactive", "toolbar")
+"""Settings that drawing to files does not touch, because setting them would load a backend."""
+_STYLE: dict[str, Any] = {
+    "font.family": "sans-serif", "font.sans-serif": "DejaVu Sans", "font.size": 10, "text.parse_math": False,
+    "text.hinting": "none", "axes.titleweight": "bold", "axes.unicode_minus": True, "axes.linewidth": 0.8,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": False, "axes.axisbelow": True,
+    "axes.labelsize": 11, "xtick.bottom": False, "ytick.left": False, "xtick.labelsize": 10.5, "ytick.labelsize": 10.5,
+    "xtick.major.pad": 3, "ytick.major.pad": 3, "figure.dpi": 72, "savefig.dpi": 300, "savefig.facecolor": "white",
+    "svg.hashsalt": "mismatchctl", "svg.fonttype": "none", "pdf.fonttype": 42,
+}  # fmt: skip
 
 
 def draw_figure(run: RunResult, name: str) -> Canvas:
@@ -49,26 +58,18 @@ def draw_figure(run: RunResult, name: str) -> Canvas:
 
 @contextmanager
 def draw_with_matplotlib(figure: Figure) -> Iterator[Canvas]:
-    """Draw with matplotlib in the theme, and restore its settings afterwards."""
-    values: Any = rcParams
-    before = dict(dict.items(values))  # reading rcParams["backend"] would load a backend
-    dict.update(values, _rc_settings())
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            yield _draw(figure)
-    finally:
-        dict.update(values, before)
+    """Draw with matplotlib in the theme, independent of the user's settings."""
+    with rc_context(_settings()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield _draw(figure)
 
 
 @cache
-def _rc_settings() -> dict[str, Any]:
-    """Return the settings of the theme, independent of the user's matplotlibrc."""
-    sheet = rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=True)
+def _settings() -> Any:
+    kept = {name: value for name, value in dict.items(rcParamsDefault) if not name.startswith(_OF_WINDOWS)}
     colors = {"text.color": INK, "axes.edgecolor": GRAY, "axes.labelcolor": GRAY, "grid.color": GRID}
     colors |= {"xtick.color": GRAY, "ytick.color": GRAY, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
-    kept = {name: value for name, value in sheet.items() if not name.startswith(("backend", "interactive", "toolbar"))}
-    return kept | colors | {"axes.facecolor": SURFACE, "figure.facecolor": SURFACE}
+    return kept | _STYLE | colors | {"axes.facecolor": SURFACE, "figure.facecolor": SURFACE}
 
 
 def _draw(figure: Figure) -> Canvas:
@@ -87,13 +88,12 @@ def _draw(figure: Figure) -> Canvas:
     if any(mark.kind == "dots" for mark in figure.marks):
         axes.autoscale_view()
     for which, axis in (("x", figure.x), ("y", figure.y)):
-        if axis.scale == "log":
-            _place_log_ticks(axes, which, axis)
-    usual = [rule for rule in figure.rules if rule.style == "usual"]
+        if axis.scale == "log" and not axis.ticks:
+            _place_log_ticks(axes, which)
     limits = axes.get_ylim()
     for rule in figure.rules:
         _draw_rule(axes, rule)
-    if usual:
+    if any(rule.style == "usual" for rule in figure.rules):
         axes.set_ylim(limits)
     if len([mark for mark in figure.marks if mark.name]) > 1:
         axes.legend(fontsize="x-small", frameon=False, ncols=2)
@@ -135,14 +135,13 @@ def _format_log(value: float, _: int | None = None) -> str:
     return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")
 
 
-def _place_log_ticks(axes: Any, which: str, axis: Axis) -> None:
+def _place_log_ticks(axes: Any, which: str) -> None:
     """Place ticks at powers of ten, at 1-2-5 steps if there are few, or at round numbers on a short axis."""
     holder, (low, high) = getattr(axes, f"{which}axis"), getattr(axes, f"get_{which}lim")()
     decades = math.log10(high / low)
-    if not axis.ticks:
-        subs = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
-        holder.set_major_locator(LogLocator(subs=subs) if decades > 0.5 else MaxNLocator(5))
-        holder.set_minor_locator(NullLocator())
+    subs = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
+    holder.set_major_locator(LogLocator(subs=subs) if decades > 0.5 else MaxNLocator(5))
+    holder.set_minor_locator(NullLocator())
 
 
 def _colors(color: int) -> str:
@@ -156,17 +155,9 @@ def _numbers(values: Sequence[Any], band: Sequence[Any]) -> Any:
 
 
 def _draw_line(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
-    x, y = _numbers(mark.x, ()), _numbers(mark.y, ())
-    axes.plot(
-        x,
-        y,
-        color=color,
-        linewidth=1.5,
-        linestyle=":" if mark.dashed else "-",
-        label=mark.name,
-        marker="o" if len(x) < 3 else "",
-        markersize=3,
-    )
+    x, y, style = _numbers(mark.x, ()), _numbers(mark.y, ()), ":" if mark.dashed else "-"
+    marker = "o" if len(x) < 3 else ""
+    axes.plot(x, y, color=color, linewidth=1.5, linestyle=style, label=mark.name, marker=marker, markersize=3)
     if len(mark.low):
         axes.fill_between(x, _numbers(mark.low, ()), _numbers(mark.high, ()), color=color, alpha=0.15, linewidth=0)
 
@@ -233,12 +224,5 @@ def _draw_rule(axes: Any, rule: ReferenceLine) -> None:
     if rule.at is not None:
         line(rule.at, color=color, linewidth=1, linestyle=":" if rule.style == "limit" else "--")
     if rule.text and rule.style != "usual":
-        axes.annotate(
-            rule.text,
-            (rule.at, 1),
-            (3, -10),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            fontsize="x-small",
-            color=color,
-        )
+        places: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate(rule.text, (rule.at, 1), (3, -10), fontsize="x-small", color=color, **places)

@@ -2,129 +2,243 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mismatchctl.api.predict import BackTest
-from mismatchctl.core.batch import Bools, Float64s
-from mismatchctl.core.formatting import shorten
-from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
-from mismatchctl.report.figures.series import INTERVAL_Z
+from mismatchctl.api.sweep.result import (
+    MAX_PRESETS,
+    PresetMark,
+    Sweep,
+    SweepRow,
+    format_target,
+    format_threshold,
+    preset_values,
+)
+from mismatchctl.api.sweep.study import Study
+from mismatchctl.core.batch import Float64s
+from mismatchctl.core.formatting import escape_terminal, file_stems, shorten
+from mismatchctl.corrections.labels import rule_name
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.report.figures.figure import INTERVAL_Z, MUTED, Axis, Figure, Marks, ReferenceLine
 
+MAX_START_REJECTION = 0.05
+"""Maximum share of rejected tokens at the explorer's first point, if possible."""
 _MAX_NAMED = 6
 """Named points of a Pareto front."""
 
 
 @dataclass(frozen=True)
-class Curve:
-    """One line over an axis. NaN is undefined."""
+class StudyRun:
+    """One correction on one run, with its overall rows in the order of the points.
 
-    name: str
-    values: Float64s
-    errors: Float64s | None = None
+    `stem` is the prefix of its figure names.
+    """
+
+    sweep: Sweep
+    run: str
+    study: Study
+    rows: Sequence[SweepRow]
+    anchor: str
+    stem: str
+
+    @cached_property
+    def start(self) -> int:
+        """Index of the point that curves pass through and the explorer starts with: the correction as configured."""
+        places = []
+        for axis in self.study.axes:
+            own = preset_values(self.study.correction, self.study.correction, axis.path) if axis.is_numeric else []
+            if not own:
+                return choose_start_point(self.rows)
+            places.append(int(np.argmin([abs(float(value or 0.0) - own[0]) for value in axis.values])))
+        return int(np.ravel_multi_index(places, self.study.shape))
+
+    def points_along(self, place: int) -> list[int]:
+        """Return the points along one axis, the other axes as at the start."""
+        through = list(np.unravel_index(self.start, self.study.shape))
+        return [
+            int(np.ravel_multi_index([*through[:place], index, *through[place + 1 :]], self.study.shape))
+            for index in range(len(self.study.axes[place].values))
+        ]
+
+    def floats(self, key: str) -> Float64s:
+        """Return one metric of every point. Undefined values become NaN."""
+        return np.array([math.nan if row.get(key) is None else row[key] for row in self.rows], np.float64)
 
 
-@dataclass(frozen=True)
-class CurveChart:
-    """A figure over one threshold: presets and solved targets are rules."""
-
-    subject: str
-    unit: str
-    axis: str
-    values: Float64s
-    log: bool
-    lines: tuple[Curve, ...]
-    caption: str
-    percent: bool = False
-    expected: float | None = None
-    rules: tuple[ReferenceLine, ...] = ()
+def choose_start_point(rows: Sequence[SweepRow]) -> int:
+    """Return the strictest affordable point, or the cheapest. The middle one wins a tie."""
+    known = [row for row in rows if row["pareto"]] or list(rows)
+    lost = [math.inf if row["rejected_tokens"] is None else row["rejected_tokens"] for row in known]
+    affordable = [share for share in lost if share <= MAX_START_REJECTION]
+    wanted = max(affordable) if affordable else min(lost)
+    equal = [row["point"] for row, share in zip(known, lost, strict=True) if share == wanted]
+    return int(equal[len(equal) // 2])
 
 
-def curves_figure(chart: CurveChart, name: str) -> Figure | None:
-    """Draw lines with bands over a threshold, if there are values."""
-    if not any(np.isfinite(line.values).any() for line in chart.lines):
-        return None
-    marks = []
-    for color, line in enumerate(chart.lines):
-        mark = Marks("line", line.name, chart.values.tolist(), line.values.tolist(), color=color)
-        if line.errors is not None:
-            reach = INTERVAL_Z * np.nan_to_num(line.errors)
-            ends = [np.clip(end, 0, 1) if chart.percent else end for end in (line.values - reach, line.values + reach)]
-            mark = replace(mark, low=ends[0].tolist(), high=ends[1].tolist())
-        marks.append(mark)
-    expected = () if chart.expected is None else (ReferenceLine("y", chart.expected, "", None, "limit"),)
-    limits = float(chart.values[0]), float(chart.values[-1])
-    return Figure(
-        name, chart.subject, f"{chart.subject} by {chart.axis}", chart.caption,
-        Axis(chart.axis, "log" if chart.log else "linear", limits), Axis(chart.unit, percent=chart.percent),
-        tuple(marks), (*chart.rules, *expected),
+def axis_label(correction: Correction, path: str) -> str:
+    """Return the meaning of an axis, for example "bound x of the geometric mean"."""
+    kind, _, rest = path.partition(".")
+    index = rest.partition(".")[0]
+    rule: Weight | Gate | None = correction.weight if kind == "weight" else None
+    if kind == "gates" and index.isdecimal() and int(index) < len(correction.gates):
+        rule = correction.gates[int(index)]
+    return escape_terminal(path if rule is None else f"bound x of the {rule_name(rule)}")
+
+
+def name_presets(mark: PresetMark, most: int = MAX_PRESETS) -> str:
+    """Name the first few presets at a mark, and count the others."""
+    more = len(mark.presets) - most
+    return escape_terminal(f"{', '.join(mark.presets[:most])}{f' +{more}' if more > 0 else ''}")
+
+
+def curve_figures(own: StudyRun) -> Iterator[tuple[str, Figure]]:
+    """Yield the axis and the figures along each numeric axis."""
+    study, place_of = own.study, f"{own.sweep.runs.index(own.run)}-{own.sweep.studies.index(own.study)}"
+    for place, (axis, stem) in enumerate(zip(study.axes, file_stems([axis.path for axis in study.axes]), strict=True)):
+        if not axis.is_numeric or len(axis.values) < 2:
+            continue
+        values = np.array([value or 0.0 for value in axis.values], np.float64)
+        order = np.argsort(values, kind="stable")
+        points, values = np.array(own.points_along(place))[order], values[order]
+        label = axis_label(study.correction, axis.path)
+        x = Axis(label, "log" if axis.log else "linear", (float(values[0]), float(values[-1])))
+        marked = (*_preset_rules(own, axis.path), *_target_rules(own, axis.path))
+        for kind, (subject, lines, y, caption, rules) in _curve_charts(study).items():
+            marks = [
+                _curve(own, points, values, key, name, color, y) for color, (name, key) in enumerate(lines.items())
+            ]
+            if any(math.isfinite(y) for mark in marks for y in mark.y if isinstance(y, float)):
+                yield f"{place_of}-{place}", Figure(
+                    f"{own.stem}-{stem}-{kind}", subject, f"{subject} by {label}", caption, x, y, tuple(marks),
+                    (*marked, *rules),
+                )  # fmt: skip
+
+
+_Chart = tuple[str, dict[str, str], Axis, str, tuple[ReferenceLine, ...]]
+
+
+def _curve_charts(study: Study) -> dict[str, _Chart]:
+    """Return the subject, the metrics of the lines, the axis, the caption and the rules of each figure."""
+    found: dict[str, _Chart] = {}
+    if study.correction.gates:
+        lines = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
+        found["rejected"] = (
+            "Rejected", lines, Axis("share rejected", percent=True), "Data that is not trained on.", ()
+        )  # fmt: skip
+    found["ess"] = (
+        "Effective sample size", {"tokens": "ess_token", "sequences": "ess_sequence"},
+        Axis("effective sample size", percent=True), "The data that remains after weights and rejection.", (),
     )  # fmt: skip
+    if study.correction.weight is not None:
+        found["bias"] = (
+            "Mean weight", {"mean weight": "weight_mean"}, Axis("mean weight"),
+            "1 is unbiased. The bound alone moves the mean weight away from it.",
+            (ReferenceLine("y", 1.0, "", None, "limit"),),
+        )  # fmt: skip
+    else:
+        found["k3_kept"] = (
+            "K3 of the kept tokens", {"K3 kept": "k3_kept"}, Axis("K3 (nats/token)"),
+            "The mismatch that remains in training.", (),
+        )  # fmt: skip
+    return found
 
 
-@dataclass(frozen=True)
-class ThresholdMap:
-    """A fraction over two axes [Y, X] with their labels. NaN is undefined."""
-
-    subject: str
-    x: tuple[str, tuple[str, ...]]
-    y: tuple[str, tuple[str, ...]]
-    values: NDArray[np.float64]
+def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: int, axis: Axis) -> Marks:
+    """Return a metric along an axis with its band, if it has errors."""
+    y, reach = own.floats(key)[points], INTERVAL_Z * np.nan_to_num(own.floats(f"{key}_se")[points])
+    ends = [np.clip(end, 0, 1) if axis.percent else end for end in (y - reach, y + reach)] if reach.any() else [(), ()]
+    low, high = ([*map(float, end)] for end in ends)
+    return Marks("line", name, x.tolist(), y.tolist(), low, high, color=color)
 
 
-def map_figure(chart: ThresholdMap, name: str) -> Figure | None:
-    """Draw a heat map, if there are values."""
-    known = np.argwhere(np.isfinite(chart.values))
-    if not len(known):
-        return None
-    mark = Marks(
-        "cells", chart.subject, [chart.x[1][column] for _, column in known], [chart.y[1][row] for row, _ in known],
-        values=[float(chart.values[row, column]) for row, column in known],
-    )  # fmt: skip
-    caption = "In percent. A darker color is more."
-    return Figure(
-        name, chart.subject, f"{chart.subject} by two thresholds", caption, Axis(chart.x[0], "band"),
-        Axis(chart.y[0], "band", percent=True), (mark,),
-    )  # fmt: skip
+def _preset_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
+    """Yield the presets on an axis. Presets at the same place share a rule."""
+    for mark in own.sweep.marks:
+        if (mark.correction, mark.path) == (own.study.name, path):
+            yield ReferenceLine("x", mark.value, name_presets(mark, 1), style="limit")
 
 
-@dataclass(frozen=True)
-class ParetoChart:
-    """Points by two costs. `best` is True on the Pareto front."""
+def _target_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
+    """Yield solved targets, if the correction only has the rule that varies here."""
+    correction = own.study.correction
+    if (correction.weight is not None) + len(correction.gates) != 1:
+        return
+    for target in own.sweep.targets:
+        if target.run == own.run and target.correction is not None and target.status == "ok":
+            solved = parse_correction(target.correction, "target")
+            wish = f"{format_target(target.wish, target.wanted)} at {format_threshold(target.threshold)}"
+            for value in preset_values(solved, correction, path):
+                low, high = target.interval or (None, None)
+                interval = None if low is None or high is None else (low, high)
+                yield ReferenceLine("x", value, escape_terminal(wish), interval, color=3)
 
-    x: Axis
-    y: Axis
-    across: Float64s
-    up: Float64s
-    best: Bools
-    names: tuple[str, ...]
-    caption: str
+
+def map_figures(own: StudyRun) -> Iterator[Figure]:
+    """Yield maps of rejection and ESS over the first two axes, with the other axes fixed."""
+    study, shape = own.study, own.study.shape
+    if len(study.axes) < 2:
+        return
+    fixed = np.ravel_multi_index(np.unravel_index(own.start, shape)[2:], shape[2:]) if shape[2:] else 0
+    up, across = ([escape_terminal(format_threshold(value)) for value in axis.values] for axis in study.axes[:2])
+    y, x = (axis_label(study.correction, axis.path) for axis in study.axes[:2])
+    titles = {"rejected_tokens": "Rejected tokens"} if study.correction.gates else {}
+    for key, title in (titles | {"ess_token": "Effective sample size of tokens after"}).items():
+        values = own.floats(key).reshape(*shape[:2], -1)[:, :, fixed]
+        known = np.argwhere(np.isfinite(values)).tolist()
+        mark = Marks(
+            "cells", title, [across[column] for _, column in known], [up[row] for row, _ in known],
+            values=[float(values[row, column]) for row, column in known],
+        )  # fmt: skip
+        if known:
+            yield Figure(
+                f"{own.stem}-map-{key}", title, f"{title} by two thresholds", "In percent. A darker color is more.",
+                Axis(x, "band"), Axis(y, "band", percent=True), (mark,),
+            )  # fmt: skip
 
 
-def front_figure(front: ParetoChart, name: str, presets: Sequence[tuple[str, float, float]] = ()) -> Figure | None:
-    """Draw all points with the Pareto front in color and the presets named, if there are two or more points."""
-    known = np.isfinite(front.across) & np.isfinite(front.up)
+def front_figure(own: StudyRun) -> Figure | None:
+    """Draw the K3 that remains, or the ESS, against the rejected share, with the presets on the axes."""
+    study, rejected, k3 = own.study, own.floats("rejected_tokens"), own.floats("k3_kept")
+    rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
+    x, across = Axis("tokens rejected", percent=True), rejected
+    if not rejects:
+        x, across = Axis("|bias of the bound|"), np.abs(own.floats("weight_bias"))
+    if rejects and np.nanmin(k3, initial=math.inf) > 0:
+        y, up = Axis("K3 of the kept tokens (nats/token)", "log"), k3
+    else:
+        y, up = Axis("effective sample size of tokens", percent=True), own.floats("ess_token")
+    known, pareto = np.isfinite(across) & np.isfinite(up), np.array([bool(row["pareto"]) for row in own.rows])
     if known.sum() < 2:
         return None
-    best, others = np.flatnonzero(known & front.best), np.flatnonzero(known & ~front.best)
-    best = best[np.argsort(front.across[best], kind="stable")]
+    best, others = np.flatnonzero(known & pareto), np.flatnonzero(known & ~pareto)
+    best = best[np.argsort(across[best], kind="stable")]
     named = set(best[np.linspace(0, len(best) - 1, min(_MAX_NAMED, len(best))).astype(int)].tolist())
-    names = [front.names[point] if point in named else "" for point in best.tolist()]
+    labels = [", ".join(map(format_threshold, study.points[point])) if point in named else "" for point in best]
+    presets: list[tuple[str, int]] = []
+    for mark in own.sweep.marks if len(study.axes) == 1 and study.axes[0].is_numeric else ():
+        if mark.correction == study.name:
+            point = int(np.argmin([abs(float(value or 0) - mark.value) for value in study.axes[0].values]))
+            presets += [(shorten(name_presets(mark, 1), 30), point)] if known[point] else []
+
+    def dots(name: str, points: Any, **more: Any) -> Marks:
+        return Marks("dots", name, across[points].tolist(), up[points].tolist(), **more)
+
     marks = [
-        Marks(
-            "dots", "other points", front.across[others].tolist(), front.up[others].tolist(), color=MUTED, hollow=True
-        )
+        dots("other points", others, color=MUTED, hollow=True),
+        dots("Pareto front", best, labels=labels),
+        dots("presets", [point for _, point in presets], color=1, labels=[text for text, _ in presets]),
     ]
-    marks.append(Marks("dots", "Pareto front", front.across[best].tolist(), front.up[best].tolist(), labels=names))
-    if presets:
-        texts, x, y = zip(*((shorten(text, 30), x, y) for text, x, y in presets), strict=True)
-        marks.append(Marks("dots", "presets", x, y, color=1, labels=texts))
-    return Figure(
-        name, f"Pareto front ({len(best):,} of {int(known.sum()):,} points)", "points of the sweep", front.caption,
-        front.x, front.y, tuple(mark for mark in marks if len(mark.x)), size="wide",
-    )  # fmt: skip
+    caption = "Color: no other point is as good in rejection, ESS and bias at once. Labels are thresholds and presets."
+    title = f"Pareto front ({len(best):,} of {int(known.sum()):,} points)"
+    shown = tuple(mark for mark in marks if len(mark.x))
+    return Figure(f"{own.stem}-front", title, "points of the sweep", caption, x, y, shown, size="wide")
 
 
 def checks_figure(checks: Sequence[BackTest], name: str) -> Figure | None:
@@ -142,7 +256,7 @@ def checks_figure(checks: Sequence[BackTest], name: str) -> Figure | None:
         Marks("dots", "predictions", predicted.tolist(), observed.tolist(), low.tolist(), high.tolist()),
     )
     return Figure(
-        name, f"{inside} of {len(predicted)} predictions are within the 90% interval of the observation",
+        name, f"{inside} of {len(predicted)} predictions are within the interval of the observation",
         "rejection predicted from the first tokens against the observed rejection",
         "Bars are the uncertainty of the observation.",
         Axis("predicted rejection", limits=(0.0, top), percent=True),

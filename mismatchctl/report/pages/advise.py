@@ -1,4 +1,4 @@
-"""The first screen and the page of `advise`: what to fix first, the configuration to paste, and the ranking."""
+"""First screen and page of `advise`: what to fix first, the configuration to paste, and the ranking."""
 
 from __future__ import annotations
 
@@ -32,42 +32,39 @@ from mismatchctl.report.document import (
     TableCell,
     TableColumns,
 )
-from mismatchctl.report.tables import text_cell
+from mismatchctl.report.tables import MAX_RUNS, text_cell
 from mismatchctl.results.status import STATUSES, percent
 from mismatchctl.results.summary import first_sentence
 
-MAX_RUNS, MAX_CONFIG_LINES = 14, 12
-"""Most runs and most lines of a configuration on the first screen."""
+MAX_CONFIG_LINES = 12
+"""Maximum lines of a configuration on the first screen."""
 
 
 def advise_screen(found: Mapping[str, RunAdvice], paths: Sequence[str], *, full: bool = False) -> Document:
     """Build the first screen: the advice, the configuration to paste, and the runner-up. `full` adds the reasons."""
-    worst = min(found, key=lambda run: STATUSES.index(advice_status(found[run])))
-    advice = found[worst]
+    order = sorted(found, key=lambda run: STATUSES.index(advice_status(found[run])))
+    advice = found[order[0]]
     if len(found) == 1:
-        title, parts = f"{worst}: {advice_headline(advice)}", _screen_parts(advice)
+        title, parts = f"{order[0]}: {advice_headline(advice)}", _screen_parts(advice)
     else:
         changes = sum(advice_status(own) != "OK" for own in found.values())
-        title, parts = f"{changes} of {len(found)} runs need a fix or a correction", _runs_parts(found)
+        title, parts = f"{changes} of {len(found)} runs need a fix or a correction", _runs_parts(found, order)
     screen = Document(Headline(title, status=advice_status(advice)))
     screen.add(Section("", "advice").add(*parts))
     if full:
         screen.sections += document(found).sections
-    more = [] if full else [("Reasons", "-v")]
-    screen.commands = [*more, ("Next", _next_command(advice, paths))]
+    screen.commands = [*([] if full else [("Reasons", "-v")]), ("Next", _next_command(advice, paths))]
     return screen
 
 
 def _screen_parts(advice: RunAdvice) -> Iterator[DocumentPart]:
     """Yield the configuration, the runner-up and your correction."""
-    bug = advice.fix_first
-    rows = [] if bug is None else [("do", first_sentence(bug.advice))]
-    if bug is not None and advice_status(advice) == "FAIL":
-        rows += [("else", f"if that is ruled out, use {own.title}") for own in advice.advice[:1]]
-        yield Facts(rows)
-        return
-    if rows:
-        yield Facts(rows)
+    if advice.fix_first is not None:
+        rows = [("do", first_sentence(advice.fix_first.advice))]
+        failed = advice_status(advice) == "FAIL"
+        yield Facts(rows + [("else", f"if that is ruled out, use {own.title}") for own in advice.advice[:failed]])
+        if failed:
+            return
     if not advice.advice:
         yield Facts([("yours", note) for note in advice.notes[1:]])
         return
@@ -86,25 +83,22 @@ def _screen_parts(advice: RunAdvice) -> Iterator[DocumentPart]:
         text = compare_with_yours(own, best).removeprefix("yours: ")
         rows.append(("yours", f"{text}{f'; {own.outcome}' if own.outcome else ''}"))
     size = f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} per update"
-    rows.append(("data", f"{advice.severity} mismatch; {size}"))
-    yield Facts(rows)
+    yield Facts([*rows, ("data", f"{advice.severity} mismatch; {size}")])
 
 
 def _config_part(advice: RunAdvice) -> Code:
     best = advice.advice[0]
+    title = "As YAML (for a framework's keys: --for NAME):"
+    lines = dump_yaml(best.config if advice.framework else best.correction).splitlines()
     if advice.framework:
-        lines = dump_yaml(best.config).splitlines() if best.config else [f"{advice.framework} has no keys for it"]
         title = f"Paste into {advice.framework}:"
-    else:
-        lines = dump_yaml(best.correction).splitlines()
-        title = "As YAML (for a framework's keys: --for NAME):"
+        lines = lines if best.config else [f"{advice.framework} has no keys for it"]
     more = [f"({len(lines) - MAX_CONFIG_LINES} more lines: -v)"] if len(lines) > MAX_CONFIG_LINES else []
     return Code(title, "\n".join([*lines[:MAX_CONFIG_LINES], *more]), reach=TERMINAL_AND_PAGE)
 
 
-def _runs_parts(found: Mapping[str, RunAdvice]) -> Iterator[DocumentPart]:
+def _runs_parts(found: Mapping[str, RunAdvice], order: Sequence[str]) -> Iterator[DocumentPart]:
     """Yield the table of runs, most severe first."""
-    order = sorted(found, key=lambda run: STATUSES.index(advice_status(found[run])))
     columns: TableColumns[str] = (
         ("run", lambda run: TableCell(escape_terminal(run), kind="name")),
         (ColumnHeader("status", numeric=False, drop=0), lambda run: advice_status(found[run])),
@@ -128,56 +122,50 @@ def _next_command(advice: RunAdvice, paths: Sequence[str]) -> str:
 def document(found: Mapping[str, RunAdvice]) -> Document:
     """Build the page of the advice for each run."""
     doc = Document(Headline("", subtitle="advise"))
-    return doc.add(
-        *(
-            advice_section(": ".join(filter(None, (run, advice_headline(a)))), f"advice-{index}", a)
-            for index, (run, a) in enumerate(found.items())
-        )
-    )
+    for index, (run, advice) in enumerate(found.items()):
+        title = ": ".join(filter(None, (run, advice_headline(advice))))
+        doc.add(_advice_section(Section(escape_terminal(title), f"advice-{index}"), advice))
+    return doc
 
 
-def advice_section(title: str, anchor: str, advice: RunAdvice) -> Section:
-    """Build the section of one run."""
-    section = Section(escape_terminal(title), anchor)
+def _advice_section(section: Section, advice: RunAdvice) -> Section:
+    """Add the ranking of one run, its reasons and the configurations."""
+    notes = [Note(f"{note}.", "quiet") for note in advice.notes]
     if advice.fix_first is not None:
         section.add(Note(advice.fix_first.summary), Note(advice.fix_first.advice))
     if not advice.advice:
-        return section.add(*(Note(f"{note}.", "quiet") for note in advice.notes), Note(""))
-    section.add(
-        _ranking_table(advice),
-        *(Note(f"{escape_terminal(compare_with_yours(own, advice.advice[0]))}.") for own in advice.yours),
-    )
-    section.add(*(Note(f"{text}.") for text in (*_describe_others(advice), *_describe_confidence(advice))))
-    section.add(
-        DeferredSection(lambda: [_error_figure(advice, anchor)]), *(Note(f"{note}.", "quiet") for note in advice.notes)
-    )
-    return section.add(*_configs(advice))
+        return section.add(*notes)
 
+    def figure() -> Iterator[Figures]:
+        from mismatchctl.report.figures.bars import advice_figure  # slow import, only needed for HTML
 
-def _configs(advice: RunAdvice) -> Iterator[Code]:
-    """Yield the configuration of the advised correction and of the runner-up, in the framework's keys or as YAML."""
+        yield Figures([advice_figure(advice, f"{section.anchor}-front")])
+
+    yours = (escape_terminal(compare_with_yours(own, advice.advice[0])) for own in advice.yours)
+    reasons = (*yours, *_describe_others(advice), *_describe_confidence(advice))
+    section.add(_ranking_table(advice), *(Note(f"{text}.") for text in reasons), DeferredSection(figure), *notes)
     for own in filter(None, (advice.advice[0], advice.runner_up)):
         config = own.config if advice.framework else own.correction
         if config and own.name != "none":
             name = f"{own.name}{f' for {advice.framework}' if advice.framework else ''}:"
-            yield Code(name, dump_yaml(config), reach=TERMINAL_AND_PAGE)
+            section.add(Code(name, dump_yaml(config), reach=TERMINAL_AND_PAGE))
+    return section
 
 
 def _describe_others(advice: RunAdvice) -> Iterator[str]:
     """Describe ties with the first correction, and why the next one is worse."""
+
+    def name(own: RankedCorrection) -> str:
+        return escape_terminal(candidate_label(own.name))
+
     first, *others = advice.advice
-    ties = [_format_name(own) for own in others if own.ties]
+    ties = [name(own) for own in others if own.ties]
     if ties:
         names = " and ".join(filter(None, (", ".join(ties[:-1]), ties[-1])))
-        yield f"Not significantly worse than {_format_name(first)}: {names}"
+        yield f"Not significantly worse than {name(first)}: {names}"
     behind = next((own for own in others if not own.ties), None)
     if behind is not None and first.mse:
-        times = behind.mse / first.mse
-        yield f"{_format_name(behind)} has {times:.3g} times the error of {_format_name(first)}: {behind.why}"
-
-
-def _format_name(own: RankedCorrection) -> str:
-    return escape_terminal(candidate_label(own.name))
+        yield f"{name(behind)} has {behind.mse / first.mse:.3g} times the error of {name(first)}: {behind.why}"
 
 
 def _describe_confidence(advice: RunAdvice) -> Iterator[str]:
@@ -188,21 +176,13 @@ def _describe_confidence(advice: RunAdvice) -> Iterator[str]:
             yield f"{escape_terminal(own.name)}: {own.outcome}"
 
 
-def _error_figure(advice: RunAdvice, anchor: str) -> Figures:
-    """Draw the errors of all candidates."""
-    from mismatchctl.report.figures.bars import advice_figure  # slow import, only needed for HTML
-
-    return Figures([advice_figure(advice, f"{anchor}-front")])
-
-
 def _ranking_table(advice: RunAdvice) -> Table:
     scale = advice.uncorrected
     columns: TableColumns[RankedCorrection] = (
         ("correction", lambda own: text_cell(own.name, "name")),
         (ColumnHeader("error", description="gradient error of an update after the best scalar", drop=0),
          lambda own: f"{own.mse / scale:.3f}"),
-        (ColumnHeader(
-            "bias²", description="its part that more data does not remove", drop=4),
+        (ColumnHeader("bias²", description="its part that more data does not remove", drop=4),
          lambda own: f"{max(own.bias2, 0.0) / scale:.3f}"),
         (ColumnHeader("variance", description="its part that more data removes", drop=5),
          lambda own: f"{own.variance / scale:.3f}"),

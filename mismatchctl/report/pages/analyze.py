@@ -1,24 +1,26 @@
-"""The page of an analysis, and its sections in the terminal and in Markdown."""
+"""First screen and page of an analysis."""
 
 from __future__ import annotations
 
-import shlex
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from mismatchctl.api.scan import NO_MICRO_BATCHES
 from mismatchctl.core.formatting import (
-    DASH,
     escape_terminal,
+    format_command,
     format_count,
     format_estimate,
     format_heavy_tail,
+    format_label,
     format_number,
 )
-from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
+from mismatchctl.corrections.labels import correction_label
 from mismatchctl.report.document import (
     EVERYWHERE,
     PAGE_ONLY,
@@ -27,6 +29,7 @@ from mismatchctl.report.document import (
     DeferredSection,
     Document,
     DocumentPart,
+    Facts,
     Figures,
     Headline,
     Note,
@@ -36,37 +39,39 @@ from mismatchctl.report.document import (
     Table,
     TableCell,
     TableColumns,
-    Tile,
-    Tiles,
 )
-from mismatchctl.report.pages.diagnose import finding_card, sides_section
-from mismatchctl.report.pages.run_tables import (
-    breakdown_tables,
-    by_column_tables,
-    comparison_of_corrections,
-    correction_metric_table,
-    gates_table,
-    k3_steps_table,
-    logged_table,
-    loss_table,
-    metric_tables,
-    objectives_section,
-    provenance_section,
-    run_log_section,
-    selection_table,
-    step_tables,
-    worst_sequences_table,
-    worst_tokens_table,
+from mismatchctl.report.pages import run_tables as tables
+from mismatchctl.report.pages.diagnose import finding_card, rival_text, sides_section
+from mismatchctl.report.tables import (
+    ADVICE_LENGTH,
+    MAX_RUNS,
+    NOTE_LENGTH,
+    SUMMARY_LENGTH,
+    MetricRegistry,
+    cut,
+    cut_notes,
+    text_cell,
+    value_cell,
 )
-from mismatchctl.report.tables import MetricRegistry, text_cell, value_cell
 from mismatchctl.results.growth import Z_LIMIT
-from mismatchctl.results.model import NOT_RECORDED, Result, RunResult, Value
-from mismatchctl.results.status import STATUSES, run_status
-from mismatchctl.results.summary import get_summary, left_out_facts, list_notes
+from mismatchctl.results.model import NOT_RECORDED, Finding, Result, RunResult, Value
+from mismatchctl.results.status import STATUSES, RunStatus, describe_range, lower_first, percent, run_status
+from mismatchctl.results.summary import (
+    HARMLESS_CAUSES,
+    changes_loss_scale,
+    data_notes,
+    find_fixable,
+    first_sentence,
+    get_summary,
+    headline_finding,
+    left_out_facts,
+    list_notes,
+    names_not_compared,
+    prompt_notes,
+)
 
 if TYPE_CHECKING:
     from mismatchctl.api.sweep.result import Sweep
-    from mismatchctl.report.figures.figure import Figure
     from mismatchctl.report.figures.runs import RunFigures
 
 BRIEF_RUN_COUNT = 9
@@ -77,17 +82,56 @@ MAX_COLORED_RUNS = 8
 """Maximum runs with a color of their own in one figure."""
 MAX_RUN_CARDS = 8
 """Maximum runs whose answer is visible at first."""
-TILE_METRICS = (
+MAX_CORRECTIONS = 5
+"""Maximum corrections on the screen."""
+Z_95 = 1.96
+"""Half width of a 95% interval in standard errors."""
+MAIN_METRICS = (
     "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence", "drift_k3",
     "total_k3", "rollout_reference_k3", "train_reference_k3", "ref_k3", "routing_differs", "ratio_mean_z",
     "khat_token", "khat_sequence", "chi2_token", "chi2_sequence", "prob_corr", "k3_worst_share", "bitwise_share",
 )  # fmt: skip
-MAIN_TILE_METRICS = frozenset(TILE_METRICS[:11])
-OVERVIEW_METRICS = {
-    "tokens": 7, "sequences": None, "abs_diff_mean": 8, "abs_diff_max": 9, "ess_token": None, "ess_sequence": 1,
-    "ratio_mean_z": 2, "khat_sequence": None, "bitwise_share": None,
-}  # fmt: skip
-"""Metrics of the overview with their `ColumnHeader.drop`."""
+ALWAYS_SHOWN = frozenset(MAIN_METRICS[:11])
+"""Main metrics that are shown even if they are within their limits."""
+OVERVIEW_METRICS = (
+    "tokens", "sequences", "abs_diff_mean", "abs_diff_max", "ess_token", "ess_sequence", "ratio_mean_z",
+    "khat_sequence", "bitwise_share",
+)  # fmt: skip
+_Row = tuple[str, str]
+
+
+def analyze_screen(
+    result: Result,
+    paths: Sequence[str],
+    *,
+    asked: bool = True,
+    page: Document | None = None,
+    following: str = "",
+    report: str = "--html report.html",
+) -> Document:
+    """Build the first screen of a Result, or the whole `page` of it below the answer.
+
+    `asked` is false if the corrections are the default ones. `following` is the next command, by default one that
+    reads the dump in `paths`. `report` is the file of the report, or the option that writes one.
+    """
+    judged = {name: run_status(run) for name, run in result.runs.items()}
+    screen = Document(_headline(judged))
+    if len(judged) > 1:
+        notes = [] if page is not None else cut_notes(_data_notes(result))
+        screen.add(_runs_section(result, judged).add(*notes))
+    else:
+        ((_, run),) = result.runs.items()
+        screen.add(Section("", "facts").add(_run_facts(result, run, causes=page is None)))
+        if page is None:
+            screen.add(Section("", "corrections").add(*_correction_parts(result, run, asked=asked)))
+    if page is not None:
+        screen.sections += [part for part in page.sections if getattr(part, "anchor", "") not in ("answer", "runs")]
+    more = [("Details", "-v")] if page is None and report.startswith("--") else []
+    first = _by_severity(result, judged)[0]
+    following = following or _next_command(result.runs[first], judged[first], _run_paths(result, first, paths))
+    written = [("Report", report)] if "--html" not in following else []
+    screen.commands = [*more, *written, ("Next", following)]
+    return screen
 
 
 def document(
@@ -98,25 +142,72 @@ def document(
     `objectives` are the KL estimators and loss aggregations to show. The fronts of `sweeps` are shown with the
     corrections.
     """
-    registry, origin = MetricRegistry(result.corrections), result.provenance
-    title = f"{len(result.runs)} runs" if len(result.runs) != 1 else escape_terminal(next(iter(result.runs)))
-    doc = Document(Headline(title, _size_facts(result), subtitle="analyze"), version=escape_terminal(origin.version))
-    doc.add(*(replace(section, terminal=True) for section in _terminal_sections(result, registry)))
-    shared: list[Section] = []
-    for index, (name, run) in enumerate(result.runs.items()):
-        shown, anchor = escape_terminal(name) if len(result.runs) != 1 else "it", f"run-{index}"
-        shared += [objectives_section(run, shown, anchor, *objectives)] if any(objectives) else []
-        shared.append(run_log_section(run, escape_terminal(name), anchor, origin))
-    doc.add(*(replace(section, terminal=True) for section in shared))
+    page, origin = _Page(result, sweeps), result.provenance
+    head = replace(_headline(page.judged), facts=_size_facts(result), subtitle="analyze")
+    doc = Document(head, version=escape_terminal(origin.version))
     warnings = [Note(escape_terminal(note), "alarm") for note in list_notes(result)]
-    doc.add(Section("", "notes", terminal=True).add(*warnings))
-    doc.add(DeferredSection(lambda: page_sections(_PageBuilder(result, registry, sweeps), shared, warnings)))
+    doc.add(
+        replace(_runs_section(result, page.judged), terminal=True) if page.several else None,
+        page.answer(), *page.corrections(), page.trend(), page.where(), page.causes(),
+        Section("Warnings", "warnings", folded=True, note=str(len(warnings)), level="CHECK").add(*warnings),
+        page.details("Kept and rejected sequences", "selection", lambda at, _: [page.draw(at, "selection")]),
+        page.details("By column", "by", page.by_column),
+        page.details("Tokens", "tokens", page.worst, note="the sequences and tokens with the largest log ratios"),
+    )  # fmt: skip
+    for index, (name, run) in enumerate(result.runs.items()):
+        shown, anchor = escape_terminal(name), f"run-{index}"
+        if any(objectives):
+            doc.add(tables.objectives_section(run, shown if page.several else "it", anchor, *objectives))
+        doc.add(tables.run_log_section(run, shown, anchor, origin))
     doc.glossary = lambda: [
-        ("The mismatch, and other pairs of policies", registry.entries("m")),
-        ("Corrections", registry.entries("c")),
+        ("The mismatch, and other pairs of policies", page.registry.entries("m")),
+        ("Corrections", page.registry.entries("c")),
     ]
-    doc.page_title = lambda: page_headline(result)
-    return doc
+    data = tables.provenance_section(origin.version, origin.inputs, origin.left_out, result.corrections)
+    return doc.add(DeferredSection(lambda: [page.numbers()]), data)
+
+
+def _headline(judged: Mapping[str, RunStatus]) -> Headline:
+    """Return the answer of one run, or the number of runs that need attention."""
+    worst = min(judged.values(), key=lambda one: STATUSES.index(one.status))
+    if len(judged) == 1:
+        ((name, one),) = judged.items()
+        return Headline(f"{escape_terminal(name)}: {escape_terminal(one.text)}", status=worst.status)
+    return Headline(count_statuses(judged), status=worst.status)
+
+
+def count_statuses(judged: Mapping[str, RunStatus]) -> str:
+    """Count the runs that are not OK."""
+    bad = sum(one.status != "OK" for one in judged.values())
+    if not bad:
+        return f"all {len(judged)} runs are healthy; no correction needed"
+    return f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} attention"
+
+
+def _by_severity(result: Result, judged: Mapping[str, RunStatus]) -> list[str]:
+    """Sort the runs by status and K3, the worst first."""
+    return sorted(judged, key=lambda name: (STATUSES.index(judged[name].status), -or_infinite(_k3(result, name).value)))
+
+
+def or_infinite(value: float | None) -> float:
+    """Return a value, or infinity if it is undefined."""
+    return math.inf if value is None else value
+
+
+def _k3(result: Result, name: str) -> Value:
+    return result.runs[name].overall.metrics.get("k3", NOT_RECORDED)
+
+
+def _next_command(run: RunResult, judged: RunStatus, paths: Sequence[str]) -> str:
+    if judged.status == "OK":
+        return format_command("gate", paths, "--save-baseline ok.json --accept")
+    return format_command("diagnose" if find_fixable(run.findings) is not None else "advise", paths)
+
+
+def _run_paths(result: Result, name: str, paths: Sequence[str]) -> Sequence[str]:
+    """Return the file of a run, if it is one of several paths."""
+    files = [file.path for file in result.provenance.inputs if file.run == name]
+    return files if len(paths) > 1 and len(files) == 1 and files[0] in paths else paths
 
 
 def _size_facts(result: Result) -> list[str]:
@@ -128,153 +219,285 @@ def _size_facts(result: Result) -> list[str]:
     ]
     counts += [(sum(len(run.groups.labels) for run in runs), "step"), (len(provenance.inputs), "file")]
     counts += [(len(result.corrections), "correction")]
-    facts = [format_count(*each) for each in counts]
-    return [*facts, *left_out_facts(provenance.left_out)]
+    return [*(format_count(*each) for each in counts), *left_out_facts(provenance.left_out)]
 
 
-def page_headline(result: Result) -> str:
-    """Return the title of the page: how many runs need attention, or the status of the only run."""
-    found = [run_status(run) for run in result.runs.values()]
-    if len(found) == 1:
-        text = found[0].text
-        return f"{escape_terminal(next(iter(result.runs)))}: {escape_terminal(text)}"
-    fail, check = (sum(one.status == status for one in found) for status in ("FAIL", "CHECK"))
-    if fail:
-        return f"{fail} of {len(found)} runs need attention"
-    return f"{check} of {len(found)} runs to check" if check else f"All {len(found)} runs are OK"
+def _runs_section(result: Result, judged: Mapping[str, RunStatus]) -> Section:
+    """Build the table of runs, most severe first."""
+    order = _by_severity(result, judged)
+    shown = order[: MAX_RUNS + (len(order) == MAX_RUNS + 1)]
+    steps = any(len(run.groups.labels) > 1 for run in result.runs.values())
+    columns: TableColumns[str] = (
+        ("run", lambda name: TableCell(escape_terminal(name), kind="name")),
+        (ColumnHeader("status", numeric=False, drop=0), lambda name: judged[name].status),
+        (ColumnHeader("K3", drop=0), lambda name: format_number(_k3(result, name).value)),
+        (ColumnHeader("K3 by step", numeric=False, drop=2 if steps else None),
+         lambda name: TableCell("", kind="line", series=tuple(result.runs[name].groups.series("k3").value))),
+        (ColumnHeader("answer", numeric=False, drop=1, flexible=True), lambda name: judged[name].text),
+    )  # fmt: skip
+    section = Section("", "runs").add(Table.of("", shown, columns, reach=EVERYWHERE))
+    if rest := order[len(shown) :]:
+        counts = Counter(judged[name].status for name in rest)
+        left = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts[one])
+        section.add(Note(f"{format_count(len(rest), 'more run')}: {left}"))
+    return section
 
 
-def page_sections(
-    page: _PageBuilder, shared: Sequence[Section], warnings: Sequence[Note]
-) -> Iterator[DocumentPart | None]:
-    """Yield the sections of the page: the answer, K3, corrections, and folded details."""
-    result, registry = page.result, page.registry
-    yield page.answer()
-    yield from page.corrections()
-    yield page.trend()
-    yield page.where()
-    yield page.causes()
-    if warnings:
-        note = f"{len(warnings)}: {warnings[0].text}"
-        yield Section("Warnings", "warnings", folded=True, note=note, level="CHECK").add(*warnings)
-    yield page.details("Kept and rejected sequences", "selection", page.selection)
-    yield page.details("By column", "by", lambda index, run: by_column_tables(result.corrections, run, registry, ""))
-    yield page.details("Tokens", "tokens", page.worst, note="the sequences and tokens with the largest log ratios")
-    for section in shared:
-        yield replace(section, folded=True, reach=PAGE_ONLY)
-    yield page.numbers()
-    origin = result.provenance
-    yield provenance_section(origin.version, origin.inputs, origin.left_out, result.corrections)
+def _run_facts(result: Result, run: RunResult, *, causes: bool) -> Facts:
+    """Return K3, its trend, the `causes` and the size of one run."""
+    summary, k3 = get_summary(run), run.overall.metrics.get("k3", NOT_RECORDED)
+    rows: list[_Row] = [("K3", _describe_k3(k3, describe_range(summary.standing)))]
+    if summary.against is not None:
+        rows.append(("base", summary.against.text))
+    over = list(run.groups.series("k3").value)
+    if len(over) > 1:
+        rows.append(("trend", _describe_trend(run)))
+    cause = headline_finding(run.findings) or (run.findings[0] if run.findings else None)
+    rows += _cause_rows(cause, run.findings) if causes and cause is not None else ()
+    rows += [("log", text) for text in _describe_log(run)]
+    rows.append(("data", ", ".join(_describe_data(result, run))))
+    return Facts(rows, series={"trend": over} if len(over) > 1 else {})
 
 
-class _PageBuilder:
+def _describe_log(run: RunResult) -> Iterator[str]:
+    """Yield how the run's log compares with the dump, and which series changed first."""
+    compared = [*run.against.values(), *([run.against_metrics] if run.against_metrics else [])]
+    for found in compared:
+        wrong = [name for name, agreement in found.names.items() if not agreement.agrees]
+        verb = "agrees" if len(found.names) == 1 else "agree"
+        text = f"{len(found.names) - len(wrong)} of {format_count(len(found.names), 'name')} {verb} with the run's log"
+        text += f"; different: {', '.join(wrong[:3])}" if wrong else ""
+        yield f"{text}; not in the log: {', '.join(found.missing[:2])}" if found.missing else text
+    if others := names_not_compared(run):
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        yield f"kept, not compared: {', '.join(map(escape_terminal, others[:5]))}{more}"
+    if run.order:
+        yield cut(run.order, NOTE_LENGTH)
+
+
+def _describe_k3(k3: Value, usual: str) -> str:
+    if k3.value is None:
+        return f"undefined: {k3.status}"
+    if k3.value == 0:
+        return f"0   {usual}"
+    interval = ""
+    if k3.se:
+        low, high = max(k3.value - Z_95 * k3.se, 0.0), k3.value + Z_95 * k3.se
+        interval = f" (95% interval {format_number(low)} to {format_number(high)}{', too narrow' if k3.tail else ''})"
+    return f"{format_number(k3.value)} nats/token{interval}   {usual}"
+
+
+def _describe_trend(run: RunResult) -> str:
+    growth = get_summary(run).growth
+    if growth.factor is None or growth.onset is None:
+        return growth.text
+    at = format_label(growth.onset)
+    if growth.onset_interval and growth.onset_interval[0] != growth.onset_interval[1]:
+        at += f" ({format_label(growth.onset_interval[0])}–{format_label(growth.onset_interval[1])})"
+    last = format_label(run.groups.labels[-1])
+    return f"{format_number(growth.before)} → {format_number(growth.value)}, onset at step {at}, last step {last}"
+
+
+def _cause_rows(cause: Finding, findings: Sequence[Finding]) -> Iterator[_Row]:
+    """Yield the main finding, what to do about it, and the titles of the other findings."""
+    sure = f"{cause.confidence} confidence"
+    if cause.cause == "growing_mismatch":  # the headline and the trend describe the growth
+        yield "cause", "unknown" + "".join(f"; possibly {rival_text(rival)}" for rival in cause.rivals[:1])
+    elif cause.cause in HARMLESS_CAUSES:
+        yield "cause", f"{lower_first(cause.title)} ({sure})"
+    else:
+        yield "cause", f"{cut(cause.summary.rstrip('.'), SUMMARY_LENGTH)} ({sure})"
+    if cause.cause not in HARMLESS_CAUSES:
+        yield "do", cut(first_sentence(cause.advice), ADVICE_LENGTH)
+    titles = [
+        f"{found.title}{'' if found.share_k3 is None else f' ({percent(found.share_k3)} of K3)'}"
+        for found in findings
+        if found is not cause and found.confidence != "low" and found.cause != "growing_mismatch"
+    ]
+    if titles:
+        yield "also", "; ".join(titles[:3]) + (f"; {len(titles) - 3} more" if len(titles) > 3 else "")
+
+
+def _describe_data(result: Result, run: RunResult) -> Iterator[str]:
+    for key in ("sequence", "token"):
+        yield format_count(int(run.overall.metrics.get(f"{key}s", NOT_RECORDED).value or 0), key)
+    yield format_count(len(run.groups.labels), "step")
+    yield format_count(len(result.provenance.inputs), "file")
+    yield from left_out_facts(result.provenance.left_out) if len(result.runs) == 1 else ()
+    if prompt_notes([run]):
+        yield "no prompt ids (intervals may be too narrow)"
+
+
+def _correction_parts(result: Result, run: RunResult, *, asked: bool) -> Iterator[DocumentPart]:
+    """Yield the table of corrections and short notes about them."""
+    rules = {one.name: one for one in result.corrections if one.weight is not None or one.gates}
+    names = [name for name in run.overall.corrections if name in rules]
+    if names:
+        yield _corrections_table(run, {name: correction_label(rules[name]) for name in names[:MAX_CORRECTIONS]})
+    notes = _data_notes(result)
+    for name in filter(lambda name: asked and changes_loss_scale(run, name), names):
+        scale = format_number(run.overall.corrections[name]["loss_scale"].value)
+        notes.append(f"{escape_terminal(name)} multiplies the loss by {scale}, which changes the learning rate")
+    notes += [f"{len(names) - MAX_CORRECTIONS} more corrections: -v"] if len(names) > MAX_CORRECTIONS else []
+    yield from cut_notes([*notes, *_correction_notes(result, run, names, asked=asked)])
+
+
+def _corrections_table(run: RunResult, labels: Mapping[str, str]) -> Table:
+    def metric(key: str, form: Callable[[float | None], str]) -> Callable[[str], str]:
+        return lambda name: form(run.overall.corrections[name].get(key, NOT_RECORDED).value)
+
+    def loss_scale(name: str) -> str:
+        return f"{'! x' * changes_loss_scale(run, name)}{metric('loss_scale', format_number)(name)}"
+
+    changed = any(changes_loss_scale(run, name) for name in labels)
+    columns: TableColumns[str] = (
+        ("correction", lambda name: TableCell(escape_terminal(name), kind="name")),
+        (ColumnHeader("what it does", numeric=False, drop=1, flexible=True), lambda name: labels[name]),
+        *([(ColumnHeader("loss", drop=0), loss_scale)] if changed else []),
+        (ColumnHeader("drops", drop=0), metric("rejected_tokens", percent)),
+        (ColumnHeader("ESS", drop=0), metric("ess_token", percent)),
+        (ColumnHeader("K3 left", drop=0), metric("k3_kept", format_number)),
+    )
+    return Table.of("", labels, columns, reach=EVERYWHERE)
+
+
+def _correction_notes(result: Result, run: RunResult, names: Sequence[str], *, asked: bool) -> Iterator[str]:
+    """Yield one short note per problem of a correction."""
+    steps, empties = run.groups.labels, []
+    for name in names:
+        kept = run.groups.corrections.get(name, {}).get("kept_tokens")
+        empty = [step for step, left in zip(steps, kept.value if kept else (), strict=False) if left == 0]
+        if empty:
+            empties.append(f"{escape_terminal(name)} {len(empty)} (first: {format_label(empty[0])})")
+    if empties:
+        yield f"steps without a kept token, of {len(steps)}: {', '.join(empties[:3])}"
+    for warning in result.warnings:
+        if NO_MICRO_BATCHES in warning:
+            text = f"{warning.partition(':')[0]}: normalized over the whole step, no micro_batch column"
+            yield f"{text}; add --micro-batch-size N" if asked else text
+
+
+def _data_notes(result: Result) -> list[str]:
+    return [note for note in data_notes(result) if NO_MICRO_BATCHES not in note]
+
+
+class _Page:
     """Builds the sections of the page. With several runs, each section has a folded part per run."""
 
-    def __init__(self, result: Result, registry: MetricRegistry, sweeps: Sequence[Sweep]) -> None:
-        from mismatchctl.report.figures.runs import k3_figure, run_figures  # slow import, only needed for HTML
-
-        self.result, self.registry, self.runs, self.sweeps = result, registry, result.runs, sweeps
-        self.names = [escape_terminal(name) for name in result.runs]
-        self.statuses = [run_status(run) for run in result.runs.values()]
+    def __init__(self, result: Result, sweeps: Sequence[Sweep]) -> None:
+        self.result, self.runs, self.sweeps = result, result.runs, sweeps
+        self.registry = MetricRegistry(result.corrections)
+        self.judged = {name: run_status(run) for name, run in result.runs.items()}
         self.several, self.detailed = len(result.runs) > 1, len(result.runs) <= MAX_DETAILED_RUNS
-        self.brief = brief = len(result.runs) >= BRIEF_RUN_COUNT
-        self.figures: list[RunFigures] = [
-            run_figures(run, f"run{index}", brief=brief) for index, run in enumerate(result.runs.values())
-        ]
-        worst = min((status.status for status in self.statuses), key=STATUSES.index)
-        attention = [status.status == worst != "OK" for status in self.statuses]
-        self.k3: Figure | None = k3_figure(result.runs, "k3", attention if any(attention) else ())
+        self.brief = len(result.runs) >= BRIEF_RUN_COUNT
+
+    @cached_property
+    def figures(self) -> list[RunFigures]:
+        """The figures of each run, only made for HTML."""
+        from mismatchctl.report.figures.runs import run_figures
+
+        return [run_figures(run, f"run{at}", brief=self.brief) for at, run in enumerate(self.runs.values())]
+
+    def draw(self, index: int, section: str, *, after: int = 0) -> DeferredSection:
+        """Return the figures of one run and section, without the first `after`."""
+        return DeferredSection(lambda: [Figures(getattr(self.figures[index], section)[after:])])
 
     def answer(self) -> Section:
-        """Build the first screen."""
-        section = Section("", "answer")
-        items = list(self.runs.items())
-        if not self.several:
-            name, run = items[0]
-            section.add(_answer_block(run, _next_command(self.result, name, run)))
-            return section.add(Figures([self.k3]) if self.k3 is not None else self._overall_tiles(run))
-        order = sorted(
-            range(len(items)), key=lambda index: (STATUSES.index(self.statuses[index].status), -self._k3(index))
-        )
-        cards = [self._card(index) for index in order]
-        shown = len(cards)
-        if shown > MAX_RUN_CARDS:
-            shown = min(sum(card.status == cards[0].status != "OK" for card in cards) or MAX_RUN_CARDS, MAX_RUN_CARDS)
-        height = 330 if shown <= 3 else 280 if shown <= 5 else 240
-        return section.add(RunCards(cards, shown), Figures([self.k3], runs=True, height=height))
+        """Build the first screen of the page."""
+        section, shown = Section("", "answer"), 0
+        if self.several:
+            order = _by_severity(self.result, self.judged)
+            cards = [self._card(name) for name in order]
+            alike = sum(card.status == cards[0].status != "OK" for card in cards) or MAX_RUN_CARDS
+            shown = len(cards) if len(cards) <= MAX_RUN_CARDS else min(alike, MAX_RUN_CARDS)
+            section.add(RunCards(cards, shown))
+        else:
+            ((name, run),) = self.runs.items()
+            section.add(_answers(run, self._command(name)))
+        height = 0 if not self.several else 330 if shown <= 3 else 280 if shown <= 5 else 240
+        return section.add(DeferredSection(lambda: [self._main_figure(height)]))
 
-    def _k3(self, index: int) -> float:
-        run = list(self.runs.values())[index]
-        return run.overall.metrics.get("k3", NOT_RECORDED).value or 0.0
+    def _main_figure(self, height: int) -> Figures:
+        """Return K3 over the steps, or the distribution of a single step."""
+        from mismatchctl.report.figures.runs import k3_figure
 
-    def _card(self, index: int) -> RunCard:
-        name, run = list(self.runs.items())[index]
-        status = self.statuses[index]
+        worst = min((one.status for one in self.judged.values()), key=STATUSES.index)
+        attention = [one.status == worst != "OK" for one in self.judged.values()]
+        k3 = k3_figure(self.runs, "k3", attention if any(attention) else ())
+        return Figures([k3], runs=self.several, height=height)
+
+    def _command(self, name: str) -> str:
+        """Return the command that follows the answer, if the files of the run are known."""
+        files = [file.path for file in self.result.provenance.inputs if file.run == name]
+        folders = {str(PurePath(file).parent) for file in files}
+        path = files[0] if len(files) == 1 else folders.pop() if len(folders) == 1 else ""
+        calm = self.judged[name].status == "OK" or not path or path.startswith("<")
+        return "" if calm else _next_command(self.runs[name], self.judged[name], [path])
+
+    def _card(self, name: str) -> RunCard:
+        run, status, index = self.runs[name], self.judged[name], [*self.runs].index(name)
         action = get_summary(run).answer("what to do").text if status.status != "OK" else ""
-        command = _next_command(self.result, name, run) if action else ""
         return RunCard(
-            index, self.names[index], status.status, escape_terminal(status.text), escape_terminal(action),
-            _answer_block(run, command), f"trend-{index}",
+            index, escape_terminal(name), status.status, escape_terminal(status.text), escape_terminal(action),
+            _answers(run, self._command(name) if action else ""), f"trend-{index}",
         )  # fmt: skip
-
-    def _overall_tiles(self, run: RunResult) -> Tiles:
-        return Tiles([tile for tile in build_tiles(run, self.registry) if tile.first or tile.level == "alarm"])
 
     def details(
         self, title: str, anchor: str, parts: Callable[[int, RunResult], Iterable[DocumentPart | None]], *,
         note: str = "", notes: Sequence[str] = (), series: bool = False,
     ) -> Section:  # fmt: skip
         """Build a folded section, with a folded part per run if there are several."""
-        section = Section(title, anchor, folded=True, note=note or _count_notes(notes), reach=PAGE_ONLY)
-        for index, run in enumerate(self.runs.values()):
-            found = [part for part in parts(index, run) if part is not None]
-            if not self.several:
-                section.note = note or (notes[index] if notes else "")
-                return section.add(*found)
-            status = self.statuses[index]
-            own = notes[index] if notes else status.text
+        section = Section(title, anchor, folded=True, note=note)
+        if not self.several:
+            section.note = note or (notes[0] if notes else "")
+            return section.add(*parts(0, next(iter(self.runs.values()))))
+        if len(notes) > 1 and not note:
+            text, count = Counter(notes).most_common(1)[0]
+            section.note = f"{count} of {len(notes)} runs: {text}" if count > 1 else ""
+        for index, (name, run) in enumerate(self.runs.items()):
+            status = self.judged[name]
             sub = Section(
-                self.names[index], f"{anchor}-{index}", folded=True, note=escape_terminal(own), level=status.status,
-                series=tuple(run.groups.series("k3").value) if series else (), run=index,
+                escape_terminal(name), f"{anchor}-{index}", folded=True, run=index, level=status.status,
+                note=escape_terminal(notes[index] if notes else status.text),
+                series=tuple(run.groups.series("k3").value) if series else (),
+                reach=EVERYWHERE if self.detailed else PAGE_ONLY,
             )  # fmt: skip
-            section.add(sub.add(*found))
+            section.add(sub.add(*parts(index, run)))
         return section
 
     def trend(self) -> Section:
-        """Build the figures over the steps."""
-        notes = [f"K3 {get_summary(run).growth.brief}" for run in self.runs.values()]
-        section = self.details("Trend", "trend", self._trend_parts, notes=() if self.several else notes, series=True)
-        grown = sum(get_summary(run).growth.changed for run in self.runs.values())
+        """Build the main numbers and the figures over the steps."""
+        growth = [get_summary(run).growth for run in self.runs.values()]
+        section = self.details("Trend", "trend", self._trend_parts, notes=[f"K3 {one.brief}" for one in growth],
+                               series=True)  # fmt: skip
         if self.several:
-            section.note = f"K3 changed in {grown} of {len(self.runs)} runs"
-            section.parts.insert(0, Table.of(
-                "", self.runs.items(), overview_columns(self.result, self.registry), sortable=True, reach=PAGE_ONLY
-            ))  # fmt: skip
+            section.note = f"K3 changed in {sum(one.changed for one in growth)} of {len(self.runs)} runs"
+            columns = overview_columns(self.result, self.registry)
+            section.parts.insert(0, Table.of("", self.runs.items(), columns, sortable=True))
         return section
 
     def _trend_parts(self, index: int, run: RunResult) -> Iterator[DocumentPart]:
-        found = self.figures[index]
         if not self.brief:
-            yield self._overall_tiles(run)
-        shown = found.trends[1:] if not self.several else found.trends
-        yield Figures(shown)
-        if found.drift:
-            lead = "From the trainer's recomputation to the policy that is being updated, which PPO's ratio measures."
-            yield Section("Policy drift", f"drift-{index}", lead=lead).add(Figures(found.drift))
+            yield main_facts(run, self.registry)
+        yield self.draw(index, "trends", after=not self.several)
+        lead = "From the trainer's recomputation to the policy that is being updated, which PPO's ratio measures."
+        yield Section("Policy drift", f"drift-{index}", lead=lead).add(self.draw(index, "drift"))
 
-    def where(self) -> Section:
+    def where(self) -> DeferredSection:
         """Build the distributions and breakdowns."""
-        notes = []
-        for found, run in zip(self.figures, self.runs.values(), strict=True):
-            titles = [
-                figure.title
-                for figure in found.distributions
-                if figure.title[0].isdigit() or "x the mean" in figure.title
-            ]
-            zero = run.overall.metrics.get("k3", NOT_RECORDED).value == 0
-            notes.append("every log ratio is 0" if zero else "; ".join(titles[:2]) or "evenly spread over the tokens")
-        figures = [[Figures(found.distributions)] for found in self.figures]
-        return self.details("Where the mismatch is", "where", lambda index, run: figures[index], notes=notes)
+
+        def make() -> Iterator[Section]:
+            notes = []
+            for found, run in zip(self.figures, self.runs.values(), strict=True):
+                titles = [figure.title for figure in found.distributions]
+                titles = [title for title in titles if title[0].isdigit() or "x the mean" in title]
+                zero = run.overall.metrics.get("k3", NOT_RECORDED).value == 0
+                notes.append("every log ratio is 0" if zero else "; ".join(titles[:2]) or "evenly spread")
+            yield self.details(
+                "Where the mismatch is", "where", lambda index, _: [self.draw(index, "distributions")], notes=notes
+            )
+
+        return DeferredSection(make)
 
     def causes(self) -> Section:
         """Build the findings, and which side has the error."""
@@ -293,61 +516,50 @@ class _PageBuilder:
 
     def corrections(self) -> Iterator[Section]:
         """Yield the comparison of the corrections and its details."""
-        from mismatchctl.report.figures.bars import corrections_figure
-
         if not self.result.corrections:
             return
-        section = Section("Corrections", "corrections", reach=PAGE_ONLY, folded=True, opened=True)
         count = len(self.result.corrections)
+        section = Section("Corrections", "corrections", folded=True, opened=True)
         section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, fresh batch"
-        section.add(comparison_of_corrections(self.result, self.registry))
-        shown = {name: run.overall.corrections for name, run in list(self.runs.items())[:MAX_COLORED_RUNS]}
-        section.add(Figures([corrections_figure(shown, "corrections", _sweep_front(self.sweeps))]))
+        section.add(tables.comparison_of_corrections(self.result, self.registry), DeferredSection(self._tradeoff))
         yield section
         yield self.details(
             "Corrections in detail", "correction-details", self._correction_parts,
             note="over the steps, loss and gradient, each gate",
         )  # fmt: skip
 
-    def _correction_parts(self, index: int, run: RunResult) -> Iterator[DocumentPart | None]:
-        figures = self.figures[index].corrections
-        yield Figures(figures[1:])
-        if self.detailed:
-            yield loss_table(run, self.registry)
-            yield gates_table(self.result.corrections, run, self.registry)
+    def _tradeoff(self) -> Iterator[Figures]:
+        from mismatchctl.report.figures.bars import corrections_figure
 
-    def selection(self, index: int, run: RunResult) -> Iterator[DocumentPart | None]:
-        """Yield the means of kept and rejected sequences."""
-        yield selection_table(self.result, run, self.registry) if self.detailed else None
-        yield Figures(self.figures[index].selection)
+        shown = {name: run.overall.corrections for name, run in list(self.runs.items())[:MAX_COLORED_RUNS]}
+        yield Figures([corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
+
+    def _correction_parts(self, index: int, run: RunResult) -> Iterator[DocumentPart | None]:
+        yield self.draw(index, "corrections", after=1)
+        yield tables.correction_metric_table(run, self.registry) if self.detailed else None
+
+    def by_column(self, index: int, run: RunResult) -> list[Table]:
+        """Return the tables of the `--by` columns."""
+        name = f" on {escape_terminal([*self.runs][index])}" if self.several else ""
+        return tables.by_column_tables(self.result.corrections, run, self.registry, name)
 
     def worst(self, index: int, run: RunResult) -> Iterator[DocumentPart | None]:
         """Yield the sequences and tokens with the largest log ratios."""
         most = None if self.detailed else 1 if self.brief else 3
-        yield None if self.brief else worst_sequences_table(run.worst_sequences, most)
-        yield worst_tokens_table(run.worst_tokens, most)
+        yield None if self.brief else tables.worst_sequences_table(run.worst_sequences, most)
+        yield tables.worst_tokens_table(run.worst_tokens, most)
 
     def numbers(self) -> Section:
         """Build the tables of all metrics."""
-        section = Section(
-            "All numbers", "numbers", folded=True, note="every metric, and values by step", reach=PAGE_ONLY
-        )
-        tables = metric_tables(self.runs, self.registry, brief=self.brief)
-        steps = any(len(run.groups.labels) > 1 for run in self.runs.values())
-        if steps and not self.detailed:
-            tables += k3_steps_table(self.runs)
-        for index, run in enumerate(self.runs.values() if self.detailed else ()):
-            own: list[Table] = [correction_metric_table(run, self.registry)] if self.result.corrections else []
-            own += [logged_table(run, self.result.provenance.framework or "the framework")] if run.logged else []
-            own += breakdown_tables(run, self.registry)
-            own += step_tables(run, self.registry) if len(run.groups.labels) > 1 else []
+        section = Section("All numbers", "numbers", folded=True, note="every metric, and values by step")
+        found = [tables.metric_table(self.runs, self.registry, brief=self.brief)]
+        for name, run in self.runs.items() if self.detailed else ():
+            own = [tables.logged_table(run, self.result.provenance.framework or "the framework")] if run.logged else []
+            own += [tables.step_table(run, self.registry)] if len(run.groups.labels) > 1 else []
             for table in own:
-                table.title = table.title or table.caption.split(":")[0]
-                table.title += f", {self.names[index]}" if self.several else ""
-            tables += own
-        for table in tables:
-            table.folded, table.title = True, table.title or table.caption.split(":")[0]
-        return section.add(*tables)
+                table.title = table.caption.split(":")[0] + (f", {escape_terminal(name)}" if self.several else "")
+            found += own
+        return section.add(*(replace(each, folded=True) for each in found))
 
 
 def _sweep_front(sweeps: Sequence[Sweep]) -> list[tuple[str, float | None, float | None]]:
@@ -363,81 +575,23 @@ def _sweep_front(sweeps: Sequence[Sweep]) -> list[tuple[str, float | None, float
     ]
 
 
-def _count_notes(notes: Sequence[str]) -> str:
-    """Return the most frequent note of the runs."""
-    if len(notes) < 2:
-        return ""
-    note, count = Counter(notes).most_common(1)[0]
-    return f"{count} of {len(notes)} runs: {note}" if count > 1 else ""
+def _answers(run: RunResult, command: str) -> Answers:
+    k3, over = run.overall.metrics.get("k3", NOT_RECORDED).value, run.groups.series("k3").value
+    return Answers(get_summary(run).answers, k3, over, escape_terminal(command))
 
 
-def _answer_block(run: RunResult, command: str = "") -> Answers:
-    over = run.groups.series("k3").value
-    return Answers(
-        get_summary(run).answers, run.overall.metrics.get("k3", NOT_RECORDED).value, over, escape_terminal(command)
-    )
-
-
-def _next_command(result: Result, name: str, run: RunResult) -> str:
-    """Return the command that follows the answer, or an empty string if no action is needed."""
-    files = [file.path for file in result.provenance.inputs if file.run == name] or [
-        file.path for file in result.provenance.inputs
-    ]
-    folders = {str(PurePath(file).parent) for file in files}
-    path = files[0] if len(files) == 1 else folders.pop() if len(folders) == 1 else ""
-    if not path or path.startswith("<"):
-        return ""
-    verb = {"ask": "advise", "fix": "diagnose", "fix_first": "diagnose"}.get(get_summary(run).answer("what to do").key)
-    return f"mismatchctl {verb} {shlex.quote(path)}" if verb else ""
-
-
-def _terminal_sections(result: Result, registry: MetricRegistry) -> Iterator[Section]:
-    """Yield the sections of the terminal and of Markdown."""
-    runs, several = result.runs, len(result.runs) != 1
-    sections = [list(_detail_sections(result, index, registry)) for index in range(len(runs))]
-    if not several:
-        yield Section("", "answer").add(_answer_block(next(iter(runs.values()))))
-        yield from sections[0]
-    else:
-        yield overview_section(result, registry)
-        yield from map(partial(_run_section, result), range(len(runs)), sections)
-    if result.corrections:
-        yield Section("", "corrections").add(comparison_of_corrections(result, registry))
-
-
-def _run_section(result: Result, index: int, sections: Iterable[Section]) -> Section:
-    """Build the section of one run of several."""
-    name, run = list(result.runs.items())[index]
-    k3, few = run.overall.metrics.get("k3", NOT_RECORDED), len(result.runs) <= MAX_DETAILED_RUNS
-    note = f"K3 {format_estimate(k3.value, k3.se, 'nats/token')}"
-    section = Section(escape_terminal(name), f"run-{index}", note=note, reach=EVERYWHERE if few else PAGE_ONLY)
-    return section.add(_answer_block(run), *sections)
-
-
-def _detail_sections(result: Result, index: int, registry: MetricRegistry) -> Iterator[Section]:
-    """Yield the sections of one run."""
-    run, anchor = list(result.runs.values())[index], f"run-{index}"
-    name = f" on {escape_terminal(list(result.runs)[index])}" if len(result.runs) > 1 else ""
-    findings = Section(f"Findings{name}", f"{anchor}-findings")
-    yield findings.add(*(finding_card(finding, full=False) for finding in run.findings))
-    yield Section("Main figures", f"{anchor}-tiles").add(Tiles(build_tiles(run, registry)))
-    if run.sides is not None:
-        yield sides_section("Whose error", f"{anchor}-sides", run.sides)
-    yield Section("Broken down", f"{anchor}-by").add(*by_column_tables(result.corrections, run, registry, name))
-
-
-def build_tiles(run: RunResult, registry: MetricRegistry) -> list[Tile]:
+def main_facts(run: RunResult, registry: MetricRegistry) -> Facts:
     """Return the main numbers of a run, with a judgement if there is a limit."""
-    found = []
-    for key in (key for key in TILE_METRICS if key in run.overall.metrics):
+    rows, wrong = list[_Row](), list[int]()
+    for key in (key for key in MAIN_METRICS if key in run.overall.metrics):
         value, metric = run.overall.metrics[key], registry.metric(key)
         verdict, beyond = (value.status, False) if value.value is None else judge_value(key, value, run)
-        level = "quiet" if value.value is None else "alarm" if beyond else "fair" if value.tail else "good"
         if value.tail:
             verdict = "; ".join(filter(None, (verdict, format_heavy_tail(value.covers))))
-        shown, first = format_estimate(value.value, value.se, metric.unit), key in MAIN_TILE_METRICS
-        found.append(Tile(metric.title, f"m-{key}", shown, metric.meaning, verdict, level, first))
-    return found
+        if key in ALWAYS_SHOWN or beyond:
+            wrong += [len(rows)] if beyond else []
+            rows.append((metric.title, f"{format_estimate(value.value, value.se, metric.unit)}  {verdict}".rstrip()))
+    return Facts(rows, wrong=wrong)
 
 
 def judge_value(key: str, value: Value, run: RunResult) -> tuple[str, bool]:
@@ -450,27 +604,17 @@ def judge_value(key: str, value: Value, run: RunResult) -> tuple[str, bool]:
         if key == "ratio_mean":
             return ("" if z is None else f"z = {round(z, 1) + 0.0:+.1f}"), beyond
         return (f"beyond ±{Z_LIMIT:g}" if beyond else f"within ±{Z_LIMIT:g}"), beyond
-    if key.startswith("khat_"):
-        limit = run.overall.metrics.get(f"{key}_limit")
-        if limit is not None and limit.value is not None:
-            beyond = value.value > limit.value
-            return f"{'above' if beyond else 'below'} its limit of {format_number(limit.value)}", beyond
+    limit = run.overall.metrics.get(f"{key}_limit") if key.startswith("khat_") else None
+    if limit is not None and limit.value is not None:
+        beyond = value.value > limit.value
+        return f"{'above' if beyond else 'below'} its limit of {format_number(limit.value)}", beyond
     return "", False
-
-
-def overview_section(result: Result, registry: MetricRegistry) -> Section:
-    """Build the table that compares the runs."""
-    title, columns = f"{len(result.runs)} runs", overview_columns(result, registry)
-    table = Table.of("", result.runs.items(), columns, sortable=True, title=title, reach=EVERYWHERE)
-    return Section("Side by side", "overview").add(table)
 
 
 def overview_columns(result: Result, registry: MetricRegistry) -> TableColumns[tuple[str, RunResult]]:
     """Return the columns of the table that compares the runs."""
     runs = list(result.runs.values())
     chosen = [key for key in OVERVIEW_METRICS if any(key in run.overall.metrics for run in runs)]
-    steps = any(len(run.groups.labels) > 1 for run in runs)
-    k3 = {name: run.overall.metrics.get("k3", NOT_RECORDED) for name, run in result.runs.items()}
     place = {name: f"trend-{index}" for index, name in enumerate(result.runs)}
 
     def cell(key: str) -> Callable[[tuple[str, RunResult]], TableCell]:
@@ -483,24 +627,9 @@ def overview_columns(result: Result, registry: MetricRegistry) -> TableColumns[t
 
     return (
         ("run", lambda item: TableCell(escape_terminal(item[0]), kind="name", anchor=place[item[0]])),
-        *registry.columns({"k3": 0}, lambda item: item[1].overall.metrics),
-        (ColumnHeader("K3 from 1e-8 to 1", numeric=False, drop=6, short="K3\nusual for"), lambda item: replace(
-            value_cell(k3[item[0]], ""), text=_usual_range(k3[item[0]].value), kind="scale", k3=k3[item[0]].value,
-            brief="", reason="")),
-        (ColumnHeader("K3 over the steps", numeric=False, drop=4 if steps else None, short="K3 over\nsteps"),
+        *registry.columns(["k3"], lambda item: item[1].overall.metrics),
+        (ColumnHeader("K3 over the steps", numeric=False),
          lambda item: TableCell("", kind="line", series=tuple(item[1].groups.series("k3").value))),
-        (ColumnHeader("trend of K3", numeric=False, drop=5 if steps else None, short="change"),
-         lambda item: text_cell(get_summary(item[1]).growth.brief)),
-        *((registry.head(key, drop=OVERVIEW_METRICS[key]), cell(key)) for key in chosen),
+        ("trend of K3", lambda item: text_cell(get_summary(item[1]).growth.brief)),
+        *((registry.head(key), cell(key)) for key in chosen),
     )  # fmt: skip
-
-
-def _usual_range(k3: float | None) -> str:
-    """Return the usual range that contains a K3."""
-    if k3 is None:
-        return DASH
-    if k3 == 0:
-        return "identical"
-    if k3 < DENSE_RANGE[0]:
-        return "< dense"
-    return "dense" if k3 < DENSE_RANGE[1] else "MoE" if k3 < MOE_RANGE[1] else "> MoE"

@@ -6,15 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mismatchctl.core.formatting import escape_terminal, format_bytes, format_count, format_label
+from mismatchctl.core.formatting import escape_terminal, format_bytes, format_count, format_label, shorten
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
-from mismatchctl.report.document import TERMINAL_AND_PAGE, Card, Document, Facts, Headline, Note, Section, add_heading
+from mismatchctl.report.document import Card, Document, Facts, Headline, Note, Section, add_heading
 
 if TYPE_CHECKING:
     from mismatchctl.api.doctor import Dependency, Machine, SelfTestCheck
     from mismatchctl.data.schema_check import FileCheck
 
-_CardLine = tuple[str, str, int]
+_SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_LENGTH = 3, 3, 130
+"""Kinds of files, findings and characters of a fault in a terminal without `whole`."""
+_LEVEL_NOUNS = {
+    "error": "error{s}", "warning": "warning{s}", "advice": "piece{s} of advice", "unknown": "unknown value{s}",
+    "info": "note{s}",
+}  # fmt: skip
 
 
 def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole: bool = True) -> Document:
@@ -24,16 +29,14 @@ def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole:
     """
     kinds: dict[object, list[FileCheck]] = {}
     for check in checks:
-        kinds.setdefault(_grouping_key(check), []).append(check)
-    bad, alone = sum(not check.sound for check in checks), checks[0].path if len(checks) == 1 else ""
-    if alone:
-        title = f"{alone} {'cannot' if bad else 'can'} be used as it is"
-    else:
-        title = (
-            f"{bad} of {len(checks)} files cannot be used as they are"
-            if bad
-            else f"all {len(checks)} files can be used"
-        )
+        columns = (check.recognized, tuple(check.partition), check.absent, tuple(check.ignored.items()), check.unknown)
+        kinds.setdefault((check.run, check.layout, columns) if check.sound else check.path, []).append(check)
+    bad = sum(not check.sound for check in checks)
+    title = (
+        f"{bad} of {len(checks)} files cannot be used as they are" if bad else f"all {len(checks)} files can be used"
+    )
+    if len(checks) == 1:
+        title = f"{checks[0].path} {'cannot' if bad else 'can'} be used as it is"
     doc = Document(Headline(escape_terminal(title), status="FAIL" if bad else "OK"))
     groups = sorted(kinds.values(), key=lambda alike: alike[0].sound)
     shown = groups if whole else groups[: _SHOWN_GROUPS if bad else 1]
@@ -43,25 +46,12 @@ def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole:
     return doc.add(section)
 
 
-_SHOWN_GROUPS = 3
-
-
-def _grouping_key(check: FileCheck) -> object:
-    """Return the properties that similar files share. A file with problems is a group of one."""
-    if not check.sound:
-        return check.path
-    columns = (check.recognized, tuple(check.partition), check.absent, tuple(check.ignored.items()), check.unknown)
-    return check.run, check.layout, columns
-
-
 def _file_card(alike: Sequence[FileCheck], *, whole: bool) -> Card:
-    first = alike[0]
-    more = f" and {len(alike) - 1} more like it" if len(alike) > 1 else ""
-    faults = [(heading, text, 0 if whole else 2) for heading, text in _file_faults(first)]
-    facts = [(heading, text, 0) for heading, text in _file_facts(alike)]
+    first, facts, faults = alike[0], list(_file_facts(alike)), list(_file_faults(alike[0]))
     brief = [fact for fact in facts if fact[0] in ("holds", "layout", "unknown")]
-    lines = [*facts, *faults] if whole else [*faults, *brief]
+    lines = [*facts, *faults] if whole else [*((name, shorten(text, _FAULT_LENGTH)) for name, text in faults), *brief]
     if first.sound:
+        more = f" and {len(alike) - 1} more like it" if len(alike) > 1 else ""
         return Card("fine", "good", f"{first.path}{more}", lines=lines)
     return Card("bad", "bad", first.path, "cannot be used as it is", lines=lines)
 
@@ -105,19 +95,6 @@ def _file_faults(check: FileCheck) -> Iterable[tuple[str, str]]:
         )
 
 
-_LEVEL_NOUNS = {
-    "error": "error{s}",
-    "warning": "warning{s}",
-    "advice": "piece{s} of advice",
-    "unknown": "unknown value{s}",
-    "info": "note{s}",
-}
-
-
-MAX_LINT_FINDINGS = 3
-"""Findings in a terminal without `notes`."""
-
-
 def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = True, following: str = "") -> Document:
     """Build the page of lint findings, most severe first. `notes` shows all of them, also those of level info."""
     counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
@@ -139,8 +116,8 @@ def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = 
 
 
 def _trap_card(finding: LintMessage) -> Card:
-    lines: list[_CardLine] = [(name, getattr(finding, name), 0) for name in ("consequence", "fix", "source")]
-    lines += [("on the dumps", finding.change, 0)] if finding.change else []
+    lines = [(name, getattr(finding, name)) for name in ("consequence", "fix", "source")]
+    lines += [("on the dumps", finding.change)] if finding.change else []
     return Card(finding.level, finding.level, finding.place or "the whole", lines=lines)
 
 
@@ -159,14 +136,9 @@ _CheckedFact = tuple[str, str, bool]
 
 
 def doctor_document(
-    machine: Machine,
-    dependencies: Sequence[Dependency],
-    settings: Sequence[SettingRow],
-    unread: Sequence[str],
-    checks: Sequence[SelfTestCheck],
-    *,
-    whole: bool = True,
-) -> Document:
+    machine: Machine, dependencies: Sequence[Dependency], settings: Sequence[SettingRow], unread: Sequence[str],
+    checks: Sequence[SelfTestCheck], *, whole: bool = True,
+) -> Document:  # fmt: skip
     """Build the page of the machine, the installed packages, the settings and the self-test."""
     packages = [(package.name, _dependency_version(package), package.fits) for package in dependencies]
     chosen = [
@@ -177,34 +149,31 @@ def doctor_document(
     failed = sum(not check.passed for check in checks)
     wrong = [package.name for package in dependencies if not package.fits]
     tests = f"{len(checks) - failed} of {len(checks)} self-tests"
-    doc = Document(Headline(f"OK: mismatchctl {machine.version} works ({tests})", level="good", subtitle="doctor"))
+    title = f"OK: mismatchctl {machine.version} works ({tests})"
     if failed or wrong:
         names = f"; wrong versions: {', '.join(wrong)}" if wrong else ""
         title = f"FAIL: mismatchctl {machine.version} does not work here ({tests} passed{names})"
-        doc.headline = Headline(title, level="bad", subtitle="doctor")
+    doc = Document(Headline(title, level="bad" if failed or wrong else "good", subtitle="doctor"))
     tested = _fact_section("Self-test", _self_test_facts(checks))
-    if not whole:
-        brief = ("python", "threads", "memory", "devices")
-        facts = [(name, text) for name, text, _ in _machine_facts(machine) if name in brief]
-        facts += [(name, text) for name, text, fits in packages if not fits]
-        facts += [(name, text) for name, text, _ in (*chosen[:3], *ignored)]
-        doc.add(Section("", "facts").add(Facts(facts)), tested if failed else None)
-        doc.commands = [("Details", "-v"), ("Next", "mismatchctl demo")]
-        return doc
-    return doc.add(
-        _fact_section("Machine", _machine_facts(machine)),
-        _fact_section("Packages", packages or [("", "unknown: mismatchctl is not installed as a package", True)]),
-        _fact_section("Settings", [*chosen, *ignored] or [("", "none: all options have their defaults", True)]),
-        tested,
-    )
+    if whole:
+        none = ("", "none: all options have their defaults", True)
+        return doc.add(
+            _fact_section("Machine", _machine_facts(machine)),
+            _fact_section("Packages", packages or [("", "unknown: mismatchctl is not installed as a package", True)]),
+            _fact_section("Settings", [*chosen, *ignored] or [none]),
+            tested,
+        )
+    facts = [fact for fact in _machine_facts(machine) if fact[0] in ("python", "threads", "memory", "devices")]
+    facts += [*(fact for fact in packages if not fact[2]), *chosen[:3], *ignored]
+    doc.add(Section("", "facts").add(Facts([(name, text) for name, text, _ in facts])), tested if failed else None)
+    doc.commands = [("Details", "-v"), ("Next", "mismatchctl demo")]
+    return doc
 
 
 def _fact_section(title: str, found: Iterable[_CheckedFact]) -> Section:
     facts = list(found)
     wrong = {place for place, (_, _, sound) in enumerate(facts) if not sound}
-    return Section(title, title.lower()).add(
-        Facts([(name, text) for name, text, _ in facts], wrong=wrong, reach=TERMINAL_AND_PAGE)
-    )
+    return Section(title, title.lower()).add(Facts([(name, text) for name, text, _ in facts], wrong=wrong))
 
 
 def _machine_facts(machine: Machine) -> Iterator[_CheckedFact]:

@@ -1,9 +1,9 @@
-"""The page of a Comparison: headline, contributions to the change, and all metrics."""
+"""First screen and page of a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mismatchctl.api.compare.comparison import (
     UNMEASURED_CHANGE,
@@ -42,12 +42,10 @@ from mismatchctl.core.formatting import (
     format_number,
     shorten,
 )
-from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.report.document import (
     EVERYWHERE,
     PAGE_ONLY,
     TERMINAL_AND_PAGE,
-    Card,
     ColumnHeader,
     DeferredSection,
     Document,
@@ -65,120 +63,46 @@ from mismatchctl.report.pages.run_tables import PLACE_COLUMNS, token_columns
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, number_cell, text_cell, value_cell
 from mismatchctl.results.status import STATUSES
 
-if TYPE_CHECKING:
-    from mismatchctl.report.figures.figure import Figure
-
 MAX_DETAILED_CONTRASTS = 3
 """Maximum comparisons with their own tables in a terminal."""
-MAX_PARTS, MAX_TOKENS = 50, 30
+MAX_PARTS, MAX_TOKENS, TERMINAL_PARTS = 50, 30, 9
 MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 12
-_LEVELS = {"FAIL": "bad", "CHECK": "fair", "OK": "good"}
-TERMINAL_PARTS = 3
-"""Contributions per quantity in a terminal."""
-_CORRECTION_METRICS = {"rejected_tokens": 0, "ess_token": 0, "ess_sequence": 1}
-"""Metrics of corrections in a terminal with their `ColumnHeader.drop`."""
+
+
+def compare_screen(comparison: Comparison, page: Document | None = None) -> Document:
+    """Build the first screen of a comparison, or the whole `page` of it below the answer."""
+    worst = min(comparison.contrasts, key=_severity)
+    screen = Document(_headline(comparison))
+    if page is None:
+        notes = (Note(escape_terminal(shorten(text, 150)), "alarm") for text in comparison.warnings[:1])
+        screen.add(Section("", "answer").add(*_answer_parts(comparison), *_screen_metrics(comparison), *notes))
+    else:
+        screen.sections += page.sections[1:]
+    more = [("Details", "-v")] if page is None else []
+    screen.commands = [*more, ("Report", "--html report.html"), ("Next", _next_command(comparison, worst))]
+    return screen
 
 
 def document(comparison: Comparison) -> Document:
     """Build the page of a comparison."""
     registry, contrasts = MetricRegistry(comparison.corrections), comparison.contrasts
-    title = f"{escape_terminal(contrasts[0].other) if len(contrasts) == 1 else f'{len(contrasts)} runs'} against"
     tokens = sum(int(side.metrics["tokens"].value or 0) for side in comparison.sides)
-    facts = [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"]
-    head = Headline(f"{title} {escape_terminal(comparison.reference.name)}", facts, subtitle="compare")
+    head = _headline(comparison)
+    head.facts, head.subtitle = [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"], "compare"
     doc = Document(head, version=escape_terminal(comparison.version))
-    doc.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
-    doc.add(
-        DeferredSection(lambda: [Section("Distributions", "overlaid").add(Figures([*_overlaid_figures(comparison)]))])
+    answer = Section("", "answer").add(
+        *_answer_parts(comparison),
+        Facts([("next", _next_command(comparison, min(contrasts, key=_severity)))]),
+        DeferredSection(lambda: _answer_figure(comparison)),
     )
+    doc.add(answer)
+    doc.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
+    doc.add(DeferredSection(lambda: [_distributions_section(comparison)]))
     method = describe_method(comparison)
-    doc.add(Section("Runs", "sides", lead=method).add(_sides_table(comparison, registry)))
+    sides = Section("Runs", "sides", lead=method, folded=True).add(_sides_table(comparison, registry))
     warnings = (Note(escape_terminal(text), "alarm") for text in comparison.warnings)
     doc.glossary = lambda: [("Compared", [*registry.entries("m"), *registry.entries("c")])]
-    return doc.add(Section("", "method").add(Note(method, "quiet", reach=TERMINAL_AND_PAGE), *warnings))
-
-
-def compare_screen(comparison: Comparison, page: Document | None = None) -> Document:
-    """Build the first screen of a comparison, or the whole `page` of it below the answer."""
-    judged = [judge_contrast(contrast) for contrast in comparison.contrasts]
-    contrast = min(comparison.contrasts, key=_severity)
-    status = judge_contrast(contrast).status
-    if len(judged) == 1:
-        screen = Document(Headline(escape_terminal(contrast_headline(contrast)), status=status))
-        parts = _screen_parts(comparison, contrast)
-    else:
-        bad = sum(one.status != "OK" for one in judged)
-        attention = f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} attention"
-        screen = Document(Headline(attention if bad else f"none of {len(judged)} runs is worse", status=status))
-        parts = iter([_screen_runs(comparison)])
-    notes = [Note(escape_terminal(shorten(text, 150)), "alarm") for text in comparison.warnings[:1]]
-    if page is None:
-        screen.add(Section("", "answer").add(*parts, *notes))
-    else:
-        screen.sections += page.sections
-    side = comparison.side(contrast.other)
-    if side.kind == "result":
-        following = format_command("report", [side.source], "--html report.html")
-    elif status == "OK":
-        following = format_command("gate", [side.source], "--save-baseline ok.json --accept")
-    else:
-        following = format_command("diagnose", [side.source])
-    details = [("Details", "-v")] if page is None else []
-    screen.commands = [*details, ("Report", "--html report.html"), ("Next", following)]
-    return screen
-
-
-def _screen_parts(comparison: Comparison, contrast: Contrast) -> Iterator[DocumentPart]:
-    """Yield the facts and the changed metrics of one run."""
-    rows = [("runs", f"{contrast.other} compared with {comparison.reference.name}, {contrast.paired}")]
-    rows += [("why", reason) for reason in describe_doubt(contrast)]
-    rows += [("where", text) for text in [*describe_carriers(contrast)][:2] if k3_change(contrast).significant]
-    rows += [("trend", text) for text in [*describe_growth(contrast.growth)][:1] if contrast.growth.quotient.changed]
-    if contrast.tokens is not None:
-        rows.append(("tokens", describe_token_pairs(contrast)))
-    yield Facts([(name, escape_terminal(shorten(text, 145))) for name, text in rows])
-    keys = list_changed_metrics(contrast)
-    if keys:
-        yield _screen_metrics(contrast, keys[:MAX_SCREEN_METRICS])
-    if len(keys) > MAX_SCREEN_METRICS:
-        yield Note(f"{format_count(len(keys) - MAX_SCREEN_METRICS, 'more changed metric')}: -v")
-
-
-def _screen_metrics(contrast: Contrast, keys: Sequence[str]) -> Table:
-    registry = MetricRegistry()
-
-    def size(key: str) -> str:
-        change = contrast.changes[key]
-        if change.relative is None and registry.metric(key).unit == "fraction" and change.difference is not None:
-            return f"{100 * change.difference:+.3g} pp"
-        return format_signed(change.difference) if change.relative is None else format_signed_percent(change.relative)
-
-    columns: TableColumns[str] = (
-        ("metric", lambda key: TableCell(registry.metric(key).title, kind="name")),
-        (ColumnHeader("reference", drop=0), lambda key: value_cell(
-            contrast.changes[key].reference, registry.metric(key).unit, errors=False)),
-        (ColumnHeader("other", drop=0), lambda key: value_cell(
-            contrast.changes[key].other, registry.metric(key).unit, errors=False)),
-        (ColumnHeader("change", drop=0), size),
-        (ColumnHeader("", numeric=False, drop=0), lambda key: change_label(contrast.changes[key])),
-    )  # fmt: skip
-    return Table.of("", keys, columns, reach=0)
-
-
-def _screen_runs(comparison: Comparison) -> Table:
-    """Return one row per compared run, the worst first."""
-    rows = [(contrast, judge_contrast(contrast)) for contrast in sorted(comparison.contrasts, key=_severity)]
-    columns: TableColumns[tuple[Contrast, ContrastStatus]] = (
-        ("run", lambda row: text_cell(row[0].other, "name")),
-        (ColumnHeader("status", numeric=False, drop=0), lambda row: row[1].status),
-        (ColumnHeader("K3", drop=0), lambda row: format_number(k3_change(row[0]).other.value)),
-        (ColumnHeader("change", numeric=False, drop=1, flexible=True), _short_answer),
-    )
-    reference = comparison.reference
-    title = f"Reference: {escape_terminal(reference.name)}, K3 {value_cell(reference.metrics['k3'], '').brief}"
-    if len(rows) > MAX_SCREEN_RUNS:
-        title += f". {MAX_SCREEN_RUNS} of {len(rows)} runs, all with -v"
-    return Table.of("", rows[:MAX_SCREEN_RUNS], columns, title=title, reach=0)
+    return doc.add(sides, Section("", "method").add(Note(method, "quiet", reach=TERMINAL_AND_PAGE), *warnings))
 
 
 def _severity(contrast: Contrast) -> tuple[int, float]:
@@ -186,206 +110,258 @@ def _severity(contrast: Contrast) -> tuple[int, float]:
     return STATUSES.index(judge_contrast(contrast).status), -(k3_change(contrast).relative or 0.0)
 
 
-def _short_answer(row: tuple[Contrast, ContrastStatus]) -> str:
-    key = row[1].key
-    change = row[0].changes.get(key, UNMEASURED_CHANGE)
-    return describe_size(key, change, interval=False) if change.difference else contrast_headline(row[0])
+def _headline(comparison: Comparison) -> Headline:
+    judged = [judge_contrast(contrast) for contrast in comparison.contrasts]
+    worst = min(comparison.contrasts, key=_severity)
+    bad = sum(one.status != "OK" for one in judged)
+    title = f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} attention"
+    if len(judged) == 1:
+        title = escape_terminal(contrast_headline(worst))
+    elif not bad:
+        title = f"none of {len(judged)} runs is worse"
+    return Headline(title, status=judge_contrast(worst).status)
 
 
-def _overlaid_figures(comparison: Comparison) -> Iterator[Figure | None]:
+def _next_command(comparison: Comparison, worst: Contrast) -> str:
+    side = comparison.side(worst.other)
+    if side.kind == "result":
+        return format_command("report", [side.source], "--html report.html")
+    if judge_contrast(worst).status == "OK":
+        return format_command("gate", [side.source], "--save-baseline ok.json --accept")
+    return format_command("diagnose", [side.source])
+
+
+def _answer_parts(comparison: Comparison) -> Iterator[DocumentPart]:
+    """Yield the facts of the only run, or a table of the runs."""
+    if len(comparison.contrasts) > 1:
+        yield _runs_table(comparison)
+        return
+    (contrast,) = comparison.contrasts
+    rows = [("runs", f"{contrast.other} compared with {comparison.reference.name}, {contrast.paired}")]
+    rows += [("why", reason) for reason in describe_doubt(contrast)]
+    rows += [("where", text) for text in [*describe_carriers(contrast)][:2] if k3_change(contrast).significant]
+    rows += [("trend", text) for text in [*describe_growth(contrast.growth)][:1] if contrast.growth.quotient.changed]
+    if contrast.tokens is not None:
+        rows.append(("tokens", describe_token_pairs(contrast)))
+    yield Facts([(name, escape_terminal(shorten(text, 145))) for name, text in rows])
+
+
+def _screen_metrics(comparison: Comparison) -> Iterator[DocumentPart]:
+    """Yield the changed metrics of the only run."""
+    if len(comparison.contrasts) > 1:
+        return
+    (contrast,) = comparison.contrasts
+    keys = list_changed_metrics(contrast)
+    if keys:
+        yield _changes_table("", keys[:MAX_SCREEN_METRICS], contrast.changes, MetricRegistry(), brief=True)
+    if len(keys) > MAX_SCREEN_METRICS:
+        yield Note(f"{format_count(len(keys) - MAX_SCREEN_METRICS, 'more changed metric')}: -v")
+
+
+def _runs_table(comparison: Comparison) -> Table:
+    """Return one row per compared run, the worst first."""
+
+    def change(row: tuple[Contrast, ContrastStatus]) -> str:
+        found = row[0].changes.get(row[1].key, UNMEASURED_CHANGE)
+        return describe_size(row[1].key, found, interval=False) if found.difference else contrast_headline(row[0])
+
+    rows = [(contrast, judge_contrast(contrast)) for contrast in sorted(comparison.contrasts, key=_severity)]
+    columns: TableColumns[tuple[Contrast, ContrastStatus]] = (
+        ("run", lambda row: text_cell(row[0].other, "name")),
+        (ColumnHeader("status", numeric=False, drop=0), lambda row: row[1].status),
+        (ColumnHeader("K3", drop=0), lambda row: format_number(k3_change(row[0]).other.value)),
+        (ColumnHeader("change", numeric=False, drop=1, flexible=True), change),
+    )
+    reference = comparison.reference
+    title = f"Reference: {escape_terminal(reference.name)}, K3 {value_cell(reference.metrics['k3'], '').brief}"
+    if len(rows) > MAX_SCREEN_RUNS:
+        title += f". {MAX_SCREEN_RUNS} of {len(rows)} runs, all with -v"
+    return Table.of("", rows[:MAX_SCREEN_RUNS], columns, title=title, reach=EVERYWHERE)
+
+
+def _answer_figure(comparison: Comparison) -> Iterator[Figures]:
+    from mismatchctl.report.figures.bars import changes_figure  # slow import, only needed for HTML
+
+    keys = [key for key in list_main_metrics(comparison.contrasts[0]) if key != "tokens"]
+    titles = {key: MetricRegistry().metric(key).title for key in keys}
+    changes = {contrast.other: contrast.changes for contrast in comparison.contrasts}
+    yield Figures([changes_figure(changes, titles, "changes")])
+
+
+def _distributions_section(comparison: Comparison) -> Section:
     # slow import, only needed for HTML
     from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
 
     sides = comparison.sides
-    yield distributions_figure({side.name: side.distribution for side in sides})
+    found = [distributions_figure({side.name: side.distribution for side in sides})]
     breakdowns = comparison.reference.breakdowns
     for quantity, name in zip(breakdowns, file_stems(breakdowns), strict=True):
         having = {side.name: side.breakdowns[quantity] for side in sides if quantity in side.breakdowns}
-        yield breakdowns_figure(having, f"k3_by_{name}")
+        found.append(breakdowns_figure(having, f"k3_by_{name}"))
+    return Section("Distributions", "overlaid", folded=True).add(Figures(found))
 
 
 def _contrast_section(comparison: Comparison, contrast: Contrast, index: int, registry: MetricRegistry) -> Section:
     """Build the section of one run compared with the reference."""
     anchor, alone = f"contrast-{index}", len(comparison.contrasts) == 1
-    judged = judge_contrast(contrast)
+    judged, keys = judge_contrast(contrast), list_main_metrics(contrast)
     name, reference = escape_terminal(contrast.other), escape_terminal(comparison.reference.name)
-    reach = TERMINAL_AND_PAGE if len(comparison.contrasts) <= MAX_DETAILED_CONTRASTS else PAGE_ONLY
-    keys, headline = list_main_metrics(contrast), escape_terminal(contrast_headline(contrast))
-    title = f"Metrics ({max(len(contrast.changes) - len(keys), 0)} more in --json and --html)"
-    caption = "Main metrics and other significant changes."
+    brief = len(comparison.contrasts) > MAX_DETAILED_CONTRASTS
+    heading = f"Metrics ({max(len(contrast.changes) - len(keys), 0)} more in --json and --html)"
     main = _changes_table(
-        caption,
-        keys,
-        contrast.changes,
-        registry,
-        title=title,
-        reach=EVERYWHERE if reach == TERMINAL_AND_PAGE else PAGE_ONLY,
+        "Main metrics and other significant changes.", keys, contrast.changes, registry, title=heading
     )
-    return Section("What changed" if alone else f"{name} against {reference}", anchor).add(
-        Card(judged.status, _LEVELS[judged.status], f"{headline}.",
-             lines=[("", escape_terminal(line), 0) for line in contrast_details(contrast)]),
-        main, *_not_significant_notes(contrast, keys, registry, reach), _corrections_table(contrast, reach),
-        _main_contributions(contrast, reach),
-        DeferredSection(lambda: _detail_sections(comparison, contrast, index, registry)),
-    )  # fmt: skip
-
-
-def _not_significant_notes(
-    contrast: Contrast, keys: Sequence[str], registry: MetricRegistry, reach: int
-) -> Iterator[Note]:
-    """Yield the reason for each change that is not significant although its interval excludes 0."""
-    for key in keys:
-        if contrast.changes[key].note:
-            yield Note(f"* {registry.metric(key).title}: {contrast.changes[key].note}", "quiet", reach=reach)
-
-
-def _detail_sections(
-    comparison: Comparison, contrast: Contrast, index: int, registry: MetricRegistry
-) -> Iterator[Section]:
-    """Yield the sections of the contributions, the tokens that changed most, and all metrics."""
-    from mismatchctl.report.figures.bars import contributions_figure  # slow import, only needed for HTML
-
-    anchor, others = f"contrast-{index}", file_stems([each.other for each in comparison.contrasts])
-    prefix = "" if len(others) == 1 else f"{others[index]}-"
-    by = zip(file_stems([found.quantity for found in contrast.decompositions]), contrast.decompositions, strict=True)
-    drawn = Figures([contributions_figure(found, f"{prefix}change_by_{quantity}") for quantity, found in by])
+    corrections = _corrections_table(contrast)
+    title, note = ("What changed", "") if alone else (f"{name} against {reference}", contrast_headline(contrast))
+    section = Section(title, anchor, level=judged.status, note=escape_terminal(note))
+    section.add(*(Note(escape_terminal(line), "quiet") for line in contrast_details(contrast)))
+    notes = [
+        Note(f"* {registry.metric(key).title}: {contrast.changes[key].note}", "quiet")
+        for key in keys
+        if contrast.changes[key].note
+    ]
+    parts = _contributions_table(contrast)
+    for part in (main, corrections, parts, *notes):
+        part.reach = PAGE_ONLY if brief else part.reach
+    stems = file_stems([each.other for each in comparison.contrasts])
+    prefix = "" if alone else f"{stems[index]}-"
     lead = (
         "The change of K3 by each quantity: how much comes from a larger or smaller K3 of the same tokens (level), "
         "and how much from more or fewer tokens (mix)."
     )
-    parts = [_contributions_table(found) for found in contrast.decompositions] if drawn.figures else []
-    yield Section("Contributions to the change", f"{anchor}-parts", lead=lead).add(drawn, *parts)
+    section.add(main, *notes, corrections)
+    changed = k3_change(contrast).difference not in (None, 0)
+    section.add(
+        Section("Contributions to the change", f"{anchor}-parts", lead=lead, folded=True).add(
+            DeferredSection(lambda: [_contribution_figures(contrast, prefix)]), parts if changed else None
+        )
+    )
     if contrast.tokens is not None:
-        yield Section("Tokens with the largest change", f"{anchor}-moved").add(_token_table(contrast.tokens))
+        tokens = Section("Tokens with the largest change", f"{anchor}-moved", folded=True)
+        section.add(tokens.add(_token_table(contrast.tokens)))
     every = [("All metrics", contrast.changes, "m")]
     every += [(f"Correction {escape_terminal(name)}", changes, "c") for name, changes in contrast.corrections.items()]
-    yield Section("All numbers", f"{anchor}-all").add(
-        *(_changes_table(title, list(c), c, registry, scope, folded=True) for title, c, scope in every)
+    numbers = Section("All numbers", f"{anchor}-all", folded=True)
+    return section.add(
+        numbers.add(
+            *(_changes_table(title, list(c), c, registry, scope, folded=True, reach=2) for title, c, scope in every)
+        )
     )
+
+
+def _contribution_figures(contrast: Contrast, prefix: str) -> Figures:
+    from mismatchctl.report.figures.bars import contributions_figure  # slow import, only needed for HTML
+
+    stems = file_stems([found.quantity for found in contrast.decompositions])
+    by = zip(stems, contrast.decompositions, strict=True)
+    return Figures([contributions_figure(found, f"{prefix}change_by_{quantity}") for quantity, found in by])
+
+
+def _changes_table(
+    caption: str, keys: Sequence[str], changes: Mapping[str, Change], registry: MetricRegistry, scope: str = "m",
+    *, brief: bool = False, reach: int = EVERYWHERE, **more: Any,
+) -> Table:  # fmt: skip
+    """Return one row per metric. `brief` leaves out errors and tests."""
+
+    def form(key: str) -> Callable[[float | None], str]:
+        if changes[key].relative is not None:
+            return format_signed_percent
+        points = registry.metric(key, scope).unit == "fraction"
+        return lambda value: f"{100 * value:+.3g} pp" if points and value is not None else format_signed(value)
+
+    def size(key: str) -> TableCell:
+        change = changes[key]
+        return _amount_cell(change.difference if change.relative is None else change.relative, form(key))
+
+    def interval(key: str) -> TableCell:
+        change = changes[key]
+        ends = change.interval if change.relative is None else change.relative_interval
+        text = DASH if ends is None else " to ".join(map(form(key), ends))
+        return TableCell(text, "" if change.status == "ok" else change.status)
+
+    def verdict(key: str) -> TableCell:
+        word = change_label(changes[key])
+        reason = "" if brief else changes[key].note
+        return TableCell(word, reason, kind="alarm" if word == "worse" and not brief else "text")
+
+    def side(name: str) -> Callable[[str], TableCell]:
+        return lambda key: value_cell(getattr(changes[key], name), registry.metric(key, scope).unit, errors=not brief)
+
+    details: TableColumns[str] = (
+        (ColumnHeader("interval", description="95%, for this metric alone", drop=1), interval),
+        (ColumnHeader("p", description="two-sided, adjusted for the other metrics"),
+         lambda key: _amount_cell(changes[key].p, format_number)),
+    )  # fmt: skip
+    columns: list[Any] = [
+        ("metric", lambda key: TableCell(
+            registry.metric(key, scope).title, kind="name", anchor="" if brief else f"{scope}-{key}")),
+        (ColumnHeader("reference", drop=0), side("reference")),
+        (ColumnHeader("other", drop=0), side("other")),
+        (ColumnHeader("change", drop=0), size),
+        *(() if brief else details),
+        (ColumnHeader("", numeric=False, drop=0) if brief else ColumnHeader("verdict", numeric=False, drop=0), verdict),
+    ]  # fmt: skip
+    return Table.of(caption, keys, columns, sortable=not brief, reach=reach, **more)
 
 
 def _sides_table(comparison: Comparison, registry: MetricRegistry) -> Table:
     """Return one row per run, the reference first."""
-    several = len(comparison.contrasts) > 1
-    keys = {"tokens": 3, "sequences": None, "k3": 0, "abs_diff_mean": None, "abs_diff_max": None, "ess_sequence": None}
+    keys = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ess_sequence")
     columns: list[Any] = [
-        ("run", lambda row: TableCell(escape_terminal(row[0].name), kind="name", anchor=row[1])),
-        ("from", lambda row: text_cell(row[0].source, "path")),
-        ("what it is", lambda row: text_cell(row[0].kind)),
-        *registry.columns(keys, lambda row: row[0].metrics),
+        ("run", lambda side: TableCell(escape_terminal(side.name), kind="name")),
+        ("from", lambda side: text_cell(side.source, "path")),
+        ("what it is", lambda side: text_cell(side.kind)),
+        *registry.columns(keys, lambda side: side.metrics),
     ]
-    if several:
-        columns += [
-            (ColumnHeader("change", drop=0), lambda row: format_signed_percent(row[2].relative) if row[2] else DASH),
-            (
-                ColumnHeader("interval", drop=1),
-                lambda row: _format_interval(row[2].relative_interval, format_signed_percent) if row[2] else DASH,
-            ),
-            (
-                ColumnHeader("verdict", numeric=False, drop=0),
-                lambda row: TableCell(change_label(row[2]) if row[2] else "reference"),
-            ),
-        ]
-    links = ["", *(f"contrast-{index}" for index in range(len(comparison.contrasts)))]
-    rows = zip(comparison.sides, links, [None, *map(k3_change, comparison.contrasts)], strict=True)
-    title = f"{len(comparison.sides)} runs, each against the first"
-    caption = "Runs. The first is the reference."
-    return Table.of(caption, rows, columns, reach=EVERYWHERE if several else PAGE_ONLY, title=title)
+    return Table.of("Runs. The first is the reference.", comparison.sides, columns)
 
 
-def _format_interval(interval: tuple[float, float] | None, text: Callable[[float], str]) -> str:
-    return DASH if interval is None else " to ".join(map(text, interval))
-
-
-def _changes_table(
-    caption: str,
-    keys: Sequence[str],
-    changes: Mapping[str, Change],
-    registry: MetricRegistry,
-    scope: str = "m",
-    **more: Any,
-) -> Table:
-    """Return one row per metric, linked to the glossary."""
-
-    def verdict_of(item: tuple[Metric, Change]) -> TableCell:
-        word = change_label(item[1])
-        return TableCell(word, item[1].note, kind="alarm" if word == "worse" else "number")
-
-    return Table.of(caption, [(registry.metric(key, scope), changes[key]) for key in keys], (
-        ("metric", lambda item: TableCell(
-            item[0].title, kind="name", anchor=f"{scope}-{item[0].key}")),
-        (ColumnHeader("reference", drop=0), lambda item: value_cell(item[1].reference, item[0].unit)),
-        (ColumnHeader("other", drop=0), lambda item: value_cell(item[1].other, item[0].unit)),
-        (ColumnHeader("difference", drop=2), lambda item: _amount_cell(item[1].difference, format_signed)),
-        (ColumnHeader("interval", description="for this metric alone", drop=3), lambda item: TableCell(
-            _format_interval(item[1].interval, format_signed), "" if item[1].status == "ok" else item[1].status)),
-        (ColumnHeader("relative", drop=1), lambda item: _amount_cell(item[1].relative, format_signed_percent)),
-        (ColumnHeader("p", description="two-sided, adjusted for the other metrics"),
-         lambda item: _amount_cell(item[1].p, format_number)),
-        (ColumnHeader("verdict", drop=0), verdict_of),
-    ), sortable=True, **more)  # fmt: skip
-
-
-def _corrections_table(contrast: Contrast, reach: int) -> Table:
+def _corrections_table(contrast: Contrast) -> Table:
     """Return each correction's metrics in the reference and the other run."""
+
+    def pair(key: str) -> Callable[[tuple[str, Mapping[str, Change]]], str]:
+        def text(item: tuple[str, Mapping[str, Change]]) -> str:
+            change = item[1].get(key, UNMEASURED_CHANGE)
+            ends = (format_number(side.value, "fraction") for side in (change.reference, change.other))
+            return " → ".join(ends) + (" *" if change.significant else "") if key in item[1] else DASH
+
+        return text
+
     columns: list[Any] = [("correction", lambda item: text_cell(item[0], "name"))]
-    for key, drop in _CORRECTION_METRICS.items():
-        columns.append(
-            (ColumnHeader(SHORT_TITLES[key], drop=drop), lambda item, key=key: _format_pair(item[1].get(key)))
-        )
+    for key, drop in {"rejected_tokens": 0, "ess_token": 0, "ess_sequence": 1}.items():
+        columns.append((ColumnHeader(SHORT_TITLES[key], drop=drop), pair(key)))
+    caption = "Corrections: reference → other (* significant)"
+    return Table.of(caption, active_corrections(contrast), columns, reach=TERMINAL_AND_PAGE)
+
+
+def _contributions_table(contrast: Contrast) -> Table:
+    """Return the contributions to the change of K3 by each quantity, largest first."""
+
+    def share(item: tuple[Decomposition, Contribution]) -> TableCell:
+        value = item[1].total / item[0].difference if item[0].difference else None
+        return _amount_cell(value, lambda value: DASH if value is None else f"{100 * value:.1f}%")
+
+    columns: TableColumns[tuple[Decomposition, Contribution]] = (
+        ("part", lambda item: text_cell(format_part(*item), "name")),
+        (ColumnHeader("contribution", "nats/token", drop=0), lambda item: TableCell(
+            format_estimate(item[1].total, item[1].se), sort_key=f"{item[1].total:.6g}")),
+        (ColumnHeader("of the change", drop=1), share),
+        (ColumnHeader("level", description="K3 there is larger or smaller", drop=4),
+         lambda item: _amount_cell(item[1].level, format_signed)),
+        (ColumnHeader("mix", description="more or fewer tokens are there", drop=4),
+         lambda item: _amount_cell(item[1].mix, format_signed)),
+        (ColumnHeader("K3 there, reference", drop=2), lambda item: _amount_cell(item[1].k3[0], format_number)),
+        (ColumnHeader("other"), lambda item: _amount_cell(item[1].k3[1], format_number)),
+        (ColumnHeader("tokens there, reference", drop=5), lambda item: number_cell(item[1].tokens[0], "fraction")),
+        (ColumnHeader("other"), lambda item: number_cell(item[1].tokens[1], "fraction")),
+    )  # fmt: skip
+    items = [(found, part) for found in contrast.decompositions for part in found.parts[:MAX_PARTS]]
+    left = sum(max(len(found.parts) - MAX_PARTS, 0) for found in contrast.decompositions)
     return Table.of(
-        "Corrections: reference → other (* significant)", active_corrections(contrast), columns, reach=reach
-    )
-
-
-def _format_pair(change: Change | None) -> str:
-    if change is None:
-        return DASH
-    mark = " *" if change.significant else ""
-    return (
-        f"{format_number(change.reference.value, 'fraction')} → {format_number(change.other.value, 'fraction')}{mark}"
-    )
-
-
-def _main_contributions(contrast: Contrast, reach: int) -> Section | None:
-    """Build the terminal table of the largest contributions to the change of K3."""
-    if k3_change(contrast).difference in (None, 0):
-        return None
-    title = "Largest contributions to the change of K3"
-    parts = [(found, part) for found in contrast.decompositions for part in found.parts[:TERMINAL_PARTS]]
-    return Section("", "first-parts", terminal=True).add(
-        Table.of("", parts, _CONTRIBUTION_COLUMNS, title=title, reach=reach)
-    )
-
-
-def _share_cell(item: tuple[Decomposition, Contribution]) -> TableCell:
-    """Return the share of a part in the whole change."""
-    share = item[1].total / item[0].difference if item[0].difference else None
-    return _amount_cell(share, lambda share: DASH if share is None else f"{100 * share:.1f} %")
-
-
-_CONTRIBUTION_COLUMNS: TableColumns[tuple[Decomposition, Contribution]] = (
-    ("part", lambda item: text_cell(format_part(*item), "name")),
-    (ColumnHeader("contribution", "nats/token", drop=0), lambda item: TableCell(
-        format_estimate(item[1].total, item[1].se), sort_key=f"{item[1].total:.6g}")),
-    (ColumnHeader("of the change", drop=1), _share_cell),
-    (ColumnHeader("level", description="K3 there is larger or smaller", drop=4),
-     lambda item: _amount_cell(item[1].level, format_signed)),
-    (ColumnHeader("mix", description="more or fewer tokens are there", drop=4),
-     lambda item: _amount_cell(item[1].mix, format_signed)),
-    (ColumnHeader("K3 there, reference", drop=2), lambda item: _amount_cell(item[1].k3[0], format_number)),
-    (ColumnHeader("other"), lambda item: _amount_cell(item[1].k3[1], format_number)),
-    (ColumnHeader("tokens there, reference", drop=5), lambda item: number_cell(item[1].tokens[0], "fraction")),
-    (ColumnHeader("other"), lambda item: number_cell(item[1].tokens[1], "fraction")),
-)  # fmt: skip
-
-
-def _contributions_table(decomposition: Decomposition) -> Table:
-    """Return the contributions by one quantity, largest first."""
-    parts, caption = decomposition.parts, f"The change of K3 by {decomposition.quantity}"
-    left_out = f"The first {MAX_PARTS} of {len(parts):,}. The JSON contains all." * (len(parts) > MAX_PARTS)
-    items = ((decomposition, part) for part in parts[:MAX_PARTS])
-    return Table.of(caption, items, _CONTRIBUTION_COLUMNS, sortable=True, folded=True, left_out=left_out)
+        "Largest contributions to the change of K3", items, columns, sortable=True, max_rows=TERMINAL_PARTS,
+        left_out=f"The first {MAX_PARTS} of each quantity. The JSON contains all." if left else "",
+        reach=TERMINAL_AND_PAGE,
+    )  # fmt: skip
 
 
 def _amount_cell(value: float | None, text: Callable[[float | None], str]) -> TableCell:

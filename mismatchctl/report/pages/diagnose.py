@@ -1,11 +1,11 @@
-"""Page and tables of the findings about a mismatch."""
+"""First screen and page of the causes of a mismatch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mismatchctl.core.formatting import DASH, format_count, format_number
+from mismatchctl.core.formatting import escape_terminal, format_command, format_count, format_number
+from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, Tensor, compare_with_noise
 from mismatchctl.report.document import (
@@ -22,35 +22,159 @@ from mismatchctl.report.document import (
     Section,
     Table,
     TableCell,
+    TableColumns,
     add_heading,
 )
-from mismatchctl.results.model import Example, Fact, Finding, Sides, SidesGroup, SideShare, Value
-from mismatchctl.results.summary import HARMLESS_CAUSES, format_share
+from mismatchctl.report.tables import ADVICE_LENGTH, MAX_RUNS, NOTE_LENGTH, SUMMARY_LENGTH, cut, cut_notes
+from mismatchctl.results.model import Example, Fact, Finding, RivalCause, Sides, SidesGroup, SideShare
+from mismatchctl.results.status import STATUSES, RunStatus, findings_status, lower_first, percent
+from mismatchctl.results.summary import HARMLESS_CAUSES, format_share, headline_finding
+
+_MAX_GROUPS, _MAX_DRAWN_GROUPS = 12, 24
+_Row = tuple[str, str]
 
 
-def finding_card(finding: Finding, folder: str = "", *, full: bool = True, place: int = 0) -> Card:
-    """Return the card of a finding. `folder` is removed from file names, `place` is its number."""
+def diagnose_screen(
+    found: Diagnosis, paths: Sequence[str], page: Document | None = None, notes: Sequence[str] = ()
+) -> Document:
+    """Build the first screen of a diagnosis, or the whole `page` of it below the answer."""
+    judged = _judge(found)
+    screen = Document(_headline(judged))
+    screen.sections += [_answer_section(found, judged)] if page is None else page.sections[1:]
+    screen.add(Section("", "notes").add(*cut_notes(notes) if page is None else cut_notes(notes, len(notes))))
+    healthy = screen.headline.status == "OK"
+    options = "--save-baseline ok.json --accept" if healthy else ""
+    if len(paths) == len(judged) > 1:
+        paths = [paths[[*judged].index(_by_severity(judged)[0])]]
+    following = format_command("gate" if healthy else "analyze", paths, options)
+    more = [("Details", "-v")] if page is None else []
+    screen.commands = [*more, ("Report", "--html report.html"), ("Next", following)]
+    return screen
+
+
+def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> Document:
+    """Build the page of a diagnosis. `full` shows findings of low confidence in full."""
+    judged = _judge(found)
+    head = _headline(judged)
+    head.subtitle = "causes of the mismatch"
+    doc = Document(head).add(_answer_section(found, judged))
+    for index, (name, findings) in enumerate(found.runs.items()):
+        doc.add(_findings_section(escape_terminal(name), f"run-{index}-findings", findings, full=full))
+    for index, (name, sides) in enumerate(found.sides.items()):
+        heading = f"Whose error on {escape_terminal(name)}" if len(found.sides) > 1 else "Whose error"
+        doc.add(sides_section(heading, f"sides-{index}", sides))
+    for name, steps in list(found.next.items())[: 0 if reports else 1]:
+        of = f" of {escape_terminal(name)}" if len(found.runs) > 1 else ""
+        facts = Facts([(step.name, step.text) for step in steps], reach=EVERYWHERE)
+        doc.add(Section(f"Where in the network{of}", "next").add(facts))
+    return doc.add(*(_layers_section(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
+
+
+def _judge(found: Diagnosis) -> dict[str, RunStatus]:
+    return {name: findings_status(findings) for name, findings in found.runs.items()}
+
+
+def _by_severity(judged: Mapping[str, RunStatus]) -> list[str]:
+    return sorted(judged, key=lambda name: STATUSES.index(judged[name].status))
+
+
+def _headline(judged: Mapping[str, RunStatus]) -> Headline:
+    worst = judged[_by_severity(judged)[0]]
+    if len(judged) == 1:
+        return Headline(f"{escape_terminal(next(iter(judged)))}: {worst.text}", status=worst.status)
+    bad = sum(one.status != "OK" for one in judged.values())
+    title = f"{bad} of {len(judged)} runs {'has' if bad == 1 else 'have'} a cause to look at"
+    return Headline(title if bad else f"no fault found in {len(judged)} runs", status=worst.status)
+
+
+def _answer_section(found: Diagnosis, judged: Mapping[str, RunStatus]) -> Section:
+    """Build the main finding of the only run, or a table of the runs, and the shares of the causes."""
+    section = Section("", "answer")
+    if len(judged) == 1:
+        ((name, findings),) = found.runs.items()
+        section.add(Facts(list(_finding_rows(found, name, findings)), reach=EVERYWHERE))
+    else:
+        order = _by_severity(judged)
+        columns: TableColumns[str] = (
+            ("run", lambda name: TableCell(escape_terminal(name), kind="name")),
+            (ColumnHeader("status", numeric=False, drop=0), lambda name: judged[name].status),
+            (ColumnHeader("cause", numeric=False, drop=0, flexible=True), lambda name: judged[name].text),
+        )
+        section.add(Table.of("", order[:MAX_RUNS], columns, reach=EVERYWHERE))
+        left = len(order) - MAX_RUNS
+        section.add(Note(f"{format_count(left, 'more run')}: -v") if left > 0 else None)
+    return section.add(DeferredSection(lambda: _share_figure(found)))
+
+
+def _share_figure(found: Diagnosis) -> Iterator[Figures]:
+    """Draw the share of each run's K3 that each cause explains."""
+    from mismatchctl.report.figures.bars import causes_figure  # slow import, only needed for HTML
+
+    yield Figures([causes_figure(found.runs, "causes")])
+
+
+def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> Iterator[_Row]:
+    """Yield the main finding with its evidence, its rivals, and the other findings in one line each."""
+    first = headline_finding(findings) or (findings[0] if findings else None)
+    if first is None:
+        return
+    yield "found", cut(first.summary, 2 * SUMMARY_LENGTH)
+    if first.examples:
+        yield "see", cut(format_example(first.examples[0]), NOTE_LENGTH)
+    yield "do", cut(first.advice, SUMMARY_LENGTH)
+    if first.rivals:
+        yield "or", cut(rival_text(first.rivals[0]), SUMMARY_LENGTH)
+    if first.pointless:
+        yield "note", cut(f"until then, {first.pointless}", ADVICE_LENGTH)
+    if name in found.sides:
+        yield "side", cut(found.sides[name].summary, NOTE_LENGTH)
+    others = [one for one in findings if one is not first]
+    for one in others[:4]:
+        share = "" if one.share_k3 is None else f", {percent(one.share_k3)} of K3"
+        yield "also", f"{one.title} ({one.confidence} confidence{share})"
+    if len(others) > 4:
+        yield "", f"{len(others) - 4} more findings: -v"
+
+
+def rival_text(rival: RivalCause) -> str:
+    """Return the title of a rival cause and the data or experiment that distinguishes it."""
+    titles = {cause.id: cause.title for cause in CAUSES}
+    return f"{lower_first(titles.get(rival.cause, rival.cause))} (to tell: {rival.tell.rstrip('.')})"
+
+
+def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, full: bool) -> Section:
+    """Build the findings of one run. Findings of low confidence take one line, unless `full`."""
+    count = f"{format_count(len(findings), 'finding')}, strongest first" if findings else "nothing found"
+    unexplained = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
+    explained = f"; {format_share(1 - unexplained)} of the K3 explained" if findings else ""
+    cards: list[DocumentPart] = [
+        finding_card(found, full=full or found.confidence != "low" or len(findings) == 1, place=place)
+        for place, found in enumerate(findings, start=1)
+    ]
+    return Section(name, anchor, note=f"{count}{explained}").add(*(cards or [Note("no cause shows", "quiet")]))
+
+
+def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> Card:
+    """Return the card of a finding. `place` is its number."""
     share = f", {format_share(finding.share_k3)} of the K3" if finding.share_k3 is not None else ""
     return Card(
         finding.confidence, "calm" if finding.cause in HARMLESS_CAUSES else finding.confidence,
         f"{place}. {finding.title}" if place else finding.title,
         "" if full else finding.summary, f"{finding.cause}{share}" if full or place else "",
-        list(_brief_lines(finding, folder)) if full else [], list(_detail_lines(finding, folder)),
-        note=f"{finding.confidence} confidence{share}", max_lines=int(not full and finding.confidence == "low"),
+        list(_brief_lines(finding)) if full else [], list(_detail_lines(finding)),
     )  # fmt: skip
 
 
-def _brief_lines(finding: Finding, folder: str) -> Iterable[tuple[str, str, int]]:
-    """Yield a summary that fits seven lines of a terminal."""
-    yield "found", finding.summary, 3
+def _brief_lines(finding: Finding) -> Iterable[_Row]:
+    yield "found", finding.summary
     if finding.examples:
-        yield "see", "; ".join(format_example(example, folder) for example in finding.examples[:2]), 1
-    yield "do", finding.advice, 2
+        yield "see", "; ".join(map(format_example, finding.examples[:2]))
+    yield "do", finding.advice
     if finding.rivals:
-        yield "or is it", f"{', '.join(rival.cause for rival in finding.rivals)}? {finding.rivals[0].tell}", 1
+        yield "or is it", f"{', '.join(rival.cause for rival in finding.rivals)}? {finding.rivals[0].tell}"
 
 
-def _detail_lines(finding: Finding, folder: str) -> Iterable[tuple[str, str]]:
+def _detail_lines(finding: Finding) -> Iterable[_Row]:
     """Yield everything about a finding."""
     yield "found", finding.summary
     for heading, supports in (("for", True), ("against", False)):
@@ -58,7 +182,7 @@ def _detail_lines(finding: Finding, folder: str) -> Iterable[tuple[str, str]]:
         yield from add_heading(heading, (f"{fact.meaning}: {fact.name} {format_fact(fact)}" for fact in facts))
     if finding.where:
         yield "where", "; ".join(f"{key}: {value}" for key, value in finding.where.items())
-    yield from add_heading("see", (format_example(example, folder) for example in finding.examples))
+    yield from add_heading("see", map(format_example, finding.examples))
     yield "do", finding.advice
     if finding.pointless:
         yield "pointless", f"until then, {finding.pointless}"
@@ -67,39 +191,23 @@ def _detail_lines(finding: Finding, folder: str) -> Iterable[tuple[str, str]]:
 
 
 def format_fact(fact: Fact) -> str:
-    """Format the value of a fact with its interval."""
-    shown = fact.value if isinstance(fact.value, str) else _format_number(fact.value)
+    """Format the value of a fact with its interval. Steps, shifts and counts are whole numbers."""
+
+    def text(value: float | str | None) -> str:
+        if isinstance(value, str):
+            return value
+        return format_number(value, "rows" if value is not None and float(value).is_integer() else "")
+
     if fact.interval is None:
-        return shown
-    return f"{shown} ({_format_number(fact.interval[0])} to {_format_number(fact.interval[1])})"
+        return text(fact.value)
+    return f"{text(fact.value)} ({text(fact.interval[0])} to {text(fact.interval[1])})"
 
 
-def _format_number(value: float | None) -> str:
-    """Format steps, shifts and counts as whole numbers."""
-    return format_number(value, "rows") if value is not None and float(value).is_integer() else format_number(value)
-
-
-def format_example(example: Example, folder: str = "") -> str:
-    """Format the location of an example, without `folder`."""
-    parts = [f"row {example.row}"]
-    parts += [f"position {example.position}"] if example.position is not None else []
-    parts += [f"sequence {example.sequence_id}"] if example.sequence_id is not None else []
-    parts += [f"step {example.step}"] if example.step is not None else []
-    return f"{example.file.removeprefix(folder)}: {', '.join(parts)}"
-
-
-_MIN_FOLDER_LENGTH = 8
-
-
-def common_folder(findings: Iterable[Sequence[Finding]]) -> str:
-    """Return the folder that contains all examples, if removing it makes their paths shorter."""
-    folders = [example.file.split("/")[:-1] for every in findings for found in every for example in found.examples]
-    shared = takewhile(lambda names: len({*names}) == 1, zip(*folders, strict=False))
-    common = "/".join(names[0] for names in shared)
-    return f"{common}/" if len(common) > _MIN_FOLDER_LENGTH else ""
-
-
-_MAX_GROUPS, _MAX_DRAWN_GROUPS = 12, 24
+def format_example(example: Example) -> str:
+    """Format the location of an example: the file with its folder, and the row."""
+    names = ("position", "sequence_id", "step")
+    parts = [f"{name.removesuffix('_id')} {value}" for name in names if (value := getattr(example, name)) is not None]
+    return f"{'/'.join(example.file.split('/')[-2:])}: {', '.join([f'row {example.row}', *parts])}"
 
 
 def sides_section(title: str, anchor: str, sides: Sides) -> Section:
@@ -112,22 +220,17 @@ def sides_section(title: str, anchor: str, sides: Sides) -> Section:
         meaning = "1 where the rollout's column is what sampled"
         rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
     rows += [(f"by {name}", _format_groups(groups)) for name, groups in sides.groups.items()]
-    note = f"{sides.side}, {sides.confidence} confidence"
     facts = Facts([*rows, *(("note", note) for note in sides.notes)], reach=EVERYWHERE)
-    return Section(title, anchor, note=note).add(facts, DeferredSection(lambda: _error_figures(sides, anchor)))
+    section = Section(title, anchor, note=f"{sides.side}, {sides.confidence} confidence")
+    return section.add(facts, DeferredSection(lambda: _error_figures(sides, anchor)))
 
 
 def _error_figures(sides: Sides, anchor: str) -> Iterator[Figures]:
-    """Yield figures of the errors of rollout and trainer."""
-    from mismatchctl.report.figures.bars import dots_figure, sides_plot  # slow import, only needed for HTML
+    from mismatchctl.report.figures.bars import sides_figure  # slow import, only needed for HTML
 
     for name, groups in sides.groups.items():
         if 1 < len(groups) <= _MAX_DRAWN_GROUPS:
-            errors = {
-                own.label: {"rollout": Value(value=own.rollout_rms), "train": Value(value=own.train_rms)}
-                for own in groups
-            }
-            yield Figures([dots_figure(sides_plot(name), errors, f"{anchor}-{name}")])
+            yield Figures([sides_figure(groups, name, f"{anchor}-{name}")])
 
 
 def _format_share(share: SideShare) -> str:
@@ -146,74 +249,11 @@ def _format_groups(groups: list[SidesGroup]) -> str:
     return "; ".join(errors) + ("; ..." if len(groups) > _MAX_GROUPS else "")
 
 
-def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> Document:
-    """Build the page of a diagnosis. `full` shows findings of low confidence in full."""
-    doc = Document(Headline("", subtitle="causes of the mismatch"))
-    folder = common_folder(found.runs.values())
-    if len(found.runs) > 1:
-        doc.add(Section("", "overview").add(_overview_table(found.runs)))
-    if folder:
-        doc.add(Section("", "files").add(Note(f"Files are in {folder}", "quiet")))
-    for index, (name, findings) in enumerate(found.runs.items()):
-        doc.add(findings_section(name, f"run-{index}-findings", findings, folder, full=full))
-    for index, (name, sides) in enumerate(found.sides.items()):
-        heading = f"Whose error on {name}" if len(found.sides) > 1 else "Whose error"
-        doc.add(sides_section(heading, f"sides-{index}", sides))
-    if not reports:
-        doc.add(*_next_steps(found))
-    return doc.add(*(_layers_section(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
-
-
-def _next_steps(found: Diagnosis) -> list[Section]:
-    """Return the section with the next dumps and comparisons to make."""
-    for name, steps in found.next.items():
-        of = f" of {name}" if len(found.runs) > 1 else ""
-        facts = Facts([(step.name, step.text) for step in steps], reach=EVERYWHERE)
-        return [Section(f"Where in the network{of}", "next").add(facts)]
-    return []
-
-
-def findings_section(
-    name: str, anchor: str, findings: Sequence[Finding], folder: str, *, full: bool = False
-) -> Section:
-    """Build the findings of one run. Findings of low confidence take one line, unless `full`."""
-    count = f"{format_count(len(findings), 'finding')}, strongest first" if findings else "nothing found"
-    explained = f"; {format_share(1 - _unexplained_share(findings))} of the K3 explained" if findings else ""
-    fully = [full or found.confidence != "low" or len(findings) == 1 for found in findings]
-    cards: list[DocumentPart] = [
-        finding_card(found, folder, full=each, place=place)
-        for place, (found, each) in enumerate(zip(findings, fully, strict=True), start=1)
-    ]
-    return Section(name, anchor, note=f"{count}{explained}").add(*(cards or [Note("no cause shows", "quiet")]))
-
-
-def _overview_table(runs: Mapping[str, Sequence[Finding]]) -> Table:
-    """Return one row per run with its first finding."""
-
-    def first(item: tuple[str, Sequence[Finding]], text: Callable[[Finding], str], none: str = DASH) -> str:
-        return text(item[1][0]) if item[1] else none
-
-    return Table.of("First findings, run by run", runs.items(), (
-        ("run", lambda item: TableCell(item[0], kind="name")),
-        (ColumnHeader("first finding", numeric=False, drop=0, short="first finding"),
-         lambda item: first(item, lambda one: one.title, "none")),
-        (ColumnHeader("confidence", drop=0), lambda item: first(item, lambda one: one.confidence)),
-        (ColumnHeader("of the K3", drop=0), lambda item: first(item, lambda one: format_share(one.share_k3))),
-        (ColumnHeader("unexplained", drop=1),
-         lambda item: format_share(_unexplained_share(item[1])) if item[1] else DASH),
-    ), reach=EVERYWHERE)  # fmt: skip
-
-
-def _unexplained_share(findings: Sequence[Finding]) -> float:
-    """Return the share of K3 without a cause."""
-    return sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
-
-
 def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -> Section:
     """Build the section of a layer report, with the dump's own noise for comparison."""
-    rows, apart, bad = [("first bad", describe_first_difference(report))], report.first_apart, report.first_bad
+    rows, apart, bad = [("first bad", _describe_first_difference(report))], report.first_apart, report.first_bad
     if apart is not None and (bad is None or (apart.layer, apart.step) != (bad.layer, bad.step)):
-        rows.append(("yet", f"{format_tensor(apart)} {apart.why}, within the tool's tolerance"))
+        rows.append(("yet", f"{_format_tensor(apart)} {apart.why}, within the tool's tolerance"))
     facts = Facts(rows, reach=EVERYWHERE)
     if len(report.growth) > 1:
         rows.append(("growth", f"layer {report.growth[0][0]} to {report.growth[-1][0]}"))
@@ -222,23 +262,19 @@ def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitN
     rows += [("next", report.next)] if report.next else []
     rows += [("dump", f"{name}: {compare_with_noise(report, found)}") for name, found in noise.items()]
     rank = f", rank {report.rank}" if report.rank is not None else ""
-    return Section(report.file, anchor, note=f"{report.tool}{rank}").add(
-        facts, DeferredSection(lambda: [_layers_figure(report, anchor)])
-    )
+
+    def figures() -> Iterator[Figures]:
+        from mismatchctl.report.figures.distributions import layers_figure  # slow import, only needed for HTML
+
+        yield Figures([layers_figure(report, f"{anchor}-growth")])
+
+    return Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts, DeferredSection(figures))
 
 
-def _layers_figure(report: LayerReport, anchor: str) -> Figures:
-    """Draw the difference after each layer."""
-    from mismatchctl.report.figures.distributions import layers_figure  # slow import, only needed for HTML
-
-    return Figures([layers_figure(report, f"{anchor}-growth")])
-
-
-def describe_first_difference(report: LayerReport) -> str:
-    """Describe the first tensor outside the tolerance."""
+def _describe_first_difference(report: LayerReport) -> str:
     if report.first_bad is None:
         return f"none of {report.tensors:,} tensors is outside the tool's tolerance"
-    words = [f"{format_tensor(report.first_bad)}: {report.first_bad.why}"]
+    words = [f"{_format_tensor(report.first_bad)}: {report.first_bad.why}"]
     if report.before is not None:
         words.append("before it all equal" if report.before == 0 else f"before it all within {report.before:.2g}")
     if report.last_good is not None:
@@ -246,7 +282,7 @@ def describe_first_difference(report: LayerReport) -> str:
     return "; ".join(words)
 
 
-def format_tensor(tensor: Tensor) -> str:
+def _format_tensor(tensor: Tensor) -> str:
     """Format a tensor, for example `layer 3, mlp_output, 0.39 (step 1)`."""
     place = "beside the layers" if tensor.layer is None else f"layer {tensor.layer}"
     value = "" if tensor.value is None else f", {tensor.value:.2g}"

@@ -23,27 +23,26 @@ from mismatchctl.report.document import (
 )
 from mismatchctl.report.tables import text_cell
 
+_SHOWN_NAMES = 2
+_NAMES_LENGTH, _NAMES_PER_FRAMEWORK, _MEANING_LENGTH, _SHOWN_COLUMNS = 28, 44, 57, 14
+
 
 def metrics_document(found: Sections) -> Document:
     """Build the list of metrics."""
-    tables = (
-        _plain_table(title, ("key", "unit", "definition"), ((one.key, one.unit, one.definition) for one in every))
-        for title, every in found.items()
+    heads = ("key", "unit", "definition")
+    return _make_document(
+        *(_table(title, heads, ((one.key, one.unit, one.definition) for one in own)) for title, own in found.items())
     )
-    return Document(Headline("")).add(Section("", "metrics").add(*tables))
 
 
 def metrics_screen(found: Sections) -> Document:
     """Build the short list of metrics: the first keys of each section."""
-    lengths = [4 * _NAMES_LENGTH, *[_NAMES_LENGTH] * len(found)]
     rows = [
-        (title, _list_names([one.key for one in every], length))
-        for length, (title, every) in zip(lengths, found.items(), strict=False)
+        (title, _list_names([one.key for one in every], _NAMES_LENGTH if place else 4 * _NAMES_LENGTH))
+        for place, (title, every) in enumerate(found.items())
     ]
-    count = sum(len(every) for every in found.values())
-    return _make_screen(
-        f"{count} metrics; every name that a framework logs is known as well", rows, "mismatchctl metrics k3"
-    )
+    title = f"{sum(map(len, found.values()))} metrics; every name that a framework logs is known as well"
+    return _make_screen(title, rows, "mismatchctl metrics k3")
 
 
 def presets_screen(found: Mapping[str, Preset]) -> Document:
@@ -59,24 +58,20 @@ def presets_screen(found: Mapping[str, Preset]) -> Document:
 
 def contract_screen(aliases: Mapping[str, str]) -> Document:
     """Build the short list of columns: the required ones and the usual ones with their meaning."""
-    required = [column for column in COLUMNS if column.required]
-    shown = [*required, *(column for column in COLUMNS if not column.required)][:_SHOWN_COLUMNS]
+    ordered = sorted(COLUMNS, key=lambda column: not column.required)
     rows = [
-        (f"{column.name}{' *' if column.required else ''}", shorten(column.meaning.partition(";")[0], _MEANING_LENGTH))
-        for column in shown
+        (f"{column.name}{' *' * column.required}", shorten(column.meaning.partition(";")[0], _MEANING_LENGTH))
+        for column in ordered[:_SHOWN_COLUMNS]
     ]
-    rest = [column.name for column in COLUMNS if column not in shown]
+    rest = [column.name for column in COLUMNS if column in ordered[_SHOWN_COLUMNS:]]
     rows.append(("optional", _list_names(rest, _NAMES_PER_FRAMEWORK)))
     known = sum(len(list_aliases(column.name, aliases)) for column in COLUMNS)
-    title = f"a dump needs {' and '.join(column.name for column in required)} (* below); {known} other names are known"
+    required = " and ".join(column.name for column in COLUMNS if column.required)
+    title = f"a dump needs {required} (* below); {known} other names are known"
     return _make_screen(title, rows, "mismatchctl schema --check DUMPS")
 
 
-_SHOWN_NAMES = 2
-_NAMES_LENGTH, _NAMES_PER_FRAMEWORK, _MEANING_LENGTH, _SHOWN_COLUMNS = 28, 44, 57, 14
-
-
-def _list_names(names: Sequence[str], length: int = _NAMES_LENGTH) -> str:
+def _list_names(names: Sequence[str], length: int) -> str:
     """Join the names that fit a length, and count the others."""
     text = ""
     for place, name in enumerate(names):
@@ -119,24 +114,24 @@ def presets_document(found: Mapping[str, Preset]) -> Document:
         what += f" ({preset.documented})" if preset.documented else ""
         rows.append((name, f"{preset.framework} {preset.version}".strip() or "-", what))
     hint = "`mismatchctl presets show NAME` prints one as YAML, to edit and to name with --correction FILE."
-    return _make_document(_plain_table("Presets", ("name", "from", "what it does"), rows), Note(hint))
+    return _make_document(_table("Presets", ("name", "from", "what it does"), rows), Note(hint))
 
 
 def methods_document(found: Mapping[str, Preset]) -> Document:
     """Build the table that compares the presets."""
     rows = (row.values() for row in list_traits(found))
-    return _make_document(_plain_table("What each preset does, costs and assumes", TRAIT_TITLES.values(), rows))
+    return _make_document(_table("What each preset does, costs and assumes", TRAIT_TITLES.values(), rows))
 
 
 def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = True) -> Document:
     """Build the table of frameworks, with all versions and file types if `whole`."""
-    heads = ["framework", "newest", "presets", "logged names"]
-    rows = [[row["name"], row["versions"][0], row["presets"], row["logged_names"]] for row in found]
-    if whole:
-        heads += ["versions, newest first", "files"]
-        for shown, row in zip(rows, found, strict=True):
-            shown += [", ".join(row["versions"]), ", ".join(row["files"])]
-    page = _make_document(_plain_table("", heads, rows))
+    heads = ["framework", "newest", "presets", "logged names", *["versions, newest first", "files"] * whole]
+    rows = [
+        [row["name"], row["versions"][0], row["presets"], row["logged_names"]]
+        + [", ".join(row["versions"]), ", ".join(row["files"])] * whole
+        for row in found
+    ]
+    page = _make_document(_table("", heads, rows))
     page.headline = Headline(f"{len(found)} frameworks")
     page.commands = [*([] if whole else [("Details", "-v")]), ("Next", "mismatchctl presets")]
     return page
@@ -147,22 +142,19 @@ def contract_document(aliases: Mapping[str, str]) -> Document:
     rows = []
     for column in COLUMNS:
         also = ", ".join(list_aliases(column.name, aliases))
-        rows.append((f"{column.name}{' *' if column.required else ''}", f"{column.kind.value}: {column.meaning}"))
+        rows.append((f"{column.name}{' *' * column.required}", f"{column.kind.value}: {column.meaning}"))
         rows += [("", f"also: {also}")] if also else []
     hint = (
         "One row per sequence, or one row per token with sequence_id and position. Columns of other names are mapped "
         "with --column; any other scalar column can be named with --by."
     )
-    return _make_document(_plain_table("The dump contract (* required)", ("column", "what it holds"), rows), Note(hint))
+    return _make_document(_table("The dump contract (* required)", ("column", "what it holds"), rows), Note(hint))
 
 
-def _plain_table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    """Return a table of strings."""
-    table = Table(
-        "", [ColumnHeader(text, numeric=False) for text in heads], title=title, prose=True, reach=TERMINAL_AND_PAGE
-    )
-    table.rows = [[text_cell(str(text)) for text in row] for row in rows]
-    return table
+def _table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    columns = [ColumnHeader(text, numeric=False) for text in heads]
+    cells = [[text_cell(str(text)) for text in row] for row in rows]
+    return Table("", columns, cells, title=title, prose=True, reach=TERMINAL_AND_PAGE)
 
 
 def _make_document(*parts: Table | Note) -> Document:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.core.formatting import DASH, escape_terminal, format_bytes, format_label, format_number
-from mismatchctl.corrections.labels import correction_label, gate_label
+from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.tokenizer import load_vocabulary
 from mismatchctl.io.yaml import dump_yaml
-from mismatchctl.measure.columns import PAIRS
-from mismatchctl.measure.metrics.evaluation import pair_metrics
-from mismatchctl.measure.metrics.facets import FACET_METRICS, FACET_SECTIONS, kl_key
+from mismatchctl.measure.metrics.facets import kl_key
 from mismatchctl.measure.metrics.metric import AGGREGATION_SUFFIXES, AGGREGATIONS, Metric
 from mismatchctl.report.document import (
     EVERYWHERE,
@@ -30,14 +27,7 @@ from mismatchctl.report.document import (
     TableCell,
     TableColumns,
 )
-from mismatchctl.report.tables import (
-    SHORT_TITLES,
-    MetricRegistry,
-    group_table,
-    number_cell,
-    text_cell,
-    value_cell,
-)
+from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, group_table, number_cell, text_cell, value_cell
 from mismatchctl.results.model import (
     MASKED_TOKENS,
     NOT_RECORDED,
@@ -68,17 +58,8 @@ BREAKDOWN_KEYS = {
     "ess_sequence": 3, "routing_differs": 6,
 }  # fmt: skip
 """Metrics of a breakdown with their `ColumnHeader.drop`."""
-MAX_GROUPS = 12
-"""Values of a `--by` column in a terminal."""
-STEP_CORRECTION_KEYS = ("rejected_tokens", "ess_token", "loss_scale")
-_SEQUENCES_NOTE = "The log ratio is train minus rollout; K3 and |difference| are means over the sequence's tokens."
-_TOKENS_NOTE = "The log ratio is train minus rollout; positions count from the sequence's first valid token."
-MAX_LOGGED_STEPS = 8
-"""Steps in the table of a framework's logged values, including the first and the last."""
-MAX_SHARED_STEPS = 50
-"""Steps in the table of K3 with a column per run."""
-MAX_WORST_ROWS = 20
-"""Worst sequences and tokens on the page. The Result contains fifty."""
+MAX_GROUPS, MAX_LOGGED_STEPS, MAX_WORST_ROWS, MAX_FILES = 12, 8, 20, 500
+"""Maximum values of a `--by` column in a terminal, steps of logged values, worst sequences and tokens, and files."""
 
 
 def worst_sequences_table(rows: Sequence[WorstSequence], most: int | None = None) -> Table | None:
@@ -97,8 +78,8 @@ def worst_sequences_table(rows: Sequence[WorstSequence], most: int | None = None
         *([("starts with", lambda row: text_cell(vocabulary.text(row.token_ids), "code"))] if starts else []),
     ]  # fmt: skip
     caption = (
-        f"The {len(shown)} sequences with the largest |sum of log ratios|{_format_shown(len(shown), len(rows))}. "
-        f"{_SEQUENCES_NOTE}"
+        f"The {len(shown)} sequences with the largest |sum of log ratios|. The log ratio is train minus rollout; "
+        "K3 and |difference| are means over the sequence's tokens."
     )
     return Table.of(caption, shown, columns, sortable=True) if shown else None
 
@@ -115,13 +96,10 @@ def worst_tokens_table(rows: Sequence[WorstToken], most: int | None = None) -> T
         (ColumnHeader("log ratio", "nats", "train minus rollout"), lambda row: number_cell(row.log_ratio)),
     ]  # fmt: skip
     caption = (
-        f"The {len(shown)} tokens with the largest |log ratio|{_format_shown(len(shown), len(rows))}. {_TOKENS_NOTE}"
+        f"The {len(shown)} tokens with the largest |log ratio|. The log ratio is train minus rollout; positions count "
+        "from the sequence's first valid token."
     )
     return Table.of(caption, shown, columns, sortable=True) if shown else None
-
-
-def _format_shown(shown: int, known: int) -> str:
-    return f" (of {known} in the JSON result)" if known > shown else ""
 
 
 def _id_cell(value: str | int | float | bool | None) -> TableCell:
@@ -157,9 +135,8 @@ def by_column_tables(
     """Return a table per `--by` column with the mismatch and the rejected tokens."""
     tables, gated = [], [correction.name for correction in corrections if correction.gates]
     for column, groups in run.by.items():
-        columns = [
-            registry.series(groups, key, drop=drop) for key, drop in BREAKDOWN_KEYS.items() if key in groups.metrics
-        ]
+        keys = {key: drop for key, drop in BREAKDOWN_KEYS.items() if key in groups.metrics}
+        columns = [registry.series(groups, key, drop=drop) for key, drop in keys.items()]
         for rule in (rule for rule in gated if rule in groups.corrections):
             columns.append(registry.series(groups, "rejected_tokens", rule, text=f"rejected by {rule}"))
         table = group_table(f"By {escape_terminal(column)}", column, groups, columns)
@@ -168,125 +145,17 @@ def by_column_tables(
     return tables
 
 
-def step_tables(run: RunResult, registry: MetricRegistry) -> list[Table]:
+def step_table(run: RunResult, registry: MetricRegistry) -> Table:
     """Return the main metrics by step."""
-    groups = run.groups
-    own = [registry.series(groups, key) for key in STEP_KEYS if key in groups.metrics]
-    tables = [group_table("The mismatch by step", "step", groups, own)]
-    for key in STEP_CORRECTION_KEYS if groups.corrections else ():
-        columns = [registry.series(groups, key, name, text=name) for name in groups.corrections]
-        title = registry.metric(key, "c").title
-        tables.append(group_table(f"{title[0].upper()}{title[1:]} by step", "step", groups, columns))
-    return tables
+    own = [registry.series(run.groups, key) for key in STEP_KEYS if key in run.groups.metrics]
+    return group_table("The mismatch by step", "step", run.groups, own)
 
 
-def metric_tables(runs: Mapping[str, RunResult], registry: MetricRegistry, *, brief: bool) -> list[Table]:
-    """Return every metric with a column per run: the mismatch, other pairs of policies, and facets.
+def metric_table(runs: Mapping[str, RunResult], registry: MetricRegistry, *, brief: bool) -> Table:
+    """Return every metric with a column per run. `brief` leaves out errors."""
 
-    `brief` returns the mismatch alone, without errors.
-    """
-    own, tables = list(dict.fromkeys(key for run in runs.values() for key in run.overall.metrics)), []
-    parts = {pair.section: pair_metrics(pair) for pair in PAIRS[1:]}
-    parts |= {FACET_SECTIONS[name]: metrics for name, metrics in FACET_METRICS.items()}
-    for title, metrics in parts.items():
-        known = {metric.key for metric in metrics}
-        keys = [key for key in own if key in known]
-        if keys:
-            tables.append(_build_metric_table(title, keys, runs, registry))
-        own = [key for key in own if key not in known]
-    main = _build_metric_table("Metrics of the mismatch", own, runs, registry, errors=not brief)
-    main.left_out = "The JSON result has standard errors and the other metrics." if brief else ""
-    return [main] if brief else [main, *tables]
-
-
-def k3_steps_table(runs: Mapping[str, RunResult]) -> list[Table]:
-    """Return K3 by step with a column per run, for pages with many runs."""
-    series = {name: run.groups.series("k3").value for name, run in runs.items()}
-    values = {
-        name: dict(zip(map(format_label, run.groups.labels), series[name], strict=True)) for name, run in runs.items()
-    }
-    steps = list(dict.fromkeys(step for found in values.values() for step in found))
-    shown = steps[:: math.ceil(len(steps) / MAX_SHARED_STEPS)]
-    columns: list[Any] = [("step", lambda step: text_cell(step, "name"))]
-    for name, found in values.items():
-        columns.append((ColumnHeader(escape_terminal(name)), lambda step, found=found: format_number(found.get(step))))
-    left_out = (
-        f"{len(shown)} of {len(steps):,} steps. The JSON result has all of them." if len(shown) < len(steps) else ""
-    )
-    return [Table.of("K3 by step, in nats/token", shown, columns, left_out=left_out)]
-
-
-def correction_metric_table(run: RunResult, registry: MetricRegistry) -> Table:
-    """Return every metric of the corrections, with one column per correction."""
-    known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
-    columns: list[Any] = [("metric", lambda one: TableCell(one.title, kind="name", anchor=f"c-{one.key}"))]
-    absent = Value(value=None, status="this correction has none")
-    for name, values in run.overall.corrections.items():
-        columns.append(
-            (
-                ColumnHeader(escape_terminal(name)),
-                lambda one, own=values: value_cell(own.get(one.key, absent), one.unit),
-            )
-        )
-    columns.append(("unit", lambda one: one.unit))
-    caption = "Every metric of the corrections: ± is one standard error over clusters."
-    return Table.of(caption, [registry.metric(key, "c") for key in known], columns)
-
-
-def logged_table(run: RunResult, framework: str) -> Table:
-    """Return the values that a framework would log, with one column per step."""
-    steps, last = len(run.groups.labels), len(run.groups.labels) - 1
-    chosen = sorted({round(index * last / (MAX_LOGGED_STEPS - 1)) for index in range(MAX_LOGGED_STEPS)})
-    status = "nothing finite is logged in this step"
-    columns: list[Any] = [
-        ("correction", lambda row: text_cell(row[0], "name")),
-        ("name", lambda row: text_cell(row[1], "name")),
-    ]
-    for index in chosen:
-        value = lambda row, index=index: value_cell(Value(value=row[2][index], status=status), "")  # noqa: E731
-        columns.append((ColumnHeader(f"step {format_label(run.groups.labels[index])}"), value))
-    caption = f"What {escape_terminal(framework)} would have logged: by its own names, as its own code computes them."
-    rows = [(name, *item) for name, names in run.logged.items() for item in names.items()]
-    left_out = f"{len(chosen)} of {steps:,} steps; the JSON result holds all of them." if len(chosen) < steps else ""
-    return Table.of(caption, rows, columns, left_out=left_out)
-
-
-def breakdown_tables(run: RunResult, registry: MetricRegistry) -> list[Table]:
-    """Return the numbers behind the figures of K3 by position, probability and length."""
-    tables = []
-    for found in run.breakdowns.values():
-        title, shown = _QUANTITIES.get(found.quantity, (escape_terminal(found.quantity), format_number))
-        rows = [
-            {"k3": Value(value=k3, se=k3_se), "abs_diff_mean": Value(value=difference, se=difference_se)}
-            for k3, k3_se, difference, difference_se in zip(
-                found.k3, found.k3_se, found.abs_diff, found.abs_diff_se, strict=True
-            )
-        ]
-        if found.logit_shift is not None and found.logit_shift_se is not None:
-            for row, shift, shift_se in zip(rows, found.logit_shift, found.logit_shift_se, strict=True):
-                row["logit_shift"] = Value(value=shift, se=shift_se, status="every token is certain")
-        columns: list[Any] = [
-            (title, lambda item, shown=shown: text_cell(shown(item[0]), "name")),
-            (registry.head("tokens"), lambda item: number_cell(item[1], "tokens")),
-            *registry.columns(rows[0] if rows else (), lambda item: item[2]),
-        ]
-        items = zip(found.low, found.tokens, rows, strict=True)
-        tables.append(Table.of(f"By {title}: from each value up to the next", items, columns))
-    return tables
-
-
-_QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "position": ("position in the response", lambda low: f"{low:,.3g}"),
-    "surprisal": ("rollout probability", lambda low: format_number(math.exp(-low), "probability")),
-    "length": ("response length in tokens", lambda low: f"{low:,.6g}"),
-}
-
-
-def _build_metric_table(
-    caption: str, keys: Sequence[str], runs: Mapping[str, RunResult], registry: MetricRegistry, *, errors: bool = True
-) -> Table:
     def value(run: RunResult) -> Callable[[Metric], TableCell]:
-        return lambda metric: value_cell(run.overall.metrics.get(metric.key, NOT_RECORDED), metric.unit, errors=errors)
+        return lambda one: value_cell(run.overall.metrics.get(one.key, NOT_RECORDED), one.unit, errors=not brief)
 
     def interval(metric: Metric) -> TableCell:
         ends = next(iter(runs.values())).overall.metrics[metric.key].interval
@@ -297,9 +166,43 @@ def _build_metric_table(
         columns.append((ColumnHeader("value" if len(runs) == 1 else escape_terminal(name)), value(run)))
     columns += [(ColumnHeader("90% interval"), interval)] if len(runs) == 1 else []
     columns.append(("unit", lambda metric: metric.unit))
-    columns += [("meaning", lambda metric: text_cell(metric.meaning, "prose"))] if len(runs) == 1 else []
-    caption = f"{caption}: ± is one standard error." if errors else caption
+    keys = dict.fromkeys(key for run in runs.values() for key in run.overall.metrics)
+    caption = "Metrics of the mismatch" if brief else "Metrics of the mismatch: ± is one standard error."
     return Table.of(caption, [registry.metric(key) for key in keys], columns)
+
+
+def correction_metric_table(run: RunResult, registry: MetricRegistry) -> Table:
+    """Return every metric of the corrections, with one column per correction."""
+    known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
+    absent = Value(value=None, status="this correction has none")
+
+    def value(own: Mapping[str, Value]) -> Callable[[Metric], TableCell]:
+        return lambda one: value_cell(own.get(one.key, absent), one.unit)
+
+    columns: list[Any] = [("metric", lambda one: TableCell(one.title, kind="name", anchor=f"c-{one.key}"))]
+    columns += [(ColumnHeader(escape_terminal(name)), value(own)) for name, own in run.overall.corrections.items()]
+    columns.append(("unit", lambda one: one.unit))
+    caption = "Every metric of the corrections: ± is one standard error over clusters."
+    return Table.of(caption, [registry.metric(key, "c") for key in known], columns)
+
+
+def logged_table(run: RunResult, framework: str) -> Table:
+    """Return the values that a framework would log, with one column per step."""
+    steps, last = len(run.groups.labels), len(run.groups.labels) - 1
+    chosen = sorted({round(index * last / (MAX_LOGGED_STEPS - 1)) for index in range(MAX_LOGGED_STEPS)})
+
+    def value(index: int) -> Callable[[Any], TableCell]:
+        return lambda row: value_cell(Value(value=row[2][index], status="nothing finite is logged in this step"), "")
+
+    columns: list[Any] = [
+        ("correction", lambda row: text_cell(row[0], "name")),
+        ("name", lambda row: text_cell(row[1], "name")),
+        *((ColumnHeader(f"step {format_label(run.groups.labels[index])}"), value(index)) for index in chosen),
+    ]
+    caption = f"What {escape_terminal(framework)} would have logged: by its own names, as its own code computes them."
+    rows = [(name, *item) for name, names in run.logged.items() for item in names.items()]
+    left_out = f"{len(chosen)} of {steps:,} steps; the JSON result holds all of them." if len(chosen) < steps else ""
+    return Table.of(caption, rows, columns, left_out=left_out)
 
 
 def objectives_section(
@@ -315,30 +218,28 @@ def objectives_section(
     for correction, found in run.overall.corrections.items():
         if aggregations and "loss" in found:
             rows[f"loss, {correction}"] = [found[f"loss{AGGREGATION_SUFFIXES[each]}"] for each in chosen]
+
+    def value(place: int) -> Callable[[tuple[str, list[Value]]], TableCell]:
+        return lambda item: value_cell(item[1][place], "")
+
     columns: list[Any] = [("objective", lambda item: text_cell(item[0], "name"))]
-    for place, each in enumerate(chosen):
-        columns.append(
-            (ColumnHeader(each, drop=0, short=each), lambda item, place=place: value_cell(item[1][place], ""))
-        )
+    columns += [(ColumnHeader(each, drop=0, short=each), value(place)) for place, each in enumerate(chosen)]
     table = Table.of(f"What {name} would minimize", rows.items(), columns, reach=TERMINAL_AND_PAGE)
-    return Section("What it would minimize", f"{anchor}-objectives").add(table)
+    return Section("What it would minimize", f"{anchor}-objectives", folded=True).add(table)
 
 
 def run_log_section(run: RunResult, name: str, anchor: str, provenance: Provenance) -> Section:
     """Build the comparison of the run's log with the dump, and the lags of K3."""
-    section, log = Section("The run's log", f"{anchor}-log"), provenance.log
+    section, log = Section("The run's log", f"{anchor}-log", folded=True), provenance.log
     for correction, found in run.against.items():
-        section.add(
-            *_agreement_parts(f"{log} against {provenance.framework} on {name}, correction {correction}", found)
-        )
+        title = f"{log} against {provenance.framework} on {name}, correction {correction}"
+        section.add(*_agreement_parts(title, found))
     metrics_log = run.against_metrics or MetricLogComparison()
     if metrics_log.names:
         labeled = {f"{logged} ({metrics_log.metrics[logged]})": found for logged, found in metrics_log.names.items()}
         section.add(*_agreement_parts(f"{log} against the metrics of {name}", LogComparison(names=labeled)))
-    others = names_not_compared(run)
-    section.add(
-        Note(f"kept from the log, not compared: {', '.join(others)}", reach=TERMINAL_AND_PAGE) if others else None
-    )
+    if others := names_not_compared(run):
+        section.add(Note(f"kept from the log, not compared: {', '.join(others)}", reach=TERMINAL_AND_PAGE))
     section.add(Note(run.order, reach=EVERYWHERE) if run.order else None)
     lags = (f"{logged}: K3 {lag.text}" for logged, lag in run.lags.items() if lag.steps is not None)
     return section.add(*(Note(sentence, reach=TERMINAL_AND_PAGE) for sentence in lags))
@@ -363,24 +264,16 @@ def _agreement_parts(title: str, found: LogComparison) -> Iterator[DocumentPart]
         yield Note(f"not in the log: {', '.join(found.missing)}", reach=TERMINAL_AND_PAGE)
 
 
-LOSS_KEYS = ("loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm")
-SELECTION_KEYS = tuple(f"{side}_{name}" for name in ("reward", "advantage", "length") for side in ("kept", "rejected"))
-
-
 def comparison_of_corrections(result: Result, registry: MetricRegistry) -> Table:
     """Return one row per run and correction: meaning, rejection, remaining K3, cost, and a fresh batch."""
     runs, several = result.runs, len(result.runs) > 1
-    known = {correction.name: correction for correction in result.corrections}
-    rows = [
+    labels = {correction.name: correction_label(correction) for correction in result.corrections}
+    Row = tuple[int, str, str, Mapping[str, Value]]
+    rows: list[Row] = [
         (place, run, correction, values)
         for place, (run, found) in enumerate(runs.items())
         for correction, values in found.overall.corrections.items()
     ]
-    Row = tuple[int, str, str, Mapping[str, Value]]
-
-    def meaning(row: Row) -> TableCell:
-        correction = known.get(row[2])
-        return text_cell("" if correction is None else correction_label(correction), "prose")
 
     def needed(row: Row) -> TableCell:
         ess = row[3].get("ess_token", NOT_RECORDED).value
@@ -398,7 +291,7 @@ def comparison_of_corrections(result: Result, registry: MetricRegistry) -> Table
     columns: list[Any] = [("run", lambda row: text_cell(row[1], "name"))] if several else []
     columns += [
         (ColumnHeader("correction", numeric=False, drop=0), lambda row: text_cell(row[2], kind)),
-        (ColumnHeader("what it does", numeric=False, drop=5), meaning),
+        (ColumnHeader("what it does", numeric=False, drop=5), lambda row: text_cell(labels.get(row[2], ""), "prose")),
         *shown({"rejected_tokens": 0, "rejected_sequences": 6}),
         (ColumnHeader("fresh batch rejects", description=about, drop=4, short="fresh batch\nrejects"), fresh),
         *shown({"ess_token": 0, "ess_sequence": 3, "k3_kept": 1, "loss_scale": 2}),
@@ -415,93 +308,24 @@ def _fresh_batch_cell(found: FreshBatch) -> TableCell:
     if found.value is None or found.interval is None:
         return TableCell(DASH, reason)
     low, high = (format_number(end, "fraction") for end in found.interval)
-    return TableCell(
-        f"{format_number(found.value, 'fraction')} ({low} to {high})", reason, f"{found.value:.6g}", kind="interval"
-    )
-
-
-def loss_table(run: RunResult, registry: MetricRegistry) -> Table | None:
-    """Return the effect of each correction on the loss, if the dump has the columns for it."""
-    if not any(values.get("loss", NOT_RECORDED).value is not None for values in run.overall.corrections.values()):
-        return None
-    caption = (
-        "What each correction would do to the policy loss and to its gradient by token, against PPO without any "
-        "correction."
-    )
-    return _correction_rows(caption, LOSS_KEYS, run, registry)
-
-
-def _correction_rows(
-    caption: str, keys: Iterable[str], run: RunResult, registry: MetricRegistry, rows: Collection[str] = (), **more: Any
-) -> Table:
-    """Return one row per correction, or per correction in `rows`."""
-    shown = [item for item in run.overall.corrections.items() if not rows or item[0] in rows]
-    name = "correction", lambda item: text_cell(item[0], "name")
-    columns = registry.columns(keys, lambda item: item[1], "c", **more)
-    return Table.of(caption, shown, [name, *columns], sortable=True)
-
-
-def gates_table(corrections: Sequence[Correction], run: RunResult, registry: MetricRegistry) -> Table:
-    """Return the shares that each gate rejects at its lower and upper bound."""
-    keys = [f"{level}_{side}" for level in ("tokens", "sequences") for side in ("low", "high")]
-    rows = []
-    for correction in corrections:
-        values = run.overall.corrections.get(correction.name, {})
-        for index, gate in enumerate(correction.gates):
-            own = {key: values.get(registry.metric(f"gate{index}_{key}", "c").key, NOT_RECORDED) for key in keys}
-            rows.append((correction.name, f"{index}: {gate_label(gate)}", own))
-    columns: list[Any] = [
-        ("correction", lambda row: text_cell(row[0], "name")),
-        ("gate", lambda row: text_cell(row[1])),
-    ]
-    for key in keys if rows else ():
-        head = registry.head(f"gate0_{key}", "c", key.replace("_", " too "))
-        columns.append((head, lambda row, key=key: value_cell(row[2][key], "fraction")))
-    caption = "What each gate rejects, by side: too low and too high. A token rejected by two gates counts in both."
-    return Table.of(caption, rows, columns)
-
-
-def selection_table(result: Result, run: RunResult, registry: MetricRegistry) -> Table | None:
-    """Return the means of kept and rejected sequences, if a correction has gates."""
-    names = {correction.name for correction in result.corrections if correction.gates}
-    caption = "Kept against rejected: each sequence counts by its share of kept or of rejected tokens."
-    texts = {key: key.replace("_", " ") for key in SELECTION_KEYS}
-    return _correction_rows(caption, SELECTION_KEYS, run, registry, names, texts=texts) if names else None
-
-
-MAX_FILES = 500
+    text = f"{format_number(found.value, 'fraction')} ({low} to {high})"
+    return TableCell(text, reason, f"{found.value:.6g}", kind="interval")
 
 
 def provenance_section(
     version: str, inputs: Sequence[InputFile], left_out: Sequence[SkippedData], corrections: Sequence[Correction]
 ) -> Section:
-    """Build the last section of a page."""
-    section = Section(
-        "Data", "provenance", reach=PAGE_ONLY,
-        note=f"{len(inputs)} files, mismatchctl {escape_terminal(version)}, configurations", folded=True,
-    )  # fmt: skip
-    skipped = left_out_table(left_out)
-    section.add(skipped or Note("No row and no file was left out.", reach=PAGE_ONLY))
-    files, kinds = files_table(inputs)
-    section.add(
-        Section("Files", "files", note=f"{len(files.rows)} shown", folded=True).add(
-            files, Facts(kinds, reach=PAGE_ONLY)
-        )
-    )
-    codes = [Code(escape_terminal(c.name), correction_yaml(c)) for c in corrections]
-    note = f"{len(codes)} in YAML"
-    return section.add(Section("Corrections, as one writes them", "as-written", note=note, folded=True).add(*codes))
-
-
-def files_table(inputs: Sequence[InputFile]) -> tuple[Table, list[tuple[str, str]]]:
-    """Return the table of input files, and the column types of each kind of file."""
+    """Build the last section of a page: skipped data, files, and the corrections as YAML."""
+    section = Section("Data", "provenance", reach=PAGE_ONLY, folded=True)
+    section.note = f"{len(inputs)} files, mismatchctl {escape_terminal(version)}, configurations"
+    section.add(_left_out_table(left_out) or Note("No row and no file was left out.", reach=PAGE_ONLY))
     kinds: dict[str, str] = {}
 
     def kind(file: InputFile) -> str:
         types = ", ".join(f"{name}: {dtype}" for name, dtype in file.dtypes.items())
         return kinds.setdefault(types, f"kind {len(kinds) + 1}")
 
-    table = Table.of("Files that were read. Kinds of columns are listed below.", inputs[:MAX_FILES], (
+    files = Table.of("Files that were read. Kinds of columns are listed below.", inputs[:MAX_FILES], (
         ("file", lambda file: text_cell(file.path, "path")),
         ("run", lambda file: file.run),
         (ColumnHeader("size"), lambda file: format_bytes(file.size)),
@@ -511,28 +335,30 @@ def files_table(inputs: Sequence[InputFile]) -> tuple[Table, list[tuple[str, str
         ("columns", kind),
     ))  # fmt: skip
     if len(inputs) > MAX_FILES:
-        table.left_out = f"The first {MAX_FILES} of {len(inputs):,} files; the JSON result holds all of them."
-    return table, [(kind, escape_terminal(types)) for types, kind in kinds.items()]
+        files.left_out = f"The first {MAX_FILES} of {len(inputs):,} files; the JSON result holds all of them."
+    types = Facts([(name, escape_terminal(text)) for text, name in kinds.items()], reach=PAGE_ONLY)
+    codes = [Code(escape_terminal(one.name), _correction_yaml(one)) for one in corrections]
+    return section.add(
+        Section("Files", "files", note=f"{len(files.rows)} shown", folded=True).add(files, types),
+        Section("Corrections, as one writes them", "as-written", note=f"{len(codes)} in YAML", folded=True).add(*codes),
+    )
 
 
-def left_out_table(rows: Sequence[SkippedData]) -> Table | None:
+def _left_out_table(rows: Sequence[SkippedData]) -> Table | None:
     """Return the table of skipped data, if data was skipped."""
-    if not rows:
-        return None
     total = Counter[str]()
     for row in rows:
         total[{"file": "files", MASKED_TOKENS: "tokens"}.get(row.reason, "rows")] += row.count
     caption = "Left out as bad data: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(total.items())) + "."
-    return Table.of(caption, rows[:MAX_FILES], (
+    table = Table.of(caption, rows[:MAX_FILES], (
         ("file", lambda row: text_cell(row.file, "path")),
         ("reason", lambda row: row.reason),
         (ColumnHeader("count"), lambda row: number_cell(row.count, "rows")),
         ("first example", lambda row: text_cell(row.example, "prose")),
     ))  # fmt: skip
+    return table if rows else None
 
 
-def correction_yaml(correction: Correction) -> str:
-    """Return a correction as YAML, starting with its name."""
-    ordered = {"name": correction.name} | correction.to_mapping()
-    text = dump_yaml(ordered, inner=True)
+def _correction_yaml(correction: Correction) -> str:
+    text = dump_yaml({"name": correction.name} | correction.to_mapping(), inner=True)
     return "\n".join(escape_terminal(line) for line in text.splitlines())

@@ -36,15 +36,10 @@ def read_saved(paths: Sequence[Path]) -> list[tuple[str, SavedResult]]:
     """
     found: list[tuple[str, SavedResult]] = []
     for path in paths:
-        data = read_json(path, _REMEDY)
-        embedded = _parse_saved(data, path)
-        kept = parse_result(data, str(path)) if embedded is None else embedded
+        kept = _parse_saved(read_json(path, _REMEDY), path)
         found.append((path.stem, kept))
         for section in kept.sections if isinstance(kept, Result) else ():
-            embedded = _parse_saved(section, path)
-            if embedded is None:
-                raise DataError("damaged: sections: one is of no verb", file=str(path), remedy=_REMEDY)
-            found.append((path.stem, embedded))
+            found.append((path.stem, _parse_saved(section, path)))
     return found
 
 
@@ -54,26 +49,24 @@ def combine_results(paths: Sequence[Path]) -> Result:
     Raises:
         DataError: no file is a Result, or a file is damaged.
     """
-    results, others = [], []
-    for path in paths:
-        data = read_json(path, _REMEDY)
-        if _parse_saved(data, path) is None:
-            results.append((path.stem, parse_result(data, str(path))))
-        else:
-            others.append(data)
+    data = [(path, read_json(path, _REMEDY)) for path in paths]
+    found = [(path, one, _parse_saved(one, path)) for path, one in data]
+    results = [(path.stem, kept) for path, _, kept in found if isinstance(kept, Result)]
     if not results:
         raise DataError("no Result, to hold the others", file=str(paths[0]), remedy="name what analyze -o wrote")
     merged = _merge_results(results)
+    others = [one for _, one, kept in found if not isinstance(kept, Result)]
     merged.sections = [*(section for _, result in results for section in result.sections), *others]
     return merged
 
 
-def _parse_saved(data: Any, path: Path) -> SavedResult | None:
-    """Parse the result of a command other than analyze, recognized by its keys."""
+def _parse_saved(data: Any, path: Path) -> SavedResult:
+    """Parse the result of a command, recognized by its keys."""
     try:
-        return _parse_sections(data) if isinstance(data, dict) and "provenance" not in data else None
+        kept = _parse_sections(data) if isinstance(data, dict) and "provenance" not in data else None
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"damaged: {str(error).splitlines()[0]}", file=str(path), remedy=_REMEDY) from None
+    return parse_result(data, str(path)) if kept is None else kept
 
 
 def _parse_sections(data: Mapping[str, Any]) -> SavedResult | None:

@@ -1,21 +1,16 @@
-"""The page of a Sweep: answer, explorer, each correction, targets and predictions."""
+"""First screens and page of a sweep: answer, explorer, each correction, targets and predictions."""
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from functools import cache
+from typing import Any
 
 from mismatchctl.api.predict import Prediction
 from mismatchctl.api.sweep.result import (
     GROUP_SCOPE,
-    MAX_PRESETS,
     POINT_METRICS,
-    PresetMark,
     SolvedThreshold,
     Sweep,
     SweepRow,
@@ -27,37 +22,35 @@ from mismatchctl.api.sweep.result import (
     format_target_interval,
     format_threshold,
     group_by_target,
-    preset_values,
     run_predictions,
     sort_by_cost,
     sweep_sentences,
     thin_rows,
 )
 from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study
-from mismatchctl.core.batch import Float64s
 from mismatchctl.core.formatting import (
+    DASH,
     escape_terminal,
     file_stems,
+    format_command,
     format_count,
     format_estimate_or_reason,
-    format_label,
     format_number,
 )
-from mismatchctl.corrections.labels import correction_label, rule_name, threshold_label
-from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.corrections.labels import correction_label, threshold_label
+from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import Preset, parse_correction
-from mismatchctl.frameworks.adapter import Framework
+from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, Framework
 from mismatchctl.frameworks.config_files import format_native, format_preset
 from mismatchctl.frameworks.registry import load_adapters
 from mismatchctl.report.document import (
     EVERYWHERE,
-    PAGE_ONLY,
+    Code,
     ColumnHeader,
     DeferredSection,
     Document,
     DocumentPart,
     Explorer,
-    Facts,
     Figures,
     Headline,
     Note,
@@ -66,71 +59,286 @@ from mismatchctl.report.document import (
     TableCell,
     TableColumns,
 )
+from mismatchctl.report.figures.sweep import (
+    StudyRun,
+    axis_label,
+    checks_figure,
+    curve_figures,
+    front_figure,
+    map_figures,
+)
 from mismatchctl.report.pages.run_tables import provenance_section
-from mismatchctl.report.tables import MAX_ROWS, SHORT_TITLES, MetricRegistry, split_title, text_cell
+from mismatchctl.report.tables import MAX_ROWS, MAX_RUNS, SHORT_TITLES, MetricRegistry, split_title, text_cell
 from mismatchctl.results.model import Value
+from mismatchctl.results.status import percent
 from mismatchctl.results.summary import skipped_data_notes
 
-if TYPE_CHECKING:
-    from mismatchctl.report.figures.figure import Figure, ReferenceLine
-    from mismatchctl.report.figures.sweep import CurveChart
-
-MAX_START_REJECTION = 0.05
-"""Maximum share of rejected tokens at the explorer's first point, if possible."""
-MAX_POINTS_SHOWN, MAX_SPREAD_POINTS = 12, 5
-"""Points in a table, and in the table by step."""
-_CURVE_METRICS = ("rejected_tokens", "ess_token")
+MAX_POINTS_SHOWN, POINTS = 12, 5
+"""Points in a table of the page, and of the screen in addition to the frameworks' default."""
+MAX_STUDIES = 4
+"""Corrections on the screen."""
+FOLD_ROWS = 16
+"""Number of rows from which a table of predictions is folded."""
 
 
-@dataclass(frozen=True)
-class StudyRun:
-    """One correction on one run, with its overall rows in the order of the points.
-
-    `stem` is the prefix of its figure names.
-    """
-
-    sweep: Sweep
-    run: str
-    study: Study
-    rows: Sequence[SweepRow]
-    anchor: str
-    stem: str
-
-    @cached_property
-    def start(self) -> int:
-        """Index of the point that curves pass through and the explorer starts with: the correction as configured."""
-        own = point_of_correction(self.study)
-        return choose_start_point(self.rows) if own is None else own
-
-    def floats(self, key: str) -> Float64s:
-        """Return one metric of every point. Undefined values become NaN."""
-        return np.array([math.nan if row.get(key) is None else row[key] for row in self.rows], np.float64)
+def sweep_screen(sweep: Sweep, paths: Sequence[str], page: Document | None = None) -> Document:
+    """Build the first screen of a sweep without targets, or the whole `page` of it below the answer."""
+    several = len(sweep.runs) > 1
+    name = f"{len(sweep.runs)} runs" if several else escape_terminal(sweep.runs[0])
+    screen = Document(Headline(f"{name}: {_describe_range(sweep)}"))
+    if page is not None:
+        screen.sections = [part for part in page.sections if getattr(part, "anchor", "") != "sweep-answer"]
+    elif several:
+        screen.add(Section("", "runs").add(_runs_table(sweep)))
+    else:
+        screen.add(Section("", "studies").add(*_study_parts(sweep, sweep.runs[0])))
+        screen.add(_predictions_section(sweep, 0))
+    more = [("Details", "-v")] if page is None else []
+    screen.commands = [*more, ("Next", format_command("sweep", paths, "--target-rejection 5%"))]
+    return screen
 
 
-def study_section(study_run: StudyRun, registry: MetricRegistry) -> Section:
+def _describe_range(sweep: Sweep) -> str:
+    """Describe the rejected tokens at the usual thresholds, or over all points."""
+    usual = [row for study in sweep.studies for row in _usual_rows(sweep, study)]
+    rows = usual or [row for study in sweep.studies for run in sweep.runs for row in _rows(sweep, run, study)]
+    lost = [row["rejected_tokens"] for row in rows if row["rejected_tokens"] is not None]
+    if not lost:
+        return "no threshold could be evaluated"
+    least, most = percent(min(lost)), percent(max(lost))
+    what = "the frameworks' usual thresholds drop" if usual else "the thresholds drop"
+    return f"{what} {least if least == most else f'{least} to {most}'} of the tokens"
+
+
+def _rows(sweep: Sweep, run: str, study: Study) -> list[SweepRow]:
+    return list(sweep.rows(run, study.name).to_dicts())
+
+
+def _usual_point(study: Study) -> int | None:
+    """Return the point at which a study equals its own correction."""
+    return next((point for point in range(len(study.points)) if study.correction_at(point) == study.correction), None)
+
+
+def _usual_rows(sweep: Sweep, study: Study) -> list[SweepRow]:
+    point = _usual_point(study)
+    rows = [] if point is None else [row for run in sweep.runs for row in _rows(sweep, run, study)]
+    return [row for row in rows if row["point"] == point]
+
+
+def _study_parts(sweep: Sweep, run: str) -> Iterator[DocumentPart]:
+    marked = False
+    for study in sweep.studies[:MAX_STUDIES]:
+        rows = _rows(sweep, run, study)
+        if len(study.axes) == 1 and study.axes[0].is_numeric:
+            usual = _usual_point(study)
+            marked |= usual is not None
+            yield _threshold_table(study, rows, usual)
+        else:
+            best = sort_by_cost([row for row in rows if row["pareto"]]) or list(rows)
+            items = [(correction_label(study.correction_at(row["point"])), row) for row in thin_rows(best, POINTS)]
+            yield _points_screen_table(escape_terminal(study.name), items, "")
+    if (left := len(sweep.studies) - MAX_STUDIES) > 0:
+        yield Note(f"{left} more corrections: -v")
+    if marked:
+        yield Note("* usual default of the frameworks")
+
+
+def _threshold_table(study: Study, rows: Sequence[SweepRow], usual: int | None) -> Table:
+    """Return a table with one column per threshold and one row per metric."""
+    points = {row["point"] for row in thin_rows(rows, POINTS)} | ({usual} if usual is not None else set())
+    chosen = [row for row in rows if row["point"] in points]
+    labels = [threshold_label(study.correction_at(row["point"]), study.axes[0].path) for row in chosen]
+    shared = _shared_words(labels)
+    metrics: list[tuple[str, str, Callable[[float | None], str]]]
+    metrics = [("drops", "rejected_tokens", percent), ("ESS", "ess_token", percent)]
+    if study.correction.gates:
+        metrics.append(("K3 left", "k3_kept", format_number))
+    else:
+        metrics.append(("mean weight", "weight_mean", lambda value: DASH if value is None else f"{value:.3f}"))
+    if all(not row["rejected_tokens"] for row in rows):
+        metrics = metrics[1:]
+    table = Table("", [ColumnHeader(shared.strip() or study.name, numeric=False)], compact=True, reach=EVERYWHERE)
+    for label, row in zip(labels, chosen, strict=True):
+        heading = f"{label[len(shared) :].strip()}{'*' if row['point'] == usual else ''}"
+        table.heads.append(ColumnHeader(heading, short=heading, drop=0))
+    for title, key, form in metrics:
+        table.rows.append([TableCell(f"  {title}", kind="name"), *(TableCell(form(row[key])) for row in chosen)])
+    return table
+
+
+def _shared_words(labels: Sequence[str]) -> str:
+    """Return the words with which all labels begin."""
+    words = [label.split(" ") for label in labels]
+    shared = next((at for at, column in enumerate(zip(*words, strict=False)) if len({*column}) > 1), len(words[0]) - 1)
+    shared = min(shared, *(len(own) - 1 for own in words), len(words[0]) - 1)
+    return " ".join([*words[0][:shared], ""]) if shared > 0 else ""
+
+
+def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, Any]]], title: str) -> Table:
+    """Return labeled points with what they cost."""
+
+    def form(key: str) -> Callable[[tuple[str, Mapping[str, Any]]], str]:
+        return lambda item: percent(item[1][key])
+
+    columns: TableColumns[tuple[str, Mapping[str, Any]]] = (
+        (ColumnHeader(heading, numeric=False), lambda item: TableCell(item[0], kind="name")),
+        (ColumnHeader("drops tokens", short="drops\ntokens", drop=0), form("rejected_tokens")),
+        (ColumnHeader("sequences", drop=1), form("rejected_sequences")),
+        (ColumnHeader("ESS", drop=2), form("ess_token")),
+        (ColumnHeader("K3 left", drop=0), lambda item: format_number(item[1]["k3_kept"])),
+    )
+    return Table.of("", rows, columns, title=title, reach=EVERYWHERE)
+
+
+def _runs_table(sweep: Sweep) -> Table:
+    """Return the rejected tokens of each run at the usual or the strictest threshold of each study."""
+
+    def cell(study: Study, point: int) -> Callable[[str], str]:
+        return lambda run: percent(
+            next(row["rejected_tokens"] for row in _rows(sweep, run, study) if row["point"] == point)
+        )
+
+    columns: list[Any] = [("drops at", lambda run: TableCell(escape_terminal(run), kind="name"))]
+    for study in sweep.studies[:MAX_STUDIES]:
+        point = _usual_point(study) or 0
+        columns.append((ColumnHeader(correction_label(study.correction_at(point)), drop=0), cell(study, point)))
+    return Table.of("", sweep.runs[:MAX_RUNS], columns, reach=EVERYWHERE)
+
+
+def target_screen(sweep: Sweep, paths: Sequence[str], prices: Sequence[Mapping[str, Any]]) -> Document:
+    """Build the screen of solved targets: the rules, best first, and the lines to paste. Each target has a price."""
+    price = dict(zip(map(id, sweep.targets), prices, strict=True))
+    wishes = group_by_target(sweep.targets)
+    first, alone = next(iter(wishes)), len(sweep.runs) == 1
+    screen, ranked = Document(Headline("")), list[Correction]()
+    for (key, wanted), targets in wishes.items():
+        solved = [target for target in targets if target.correction is not None]
+        solved.sort(key=lambda target: price[id(target)]["k3_kept"] or float("inf"))
+        corrections = [parse_correction(target.correction or {}, "target") for target in solved]
+        ranked = ranked or corrections
+        rows: dict[object, tuple[str, Mapping[str, Any]]] = {}
+        for place, (target, correction) in enumerate(zip(solved, corrections, strict=True)):
+            run = "" if alone else f"{escape_terminal(target.run)}: "
+            label = f"{'>' if place == 0 and alone else ' '} {run}{correction_label(correction)}"
+            rows.setdefault(place if alone else target.run, (label, price[id(target)]))
+        section = Section("", f"target-{len(screen.sections)}")
+        section.add(Note(f"{_describe_wish(key, wanted)}:") if len(wishes) > 1 else None)
+        section.add(_points_screen_table("  rule", list(rows.values())[:MAX_RUNS], ""))
+        section.add(Note(f"{len(rows) - MAX_RUNS} more runs: -v") if len(rows) > MAX_RUNS else None)
+        missed = [target for target in targets if target.correction is None]
+        screen.add(section.add(*(Note(f"{target.rule}: {target.status}") for target in missed[:2])))
+    if alone:
+        answer = correction_label(ranked[0]) if ranked else "no threshold meets it"
+        screen.headline.title = f"{_describe_wish(*first)} of {escape_terminal(sweep.runs[0])}: {answer}"
+        screen.add(Section("", "usual").add(_usual_note(sweep)), Section("", "paste").add(_paste_lines(ranked)))
+    else:
+        threshold = "one threshold per run" if ranked else "no threshold meets it"
+        screen.headline.title = f"{_describe_wish(*first)} of each of {len(sweep.runs)} runs: {threshold}"
+    screen.commands = [("Details", "-v"), ("Next", format_command("advise", paths))]
+    return screen
+
+
+def _describe_wish(key: str, wanted: float) -> str:
+    if key == "ess_token":
+        return f"To keep an effective sample size of {percent(wanted)}"
+    return f"To drop {percent(wanted)} of the {'tokens' if key == 'rejected_tokens' else 'sequences'}"
+
+
+def _usual_note(sweep: Sweep) -> Note | None:
+    """Return what the usual thresholds of the swept gates would drop."""
+    found = [
+        f"{correction_label(study.correction)} drops {percent(row['rejected_tokens'])}"
+        for study in sweep.studies
+        if study.correction.gates
+        for row in _usual_rows(sweep, study)[:1]
+    ]
+    return Note(f"Frameworks' usual thresholds: {', '.join(found)}") if found else None
+
+
+def _paste_lines(ranked: Sequence[Correction]) -> Code | None:
+    """Return the configuration of the best correction that the framework supports, with rounded bounds."""
+
+    def rounded(match: re.Match[str]) -> str:
+        value = float(match[0])  # a ratio near 1 is rounded in its distance from 1
+        return f"{1 + float(f'{value - 1:.3g}'):.12g}" if 0.5 < value < 2 else f"{value:.3g}"
+
+    framework = load_adapters()[0].load("")
+    for correction in ranked:
+        keys, differences = framework.native(correction)
+        if keys and all(CLAMP_DIFFERENCE in text for text in differences):
+            text = re.sub(r"\d+\.\d{4,}", rounded, format_native(correction, framework, nearest=True))
+            lines = [line for line in text.splitlines() if not line.startswith("#")]
+            title = f"Paste into {framework.title} ({correction_label(correction)}):"
+            return Code(title, "\n".join(lines), reach=EVERYWHERE)
+    return None
+
+
+def document(sweep: Sweep) -> Document:
+    """Build the page of a sweep."""
+    corrections = [study.correction for study in sweep.studies]
+    registry = MetricRegistry(corrections)
+    registry.corrections |= {key: metric for key, metric in sweep.metrics.items() if key not in registry.corrections}
+    every, several = [list(_studied_corrections(sweep, index)) for index in range(len(sweep.runs))], len(sweep.runs) > 1
+    title = f"{len(sweep.runs)} runs" if several else escape_terminal(sweep.runs[0])
+    first = [own[0].rows[0] for own in every]
+    counts = [(int(sum(row[f"{noun}s"] for row in first)), noun) for noun in ("token", "sequence")]
+    counts += [(len(sweep.studies), "correction"), (sum(len(study.points) for study in sweep.studies), "point")]
+    head = Headline(title, [format_count(*each) for each in counts], subtitle="thresholds")
+    doc = Document(head, version=escape_terminal(sweep.version))
+    answer = Section("Summary", "sweep-answer")
+    for run in sweep.runs:
+        first_line, *others = map(escape_terminal, sweep_sentences(sweep, run))
+        answer.add(Note(f"{escape_terminal(run)}: {first_line}" if several else first_line), *map(Note, others))
+    warnings = [Note(escape_terminal(note), "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))]
+    doc.add(answer, DeferredSection(lambda: [_explorer_section(sweep, every, registry)]))
+    for index, own in enumerate(every):
+        parts = [*(study_section(one, registry) for one in own), *_targets_section(sweep, index)]
+        parts += filter(None, [_predictions_section(sweep, index)])
+        doc.add(
+            *([Section(escape_terminal(sweep.runs[index]), f"thresholds-{index}").add(*parts)] if several else parts)
+        )
+    doc.add(Section("Warnings", "sweep-notes").add(*warnings))
+    doc.glossary = lambda: [("Thresholds", registry.entries("c"))]
+    return doc.add(provenance_section(sweep.version, sweep.inputs, sweep.left_out, corrections))
+
+
+def _studied_corrections(sweep: Sweep, index: int) -> Iterator[StudyRun]:
+    """Yield each correction on one run."""
+    run, names = sweep.runs[index], file_stems([study.name for study in sweep.studies])
+    for place, study in enumerate(sweep.studies):
+        stem = f"{_figure_prefix(sweep, index)}{names[place]}"
+        yield StudyRun(sweep, run, study, _rows(sweep, run, study), f"thresholds-{index}-{place}", stem)
+
+
+def _figure_prefix(sweep: Sweep, index: int) -> str:
+    return f"{file_stems(sweep.runs)[index]}-" if len(sweep.runs) > 1 else ""
+
+
+def study_section(own: StudyRun, registry: MetricRegistry) -> Section:
     """Build the section of one correction."""
-    rows, study = study_run.rows, study_run.study
+    rows, study = own.rows, own.study
     best = sort_by_cost([row for row in rows if row["pareto"]])
     chosen = thin_rows(best or rows, MAX_POINTS_SHOWN)
     found = "No point has every figure"
     if best:
         found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
-    points = _points_table(study_run, chosen, f"{found}.", registry)
+    points = _points_table(own, chosen, f"{found}.", registry)
     points.title, points.reach = found, EVERYWHERE
+    name = escape_terminal(study.name)
 
-    def every() -> Iterator[DocumentPart | None]:
-        yield _spread_table(study_run, [row["point"] for row in thin_rows(chosen, MAX_SPREAD_POINTS)])
-        table = _points_table(study_run, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.", registry)
-        table.title, table.folded = f"All points of {escape_terminal(study.name)}", True
+    def figures() -> Iterator[DocumentPart]:
+        curves = list(curve_figures(own))
+        yield Figures([front_figure(own)])
+        yield Figures([figure for _, figure in curves], [axis for axis, _ in curves])
+        yield Figures(list(map_figures(own)))
+
+    def every() -> Iterator[DocumentPart]:
+        table = _points_table(own, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.", registry)
+        table.title, table.folded = f"All points of {name}", True
         yield table
 
-    return Section(escape_terminal(study.name), study_run.anchor, lead=_lead_sentence(study, study_run.start)).add(
-        _axes_note(study),
-        _axis_section(study_run),
-        DeferredSection(lambda: _figure_parts(study_run)),
-        points,
-        _presets_section(study_run),
-        DeferredSection(every),
+    return Section(name, own.anchor, lead=_lead_sentence(study, own.start)).add(
+        _axes_note(study), DeferredSection(figures), points, DeferredSection(every)
     )
 
 
@@ -145,273 +353,47 @@ def _axes_note(study: Study) -> Note:
     return Note(escape_terminal(f"{'; '.join(axes)} ({format_count(len(study.points), 'point')})"), "quiet")
 
 
-def _axis_section(study_run: StudyRun) -> Section | None:
-    """Build the terminal curves of rejection and effective sample size along a single axis."""
-    axes, rows = study_run.study.axes, study_run.rows
-    if len(axes) != 1 or not axes[0].is_numeric or len(rows) < 3:
-        return None
-    curves = {
-        SHORT_TITLES[key]: [row[key] for row in rows] for key in _CURVE_METRICS if len({row[key] for row in rows}) > 1
-    }
-    ends = {
-        name: f"{format_number(v[0], 'fraction')} → {format_number(v[-1], 'fraction')}" for name, v in curves.items()
-    }
-    return Section("", "along", terminal=True).add(Facts(list(ends.items()), curves))
-
-
-def _presets_section(study_run: StudyRun) -> Section:
-    """Build the terminal list of presets on the axes."""
-    marks = [mark for mark in study_run.sweep.marks if mark.correction == study_run.study.name]
-    rows = [(f"{mark.path} {format_threshold(mark.value)}", escape_terminal(_format_presets(mark))) for mark in marks]
-    return Section("", "presets", terminal=True).add(Facts(rows))
-
-
-def _first_preset(mark: PresetMark) -> str:
-    """Name the first preset at a mark, and count the others."""
-    return f"{mark.presets[0]}{f' +{len(mark.presets) - 1}' if len(mark.presets) > 1 else ''}"
-
-
-def _format_presets(mark: PresetMark) -> str:
-    """Format the first few presets at a mark."""
-    more = len(mark.presets) - MAX_PRESETS
-    return f"{', '.join(mark.presets[:MAX_PRESETS])}{f' and {more} more' if more > 0 else ''}"
-
-
-def point_of_correction(study: Study) -> int | None:
-    """Return the point nearest to the thresholds that the correction has, if it has one on each axis."""
-    places = []
-    for axis in study.axes:
-        own = preset_values(study.correction, study.correction, axis.path) if axis.is_numeric else []
-        if not own:
-            return None
-        places.append(int(np.argmin([abs(float(value or 0.0) - own[0]) for value in axis.values])))
-    return int(np.ravel_multi_index(places, study.shape))
-
-
-def choose_start_point(rows: Sequence[SweepRow]) -> int:
-    """Return the strictest affordable point, or the cheapest. The middle one wins a tie."""
-    known = [row for row in rows if row["pareto"]] or list(rows)
-    lost = [math.inf if row["rejected_tokens"] is None else row["rejected_tokens"] for row in known]
-    affordable = [share for share in lost if share <= MAX_START_REJECTION]
-    wanted = max(affordable) if affordable else min(lost)
-    equal = [row["point"] for row, share in zip(known, lost, strict=True) if share == wanted]
-    return int(equal[len(equal) // 2])
-
-
 def _lead_sentence(study: Study, start: int) -> str:
     about = f"{escape_terminal(study.correction.about).rstrip('.')}. " if study.correction.about else ""
     paths = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in INTERVAL_FIELDS]
-    names = " and ".join(
-        dict.fromkeys(axis_label(study.correction, path).removeprefix("bound x of ") for path in paths)
-    )
+    labels = (axis_label(study.correction, path).removeprefix("bound x of ") for path in paths)
+    names = " and ".join(dict.fromkeys(labels))
     sides = f"A bound x of {names} keeps [1/x, x], or [-x, x] for differences. " if paths else ""
     fixed = f"Curves pass through {escape_terminal(format_point(study, start))}." if len(study.axes) > 1 else ""
     return escape_terminal((about[:1].upper() + about[1:] + sides + fixed).strip()) or "One threshold varies."
 
 
-def _figure_parts(study_run: StudyRun) -> Iterator[DocumentPart]:
-    """Yield the curves along each numeric axis, then maps and the Pareto front."""
-    from mismatchctl.report.figures.sweep import curves_figure  # slow import, only needed for HTML
-
-    study, start, found, axes = study_run.study, study_run.start, [], []
-    paths = file_stems([axis.path for axis in study.axes])
-    for place, axis in enumerate(study.axes):
-        if not axis.is_numeric or len(axis.values) < 2:
-            continue
-        order = sorted(range(len(axis.values)), key=lambda index: float(axis.values[index] or 0.0))
-        through = list(np.unravel_index(start, study.shape))
-        points = [
-            int(np.ravel_multi_index([*through[:place], index, *through[place + 1 :]], study.shape)) for index in order
-        ]
-        values = np.array([axis.values[index] for index in order], np.float64)
-        rules = (*_preset_rules(study_run, axis.path), *_target_rules(study_run, axis.path))
-        for kind, curves in _curve_charts(study_run, points, place, values, rules).items():
-            drawn = curves_figure(curves, f"{study_run.stem}-{paths[place]}-{kind}")
-            if drawn is not None:
-                found.append(drawn)
-                axes.append(
-                    f"{study_run.sweep.runs.index(study_run.run)}-{study_run.sweep.studies.index(study)}-{place}"
-                )
-    yield Figures([_front_figure(study_run)])
-    yield Figures(found, axes)
-    yield Figures(list(_map_figures(study_run)))
-
-
-def _curve_charts(
-    study_run: StudyRun, points: Sequence[int], place: int, values: Float64s, rules: tuple[ReferenceLine, ...]
-) -> dict[str, CurveChart]:
-    """Return the figures along an axis by name."""
-    from mismatchctl.report.figures.sweep import Curve, CurveChart
-
-    study, axis = study_run.study, study_run.study.axes[place]
-    label = axis_label(study.correction, axis.path)
-
-    def line(name: str, key: str, *, errors: bool = True) -> Curve:
-        return Curve(name, study_run.floats(key)[points], study_run.floats(f"{key}_se")[points] if errors else None)
-
-    def chart(subject: str, unit: str, lines: tuple[Curve, ...], caption: str, **more: Any) -> CurveChart:
-        return CurveChart(subject, unit, label, values, axis.log, lines, caption, rules=rules, **more)
-
-    found = {}
-    if study.correction.gates:
-        lines = line("tokens", "rejected_tokens"), line("sequences", "rejected_sequences")
-        found["rejected"] = chart("Rejected", "share rejected", lines, "Data that is not trained on.", percent=True)
-    lines = line("tokens", "ess_token"), line("sequences", "ess_sequence")
-    caption = "The data that remains after weights and rejection."
-    found["ess"] = chart("Effective sample size", "effective sample size", lines, caption, percent=True)
-    if study.correction.weight is not None:
-        caption = "1 is unbiased. The bound alone moves the mean weight away from it."
-        found["bias"] = chart(
-            "Mean weight", "mean weight", (line("mean weight", "weight_mean"),), caption, expected=1.0
-        )
-    else:
-        kept = (line("K3 kept", "k3_kept", errors=False),)
-        found["k3_kept"] = chart(
-            "K3 of the kept tokens", "K3 (nats/token)", kept, "The mismatch that remains in training."
-        )
-    return found
-
-
-def axis_label(correction: Correction, path: str) -> str:
-    """Return the meaning of an axis, for example "geometric mean, bound x"."""
-    kind, _, rest = path.partition(".")
-    index = rest.partition(".")[0]
-    rule: Weight | Gate | None = correction.weight if kind == "weight" else None
-    if kind == "gates" and index.isdecimal() and int(index) < len(correction.gates):
-        rule = correction.gates[int(index)]
-    return escape_terminal(path if rule is None else f"bound x of the {rule_name(rule)}")
-
-
-def _preset_rules(study_run: StudyRun, path: str) -> Iterator[ReferenceLine]:
-    """Yield the presets on an axis. Presets at the same place share a rule."""
-    from mismatchctl.report.figures.figure import ReferenceLine
-
-    for mark in study_run.sweep.marks:
-        if (mark.correction, mark.path) == (study_run.study.name, path):
-            yield ReferenceLine("x", mark.value, escape_terminal(_first_preset(mark)), style="limit")
-
-
-def _target_rules(study_run: StudyRun, path: str) -> Iterator[ReferenceLine]:
-    """Yield solved targets, if the correction only has the rule that varies here."""
-    from mismatchctl.report.figures.figure import ReferenceLine
-
-    correction = study_run.study.correction
-    if (correction.weight is not None) + len(correction.gates) != 1:
-        return
-    for target in study_run.sweep.targets:
-        if target.run == study_run.run and target.correction is not None and target.status == "ok":
-            solved = parse_correction(target.correction, "target")
-            wish = f"{format_target(target.wish, target.wanted)} at {format_threshold(target.threshold)}"
-            for value in preset_values(solved, correction, path):
-                low, high = target.interval or (None, None)
-                interval = None if low is None or high is None else (low, high)
-                yield ReferenceLine("x", value, escape_terminal(wish), interval, color=3)
-
-
-def _map_figures(study_run: StudyRun) -> Iterator[Figure | None]:
-    """Yield maps of rejection and ESS over the first two axes, with the other axes fixed."""
-    from mismatchctl.report.figures.sweep import ThresholdMap, map_figure
-
-    study, shape = study_run.study, study_run.study.shape
-    if len(study.axes) < 2:
-        return
-    fixed = np.ravel_multi_index(np.unravel_index(study_run.start, shape)[2:], shape[2:]) if shape[2:] else 0
-    up, across = (
-        (axis_label(study.correction, a.path), tuple(escape_terminal(format_threshold(value)) for value in a.values))
-        for a in study.axes[:2]
-    )
-    titles = {"rejected_tokens": "Rejected tokens"} if study.correction.gates else {}
-    for key, title in (titles | {"ess_token": "Effective sample size of tokens after"}).items():
-        values = study_run.floats(key).reshape(*shape[:2], -1)[:, :, fixed]
-        yield map_figure(ThresholdMap(title, across, up, values), f"{study_run.stem}-map-{key}")
-
-
-def _front_figure(study_run: StudyRun) -> Figure | None:
-    """Draw the K3 that remains, or the ESS, against the rejected share. Presets on the axes are named."""
-    from mismatchctl.report.figures.figure import Axis
-    from mismatchctl.report.figures.sweep import ParetoChart, front_figure
-
-    study, rejected = study_run.study, study_run.floats("rejected_tokens")
-    rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
-    ess = Axis("effective sample size of tokens", percent=True)
-    if rejects:
-        x, y, up = Axis("tokens rejected", percent=True), Axis("K3 of the kept tokens (nats/token)", "log"), "k3_kept"
-    else:
-        x, y, up = Axis("|bias of the bound|"), ess, "ess_token"
-    across = rejected if rejects else np.abs(study_run.floats("weight_bias"))
-    heights = study_run.floats(up)
-    if rejects and not np.nanmin(heights, initial=math.inf) > 0:
-        y, heights = ess, study_run.floats("ess_token")
-    names = tuple(", ".join(format_threshold(value) for value in values) for values in study.points)
-    best = np.array([bool(row["pareto"]) for row in study_run.rows])
-    caption = "Color: no other point is as good in rejection, ESS and bias at once. Labels are thresholds and presets."
-    front = ParetoChart(x, y, across, heights, best, names, caption)
-    marks = []
-    for mark in study_run.sweep.marks if len(study.axes) == 1 and study.axes[0].is_numeric else ():
-        if mark.correction == study.name:
-            point = int(np.argmin([abs(float(value or 0) - mark.value) for value in study.axes[0].values]))
-            if math.isfinite(across[point]) and math.isfinite(heights[point]):
-                marks.append((escape_terminal(_first_preset(mark)), float(across[point]), float(heights[point])))
-    return front_figure(front, f"{study_run.stem}-front", marks)
-
-
-def _points_table(study_run: StudyRun, rows: Sequence[SweepRow], caption: str, registry: MetricRegistry) -> Table:
+def _points_table(own: StudyRun, rows: Sequence[SweepRow], caption: str, registry: MetricRegistry) -> Table:
     """Return one row per point with its thresholds and the metrics that differ."""
-    points = study_run.study.points
-    keys = {key: POINT_METRICS[key][1] for key, _ in distinguishing_metrics(study_run.rows)}
+    points, sweep = own.study.points, own.sweep
+    keys = {key: POINT_METRICS[key][1] for key, _ in distinguishing_metrics(own.rows)}
+
+    def threshold(place: int) -> Callable[[SweepRow], TableCell]:
+        def cell(row: SweepRow) -> TableCell:
+            value = points[row["point"]][place]
+            sort_key = f"{value:.6g}" if isinstance(value, float) else ""
+            kind = "number" if place else "name"
+            return TableCell(escape_terminal(format_threshold(value)), sort_key=sort_key, kind=kind)
+
+        return cell
+
+    def values(row: SweepRow) -> dict[str, Value]:
+        reasons = {key: sweep.reason(row, key) for key in keys}
+        return {
+            key: Value(value=row[key] if reason == "ok" else None, se=row.get(f"{key}_se"), status=reason)
+            for key, reason in reasons.items()
+        }
+
     columns: list[Any] = []
-    for place, axis in enumerate(study_run.study.axes):
-        label = axis_label(study_run.study.correction, axis.path)
-        kind = "number" if place else "name"
-        columns.append((
-            ColumnHeader(label, drop=0, short=split_title(label.removeprefix("bound "))),
-            lambda row, place=place, kind=kind: _axis_cell(points[row["point"]][place], kind),
-        ))  # fmt: skip
-    columns += registry.columns(keys, lambda row: {key: _metric_value(study_run.sweep, row, key) for key in keys}, "c")
+    for place, axis in enumerate(own.study.axes):
+        label = axis_label(own.study.correction, axis.path)
+        head = ColumnHeader(label, drop=0, short=split_title(label.removeprefix("bound ")))
+        columns.append((head, threshold(place)))
+    columns += registry.columns(keys, values, "c")
     table = Table.of(caption, rows, columns, sortable=True)
     if len(points) > len(rows) == MAX_ROWS:
         table.left_out = f"The first {MAX_ROWS} of {len(points):,} points; -o writes all of them."
     return table
-
-
-def _axis_cell(value: Any, kind: str) -> TableCell:
-    return TableCell(
-        escape_terminal(format_threshold(value)), sort_key=f"{value:.6g}" if isinstance(value, float) else "", kind=kind
-    )
-
-
-def _metric_value(sweep: Sweep, row: SweepRow, key: str) -> Value:
-    reason = sweep.reason(row, key)
-    return Value(value=row[key] if reason == "ok" else None, se=row.get(f"{key}_se"), status=reason)
-
-
-def _spread_table(study_run: StudyRun, points: Sequence[int]) -> Table | None:
-    """Return the rejection over the steps at some points, if there are several steps and gates."""
-    import polars as pl
-
-    mine = (
-        (pl.col("run") == study_run.run)
-        & (pl.col("correction") == study_run.study.name)
-        & pl.col("point").is_in(list(points))
-    )
-    steps = study_run.sweep.groups.filter((pl.col("scope") == GROUP_SCOPE) & mine)
-    shares = steps.select("point", "group", "rejected_tokens").drop_nulls("rejected_tokens").collect()
-    if shares["group"].n_unique() < 2 or not study_run.study.correction.gates:
-        return None
-    found = [(point, of) for (point,), of in shares.group_by("point", maintain_order=True)]
-
-    def at(share: float) -> Callable[[Any], str]:
-        return lambda item: format_number(item[1]["rejected_tokens"].quantile(share, "linear"), "fraction")
-
-    return Table.of("Tokens rejected, step by step", sorted(found, key=lambda item: points.index(item[0])), (
-        ("at", lambda item: text_cell(format_point(study_run.study, item[0]), "name")),
-        (ColumnHeader("steps"), lambda item: format_number(len(item[1]), "tokens")),
-        (ColumnHeader("least"), at(0.0)), (ColumnHeader("median"), at(0.5)), (ColumnHeader("most"), at(1.0)),
-        ("most at step",
-         lambda item: text_cell(format_label(item[1]["group"][item[1]["rejected_tokens"].arg_max() or 0]))),
-        (ColumnHeader("steps emptied"),
-         lambda item: format_number(int((item[1]["rejected_tokens"] == 1).sum()), "tokens")),
-    ))  # fmt: skip
 
 
 MAX_EXPLORER_POINTS = 4_000
@@ -433,52 +415,62 @@ def explorer_keys(study: Study) -> list[str]:
     return [*keys, *(f"gate{gate}_{side}" for gate in range(len(study.correction.gates)) for side in sides)]
 
 
-def explorer_data(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> dict[str, Any]:
-    """Return the data of the explorer's script. Studies with too many points are omitted."""
-    emptied, runs = _count_empty_steps(sweep), len(every)
-    places = [place for place, own in enumerate(every[0]) if len(own.rows) * runs <= MAX_EXPLORER_POINTS]
-    shown = [[own[place] for place in places] for own in every]
-    return {
-        "runs": [
-            {
-                "name": escape_terminal(run),
-                "studies": [{"start": one.start, "values": _point_texts(one, emptied)} for one in own],
-            }
-            for run, own in zip(sweep.runs, shown, strict=True)
-        ],
-        "studies": [
-            {
-                "name": escape_terminal(one.study.name),
-                "title": escape_terminal(correction_label(one.study.correction)),
-                "place": place,
-                "axes": [
-                    {
-                        "path": axis_label(one.study.correction, axis.path),
-                        "texts": _axis_texts(one.study, at, one.start),
-                        "values": list(axis.values) if axis.is_numeric else None,
-                    }
-                    for at, axis in enumerate(one.study.axes)
-                ],
-                "titles": [
-                    *((registry.metric(key, "c").title, f"c-{key}") for key in explorer_keys(one.study)),
-                    ("steps left empty", ""),
-                ],
-                "configs": _config_data(one.study, [own[place].rows for own in every]),
-            }
-            for place, one in zip(places, shown[0], strict=True)
-        ],
-    }
+def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> Section:
+    """Build the explorer, and list the studies that are too large for it."""
+    lead = ["Move a threshold to see its effect and its configuration. The line in the curves moves along."]
+    places = [at for at, own in enumerate(every[0]) if len(own.rows) * len(every) <= MAX_EXPLORER_POINTS]
+    left = [escape_terminal(study.name) for at, study in enumerate(sweep.studies) if at not in places]
+    if left:
+        lead.append(f"Too large to explore here (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
+    if any(len(sweep.studies[at].points) > MAX_CONFIGS for at in places):
+        lead.append(f"Of more than {MAX_CONFIGS} points, those that no other beats are written as configurations.")
+    data = explorer_data(sweep, every, places, registry)
+    return Section("Explore", "explore", lead=" ".join(lead)).add(Explorer(data))
 
 
-def _axis_texts(study: Study, place: int, start: int) -> list[str]:
+def explorer_data(
+    sweep: Sweep, every: Sequence[Sequence[StudyRun]], places: Sequence[int], registry: MetricRegistry
+) -> dict[str, Any]:
+    """Return the data of the explorer's script."""
+    emptied = _count_empty_steps(sweep)
+    runs = [
+        {
+            "name": escape_terminal(run),
+            "studies": [{"start": own[at].start, "values": _point_texts(own[at], emptied)} for at in places],
+        }
+        for run, own in zip(sweep.runs, every, strict=True)
+    ]
+    studies = [
+        {
+            "name": escape_terminal(one.study.name),
+            "place": place,
+            "axes": [
+                {
+                    "path": axis_label(one.study.correction, axis.path),
+                    "texts": _axis_texts(one, at),
+                    "values": list(axis.values) if axis.is_numeric else None,
+                }
+                for at, axis in enumerate(one.study.axes)
+            ],
+            "titles": [
+                *((registry.metric(key, "c").title, f"c-{key}") for key in explorer_keys(one.study)),
+                ("steps left empty", ""),
+            ],
+            "configs": _config_data(one.study, [own[place].rows for own in every]),
+        }
+        for place, one in ((at, every[0][at]) for at in places)
+    ]
+    return {"runs": runs, "studies": studies}
+
+
+def _axis_texts(own: StudyRun, place: int) -> list[str]:
     """Return the meaning of each value of an axis, the other axes as at the start."""
-    through = list(np.unravel_index(start, study.shape))
-    texts = []
-    for index, value in enumerate(study.axes[place].values):
-        point = int(np.ravel_multi_index([*through[:place], index, *through[place + 1 :]], study.shape))
-        label = threshold_label(study.correction_at(point), study.axes[place].path)
-        texts.append(escape_terminal(f"{label} (x = {format_threshold(value)})"))
-    return texts
+    axis = own.study.axes[place]
+    labels = (threshold_label(own.study.correction_at(point), axis.path) for point in own.points_along(place))
+    return [
+        escape_terminal(f"{label} (x = {format_threshold(value)})")
+        for label, value in zip(labels, axis.values, strict=True)
+    ]
 
 
 def _count_empty_steps(sweep: Sweep) -> dict[tuple[str, str, int], str]:
@@ -494,36 +486,35 @@ def _count_empty_steps(sweep: Sweep) -> dict[tuple[str, str, int], str]:
     return {(run, name, point): f"{empty:,} of {steps:,}" for run, name, point, empty, steps in rows}
 
 
-def _point_texts(study_run: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> list[list[str]]:
+def _point_texts(own: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> list[list[str]]:
     """Return one list per metric with a string per point."""
-    found = [
-        [_format_cell(study_run.sweep, row, key) for row in study_run.rows] for key in explorer_keys(study_run.study)
-    ]
-    return [*found, [emptied.get((study_run.run, study_run.study.name, row["point"]), "0") for row in study_run.rows]]
 
+    def text(row: SweepRow, key: str) -> str:
+        reason = own.sweep.reason(row, key)
+        value = row[key] if reason == "ok" else None
+        return format_estimate_or_reason(value, row.get(f"{key}_se"), own.sweep.metrics[key].unit, reason)
 
-def _format_cell(sweep: Sweep, row: SweepRow, key: str) -> str:
-    reason = sweep.reason(row, key)
-    value = row[key] if reason == "ok" else None
-    return format_estimate_or_reason(value, row.get(f"{key}_se"), sweep.metrics[key].unit, reason)
+    found = [[text(row, key) for row in own.rows] for key in explorer_keys(own.study)]
+    return [*found, [emptied.get((own.run, own.study.name, row["point"]), "0") for row in own.rows]]
 
 
 def _config_data(study: Study, runs: Sequence[Sequence[SweepRow]]) -> dict[str, Any]:
     """Return the configurations of points in each syntax, as indices into the distinct lines."""
     lines: dict[str, int] = {}
     frameworks = [framework for framework in _explorer_frameworks() if framework.native(study.correction_at(0))[0]]
-    points = {
+    rows = [row for run in runs for row in run]
+    points = list(dict.fromkeys(row["point"] for row in rows))
+    if len(points) > MAX_CONFIGS:
+        points = thin_rows(sorted({row["point"] for row in rows if row["pareto"]}), MAX_CONFIGS)
+    texts = {
         point: [
             [lines.setdefault(line, len(lines)) for line in text.splitlines()]
             for text in _config_texts(study.correction_at(point), frameworks)
         ]
-        for point in _points_with_configs(runs)
+        for point in points
     }
-    return {
-        "names": [OWN_SYNTAX, *(framework.title for framework in frameworks)],
-        "lines": list(lines),
-        "points": points,
-    }
+    names = [OWN_SYNTAX, *(framework.title for framework in frameworks)]
+    return {"names": names, "lines": list(lines), "points": texts}
 
 
 def _config_texts(correction: Correction, frameworks: Sequence[Framework]) -> Iterator[str]:
@@ -534,110 +525,13 @@ def _config_texts(correction: Correction, frameworks: Sequence[Framework]) -> It
     yield from (format_native(named, framework, nearest=True) for framework in frameworks)
 
 
-def _points_with_configs(runs: Sequence[Sequence[SweepRow]]) -> list[int]:
-    """Return the points that get a configuration."""
-    rows = [row for run in runs for row in run]
-    points = list(dict.fromkeys(row["point"] for row in rows))
-    if len(points) <= MAX_CONFIGS:
-        return points
-    best = sorted({row["point"] for row in rows if row["pareto"]})
-    return thin_rows(best, MAX_CONFIGS)
-
-
 @cache
 def _explorer_frameworks() -> tuple[Framework, ...]:
-    return tuple(shelf.load("") for shelf in load_adapters())
+    return tuple(adapter.load("") for adapter in load_adapters())
 
 
-FOLD_ROWS = 16
-"""Number of rows from which a table of predictions is folded."""
-
-
-def document(sweep: Sweep) -> Document:
-    """Build the page of a sweep."""
-    corrections = [study.correction for study in sweep.studies]
-    registry = MetricRegistry(corrections)
-    registry.corrections |= {key: metric for key, metric in sweep.metrics.items() if key not in registry.corrections}
-    every, several = [list(_studied_corrections(sweep, index)) for index in range(len(sweep.runs))], len(sweep.runs) > 1
-    title = f"{len(sweep.runs)} runs" if several else escape_terminal(sweep.runs[0])
-    doc = Document(
-        Headline(title, _size_facts(sweep, every), subtitle="thresholds"), version=escape_terminal(sweep.version)
-    )
-    answer = Section("Summary", "sweep-answer")
-    for run in sweep.runs:
-        first, *others = map(escape_terminal, sweep_sentences(sweep, run))
-        answer.add(Note(f"{escape_terminal(run)}: {first}" if several else first), *map(Note, others))
-    warnings = [Note(escape_terminal(note), "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))]
-    doc.add(answer, Section("Look at this, too", "sweep-notes", reach=PAGE_ONLY).add(*warnings))
-    doc.add(DeferredSection(lambda: [_explorer_section(sweep, every, registry)]))
-    for index, own in enumerate(every):
-        parts = [*(study_section(one, registry) for one in own), *_run_sections(sweep, index)]
-        doc.add(
-            *([Section(escape_terminal(sweep.runs[index]), f"thresholds-{index}").add(*parts)] if several else parts)
-        )
-    doc.add(Section("", "sweep-notes", terminal=True).add(*warnings))
-    doc.glossary = lambda: [("Thresholds", registry.entries("c"))]
-    return doc.add(provenance_section(sweep.version, sweep.inputs, sweep.left_out, corrections))
-
-
-def _studied_corrections(sweep: Sweep, index: int) -> Iterator[StudyRun]:
-    """Yield each correction on one run."""
-    run, names = sweep.runs[index], file_stems([study.name for study in sweep.studies])
-    for place, study in enumerate(sweep.studies):
-        rows = sweep.rows(run, study.name).to_dicts()
-        yield StudyRun(
-            sweep, run, study, rows, f"thresholds-{index}-{place}", f"{_figure_prefix(sweep, index)}{names[place]}"
-        )
-
-
-def _figure_prefix(sweep: Sweep, index: int) -> str:
-    """Return the prefix of a run's figure names."""
-    return f"{file_stems(sweep.runs)[index]}-" if len(sweep.runs) > 1 else ""
-
-
-def _size_facts(sweep: Sweep, every: Sequence[Sequence[StudyRun]]) -> list[str]:
-    first = [own[0].rows[0] for own in every]
-    counts = [(int(sum(row[f"{noun}s"] for row in first)), noun) for noun in ("token", "sequence")]
-    counts += [(len(sweep.studies), "correction"), (sum(len(study.points) for study in sweep.studies), "point")]
-    return [format_count(*each) for each in counts]
-
-
-def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> Section:
-    """Build the explorer, and list the studies that are too large for it."""
-    lead = ["Move a threshold to see its effect and its configuration. The line in the curves moves along."]
-    data = explorer_data(sweep, every, registry)
-    explored = [study["name"] for study in data["studies"]]
-    left = [escape_terminal(study.name) for study in sweep.studies if escape_terminal(study.name) not in explored]
-    if left:
-        lead.append(f"Too large to explore here (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
-    if any(len(study.points) > MAX_CONFIGS for study in sweep.studies if escape_terminal(study.name) in explored):
-        lead.append(f"Of more than {MAX_CONFIGS} points, those that no other beats are written as configurations.")
-    return Section("Explore", "explore", lead=" ".join(lead)).add(Explorer(data))
-
-
-def _run_sections(sweep: Sweep, index: int) -> Iterator[Section]:
-    """Yield the targets and predictions of one run."""
-    run, anchor = sweep.runs[index], f"thresholds-{index}"
-    targets = group_by_target([target for target in sweep.targets if target.run == run])
-    yield Section("Targets", f"{anchor}-targets").add(
-        *(_targets_table(format_target(*wish), t) for wish, t in targets.items())
-    )
-    predictions = run_predictions(sweep, run)
-
-    def checks() -> Iterator[Figures]:
-        from mismatchctl.report.figures.sweep import checks_figure  # slow import, only needed for HTML
-
-        found = [one.check for every in predictions.values() for one in every if one.check is not None]
-        yield Figures([checks_figure(found, f"{_figure_prefix(sweep, index)}checks")])
-
-    yield Section(
-        "Predictions", f"{anchor}-predictions",
-        lead="What some of the points would do where the dump does not reach, each with its 90% interval.",
-    ).add(*_prediction_parts(predictions), DeferredSection(checks) if predictions else None)  # fmt: skip
-
-
-def _targets_table(wish: str, targets: Iterable[SolvedThreshold]) -> Table:
-    """Return the thresholds that meet one target."""
+def _targets_section(sweep: Sweep, index: int) -> Iterator[Section]:
+    """Yield the thresholds that meet the targets of one run."""
 
     def reached(target: SolvedThreshold) -> TableCell:
         status = escape_terminal(target.status)
@@ -649,12 +543,23 @@ def _targets_table(wish: str, targets: Iterable[SolvedThreshold]) -> Table:
         (ColumnHeader("90% interval", numeric=False, drop=1), format_target_interval),
         (ColumnHeader("reached", numeric=False, drop=0), reached),
     )
-    caption = f"Thresholds for {wish}"
-    return Table.of(caption, targets, columns, title=caption, reach=EVERYWHERE)
+    section = Section("Targets", f"thresholds-{index}-targets")
+    wishes = group_by_target([target for target in sweep.targets if target.run == sweep.runs[index]])
+    for wish, targets in wishes.items():
+        caption = f"Thresholds for {format_target(*wish)}"
+        section.add(Table.of(caption, targets, columns, title=caption, reach=EVERYWHERE))
+    yield section
 
 
-def _prediction_parts(predictions: Mapping[str, Sequence[Prediction]]) -> Iterator[DocumentPart]:
-    """Yield a table per question and the models used."""
+def _predictions_section(sweep: Sweep, index: int) -> Section | None:
+    """Build a table per question with the models used, and the checks of the predictions."""
+    predictions = run_predictions(sweep, sweep.runs[index])
+    if not predictions:
+        return None
+    section = Section(
+        "Predictions", f"thresholds-{index}-predictions",
+        lead="What some of the points would do where the dump does not reach, each with its 90% interval.",
+    )  # fmt: skip
     questions: dict[str, list[tuple[str, Prediction]]] = {}
     for name, every in predictions.items():
         for one in every:
@@ -670,9 +575,14 @@ def _prediction_parts(predictions: Mapping[str, Sequence[Prediction]]) -> Iterat
     )  # fmt: skip
     for question, found in questions.items():
         caption = f"Predicted: {escape_terminal(question)}"
-        yield Table.of(caption, found, columns, title=caption, reach=EVERYWHERE, folded=len(found) > FOLD_ROWS)
+        folded = len(found) > FOLD_ROWS
+        section.add(Table.of(caption, found, columns, title=caption, reach=EVERYWHERE, folded=folded))
         models = dict.fromkeys(sentence for _, one in found for sentence in _describe_model(one))
-        yield from (Note(escape_terminal(sentence), "quiet") for sentence in models)
+        section.add(*(Note(escape_terminal(sentence), "quiet") for sentence in models))
+    checks = [one.check for every in predictions.values() for one in every if one.check is not None]
+    return section.add(
+        DeferredSection(lambda: [Figures([checks_figure(checks, f"{_figure_prefix(sweep, index)}checks")])])
+    )
 
 
 def _describe_model(one: Prediction) -> Iterator[str]:

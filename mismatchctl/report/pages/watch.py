@@ -9,7 +9,7 @@ from textwrap import wrap
 from mismatchctl.api.gate.verdict import check_sentence
 from mismatchctl.api.watch import Snapshot, StepKey
 from mismatchctl.core.formatting import format_label, format_number, shorten
-from mismatchctl.report.pages.screens import count_statuses
+from mismatchctl.report.pages.analyze import count_statuses
 from mismatchctl.report.tables import SHORT_TITLES
 from mismatchctl.results.status import STATUSES, percent, run_status
 from mismatchctl.results.summary import get_summary
