@@ -192,6 +192,6 @@ def test_findings_are_cards_with_their_advice() -> None:
         Finding(cause="misaligned", confidence="high", title="Shifted", summary="By one.", evidence=[], advice="Mend.")
     ]
     (card,) = document(result).parts(Card)
-    assert ("do", "Mend.", 2) in card.lines and card.level == "high"
+    assert ("do", "Mend.") in card.lines and card.level == "high"
     (answers,) = document(result).parts(Answers)
     assert answers.lines[2].key == "misaligned"

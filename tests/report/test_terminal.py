@@ -193,6 +193,6 @@ def test_columns_that_matter_less_go_first() -> None:
     page = Page("utf-8")
     console = Console(file=page, width=40)
     wide = [TerminalColumn(name, ["1234567890"], drop=drop) for name, drop in (("last", 2), ("must", 0), ("first", 1))]
-    assert print_grid(console, TerminalColumn("name", ["n" * 60]), wide) == ["must"]
-    assert print_grid(console, TerminalColumn("name", ["n"]), wide) == ["last", "must", "first"]
+    assert print_grid(console, TerminalColumn("name", ["n" * 60]), wide, rule=True) == ["must"]
+    assert print_grid(console, TerminalColumn("name", ["n"]), wide, rule=True) == ["last", "must", "first"]
     assert page.getvalue().count("1234567890") == 1 + 3

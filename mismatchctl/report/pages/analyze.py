@@ -142,7 +142,7 @@ def document(
     `objectives` are the KL estimators and loss aggregations to show. The fronts of `sweeps` are shown with the
     corrections.
     """
-    page, origin = _Page(result, sweeps), result.provenance
+    page, origin = _PageBuilder(result, sweeps), result.provenance
     head = replace(_headline(page.judged), facts=_size_facts(result), subtitle="analyze")
     doc = Document(head, version=escape_terminal(origin.version))
     warnings = [Note(escape_terminal(note), "alarm") for note in list_notes(result)]
@@ -381,7 +381,7 @@ def _data_notes(result: Result) -> list[str]:
     return [note for note in data_notes(result) if NO_MICRO_BATCHES not in note]
 
 
-class _Page:
+class _PageBuilder:
     """Builds the sections of the page. With several runs, each section has a folded part per run."""
 
     def __init__(self, result: Result, sweeps: Sequence[Sweep]) -> None:
