@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -16,7 +16,7 @@ from mismatchctl.corrections.model import BYPASS_SOURCE, MISMATCH_SOURCE, Correc
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, UnreadKey, is_typo_of, suggest_key
 from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, load_traps, replace_gate
-from mismatchctl.frameworks.verl.versions import KEYS, VerlVersion, find_versions_with_key
+from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, VerlVersion
 
 BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
@@ -134,7 +134,7 @@ def _is_off(cap: Any) -> bool:
 
 def _explain_key(key: str, version: VerlVersion) -> str:
     """Return the versions that read a key, and its replacement in this version."""
-    names = [other.name for other in find_versions_with_key(key)]
+    names = [other.name for other in VERSIONS if key in other.keys]
     known = f"verl@{names[0]}" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]}" if names else ""
     does = [f"{known} {'does' if len(names) == 1 else 'do'}"] if known else []
     instead = _REPLACEMENTS.get(key) if not names or names[-1] < version.name else None
@@ -168,12 +168,7 @@ class UnappliedCorrection(Correction):
     Examples are `rollout_is: false`, and PPO in bypass mode, whose ratio already compares with the rollout.
     """
 
-    _measured: Correction = PrivateAttr()
-
-    @property
-    def measured(self) -> Correction:
-        """The full correction, which is computed and logged."""
-        return self._measured
+    _measured: Correction = PrivateAttr()  # the full correction, which is computed and logged
 
 
 def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correction:
@@ -231,10 +226,7 @@ def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
 
 def _read_ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
     """Read the keys of 2025-11: truncated weights, rejection by the ratio at its own level, veto."""
-    loss: LossName = "ppo"
-    if settings[version.bypass_key]:
-        loss = _bypass_loss(settings, version)
-    source = MISMATCH_SOURCE if loss == "ppo" else BYPASS_SOURCE
+    loss, source = _read_loss(settings, version)
     weight, gates = None, []
     level, threshold = settings["rollout_is"], _read_number(settings, "rollout_is_threshold")
     if level is not None and threshold is not None:
@@ -262,18 +254,17 @@ def _read_ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction
     return _make_unapplied(found) if version.names_loss else _make_unapplied(found, gates=())
 
 
-def _bypass_loss(settings: Mapping[str, Any], version: VerlVersion) -> LossName:
+def _read_loss(settings: Mapping[str, Any], version: VerlVersion) -> tuple[LossName, RatioSource]:
+    if not settings[version.bypass_key]:
+        return "ppo", MISMATCH_SOURCE
     if version.names_loss and settings["loss_type"] not in ("ppo_clip", "reinforce"):
         raise ValueError(f"Invalid loss_type: {settings['loss_type']}. Must be 'reinforce' or 'ppo_clip'.")
-    return "policy_gradient" if version.is_pure(settings) else "ppo_bypass"
+    return "policy_gradient" if version.is_pure(settings) else "ppo_bypass", BYPASS_SOURCE
 
 
 def _read_estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
     """Read the keys of 2026: truncated or zeroed weights, any number of rejections by k1, k2, k3."""
-    loss: LossName = "ppo"
-    if settings["bypass_mode"]:
-        loss = _bypass_loss(settings, version)
-    source = MISMATCH_SOURCE if loss == "ppo" else BYPASS_SOURCE
+    loss, source = _read_loss(settings, version)
     weight = None
     level = settings["rollout_is"]
     if level is not None and settings["rollout_is_threshold"] is not None:
@@ -533,11 +524,13 @@ def find_rs_option(gate: Gate) -> str:
     return _RS_OPTION_NAMES[gate.statistic, gate.level]
 
 
-def make_plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, list[str]]:
+def make_plan(
+    correction: Correction, version: VerlVersion, converted: Sequence[Gate] | None = None
+) -> tuple[VerlPlan, list[str]]:
     """Assign the parts of a correction to verl's roles, and list the parts that this version does not support."""
     problems: list[str] = unusual_rules(correction)
     applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
-    correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
+    correction = correction._measured if isinstance(correction, UnappliedCorrection) else correction
     source: RatioSource = MISMATCH_SOURCE if correction.loss == "ppo" else BYPASS_SOURCE
     if others := correction.sources - {source}:
         problems.append(f"with loss {correction.loss} verl compares {source} only, not {', '.join(sorted(others))}")
@@ -547,7 +540,7 @@ def make_plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, l
         weight = None
     rejections: list[Gate] = []
     veto = None
-    for gate in correction.gates:
+    for gate in correction.gates if converted is None else converted:
         if reasons := list(_explain_gate_limits(gate, version)):
             problems += [f"{gate_label(gate)}: {reason}" for reason in reasons]
         elif gate.level == "min":
@@ -610,18 +603,16 @@ def _explain_gate_limits(gate: Gate, version: VerlVersion) -> Iterator[str]:
 
 def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, Any], list[str]]:
     """Convert a Correction to verl's keys, and list rules without an exact equivalent."""
-    applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
-    correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
-    said = [_convert_gate(gate, version) for gate in correction.gates]
+    measured = correction._measured if isinstance(correction, UnappliedCorrection) else correction
+    said = [_convert_gate(gate, version) for gate in measured.gates]
     notes = [
         f"{gate_label(gate)}: written as {gate_label(other)}, which differs if {CLAMP_DIFFERENCE}"
-        for gate, other in zip(correction.gates, said, strict=True)
+        for gate, other in zip(measured.gates, said, strict=True)
         if other is not gate
     ]
-    roles, problems = make_plan(correction.model_copy(update={"gates": tuple(said)}), version)
-    roles = replace(roles, applied=applied)
+    roles, problems = make_plan(correction, version, said)
     writers = {"flat": _write_flat, "ratio": _write_ratio, "estimator": _write_estimator}
-    return writers[version.dialect](roles, correction, version), [*notes, *problems]
+    return writers[version.dialect](roles, measured, version), [*notes, *problems]
 
 
 def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:

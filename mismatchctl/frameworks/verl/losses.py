@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Floats, Segments
-from mismatchctl.core.losses import cispo_loss, exp, factor_loss, ppo_loss
+from mismatchctl.core.losses import LossTerm, cispo_loss, exp, factor_loss, ppo_loss, sapo_loss
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import Dtype, LoggedMetric, Loss, Meaning
 from mismatchctl.frameworks.step import Step
@@ -102,13 +103,17 @@ class LossTokens:
     def bounds(self) -> tuple[float, float]:
         return 1 - self.options.low, 1 + self.options.high
 
+    @cached_property
+    def log_ratio(self) -> Floats:
+        return self.current - self.anchor
 
-@dataclass(frozen=True)
-class TokenLosses:
-    """A loss per token [T] before weights, and its logged metrics."""
+    @cached_property
+    def x(self) -> Floats:
+        return clamp_log_ratio(self.log_ratio)
 
-    losses: Floats
-    metrics: dict[str, float]
+
+TokenLosses = tuple[Floats, dict[str, float]]
+"""A loss per token [T] before weights, and its logged metrics."""
 
 
 LOSS_MEANINGS: tuple[Meaning, ...] = (
@@ -136,92 +141,66 @@ def _compute_metrics(
     }
 
 
-def _update_log_ratio(tokens: LossTokens) -> Floats:
-    return clamp_log_ratio(tokens.current - tokens.anchor)
-
-
 def _ppo_kl(tokens: LossTokens, log_ratio: Floats) -> dict[str, float]:
     return {"actor/ppo_kl": float(mean_in_dtype(-log_ratio[tokens.kept]))}
 
 
-def _vanilla_loss(tokens: LossTokens) -> TokenLosses:
-    options, x = tokens.options, _update_log_ratio(tokens)
-    term = ppo_loss(tokens.advantages, x, *tokens.bounds, dual=options.clip_ratio_c)
-    return TokenLosses(term.losses, _compute_metrics(tokens, x, term.clipped, term.clipped_lower))
+def _measured(tokens: LossTokens, term: LossTerm, log_ratio: Floats | None = None) -> TokenLosses:
+    x = tokens.x if log_ratio is None else log_ratio
+    return term.losses, _compute_metrics(tokens, x, term.clipped, term.clipped_lower)
 
 
 def _gspo_loss(tokens: LossTokens) -> TokenLosses:
     """Apply PPO to the geometric mean ratio of the sequence."""
-    log_ratio = tokens.current - tokens.anchor
-    geometric = reduce_sequences(log_ratio, tokens.segments, tokens.kept, "mean").astype(log_ratio.dtype)
+    geometric = reduce_sequences(tokens.log_ratio, tokens.segments, tokens.kept, "mean").astype(tokens.log_ratio.dtype)
     term = ppo_loss(tokens.advantages, tokens.segments.spread(np.minimum(geometric, 10.0)), *tokens.bounds)
-    return TokenLosses(term.losses, _compute_metrics(tokens, log_ratio, term.clipped))
-
-
-def _sapo_loss(tokens: LossTokens) -> TokenLosses:
-    """Replace the clip by a sigmoid gate on the ratio."""
-    log_ratio = _update_log_ratio(tokens)
-    dtype = log_ratio.dtype
-    tau = np.where(tokens.advantages > 0, tokens.options.tau_pos, tokens.options.tau_neg).astype(dtype)
-    gates = (1 / (1 + exp(-tau * (exp(log_ratio) - 1)))) * (4 / tau)
-    return TokenLosses(-gates * tokens.advantages, _compute_metrics(tokens, log_ratio))
-
-
-def _cispo_loss(tokens: LossTokens) -> TokenLosses:
-    x = _update_log_ratio(tokens)
-    term = cispo_loss(tokens.advantages, x, tokens.current, *tokens.bounds)
-    return TokenLosses(term.losses, _compute_metrics(tokens, x, term.clipped))
+    return _measured(tokens, term, tokens.log_ratio)
 
 
 def _dppo_loss(tokens: LossTokens, trusted: Bools) -> TokenLosses:
     """Apply REINFORCE weighted with the ratio to the tokens in a trust region."""
-    log_ratio = _update_log_ratio(tokens)
-    ratios, bound = exp(log_ratio), tokens.options.clip_ratio_c
+    ratios, bound = exp(tokens.x), tokens.options.clip_ratio_c
     losses = -tokens.advantages * np.minimum(ratios, bound) * tokens.current * trusted
-    return TokenLosses(losses, _compute_metrics(tokens, log_ratio, ~trusted, (ratios > bound) & trusted))
+    return losses, _compute_metrics(tokens, tokens.x, ~trusted, (ratios > bound) & trusted)
 
 
 def _dppo_tv_loss(tokens: LossTokens) -> TokenLosses:
     moved = exp(tokens.current) - exp(tokens.anchor)
-    trusted = np.where(tokens.advantages > 0, moved <= tokens.options.high, moved >= -tokens.options.low)
-    return _dppo_loss(tokens, trusted)
+    return _dppo_loss(
+        tokens, np.where(tokens.advantages > 0, moved <= tokens.options.high, moved >= -tokens.options.low)
+    )
 
 
 def _dppo_kl_loss(tokens: LossTokens) -> TokenLosses:
+    """Restrict the binary KL between this token and all other tokens."""
     p, q = exp(tokens.current), exp(tokens.anchor)
     with np.errstate(divide="ignore"):  # a probability that rounding took above 1
         others = np.log(((1 - q + 1e-8) / (1 - p + 1e-8)).astype(np.float64)).astype(p.dtype)
     kl = q * (tokens.anchor - tokens.current) + (1 - q) * others
-    rise = (kl <= tokens.options.high) | (p <= q)
-    fall = (kl <= tokens.options.low) | (p >= q)
+    rise, fall = (kl <= tokens.options.high) | (p <= q), (kl <= tokens.options.low) | (p >= q)
     return _dppo_loss(tokens, np.where(tokens.advantages > 0, rise, fall))
 
 
 def _dro_loss(tokens: LossTokens) -> TokenLosses:
     """Apply REINFORCE with a quadratic penalty on the log ratio."""
-    log_ratio = tokens.current - tokens.anchor
-    losses = -(tokens.current * tokens.advantages - 0.5 * tokens.options.dro_beta * log_ratio**2)
-    return TokenLosses(losses, _ppo_kl(tokens, log_ratio))
+    penalty = 0.5 * tokens.options.dro_beta * tokens.log_ratio**2
+    return -(tokens.current * tokens.advantages - penalty), _ppo_kl(tokens, tokens.log_ratio)
 
 
 def _reinforce_loss(tokens: LossTokens) -> Floats:
     return factor_loss(tokens.advantages, tokens.current, 1.0).losses
 
 
-def _pure_loss(tokens: LossTokens) -> TokenLosses:
-    """Apply REINFORCE to rollouts. ppo_kl is rollout minus current, not clamped."""
-    return TokenLosses(_reinforce_loss(tokens), _ppo_kl(tokens, tokens.current - tokens.anchor))
-
-
 LOSSES: dict[str, Callable[[LossTokens], TokenLosses]] = {
-    "vanilla": _vanilla_loss,
+    "vanilla": lambda t: _measured(t, ppo_loss(t.advantages, t.x, *t.bounds, dual=t.options.clip_ratio_c)),
     "gspo": _gspo_loss,
-    "gpg": lambda tokens: TokenLosses(_reinforce_loss(tokens), {}),
-    "sapo": _sapo_loss,
-    "cispo": _cispo_loss,
+    "gpg": lambda t: (_reinforce_loss(t), {}),
+    "sapo": lambda t: _measured(t, sapo_loss(t.advantages, t.x, t.options.tau_pos, t.options.tau_neg)),
+    "cispo": lambda t: _measured(t, cispo_loss(t.advantages, t.x, t.current, *t.bounds)),
     "dppo_tv": _dppo_tv_loss,
     "dppo_kl": _dppo_kl_loss,
     "dro": _dro_loss,
+    "rollout_correction": lambda t: (_reinforce_loss(t), _ppo_kl(t, t.log_ratio)),
 }
 """Registered losses over tokens. geo_mean is defined on sequences, and the correction selects the bypass losses.
 clip_cov and kl_cov are not supported, because they draw random tokens or rank the batch."""
@@ -264,20 +243,20 @@ def compute_policy_loss(
     weights = computed.weights if options.rollout_is and plan.applied and loss != "ppo_bypass" else None
     if mode == "geo_mean":
         return _geo_mean_loss(tokens, weights)
-    made = _pure_loss(tokens) if pure else LOSSES[mode](tokens)
-    losses = made.losses if weights is None else made.losses * weights
+    losses, metrics = LOSSES[mode](tokens)
+    losses = losses if weights is None else losses * weights
     by_sequence = mode in _SEQUENCE_MEAN_LOSSES and not (mode == "gspo" and version.gspo_follows)
     aggregation = "seq-mean-token-mean" if by_sequence else options.loss_agg_mode
     value = _aggregate(losses, tokens, aggregation, step, version)
-    return Loss(value, made.metrics | _version_metrics(mode, loss, computed, version))
+    return Loss(value, metrics | _version_metrics(mode, loss, computed, version))
 
 
 def _aggregation_mode(options: LossOptions, loss: str) -> str:
     mode = options.loss_mode or "vanilla"
     if mode == "bypass_mode" and loss == "ppo_bypass":
         return "vanilla"
-    if mode not in LOSSES and mode != "geo_mean":
-        known = [*LOSSES, "geo_mean"]
+    known = [*(name for name in LOSSES if name != "rollout_correction"), "geo_mean"]
+    if mode not in known:
         raise ConfigError(f"unknown loss_mode {mode!r} with this correction{suggestion(mode, known)}")
     return mode
 
@@ -335,7 +314,7 @@ def _denominator(tokens: LossTokens, mode: str, width: float, version: VerlVersi
 def _geo_mean_loss(tokens: LossTokens, weights: Floats | None) -> Loss:
     """Compute GMPO: the geometric mean of the clipped ratios times the mean advantage, averaged over all rows."""
     segments, kept, options = tokens.segments, tokens.kept, tokens.options
-    log_ratio = tokens.current - tokens.anchor
+    log_ratio = tokens.log_ratio
     clipped = np.clip(log_ratio, -options.low, options.high)
     sign = np.sign(tokens.advantages)
     bounded = sign * np.minimum(sign * log_ratio, sign * clipped)

@@ -519,19 +519,18 @@ def compute_values(metrics: Iterable[LoggedMetric], subject: Statistics, prefix:
     return logged
 
 
-_DEBUG_PREFIX, _DEBUG_WHEN, _DEBUG_QUANTITY = (
-    "training/rollout_",
-    "not in bypass mode",
-    "distance of the token's two probabilities",
-)
-DEBUG_MEANINGS: tuple[Meaning, ...] = (
-    Meaning(f"{_DEBUG_PREFIX}probs_diff_valid", _DEBUG_WHEN, "1 where any token is valid, else 0", VALID_TOKENS, "max"),
-    Meaning(f"{_DEBUG_PREFIX}probs_diff_max", _DEBUG_WHEN, _DEBUG_QUANTITY, VALID_TOKENS, "max", Quantity.PROB_DIFF),
-    Meaning(f"{_DEBUG_PREFIX}probs_diff_mean", _DEBUG_WHEN, _DEBUG_QUANTITY, VALID_TOKENS, "mean", Quantity.PROB_DIFF),
-    Meaning(f"{_DEBUG_PREFIX}probs_diff_std", _DEBUG_WHEN, _DEBUG_QUANTITY, VALID_TOKENS, "standard deviation (n - 1)",
-            Quantity.PROB_DIFF),
-    Meaning(f"{_DEBUG_PREFIX}actor_probs_pearson_corr", _DEBUG_WHEN,
-            "probabilities of the token under train and rollout", VALID_TOKENS, "Pearson correlation", Quantity.PROBS),
+_DEBUG_PREFIX = "training/rollout_"
+_APART = "distance of the token's two probabilities"
+DEBUG_MEANINGS: tuple[Meaning, ...] = tuple(
+    Meaning(f"{_DEBUG_PREFIX}{name}", "not in bypass mode", quantity, VALID_TOKENS, how, like)
+    for name, quantity, how, like in (
+        ("probs_diff_valid", "1 where any token is valid, else 0", "max", None),
+        ("probs_diff_max", _APART, "max", Quantity.PROB_DIFF),
+        ("probs_diff_mean", _APART, "mean", Quantity.PROB_DIFF),
+        ("probs_diff_std", _APART, "standard deviation (n - 1)", Quantity.PROB_DIFF),
+        ("actor_probs_pearson_corr", "probabilities of the token under train and rollout", "Pearson correlation",
+         Quantity.PROBS),
+    )
 )  # fmt: skip
 """Meanings of the names in calculate_debug_metrics, before any rejection."""
 
@@ -541,23 +540,18 @@ def compute_debug_metrics(train: Floats, rollout: Floats) -> dict[str, float]:
 
     Undefined values are nan, like in verl: the deviation of one token, the correlation of constants.
     """
-    if not len(train):
-        return {item.name: float("nan") for item in DEBUG_MEANINGS} | {f"{_DEBUG_PREFIX}probs_diff_valid": 0}
-    ours, theirs = exp(train), exp(rollout)
-    differences = np.abs(ours - theirs).astype(np.float64)
-    return {
-        f"{_DEBUG_PREFIX}probs_diff_valid": 1,
-        f"{_DEBUG_PREFIX}probs_diff_max": float(differences.max()),
-        f"{_DEBUG_PREFIX}probs_diff_mean": float(differences.mean()),
-        f"{_DEBUG_PREFIX}probs_diff_std": float(differences.std(ddof=1)) if len(differences) > 1 else float("nan"),
-        f"{_DEBUG_PREFIX}actor_probs_pearson_corr": _pearson(ours.astype(np.float64), theirs.astype(np.float64)),
-    }
-
-
-def _pearson(a: Floats, b: Floats) -> float:
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale else float("nan")
+    values = [0.0, *[math.nan] * 4]
+    if len(train):
+        ours, theirs = exp(train), exp(rollout)
+        apart = np.abs(ours - theirs).astype(np.float64)
+        a, b = (side.astype(np.float64) - side.astype(np.float64).mean() for side in (ours, theirs))
+        scale = float(np.sqrt((a @ a) * (b @ b)))
+        values = [1.0, float(apart.max()), float(apart.mean())]
+        values += [
+            float(apart.std(ddof=1)) if len(apart) > 1 else math.nan,
+            float(a @ b) / scale if scale else math.nan,
+        ]
+    return {meaning.name: value for meaning, value in zip(DEBUG_MEANINGS, values, strict=True)}
 
 
 _MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by less

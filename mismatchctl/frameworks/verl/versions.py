@@ -133,10 +133,6 @@ KEYS = frozenset(key for version in VERSIONS for key in version.keys)
 """Keys that any version reads."""
 
 
-def find_versions_with_key(key: str) -> list[VerlVersion]:
-    return [version for version in VERSIONS if key in version.keys]
-
-
 def find_version(word: str) -> VerlVersion:
     """Find a version by release, name, pull request, commit, month, day, or `head`.
 
