@@ -282,7 +282,7 @@ class Arguments:
         return written
 
 
-_KNOWN_KEYS = frozenset(field.name for field in fields(Arguments)) - {"vetoes_alone"} | {
+KNOWN_KEYS = frozenset(field.name for field in fields(Arguments)) - {"vetoes_alone"} | {
     "custom_config_path",
     "micro_batch_size",
     "use_dynamic_batch_size",
@@ -308,22 +308,21 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
     known = {
         key: _check_value(key, value)
         for key, value in named.items()
-        if key in _FLAG_FIELDS | NUMBER_FIELDS | _WORD_CHOICES.keys()
+        if key in _FLAG_FIELDS | NUMBER_FIELDS | _TEXT_FIELDS
     }
     path = known["custom_tis_function_path"] = _find_function_path(known.get("custom_tis_function_path"), named)
     if path == MIS_PATH:
         # Nothing calls mis without use_tis but this flag; a file that turns use_tis off is read with it.
         known.setdefault("get_mismatch_metrics", not known.get("use_tis", False))
-    missing = _find_missing(known)
+    wanted = [*_WEIGHT_KEYS, *(_REJECTION_KEYS if known.get("use_rs") else ())] if known.get("use_tis") else []
+    missing = [key for key in wanted if key not in known]
     if old:
         known["vetoes_alone"] = True
     found = Arguments(**{key: value for key, value in known.items() if value is not None or key not in _NON_NULL_KEYS})
-    if missing and found.function == "mis":
-        raise ConfigError(
-            f"'Namespace' object has no attribute {missing[0]!r}: mis.py has no defaults, "
-            f"the file must say {', '.join(missing)}"
-        )
-    _check_arguments(found)
+    if found.function == "mis":
+        _refuse_missing(missing)
+    for refusal in _list_refusals(found):
+        raise ConfigError(refusal)
     both = found.rejects and found.tis_mode == "mask"
     if both and version is not None and version.label in ("v0.2.0", "v0.2.1"):
         raise ConfigError(
@@ -333,14 +332,17 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
     return found
 
 
-def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert mis.yaml of October and November 2025 to the later keys."""
-    missing = [key for key in OLD_KEYS if key not in named]
+def _refuse_missing(missing: list[str]) -> None:
     if missing:
         raise ConfigError(
             f"'Namespace' object has no attribute {missing[0]!r}: mis.py has no defaults, "
             f"the file must say {', '.join(missing)}"
         )
+
+
+def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert mis.yaml of October and November 2025 to the later keys."""
+    _refuse_missing([key for key in OLD_KEYS if key not in named])
     if named["mis_lower_bound"] is None:
         raise ConfigError(
             "mis_lower_bound is null: compute_mis_weights returns 1 / mis_upper_bound instead of weights, and the "
@@ -398,14 +400,10 @@ def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion | None = N
             continue
         if name in DOCUMENTED_ONLY:
             yield UnreadKey((key,), f": {DOCUMENTED_ONLY[name]}")
-        elif name not in _KNOWN_KEYS:
+        elif name not in KNOWN_KEYS:
             near = is_typo_of(name, _TYPICAL)
             if near or _OWN.fullmatch(key):
                 yield UnreadKey((key,), f" (did you mean {near!r}?)" if near else "")
-
-
-def is_read(key: str) -> bool:
-    return normalize_key(key) in _KNOWN_KEYS
 
 
 def normalize_key(key: str) -> str:
@@ -429,22 +427,9 @@ def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | No
     raise ConfigError(f"custom_tis_function_path {given}: only mis.py and icepop_function are known here")
 
 
-def _find_missing(known: Mapping[str, Any]) -> list[str]:
-    if not known.get("use_tis"):
-        return []
-    wanted = [*_WEIGHT_KEYS, *(_REJECTION_KEYS if known.get("use_rs") else ())]
-    return [key for key in wanted if key not in known]
-
-
-_WORD_CHOICES: dict[str, tuple[str, ...]] = {
-    "custom_tis_function_path": (),
-    "tis_level": (),
-    "tis_mode": (),
-    "rs_level": (),
-    "advantage_estimator": ESTIMATORS,
-    "kl_loss_type": KL_TYPES,
-}
+_CHOICES = {"advantage_estimator": ESTIMATORS, "kl_loss_type": KL_TYPES}
 """Arguments with a fixed set of choices on the command line."""
+_TEXT_FIELDS = {"custom_tis_function_path", "tis_level", "tis_mode", "rs_level", *_CHOICES}
 
 _NON_NULL_KEYS = {*_FLAG_FIELDS, "tis_clip", "tis_clip_low", "eps_clip", "opsm_delta", "kl_loss_coef"}
 
@@ -463,60 +448,51 @@ def _check_value(key: str, value: Any) -> Any:
         return float(value)
     elif key == "advantage_estimator" and isinstance(value, str) and not is_typo_of(value, ESTIMATORS):
         return value  # forks add their own
-    elif key in _WORD_CHOICES and _WORD_CHOICES[key] and value not in _WORD_CHOICES[key]:
-        raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _WORD_CHOICES[key])}")
+    elif key in _CHOICES and value not in _CHOICES[key]:
+        raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _CHOICES[key])}")
     return value
 
 
-def _check_arguments(given: Arguments) -> None:
+def _list_refusals(given: Arguments) -> Iterator[str]:
+    """Iterate over the errors of slime's argument parser and mis.py."""
     if given.function == "vanilla" and given.get_mismatch_metrics:
-        raise ConfigError(
-            "get_mismatch_metrics needs custom_tis_function_path: the built-in function does not measure the mismatch"
-        )
+        yield "get_mismatch_metrics needs custom_tis_function_path: the built-in function does not measure the mismatch"
     if given.function == "vanilla" and given.use_rollout_logprobs:
-        raise ConfigError(
+        yield (
             "use_rollout_logprobs and use_tis cannot be set at the same time: with the rollout's "
             "log-probs as anchor there is nothing left to correct"
         )
     if given.eps_clip_c is not None and given.eps_clip_c <= 1:
-        raise ConfigError(
+        yield (
             f"The lower bound of the clip_ratio_c for dual-clip PPO should be greater than 1.0, "
             f"but get the value: {given.eps_clip_c}."
         )
-    if given.function == "mis" and given.use_tis:
-        _check_mis(given)
-
-
-def _check_mis(given: Arguments) -> None:
+    if given.function != "mis" or not given.use_tis:
+        return
+    if given.tis_upper_bound is None and given.tis_lower_bound is None:
+        yield (
+            "unsupported operand type(s) for /: 'float' and 'NoneType': tis_lower_bound falls back "
+            "to 1 / tis_upper_bound, and that is null"
+        )
     if given.tis_upper_bound is None:
-        if given.tis_lower_bound is None:
-            raise ConfigError(
-                "unsupported operand type(s) for /: 'float' and 'NoneType': tis_lower_bound falls back "
-                "to 1 / tis_upper_bound, and that is null"
-            )
-        raise ConfigError("tis_upper_bound is null: mis.py asserts that it is given")
+        yield "tis_upper_bound is null: mis.py asserts that it is given"
     if not given.tis_upper_bound and given.tis_lower_bound is None:
-        raise ConfigError("float division by zero: tis_lower_bound falls back to 1 / tis_upper_bound, and that is 0")
+        yield "float division by zero: tis_lower_bound falls back to 1 / tis_upper_bound, and that is 0"
     for level in (given.tis_level, *([given.rs_level] if given.use_rs else [])):
         if level not in LEVELS:
-            raise ConfigError(f"Invalid level: {level}{suggestion(str(level), LEVELS)}")
+            yield f"Invalid level: {level}{suggestion(str(level), LEVELS)}"
     if given.tis_mode not in MODES:
-        raise ConfigError(f"Unsupported tis_mode: {given.tis_mode}{suggestion(str(given.tis_mode), MODES)}")
-    if given.tis_mode != "truncate":
-        _check_order("tis", *given.tis_bounds)
-    if given.use_rs:
-        _check_order("rs", *given.rs_bounds)
+        yield f"Unsupported tis_mode: {given.tis_mode}{suggestion(str(given.tis_mode), MODES)}"
+    checked = ([("tis", given.tis_bounds)] if given.tis_mode != "truncate" else []) + (
+        [("rs", given.rs_bounds)] if given.use_rs else []
+    )
+    for name, (low, high) in checked:
+        if not low < high:
+            yield f"{name}_lower_bound {low:g} must be below {name}_upper_bound {high:g} (mis.py asserts it)"
     if given.tis_batch_normalize and given.tis_level == "geometric":
-        raise ConfigError(
+        yield (
             "Unsupported tis_level: geometric: tis_batch_normalize knows token and sequence weights only, "
             "although the documents recommend it for geometric ones; turn it off"
-        )
-
-
-def _check_order(prefix: str, low: float, high: float) -> None:
-    if not low < high:
-        raise ConfigError(
-            f"{prefix}_lower_bound {low:g} must be below {prefix}_upper_bound {high:g} (mis.py asserts it)"
         )
 
 

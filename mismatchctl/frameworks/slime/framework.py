@@ -34,6 +34,7 @@ from mismatchctl.frameworks.lint import (
 )
 from mismatchctl.frameworks.slime.arguments import (
     DOCUMENTED_ONLY,
+    KNOWN_KEYS,
     MIS_FIELDS,
     NUMBER_FIELDS,
     OLD_KEYS,
@@ -42,7 +43,6 @@ from mismatchctl.frameworks.slime.arguments import (
     SlimeVersion,
     find_unread_keys,
     include_custom_config,
-    is_read,
     make_arguments,
     make_correction,
     normalize_key,
@@ -365,7 +365,7 @@ class Slime(Framework):
         return include_custom_config(native, folder)
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
-        return len(place) == 1 and is_read(place[0])
+        return len(place) == 1 and normalize_key(place[0]) in KNOWN_KEYS
 
     def published_outcome(self, correction: Correction) -> str:
         number, held = _find_published_run(correction) or ("", False)
