@@ -11,36 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mismatchctl.cli.options import (
-    ColumnOption,
-    CorrectionOption,
-    EngineOptions,
-    HtmlOption,
-    MicroBatchOption,
-    PairOptions,
-    QuietOption,
-    VerboseOption,
-    are_logs,
-    flatten_options,
-    output_option,
-    parse_renames,
-    parse_share,
-    select_corrections,
-)
-from mismatchctl.cli.output import (
-    check_output_paths,
-    print_json,
-    print_json_or_page,
-    print_markdown,
-    print_message,
-    print_page,
-    print_warnings,
-    progress_bar,
-    render_page_files,
-    resolve_text_output,
-    write_files,
-    write_together,
-)
+from mismatchctl.cli import options as opt
+from mismatchctl.cli import output as out
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
@@ -90,31 +62,31 @@ SaveBaselineOption = Annotated[
 ]
 AcceptOption = Annotated[bool, baseline_option("--accept", help="Save the baseline regardless of the verdict.")]
 
-JsonOption = Annotated[bool, output_option("--json", help="Print the verdict as JSON.")]
-JUnitOption = Annotated[Path | None, output_option(help="Write JUnit XML.")]
-MarkdownOption = Annotated[Path | None, output_option(help="Write Markdown; - is stdout.")]
-ForceOption = Annotated[bool, output_option("--force", help="Overwrite reports and baselines.")]
+JsonOption = Annotated[bool, opt.output_option("--json", help="Print the verdict as JSON.")]
+JUnitOption = Annotated[Path | None, opt.output_option(help="Write JUnit XML.")]
+MarkdownOption = Annotated[Path | None, opt.output_option(help="Write Markdown; - is stdout.")]
+ForceOption = Annotated[bool, opt.output_option("--force", help="Overwrite reports and baselines.")]
 
 
-@flatten_options
+@opt.flatten_options
 def gate(
     *,
     paths: PathsArgument = None,
-    pair: PairOptions,
+    pair: opt.PairOptions,
     rule: RuleOption = None,
     expect_bitwise: BitwiseOption = False,
-    correction: CorrectionOption = None,
-    column: ColumnOption = None,
-    micro_batch_size: MicroBatchOption = None,
+    correction: opt.CorrectionOption = None,
+    column: opt.ColumnOption = None,
+    micro_batch_size: opt.MicroBatchOption = None,
     on_undecided: UndecidedOption = "fail",
     level: LevelOption = 0.05,
     max_skipped: MaxSkippedOption = "1%",
     max_missing: MaxMissingOption = "5%",
     allow_different_model: DifferentModelOption = False,
     plan: PlanOption = None,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
-    engine: EngineOptions,
+    verbose: opt.VerboseOption = False,
+    quiet: opt.QuietOption = False,
+    engine: opt.EngineOptions,
     baseline: BaselineOption = None,
     history: HistoryOption = None,
     last: LastOption = 10,
@@ -124,11 +96,11 @@ def gate(
     json: JsonOption = False,
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
-    html: HtmlOption = None,
+    html: opt.HtmlOption = None,
     force: ForceOption = False,
 ) -> None:
     """Fail CI if the mismatch got worse (exit 3) or is unclear (exit 4)."""
-    markdown, printed = resolve_text_output(markdown, json)
+    markdown, printed = out.resolve_text_output(markdown, json)
     if accept and save_baseline is None:
         raise ConfigError("--accept only works with --save-baseline")
     if plan is not None and (save_baseline or junit or markdown or printed or html):
@@ -137,8 +109,8 @@ def gate(
     into_folder = save_baseline is not None and save_baseline.is_dir()
     kept, shown = None if into_folder else save_baseline, (junit, markdown, html)
     before = None if baseline == kept else baseline  # a new baseline may replace the old one
-    check_output_paths(kept, *shown, force=force, inputs=[*paths, *(sides or ()), before], baseline=kept)
-    if sides is None and are_logs(paths):
+    out.check_output_paths(kept, *shown, force=force, inputs=[*paths, *(sides or ()), before], baseline=kept)
+    if sides is None and opt.are_logs(paths):
         given = {"--baseline": baseline, "--history": history, "--save-baseline": save_baseline, "--plan": plan,
                  "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
         if needless := [name for name, value in given.items() if value]:
@@ -147,7 +119,7 @@ def gate(
         from mismatchctl.api.gate.rules import parse_rules
 
         verdict = judge_logs(paths, [one for text in rule or () for one in parse_rules(text, any_name=True)], level)
-        with write_together(quiet):
+        with out.write_together(quiet):
             _write_reports(verdict, junit, markdown, html)
         _print_verdict(verdict, paths, printed, quiet=quiet, json=json, verbose=verbose)
         raise typer.Exit(_exit_code(verdict, on_undecided, quiet))
@@ -158,17 +130,17 @@ def gate(
 
     rules = _parse_rules(rule or (), expect_bitwise)
     against = read_baselines(baseline, history, last, fixed_tokens=fixed_tokens)
-    corrections = select_corrections(correction)
-    regression = None if plan is None else parse_share("--plan", plan, 1000, "name a rise such as 20%")
+    corrections = opt.select_corrections(correction)
+    regression = None if plan is None else opt.parse_share("--plan", plan, 1000, "name a rise such as 20%")
     limits = Tolerances(
-        parse_share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%"),
-        parse_share("--max-missing", max_missing, 1, "name a share from 0 to 1, such as 5%"),
+        opt.parse_share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%"),
+        opt.parse_share("--max-missing", max_missing, 1, "name a share from 0 to 1, such as 5%"),
         allow_different_model,
     )
     where, sources = engine.build(), pair.sources(paths, quiet)
-    with progress_bar(quiet) as progress:
+    with out.progress_bar(quiet) as progress:
         result = load_result(
-            sources, rules, corrections, rename=parse_renames(column), progress=progress, engine=where,
+            sources, rules, corrections, rename=opt.parse_renames(column), progress=progress, engine=where,
             micro_batch_size=micro_batch_size,
         )  # fmt: skip
     if regression is not None:
@@ -176,11 +148,11 @@ def gate(
 
         found = plan_sample_sizes(result, rules, regression, against, level)
         data = [need.model_dump(mode="json") for need in found]
-        print_json_or_page(data, lambda: plan_document(found), as_json=json, quiet=quiet)
+        out.print_json_or_page(data, lambda: plan_document(found), as_json=json, quiet=quiet)
         return
-    print_warnings(result.warnings, quiet)
+    out.print_warnings(result.warnings, quiet)
     verdict = judge(result, rules, replace(against, accept=accept), level, limits)
-    with write_together(quiet):
+    with out.write_together(quiet):
         _write_reports(verdict, junit, markdown, html)
         if save_baseline is not None:
             from mismatchctl.api.gate.gate import make_baseline, write_baseline
@@ -192,7 +164,7 @@ def gate(
             if verdict.outcome == "passed" or accept:
                 write_baseline(make_baseline(result, verdict, rules, by_hand=accept), save_baseline)
             else:
-                print_message(f"{save_baseline}: not written, because the verdict is {verdict.outcome}{remedy}")
+                out.print_message(f"{save_baseline}: not written, because the verdict is {verdict.outcome}{remedy}")
     _print_verdict(
         verdict,
         pair.words(paths),
@@ -217,8 +189,8 @@ def _write_reports(verdict: Verdict, junit: Path | None, markdown: Path | None, 
     from mismatchctl.report.pages.gate import document
 
     if junit is not None:
-        write_files([(junit, junit_xml(verdict))])
-    write_files(render_page_files(lambda: document(verdict), html, markdown))
+        out.write_files([(junit, junit_xml(verdict))])
+    out.write_files(out.render_page_files(lambda: document(verdict), html, markdown))
 
 
 def _print_verdict(
@@ -234,11 +206,11 @@ def _print_verdict(
     if summary:
         _append_text(Path(summary), render_markdown(page))
     if as_markdown:
-        print_markdown(page)
+        out.print_markdown(page)
     elif json:
-        print_json(verdict.model_dump(mode="json"))
+        out.print_json(verdict.model_dump(mode="json"))
     elif not quiet:
-        print_page(gate_screen(verdict, paths, page=page if verbose else None, saved=saved), whole=verbose)
+        out.print_page(gate_screen(verdict, paths, page=page if verbose else None, saved=saved), whole=verbose)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(verdict):
             typer.echo(line, err=json or as_markdown)
@@ -249,12 +221,12 @@ def _append_text(place: Path, text: str) -> None:
         with place.open("a", encoding="utf-8") as file:
             file.write(text + "\n")
     except OSError as error:
-        print_message(f"warning: the summary cannot be written to {place}: {error.strerror or error}")
+        out.print_message(f"warning: the summary cannot be written to {place}: {error.strerror or error}")
 
 
 def _exit_code(verdict: Verdict, on_undecided: UndecidedPolicy, quiet: bool) -> int:
     if verdict.outcome == "undecided" and on_undecided != "fail":
         if on_undecided == "warn":
-            print_message("warning: undecided, let through by --on-undecided warn", quiet)
+            out.print_message("warning: undecided, let through by --on-undecided warn", quiet)
         return EXIT_OK
     return {"passed": EXIT_OK, "failed": EXIT_CHECK_FAILED, "undecided": EXIT_CANNOT_JUDGE}[verdict.outcome]

@@ -7,37 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatchctl.cli.options import (
-    FigureOptions,
-    ForceOption,
-    HtmlOption,
-    MarkdownOption,
-    OpenOption,
-    QuietOption,
-    VerboseOption,
-    flatten_options,
-    output_option,
-)
-from mismatchctl.cli.output import (
-    check_output_paths,
-    page_opener,
-    print_markdown,
-    print_page,
-    render_page_files,
-    resolve_text_output,
-    write_files,
-    write_together,
-)
+from mismatchctl.cli import options as opt
+from mismatchctl.cli import output as out
 
 if TYPE_CHECKING:
     from mismatchctl.report.document import Document
     from mismatchctl.report.figures.figure import Figure
 
 
-OutputOption = Annotated[Path | None, output_option("--output", "-o", help="Write all results as one Result (JSON).")]
+OutputOption = Annotated[
+    Path | None, opt.output_option("--output", "-o", help="Write all results as one Result (JSON).")
+]
 
 
-@flatten_options
+@opt.flatten_options
 def report(
     *,
     results: Annotated[
@@ -45,35 +28,35 @@ def report(
         typer.Argument(metavar="RESULTS...", help="JSON files of analyze, sweep, compare, advise or gate."),
     ],
     output: OutputOption = None,
-    html: HtmlOption = None,
-    markdown: MarkdownOption = None,
-    open_: OpenOption = False,
-    figures: FigureOptions,
-    force: ForceOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    html: opt.HtmlOption = None,
+    markdown: opt.MarkdownOption = None,
+    open_: opt.OpenOption = False,
+    figures: opt.FigureOptions,
+    force: opt.ForceOption = False,
+    verbose: opt.VerboseOption = False,
+    quiet: opt.QuietOption = False,
 ) -> None:
     """Show saved results again, as a screen, a page or Markdown.
 
     The dumps are not needed. Several results become one page, and with -o one Result.
     """
-    markdown, printed = resolve_text_output(markdown)
-    check_output_paths(output, html, markdown, force=force, inputs=results)
+    markdown, printed = out.resolve_text_output(markdown)
+    out.check_output_paths(output, html, markdown, force=force, inputs=results)
     figures.check()
-    page = page_opener(html, wanted=open_)
+    page = out.page_opener(html, wanted=open_)
     from mismatchctl.report.pages.saved import combine_results, combined_document
 
     doc = combined_document(results)
-    with write_together(quiet):
+    with out.write_together(quiet):
         if output is not None:
-            write_files([(output, combine_results(results).to_json().encode())])
-        write_files(render_page_files(lambda: doc, html, markdown))
+            out.write_files([(output, combine_results(results).to_json().encode())])
+        out.write_files(out.render_page_files(lambda: doc, html, markdown))
         figures.write(lambda: _report_figures(results), force=force)
     page()
     if printed:
-        print_markdown(doc)
+        out.print_markdown(doc)
     elif not quiet:
-        print_page(doc if verbose else _build_screen(results, doc), whole=verbose)
+        out.print_page(doc if verbose else _build_screen(results, doc), whole=verbose)
 
 
 def _build_screen(paths: list[Path], page: Document) -> Document:

@@ -9,35 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mismatchctl.cli.options import (
-    ByOption,
-    ColumnOption,
-    ConfigOption,
-    CorrectionOption,
-    EngineOptions,
-    FigureOptions,
-    ForceOption,
-    MicroBatchOption,
-    OnBadOption,
-    PairOptions,
-    PathsArgument,
-    QuietOption,
-    VerboseOption,
-    flatten_options,
-    load_corrections,
-    output_option,
-    parse_renames,
-    parse_share,
-    select_corrections,
-)
-from mismatchctl.cli.output import (
-    check_output_paths,
-    print_page,
-    print_warnings,
-    progress_bar,
-    resolve_json_output,
-    write_together,
-)
+from mismatchctl.cli import options as opt
+from mismatchctl.cli import output as out
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
@@ -63,11 +36,11 @@ StudyFileOption = Annotated[
         "--sweep", help="Read corrections and values from YAML: a list of {correction: NAME, vary: {PATH: values}}."
     ),
 ]
-JsonOption = Annotated[bool, output_option("--json", help="Print the sweep as JSON.")]
+JsonOption = Annotated[bool, opt.output_option("--json", help="Print the sweep as JSON.")]
 OutputOption = Annotated[
-    Path | None, output_option("--output", "-o", help="Write all points to FILE (.parquet, .csv or .json).")
+    Path | None, opt.output_option("--output", "-o", help="Write all points to FILE (.parquet, .csv or .json).")
 ]
-HtmlOption = Annotated[Path | None, output_option(help="Write an HTML page with curves, maps and an explorer.")]
+HtmlOption = Annotated[Path | None, opt.output_option(help="Write an HTML page with curves, maps and an explorer.")]
 TargetRejectionOption = Annotated[
     list[str] | None,
     target_option(metavar="SHARE", help="Find thresholds that reject this share, as in 5% or sequences=5%; repeat."),
@@ -94,27 +67,27 @@ GeoOption = Annotated[
 ]
 
 
-@flatten_options
+@opt.flatten_options
 def sweep(
     *,
-    paths: PathsArgument = None,
-    pair: PairOptions,
-    correction: CorrectionOption = None,
-    config: ConfigOption = None,
+    paths: opt.PathsArgument = None,
+    pair: opt.PairOptions,
+    correction: opt.CorrectionOption = None,
+    config: opt.ConfigOption = None,
     vary: VaryOption = None,
     study_file: StudyFileOption = None,
-    by: ByOption = None,
-    column: ColumnOption = None,
-    on_bad: OnBadOption = "error",
-    micro_batch_size: MicroBatchOption = None,
-    engine: EngineOptions,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    by: opt.ByOption = None,
+    column: opt.ColumnOption = None,
+    on_bad: opt.OnBadOption = "error",
+    micro_batch_size: opt.MicroBatchOption = None,
+    engine: opt.EngineOptions,
+    verbose: opt.VerboseOption = False,
+    quiet: opt.QuietOption = False,
     json: JsonOption = False,
     output: OutputOption = None,
     html: HtmlOption = None,
-    figures: FigureOptions,
-    force: ForceOption = False,
+    figures: opt.FigureOptions,
+    force: opt.ForceOption = False,
     target_rejection: TargetRejectionOption = None,
     target_ess: TargetEssOption = None,
     batch: BatchOption = None,
@@ -126,10 +99,10 @@ def sweep(
 
     Without a correction: token weights, rejection by product and geometric mean, and the veto.
     """
-    output, json = resolve_json_output(output, json)
+    output, json = out.resolve_json_output(output, json)
     paths = paths or []
     inputs = [*paths, *(pair.sides() or ())]
-    check_output_paths(output, html, force=force, inputs=[*inputs, *(config or []), study_file])
+    out.check_output_paths(output, html, force=force, inputs=[*inputs, *(config or []), study_file])
     figures.check(inputs)
     wishes = _parse_targets(target_rejection or [], target_ess or [])
     if output is not None:
@@ -148,21 +121,21 @@ def sweep(
     from mismatchctl.api.sweep.sweep import sweep as run
 
     where, sources = engine.build(), pair.sources(paths, quiet)
-    with progress_bar(quiet) as progress:
+    with out.progress_bar(quiet) as progress:
         found = run(
             sources,
             chosen or DEFAULT_STUDIES,
-            rename=parse_renames(column),
+            rename=opt.parse_renames(column),
             by=by or [],
             on_bad=on_bad,
             engine=where,
             progress=progress,
-            notice=lambda sentence: print_warnings([sentence], quiet),
+            notice=lambda sentence: out.print_warnings([sentence], quiet),
             wishes=wishes,
             outlook=ForecastRequest(batch, tuple(at_length or ()), at_step),
             micro_batch_size=micro_batch_size,
         )
-    with write_together(quiet):
+    with out.write_together(quiet):
         if output is not None:
             from mismatchctl.api.sweep.serialization import write_sweep
 
@@ -171,19 +144,19 @@ def sweep(
     if json:
         from mismatchctl.results.summary import skipped_data_notes
 
-        print_warnings((*found.warnings, *skipped_data_notes(found.left_out)), quiet)
+        out.print_warnings((*found.warnings, *skipped_data_notes(found.left_out)), quiet)
         typer.echo(found.to_json(), nl=False)
     elif not quiet:
         from mismatchctl.report.pages.sweep import sweep_screen, target_screen
 
         if found.targets and not verbose:
             prices = price_targets(
-                found, paths, rename=parse_renames(column), on_bad=on_bad, engine=where,
+                found, paths, rename=opt.parse_renames(column), on_bad=on_bad, engine=where,
                 micro_batch_size=micro_batch_size,
             )  # fmt: skip
-            print_page(target_screen(found, paths, prices))
+            out.print_page(target_screen(found, paths, prices))
         else:
-            print_page(sweep_screen(found, paths, _build_page(found) if verbose else None))
+            out.print_page(sweep_screen(found, paths, _build_page(found) if verbose else None))
 
 
 def _geometric_study(values: str) -> Study:
@@ -207,7 +180,7 @@ def _build_studies(named: Sequence[str], configs: Sequence[str], vary: Sequence[
         if vary:
             raise ConfigError("--vary needs --correction or --config")
         return []
-    chosen = select_corrections(named, configs, quiet=quiet)
+    chosen = opt.select_corrections(named, configs, quiet=quiet)
     if not vary:
         raise ConfigError("missing --vary, for example --vary weight.truncate=1.5:4:20")
     from mismatchctl.api.sweep.study import make_studies
@@ -233,7 +206,7 @@ def _read_study_file(path: Path) -> list[Study]:
     names = {item["correction"] for item in study_items(data, str(path)) if isinstance(item["correction"], str)}
     named: dict[str, Any] = {}
     for name in sorted(names):
-        found = load_corrections(name)
+        found = opt.load_corrections(name)
         if len(found) != 1:
             raise ConfigError(f"{path}: {name} holds {len(found)} corrections; a study takes one")
         named[name] = found[0]
@@ -261,10 +234,10 @@ def _parse_targets(rejections: Sequence[str], sizes: Sequence[str]) -> list[Targ
         if kind not in TARGET_REJECTIONS:
             known = f"write tokens=0.05 or sequences=0.05{suggestion(kind, TARGET_REJECTIONS)}"
             raise ConfigError(f"--target-rejection {text}: {known}")
-        value = parse_share("--target-rejection", share, 1, "write a share between 0 and 1, such as 5% or 0.05")
+        value = opt.parse_share("--target-rejection", share, 1, "write a share between 0 and 1, such as 5% or 0.05")
         found.append((TARGET_REJECTIONS[kind], value))
     return list(dict.fromkeys([*found, *((ESS_METRIC, _parse_size(text)) for text in sizes)]))
 
 
 def _parse_size(text: str) -> float:
-    return parse_share("--target-ess", text, 1, "write a share between 0 and 1, such as 90% or 0.9")
+    return opt.parse_share("--target-ess", text, 1, "write a share between 0 and 1, such as 90% or 0.9")

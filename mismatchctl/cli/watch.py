@@ -9,24 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatchctl.cli.options import (
-    ColumnOption,
-    CorrectionOption,
-    ForceOption,
-    HtmlOption,
-    QuietOption,
-    ThreadsOption,
-    parse_renames,
-    select_corrections,
-)
-from mismatchctl.cli.output import (
-    check_output_paths,
-    escape_text,
-    print_message,
-    print_warnings,
-    render_page_files,
-    write_files,
-)
+from mismatchctl.cli import options as opt
+from mismatchctl.cli import output as out
 from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -55,22 +39,22 @@ EveryOption = Annotated[str, typer.Option(metavar="TIME", help="Look for new fil
 
 def watch(
     paths: PathsArgument,
-    correction: CorrectionOption = None,
+    correction: opt.CorrectionOption = None,
     rule: RuleOption = None,
     baseline: BaselineOption = None,
     until_idle: UntilIdleOption = None,
     every: EveryOption = "10s",
-    column: ColumnOption = None,
-    threads: ThreadsOption = None,
-    quiet: QuietOption = False,
-    html: HtmlOption = None,
-    force: ForceOption = False,
+    column: opt.ColumnOption = None,
+    threads: opt.ThreadsOption = None,
+    quiet: opt.QuietOption = False,
+    html: opt.HtmlOption = None,
+    force: opt.ForceOption = False,
 ) -> None:
     """Follow a running job: one line per step.
 
     Only complete files are read. Stop it with Ctrl-C, --until-idle or a failing --rule.
     """
-    check_output_paths(html, force=force, inputs=[*paths, baseline])
+    out.check_output_paths(html, force=force, inputs=[*paths, baseline])
 
     from mismatchctl.api.gate.gate import read_baselines
     from mismatchctl.api.gate.rules import parse_rules
@@ -83,10 +67,10 @@ def watch(
 
     watched = DumpWatcher(
         paths,
-        select_corrections(correction),
+        opt.select_corrections(correction),
         rules,
         read_baselines(baseline),
-        parse_renames(column),
+        opt.parse_renames(column),
         every=max(_parse_duration("--every", every), 0.1),
         until_idle=None if until_idle is None else _parse_duration("--until-idle", until_idle),
         threads=threads,
@@ -94,14 +78,14 @@ def watch(
     first = True
     for look in watched.snapshots():
         if look is None:
-            print_message(f"waiting for complete files in {', '.join(paths)}", quiet)
+            out.print_message(f"waiting for complete files in {', '.join(paths)}", quiet)
             continue
         failed = _print_look(look, first, quiet)
         first = False
-        write_files(render_page_files(partial(_build_page, look.result), html))
+        out.write_files(out.render_page_files(partial(_build_page, look.result), html))
         if failed:
             raise typer.Exit(EXIT_CHECK_FAILED)
-    print_warnings([f"left out {place}: it never became complete" for place in watched.unfinished], quiet)
+    out.print_warnings([f"left out {place}: it never became complete" for place in watched.unfinished], quiet)
     if not first and not quiet:
         from mismatchctl.core.formatting import format_command
 
@@ -130,7 +114,7 @@ def _print_look(look: Snapshot, first: bool, quiet: bool) -> bool:
     )
 
     failed = format_failures(look)
-    print_warnings(look.left_out, quiet)
+    out.print_warnings(look.left_out, quiet)
     if not quiet:
         head = [*format_answers(look, look.result.runs), "", format_header(len(look.result.runs) > 1)] if first else []
         for line in (
@@ -138,9 +122,9 @@ def _print_look(look: Snapshot, first: bool, quiet: bool) -> bool:
             *format_new_steps(look, first=first),
             *([] if first else format_answers(look, look.answered)),
         ):
-            typer.echo(escape_text(line))
+            typer.echo(out.escape_text(line))
     for sentence in failed:
-        print_message(f"failed: {sentence}")
+        out.print_message(f"failed: {sentence}")
     return bool(failed)
 
 
