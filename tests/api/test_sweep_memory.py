@@ -116,7 +116,7 @@ class Sent(LocalEngine):
 
     def map(self, *given: Any) -> Any:
         for shard, part in super().map(*given):
-            for one in itertools.chain.from_iterable(part.part.sums.cells.values()):
+            for one in itertools.chain.from_iterable(part.part.sums.values()):
                 one.merged.sums.flags.writeable = False
             yield shard, part
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import chain
@@ -31,7 +31,17 @@ from mismatchctl.api.sweep.result import (
     sweep_sentences,
 )
 from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study, ThresholdAxis
-from mismatchctl.api.sweep.targets import BracketData, TargetSearch, TargetValue, find_brackets, target_studies
+from mismatchctl.api.sweep.targets import (
+    BracketData,
+    GridTables,
+    TargetSearch,
+    TargetValue,
+    ThresholdRule,
+    add_grids,
+    find_brackets,
+    list_searches,
+    sum_grid,
+)
 from mismatchctl.core.batch import Ints, TokenBatch
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
@@ -41,8 +51,8 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import explain_write_errors
 from mismatchctl.measure.cluster_table import OVERALL_CAP, LabelValue, PromptCounter, merge_parts, step_hash
 from mismatchctl.measure.grid.sums import (
-    BatchFamilySums,
     ClosedFamily,
+    FamilyCells,
     FamilyCloser,
     FamilyRunSums,
     FamilySums,
@@ -57,7 +67,6 @@ from mismatchctl.measure.grid.thresholds import group_families
 from mismatchctl.measure.groups import GroupCells, GroupMerger, group_by_value
 from mismatchctl.measure.kernels import choose_kernel
 from mismatchctl.measure.metrics.corrections import AGGREGATED_LOSS_METRICS, COST_METRICS, correction_metrics
-from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.reduction import MeasurePlan
 
 if TYPE_CHECKING:
@@ -86,16 +95,14 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         self.plan, self.of_study = plan, of_study
         self.runs: dict[str, _RunSums] = {}
         self.table = RowTable(studies)
-        self._sought: dict[str, list[FamilySums]] = {}
         known = (correction_metrics(family.correction, plan.base.has_losses) for family in plan.families)
         self.metrics = [
             (*(each for each in own if each not in AGGREGATED_LOSS_METRICS), *COST_METRICS) for own in known
         ]
 
-    def add(self, sums: BatchFamilySums) -> None:
-        for (run, (step, values)), found in sums.cells.items():
+    def add(self, sums: FamilyCells) -> None:
+        for (run, (step, values)), found in sums.items():
             self.merge(run, step, values, found)
-        self._sought = merge_parts(self._sought, sums.runs, add_families)
 
     def _size(self, cell: list[FamilySums]) -> int:
         return sum(sums.size for sums in cell)
@@ -150,27 +157,10 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
                 found = {f"{key}_se": values[family.places] for key, values in errors.items()}
                 frame = self.table.frame([self._rows(number, closed, run, OVERALL_SCOPE, [None]) | found])
                 frames.setdefault((run, self.of_study[number]), []).append(frame)
-        for run in self.runs:
-            for number, frame in enumerate(self._target_frames(run), len(self.plan.families)):
-                frames.setdefault((run, self.of_study[number]), []).append(frame)
         ordered = [
             pl.concat(parts, how="diagonal_relaxed").sort("point", maintain_order=True) for parts in frames.values()
         ]
         return pl.concat(ordered, how="diagonal_relaxed")
-
-    def _target_frames(self, run: str) -> Iterator[pl.DataFrame]:
-        """Yield the target metrics of a run, with errors."""
-        sought = zip(self.plan.searches, self.plan.search_layouts, self._sought.get(run, ()), strict=False)
-        for number, ((family, metric), layout, sums) in enumerate(sought, len(self.plan.families)):
-            totals = layout.rows.arrays(sums.totals.sums)
-            rows = layout.rows.arrays(sums.merged.sums)
-            found = evaluate_metrics([metric], totals, {}, family.grid)[metric.key][0]
-            error = standard_errors([metric], totals, rows, family.grid)[metric.key]
-            place = {"run": run, "study": self.of_study[number], "point": family.points, "scope": OVERALL_SCOPE}
-            values = {metric.key: found, f"{metric.key}_se": error}
-            yield self.table.frame(
-                [place | {"group": [None]} | {key: each[family.places] for key, each in values.items()}]
-            )
 
     def _rows(
         self, number: int, closed: ClosedFamily | FamilyRunSums, run: str, scope: str, groups: Sequence[LabelValue]
@@ -319,11 +309,13 @@ MEMORY_WARNING_BYTES = 1_000_000_000
 
 @dataclass(frozen=True)
 class _SweepPart:
-    sums: BatchFamilySums
-    sequences: SequenceSample
+    sums: FamilyCells = field(default_factory=dict)
+    sequences: SequenceSample = field(default_factory=lambda: empty_sample(0))
+    grids: GridTables = field(default_factory=dict)
 
     def __add__(self, other: _SweepPart) -> _SweepPart:
-        return _SweepPart(self.sums + other.sums, self.sequences + other.sequences)
+        sums, grids = merge_parts(self.sums, other.sums, add_families), add_grids(self.grids, other.grids)
+        return _SweepPart(sums, self.sequences + other.sequences, grids)
 
     def moved(self, by: int) -> _SweepPart:
         return self
@@ -331,23 +323,18 @@ class _SweepPart:
 
 @dataclass(frozen=True)
 class _SweepPass:
-    """Work on one unit. `predicted` are the corrections to sample sequences for, if `samples`."""
-
     plan: SweepPlan
-    predicted: tuple[Correction, ...]
+    predicted: tuple[Correction, ...]  # corrections to sample sequences for, if `samples`
     samples: bool
+    searches: tuple[tuple[str, ThresholdRule], ...]
 
     def __call__(self, batches: Iterable[TokenBatch], run: str) -> _SweepPart:
-        sums, sequences = BatchFamilySums(), empty_sample(len(self.predicted))
+        found = _SweepPart(sequences=empty_sample(len(self.predicted)))
         for batch in batches:
-            sums = sums + reduce_families(batch, run, self.plan)
-            if self.samples:
-                sequences = sequences + collect_batch(batch, run, self.predicted)
-        return _SweepPart(sums, sequences)
-
-
-def _find_metric(correction: Correction, key: str) -> Metric:
-    return next(metric for metric in correction_metrics(correction) if metric.key == key)
+            sampled = collect_batch(batch, run, self.predicted) if self.samples else empty_sample(len(self.predicted))
+            grids = sum_grid(batch, run, self.searches, self.plan.base.by_prompt)
+            found = found + _SweepPart(reduce_families(batch, run, self.plan), sampled, grids)
+        return found
 
 
 def sweep(
@@ -373,63 +360,52 @@ def sweep(
     if not chosen:
         raise ConfigError("a sweep needs a study, also with targets")
     check_correction_names([study.correction for study in chosen])
-    solving = target_studies(wishes)
-    every = (*chosen, *(study for study, _ in solving))
-    parts = [(number, family) for number, study in enumerate(every) for family in group_families(study.grid)]
+    parts = [(number, family) for number, study in enumerate(chosen) for family in group_families(study.grid)]
     kinds = [
-        family.correction.model_copy(update={"name": f"{every[study].name} at point {family.points[0]}"})
+        family.correction.model_copy(update={"name": f"{chosen[study].name} at point {family.points[0]}"})
         for study, family in parts
     ]
     reading = DumpReading.open(paths, kinds, rename or {}, by, on_bad)
-    plan = SweepPlan(
-        MeasurePlan(
-            tuple(kinds),
-            tuple(by),
-            reading.has,
-            kernel=choose_kernel(reading.expected_tokens),
-            by_prompt=reading.dump.has("prompt_id"),
-        ),
-        tuple(family for number, family in parts if number < len(chosen)),
-        tuple(
-            (family, _find_metric(family.correction, solving[number - len(chosen)][1]))
-            for number, family in parts
-            if number >= len(chosen)
-        ),
+    base = MeasurePlan(
+        tuple(kinds),
+        tuple(by),
+        reading.has,
+        kernel=choose_kernel(reading.expected_tokens),
+        by_prompt=reading.dump.has("prompt_id"),
     )
+    plan = SweepPlan(base, tuple(family for _, family in parts))
     needed = plan.most_bytes(sum(unit.sequences for unit in reading.dump.units))
     if notice is not None and needed > MEMORY_WARNING_BYTES:
         notice(
-            f"{sum(math.prod(study.shape) for study in every):,} points may take {needed / 1e9:.1f} GB of memory "
+            f"{sum(math.prod(study.shape) for study in chosen):,} points may take {needed / 1e9:.1f} GB of memory "
             "in addition to reading, for the sums of each point by cluster. Fewer values per axis need less"
         )
-    accumulator = SweepAccumulator(plan, every, [number for number, _ in parts])
+    accumulator = SweepAccumulator(plan, chosen, [number for number, _ in parts])
 
     predicted = forecast_corrections(chosen) if outlook.needs_sequences else []
-    sample = empty_sample(len(predicted))
-
-    work = _SweepPass(plan, tuple(predicted), outlook.needs_sequences)
+    sample, grids = empty_sample(len(predicted)), GridTables()
+    work = _SweepPass(plan, tuple(predicted), outlook.needs_sequences, list_searches(wishes))
     engine = engine or LocalEngine(threads)
     unnamed = plan.base.has_micro_batches and not reading.dump.has("micro_batch")
     micro_batches = number_micro_batches(reading.dump, micro_batch_size) if unnamed and micro_batch_size else None
     for done, may_grow in reading.parts(work, engine, progress, micro_batches):
         accumulator.add(done.sums)
         accumulator.close(may_grow)
-        sample = sample + done.sequences
+        sample, grids = sample + done.sequences, add_grids(grids, done.grids)
     reading.require_tokens()
     accumulator.finish()
     overall = accumulator.overall()
-    open_wishes, targets = find_brackets(overall, wishes)
+    runs = list(overall["run"].unique(maintain_order=True))
+    open_wishes, targets = find_brackets(grids, runs, wishes)
     if open_wishes:
         again = DumpReading.open(paths, (), rename or {}, (), on_bad)
         found = BracketData()
         for more, _ in again.parts(TargetSearch(tuple(open_wishes)), engine, progress):
             found = found + more
         targets += [bracket.solved(found.between[number]) for number, bracket in enumerate(open_wishes)]
-    overall = overall.filter(overall["correction"].is_in([study.name for study in chosen]))
     order = list(wishes)
     metrics = {metric.key: metric for known in accumulator.metrics for metric in known}
     groups = accumulator.table.frames()
-    runs = list(overall["run"].unique(maintain_order=True))
     made = Sweep(
         studies=tuple(chosen),
         metrics=metrics,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,11 +14,15 @@ from mismatchctl.core.batch import Float64s, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.corrections.application import Selection, Weights, measure_gate
 from mismatchctl.corrections.model import Correction, Gate, Weight
-from mismatchctl.measure.cluster_table import merge_parts
+from mismatchctl.measure.cluster_table import (
+    OVERALL_CAP,
+    ClusterTable,
+    cluster_hashes,
+    merge_parts,
+    mix_hashes,
+    step_hashes,
+)
 from mismatchctl.measure.reduction import split_runs
-
-if TYPE_CHECKING:
-    import polars as pl
 
 TargetValue = tuple[str, float]
 """(registry key, target value)."""
@@ -28,8 +31,6 @@ ESS_METRIC = "ess_token"
 
 _Z_90 = 1.6448536269514722  # for a two-sided 90% interval
 _DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # log distances of thresholds from ratio 1
-_STUDY_PREFIX = "target/"
-"""Name prefix of target studies, which user corrections do not have."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,6 @@ class ThresholdRule:
     correction: Correction  # the correction at some threshold
     path: str  # path of the threshold
     threshold: Callable[[float], float]  # converts the compared distance (log scale, at least 0) to the threshold
-
-    def study(self, key: str) -> Study:
-        """Return the study of this rule on the wide grid."""
-        values = tuple(self.threshold(distance) for distance in _DISTANCE_GRID.tolist())
-        return Study(
-            self.correction.model_copy(update={"name": f"{_STUDY_PREFIX}{key}/{self.words}"}),
-            (ThresholdAxis(self.path, values),),
-        )
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
         """Return the distances that are compared with the threshold, and the mass of each."""
@@ -114,11 +107,66 @@ def rules_for_metric(key: str) -> tuple[ThresholdRule, ...]:
     return WEIGHT_RULES if key == ESS_METRIC else REJECTION_RULES
 
 
-def target_studies(wishes: Iterable[TargetValue]) -> tuple[tuple[Study, str], ...]:
-    """Return the studies of the first pass, each with its target metric."""
-    return tuple(
-        (rule.study(key), key) for key in dict.fromkeys(key for key, _ in wishes) for rule in rules_for_metric(key)
-    )
+def list_searches(wishes: Iterable[TargetValue]) -> tuple[tuple[str, ThresholdRule], ...]:
+    """Return each target metric with each of its rules."""
+    return tuple((key, rule) for key in dict.fromkeys(key for key, _ in wishes) for rule in rules_for_metric(key))
+
+
+GridTables = dict[str, list[ClusterTable]]
+"""By run and search: one row per cluster with the mass of each bin of distances, or 1, w and w^2 for weights w."""
+_BINS = len(_DISTANCE_GRID) + 1
+
+
+def sum_grid(batch: TokenBatch, run: str, searches: Sequence[tuple[str, ThresholdRule]], by_prompt: bool) -> GridTables:
+    """Sum a batch over bins of the distance. A prompt is one cluster over all steps."""
+    found = {}
+    for name, part in split_runs(batch, run) if searches else ():
+        part = part.take(np.flatnonzero(part.segments.nonempty))
+        clusters = cluster_hashes(part)
+        clusters = clusters if by_prompt else mix_hashes(clusters, step_hashes(part))
+        folded = len(np.unique(clusters)) > OVERALL_CAP
+        hashes, rows = np.unique(clusters % np.uint64(OVERALL_CAP) if folded else clusters, return_inverse=True)
+        tables = [np.zeros((3 if key == ESS_METRIC else 1, len(hashes) * _BINS)) for key, _ in searches]
+        for start, block in part.blocks(1 << 18):
+            ratios, of = Ratios(block.train, block.rollout, block.segments), rows[start : start + len(block)]
+            for table, (key, rule) in zip(tables, searches, strict=True):
+                distances, mass = rule.distances(block, ratios, key)
+                row = of if len(distances) == len(of) else block.segments.spread(of)
+                where = row * _BINS + np.searchsorted(_DISTANCE_GRID, distances)
+                weights = np.exp(np.clip(distances, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+                for total, values in zip(table, (mass, weights, weights * weights), strict=False):
+                    total += np.bincount(where, values, len(total))
+        sums = [table.reshape(-1, len(hashes), _BINS).swapaxes(0, 1).reshape(len(hashes), -1) for table in tables]
+        none = np.zeros_like(hashes), np.zeros((len(hashes), 0))
+        found[name] = [ClusterTable(hashes, none[0], each, none[1], folded) for each in sums]
+    return found
+
+
+def add_grids(some: GridTables, more: GridTables) -> GridTables:
+    """Merge the tables of two parts."""
+    return merge_parts(some, more, lambda a, b: [(x + y).fold(OVERALL_CAP) for x, y in zip(a, b, strict=True)])
+
+
+def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
+    """Return a metric at each distance of the grid, and its standard error over clusters (delta method)."""
+    mass = sums[:, :_BINS]
+    total, beyond = mass.sum(axis=1, keepdims=True), mass[:, ::-1].cumsum(axis=1)[:, -2::-1]
+    with np.errstate(all="ignore"):
+        if key == ESS_METRIC:
+            bound = np.exp(_DISTANCE_GRID)
+            first, second = (
+                moment.cumsum(axis=1)[:, :-1] + beyond * bound**power
+                for power, moment in enumerate((sums[:, _BINS : 2 * _BINS], sums[:, 2 * _BINS :]), 1)
+            )
+            whole = [each.sum(axis=0) for each in (total, first, second)]
+            values = whole[1] ** 2 / (whole[0] * whole[2])
+            influence = values * (2 * first / whole[1] - total / whole[0] - second / whole[2])
+        else:
+            values = beyond.sum(axis=0) / total.sum()
+            influence = (beyond - values * total) / total.sum()
+        clusters = len(sums)
+        factor = clusters / (clusters - 1) if clusters > 1 else np.nan
+        return values, np.sqrt((influence**2).sum(axis=0) * factor)
 
 
 @dataclass(frozen=True)
@@ -211,20 +259,18 @@ def _truncated_ess(distances: Float64s, found: BracketSums) -> Float64s:
 
 
 def find_brackets(
-    overall: pl.DataFrame, wishes: Sequence[TargetValue]
+    grids: GridTables, runs: Iterable[str], wishes: Sequence[TargetValue]
 ) -> tuple[list[TargetBracket], list[SolvedThreshold]]:
     """Find the grid points around each target by run and rule, and the targets that cannot be met."""
-    found, missed = [], []
-    for run in overall["run"].unique(maintain_order=True):
+    found, missed, searches = [], [], list_searches(wishes)
+    for run in runs:
+        measured = {
+            (key, rule.words): _evaluate_grid(key, table.sums)
+            for (key, rule), table in zip(searches, grids.get(run, ()), strict=False)
+        }
         for key, wanted in wishes:
             for rule in rules_for_metric(key):
-                name = rule.study(key).name
-                rows = overall.filter((overall["run"] == run) & (overall["correction"] == name)).sort(
-                    "point", maintain_order=True
-                )
-                values, errors = (
-                    rows[column].cast(float).fill_null(math.nan).to_numpy() for column in (key, f"{key}_se")
-                )
+                values, errors = measured.get((key, rule.words), (np.full(1, np.nan), np.full(1, np.nan)))
                 met = values >= wanted if key == ESS_METRIC else values <= wanted
                 if not met.any() or met.all():
                     missed.append(_unreached_target(run, key, wanted, rule, values, everywhere=bool(met.all())))

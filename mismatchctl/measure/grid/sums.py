@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,9 +23,7 @@ from mismatchctl.measure.cluster_table import (
     PromptCounter,
     add_rows,
     cluster_hashes,
-    merge_parts,
     mix_hashes,
-    step_hashes,
 )
 from mismatchctl.measure.columns import PLAIN_LOSS_NAMES, TokenLoss, compute_token_loss, plain_loss_columns
 from mismatchctl.measure.grid.columns import NestedColumns, block_columns, nested_columns
@@ -48,15 +45,7 @@ from mismatchctl.measure.reduction import (
     correction_ratios,
     gather_cells,
     scope_hashes,
-    split_runs,
 )
-
-
-def metric_columns(metric: Metric) -> list[str]:
-    assert metric.formula is not None
-    reader = RecordingColumns(defaultdict(lambda: np.ones(1)))
-    metric.formula(reader)
-    return [*reader.names_read]
 
 
 class RecordingColumns(Mapping[str, Any]):
@@ -172,8 +161,6 @@ class SweepPlan:
 
     base: MeasurePlan  # settings shared with `analyze`
     families: tuple[CorrectionFamily, ...]  # measured in every cell
-    # families of which one metric per run is needed. Their weights are not normalized.
-    searches: tuple[tuple[CorrectionFamily, Metric], ...] = ()
 
     def nested(self, family: CorrectionFamily) -> NestedGates | NestedWeights | None:
         """Return the nested bounds of a family if the kernel has their loops, unless losses are measured."""
@@ -188,20 +175,12 @@ class SweepPlan:
 
     def most_bytes(self, sequences: int) -> int:
         """Return the maximum memory of cluster tables for this number of sequences."""
-        columns: int = sum(layouts.rows.width for layouts in (*self.layouts, *self.search_layouts))
+        columns: int = sum(layouts.rows.width for layouts in self.layouts)
         return 8 * columns * min(sequences, GROUP_CAP + 2 * OVERALL_CAP)
 
     @cached_property
     def layouts(self) -> tuple[FamilyLayouts, ...]:
         return tuple(FamilyLayouts.build(family, self.base.has_losses, CLUSTER_COLUMNS) for family in self.families)
-
-    @cached_property
-    def search_layouts(self) -> tuple[FamilyLayouts, ...]:
-        """Layouts of each family in `sought`, with the columns of its metric."""
-        return tuple(
-            FamilyLayouts.build(family, self.base.has_losses, metric_columns(metric))
-            for family, metric in self.searches
-        )
 
 
 @dataclass(frozen=True)
@@ -228,11 +207,10 @@ class FamilySums:
 
     totals: ClusterTable  # all columns, one row per micro-batch if it matters, else one row
     rows: tuple[ClusterTable, ...]  # columns stored by cluster, in parts that are not merged yet
-    cap: int = GROUP_CAP  # maximum number of exact clusters
 
     @property
     def merged(self) -> ClusterTable:
-        return self.rows[0] if len(self.rows) == 1 else merge_tables(self.rows, self.cap)
+        return self.rows[0] if len(self.rows) == 1 else merge_tables(self.rows, GROUP_CAP)
 
     @property
     def size(self) -> int:
@@ -244,7 +222,7 @@ class FamilySums:
         first, *more = rows = self.rows + other.rows
         if 2 * sum(map(len, more)) <= len(first):
             return replace(self, totals=totals, rows=rows)
-        return replace(self, totals=totals, rows=(merge_tables(rows, self.cap),))
+        return replace(self, totals=totals, rows=(merge_tables(rows, GROUP_CAP),))
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
@@ -261,34 +239,19 @@ def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
     return replace(made, is_folded=is_folded)
 
 
-@dataclass
-class BatchFamilySums:
-    """Sums of the families by run and cell, and sums of `sought` by run, of one or more batches."""
-
-    cells: dict[tuple[str, CellKey], list[FamilySums]] = field(default_factory=dict)
-    runs: dict[str, list[FamilySums]] = field(default_factory=dict)
-    tokens: int = 0
-
-    def __add__(self, other: BatchFamilySums) -> BatchFamilySums:
-        cells, runs = (
-            merge_parts(self.cells, other.cells, add_families),
-            merge_parts(self.runs, other.runs, add_families),
-        )
-        return BatchFamilySums(cells, runs, self.tokens + other.tokens)
+FamilyCells = dict[tuple[str, CellKey], list[FamilySums]]
+"""Sums of each family, by run and cell."""
 
 
 def add_families(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list[FamilySums]:
     return [a + b for a, b in zip(some, more, strict=True)]
 
 
-def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> BatchFamilySums:
+def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> FamilyCells:
     found = gather_cells(batch, run, plan.base.by)
     cells = np.repeat(np.arange(len(found.names)), np.diff(found.bounds))
     reduced = _reduce_cells(found.batch, cells, len(found.names), plan)
-    runs = {name: _reduce_search(part, plan) for name, part in split_runs(batch, run)} if plan.searches else {}
-    return BatchFamilySums(
-        dict(zip(found.names, map(list, zip(*reduced, strict=True)), strict=True)), runs, batch.tokens
-    )
+    return dict(zip(found.names, map(list, zip(*reduced, strict=True)), strict=True))
 
 
 def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -> list[list[FamilySums]]:
@@ -314,27 +277,6 @@ def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -
         [FamilySums(whole, (rows,)) for whole, rows in zip(totals.split(count), by_cluster.split(count), strict=True)]
         for totals, by_cluster in tables
     ]
-
-
-def _reduce_search(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
-    """Sum the families in `sought` over a run. Steps only affect the hashes of clusters."""
-    batch = batch.take(np.flatnonzero(batch.segments.nonempty))
-    clusters, none = cluster_hashes(batch), np.zeros(len(batch), np.int64)
-    clusters = clusters if plan.base.by_prompt else mix_hashes(clusters, step_hashes(batch))
-    of_clusters = BatchRows(none, clusters, none.astype(np.uint64), OVERALL_CAP)
-    tables = [_FamilyTable(of_clusters, layouts.rows) for layouts in plan.search_layouts]
-    for start, block in _split_blocks(batch, [family for family, _ in plan.searches], plan):
-        clusters_of, of = BlockParts.from_rows(of_clusters.rows[start : start + len(block.batch)])
-        for (family, _), layouts, table in zip(plan.searches, plan.search_layouts, tables, strict=True):
-            made = _family_columns(plan, family, block, clusters_of, clusters_of)
-            table.add(of, made.sum_by(layouts.rows.shapes, clusters_of))
-    found = [rows for table in tables for rows in table.split(1)]
-    return [FamilySums(_sum_clusters(rows), (rows,), OVERALL_CAP) for rows in found]
-
-
-def _sum_clusters(rows: ClusterTable) -> ClusterTable:
-    none = np.zeros(1, np.uint64)
-    return ClusterTable(none, none, rows.sums.sum(axis=0, keepdims=True), np.zeros((1, 0)))
 
 
 class _FamilyTable:
