@@ -472,14 +472,8 @@ _VETO_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
         "catastrophic_sequences", lambda c: (np.asarray(c.catastrophic) > 0).astype(np.float64), depends_on="veto"
     ),
 )
-_LOSS_AXES: dict[str, GridAxis] = {
-    "loss_tokens": "none",
-    "loss_clipped": "kept",
-    "loss_kept": "kept",
-    "loss_counted": "kept",
-}
 _LOSS_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = tuple(
-    SumColumn(name, lambda c, name=name: c.loss_sums[name], depends_on=_LOSS_AXES.get(name, "all"))  # type: ignore[misc]
+    SumColumn(name, lambda c, name=name: c.loss_sums[name])  # type: ignore[misc]
     for name in LOSS_NAMES
 )
 

@@ -23,8 +23,7 @@ from mismatchctl.core.validation import replace_nonfinite_in_table
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import PARQUET_METADATA, atomic_output
-from mismatchctl.measure.metrics.corrections import AGGREGATED_LOSS_METRICS, COST_METRICS, correction_metrics
-from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.measure.metrics.corrections import sweep_metrics
 from mismatchctl.results.model import InputFile, SkippedData
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
     _require_known(studies, runs, saved)
     made = Sweep(
         studies=studies,
-        metrics=_build_metrics(studies, saved.table),
+        metrics={metric.key: metric for study in studies for metric in sweep_metrics(study.correction)},
         overall=table.filter(pl.col("scope") == OVERALL_SCOPE),
         groups=table.filter(pl.col("scope") != OVERALL_SCOPE).lazy(),
         inputs=saved.inputs,
@@ -100,18 +99,13 @@ def _build_study(item: _StudyData) -> Study:
         raise ValueError(f"studies: {error}") from None
 
 
-def _build_metrics(studies: tuple[Study, ...], columns: Mapping[str, ColumnValues]) -> dict[str, Metric]:
-    losses = "loss" in columns
-    known = (metric for study in studies for metric in (*correction_metrics(study.correction, losses), *COST_METRICS))
-    return {metric.key: metric for metric in known if metric not in AGGREGATED_LOSS_METRICS}
-
-
 def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]) -> pl.DataFrame:
     """Build the table, with one type per column."""
     import polars as pl
 
     paths = {axis.path for study in studies for axis in study.axes}
-    if missing := sorted({*_REQUIRED_COLUMNS, *paths, *_build_metrics(studies, columns)} - set(columns)):
+    metrics = {metric.key for study in studies for metric in sweep_metrics(study.correction)}
+    if missing := sorted({*_REQUIRED_COLUMNS, *paths, *metrics} - set(columns)):
         raise ValueError(f"table: no column {missing[0]}")
     if len({*map(len, columns.values())}) > 1:
         raise ValueError("table: columns of several lengths")

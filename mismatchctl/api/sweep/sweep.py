@@ -66,7 +66,7 @@ from mismatchctl.measure.grid.sums import (
 from mismatchctl.measure.grid.thresholds import group_families
 from mismatchctl.measure.groups import GroupCells, GroupMerger, group_by_value
 from mismatchctl.measure.kernels import choose_kernel
-from mismatchctl.measure.metrics.corrections import AGGREGATED_LOSS_METRICS, COST_METRICS, correction_metrics
+from mismatchctl.measure.metrics.corrections import sweep_metrics
 from mismatchctl.measure.reduction import MeasurePlan
 
 if TYPE_CHECKING:
@@ -95,10 +95,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         self.plan, self.of_study = plan, of_study
         self.runs: dict[str, _RunSums] = {}
         self.table = RowTable(studies)
-        known = (correction_metrics(family.correction, plan.base.has_losses) for family in plan.families)
-        self.metrics = [
-            (*(each for each in own if each not in AGGREGATED_LOSS_METRICS), *COST_METRICS) for own in known
-        ]
+        self.metrics = [sweep_metrics(family.correction) for family in plan.families]
 
     def add(self, sums: FamilyCells) -> None:
         for (run, (step, values)), found in sums.items():
@@ -369,7 +366,6 @@ def sweep(
     base = MeasurePlan(
         tuple(kinds),
         tuple(by),
-        reading.has,
         kernel=choose_kernel(reading.expected_tokens),
         by_prompt=reading.dump.has("prompt_id"),
     )

@@ -16,11 +16,10 @@ from mismatchctl.corrections.model import MISMATCH_SOURCE, Correction, Gate
 from mismatchctl.measure.columns import (
     CorrectionFacts,
     Side,
-    TokenLoss,
-    compute_token_loss,
     correction_columns,
     impossible_tokens,
     kept_k3,
+    list_columns,
 )
 from mismatchctl.measure.grid.thresholds import (
     Arrays,
@@ -35,7 +34,6 @@ from mismatchctl.measure.grid.thresholds import (
     sum_token_table,
     unbounded_token_weights,
 )
-from mismatchctl.measure.reduction import MeasurePlan
 
 
 @dataclass
@@ -169,16 +167,22 @@ def block_columns(
     ratios: Mapping[str, Ratios],  # by source of the corrections
     batch: TokenBatch,  # the block
     parts: BlockParts,  # division of its sequences
-    plain: TokenLoss | None,  # its uncorrected loss, if known
-    base: MeasurePlan,  # has the kernel, and whether the dump has losses
+    *,
+    nests: bool,  # True if the kernel has the loops of nested bounds
 ) -> BlockColumns:
-    if not family.is_binned:
-        return _single_point_columns(family, ratios, batch, parts, plain, base.has_losses)
-    binned = _BinnedPoints(family, ratios, batch, parts, plain, base)
+    if not family.is_binned:  # a single point, as in `analyze`
+        columns, maxima = correction_columns(family.correction, ratios, ratios["train/rollout"].k3_sum, batch)
+        trivial = (-1, *(1,) * len(family.grid))
+        return BlockColumns(
+            parts,
+            fixed={name: values.reshape(trivial) for name, values in columns.items()},
+            maxima={name: parts.largest(values).reshape(trivial) for name, values in maxima.items()},
+        )
+    binned = _BinnedPoints(family, ratios, batch, parts, nests)
     passing, flags = binned.passing(), binned.flags
     made = BlockColumns(parts, flags, summed=binned.summed, maxima=binned.maxima)
     failing = binned.failing(passing)
-    for column in family.columns(losses=base.has_losses):
+    for column in list_columns(family.correction, losses=False):
         if column.merge == "largest" or column.name in made.summed:
             continue
         assert column.compute is not None
@@ -191,24 +195,6 @@ def block_columns(
     return made
 
 
-def _single_point_columns(
-    family: CorrectionFamily,
-    ratios: Mapping[str, Ratios],
-    batch: TokenBatch,
-    parts: BlockParts,
-    plain: TokenLoss | None,
-    losses: bool,
-) -> BlockColumns:
-    correction, trivial = family.correction, (1,) * len(family.grid)
-    k3 = ratios["train/rollout"].k3_sum
-    columns, maxima = correction_columns(correction, ratios, k3, batch, plain, losses=losses)
-    return BlockColumns(
-        parts,
-        fixed={name: values.reshape(-1, *trivial) for name, values in columns.items()},
-        maxima={name: parts.largest(values).reshape(-1, *trivial) for name, values in maxima.items()},
-    )
-
-
 class _BinnedPoints:
     """Evaluation of the points of a family with bins. `rejected` is along the grid [S, ...]."""
 
@@ -218,17 +204,13 @@ class _BinnedPoints:
         ratios: Mapping[str, Ratios],
         batch: TokenBatch,
         parts: BlockParts,
-        plain: TokenLoss | None,
-        base: MeasurePlan,
+        nests: bool,
     ) -> None:
-        self.family, self.ratios, self.batch, self.parts = family, ratios, batch, parts
-        self.losses, self.has_nested_loops = base.has_losses, base.kernel.has_nested_loops
+        self.family, self.ratios, self.batch, self.parts, self.nests = family, ratios, batch, parts, nests
         self.correction = family.correction
         self.segments = batch.segments
         self.length = self._wide(batch.segments.sizes)
         self.zeroes = any(gate.effect == "zero" for gate in self.correction.gates)
-        own = plain if self.correction.loss == "ppo" else compute_token_loss(self.correction.loss, batch)
-        self.loss = None if own is None or plain is None or not base.has_losses else (own, plain)
         gates = [self.correction.gates[gate] for gate in family.order]
         everything = Selection.everything(batch.segments)
         measured = [measure_gate(gate, ratios[gate.source], everything, batch) for gate in gates]
@@ -243,10 +225,6 @@ class _BinnedPoints:
         kept = self._kept_tokens()
         made = self._weights(kept)
         counted = self.length if self.zeroes else kept["count"]
-        if self.losses:
-            zero, known = np.zeros_like(self.length), float(self.loss is not None)
-            made |= {"loss_clipped": kept.get("clipped", zero), "loss_kept": kept["count"] * known}
-            made |= {"loss_counted": counted * known, "loss_tokens": self.length * known}
         wide = {name: (self._wide(known), self._wide(values)) for name, (known, values) in self.batch.outcomes.items()}
         if self.parts.count == 1:
             self.summed["mean_excess"] = np.tensordot(1 / self.segments.sizes, made["weight_excess"], 1)[None]
@@ -262,23 +240,19 @@ class _BinnedPoints:
             catastrophic=self._catastrophic(),
             checked=self.length + self._wide(impossible_tokens(self.batch)),
             outcomes=wide,
-            loss_sums=made,
+            loss_sums={},
         )
 
     def failing(self, passing: CorrectionFacts) -> CorrectionFacts:
         """Return the facts of sequences that do not pass: no token is kept, other columns are equal."""
         none = np.zeros_like(self.length)
-        left, counted = dict.fromkeys(passing.weight_sums, none), none
-        if self.zeroes:
-            left, counted = left | {"loss_counted": passing.loss_sums.get("loss_counted", none)}, self.length
         return replace(
             passing,
             kept=none,
-            counted=counted,
+            counted=self.length if self.zeroes else none,
             kept_k3=none,
-            weight_sums=left,
+            weight_sums=dict.fromkeys(passing.weight_sums, none),
             squared_kept_weight=none,
-            loss_sums=left,
         )
 
     def _wide(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
@@ -307,15 +281,9 @@ class _BinnedPoints:
 
     def _kept_tokens(self) -> Arrays:
         """Sum over the tokens that gates on tokens keep, without weights [S, variants of gates on tokens ...]."""
-        if not self.on_tokens and self.loss is None:
+        if not self.on_tokens:
             return {"count": self.length, "k3": self._wide(self.ratios["train/rollout"].k3_sum)}
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}
-        if self.loss is not None:
-            own, plain = self.loss
-            wanted["clipped"] = own.clipped
-            if self.correction.weight is None or self.correction.weight.level != "token":
-                wanted |= {"loss": own.losses, "gradient_product": own.gradient * plain.gradient}
-                wanted["squared_gradient"] = own.gradient**2
         table = sum_token_table(self.on_tokens, list(wanted.values()), self.segments)
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             others = tuple(1 + other for other in range(len(self.on_tokens)) if other != axis)
@@ -330,20 +298,15 @@ class _BinnedPoints:
         if rule is None:
             names = ("raw_weight_excess", "weight_excess", "weight_low", "weight_high", "kept_excess")
             made: Arrays = dict.fromkeys((*names, "squared_raw_weight_excess", "squared_weight_excess"), zero)
-            made |= {"squared_kept_weight": kept["count"], **{name: kept.get(name, zero) for name in self._linear}}
+            made["squared_kept_weight"] = kept["count"]
             one = self._along_weights(np.ones(self.parts.count))
             self.maxima = {"raw_weight": one, "-raw_weight": -one, "weight": one, "-weight": -one}
             return made
         weights = Weights(rule, self.ratios[rule.source], impossible=self.batch.impossible)
         if rule.level != "token":
             return self._sequence_weights(weights, kept)
-        nests = self.has_nested_loops and not self.on_tokens and not self.losses
-        nested = self.family.nested_weights if nests else None
-        return self._token_weights(weights, zero) if nested is None else self._truncated(weights, nested)
-
-    @property
-    def _linear(self) -> tuple[str, ...]:
-        return ("loss", "gradient_product", "squared_gradient") if self.losses else ()
+        nested = self.family.nested_weights if self.nests and not self.on_tokens else None
+        return self._token_weights(weights) if nested is None else self._truncated(weights, nested)
 
     def _along_weights(self, values: NDArray[Any]) -> NDArray[Any]:
         """Reshape values [parts] or [parts, W] to the grid."""
@@ -366,19 +329,13 @@ class _BinnedPoints:
         found = self.family.bounds.maxima(weights, self.segments, self.parts)
         self.maxima = {name: self._along_weights(values) for name, values in found.items()}
 
-    def _token_weights(self, weights: Weights, zero: NDArray[Any]) -> Arrays:
+    def _token_weights(self, weights: Weights) -> Arrays:
         """Sum weights per token with bins of the weight and of gates on tokens."""
         bounds = self.family.bounds
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
         exact = unbounded_token_weights(weights)
         weight = ratio if exact is None else exact
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess, "ww": weight**2}
-        if self.loss is not None:
-            own, plain = self.loss
-            product, square = own.gradient * plain.gradient, own.gradient**2
-            wanted |= {"loss": own.losses, "w loss": weight * own.losses}
-            wanted |= {"gradient_product": product, "w gradient_product": weight * product}
-            wanted |= {"squared_gradient": square, "ww squared_gradient": weight**2 * square}
         table = sum_token_table([(ratio, bounds.thresholds), *self.on_tokens], list(wanted.values()), self.segments)
         of_each = dict(zip(wanted, table, strict=True))
         of_all = of_each
@@ -400,10 +357,6 @@ class _BinnedPoints:
             left = BoundedWeightSums(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
             made["kept_excess"] = self._kept(left.sum("e", "count", origin=1.0))
         made["squared_kept_weight"] = self._kept(left.sum("ww", "count", power=2))
-        for name in self._linear:
-            power = 2 if name == "squared_gradient" else 1
-            known = self.loss is not None
-            made[name] = self._kept(left.sum(f"{'w' * power} {name}", name, power=power)) if known else zero
         self._note_extremes(weights)
         return made
 
@@ -436,9 +389,6 @@ class _BinnedPoints:
             "kept_excess": self._wide(excess) * kept["count"],
             "squared_kept_weight": self._wide(weight * weight) * kept["count"],
         }
-        for name in self._linear:
-            power = 2 if name == "squared_gradient" else 1
-            made[name] = self._wide(weight**power) * kept.get(name, np.zeros_like(kept["count"]))
         found = {"raw_weight": product, "-raw_weight": -product, "weight": weight, "-weight": -weight}
         self.maxima = {name: self._along_weights(self.parts.largest(values)) for name, values in found.items()}
         return made

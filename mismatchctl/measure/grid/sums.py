@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
-from mismatchctl.core.ratios import Ratios
 from mismatchctl.measure.cluster_table import (
     GROUP_CAP,
     OVERALL_CAP,
@@ -25,7 +24,7 @@ from mismatchctl.measure.cluster_table import (
     cluster_hashes,
     mix_hashes,
 )
-from mismatchctl.measure.columns import PLAIN_LOSS_NAMES, TokenLoss, compute_token_loss, plain_loss_columns
+from mismatchctl.measure.columns import list_columns
 from mismatchctl.measure.grid.columns import NestedColumns, block_columns, nested_columns
 from mismatchctl.measure.grid.thresholds import (
     Arrays,
@@ -163,8 +162,8 @@ class SweepPlan:
     families: tuple[CorrectionFamily, ...]  # measured in every cell
 
     def nested(self, family: CorrectionFamily) -> NestedGates | NestedWeights | None:
-        """Return the nested bounds of a family if the kernel has their loops, unless losses are measured."""
-        return family.nested if self.base.kernel.has_nested_loops and not self.base.has_losses else None
+        """Return the nested bounds of a family if the kernel has their loops."""
+        return family.nested if self.base.kernel.has_nested_loops else None
 
     def width(self, family: CorrectionFamily) -> int:
         """Return the approximate number of values per sequence in each column of a family."""
@@ -180,7 +179,7 @@ class SweepPlan:
 
     @cached_property
     def layouts(self) -> tuple[FamilyLayouts, ...]:
-        return tuple(FamilyLayouts.build(family, self.base.has_losses, CLUSTER_COLUMNS) for family in self.families)
+        return tuple(FamilyLayouts.build(family) for family in self.families)
 
 
 @dataclass(frozen=True)
@@ -192,12 +191,11 @@ class FamilyLayouts:
     rows: GridLayout
 
     @classmethod
-    def build(cls, family: CorrectionFamily, losses: bool, by_cluster: Iterable[str]) -> FamilyLayouts:
-        common = (*SHARED_COLUMNS, EMPTY_COLUMN, *(PLAIN_LOSS_NAMES if losses else ()))
-        shapes = {"sum": dict.fromkeys(common, (1,) * len(family.grid))}
-        for column in family.columns(losses=losses):
+    def build(cls, family: CorrectionFamily) -> FamilyLayouts:
+        shapes = {"sum": dict.fromkeys((*SHARED_COLUMNS, EMPTY_COLUMN), (1,) * len(family.grid))}
+        for column in list_columns(family.correction, losses=False):
             shapes.setdefault(column.merge, {})[column.name] = family.shape(column.depends_on)
-        rows = {name: shapes["sum"][name] for name in dict.fromkeys((*SHARED_COLUMNS, *by_cluster))}
+        rows = {name: shapes["sum"][name] for name in (*SHARED_COLUMNS, *CLUSTER_COLUMNS)}
         return cls(GridLayout(shapes["sum"]), GridLayout(shapes["largest"]), GridLayout(rows))
 
 
@@ -266,11 +264,21 @@ def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -
         (_FamilyTable(of_all, layouts.totals, layouts.maxima, empty), _FamilyTable(of_clusters, layouts.rows))
         for layouts in plan.layouts
     ]
-    for start, block in _split_blocks(batch, plan.families, plan):
-        parts, rows = BlockParts.from_rows(all_rows[start : start + len(block.batch)])
-        clusters, of = BlockParts.from_rows(of_clusters.rows[start : start + len(block.batch)])
+    width = max((64, *(plan.width(family) for family in plan.families)))
+    sequences = max(BLOCK_VALUES // width, min(FEW_SEQUENCES, MOST_VALUES // width), 1)
+    for start, block in batch.blocks(BLOCK_TOKENS, sequences):
+        ratios = correction_ratios(block, plan.base)
+        parts, rows = BlockParts.from_rows(all_rows[start : start + len(block)])
+        clusters, of = BlockParts.from_rows(of_clusters.rows[start : start + len(block)])
         for family, layouts, (totals, by_cluster) in zip(plan.families, plan.layouts, tables, strict=True):
-            made = _family_columns(plan, family, block, parts, clusters)
+            nested, trivial = plan.nested(family), (-1, *(1,) * len(family.grid))
+            made: FamilyColumns
+            if nested is None:
+                made = block_columns(family, ratios, block, parts, nests=plan.base.kernel.has_nested_loops)
+            else:
+                made = nested_columns(family, nested, ratios, block, parts, clusters)
+            made.fixed["tokens"] = block.segments.sizes.reshape(trivial)
+            made.fixed["sequences"] = block.segments.nonempty.astype(np.float64).reshape(trivial)
             totals.add(rows, made.totals(), made.maxima)
             by_cluster.add(of, made.sum_by(layouts.rows.shapes, clusters))
     return [
@@ -302,39 +310,6 @@ class _FamilyTable:
 
     def split(self, cells: int) -> Iterator[ClusterTable]:
         return self._rows.split(cells, self._sums, self._maxima)
-
-
-@dataclass(frozen=True)
-class _RatioBlock:
-    batch: TokenBatch
-    ratios: dict[str, Ratios]
-    plain: TokenLoss | None
-
-
-def _split_blocks(
-    batch: TokenBatch, families: Iterable[CorrectionFamily], plan: SweepPlan
-) -> Iterator[tuple[int, _RatioBlock]]:
-    width = max((64, *(plan.width(family) for family in families)))
-    sequences = max(BLOCK_VALUES // width, min(FEW_SEQUENCES, MOST_VALUES // width), 1)
-    for start, block in batch.blocks(BLOCK_TOKENS, sequences):
-        plain = compute_token_loss("ppo", block) if plan.base.has_losses else None
-        yield start, _RatioBlock(block, correction_ratios(block, plan.base), plain)
-
-
-def _family_columns(
-    plan: SweepPlan, family: CorrectionFamily, block: _RatioBlock, parts: BlockParts, clusters: BlockParts
-) -> FamilyColumns:
-    nested, batch = plan.nested(family), block.batch
-    if nested is None:
-        made: FamilyColumns = block_columns(family, block.ratios, batch, parts, block.plain, plan.base)
-    else:
-        made = nested_columns(family, nested, block.ratios, batch, parts, clusters)
-    shared = {"tokens": batch.segments.sizes, "sequences": batch.segments.nonempty.astype(np.float64)}
-    if plan.base.has_losses:
-        shared |= plain_loss_columns(block.plain, batch)
-    trivial = (1,) * len(family.grid)
-    made.fixed |= {name: values.reshape(-1, *trivial) for name, values in shared.items()}
-    return made
 
 
 _BLOCK_VALUES = 1 << 17

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.application import Weights, gate_bounds
-from mismatchctl.corrections.model import SEQUENCE_LOSSES, Correction, Gate, Weight, parse_loss
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.measure.cluster_table import add_rows
-from mismatchctl.measure.columns import CorrectionFacts, GridAxis, SumColumn, list_columns
+from mismatchctl.measure.columns import GridAxis
 
 Arrays = dict[str, NDArray[Any]]
 _WIDE_ROWS = 64
@@ -408,7 +408,6 @@ def sum_token_table(
 
 MIN_NESTED_GATES = 8
 """Number of variants of a gate from which they are evaluated as nested bounds."""
-_AGGREGATED_COLUMNS = ("loss_mean", "loss_sequences")
 _MOST_CELLS = 1 << 14
 """Maximum number of bins of a token table over all its rules. With more, points are evaluated one by one."""
 
@@ -494,12 +493,6 @@ class CorrectionFamily:
     def grid(self) -> tuple[int, ...]:
         """Number of variants of the weight, then of each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
-
-    def columns(self, *, losses: bool) -> tuple[SumColumn[CorrectionFacts], ...]:
-        """List its columns. Other aggregations of a loss are left out."""
-        return tuple(
-            column for column in list_columns(self.correction, losses=losses) if column.name not in _AGGREGATED_COLUMNS
-        )
 
     def shape(self, along: GridAxis) -> tuple[int, ...]:
         """Return the grid, with length 1 along axes that a column does not depend on."""
@@ -630,19 +623,10 @@ def _gate_kind(gate: Gate) -> Hashable:
 
 
 def _can_be_binned(correction: Correction) -> bool:
-    """Return True if the gates are independent, judge tokens or whole sequences, and share their effect.
-
-    The loss must also contain the weights.
-    """
+    """Return True if the gates are independent, judge tokens or whole sequences, and share their effect."""
     effects = {gate.effect for gate in correction.gates}
     if correction.weight is not None and not correction.weight.is_usual:
         return False
-    weighted = correction.weight is None or correction.weights_loss
-    return (
-        weighted
-        and parse_loss(correction.loss)[0] not in SEQUENCE_LOSSES
-        and len(effects) < 2
-        and all(
-            gate.is_usual and (gate.sees == "original" or not number) for number, gate in enumerate(correction.gates)
-        )
+    return len(effects) < 2 and all(
+        gate.is_usual and (gate.sees == "original" or not number) for number, gate in enumerate(correction.gates)
     )

@@ -195,8 +195,13 @@ def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Met
         *gates,
         *veto,
         *_COMPARISON_METRICS,
-        *((*_LOSS_METRICS, *AGGREGATED_LOSS_METRICS) if losses else ()),
+        *((*_LOSS_METRICS, *_AGGREGATED_LOSS_METRICS) if losses else ()),
     )
+
+
+def sweep_metrics(correction: Correction) -> tuple[Metric, ...]:
+    """List the metrics of a point of a sweep, without its loss."""
+    return (*correction_metrics(correction, losses=False), *COST_METRICS)
 
 
 def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
@@ -296,7 +301,7 @@ _LOSS_METRICS = (
     ),
 )  # fmt: skip
 
-AGGREGATED_LOSS_METRICS = tuple(
+_AGGREGATED_LOSS_METRICS = tuple(
     Metric(
         f"loss{AGGREGATION_SUFFIXES[aggregation]}", f"policy loss, {aggregation}", "loss",
         f"loss with the {AGGREGATION_TEXTS[aggregation]} in the denominator",
@@ -305,4 +310,3 @@ AGGREGATED_LOSS_METRICS = tuple(
     )
     for aggregation in AGGREGATIONS[1:]
 )  # fmt: skip
-"""The loss under other aggregations, which sweeps leave out."""
