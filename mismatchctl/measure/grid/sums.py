@@ -36,7 +36,7 @@ from mismatchctl.measure.grid.thresholds import (
     as_slice,
 )
 from mismatchctl.measure.groups import GroupScopes, normalize_columns, table_numbers
-from mismatchctl.measure.metrics.evaluation import IMAGINARY_STEP
+from mismatchctl.measure.metrics.evaluation import evaluate_metric, formula_slopes
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.reduction import (
     CellKey,
@@ -47,71 +47,27 @@ from mismatchctl.measure.reduction import (
 )
 
 
-class RecordingColumns(Mapping[str, Any]):
-    """Columns that record which names were read."""
-
-    def __init__(self, totals: Arrays) -> None:
-        self.totals = totals
-        self.names_read: dict[str, None] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        self.names_read[name] = None
-        return self.totals[name]
-
-    def __iter__(self) -> Any:
-        return iter(self.totals)
-
-    def __len__(self) -> int:
-        return len(self.totals)
-
-
-class _PerturbedColumns(RecordingColumns):
-    """Columns with one of them moved along the imaginary axis."""
-
-    def __init__(self, totals: Arrays, moved: str = "") -> None:
-        super().__init__(totals)
-        self.perturbed = moved
-
-    def __getitem__(self, name: str) -> Any:
-        found = super().__getitem__(name)
-        return found + 1j * IMAGINARY_STEP if name == self.perturbed else found
-
-
 def evaluate_metrics(
     metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
     """Evaluate each metric in every cell at every point of a grid, flattened [cells, points]. NaN if undefined."""
-    found, cells = {}, len(totals["tokens"])
+    cells = len(totals["tokens"])
     with np.errstate(all="ignore"):
-        for metric in metrics:
-            value: Any = np.nan
-            if metric.formula is not None:
-                value = metric.formula(totals)
-            elif metric.extreme is not None:
-                value = metric.extreme(maxima)
-            found[metric.key] = np.broadcast_to(np.asarray(value, np.float64), (cells, *grid)).reshape(cells, -1)
-    return found
+        return {
+            metric.key: evaluate_metric(metric, totals, maxima, (cells, *grid)).reshape(cells, -1) for metric in metrics
+        }
 
 
 def standard_errors(
-    metrics: Iterable[Metric], totals: Arrays, rows: Mapping[str, NDArray[Any]], grid: tuple[int, ...]
+    metrics: Iterable[Metric], totals: Arrays, rows: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
     """Compute standard errors by the delta method, from the clusters' `rows` [R, ...] and the totals [1, ...]."""
-    clusters = int(np.count_nonzero(rows["tokens"]))
-    if clusters < 2:
-        return {metric.key: np.full(int(np.prod(grid)), np.nan) for metric in metrics}
-    found = {}
+    clusters, found = int(np.count_nonzero(rows["tokens"])), {}
     with np.errstate(all="ignore"):
         for metric in metrics:
-            assert metric.formula is not None
-            reader = _PerturbedColumns(totals)
-            metric.formula(reader)
-            moved: Any = 0.0
-            for name in reader.names_read:
-                slope = np.imag(metric.formula(_PerturbedColumns(totals, name))) / IMAGINARY_STEP
-                moved = moved + rows[name] * slope
-            error = np.sqrt((moved**2).sum(axis=0) * clusters / (clusters - 1))
-            found[metric.key] = np.broadcast_to(error, grid).ravel()
+            influence: Any = sum(rows[name] * slope for name, slope in formula_slopes(metric, totals.__getitem__))
+            factor = clusters / (clusters - 1) if clusters > 1 else np.nan
+            found[metric.key] = np.broadcast_to(np.sqrt((influence**2).sum(axis=0) * factor), grid).ravel()
     return found
 
 

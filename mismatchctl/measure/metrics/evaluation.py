@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.measure.cluster_table import ColumnSubject, TableAxis
+from mismatchctl.measure.cluster_table import ColumnSubject
 from mismatchctl.measure.columns import MISMATCH_NAME, PAIRS, Pair
 from mismatchctl.measure.facets import SPREAD
 from mismatchctl.measure.groups import ClosedSums, closed_axis
@@ -20,7 +21,7 @@ from mismatchctl.measure.metrics.metric import (
     Estimate,
     Metric,
     MetricTails,
-    Quantile,
+    Totals,
     compute_intervals,
     compute_quantiles,
     value_status,
@@ -141,130 +142,128 @@ class Evaluator:
         return EstimateRow(metrics, corrections)
 
     def _section(self, section: MetricSection, cells: ClosedSums, totals: Float64s, largest: Float64s) -> Estimates:
-        maxima = {
-            name: largest[:, position] for name, position in self.plan.maxima.owner_columns(section.owner).items()
-        }
-        reader = _TotalsReader(totals, self.columns, section.owner)
+        def read(name: str) -> Float64s:
+            return totals[:, self.columns.position(section.owner, name)]
+
+        of_maxima = self.plan.maxima.owner_columns(section.owner)
+        maxima = {name: largest[:, position] for name, position in of_maxima.items()}
         smooth = [metric for metric in section.metrics if metric.formula is not None or metric.extreme is not None]
-        others = [metric for metric in section.metrics if metric.formula is None and metric.extreme is None]
         with np.errstate(all="ignore"):
-            values = {metric.key: _evaluate_metric(metric, reader, maxima) for metric in smooth}
+            reader = ColumnReader(read)
+            values = {metric.key: evaluate_metric(metric, reader, maxima, (len(cells),)) for metric in smooth}
             uncertain = [m for m in smooth if m.formula and m.has_error and m.key not in section.without_errors]
-            errors = _estimate_errors(uncertain, reader, cells, values)
-            found = [self._by_cell(others, section, cells, reader, maxima, cell) for cell in range(len(cells))]
-        for index, metric in enumerate(others):
-            values[metric.key] = np.array([own[index].value for own in found])
-        nothing = _Uncertainty(None, None, None)
-        for index, metric in enumerate(others):
-            if metric.quantile is not None and metric.key not in section.without_errors:
-                ends, covers = (np.array([getattr(own[index], of) for own in found]) for of in ("interval", "covers"))
-                errors[metric.key] = _Uncertainty(None, ends, covers)
-        empty = totals[:, reader.position("tokens")] == 0
+            errors = self._errors(uncertain, section.owner, read, cells, values)
+            self._add_tail_metrics(section, cells, read, maxima, values, errors)
+        empty, nothing = read("tokens") == 0, _Uncertainty(None, None, None)
         return {
             metric.key: Estimate(values[metric.key], metric.undefined, empty, *errors.get(metric.key, nothing))
             for metric in section.metrics
         }
 
-    def _by_cell(
+    def _add_tail_metrics(
         self,
-        metrics: Sequence[Metric],
         section: MetricSection,
         cells: ClosedSums,
-        reader: _TotalsReader,
+        read: Callable[[str], Float64s],
         maxima: Mapping[str, Float64s],
-        cell: int,
-    ) -> list[Quantile]:
-        """Evaluate the metrics from histograms and tails in one cell."""
-        if not metrics:
-            return []
-        pair = cells.pairs[cell].get(str(section.owner))
-        own = MetricTails({name: float(values[cell]) for name, values in maxima.items()}, pair)
-        totals = _TotalsReader(reader.totals[cell], reader.axis, reader.owner)
-        asked = [metric for metric in metrics if metric.quantile is not None]
-        shares = tuple(metric.quantile for metric in asked if metric.quantile is not None)
-        sure = any(metric.key not in section.without_errors for metric in asked)
-        read = (
-            compute_quantiles(pair, shares, _largest_difference(own.maxima), with_intervals=sure)
-            if pair is not None
-            else []
-        )
-        found = iter(read)
-        return [
-            next(found, NO_QUANTILE)
-            if metric.tail is None
-            else NO_QUANTILE._replace(value=float(metric.tail(totals, own)))
-            for metric in metrics
+        values: dict[str, Float64s],
+        errors: dict[str, _Uncertainty],
+    ) -> None:
+        """Evaluate the metrics from histograms and tails in each cell."""
+
+        def read_cell(cell: int, name: str) -> Any:
+            return read(name)[cell]
+
+        of_tails = [(metric, metric.tail) for metric in section.metrics if metric.tail is not None]
+        quantiles = [(metric, metric.quantile) for metric in section.metrics if metric.quantile is not None]
+        if not of_tails and not quantiles:
+            return
+        tails = [
+            MetricTails({name: float(each[cell]) for name, each in maxima.items()}, pairs.get(str(section.owner)))
+            for cell, pairs in enumerate(cells.pairs)
         ]
+        for metric, tail in of_tails:
+            read_tails = [tail(ColumnReader(partial(read_cell, cell)), own) for cell, own in enumerate(tails)]
+            values[metric.key] = np.array(read_tails, np.float64)
+        shares = [share for _, share in quantiles]
+        sure = any(metric.key not in section.without_errors for metric, _ in quantiles)
+        found = [
+            [NO_QUANTILE] * len(shares)
+            if own.pair is None
+            else compute_quantiles(
+                own.pair, shares, max(own.maxima["log_ratio"], own.maxima["-log_ratio"]), with_intervals=sure
+            )
+            for own in tails
+        ]
+        for (metric, _), of_cells in zip(quantiles, zip(*found, strict=True), strict=True):
+            values[metric.key], ends, covers = (np.array(each) for each in zip(*of_cells, strict=True))
+            if metric.key not in section.without_errors:
+                errors[metric.key] = _Uncertainty(None, ends, covers)
+
+    def _errors(
+        self,
+        metrics: Sequence[Metric],
+        owner: ColumnSubject,
+        read: Callable[[str], Float64s],
+        cells: ClosedSums,
+        values: Mapping[str, Float64s],
+    ) -> dict[str, _Uncertainty]:
+        """Compute errors by the delta method from the scatter of clusters, NaN if unknown."""
+        of_row = np.repeat(np.arange(len(cells)), cells.sizes)
+        filled = (cells.sums[:, self.columns.position(owner, "tokens")] != 0).astype(np.float64)
+        clusters = np.add.reduceat(filled, cells.starts)
+        correction = np.where(clusters < 2, np.nan, clusters / (clusters - 1))
+        errors: dict[str, _Uncertainty] = {}
+        for metric in metrics:
+            influence = np.zeros(len(of_row))
+            for name, slope in formula_slopes(metric, read):
+                column = cells.sums[:, self.columns.position(owner, name)]
+                influence += column * np.broadcast_to(slope, len(cells))[of_row]
+            influence *= influence
+            squares = np.add.reduceat(influence, cells.starts)
+            effective = squares**2 / np.add.reduceat(influence * influence, cells.starts)
+            se = np.sqrt(squares * correction)
+            intervals = compute_intervals(metric.scale, values[metric.key], se, effective, clusters)
+            errors[metric.key] = _Uncertainty(se, *intervals)
+        return errors
 
 
-class _TotalsReader:
-    """Totals [..., K] by name for a pair or correction. Records the columns that were read."""
+class ColumnReader:
+    """Columns by name. Records the names, and can move one of the columns along the imaginary axis."""
 
-    def __init__(self, totals: Float64s, axis: TableAxis, of: ColumnSubject) -> None:
-        self.totals, self.axis, self.owner = totals, axis, of
-        self.columns_read: dict[int, int] = {}
-
-    def position(self, name: str) -> int:
-        return self.axis.position(self.owner, name)
+    def __init__(self, read: Callable[[str], Any], moved: str = "") -> None:
+        self._read, self._moved = read, moved
+        self.names: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Any:
-        position = self.position(name)
-        self.columns_read.setdefault(position, len(self.columns_read))
-        return self.totals[..., position]
+        self.names[name] = None
+        found = self._read(name)
+        return found + 1j * IMAGINARY_STEP if name == self._moved else found
 
 
-class _PerturbedTotals:
-    """Totals as complex arrays [A, G]: row i has the i-th of the read columns moved along the imaginary axis."""
+def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], shape: tuple[int, ...]) -> Float64s:
+    """Evaluate a metric from sums and maxima in cells of this shape, NaN if it needs other data."""
+    value: Any = np.nan
+    if metric.formula is not None:
+        value = metric.formula(totals)
+    elif metric.extreme is not None:
+        value = metric.extreme(maxima)
+    return np.broadcast_to(np.asarray(value, np.float64), shape)
 
-    def __init__(self, reader: _TotalsReader) -> None:
-        self.reader, self.steps = reader, 1j * IMAGINARY_STEP * np.eye(len(reader.columns_read))
 
-    def __getitem__(self, name: str) -> Any:
-        position = self.reader.position(name)
-        return self.reader.totals[:, position] + self.steps[self.reader.columns_read[position]][:, None]
-
-
-def _evaluate_metric(metric: Metric, reader: _TotalsReader, maxima: Mapping[str, Float64s]) -> Float64s:
-    found = metric.formula(reader) if metric.formula is not None else metric.extreme and metric.extreme(maxima)
-    return np.broadcast_to(np.asarray(found, np.float64), len(reader.totals))
+def formula_slopes(metric: Metric, read: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each column that a formula reads, and the derivative of the metric with respect to it."""
+    assert metric.formula is not None
+    reader = ColumnReader(read)
+    metric.formula(reader)
+    for name in reader.names:
+        yield name, np.imag(metric.formula(ColumnReader(read, name))) / IMAGINARY_STEP
 
 
 class _Uncertainty(NamedTuple):
     se: Float64s | None
     interval: Float64s | None
     covers: Float64s | None
-
-
-def _estimate_errors(
-    metrics: Sequence[Metric], reader: _TotalsReader, cells: ClosedSums, values: Mapping[str, Float64s]
-) -> dict[str, _Uncertainty]:
-    """Compute errors by the delta method from the scatter of clusters, NaN if unknown."""
-    of_row = np.repeat(np.arange(len(cells)), cells.sizes)
-    filled = (cells.sums[:, reader.position("tokens")] != 0).astype(np.float64)
-    clusters = np.add.reduceat(filled, cells.starts)
-    correction = np.where(clusters < 2, np.nan, clusters / (clusters - 1))
-    errors: dict[str, _Uncertainty] = {}
-    for metric in metrics:
-        assert metric.formula is not None
-        reader.columns_read = {}
-        metric.formula(reader)
-        gradient = np.imag(metric.formula(_PerturbedTotals(reader))) / IMAGINARY_STEP
-        influence = np.zeros(len(of_row))
-        slopes = np.broadcast_to(gradient, (len(reader.columns_read), len(cells)))
-        for slope, position in zip(slopes, reader.columns_read, strict=True):
-            influence += cells.sums[:, position] * slope[of_row]
-        influence *= influence
-        squares = np.add.reduceat(influence, cells.starts)
-        effective = squares**2 / np.add.reduceat(influence * influence, cells.starts)
-        se = np.sqrt(squares * correction)
-        errors[metric.key] = _Uncertainty(
-            se, *compute_intervals(metric.scale, values[metric.key], se, effective, clusters)
-        )
-    return errors
-
-
-def _largest_difference(maxima: Mapping[str, float]) -> float:
-    return max(maxima["log_ratio"], maxima["-log_ratio"])
 
 
 def _add_z(estimates: Estimates) -> Estimates:
