@@ -38,10 +38,9 @@ from mismatchctl.frameworks.registry import load_presets as all_presets
 from mismatchctl.io import __version__
 from mismatchctl.io.yaml import read_data
 from mismatchctl.measure.columns import PAIRS, Pair
-from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import pair_metrics
-from mismatchctl.measure.metrics.facets import FACET_METRICS, FACET_SECTIONS
+from mismatchctl.measure.metrics.facets import FACETS, Facet
 from mismatchctl.measure.metrics.metric import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCES, Metric
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.measure.reduction import MOST_VALUES
@@ -110,8 +109,8 @@ def metrics() -> str:
                 line
                 for facet in FACETS
                 for line in (
-                    f"## {FACET_SECTIONS[facet.name]}" + (f", with {_columns(facet)}" if facet.needs else ""),
-                    *_table(FACET_METRICS[facet.name]),
+                    f"## {facet.section}" + (f", with {_columns(facet)}" if facet.needs else ""),
+                    *_table(facet.metrics),
                 )
             ),
             "## Corrections",

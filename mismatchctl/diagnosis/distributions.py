@@ -17,7 +17,7 @@ from mismatchctl.diagnosis.measures import (
     drift_correlation,
     mark_rare_tokens,
 )
-from mismatchctl.measure.facets import OTHER_TOP_COLUMNS, ROLLOUT_TOP_COLUMN, find_other_top
+from mismatchctl.measure.metrics.facets import OTHER_TOP_COLUMNS, ROLLOUT_TOP_COLUMN, find_other_top
 from mismatchctl.measure.metrics.metric import t_quantile
 
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)

@@ -16,7 +16,7 @@ from mismatchctl.frameworks.registry import load_adapters, load_framework
 from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import other_metrics, pair_metrics
-from mismatchctl.measure.metrics.facets import FACET_METRICS, FACET_SECTIONS
+from mismatchctl.measure.metrics.facets import FACETS
 from mismatchctl.measure.metrics.metric import BOUNDED_WEIGHTS, FINAL_WEIGHTS, Measure, Metric
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 
@@ -193,7 +193,7 @@ def find_metrics(name: str | None = None) -> Sections:
     sections: Sections = {
         "The mismatch": list(MISMATCH_METRICS),
         **{pair.section: list(pair_metrics(pair)) for pair in PAIRS[1:]},
-        **{FACET_SECTIONS[name]: list(metrics) for name, metrics in FACET_METRICS.items()},
+        **{facet.section: list(facet.metrics) for facet in FACETS},
         "Each correction (gate0 stands for any gate)": list(_EXAMPLE_METRICS),
     }
     if name is None:

@@ -47,8 +47,8 @@ from mismatchctl.measure.columns import (
     plain_loss_columns,
     whole_column_names,
 )
-from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.kernels.kernel import BUCKETS, NUMPY_KERNEL, Kernel, SequencePlaces
+from mismatchctl.measure.metrics.facets import FACETS, Facet
 from mismatchctl.measure.sums import MAX_ROWS, CellSums, HistogramRows, PairCollector, PairSums, RunCollector, RunSums
 
 MOST_VALUES = 1024

@@ -183,7 +183,7 @@ class _PrefixedTotals:
 @cache
 def _build_registry() -> dict[str, TableMetric]:
     found = {metric.key: TableMetric(metric) for metric in MISMATCH_METRICS}
-    found |= {metric.key: TableMetric(metric) for metrics in FACET_METRICS.values() for metric in metrics}
+    found |= {metric.key: TableMetric(metric) for metric in FACET_METRICS}
     for pair in PAIRS[1:]:
         found |= {metric.key: TableMetric(metric, pair.prefix, f"{pair.prefix}tokens") for metric in pair_metrics(pair)}
     return found

@@ -13,13 +13,12 @@ import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.measure.columns import PAIRS
-from mismatchctl.measure.facets import SPREAD
 from mismatchctl.measure.metrics.evaluation import pair_metrics
-from mismatchctl.measure.metrics.facets import FACET_METRICS
+from mismatchctl.measure.metrics.facets import SPREAD_METRICS
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from tests.cli import command
 
-EVERY = {metric.key for metric in (*MISMATCH_METRICS, *FACET_METRICS[SPREAD])}
+EVERY = {metric.key for metric in (*MISMATCH_METRICS, *SPREAD_METRICS)}
 """What any dump has."""
 RNG = np.random.default_rng(3)
 LENGTHS = [5, 30, 12, 0, 44, 9, 21, 17]

@@ -16,7 +16,7 @@ from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.kernels import choose_kernel
-from mismatchctl.measure.metrics.facets import FACET_METRICS, kl_key
+from mismatchctl.measure.metrics.facets import KL_METRICS, kl_key
 from tests.cli.command import run
 
 RNG = np.random.default_rng(11)
@@ -231,6 +231,6 @@ def test_a_device_measures_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_definition_says_where_the_bound_of_low_var_applies() -> None:
-    known = {metric.key: metric.definition for metric in FACET_METRICS["kl"]}
+    known = {metric.key: metric.definition for metric in KL_METRICS}
     assert known["ref_low_var_unbiased"].startswith("exp(current - train) * (exp(-x) - 1 + x) within +-10, x = ")
     assert known["ref_low_var"].startswith("exp(-x) - 1 + x within +-10, x = ")

@@ -12,10 +12,9 @@ import numpy as np
 from mismatchctl.core.batch import Float64s
 from mismatchctl.measure.cluster_table import ColumnSubject
 from mismatchctl.measure.columns import MISMATCH_NAME, PAIRS, Pair
-from mismatchctl.measure.facets import SPREAD
 from mismatchctl.measure.groups import ClosedSums, closed_axis
 from mismatchctl.measure.metrics.corrections import correction_metrics
-from mismatchctl.measure.metrics.facets import FACET_METRICS, SPLITS
+from mismatchctl.measure.metrics.facets import FACET_METRICS, SPLITS, SPREAD_METRICS
 from mismatchctl.measure.metrics.metric import (
     NO_QUANTILE,
     Estimate,
@@ -73,7 +72,7 @@ def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
 
 
 def other_metrics() -> tuple[Metric, ...]:
-    return sum((*map(pair_metrics, PAIRS[1:]), *FACET_METRICS.values()), ())
+    return sum((*map(pair_metrics, PAIRS[1:]), FACET_METRICS), ())
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Evaluator:
         self.columns = closed_axis(plan)
 
     def sections(self, kept: MetricSelection) -> Iterator[MetricSection]:
-        facets = (metric for facet in self.plan.facets for metric in FACET_METRICS[facet.name])
+        facets = (metric for facet in self.plan.facets for metric in facet.metrics)
         own = (*BASE_METRICS, *PAIR_METRICS, *(metric for metric in facets if metric.key not in kept.excluded))
         yield MetricSection(own, MISMATCH_NAME, kept.without_errors)
         for pair in self.plan.pairs[1:]:
@@ -288,7 +287,7 @@ REPEATED_METRICS = frozenset(
     )
 )
 """Metrics of other pairs that are only kept overall: per step they repeat others, or need more tokens."""
-_SPREAD_KEYS = frozenset(metric.key for metric in FACET_METRICS[SPREAD])
+_SPREAD_KEYS = frozenset(metric.key for metric in SPREAD_METRICS)
 METRICS_NOT_BY_STEP = (
     REPEATED_METRICS
     | frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("autocorr_lag1", "inflation", "k3_worst_share"))
