@@ -47,9 +47,9 @@ from mismatchctl.measure.columns import (
     plain_loss_columns,
     whole_column_names,
 )
-from mismatchctl.measure.kernels.kernel import BUCKETS, NUMPY_KERNEL, Kernel, SequencePlaces
+from mismatchctl.measure.kernels.kernel import BUCKETS, NUMPY_KERNEL, Kernel, PairTables, SequencePlaces
 from mismatchctl.measure.metrics.facets import FACETS, Facet
-from mismatchctl.measure.sums import MAX_ROWS, CellSums, HistogramRows, PairCollector, PairSums, RunCollector, RunSums
+from mismatchctl.measure.sums import MAX_ROWS, CellSums, PairCollector, PairSums, RunCollector, RunSums
 
 MOST_VALUES = 1024
 """Maximum number of values of a `--by` column."""
@@ -253,7 +253,7 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: In
         start, stop = np.searchsorted(rows, [first, first + len(own)]) if len(own) < len(filled) else (0, len(batch))
         places = SequencePlaces(rows[start:stop] - first, buckets[start:stop], table.rows[start:stop])
         collectors = {
-            pair.name: PairCollector(plan.kernel, HistogramRows(*np.divmod(own, BUCKETS))) for pair in plan.pairs
+            pair.name: PairCollector(plan.kernel, PairTables(*np.divmod(own, BUCKETS))) for pair in plan.pairs
         }
         for sums, maxima in _reduce_blocks(batch.sequences(int(start), int(stop)), places, collectors, worst, plan):
             table.add(sums, maxima)

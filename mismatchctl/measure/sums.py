@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -101,14 +100,6 @@ _FEW_PLACES = 1 << 13
 """Number of entries up to which histograms are added by sorting instead of in a full table."""
 
 
-@dataclass(frozen=True)
-class HistogramRows:
-    """Meaning of the rows of a kernel's tables."""
-
-    cells: Ints  # cell of each row [R], ascending
-    buckets: Ints  # bucket of each row [R], ascending within a cell
-
-
 def _empty_places() -> Ints:
     return np.zeros(0, np.int64)
 
@@ -177,50 +168,21 @@ def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]], size: int) -> list[NDA
     return [places, *(table[places] for table in tables)]
 
 
-class _ThreadBuffers(threading.local):
-    """Tables of this thread, all zero between two uses."""
-
-    def __init__(self) -> None:
-        self.free: list[tuple[NDArray[np.int32], Float64s]] = []
-
-
-_BUFFERS = _ThreadBuffers()
-
-
-def take_table_buffers(rows: HistogramRows) -> PairTables:
-    """Return tables of zeros with these rows. `read_histograms` returns the buffers to this thread."""
-    cells = np.unique(rows.cells, return_inverse=True)[1]
-    if len(cells) > MAX_ROWS:
-        return PairTables(cells)
-    if not _BUFFERS.free:
-        whole = PairTables(np.arange(MAX_ROWS))
-        _BUFFERS.free.append((whole.tokens, whole.sums))
-    tokens, sums = _BUFFERS.free.pop()
-    return PairTables(cells, tokens[: len(cells)], sums[: cells.max(initial=-1) + 1])
-
-
-def read_histograms(tables: PairTables, rows: HistogramRows) -> dict[int, Histogram]:
-    """Return the histogram of each cell, set the tables to zero and return their buffers to this thread."""
+def read_histograms(tables: PairTables) -> list[Histogram]:
+    """Return the histogram of each cell."""
     tokens, sums = tables.tokens.reshape(-1), tables.sums.reshape(-1, 2)
     places, signed = np.flatnonzero(tokens != 0), np.flatnonzero(sums[:, 0] != 0)  # five times as fast on flags
     number, (counts, k3) = tokens[places].astype(np.int64), sums.take(signed, axis=0).T
-    tokens[places] = 0
-    sums.view(np.complex128)[signed] = 0.0
-    whole, beside = tables.tokens.base, tables.sums.base
-    if whole is not None and beside is not None and len(whole) == MAX_ROWS:
-        _BUFFERS.free.append((whole, beside))
-
-    cells, last = np.unique(rows.cells), np.append(np.diff(rows.cells) != 0, True)
-    by_row = np.searchsorted(places, np.arange(len(rows.cells) + 1) * MAGNITUDE_BINS)
-    places += np.repeat((rows.buckets - np.arange(len(rows.cells))) * MAGNITUDE_BINS, np.diff(by_row))
+    cells, last = np.arange(len(tables.numbers)), np.append(np.diff(tables.cells) != 0, True)
+    by_row = np.searchsorted(places, np.arange(len(tables.cells) + 1) * MAGNITUDE_BINS)
+    places += np.repeat((tables.buckets - np.arange(len(tables.cells))) * MAGNITUDE_BINS, np.diff(by_row))
     of_rows = np.append(0, by_row[1:][last])
     of_bins = np.searchsorted(signed, np.arange(len(cells) + 1) * SIGNED_BINS)
-    signed -= np.repeat(np.arange(len(cells)) * SIGNED_BINS, np.diff(of_bins))
-    counts = counts.astype(np.int64)
-    found = {}
-    for place, cell in enumerate(cells.tolist()):
-        own, within = slice(*of_rows[place : place + 2]), slice(*of_bins[place : place + 2])
-        found[cell] = Histogram(places[own], number[own], signed[within], counts[within], k3[within].copy())
+    signed -= np.repeat(cells * SIGNED_BINS, np.diff(of_bins))
+    found, counts = [], counts.astype(np.int64)
+    for cell in cells.tolist():
+        own, within = slice(*of_rows[cell : cell + 2]), slice(*of_bins[cell : cell + 2])
+        found.append(Histogram(places[own], number[own], signed[within], counts[within], k3[within].copy()))
     return found
 
 
@@ -247,13 +209,9 @@ class PairSums:
 class PairCollector:
     """Builds the PairSums of several cells block by block, with one table row per cell and bucket."""
 
-    def __init__(self, kernel: Kernel, rows: HistogramRows) -> None:
-        self._kernel, self._rows = kernel, rows
-        self._tables = take_table_buffers(rows)
-        cells = np.unique(rows.cells).tolist()
-        self._place = {cell: place for place, cell in enumerate(cells)}
-        self._tokens = {cell: LargestValues() for cell in cells}
-        self._sequences = {cell: LargestValues() for cell in cells}
+    def __init__(self, kernel: Kernel, tables: PairTables) -> None:
+        self._kernel, self._tables = kernel, tables
+        self._tokens, self._sequences = ([LargestValues() for _ in tables.numbers] for _ in range(2))
 
     def reduce(
         self,
@@ -264,7 +222,7 @@ class PairCollector:
     ) -> tuple[Float64s, Float64s]:
         """Reduce a block to TOKEN_SUMS and TOKEN_MAXIMA and collect its tokens. Arguments as in TokenReduction."""
         sums, maxima = self._kernel.reduce_tokens(ratios, position, places, self._tables, run)
-        cells = self._rows.cells[places.rows]
+        cells = self._tables.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
         for start, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
             self._add_tails(int(cells[start]), ratios, start, stop)
@@ -276,7 +234,7 @@ class PairCollector:
         first, last = segments.offsets[start], segments.offsets[stop]
         threshold = known.threshold
         if threshold == -np.inf and last - first > TAIL_VALUES:  # the histogram gives a lower bound of the tail
-            threshold = value_at_rank(self._tables.sums[self._place[cell], :, 0], TAIL_VALUES)
+            threshold = value_at_rank(self._tables.sums[cell, :, 0], TAIL_VALUES)
         if threshold == -np.inf:
             found = np.arange(first, last)
         else:
@@ -286,12 +244,13 @@ class PairCollector:
         self._sequences[cell].add(ratios.log_ratio_sum[start:stop][segments.nonempty[start:stop]])
 
     def sums(self) -> dict[int, PairSums]:
-        """Return the sums by cell and reset the tables."""
-        histograms = read_histograms(self._tables, self._rows)
-        return {
-            cell: PairSums(histogram, np.sort(self._tokens[cell].values()), np.sort(self._sequences[cell].values()))
-            for cell, histogram in histograms.items()
-        }
+        """Return the sums by cell."""
+        tails = zip(self._tokens, self._sequences, strict=True)
+        found = [
+            PairSums(histogram, np.sort(tokens.values()), np.sort(sequences.values()))
+            for histogram, (tokens, sequences) in zip(read_histograms(self._tables), tails, strict=True)
+        ]
+        return dict(zip(self._tables.numbers.tolist(), found, strict=True))
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,6 @@ from mismatchctl.data.parquet_pages import BufferPool
 from mismatchctl.measure.kernels import MIN_COMPILED_TOKENS, choose_kernel
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 from mismatchctl.measure.kernels.kernel import PairTables, RunTables, SequencePlaces
-from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
-from mismatchctl.measure.sums import MAX_ROWS, HistogramRows, read_histograms, take_table_buffers
-from tests.factories.batches import batch_of
-from tests.measure.histograms import same_histograms
 from tests.paths import SAMPLE_DATA
 
 SAMPLE = SAMPLE_DATA / "dense"
@@ -124,30 +120,3 @@ def summed(given: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
     return COMPILED_KERNEL.reduce_tokens(
         ratios, None, SequencePlaces(first, first, first), PairTables(), RunTables(new_layer_table(1))
     )
-
-
-def test_histograms_do_not_lie_in_the_tables_that_are_lent_to_the_next() -> None:
-    rows = HistogramRows(np.zeros(3, np.int64), np.array([2, 5, 9]))
-    tables = take_table_buffers(rows)
-    tables.tokens[:, 7:90:3] = 4
-    tables.sums[0, 40:60] = 1.5
-    histogram = read_histograms(tables, rows)[0]
-    before = [getattr(histogram, name).tobytes() for name in ("places", "tokens", "bins", "counts", "k3")]
-    next_one = take_table_buffers(HistogramRows(np.arange(MAX_ROWS), np.zeros(MAX_ROWS, np.int64)))
-    assert not next_one.tokens.any()
-    assert not next_one.sums.any()
-    poisoned(next_one.tokens)
-    poisoned(next_one.sums)  # and not given back
-    after = [getattr(histogram, name).tobytes() for name in ("places", "tokens", "bins", "counts", "k3")]
-    assert after == before
-
-
-def test_a_batch_that_fails_leaves_no_tables_half_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    batch = batch_of(2, 50, seed=4)
-    expected = reduce_batch(batch, "run", MeasurePlan())
-    with monkeypatch.context() as context:
-        context.setattr("mismatchctl.measure.sums.PairCollector.sums", lambda self: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            reduce_batch(batch, "run", MeasurePlan())
-    same_histograms(reduce_batch(batch, "run", MeasurePlan()), expected)

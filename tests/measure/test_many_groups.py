@@ -13,11 +13,10 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.accumulator import Accumulator
 from mismatchctl.measure.cluster_table import ClusterTable, hash_values, number_rows
-from mismatchctl.measure.kernels.kernel import BUCKETS
+from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
-from mismatchctl.measure.sums import MAX_ROWS, Histogram, HistogramRows, read_histograms, take_table_buffers
+from mismatchctl.measure.sums import MAX_ROWS, Histogram, read_histograms
 from tests.factories.batches import batch_of
-from tests.measure.histograms import same_histograms
 
 CORRECTIONS: list[Correction] = [find_preset(name) for name in ("token_tis", "geo_rs")]
 
@@ -130,24 +129,11 @@ def test_histograms_add(size: int) -> None:
 def test_a_histogram_reads_as_its_tokens_by_bucket_and_bin() -> None:
     rng = np.random.default_rng(7)
     x, bucket = rng.standard_t(2, 500) * rng.choice([0.0, 1e-3, 1.0], 500), rng.choice([3, 17, 63], 500)
-    rows = HistogramRows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
-    tables, own = take_table_buffers(rows), signed_bin(x)
+    tables, own = PairTables(), signed_bin(x)
     np.add.at(tables.tokens, (bucket, magnitude_bin(own)), 1)
     np.add.at(tables.sums[0, :, 0], own, 1.0)
-    filled, tokens = read_histograms(tables, rows)[0].by_bucket()
+    filled, tokens = read_histograms(tables)[0].by_bucket()
     magnitudes = np.searchsorted(magnitude_edges(), np.abs(x.astype(np.float32)), side="right") - 1
     np.testing.assert_array_equal(filled, np.unique(magnitudes))
     for place, each in enumerate((3, 17, 63)):
         np.testing.assert_array_equal(tokens[place], [np.sum(magnitudes[bucket == each] == bin_) for bin_ in filled])
-
-
-def test_tables_are_zero_whoever_had_them_before() -> None:
-    """The tables of a thread are lent again and again: what one batch leaves may not be seen by the next."""
-    first, plan = batch_of(2, 200, seed=3), MeasurePlan()
-    expected = reduce_batch(first, "run", plan)
-    for seed in range(3):
-        reduce_batch(batch_of(50, 7, seed=seed), "run", plan)
-        tables = take_table_buffers(HistogramRows(np.arange(MAX_ROWS), np.zeros(MAX_ROWS, np.int64)))
-        assert not tables.tokens.any()
-        assert not tables.sums.any()
-        same_histograms(reduce_batch(first, "run", plan), expected)

@@ -14,9 +14,9 @@ from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import MAGNITUDE_BINS, magnitude_edges, signed_bin
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.measure.cluster_table import hash_values
-from mismatchctl.measure.kernels.kernel import BUCKETS, NUMPY_KERNEL, SequencePlaces
+from mismatchctl.measure.kernels.kernel import BUCKETS, NUMPY_KERNEL, PairTables, SequencePlaces
 from mismatchctl.measure.metrics.metric import INTERVAL_LEVEL, compute_quantiles, worst_share
-from mismatchctl.measure.sums import HistogramRows, PairCollector, PairSums
+from mismatchctl.measure.sums import PairCollector, PairSums
 
 Floats = NDArray[np.float64]
 SHARES = (0.5, 0.9, 0.99, 0.999)
@@ -27,8 +27,7 @@ def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = Non
     lengths = [len(own) for own in log_ratios]
     x = np.concatenate(log_ratios)
     ids = np.arange(len(lengths)) if clusters is None else clusters
-    rows = HistogramRows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
-    collector = PairCollector(NUMPY_KERNEL, rows)
+    collector = PairCollector(NUMPY_KERNEL, PairTables())
     buckets = (hash_values(ids) % np.uint64(BUCKETS)).astype(np.int64)
     ratios = Ratios(np.minimum(x, 0.0), -np.maximum(x, 0.0), Segments.from_lengths(lengths))  # log-probs, below 0
     with np.errstate(over="ignore"):

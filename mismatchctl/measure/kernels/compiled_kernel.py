@@ -31,7 +31,7 @@ search_sequences = CompiledLoop(_LOOPS, "search_sequences")
 truncate_sequences = CompiledLoop(_LOOPS, "truncate_sequences")
 sum_nested_sequences = CompiledLoop(_LOOPS, "sum_nested_sequences")
 _NO_PLACES, _NO_VALUES, _ALL_KEPT = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_)
-_NO_RUN, _NO_PAIR = RunTables(new_layer_table(0)), PairTables(_NO_PLACES)
+_NO_RUN, _NO_PAIR = RunTables(new_layer_table(0)), PairTables(_NO_PLACES, _NO_PLACES)
 _SEARCH_BUFFER_SIZE = 1 << 14
 """Usual maximum of tokens in a search. A buffer for all tokens would be newly allocated each time, in huge pages."""
 

@@ -29,18 +29,17 @@ BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
 
 
 class PairTables:
-    """Sums over tokens of a pair of policies, updated in place. Each sequence has a row, each row a cell."""
+    """Sums over tokens of a pair of policies, updated in place. Each sequence has a row, each row a cell and a bucket.
 
-    def __init__(
-        self,
-        cells: Ints | None = None,
-        tokens: NDArray[np.int32] | None = None,
-        sums: Float64s | None = None,
-    ) -> None:
-        self.cells = np.zeros(BUCKETS, np.int64) if cells is None else cells
-        rows, number = len(self.cells), int(self.cells.max(initial=-1)) + 1
-        self.tokens = np.zeros((rows, MAGNITUDE_BINS), np.int32) if tokens is None else tokens
-        self.sums = np.zeros((number, SIGNED_BINS, 2)) if sums is None else sums
+    Rows are sorted by cell, then by bucket. Default: one cell with all buckets.
+    """
+
+    def __init__(self, cells: Ints | None = None, buckets: Ints | None = None) -> None:
+        cells = np.zeros(BUCKETS, np.int64) if cells is None else cells
+        self.numbers, self.cells = np.unique(cells, return_inverse=True)  # cell numbers, and the index of each row
+        self.buckets = np.arange(BUCKETS) if buckets is None else buckets
+        self.tokens = np.zeros((len(cells), MAGNITUDE_BINS), np.int32)  # by row and magnitude of the log ratio
+        self.sums = np.zeros((len(self.numbers), SIGNED_BINS, 2))  # tokens and their K3, by cell and signed bin
 
 
 @dataclass
