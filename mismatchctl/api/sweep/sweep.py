@@ -9,7 +9,6 @@ from functools import reduce
 from itertools import chain
 from operator import add
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -74,9 +73,6 @@ if TYPE_CHECKING:
 
 ROWS_IN_MEMORY = 200_000
 """Maximum rows of groups in memory. More are written to disk."""
-FAMILIES_PER_TABLE = 256
-"""Families of groups per table, because creating a polars table takes milliseconds regardless of its size."""
-_KEY_COLUMNS = ("run", "correction", "scope", "group")
 
 
 @dataclass
@@ -113,7 +109,8 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         for run, totals in self.runs.items():
             for column, found in totals.by.items():
                 for value, sums in found.items():
-                    self.table.add([self._rows(n, closed, run, column, [value]) for n, closed in enumerate(sums)])
+                    rows = [self._rows(n, closed, run, column, [value]) for n, closed in enumerate(sums)]
+                    self.table.add(rows, [value])
 
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[list[FamilySums]]]) -> None:
         totals = self.runs.setdefault(run, _RunSums(self._empty_sums()))
@@ -134,7 +131,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
             for column, value, cells in group_by_value([values for _, values in names], self.plan.base.by):
                 found = totals.by.setdefault(column, {}).setdefault(value, self._empty_sums())
                 found[number].add(closed.take(cells), salts[of_group[cells]])
-        self.table.add(rows)
+        self.table.add(rows, steps)
 
     def _empty_sums(self) -> list[FamilyRunSums]:
         return [
@@ -163,21 +160,14 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         self, number: int, closed: ClosedFamily | FamilyRunSums, run: str, scope: str, groups: Sequence[LabelValue]
     ) -> dict[str, Any]:
         """Return one row per group and point of a family, by column."""
-        family, study = self.plan.families[number], self.of_study[number]
+        family = self.plan.families[number]
         found = evaluate_metrics(self.metrics[number], closed.totals, closed.maxima, family.grid)
         weight = family.correction.weight
         if weight is None or weight.normalize == "none":
             found["normalization_factor"] = np.full_like(found["normalization_factor"], np.nan)
         counts = {name: np.repeat(closed.totals[name].ravel(), len(family.points)) for name in ("tokens", "sequences")}
-        return {
-            "run": run,
-            "study": study,
-            "point": family.points,
-            "scope": scope,
-            "group": groups,
-            **counts,
-            **{key: values[:, family.places].ravel() for key, values in found.items()},
-        }
+        place = self.table.place(self.of_study[number], family.points, run, scope, groups)
+        return place | counts | {key: values[:, family.places].ravel() for key, values in found.items()}
 
 
 def _group_by_number(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[FamilySums]]:
@@ -188,110 +178,69 @@ def _group_by_number(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[Fa
     return found
 
 
-def _concatenate_values(values: Sequence[Any], lengths: Sequence[int]) -> np.ndarray:
-    """Concatenate arrays, repeating scalars to their length."""
-    if not any(isinstance(one, np.ndarray) and one.ndim for one in values):
-        return np.repeat(np.array(values), lengths)
-    wide = (
-        one if isinstance(one, np.ndarray) and one.ndim and len(one) == length else np.full(length, one)
-        for one, length in zip(values, lengths, strict=True)
-    )
-    return np.concatenate([*wide])
-
-
-def _row_count(rows: Mapping[str, Any]) -> int:
-    return len(rows["group"]) * len(rows["point"])
-
-
 class RowTable:
     """Rows of groups, in memory up to a limit, then in temporary Parquet files."""
 
     def __init__(self, studies: Sequence[Study]) -> None:
         self._studies = studies
-        axes: dict[str, list[ThresholdAxis]] = {}
-        for study in studies:
-            for axis in study.axes:
-                axes.setdefault(axis.path, []).append(axis)
-        self._numeric = {path: all(axis.is_numeric for axis in found) for path, found in axes.items()}
-        self._frames: list[pl.DataFrame] = []
-        self._rows_in_memory = 0
-        self._waiting: list[Sequence[Mapping[str, Any]]] = []
+        axes = [axis for study in studies for axis in study.axes]
+        self._numeric = {axis.path: all(own.is_numeric for own in axes if own.path == axis.path) for axis in axes}
+        self._waiting: list[Mapping[str, Any]] = []
+        self._order: list[Ints] = []  # index of the group of each waiting row
         self._labels: list[LabelValue] = []
         self.folder: TemporaryFolder | None = None
         self._parts: list[Path] = []
 
-    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add the rows of each family in the same groups. They are stored group by group."""
-        self._labels += rows[0]["group"]
-        self._waiting.append(rows)
-        self._rows_in_memory += sum(map(_row_count, rows))
-        families = sum(len(of["group"]) for waiting in self._waiting for of in waiting)
-        if families >= FAMILIES_PER_TABLE or self._rows_in_memory > ROWS_IN_MEMORY:
-            self._gather()
-        if self._rows_in_memory > ROWS_IN_MEMORY:
-            self._spill()
+    def place(self, study: int, points: Ints, run: str, scope: str, groups: Sequence[LabelValue]) -> dict[str, Any]:
+        """Return the columns that name each group and point: axes by path, groups as strings."""
+        own, count = self._studies[study], len(groups) * len(points)
+        found: dict[str, Any] = {"run": [run] * count, "correction": [own.name] * count}
+        found["point"] = np.tile(points, len(groups))
+        for path, numeric in self._numeric.items():
+            axis = own.paths.index(path) if path in own.paths else None
+            values = [None if axis is None else own.points[point][axis] for point in points.tolist()]
+            names = [None if value is None else str(value) for value in values]
+            found[path] = np.tile(np.array(values, np.float64), len(groups)) if numeric else names * len(groups)
+        labels = (None if group is None else str(group) for group in groups)
+        return found | {"scope": [scope] * count, "group": [label for label in labels for _ in range(len(points))]}
 
-    def _gather(self) -> None:
-        parts: list[Mapping[str, Any]] = []
-        groups, before = [], 0
-        for rows in self._waiting:
-            parts += rows
-            groups += [before + np.repeat(np.arange(len(of["group"])), len(of["point"])) for of in rows]
-            before += len(rows[0]["group"])
-        order = np.argsort(np.concatenate(groups), kind="stable")
-        self._frames.append(self.frame(parts)[order])
-        self._waiting = []
+    def add(self, rows: Sequence[Mapping[str, Any]], groups: Sequence[LabelValue]) -> None:
+        """Add the rows of each family in the same groups. They are stored group by group."""
+        for part in rows:
+            places = np.repeat(np.arange(len(groups)), len(part["point"]) // len(groups))
+            self._order.append(len(self._labels) + places)
+        self._labels += groups
+        self._waiting += rows
+        if sum(map(len, self._order)) > ROWS_IN_MEMORY:
+            self.folder = self.folder or TemporaryFolder()
+            file = self.folder.path / f"{len(self._parts):06d}.parquet"
+            with explain_write_errors(file):
+                self._gather().write_parquet(file, compression="lz4")
+            self._parts.append(file)
+
+    def _gather(self) -> pl.DataFrame:
+        order = np.argsort(np.concatenate(self._order), kind="stable")
+        found = self.frame(self._waiting)[order]
+        self._waiting, self._order = [], []
+        return found
 
     def frame(self, parts: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-        """Build a table of the rows of families: axes by path, groups as strings, undefined values null."""
+        """Build one table of the rows of families, since a table takes milliseconds. Undefined values are null."""
         import polars as pl
 
-        places, lengths = [self._frame_columns(part) for part in parts], [_row_count(part) for part in parts]
         made: dict[str, Any] = {}
-        for name in dict.fromkeys(name for place in places for name in place):
-            found = [place.get(name, math.nan) for place in places]
-            if name in _KEY_COLUMNS or self._numeric.get(name) is False:
-                known = ([one] * length if isinstance(one, (str, NoneType)) else one
-                         for one, length in zip(found, lengths, strict=True))  # fmt: skip
-                made[name] = pl.Series([*chain.from_iterable(known)], dtype=pl.String)
-            else:
-                made[name] = _concatenate_values(found, lengths)
+        for name in dict.fromkeys(name for part in parts for name in part):
+            columns = [part.get(name, np.full(len(part["point"]), math.nan)) for part in parts]
+            is_text = isinstance(columns[0], list)
+            made[name] = pl.Series([*chain(*columns)], dtype=pl.String) if is_text else np.concatenate(columns)
         return pl.DataFrame(made, nan_to_null=True)
-
-    def _frame_columns(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the ordered columns of one family's rows, including its axes."""
-        study, groups, points = self._studies[columns["study"]], columns["group"], columns["point"].tolist()
-        own = {axis.path: [study.points[p][number] for p in points] for number, axis in enumerate(study.axes)}
-        place = {"run": columns["run"], "correction": study.name, "point": np.tile(columns["point"], len(groups))}
-        for path, numeric in self._numeric.items():
-            if numeric:
-                place[path] = np.tile(np.array(own[path], np.float64), len(groups)) if path in own else math.nan
-            else:
-                texts = [None if v is None else str(v) for v in own.get(path, ())]
-                place[path] = texts * len(groups) if path in own else None
-        labels = (None if group is None else str(group) for group in groups)
-        place |= {"scope": columns["scope"], "group": [label for label in labels for _ in points]}
-        return place | {name: values for name, values in columns.items() if name not in (*place, "study")}
-
-    def _spill(self) -> None:
-        import polars as pl
-
-        self.folder = self.folder or TemporaryFolder()
-        part = self.folder.path / f"{len(self._parts):06d}.parquet"
-        with explain_write_errors(part):
-            pl.concat(self._frames, how="diagonal_relaxed").write_parquet(part, compression="lz4")
-        self._parts.append(part)
-        self._frames, self._rows_in_memory = [], 0
 
     def frames(self) -> pl.LazyFrame:
         """Return all rows. Groups are numbers if all of them are."""
         import polars as pl
 
-        if self._waiting:
-            self._gather()
         parts = [pl.scan_parquet(part) for part in self._parts]
-        parts += [pl.concat(self._frames, how="diagonal_relaxed").lazy()] if self._frames else []
-        whole = pl.concat(parts, how="diagonal_relaxed")
+        whole = pl.concat([*parts, *([self._gather().lazy()] if self._waiting else [])], how="diagonal_relaxed")
         labels = [label for label in self._labels if label is not None]
         kinds = {type(label) for label in labels}
         if not kinds or not kinds <= {int, float}:
