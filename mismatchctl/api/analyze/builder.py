@@ -46,25 +46,7 @@ from mismatchctl.measure.metrics.evaluation import OTHER_PAIR_METRICS, VALUE_MET
 from mismatchctl.measure.metrics.metric import Estimate
 from mismatchctl.measure.reduction import MeasurePlan
 from mismatchctl.measure.sums import PairSums, WorstRows
-from mismatchctl.results.model import (
-    MASKED_TOKENS,
-    Breakdown,
-    Clusters,
-    Distribution,
-    FreshBatch,
-    Groups,
-    InputFile,
-    JointDistribution,
-    OverallMetrics,
-    Provenance,
-    Result,
-    RunResult,
-    Series,
-    SkippedData,
-    Value,
-    WorstSequence,
-    WorstToken,
-)
+from mismatchctl.results import model
 
 if TYPE_CHECKING:
     import polars as pl
@@ -88,14 +70,14 @@ class ClusterTables:
             if plan.every_cluster or (of == MISMATCH_NAME and name != CLUSTERS_COLUMN.name)
         }
 
-    def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> Clusters:
+    def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
         """Return the table of a run. Rows have a step unless the table is folded."""
         if table.is_folded:
             return self._clusters(table, [])
         index = {int(step_hash(label)): number for number, label in enumerate(labels)}
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
-    def value_table(self, tables: Sequence[ClusterTable]) -> Clusters | None:
+    def value_table(self, tables: Sequence[ClusterTable]) -> model.Clusters | None:
         """Return the joint table of the values of a `--by` column, unless it would be too large."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._cap:
             return None
@@ -103,10 +85,10 @@ class ClusterTables:
         merged = reduce(add, numbered)
         return self._clusters(merged, merged.scopes.tolist())
 
-    def _clusters(self, table: ClusterTable, groups: list[int]) -> Clusters:
+    def _clusters(self, table: ClusterTable, groups: list[int]) -> model.Clusters:
         bounded = table.is_folded and not self._every  # layers would be a third of the Result of a long run
         names = [name for name in self._columns if not (bounded and name in LAYER_COLUMNS)]
-        return Clusters(
+        return model.Clusters(
             by=self._by,  # type: ignore[arg-type]
             columns=names,
             hashes=[f"{cluster:016x}" for cluster in table.clusters.tolist()],
@@ -184,13 +166,13 @@ def build_result(
     tokens: Mapping[int, int],
     problems: Problems,
     turns: Accumulator | None = None,
-) -> Result:
+) -> model.Result:
     """Build the Result of a finished pass. `turns` contains the breakdown by turn."""
     runs = {name: _build_run(name, plan, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     if turns is not None:
         for name, totals in turns.runs.items():
             runs[name].by |= _build_breakdowns(totals, turns, ClusterTables(plan, dump, name, turns.evaluator.columns))
-    provenance = Provenance(
+    provenance = model.Provenance(
         inputs=describe_input_files(dump, tokens, problems),
         left_out=summarize_left_out(problems),
         by=[*plan.by, *(turns.plan.by if turns is not None else ())],
@@ -198,13 +180,13 @@ def build_result(
         unread=list(dump.unread),
     )
     corrections, warnings = list(plan.corrections), list(dump.warnings)
-    return Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
+    return model.Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
 
 
-def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> list[InputFile]:
+def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> list[model.InputFile]:
     """Return the files of a dump with the valid tokens read and the sequences left out."""
     return [
-        InputFile(
+        model.InputFile(
             path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
             layout=file.layout, dtypes={name: dtype for name, dtype in file.dtypes.items() if name in TYPED_COLUMNS},
             skipped=problems.skipped.get(file.path, 0), skipped_tokens=problems.tokens.get(file.path, 0),
@@ -213,19 +195,19 @@ def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Proble
     ]  # fmt: skip
 
 
-def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dump) -> RunResult:
+def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dump) -> model.RunResult:
     totals = accumulator.runs[name]
     assert totals.overall is not None
     evaluate = accumulator.evaluator.evaluate
     whole = evaluate(ClosedSums.from_cell(totals.overall, by_prompt=plan.by_prompt))
     names = [correction.name for correction in plan.corrections]
-    overall = OverallMetrics(
+    overall = model.OverallMetrics(
         metrics=_overall_values(whole.metrics),
         corrections={name: _overall_values(found) for name, found in zip(names, whole.corrections, strict=True)},
     )
     tables = ClusterTables(plan, dump, name, accumulator.evaluator.columns)
     steps = _build_groups(totals.steps, EstimateRow.concatenate(totals.groups), names)
-    return RunResult(
+    return model.RunResult(
         overall=overall,
         fresh_batches=_predict_fresh_batches(totals, steps, plan, accumulator),
         groups=steps,
@@ -233,15 +215,17 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
         distribution=_build_distribution(totals.overall.pairs[MISMATCH_NAME]),
         breakdowns={name: _build_breakdown(name, sums) for name, sums in totals.sums.breakdowns.items()},
         joint=_build_joint(totals.sums.joint),
-        worst_tokens=[WorstToken(**own) for own in describe_worst_tokens(totals.sums.tokens, dump, CONTEXT_TOKENS)],
+        worst_tokens=[
+            model.WorstToken(**own) for own in describe_worst_tokens(totals.sums.tokens, dump, CONTEXT_TOKENS)
+        ],
         worst_sequences=_build_worst_sequences(totals.sums.sequences, dump),
         clusters=tables.run_table(totals.overall.table, steps.labels),
     )
 
 
 def _predict_fresh_batches(
-    totals: RunTotals, steps: Groups, plan: MeasurePlan, accumulator: Accumulator
-) -> dict[str, FreshBatch]:
+    totals: RunTotals, steps: model.Groups, plan: MeasurePlan, accumulator: Accumulator
+) -> dict[str, model.FreshBatch]:
     """Predict the rejection of each correction in a batch of the run's step size."""
     assert totals.overall is not None
     table, axis = totals.overall.table, accumulator.evaluator.columns
@@ -249,7 +233,7 @@ def _predict_fresh_batches(
     sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())
     rows, found = np.flatnonzero(tokens > 0), {}
     where = np.unique(table.scopes[rows], return_inverse=True)[1]
-    cache: dict[bytes, FreshBatch] = {}  # corrections that reject the same tokens have the same prediction
+    cache: dict[bytes, model.FreshBatch] = {}  # corrections that reject the same tokens have the same prediction
     for place, correction in enumerate(plan.corrections):
         rejected = tokens[rows] - table.sums[rows, axis.position(place, "kept")]
         key = rejected.tobytes()
@@ -262,7 +246,7 @@ def _predict_fresh_batches(
     return found
 
 
-def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: ClusterTables) -> dict[str, Groups]:
+def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: ClusterTables) -> dict[str, model.Groups]:
     plan, by = accumulator.plan, {}
     for column, cells in totals.by.items():
         closed = (ClosedSums.from_cell(cell, by_prompt=plan.by_prompt) for cell in cells.values())
@@ -272,22 +256,22 @@ def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: Clust
     return by
 
 
-def _overall_values(estimates: Estimates) -> dict[str, Value]:
+def _overall_values(estimates: Estimates) -> dict[str, model.Value]:
     values = {}
     for key, found in estimates.items():
         value, error, interval, status = found.at(0)
         covers = found.covers_at(0)
         tail: Literal["heavy_tail"] | None = None if covers is None else "heavy_tail"
-        values[key] = Value(value=value, se=error, interval=interval, status=status, tail=tail, covers=covers)
+        values[key] = model.Value(value=value, se=error, interval=interval, status=status, tail=tail, covers=covers)
     return values
 
 
-def _build_groups(labels: Sequence[Any], rows: EstimateRow, names: Sequence[str]) -> Groups:
+def _build_groups(labels: Sequence[Any], rows: EstimateRow, names: Sequence[str]) -> model.Groups:
     """Return the estimates of labelled cells, in natural order of the labels."""
     order = sorted(range(len(labels)), key=lambda cell: _label_sort_key(labels[cell]))
     others = {key: found for key, found in rows.metrics.items() if key in OTHER_PAIR_METRICS}
     plain = {key: found for key, found in rows.metrics.items() if key not in OTHER_PAIR_METRICS}
-    return Groups(
+    return model.Groups(
         labels=[labels[cell] for cell in order],
         metrics=_build_series(plain, order, VALUE_DIGITS) | _build_series(others, order, OTHER_DIGITS),
         corrections={
@@ -305,7 +289,7 @@ def _label_sort_key(label: Any) -> tuple[Any, ...]:
 
 def _build_series(
     estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
-) -> dict[str, Series]:
+) -> dict[str, model.Series]:
     """Build the rounded series of each estimate, with heavy tails for the metrics in `tails`."""
     if not estimates:
         return {}
@@ -314,7 +298,7 @@ def _build_series(
     error = np.stack([unknown if found.se is None else found.se[order] for found in estimates.values()])
     errors = _round_rows(np.where(np.isfinite(value), error, np.nan), ERROR_DIGITS)
     return {
-        key: Series(
+        key: model.Series(
             value=values,
             se=se if any(one is not None for one in se) else None,
             interval=_series_intervals(found, order),
@@ -356,7 +340,7 @@ def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
     return rows
 
 
-def _build_distribution(pair: PairSums) -> Distribution:
+def _build_distribution(pair: PairSums) -> model.Distribution:
     """Build the signed histogram with bins `BINS_PER_BIN` times as wide, over the range with tokens."""
     # First magnitude bin of each coarse bin, without the zero bin.
     inner = np.arange(0, MAGNITUDE_BINS - 1, BINS_PER_BIN)
@@ -368,14 +352,14 @@ def _build_distribution(pair: PairSums) -> Distribution:
     bounds = np.concatenate([-np.append(edges[1:], 2.0**15)[::-1], edges, [2.0**15]])
     filled = np.flatnonzero(counts)
     first, last = (filled[0], filled[-1] + 1) if len(filled) else (0, 0)
-    return Distribution(
+    return model.Distribution(
         edges=bounds[first : last + 1].tolist(),
         tokens=counts[first:last].tolist(),
         k3=[cap_sum(value) for value in k3[first:last]],
     )
 
 
-def _build_breakdown(name: str, sums: Float64s) -> Breakdown:
+def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
     """Return means by bin with standard errors over buckets of clusters, without empty bins."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
@@ -393,7 +377,7 @@ def _build_breakdown(name: str, sums: Float64s) -> Breakdown:
             error = np.sqrt(scatter * occupied / (occupied - 1)) / total
         columns[key], columns[f"{key}_se"] = replace_nonfinite(mean.tolist()), replace_nonfinite(error.tolist())
     highs = edges[filled + 1]
-    return Breakdown(
+    return model.Breakdown(
         quantity=name,
         low=edges[filled].tolist(),
         high=replace_nonfinite(highs.tolist()),
@@ -402,11 +386,11 @@ def _build_breakdown(name: str, sums: Float64s) -> Breakdown:
     )
 
 
-def _build_joint(grid: np.ndarray[Any, Any]) -> JointDistribution:
+def _build_joint(grid: np.ndarray[Any, Any]) -> model.JointDistribution:
     """Aggregate the square grid to hexagons: each cell goes to the nearer of two staggered lattices."""
     across, up = np.nonzero(grid)
     if not len(across):
-        return JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])
+        return model.JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])
     width, height = 1 / HEXAGONS, math.sqrt(3) / HEXAGONS
     x, y = (across + 0.5) / JOINT_CELLS, (up + 0.5) / JOINT_CELLS
     even = np.round(x / width) * width, np.round(y / height) * height
@@ -416,7 +400,7 @@ def _build_joint(grid: np.ndarray[Any, Any]) -> JointDistribution:
     centres.real, centres.imag = (np.where(nearer, a, b).round(6) for a, b in zip(even, odd, strict=True))
     hexagons, where = np.unique(centres, return_inverse=True)
     tokens = np.bincount(where, weights=grid[across, up])
-    return JointDistribution(
+    return model.JointDistribution(
         width=width,
         x=hexagons.real.tolist(),
         y=hexagons.imag.tolist(),
@@ -424,19 +408,19 @@ def _build_joint(grid: np.ndarray[Any, Any]) -> JointDistribution:
     )
 
 
-def _build_worst_sequences(worst: WorstRows, dump: Dump) -> list[WorstSequence]:
+def _build_worst_sequences(worst: WorstRows, dump: Dump) -> list[model.WorstSequence]:
     found = []
     for fields, ids in describe_worst_sequences(worst, dump):
         del fields["position"]
         fields |= {"k3": cap_sum(fields["k3"]), "token_ids": None if ids is None else ids[:EXCERPT_TOKENS].tolist()}
-        found.append(WorstSequence(**fields))
+        found.append(model.WorstSequence(**fields))
     return found
 
 
-def summarize_left_out(problems: Problems) -> list[SkippedData]:
+def summarize_left_out(problems: Problems) -> list[model.SkippedData]:
     """Return the data left out, by file and reason."""
     rows = [
-        SkippedData(
+        model.SkippedData(
             file=file,
             reason=reason,
             count=count,
@@ -447,11 +431,11 @@ def summarize_left_out(problems: Problems) -> list[SkippedData]:
     return [
         *rows,
         *(
-            SkippedData(file=file, reason="file", count=1, example=why, size=_file_size(file))
+            model.SkippedData(file=file, reason="file", count=1, example=why, size=_file_size(file))
             for file, why in problems.files.items()
         ),
         *(
-            SkippedData(file=file, reason=MASKED_TOKENS, count=count, example=column)
+            model.SkippedData(file=file, reason=model.MASKED_TOKENS, count=count, example=column)
             for (file, column), count in sorted(problems.masked.items())
         ),
     ]

@@ -17,18 +17,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mismatchctl.core import bins
 from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
-from mismatchctl.core.bins import (
-    FIRST_CAP_BITS,
-    FIRST_MAGNITUDE,
-    K3_CAPS,
-    MAGNITUDE_BINS,
-    PROBABILITY_BIN_BY_SURPRISAL,
-    PROBABILITY_BINS,
-    SIGNED_BINS,
-    SIGNED_SHIFT,
-    OctaveBins,
-)
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.corrections.model import Correction
 from mismatchctl.measure.columns import Columns, TokenLoss, correction_columns
@@ -334,10 +324,10 @@ def _neighbour_products(ratios: Ratios, places: Tensor) -> tuple[Tensor, Tensor,
 
 def _tally_pair(tables: PairTables, ratios: Ratios, row: Tensor, cell: Tensor) -> None:
     signed = _signed_bin(to_tensor(ratios.log_ratio))
-    magnitude = (signed - MAGNITUDE_BINS) ^ ((signed - MAGNITUDE_BINS) >> 31)
-    tokens = torch.bincount(row * MAGNITUDE_BINS + magnitude, minlength=tables.tokens.size)
+    magnitude = (signed - bins.MAGNITUDE_BINS) ^ ((signed - bins.MAGNITUDE_BINS) >> 31)
+    tokens = torch.bincount(row * bins.MAGNITUDE_BINS + magnitude, minlength=tables.tokens.size)
     tables.tokens += to_host(tokens.to(torch.int32)).reshape(tables.tokens.shape)
-    counts, (k3,) = _sum_by_bin(cell * SIGNED_BINS + signed, tables.sums.size // 2, [ratios.k3])
+    counts, (k3,) = _sum_by_bin(cell * bins.SIGNED_BINS + signed, tables.sums.size // 2, [ratios.k3])
     tables.sums += to_host(torch.stack([counts.to(torch.float64), k3], dim=1)).reshape(tables.sums.shape)
 
 
@@ -361,11 +351,11 @@ def _tally_run(tables: RunTables, ratios: Ratios, places: Tensor, bucket: Tensor
 def _signed_bin(values: Tensor) -> Tensor:
     """See bins.signed_bin."""
     bits = values.to(torch.float32).view(torch.int32)
-    magnitude = ((bits & 0x7FFFFFFF) >> SIGNED_SHIFT) - FIRST_MAGNITUDE
-    return (magnitude.clamp(0, MAGNITUDE_BINS - 1) ^ (bits >> 31)) + MAGNITUDE_BINS
+    magnitude = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
+    return (magnitude.clamp(0, bins.MAGNITUDE_BINS - 1) ^ (bits >> 31)) + bins.MAGNITUDE_BINS
 
 
-def _octave_bin(kind: OctaveBins, values: Tensor) -> Tensor:
+def _octave_bin(kind: bins.OctaveBins, values: Tensor) -> Tensor:
     found = values.to(torch.float32).view(torch.int32) >> kind.shift
     return (found - kind.first).clamp(0, kind.count - 1)
 
@@ -381,8 +371,8 @@ def _tally_layers(table: Float64s, ratios: Ratios, cluster: Tensor) -> None:
     """See bins.add_layers."""
     k3 = to_tensor(ratios.k3)
     surprisal = _octave_bin(BREAKDOWNS["surprisal"], to_tensor(-ratios.reference).clamp(min=0.0))
-    place = torch.as_tensor(PROBABILITY_BIN_BY_SURPRISAL, device=k3.device)[surprisal]
-    reached = (((k3.view(torch.int64) >> 52) - FIRST_CAP_BITS + 2) >> 1).clamp(0, len(K3_CAPS))
-    where = (cluster * PROBABILITY_BINS + place) * table.shape[2] + reached
+    place = torch.as_tensor(bins.PROBABILITY_BIN_BY_SURPRISAL, device=k3.device)[surprisal]
+    reached = (((k3.view(torch.int64) >> 52) - bins.FIRST_CAP_BITS + 2) >> 1).clamp(0, len(bins.K3_CAPS))
+    where = (cluster * bins.PROBABILITY_BINS + place) * table.shape[2] + reached
     counts, (sums,) = _sum_by_bin(where, table.size // 2, [ratios.k3])
     table += to_host(torch.stack([counts.to(torch.float64), sums], dim=1)).reshape(table.shape)
