@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Bools, Float64s, Ints, Segments, TokenBatch
+from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.corrections.application import Selection, Weights, apply_gate, measure_gate
 from mismatchctl.corrections.model import MISMATCH_SOURCE, Correction, Gate
@@ -65,6 +65,8 @@ def nested_columns(
     parts: BlockParts,
     clusters: BlockParts,
 ) -> NestedColumns:
+    from mismatchctl.measure.kernels.compiled_kernel import TRUNCATED_COLUMNS, truncate_weights
+
     columns, maxima = correction_columns(family.loosest, ratios, ratios["train/rollout"].k3_sum, batch)
     largest, rule = {name: parts.largest(values) for name, values in maxima.items()}, family.correction.weight
     weights = None if rule is None else Weights(rule, ratios[rule.source], impossible=batch.impossible)
@@ -73,7 +75,9 @@ def nested_columns(
         assert weights is not None
         gates = family.correction.gates
         kept = _apply_gates(gates, ratios, batch).expand() if gates else None
-        moved = truncate_nested_weights(weights, nested, kept, batch.segments, clusters)
+        given, within = (weights.raw_excess, unbounded_token_weights(weights)), (clusters.index, clusters.count)
+        found = truncate_weights(given, kept, batch.segments, within, nested)
+        moved = {name: found[:, place] for place, name in enumerate(TRUNCATED_COLUMNS)}
         largest |= family.bounds.maxima(weights, batch.segments, parts)
     else:
         moved, summed = _sum_nested_gates(family.correction, weights, nested, ratios, batch, parts, clusters)
@@ -102,17 +106,6 @@ def _apply_gates(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: Tok
         outcome = apply_gate(gate, ratios[gate.source], batch, everything)
         left = left.exclude(outcome.low).exclude(outcome.high)
     return left
-
-
-def truncate_nested_weights(
-    weights: Weights, nested: NestedWeights, kept: Bools | None, segments: Segments, parts: BlockParts
-) -> Arrays:
-    """Return the columns that upper bounds of token weights change [parts, ranks]. `kept` are the tokens of gates."""
-    from mismatchctl.measure.kernels.compiled_kernel import TRUNCATED_COLUMNS, truncate_weights
-
-    given = weights.raw_excess, unbounded_token_weights(weights)
-    moved = truncate_weights(given, kept, segments, (parts.index, parts.count), nested)
-    return {name: moved[:, place] for place, name in enumerate(TRUNCATED_COLUMNS)}
 
 
 def _sum_nested_gates(
@@ -163,12 +156,7 @@ def _expand_to_tokens(values: Float64s, weights: Weights, segments: Segments) ->
 
 
 def block_columns(
-    family: CorrectionFamily,  # the points
-    ratios: Mapping[str, Ratios],  # by source of the corrections
-    batch: TokenBatch,  # the block
-    parts: BlockParts,  # division of its sequences
-    *,
-    nests: bool,  # True if the kernel has the loops of nested bounds
+    family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
 ) -> BlockColumns:
     if not family.is_binned:  # a single point, as in `analyze`
         columns, maxima = correction_columns(family.correction, ratios, ratios["train/rollout"].k3_sum, batch)
@@ -178,7 +166,7 @@ def block_columns(
             fixed={name: values.reshape(trivial) for name, values in columns.items()},
             maxima={name: parts.largest(values).reshape(trivial) for name, values in maxima.items()},
         )
-    binned = _BinnedPoints(family, ratios, batch, parts, nests)
+    binned = _BinnedPoints(family, ratios, batch, parts)
     passing, flags = binned.passing(), binned.flags
     made = BlockColumns(parts, flags, summed=binned.summed, maxima=binned.maxima)
     failing = binned.failing(passing)
@@ -199,14 +187,9 @@ class _BinnedPoints:
     """Evaluation of the points of a family with bins. `rejected` is along the grid [S, ...]."""
 
     def __init__(
-        self,
-        family: CorrectionFamily,
-        ratios: Mapping[str, Ratios],
-        batch: TokenBatch,
-        parts: BlockParts,
-        nests: bool,
+        self, family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
     ) -> None:
-        self.family, self.ratios, self.batch, self.parts, self.nests = family, ratios, batch, parts, nests
+        self.family, self.ratios, self.batch, self.parts = family, ratios, batch, parts
         self.correction = family.correction
         self.segments = batch.segments
         self.length = self._wide(batch.segments.sizes)
@@ -303,27 +286,11 @@ class _BinnedPoints:
             self.maxima = {"raw_weight": one, "-raw_weight": -one, "weight": one, "-weight": -one}
             return made
         weights = Weights(rule, self.ratios[rule.source], impossible=self.batch.impossible)
-        if rule.level != "token":
-            return self._sequence_weights(weights, kept)
-        nested = self.family.nested_weights if self.nests and not self.on_tokens else None
-        return self._token_weights(weights) if nested is None else self._truncated(weights, nested)
+        return self._token_weights(weights) if rule.level == "token" else self._sequence_weights(weights, kept)
 
     def _along_weights(self, values: NDArray[Any]) -> NDArray[Any]:
         """Reshape values [parts] or [parts, W] to the grid."""
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
-
-    def _truncated(self, weights: Weights, nested: NestedWeights) -> Arrays:
-        """Sum weights per token if only their upper bound varies and no gate judges tokens."""
-        number, places, ratios = len(self.segments), as_slice(nested.ranks), weights.ratios
-        found = truncate_nested_weights(weights, nested, None, self.segments, BlockParts(np.arange(number), number))
-        low = self.family.bounds.watched.stops.any()
-        self._note_extremes(weights)
-        return {
-            "raw_weight_excess": self._wide(ratios.excess_sum),
-            "squared_raw_weight_excess": self._wide(ratios.squared_excess_sum),
-            "weight_low": self._wide(self.segments.sum(weights.low) if low else np.zeros(number)),
-            **{name: self._wide(values[:, places]) for name, values in found.items()},
-        }
 
     def _note_extremes(self, weights: Weights) -> None:
         found = self.family.bounds.maxima(weights, self.segments, self.parts)

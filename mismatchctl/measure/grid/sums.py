@@ -230,7 +230,7 @@ def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -
             nested, trivial = plan.nested(family), (-1, *(1,) * len(family.grid))
             made: FamilyColumns
             if nested is None:
-                made = block_columns(family, ratios, block, parts, nests=plan.base.kernel.has_nested_loops)
+                made = block_columns(family, ratios, block, parts)
             else:
                 made = nested_columns(family, nested, ratios, block, parts, clusters)
             made.fixed["tokens"] = block.segments.sizes.reshape(trivial)

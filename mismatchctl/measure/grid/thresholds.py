@@ -539,16 +539,10 @@ class CorrectionFamily:
         axis = self.longest
         if not self.is_binned or axis - 1 == self.veto or not MIN_NESTED_GATES <= self.grid[axis] == np.prod(self.grid):
             return None
-        if axis == 0:
-            return self.nested_weights
-        return NestedGates.sort(self.order[axis - 1], self.thresholds[axis - 1])
-
-    @cached_property
-    def nested_weights(self) -> NestedWeights | None:
-        """Nested bounds of its token weights, if they differ only in the upper bound."""
         weight = self.correction.weight
-        of_tokens = weight is not None and weight.level == "token"
-        return NestedWeights.sort(self.bounds, weight.bounds[0]) if weight is not None and of_tokens else None
+        if axis == 0 and weight is not None:
+            return NestedWeights.sort(self.bounds, weight.bounds[0]) if weight.level == "token" else None
+        return NestedGates.sort(self.order[axis - 1], self.thresholds[axis - 1])
 
     @cached_property
     def loosest(self) -> Correction:
