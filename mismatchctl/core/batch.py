@@ -59,17 +59,14 @@ class Segments:
 
     @cached_property
     def lengths(self) -> Ints:
-        """Tokens per segment [S]."""
         return np.diff(self.offsets)
 
     @cached_property
     def sizes(self) -> Float64s:
-        """Tokens per segment as float64 [S]."""
         return self.lengths.astype(np.float64)
 
     @cached_property
     def nonempty(self) -> Bools:
-        """True for segments with at least one token [S]."""
         return self.lengths > 0
 
     def take(self, chosen: Bools | Ints) -> Segments:
@@ -105,7 +102,6 @@ class Segments:
 
     @cached_property
     def places(self) -> Ints:
-        """Index of each token within its segment [T]."""
         starts: Ints = self.spread(self.offsets[:-1])
         return np.arange(self.tokens, dtype=np.int64) - starts
 
@@ -254,7 +250,6 @@ class TokenBatch:
         return self._select(Segments(offsets - offsets[0]), lambda values: values[tokens], sequences)
 
     def take(self, chosen: Ints) -> TokenBatch:
-        """Return the sequences with these indices, in the given order."""
         return self._select(self.segments.take(chosen), self.segments.token_selector(chosen), chosen)
 
     def _select(

@@ -158,7 +158,6 @@ def format_heavy_tail(covers: float | None) -> str:
 
 
 def format_estimate_or_reason(value: float | None, se: float | None, unit: str, status: str) -> str:
-    """Format an estimate, or a dash and the reason for its absence."""
     if value is not None:
         return format_estimate(value, se, unit)
     return DASH if status in ("", "ok") else f"{DASH} ({status})"
@@ -173,7 +172,6 @@ def format_bytes(size: int) -> str:
 
 
 def format_label(value: str | int | float | bool | None) -> str:
-    """Format a step or the value of a `--by` column."""
     if value is None:
         return "(none)"
     return f"{value:g}" if isinstance(value, float) else str(value)

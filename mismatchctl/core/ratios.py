@@ -84,7 +84,6 @@ class Ratios:
 
     @cached_property
     def log_ratio(self) -> Float64s:
-        """Policy minus reference [T], nats."""
         return self.policy - self.reference
 
     def log_ratio_at(self, tokens: Ints) -> Float64s:

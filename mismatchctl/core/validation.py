@@ -49,7 +49,6 @@ def format_field_path(problem: Mapping[str, Any]) -> str:
 
 
 def describe_expected(problem: Mapping[str, Any]) -> str:
-    """Return the expected value of a field, or the message of the model's own validator."""
     kind = str(problem["type"])
     if kind == "value_error":
         return str(problem["msg"]).removeprefix("Value error, ")
@@ -134,7 +133,6 @@ def replace_nonfinite(data: Any) -> Any:
 
 
 def replace_nonfinite_in_table(table: pl.LazyFrame) -> pl.LazyFrame:
-    """Replace NaN and infinity in a table with null."""
     import polars as pl
     from polars import selectors
 

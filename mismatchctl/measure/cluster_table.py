@@ -350,7 +350,6 @@ def step_hash(step: LabelValue) -> np.uint64:
 
 
 def step_hashes(batch: TokenBatch) -> Hashes:
-    """Hash the step of each sequence [S]."""
     steps = batch.columns.get("step")
     if steps is None:
         return np.full(len(batch), step_hash(None))

@@ -79,7 +79,6 @@ class _LossInputs:
 
     @property
     def mean(self) -> Float64s:
-        """Mean log ratio of each token's sequence [T]."""
         return self.batch.segments.spread(self.batch.segments.mean(self.x))
 
     @property
@@ -257,7 +256,6 @@ def compute_correction_facts(
     losses: bool = False,  # True to compute the columns of the loss
     all_inside: bool = False,  # assume that no token reaches a bound of a rule on tokens
 ) -> CorrectionFacts:
-    """Apply one correction to a block."""
     applied = apply_correction(correction, ratios, batch, all_inside=all_inside)
     weights, kept = applied.weights, applied.kept
     sums = _weight_sums(weights, kept)
@@ -593,7 +591,6 @@ class Pair:
 
     @property
     def source(self) -> str:
-        """The policies in the notation of rules and corrections."""
         return f"{self.policy}/{self.reference}"
 
     @property

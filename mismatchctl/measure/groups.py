@@ -210,7 +210,6 @@ class SumsCloser:
 
 
 def normalization_factor(total_excess: Float64s, count: Float64s) -> Float64s:
-    """Return the normalization divisor, given the total of w - 1."""
     return normalization_divisor(1 + total_excess / np.maximum(count, 1))
 
 
@@ -231,7 +230,6 @@ def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correct
 
 
 def closed_axis(plan: MeasurePlan) -> TableAxis:
-    """Return the additive columns of a closed table."""
     numbers = range(len(plan.corrections))
     return TableAxis(
         (
@@ -251,7 +249,6 @@ GroupCells = dict[tuple[LabelValue, ...], CellT]
 def group_by_value(
     cells: Sequence[tuple[LabelValue, ...]], by: Sequence[str]
 ) -> Iterator[tuple[str, LabelValue, Ints]]:
-    """Yield each value of each `--by` column, with the indices of its cells."""
     for place, column in enumerate(by):
         chosen: dict[LabelValue, list[int]] = {}
         for number, values in enumerate(cells):

@@ -72,17 +72,14 @@ class MeasurePlan:
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """Pairs of policies that are measured."""
         return tuple(pair for pair in PAIRS if pair.needs <= self.available_columns)
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Facets that are measured."""
         return tuple(facet for facet in FACETS if facet.is_available(self.available_columns))
 
     @property
     def has_losses(self) -> bool:
-        """True if the dump has current log-probs, which losses need."""
         return "current_log_probs" in self.available_columns
 
     @cached_property
@@ -112,7 +109,6 @@ class MeasurePlan:
 
     @cached_property
     def maxima(self) -> TableAxis:
-        """Maximum columns of a cluster table."""
         pairs = [(pair.name, name) for pair in self.pairs for name in column_names(PAIR_COLUMNS, "largest")]
         return TableAxis((*pairs, *self._of_corrections("largest")))
 
@@ -127,7 +123,6 @@ class MeasurePlan:
 
     @property
     def has_micro_batches(self) -> bool:
-        """True if a correction normalizes within micro-batches."""
         return any(correction.normalizes_micro_batches for correction in self.corrections)
 
 
@@ -151,7 +146,6 @@ class Sums:
 
 
 def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
-    """Reduce one batch. `run` is the run of rows without a `run` value."""
     found = gather_cells(batch, run, plan.by)
     result = Sums()
     for name, together in itertools.groupby(range(len(found.names)), key=lambda cell: found.names[cell][0]):
@@ -218,7 +212,6 @@ class BreakdownValues:
         self._values: dict[tuple[str, str], set[LabelValue]] = {}
 
     def add(self, run: str, values: Sequence[LabelValue]) -> None:
-        """Add the values of a cell."""
         for column, value in zip(self._by, values, strict=True):
             found = self._values.setdefault((run, column), set())
             found.add(value)
@@ -320,7 +313,6 @@ def _reduce_blocks(
 
 
 def _pair_column_names(pair: Pair) -> tuple[str, ...]:
-    """Return the additive columns of a pair."""
     return (*column_names(PAIR_COLUMNS, "sum"), *whole_column_names(pair))
 
 
@@ -347,7 +339,6 @@ def _optional_pair_columns(
 
 
 def correction_ratios(block: TokenBatch, plan: MeasurePlan) -> dict[str, Ratios]:
-    """Return the ratios of each source that a correction uses."""
     sources = {"train/rollout", *(source for correction in plan.corrections for source in correction.sources)}
     if plan.has_losses and block.current is not None:
         sources |= {"current/train", "current/rollout"}
@@ -355,7 +346,6 @@ def correction_ratios(block: TokenBatch, plan: MeasurePlan) -> dict[str, Ratios]
 
 
 def _pair_ratios(source: str, block: TokenBatch, plan: MeasurePlan) -> Ratios:
-    """Return the ratios of two policies of the block."""
     policy, reference = map(block.log_probs, source.split("/"))
     assert policy is not None
     assert reference is not None

@@ -31,7 +31,6 @@ WORST_COUNT = 50
 
 
 def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
-    """Return the `count` largest values, unordered."""
     return values if len(values) <= count else np.partition(values, len(values) - count)[-count:]
 
 
@@ -169,7 +168,6 @@ def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]], size: int) -> list[NDA
 
 
 def read_histograms(tables: PairTables) -> list[Histogram]:
-    """Return the histogram of each cell."""
     tokens, sums = tables.tokens.reshape(-1), tables.sums.reshape(-1, 2)
     places, signed = np.flatnonzero(tokens != 0), np.flatnonzero(sums[:, 0] != 0)  # five times as fast on flags
     number, (counts, k3) = tokens[places].astype(np.int64), sums.take(signed, axis=0).T
@@ -244,7 +242,6 @@ class PairCollector:
         self._sequences[cell].add(ratios.log_ratio_sum[start:stop][segments.nonempty[start:stop]])
 
     def sums(self) -> dict[int, PairSums]:
-        """Return the sums by cell."""
         tails = zip(self._tokens, self._sequences, strict=True)
         found = [
             PairSums(histogram, np.sort(tokens.values()), np.sort(sequences.values()))
@@ -268,7 +265,6 @@ class CellSums:
         return self.table.sums.size + sum(pair.histogram.size for pair in self.pairs.values())
 
     def fold(self, cap: int) -> CellSums:
-        """Return the sums with at most `cap` clusters per scope."""
         return CellSums(self.table.fold(cap), self.pairs)
 
 

@@ -267,7 +267,6 @@ def _overall_values(estimates: Estimates) -> dict[str, model.Value]:
 
 
 def _build_groups(labels: Sequence[Any], rows: EstimateRow, names: Sequence[str]) -> model.Groups:
-    """Return the estimates of labelled cells, in natural order of the labels."""
     order = sorted(range(len(labels)), key=lambda cell: _label_sort_key(labels[cell]))
     others = {key: found for key, found in rows.metrics.items() if key in OTHER_PAIR_METRICS}
     plain = {key: found for key, found in rows.metrics.items() if key not in OTHER_PAIR_METRICS}
@@ -442,7 +441,6 @@ def summarize_left_out(problems: Problems) -> list[model.SkippedData]:
 
 
 def _file_size(path: str) -> int:
-    """Return the size of a local file in bytes, 0 if it is unknown."""
     try:
         return os.stat(path).st_size
     except (OSError, ValueError):
@@ -479,7 +477,6 @@ class SequenceFile:
             remove_folder(self._folder)
 
     def write(self, tables: Iterable[dict[str, NDArray[Any]]]) -> None:
-        """Add the sequences of the next unit."""
         if self._folder is None:
             return
         import polars as pl

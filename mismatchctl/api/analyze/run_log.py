@@ -298,7 +298,6 @@ def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]],
 
 
 def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
-    """Refuse a log without common steps."""
     steps = {step_label(label) for label in labels}
     if steps.isdisjoint(log.rows):
         logged, dumped = _format_some_steps(log.rows), _format_some_steps(steps)

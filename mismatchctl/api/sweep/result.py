@@ -386,7 +386,6 @@ def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.Dat
 
 
 def sort_by_cost(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Sort rows by rejected tokens, then by decreasing effective sample size."""
     costs = [round_values(np.array([row[key] for row in rows], np.float64)) for key in ("ess_token", "rejected_tokens")]
     return [rows[row] for row in np.lexsort((-costs[0], costs[1]))]
 

@@ -100,7 +100,6 @@ def _build_study(item: _StudyData) -> Study:
 
 
 def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]) -> pl.DataFrame:
-    """Build the table, with one type per column."""
     import polars as pl
 
     paths = {axis.path for study in studies for axis in study.axes}

@@ -104,7 +104,6 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return add_families(cell, more)
 
     def finish(self) -> None:
-        """Close all groups and add the rows of every value of `--by` columns."""
         super().finish()
         for run, totals in self.runs.items():
             for column, found in totals.by.items():
@@ -159,7 +158,6 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
     def _rows(
         self, number: int, closed: ClosedFamily | FamilyRunSums, run: str, scope: str, groups: Sequence[LabelValue]
     ) -> dict[str, Any]:
-        """Return one row per group and point of a family, by column."""
         family = self.plan.families[number]
         found = evaluate_metrics(self.metrics[number], closed.totals, closed.maxima, family.grid)
         weight = family.correction.weight
@@ -171,7 +169,6 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
 
 
 def _group_by_number(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[FamilySums]]:
-    """Group parts by their ascending numbers."""
     found: list[list[FamilySums]] = [[] for _ in range(int(numbers[-1]) + 1)]
     for number, part in zip(numbers.tolist(), parts, strict=True):
         found[number].append(part)

@@ -108,7 +108,6 @@ def rules_for_metric(key: str) -> tuple[ThresholdRule, ...]:
 
 
 def list_searches(wishes: Iterable[TargetValue]) -> tuple[tuple[str, ThresholdRule], ...]:
-    """Return each target metric with each of its rules."""
     return tuple((key, rule) for key in dict.fromkeys(key for key, _ in wishes) for rule in rules_for_metric(key))
 
 
@@ -143,7 +142,6 @@ def sum_grid(batch: TokenBatch, run: str, searches: Sequence[tuple[str, Threshol
 
 
 def add_grids(some: GridTables, more: GridTables) -> GridTables:
-    """Merge the tables of two parts."""
     return merge_parts(some, more, lambda a, b: [(x + y).fold(OVERALL_CAP) for x, y in zip(a, b, strict=True)])
 
 
@@ -205,7 +203,6 @@ class TargetBracket:
     interval: tuple[float | None, float | None] | None
 
     def between(self, distances: Float64s, mass: Float64s) -> BracketSums:
-        """Sum a block."""
         within, below = (distances > self.low) & (distances <= self.high), np.zeros(3)
         if self.key == ESS_METRIC:
             weights = np.exp(np.maximum(distances[distances <= self.low], -LOG_RATIO_BOUND))
@@ -214,7 +211,6 @@ class TargetBracket:
         return BracketSums(float(mass.sum()), above, below, distances[within], mass[within])
 
     def solved(self, found: BracketSums) -> SolvedThreshold:
-        """Return the threshold, exactly at a value of the data."""
         order = np.argsort(found.distances, kind="stable")
         distances, mass = found.distances[order], found.mass[order]
         if self.key == ESS_METRIC:  # the largest weight with sufficient ESS
@@ -324,7 +320,6 @@ class TargetSearch:
     wanted: tuple[TargetBracket, ...]
 
     def __call__(self, batches: Iterable[TokenBatch], run: str) -> BracketData:
-        """Sum the batches of a unit."""
         found: dict[int, BracketSums] = {}
         for batch in batches:
             for name, part in split_runs(batch, run):

@@ -106,7 +106,6 @@ class GridLayout:
         self._places = {name: slice(*place) for name, place in zip(shapes, pairwise(ends), strict=True)}
 
     def arrays(self, table: Float64s) -> Arrays:
-        """Return the arrays in a table, [R, ...] each."""
         return {name: table[:, self._places[name]].reshape(len(table), *shape) for name, shape in self.shapes.items()}
 
 
@@ -389,7 +388,6 @@ class FamilyCloser:
         return ClusterTable(clusters, np.zeros_like(clusters), sums, np.zeros((len(clusters), 0)), folded), cells
 
     def _normalized(self, rows: Float64s, factors: Float64s, *, keep: bool) -> Float64s:
-        """Normalize rows stored by cluster in cache-sized blocks."""
         layout = self.layouts.rows
         made = rows.copy() if keep or not rows.flags.writeable else rows  # arrays from another process may be read-only
         step = max(_BLOCK_VALUES // layout.width, 1)

@@ -248,7 +248,6 @@ class IntervalVariants:
 
     @property
     def variants(self) -> int:
-        """Number of intervals V."""
         return len(self.inside.starts)
 
     @cached_property
@@ -565,7 +564,6 @@ class CorrectionFamily:
 
 
 def group_families(grid: CorrectionGrid) -> tuple[CorrectionFamily, ...]:
-    """Group the points of a study into families."""
     kinds = [_number([_weight_kind(weight) for weight in grid.weights]), _number(grid.losses)]
     kinds += [_number([_gate_kind(gate) for gate in variants]) for variants in grid.gates]
     of_point = np.stack([kind[places] for kind, places in zip(kinds, grid.places, strict=True)])

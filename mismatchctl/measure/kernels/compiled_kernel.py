@@ -71,7 +71,6 @@ class CompiledRatios(Ratios):
         return lowest
 
     def take(self, chosen: Ints) -> CompiledRatios:
-        """Return the ratios of some sequences with their known sums."""
         policy, reference = map(self.segments.token_selector(chosen), self.log_probs)
         taken = CompiledRatios(policy, reference, self.segments.take(chosen))
         taken.sums = self.sums[0][:, chosen], self.sums[1][:, chosen]

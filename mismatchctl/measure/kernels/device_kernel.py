@@ -180,7 +180,6 @@ def reduce_segments(values: Tensor, reduction: str, lengths: Tensor, empty: floa
 
 
 def to_device_array(tensor: Tensor) -> NDArray[Any]:
-    """Wrap a tensor for code that is written for numpy."""
     return cast("NDArray[Any]", DeviceArray(tensor))
 
 
@@ -349,7 +348,6 @@ def _tally_run(tables: RunTables, ratios: Ratios, places: Tensor, bucket: Tensor
 
 
 def _signed_bin(values: Tensor) -> Tensor:
-    """See bins.signed_bin."""
     bits = values.to(torch.float32).view(torch.int32)
     magnitude = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
     return (magnitude.clamp(0, bins.MAGNITUDE_BINS - 1) ^ (bits >> 31)) + bins.MAGNITUDE_BINS
@@ -368,7 +366,6 @@ def _sum_by_bin(where: Tensor, number: int, columns: Sequence[Float64s]) -> tupl
 
 
 def _tally_layers(table: Float64s, ratios: Ratios, cluster: Tensor) -> None:
-    """See bins.add_layers."""
     k3 = to_tensor(ratios.k3)
     surprisal = _octave_bin(BREAKDOWNS["surprisal"], to_tensor(-ratios.reference).clamp(min=0.0))
     place = torch.as_tensor(bins.PROBABILITY_BIN_BY_SURPRISAL, device=k3.device)[surprisal]

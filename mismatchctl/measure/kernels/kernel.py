@@ -82,7 +82,6 @@ class Kernel:
     has_nested_loops = False  # see CompiledKernel
 
     def compute_ratios(self, policy: Floats, reference: Floats, segments: Segments) -> Ratios:
-        """Build the ratios of log-probs [T]."""
         return Ratios(policy, reference, segments)
 
     def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:

@@ -200,7 +200,6 @@ def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Met
 
 
 def sweep_metrics(correction: Correction) -> tuple[Metric, ...]:
-    """List the metrics of a point of a sweep, without its loss."""
     return (*correction_metrics(correction, losses=False), *COST_METRICS)
 
 

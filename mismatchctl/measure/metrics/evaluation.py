@@ -168,8 +168,6 @@ class Evaluator:
         values: dict[str, Float64s],
         errors: dict[str, _Uncertainty],
     ) -> None:
-        """Evaluate the metrics from histograms and tails in each cell."""
-
         def read_cell(cell: int, name: str) -> Any:
             return read(name)[cell]
 

@@ -146,7 +146,6 @@ class Measure:
         return policies and self.quantity is other.quantity and self._statistic == other._statistic
 
     def differences(self, other: Measure) -> list[str]:
-        """List the fields that differ."""
         return [
             f"{field.name}: {getattr(self, field.name)}"
             for field in fields(self)
@@ -207,7 +206,6 @@ class Estimate:
         )
 
     def covers_at(self, cell: int) -> float | None:
-        """Return the coverage in one cell if its tail is heavy."""
         covers = math.nan if self.covers is None else float(self.covers[cell])
         return covers if math.isfinite(covers) and math.isfinite(self.value[cell]) else None
 

@@ -37,12 +37,10 @@ _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
 
 
 def token_mean(column: str) -> Callable[[Totals], Number]:
-    """Return the formula of a column's mean over valid tokens."""
     return lambda t: t[column] / t["tokens"]
 
 
 def sequence_mean(column: str) -> Callable[[Totals], Number]:
-    """Return the formula of a column's mean over sequences with a valid token."""
     return lambda t: t[column] / t["sequences"]
 
 
