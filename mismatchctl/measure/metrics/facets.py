@@ -38,7 +38,7 @@ MIN_REST = 1e-6
 MIN_TOP_LOG_PROB = -700.0
 """Smaller log-probs count as this value, whose exp is still above 0."""
 MAX_ROUNDED_LOG_PROB = 1e-3
-"""Largest log-prob that counts as rounding. With a larger one, the position has no valid distribution."""
+"""Largest log-prob that counts as rounding. A larger one makes the distribution of its position invalid."""
 
 
 def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
@@ -159,7 +159,7 @@ def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Fl
 
 
 LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
-"""Possible numbers of experts per layer. The width is the largest at which no layer repeats an expert."""
+"""Possible numbers of experts per layer. The width is the largest one without a repeated expert in a layer."""
 WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = (
     "routed",
