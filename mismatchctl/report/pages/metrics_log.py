@@ -18,7 +18,8 @@ from mismatchctl.report.document import (
     Table,
     TableCell,
 )
-from mismatchctl.report.pages.screens import MAX_RUNS, count_statuses
+from mismatchctl.report.pages.analyze import count_statuses
+from mismatchctl.report.tables import MAX_RUNS
 from mismatchctl.results.model import Value
 from mismatchctl.results.status import FAILING_GROWTH, STATUSES, RunStatus, Status, describe_range
 from mismatchctl.results.summary import classify_k3
