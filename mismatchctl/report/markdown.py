@@ -14,6 +14,7 @@ from mismatchctl.api.gate.verdict import (
     check_sentence,
     describe_basis,
     group_by_rule,
+    outcome_label,
     select_checks,
 )
 from mismatchctl.core.formatting import escape_github, escape_xml
@@ -127,7 +128,7 @@ def junit_xml(verdict: Verdict) -> bytes:
 
 
 def _outcome_counts(checks: list[Check]) -> dict[str, str]:
-    found = Counter(check.outcome for check in checks)
+    found = Counter(map(outcome_label, checks))
     return {
         "tests": str(len(checks)), "failures": str(found["failed"]), "errors": str(found["undecided"]), "skipped": "0",
         "time": "0",
@@ -139,7 +140,7 @@ def _add_case(suite: Xml.Element, check: Check) -> None:
     case = Xml.SubElement(
         suite, "testcase", {"classname": f"gate.{escape_xml(check.run)}", "name": escape_xml(name), "time": "0"}
     )
-    if check.outcome in _JUNIT_ELEMENTS:
+    if outcome_label(check) in _JUNIT_ELEMENTS:
         words = {"message": check_sentence(check), "type": check.outcome}
         Xml.SubElement(case, _JUNIT_ELEMENTS[check.outcome], words).text = describe_basis(check)
     else:
@@ -155,6 +156,6 @@ def workflow_commands(verdict: Verdict) -> list[str]:
         f"{escape_github(f'{check.run}: {check_sentence(check)}')}"
         for _, checks in group_by_rule(verdict.checks)
         for check in select_checks(checks)[0]
-        if check.outcome in words
+        if outcome_label(check) in words
     ]
     return judged + notes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from functools import partial
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,6 @@ from mismatchctl.recorder.recorder import Recorder
 from mismatchctl.results.model import Result
 from mismatchctl.results.reader import read_result
 from mismatchctl.stats.comparison import Allowance
-from tests.cli.command import at_once
 from tests.factories.cluster_results import noisy, result, table
 
 FEW = settings(derandomize=True, max_examples=8)
@@ -284,13 +285,42 @@ def test_a_history_is_numbered_and_read_in_order(tmp_path: Path) -> None:
         read_baselines(None, tmp_path)
 
 
+SAVING = """
+import sys
+from pathlib import Path
+from mismatchctl.api.gate.gate import write_baseline
+from mismatchctl.results.reader import read_result
+baselines = [read_result(path) for path in sys.argv[2:]]
+print(flush=True)
+sys.stdin.read()  # until all processes are ready
+for baseline in baselines:
+    write_baseline(baseline, Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.process
 def test_concurrent_saves_never_share_a_number(tmp_path: Path) -> None:
+    """Twelve processes save four baselines each at the same time."""
     rules = parse_rules("k3:increase=25%")
-    found = [result(noisy(9, level * 1e-3, 0)) for level in range(1, 13)]
-    saved = [make_baseline(each, judge(each, rules), rules, by_hand=True) for each in found]
-    at_once(*(partial(write_baseline, each, tmp_path) for each in saved))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{number:04d}.json" for number in range(1, 13)]
-    values = {each.runs["run"].overall.metrics["k3"].value for each in read_baselines(None, tmp_path, 12).results}
+    found = [result(noisy(9, level * 1e-3, 0)) for level in range(1, 49)]
+    paths = [tmp_path / f"given-{number}.json" for number in range(len(found))]
+    for each, path in zip(found, paths, strict=True):
+        write_baseline(make_baseline(each, judge(each, rules), rules, by_hand=True), path)
+    folder = tmp_path / "accepted"
+    folder.mkdir()
+    reader, writer = os.pipe()
+    saving = [
+        subprocess.Popen([sys.executable, "-c", SAVING, folder, *paths[first::12]], stdin=reader,
+                         stdout=subprocess.PIPE)
+        for first in range(12)
+    ]  # fmt: skip
+    for process in saving:
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+    os.close(writer)
+    os.close(reader)
+    assert [process.communicate(timeout=60) and process.returncode for process in saving] == [0] * 12
+    assert sorted(path.name for path in folder.iterdir()) == [f"{number:04d}.json" for number in range(1, 49)]
+    values = {each.runs["run"].overall.metrics["k3"].value for each in read_baselines(None, folder, 48).results}
     assert values == {each.runs["run"].overall.metrics["k3"].value for each in found}
 
 

@@ -192,6 +192,17 @@ def test_a_first_baseline_is_told_as_such(places: dict[str, Path], tmp_path: Pat
     )
     page = run("gate", places["same"], "--save-baseline", tmp_path / "page.json", "--accept", "--markdown", "-").stdout
     assert page.startswith("### mismatchctl gate: baseline recorded") and "**recorded** K3" in page
+    assert "🟡" not in page
+    written = ["--junit", tmp_path / "j.xml", "--markdown", tmp_path / "m.md", "--json"]
+    done = run("gate", places["same"], "--save-baseline", tmp_path / "json.json", "--accept", *written,
+               GITHUB_ACTIONS="true")  # fmt: skip
+    verdict = json.loads(done.stdout)
+    assert verdict["says"] == "baseline recorded: commit it, and later dumps are compared with it"
+    assert [check["says"].partition(": ")[2].partition(",")[0] for check in verdict["checks"]] == ["recorded", "passed"]
+    assert "::error" not in done.stderr and "::warning" not in done.stderr
+    junit = (tmp_path / "j.xml").read_text()
+    assert 'failures="0" errors="0"' in junit and "<error" not in junit and "recorded, no baseline existed" in junit
+    assert "undecided" not in junit + (tmp_path / "m.md").read_text()
     again = run("gate", places["same"], "--baseline", tmp_path / "first.json",
                 "--save-baseline", tmp_path / "next.json", "--accept")  # fmt: skip
     assert again.exit_code == 0 and "saved as" not in again.stdout, "it passed: nothing is to be told"

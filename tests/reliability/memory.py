@@ -1,4 +1,4 @@
-"""Small files that could exhaust a machine: each is made, analyzed in a process of its own, and its memory measured."""
+"""Small files that could exhaust a machine: the memory of each verb that reads one, in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,32 +95,45 @@ FILES: dict[str, Callable[[Path], object]] = {
 """By name, which ends with the suffix, what makes each."""
 
 
-def measure(name: str, folder: Path) -> dict[str, Any]:
-    """Analyze one file, and tell its size, the exit code, the peak memory and the sentence."""
+VERBS: dict[str, list[str]] = {
+    "analyze": ["analyze", "{}", "-o", "out.json", "--html", "out.html", "--sequences", "out.parquet"],
+    "diagnose": ["diagnose", "{}", "--json"],
+    "compare": ["compare", "{}", "{}", "-o", "out.json", "--html", "out.html"],
+    "gate": ["gate", "{}", "--rule", "k3:max=1", "--save-baseline", "out.json", "--html", "out.html", "--accept"],
+}
+"""By verb, its command line for a file."""
+
+
+def measure(name: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Run each verb on one file. Yield the file's size, the exit code, the peak memory and the CPU time."""
     path = folder / f"hostile.{name.rpartition('.')[2]}"
     pid = os.fork()  # the memory that making the file takes is not that of the command
     if not pid:
         FILES[name](path)
         os._exit(0)
     os.waitpid(pid, 0)
-    command = [sys.executable, "-m", "mismatchctl", "analyze", path.name, "-o", "out.json", "--html", "out.html"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with (folder / "stderr").open("wb") as stderr:
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr, env=environment)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    told = (folder / "stderr").read_text(encoding="utf-8", errors="replace")
-    return {
-        "name": name,
-        "bytes": path.stat().st_size,
-        "code": process.returncode,
-        "mb": used.ru_maxrss // 1000,
-        "cpu": round(used.ru_utime + used.ru_stime, 1),
-        "wrong": told[-300:] if process.returncode not in (0, 4) or "Traceback" in told else "",
-    }
+    for verb, words in VERBS.items():
+        command = [sys.executable, "-m", "mismatchctl", *(word.format(path.name) for word in words)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with (folder / "stderr").open("wb") as stderr:
+            process = subprocess.Popen([*command, "--force"] if verb != "diagnose" else command, cwd=folder,
+                                       stdout=subprocess.DEVNULL, stderr=stderr, env=environment)  # fmt: skip
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        told = (folder / "stderr").read_text(encoding="utf-8", errors="replace")
+        yield {
+            "name": name,
+            "verb": verb,
+            "bytes": path.stat().st_size,
+            "code": process.returncode,
+            "mb": used.ru_maxrss // 1000,
+            "cpu": round(used.ru_utime + used.ru_stime, 1),
+            "wrong": told[-300:] if process.returncode not in (0, 4) or "Traceback" in told else "",
+        }
 
 
 if __name__ == "__main__":
     for one in sys.argv[1:] or FILES:
         with tempfile.TemporaryDirectory(prefix="memory-") as place:
-            print(json.dumps(measure(one, Path(place))), flush=True)
+            for found in measure(one, Path(place)):
+                print(json.dumps(found), flush=True)

@@ -132,7 +132,6 @@ def worst_outcome(outcomes: list[Outcome]) -> Outcome:
     return max(outcomes, key=_OUTCOME_ORDER.index, default="undecided")
 
 
-OUTCOMES = ("passed", "undecided", "failed")
 _PAIRING_TEXTS = {
     "none": "",
     "some clusters": ", some of them also in the baseline",
@@ -175,7 +174,7 @@ def _format_digits(value: float, digits: int, percent: bool) -> str:
 def check_sentence(check: Check) -> str:
     """Summarize a check: value, limit, outcome and its reason."""
     reason = f", {escape_terminal(check.reason)}" if check.reason else ""
-    return f"{check_statement(check)}: {check.outcome}{reason}"
+    return f"{check_statement(check)}: {outcome_label(check)}{reason}"
 
 
 def check_statement(check: Check) -> str:
@@ -326,13 +325,12 @@ def _format_relative(check: Check) -> str:
 
 def verdict_headline(verdict: Verdict) -> str:
     """Return the outcome and the answer in one line."""
-    return f"{verdict.outcome}: {verdict_answer(verdict)}"
+    return FIRST_BASELINE_HEADLINE if is_first_baseline(verdict) else f"{verdict.outcome}: {verdict_answer(verdict)}"
 
 
 def is_first_baseline(verdict: Verdict) -> bool:
-    """Say whether the verdict is open only because an accepted dump becomes the first baseline."""
-    reasons = {check.reason for check in verdict.checks if check.outcome != "passed"}
-    return reasons == {FIRST_BASELINE_REASON}
+    """Return True if the verdict is undecided only because an accepted dump becomes the first baseline."""
+    return {outcome_label(check) for check in verdict.checks} - {"passed"} == {"recorded"}
 
 
 def outcome_label(check: Check) -> str:
@@ -345,7 +343,7 @@ def verdict_answer(verdict: Verdict) -> str:
     checks = verdict.checks
     if not checks:
         return "no check was made"
-    chosen = [check for check in checks if check.outcome == verdict.outcome]
+    chosen = [check for check in checks if outcome_label(check) == verdict.outcome] or checks
     first = max(chosen, key=_excess) if verdict.outcome == "failed" else chosen[0]
     runs = {check.run for check in checks}
     where = f"{escape_terminal(first.run)}: " if len(runs) > 1 and verdict.outcome != "passed" else ""
@@ -406,8 +404,8 @@ def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
 
 
 def count_outcomes(checks: Iterable[Check]) -> str:
-    outcomes = [check.outcome for check in checks]
-    return ", ".join(f"{outcomes.count(name)} {name}" for name in OUTCOMES if name in outcomes)
+    outcomes = list(map(outcome_label, checks))
+    return ", ".join(f"{outcomes.count(name)} {name}" for name in (*_OUTCOME_ORDER, "recorded") if name in outcomes)
 
 
 def group_by_rule(checks: Iterable[Check]) -> list[tuple[tuple[str, str], list[Check]]]:

@@ -145,8 +145,8 @@ def _next_command(verdict: Verdict, paths: Sequence[str], saved: str) -> str:
 
 def document(verdict: Verdict) -> Document:
     """Build the page of a verdict: what to do, what rose, and a card per check."""
-    headline = FIRST_BASELINE_HEADLINE if is_first_baseline(verdict) else verdict_headline(verdict)
-    doc = Document(Headline(headline, level=verdict.outcome, subtitle="gate"))
+    headline, level = verdict_headline(verdict), "passed" if is_first_baseline(verdict) else verdict.outcome
+    doc = Document(Headline(headline, level=level, subtitle="gate"))
     several = len({check.run for check in verdict.checks}) > 1
     doc.add(DeferredSection(lambda: _answer(verdict)))
     notes = Section("", "gate-notes").add(*(Note(escape_terminal(note), "alarm") for note in verdict.notes))
@@ -178,7 +178,7 @@ def advise_next(verdict: Verdict) -> list[str]:
     """Return what to do after a verdict, most useful first."""
     failed = [check for check in verdict.checks if check.outcome == "failed"]
     if not failed:
-        doubt = any(check.outcome == "undecided" for check in verdict.checks)
+        doubt = any(outcome_label(check) == "undecided" for check in verdict.checks)
         return ["Record more prompts, or plan the number with mismatchctl gate --plan."] if doubt else []
     risen = {part.name for check in failed for part in check.parts if part.interval and part.interval[0] > 0}
     texts = []
@@ -196,7 +196,9 @@ def advise_next(verdict: Verdict) -> list[str]:
 
 def _check_card(check: Check) -> Card:
     below = filter(None, (escape_terminal(check.reason), describe_k3_parts(check), describe_basis(check)))
-    return Card(outcome_label(check), check.outcome, check_statement(check), lines=[("", line) for line in below])
+    mark = outcome_label(check)
+    level = "passed" if mark == "recorded" else mark
+    return Card(mark, level, check_statement(check), lines=[("", line) for line in below])
 
 
 def plan_document(needs: Sequence[SampleSizePlan]) -> Document:
