@@ -20,21 +20,23 @@ def main() -> None:
     if not sys.warnoptions:  # what is not finite is told in our words
         warnings.simplefilter("ignore", RuntimeWarning)
     try:
-        gc.set_threshold(_COLLECT_AFTER)
-        from mismatchctl.cli.main import main as command
+        try:
+            gc.set_threshold(_COLLECT_AFTER)
+            from mismatchctl.cli.main import main as command
 
-        command()
-    except SystemExit as ended:
-        # typer exits with 1 or 130 if a signal comes while it parses or after the command returned
-        if (received := signal_exit_code()) is not None and ended.code in (1, EXIT_INTERRUPTED):
-            sys.exit(received)
-        raise
-    except KeyboardInterrupt:  # before the command could deal with it, or after
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            print("interrupted", file=sys.stderr, flush=True)
-        sys.exit(signal_exit_code() or EXIT_INTERRUPTED)
+            command()
+        finally:
+            end_on_signal()  # here and not below, where an interrupt would leave the handlers of this function
+    except BaseException as ended:
+        # a library can turn an interrupt into another error, and typer into an exit code of 1 or 130
+        received = signal_exit_code()
+        if received is None or (isinstance(ended, SystemExit) and ended.code not in (1, EXIT_INTERRUPTED)):
+            raise
+        if not isinstance(ended, SystemExit):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                print("interrupted", file=sys.stderr, flush=True)
+        sys.exit(received)
     finally:
-        end_on_signal()
         gc.freeze()  # the process ends: nothing is gained by looking through all that it holds
 
 

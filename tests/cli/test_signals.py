@@ -191,3 +191,104 @@ def test_ignored_signals_stay_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         sys.unraisablehook = sys.__unraisablehook__
+
+
+EVERY_LINE = """
+import os, signal, sys
+from contextlib import suppress
+from pathlib import Path
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+from mismatchctl.__main__ import main
+from mismatchctl.api.compare.compare import compare
+import mismatchctl.api.compare.compare as module
+import mismatchctl.report.pages.compare, mismatchctl.report.terminal
+
+dump, output = sys.argv[1:]
+found = compare([dump, dump])
+module.compare = lambda *given, **named: found  # the runs of this test only differ in what follows
+traced = ("__main__.py", "main.py", "process.py", "output.py", "core.py", "core/context.py", "contextlib.py")
+
+
+def lines(at):
+    left = at
+
+    def line(frame, event, argument):
+        nonlocal left
+        if event == "line" and frame.f_code.co_filename.endswith(traced) and os.path.exists(output):
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGINT)
+        return line
+
+    return line
+
+
+def end(at):
+    said = os.open(os.path.dirname(output) + "/said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(said, 1), os.dup2(said, 2)
+    sys.argv = ["mismatchctl", "compare", dump, dump, "-o", output]
+    tracer = lines(at)
+    code = 99
+    try:
+        sys.settrace(tracer)
+        main()
+    except SystemExit as ended:
+        sys.settrace(None)
+        code = ended.code
+    except BaseException as error:
+        sys.settrace(None)
+        print(f"Traceback: {error!r}", file=sys.stderr)
+        code = 1
+    with suppress(OSError):
+        sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)
+
+
+for at in range(1, 10_000):
+    with suppress(FileNotFoundError):
+        os.unlink(output)
+    child = os.fork()
+    if not child:
+        end(at)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said = Path(output).with_name("said").read_text()
+    print(at, code, "interrupted" in said, "Traceback" in said, os.path.exists(output), flush=True)
+    if not code and not "interrupted" in said:
+        break
+"""
+
+
+@pytest.mark.process
+def test_an_interrupt_at_any_line_after_the_output_ends_with_130(dump: Path, tmp_path: Path) -> None:
+    """The output exists, and the interrupt comes at one line after another of the entry point, typer and contextlib."""
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_LINE, dump, tmp_path / "c.json"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *interrupted, last = [line.split() for line in done.stdout.splitlines()]
+    assert len(interrupted) > 50 and last[1:] == ["0", "False", "False", "True"]
+    assert {(code, traceback, written) for _, code, _, traceback, written in interrupted} == {("130", "False", "True")}
+
+
+@pytest.mark.process
+def test_an_interrupt_that_a_library_turns_into_its_own_error_ends_with_130(tmp_path: Path) -> None:
+    """As Rust libraries do, whose panics are no Exception."""
+    (tmp_path / "command.py").write_text(
+        """
+import os, signal
+from mismatchctl import __main__
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+class Panic(BaseException): pass
+def panic(count):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(100_000))
+    except KeyboardInterrupt:
+        raise Panic from None
+__main__.gc.set_threshold = panic
+__main__.main()
+"""
+    )
+    done = subprocess.run([sys.executable, "-m", "command"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
