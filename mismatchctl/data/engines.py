@@ -32,6 +32,8 @@ from mismatchctl.io.process import container_bytes, system_bytes
 
 SHARD_TOKENS = 1 << 24
 """Approximate tokens per shard. Large files become several shards, so that few groups are open at a time."""
+TOKENS_PER_SEQUENCE = 16
+"""Tokens that take as much memory as the sums of a sequence. Sequences without tokens count too."""
 
 
 class MergeablePart(Protocol):
@@ -82,13 +84,14 @@ class Engine(Protocol):
 def list_shards(dump: Dump) -> Iterator[Shard]:
     """Group the units of a dump into shards. The cuts only depend on each file."""
     units: list[ReadUnit] = []
-    tokens = 0
+    total = 0
     for unit in dump.merged_units:
-        if units and (unit.file is not units[0].file or tokens + unit.tokens > SHARD_TOKENS):
+        size = max(unit.tokens, unit.sequences * TOKENS_PER_SEQUENCE)
+        if units and (unit.file is not units[0].file or total + size > SHARD_TOKENS):
             yield Shard(tuple(units))
-            units, tokens = [], 0
+            units, total = [], 0
         units.append(unit)
-        tokens += unit.tokens
+        total += size
     if units:
         yield Shard(tuple(units))
 

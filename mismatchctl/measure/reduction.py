@@ -57,6 +57,9 @@ CellKey = tuple[LabelValue, tuple[LabelValue, ...]]
 """(step, one value per `--by` column)."""
 
 
+ROW_COLUMNS = ("tokens", "log_ratio", "square", "k3", "abs", "product", "policy_log_ppl", "reference_log_ppl")
+
+
 @dataclass(frozen=True)
 class MeasurePlan:
     """Settings of one pass."""
@@ -89,6 +92,12 @@ class MeasurePlan:
         facets = [(MISMATCH_NAME, name) for facet in self.facets for name in facet.names]
         losses = [(MISMATCH_NAME, name) for name in PLAIN_LOSS_NAMES if self.has_losses]
         return TableAxis((*pairs, *facets, *losses, *self._of_corrections("sum")))
+
+    @cached_property
+    def row_columns(self) -> TableAxis:
+        """Columns of a row per sequence. All columns would take ten times the memory."""
+        own = ((index, name) for index in range(len(self.corrections)) for name in ("kept", "mean_excess"))
+        return TableAxis((*((MISMATCH_NAME, name) for name in ROW_COLUMNS), *own))
 
     @cached_property
     def sums(self) -> TableAxis:
@@ -240,7 +249,7 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: In
     table = BatchTable(cells, clusters, scopes, len(plan.sequence_columns), len(plan.maxima))
     worst = RunCollector(plan.kernel, len(table))
     pairs: list[dict[str, PairSums]] = [{} for _ in names]
-    found: list[tuple[Float64s, Float64s]] = []
+    found: list[Float64s] = []
     for first in range(0, len(filled), MAX_ROWS):
         own = filled[first : first + MAX_ROWS]
         start, stop = np.searchsorted(rows, [first, first + len(own)]) if len(own) < len(filled) else (0, len(batch))
@@ -251,7 +260,9 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: In
         for sums, maxima in _reduce_blocks(batch.sequences(int(start), int(stop)), places, collectors, worst, plan):
             table.add(sums, maxima)
             if plan.sequences:
-                found.append((np.stack(sums, axis=1), np.stack(maxima, axis=1)))
+                kept = [sums[plan.sequence_columns.position(*name)] for name in plan.row_columns.names]
+                farthest = (maxima[plan.maxima.position(MISMATCH_NAME, name)] for name in ("log_ratio", "-log_ratio"))
+                found.append(np.stack([*kept, np.maximum(*farthest)], axis=1))
         for name, collector in collectors.items():
             for cell, pair in collector.sums().items():
                 pairs[cell][name] = pairs[cell][name] + pair if name in pairs[cell] else pair
@@ -363,9 +374,9 @@ def _sequence_rows(
     names: Sequence[CellKey],
     sizes: Ints,
     scopes: Hashes,
-    found: Sequence[tuple[Float64s, Float64s]],
+    found: Sequence[Float64s],
 ) -> dict[str, NDArray[Any]]:
-    """Return the data for `--sequences`: labels, position and all columns of each sequence."""
+    """Return the data for `--sequences`: labels, position, `row_columns` and largest difference of each sequence."""
     place = {
         "run": np.full(len(batch), run, object),
         "file": batch.file,
@@ -373,7 +384,5 @@ def _sequence_rows(
         "_step": np.repeat(np.array([str(step) for step, _ in names], object), sizes),
         "_scope": scopes,
     }
-    sums, maxima = (np.concatenate(values) for values in zip(*found, strict=True))
-    return place | {name: values for name, values in batch.columns.items() if name != "run"} | {
-        "_sums": sums, "_maxima": maxima,
-    }  # fmt: skip
+    labels = {name: values for name, values in batch.columns.items() if name != "run"}
+    return place | labels | {"_sums": np.concatenate(found)}

@@ -36,6 +36,8 @@ LIMITS = """
 - pyarrow 26 cannot read lists of flags that it wrote in version 2 pages of a few bytes: such a file is
   refused.
 - SIGKILL between the renames of several outputs can leave some of them new and some of them old, each whole.
+- `analyze --sequences` keeps a row per sequence of each row group that is read at the same time: a small file with
+  a million sequences in a row group takes up to 3.5 GB.
 """
 
 
@@ -211,18 +213,25 @@ def memory(found: list[dict[str, Any]]) -> list[str]:
     """The section of the files that could exhaust a machine."""
     if not found:
         return ["None was tried."]
-    latest = {one["name"]: one for one in found}
+    latest = {(one["name"], one["verb"]): one for one in found}
+    files = {one["name"]: one["bytes"] for one in found}
+    verbs = list(dict.fromkeys(verb for _, verb in latest))
     return [
-        "Files that `tests/reliability/memory.py` makes, read by `analyze` with a Result and a page: exit code, peak",
-        "memory of the process and CPU time. Exit code 4 is an error message.",
+        "Peak memory of the process, CPU time and exit code of commands on files that `tests/reliability/memory.py`",
+        "makes. `analyze` writes a Result, a page and a row per sequence, `compare` compares the file with itself, and",
+        "`gate` saves a baseline. Exit code 4 is an error message.",
         "",
-        "| file | bytes | exit code | memory | CPU time |",
-        "|---|---|---|---|---|",
+        f"| file | bytes | {' | '.join(verbs)} |",
+        f"|---|---|{'---|' * len(verbs)}",
         *(
-            f"| {name} | {one['bytes']:,} | {one['code']} | {one['mb']:,} MB | {one['cpu']} s |"
-            for name, one in latest.items()
+            f"| {name} | {size:,} | {' | '.join(_memory_cell(latest.get((name, verb))) for verb in verbs)} |"
+            for name, size in files.items()
         ),
     ]
+
+
+def _memory_cell(one: dict[str, Any] | None) -> str:
+    return "" if one is None else f"{one['mb']:,} MB, {one['cpu']} s, exit {one['code']}"
 
 
 def faults(found: list[dict[str, Any]]) -> list[str]:

@@ -448,6 +448,7 @@ def _file_size(path: str) -> int:
 
 
 _ROW_COLUMNS = ("run", "file", "row", "step", "sequence_id", "prompt_id", "reward")
+_ROWS_PER_PART = 1 << 17
 _JOIN_KEYS = ("_run", "_step", "_scope")
 
 
@@ -477,19 +478,27 @@ class SequenceFile:
             remove_folder(self._folder)
 
     def write(self, tables: Iterable[dict[str, NDArray[Any]]]) -> None:
-        if self._folder is None:
+        """Add the sequences of the next unit, in input order and in parts of limited size."""
+        tables = list(tables)
+        if self._folder is None or not tables:
             return
         import polars as pl
 
-        frames = [
-            pl.DataFrame({name: _column_values(values) for name, values in self._row_columns(columns).items()})
-            for columns in tables
-        ]
-        if frames:  # restore the input order within the unit
-            unit = pl.concat(frames, how="diagonal_relaxed").sort("_file", "row", maintain_order=True)
-            part = self._folder / f"{self._parts:08d}.parquet"
-            with explain_write_errors(part):
-                unit.drop("_file").write_parquet(part, compression="lz4")
+        file, row = (np.concatenate([columns[name] for columns in tables]) for name in ("file", "row"))
+        parts = np.empty(len(row), np.int64)
+        parts[np.lexsort((row, file))] = np.arange(len(row)) // _ROWS_PER_PART
+        ends = np.cumsum([len(columns["row"]) for columns in tables])[:-1]
+        for number in range(int(parts.max(initial=-1)) + 1):
+            chosen = [part == number for part in np.split(parts, ends)]
+            frames = [
+                pl.DataFrame({name: _column_values(values) for name, values in self._row_columns(own).items()})
+                for columns, here in zip(tables, chosen, strict=True)
+                if len((own := {name: values[here] for name, values in columns.items()})["row"])
+            ]
+            place = self._folder / f"{self._parts:08d}.parquet"
+            with explain_write_errors(place):
+                ordered = pl.concat(frames, how="diagonal_relaxed").sort("_file", "row", maintain_order=True)
+                ordered.drop("_file").write_parquet(place, compression="lz4")
             self._parts += 1
 
     def finish(self, factors: NormalizationFactors) -> None:
@@ -509,14 +518,10 @@ class SequenceFile:
     def _row_columns(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         paths = np.array([file.path for file in self._files], object)
         number = len(columns["row"])
-        sums, largest = self._plan.sequence_columns, self._plan.maxima
 
         def of(name: str, owner: str | int = MISMATCH_NAME) -> NDArray[Any]:
-            return columns["_sums"][:, sums.position(owner, name)]
+            return columns["_sums"][:, self._plan.row_columns.position(owner, name)]
 
-        farthest = (
-            columns["_maxima"][:, largest.position(MISMATCH_NAME, name)] for name in ("log_ratio", "-log_ratio")
-        )
         named = columns | {"file": paths[columns["file"]]}
         rows = {name: named[name] for name in (*_ROW_COLUMNS, *self._plan.by) if name in named}
         tokens = np.maximum(of("tokens"), 1)
@@ -527,7 +532,7 @@ class SequenceFile:
             "k2": of("square") / tokens / 2,
             "k3": of("k3") / tokens,
             "abs_diff_mean": of("abs") / tokens,
-            "abs_diff_max": np.maximum(np.maximum(*farthest), 0),
+            "abs_diff_max": np.maximum(columns["_sums"][:, -1], 0),
             "sequence_ratio": np.where(of("tokens") > 0, of("product"), 1.0),
             "train_log_ppl": of("policy_log_ppl"),
             "rollout_log_ppl": of("reference_log_ppl"),
