@@ -24,7 +24,7 @@ from reported_faults import KINDS, PLANTED  # noqa: E402
 
 from mismatchctl.api.public import analyze  # noqa: E402
 from mismatchctl.errors import DataError  # noqa: E402
-from mismatchctl.results.status import run_status  # noqa: E402
+from mismatchctl.results.summary import run_status  # noqa: E402
 from tests.factories.sampled import Model, Setup, sampled  # noqa: E402
 
 PAGE = ROOT / "docs/methods/accuracy.md"

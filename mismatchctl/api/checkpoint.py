@@ -27,18 +27,10 @@ POSITIONS_PER_BLOCK = 512
 
 
 class Checkpoint:
-    """A causal language model that scores one sequence at a time, without padding.
-
-    Attributes:
-        vocabulary: number of token ids.
-    """
+    """A causal language model that scores one sequence at a time, without padding."""
 
     def __init__(self, folder: Path, dtype: CheckpointDtype = "float32", device: str = "cpu") -> None:
-        """Load a local checkpoint without downloads and without running its code.
-
-        Raises:
-            ConfigError: transformers is missing or cannot load it, weights are missing, or the device does not exist.
-        """
+        """Load a local checkpoint without downloads and without running its code."""
         try:
             import transformers
         except ImportError as error:
@@ -73,9 +65,6 @@ class Checkpoint:
         """Compute log-probs of the response tokens [T] and of alternative tokens `others` [T, k], in nats.
 
         Logits are converted to float64.
-
-        Raises:
-            ValueError: the sequence is longer than the model's positions, or a log-prob is not finite.
         """
         if not len(response):
             return np.empty(0), None if others is None else np.empty((0, others.shape[1]))
@@ -110,7 +99,6 @@ class Checkpoint:
 
 
 def _load_error_text(error: Exception) -> str:
-    """Return the useful part of a transformers error message."""
     if "ignore_mismatched_sizes" in str(error):
         return "its weights do not have the shapes of its config.json"
     first_line, *more = str(error).split("\n")
@@ -118,11 +106,7 @@ def _load_error_text(error: Exception) -> str:
 
 
 def _choose_device(name: str) -> torch.device:
-    """Return the device. auto: a GPU if there is one.
-
-    Raises:
-        ConfigError: the device does not exist.
-    """
+    """Return the device. auto: a GPU if there is one."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
         torch.empty(1, device=device)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mismatchctl.api.analyze.log_files import STEP_NAMES, RunLog, is_event_file, read_run_log
+from mismatchctl.api.analyze.log_files import STEP_NAMES, is_event_file, read_run_log
 from mismatchctl.api.analyze.run_log import (
     PARTS,
     Health,
@@ -22,6 +22,7 @@ from mismatchctl.api.analyze.run_log import (
 )
 from mismatchctl.core.formatting import format_number
 from mismatchctl.core.schema import COLUMNS_BY_NAME
+from mismatchctl.core.validation import FiniteModel
 from mismatchctl.data.importers.tables import first_record
 from mismatchctl.data.paths import contains_dump
 from mismatchctl.errors import DataError
@@ -47,64 +48,41 @@ _HEAD = 1 << 20
 _SIGNATURE_BYTES = 256
 
 
-@dataclass(frozen=True)
-class LoggedSeries:
-    """One name of a log over the steps.
-
-    Attributes:
-        name: the name as logged.
-        role: the kind of metric.
-        values: one value per step. None: not logged.
-        growth: its trend.
-        meaning: for a mismatch metric, its quantity, and the frameworks that log it with this name.
-        metric: the key of the equal metric of a dump. Empty if unknown.
-        level: comparison of its last values with documented values. Empty if they are not documented.
-        lag: the delay of the leading mismatch metric in steps.
-        not_finite: steps with a NaN or infinite value.
-    """
+class LoggedSeries(FiniteModel):
+    """One name of a log over the steps."""
 
     name: str
     role: Role
-    values: tuple[float | None, ...]
+    metric: str = ""  # the key of the equal metric of a dump
+    meaning: str = ""  # its quantity, and the frameworks that log it with this name
     growth: Growth
-    meaning: str = ""
-    metric: str = ""
-    level: str = ""
-    lag: Lag | None = None
-    not_finite: int = 0
+    level: str = ""  # comparison of its last values with documented values
+    not_finite: int = 0  # steps with a NaN or infinite value
+    lag: Lag | None = None  # delay of the leading mismatch metric
+    steps: list[int | float | str]
+    values: list[float | None]
 
     @property
     def first(self) -> float | None:
-        """The first value."""
         return next((value for value in self.values if value is not None), None)
 
     @property
     def last(self) -> float | None:
-        """The last value."""
         return next((value for value in reversed(self.values) if value is not None), None)
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run of a log.
-
-    Attributes:
-        name: name of the run, or of the file.
-        steps: labels of the steps, in order.
-        mismatch: its mismatch metrics, the leading one first.
-        health: reward, entropy and gradient norm, if they were logged.
-        framework: the framework that logs such names. Empty if several do.
-    """
+    """One run of a log."""
 
     name: str
-    steps: tuple[int | float | str, ...]
+    steps: list[int | float | str]
     mismatch: tuple[LoggedSeries, ...]
     health: tuple[LoggedSeries, ...]
     framework: str = ""
 
     @property
     def lead(self) -> LoggedSeries:
-        """The leading mismatch metric."""
         return self.mismatch[0]
 
     def lag_text(self, other: LoggedSeries) -> str:
@@ -135,43 +113,23 @@ class LoggedRun:
 
 @dataclass(frozen=True)
 class LogAnalysis:
-    """Results of a metrics log.
-
-    Attributes:
-        path: the log.
-        runs: its runs.
-        names: number of logged names.
-    """
+    """Results of a metrics log."""
 
     path: str
     runs: tuple[LoggedRun, ...]
     names: int = 0
 
     def to_data(self) -> dict[str, Any]:
-        """Return all results as plain data."""
-
-        def series(one: LoggedSeries, steps: Sequence[Any]) -> dict[str, Any]:
-            return {
-                "name": one.name, "role": one.role, "metric": one.metric, "meaning": one.meaning,
-                "growth": one.growth.model_dump(mode="json"), "level": one.level, "not_finite": one.not_finite,
-                "lag": None if one.lag is None else one.lag.model_dump(mode="json"),
-                "steps": list(steps), "values": list(one.values),
-            }  # fmt: skip
-
-        return add_version(
-            {
-                "log": self.path,
-                "runs": {
-                    run.name: {
-                        "steps": len(run.steps),
-                        "framework": run.framework,
-                        "mismatch": [series(one, run.steps) for one in run.mismatch],
-                        "health": [series(one, run.steps) for one in run.health],
-                    }
-                    for run in self.runs
-                },
+        runs = {
+            run.name: {
+                "steps": len(run.steps),
+                "framework": run.framework,
+                "mismatch": [one.model_dump(mode="json") for one in run.mismatch],
+                "health": [one.model_dump(mode="json") for one in run.health],
             }
-        )
+            for run in self.runs
+        }
+        return add_version({"log": self.path, "runs": runs})
 
     def to_json(self) -> str:
         """Return strict JSON, as `mismatchctl analyze --json` prints it for a log."""
@@ -180,34 +138,23 @@ class LogAnalysis:
 
 @dataclass(frozen=True)
 class LoggedValues:
-    """Every value of one run of a log.
-
-    Attributes:
-        name: name of the run.
-        steps: the steps, in order.
-        values: one value per step, by name.
-        not_finite: number of NaN and infinite values of each name.
-    """
+    """Every value of one run of a log."""
 
     name: str
-    steps: tuple[int | float | str, ...]
+    steps: list[int | float | str]
     values: Mapping[str, list[float | None]]
     not_finite: Mapping[str, int]
 
 
 def read_logged_values(path: str | Path) -> list[LoggedValues]:
-    """Read the runs of a log.
-
-    Raises:
-        DataError: the log cannot be read.
-    """
     log = read_run_log(path)
     names = list(dict.fromkeys([*(name for row in log.rows.values() for name in row), *log.not_finite]))
     found = []
     for run, own in _runs(names, Path(path).stem).items():
-        labels = _labels(log, own)
+        logged = [step for step, row in log.rows.items() if any(name in row for name in own)]
+        labels = sorted(((_step(step), step) for step in logged), key=lambda pair: (isinstance(pair[0], str), pair[0]))
         series = log.series([step for _, step in labels])
-        steps = tuple(label for label, _ in labels)
+        steps = [label for label, _ in labels]
         values = {bare: series.get(name, [None] * len(steps)) for name, bare in own.items()}
         lost = {bare: log.not_finite[name] for name, bare in own.items() if name in log.not_finite}
         found.append(LoggedValues(run, steps, values, lost))
@@ -266,18 +213,10 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_log(path: str | Path) -> LogAnalysis:
-    """Read a log, recognize its mismatch metrics, and measure their trend.
-
-    Raises:
-        DataError: the log cannot be read, or contains no mismatch metric.
-    """
-    log = read_run_log(path)
-    names = list(dict.fromkeys(name for row in log.rows.values() for name in row))
-    runs = tuple(
-        found
-        for run, own in _runs(names, Path(path).stem).items()
-        if (found := _analyze_run(log, run, own)) is not None
-    )
+    """Read a log, recognize its mismatch metrics, and measure their trend."""
+    found = read_logged_values(path)
+    names = [name for run in found for name, values in run.values.items() if any(value is not None for value in values)]
+    runs = tuple(run for run in map(_analyze_run, found) if run is not None)
     if not runs:
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise DataError(
@@ -289,11 +228,7 @@ def analyze_log(path: str | Path) -> LogAnalysis:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Read several logs. Runs of the same name get the name of their file.
-
-    Raises:
-        DataError: see `analyze_log`.
-    """
+    """Read several logs. Runs of the same name get the name of their file."""
     found = [analyze_log(path) for path in paths]
     counts = Counter(run.name for one in found for run in one.runs)
     runs = tuple(
@@ -315,34 +250,25 @@ def _runs(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def _analyze_run(log: RunLog, run: str, names: Mapping[str, str]) -> LoggedRun | None:
-    known = {logged: meanings for logged, bare in names.items() if (meanings := _meanings(bare))}
+def _analyze_run(run: LoggedValues) -> LoggedRun | None:
+    logged = {name: values for name, values in run.values.items() if any(value is not None for value in values)}
+    known = {name: meanings for name in logged if (meanings := _meanings(name))}
     if not known:
         return None
-    labels = _labels(log, names)
-    series = log.series([step for _, step in labels])
-    order = tuple(label for label, _ in labels)
-    lead = min(known, key=lambda name: _rank(names[name]))
+    lead = min(known, key=_rank)
     mismatch = tuple(
-        _mismatch(names[name], order, series[name], known[name], log.not_finite.get(name, 0))
-        for name in sorted(known, key=lambda name: (name != lead, _rank(names[name]), name))
+        _mismatch(name, run, known[name]) for name in sorted(known, key=lambda name: (name != lead, _rank(name), name))
     )
-    health = []
-    bare_names = {bare: name for name, bare in names.items() if name not in known}
-    for role, bare in find_health_names(bare_names).items():
-        chosen = bare_names[bare]
-        lag = estimate_lag(shift_above_zero(series[lead]), series[chosen])
-        growth = fit_logged_growth(order, series[chosen], role)
-        skipped = log.not_finite.get(chosen, 0)
-        health.append(LoggedSeries(bare, role, tuple(series[chosen]), growth, lag=lag, not_finite=skipped))
+    health = tuple(
+        LoggedSeries(
+            name=name, role=role, growth=fit_logged_growth(run.steps, logged[name], role),
+            lag=estimate_lag(shift_above_zero(logged[lead]), logged[name]), not_finite=run.not_finite.get(name, 0),
+            steps=run.steps, values=logged[name],
+        )
+        for role, name in find_health_names([name for name in logged if name not in known]).items()
+    )  # fmt: skip
     frameworks = {title.partition("@")[0] for found in known.values() for titles in found.values() for title in titles}
-    return LoggedRun(run, order, mismatch, tuple(health), frameworks.pop() if len(frameworks) == 1 else "")
-
-
-def _labels(log: RunLog, names: Mapping[str, str]) -> list[tuple[int | float | str, str]]:
-    """Return the steps that have one of the names, in order, each with its label in the log."""
-    steps = [step for step, row in log.rows.items() if any(name in row for name in names)]
-    return sorted(((_step(step), step) for step in steps), key=lambda pair: (isinstance(pair[0], str), pair[0]))
+    return LoggedRun(run.name, run.steps, mismatch, health, frameworks.pop() if len(frameworks) == 1 else "")
 
 
 def _step(text: str) -> int | float | str:
@@ -390,25 +316,22 @@ def _rank(name: str) -> tuple[int, int]:
     return 3, len(name)
 
 
-def _mismatch(
-    name: str,
-    steps: Sequence[int | float | str],
-    values: Sequence[float | None],
-    found: Mapping[Meaning, list[str]],
-    not_finite: int,
-) -> LoggedSeries:
+def _mismatch(name: str, run: LoggedValues, found: Mapping[Meaning, list[str]]) -> LoggedSeries:
     metric = find_certain_metric(name) or ""
-    growth = fit_logged_growth(steps, values, metric or name)
-    meaning = next(iter(found))
     titles = dict.fromkeys(title.partition("@")[0] for own in found.values() for title in own)
-    last = next((value for value in reversed(values) if value is not None), None)
-    level = ""
-    if last is not None and (metric == "k3" or _KL_LIKE.search(name)) and last >= 0 and not PARTS.search(name):
-        level = classify_k3(Value(value=last)).text
-    return LoggedSeries(
-        name, "mismatch", tuple(values), growth, f"{meaning.quantity} ({', '.join(titles)})", metric, level,
-        not_finite=not_finite,
+    series = LoggedSeries(
+        name=name, role="mismatch", metric=metric, meaning=f"{next(iter(found)).quantity} ({', '.join(titles)})",
+        growth=fit_logged_growth(run.steps, run.values[name], metric or name), not_finite=run.not_finite.get(name, 0),
+        steps=run.steps, values=run.values[name],
     )  # fmt: skip
+    if (
+        series.last is not None
+        and series.last >= 0
+        and (metric == "k3" or _KL_LIKE.search(name))
+        and not PARTS.search(name)
+    ):
+        series.level = classify_k3(Value(value=series.last)).text
+    return series
 
 
 def change_text(series: LoggedSeries) -> str:

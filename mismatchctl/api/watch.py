@@ -32,22 +32,12 @@ StepKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Result of one check.
-
-    Attributes:
-        result: Result of all complete files.
-        steps: steps that are new or have more data.
-        again: steps in `steps` that existed before.
-        answered: runs whose answer changed.
-        verdict: verdict of the rules, if there are any.
-        waiting: files that are still being written.
-        left_out: messages about new bad rows and files.
-    """
+    """Result of one check."""
 
     result: Result
-    steps: tuple[StepKey, ...]
-    again: frozenset[StepKey]
-    answered: tuple[str, ...]
+    steps: tuple[StepKey, ...]  # new, or with more data
+    again: frozenset[StepKey]  # of these, the steps that existed before
+    answered: tuple[str, ...]  # runs whose answer changed
     verdict: Verdict | None
     waiting: tuple[str, ...]
     left_out: tuple[str, ...] = ()
@@ -55,17 +45,7 @@ class Snapshot:
 
 @dataclass
 class DumpWatcher:
-    """Watches dumps.
-
-    Attributes:
-        paths: like in `analyze`. They may not exist yet.
-        rules: like in `gate`. Empty: no verdict.
-        every: seconds between checks.
-        until_idle: end after this number of seconds without new data, by default never.
-        sleep: waits for a number of seconds.
-        clock: monotonic time in seconds.
-        unfinished: incomplete files of the last check.
-    """
+    """Watches dumps."""
 
     paths: Sequence[str]
     corrections: Sequence[Correction] = ()
@@ -80,7 +60,7 @@ class DumpWatcher:
     unfinished: tuple[str, ...] = field(default=(), init=False)
 
     def snapshots(self) -> Iterator[Snapshot | None]:
-        """Yield each check with new data. Until there are files, yield None once."""
+        """Yield each check with new data. Yield None once as long as there are no files."""
         engine = IncrementalEngine(LocalEngine(self.threads))
         files, memory, before = _FileMonitor(), _ReportedState(), None
         failures: list[DataError] = []

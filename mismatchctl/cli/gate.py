@@ -115,7 +115,7 @@ def gate(
                  "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
         if needless := [name for name, value in given.items() if value]:
             raise ConfigError(f"{paths[0]}: is a metrics log without tokens; leave out {', '.join(needless)}")
-        from mismatchctl.api.gate.log import judge_logs
+        from mismatchctl.api.gate.gate import judge_logs
         from mismatchctl.api.gate.rules import parse_rules
 
         verdict = judge_logs(paths, [one for text in rule or () for one in parse_rules(text, any_name=True)], level)

@@ -106,12 +106,7 @@ def _build_page(result: Result) -> Document:
 
 def _print_look(look: Snapshot, first: bool, quiet: bool) -> bool:
     """Print the new lines. Return True if a rule failed."""
-    from mismatchctl.report.pages.watch import (
-        format_answers,
-        format_failures,
-        format_header,
-        format_new_steps,
-    )
+    from mismatchctl.report.pages.watch import format_answers, format_failures, format_header, format_new_steps
 
     failed = format_failures(look)
     out.print_warnings(look.left_out, quiet)

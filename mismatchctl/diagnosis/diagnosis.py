@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -21,7 +21,10 @@ from mismatchctl.diagnosis.sides import assign_sides
 from mismatchctl.measure.kernels import is_worth_compiling
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Finding, RunContent, Sides
-from mismatchctl.results.views import ByRun, FindingsViews, add_version, json_text
+from mismatchctl.results.views import ByRun, TableText, View, add_version, json_text, make_frame
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _CAUSE_COLUMNS = (column for cause in CAUSES for column in cause.columns)
 DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
@@ -116,7 +119,7 @@ def _floor_to_power_of_two(number: int) -> int:
 
 
 @dataclass(frozen=True, repr=False)
-class Diagnosis(FindingsViews, ByRun[list[Finding]]):
+class Diagnosis(View, ByRun[list[Finding]]):
     """Findings by run, strongest first, with sides, warnings and left-out rows."""
 
     runs: dict[str, list[Finding]]
@@ -153,6 +156,23 @@ class Diagnosis(FindingsViews, ByRun[list[Finding]]):
     def to_json(self) -> str:
         """Return strict JSON, as `mismatchctl diagnose --json` prints it."""
         return json_text(self.to_data())
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return a row per finding: run, cause, confidence, share of the mismatch, summary, advice."""
+        rows = ({"run": run, **vars(found)} for run, findings in self.runs.items() for found in findings)
+        return make_frame(rows, ("String", "run cause confidence"), ("Float64", "share"), ("String", "summary advice"))
+
+    def _lines(self) -> list[str]:
+        several = len(self.runs) > 1
+        return [
+            f"{f'{run}: ' if several else ''}{line}"
+            for run, findings in self.runs.items()
+            for line in [f"{one.title} ({one.confidence} confidence): {one.summary}" for one in findings]
+            or ["nothing found"]
+        ]
+
+    def _table(self) -> TableText:
+        return [], []
 
 
 def _plain(value: Any) -> Any:

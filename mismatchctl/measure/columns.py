@@ -633,7 +633,6 @@ TRAIN_ERROR = Pair(
 )  # fmt: skip
 PAIRS = (MISMATCH, DRIFT, TOTAL, ROLLOUT_ERROR, TRAIN_ERROR)
 """All pairs. A dump has the pairs whose columns it contains."""
-PAIRS_BY_SOURCE = {pair.source: pair for pair in PAIRS}
 WHOLE_COLUMNS = ("log_ratio", "square", "k3")
 """Sums of the mismatch that every other pair also stores, over the sequences that it covers."""
 

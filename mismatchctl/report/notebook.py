@@ -27,7 +27,7 @@ from mismatchctl.report.html import render_html
 from mismatchctl.report.pages import advise, analyze, compare, diagnose, gate, sweep
 from mismatchctl.report.terminal import print_document
 from mismatchctl.results.model import Result, RunResult
-from mismatchctl.results.views import Renderer, RunViews, View
+from mismatchctl.results.views import Renderer, TextView, View
 
 _WIDTH = 110
 _PAGES: dict[type, Callable[[Any], Document]] = {
@@ -57,7 +57,7 @@ class ReportRenderer:
         alt = escape(escape_terminal(figure.alt))
         return f'{text}<img style="max-width:640px" alt="{alt}" src="data:image/svg+xml;base64,{image}"></div>'
 
-    def figure(self, run: RunViews, name: str) -> MatplotlibFigure:
+    def figure(self, run: TextView, name: str) -> MatplotlibFigure:
         """Return a figure of the report by its name."""
         assert isinstance(run, RunResult)
         return draw_figure(run, name)

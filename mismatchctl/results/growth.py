@@ -36,31 +36,20 @@ _BAD_Z, _BAD_FACTOR, _BAD_SHARE = 6.0, 1.5, 0.1
 
 @dataclass(frozen=True)
 class OnsetFit:
-    """The best level, change, level of a logarithmic series.
+    """The best level, change, level of a logarithmic series."""
 
-    Attributes:
-        onset, end: indices of the first step away from the level before, and of the last step of the change.
-        earliest, latest: ends of the 95% interval of the onset.
-        shape: jump (from one step to the next) or ramp.
-        corners: positions of the start and the end of the change.
-        power: the ramp is straight in this power of the metric, 0: in its logarithm.
-        before: level before the change.
-        change, error: difference between the levels and its standard error.
-    """
-
-    onset: int
-    end: int
-    earliest: int
+    onset: int  # index of the first step away from the level before
+    end: int  # index of the last step of the change
+    earliest: int  # 95% interval of the onset
     latest: int
     shape: ChangeShape
-    corners: tuple[float, float]
-    power: float
+    corners: tuple[float, float]  # positions of the start and the end of the change
+    power: float  # the ramp is straight in this power of the metric, 0: in its logarithm
     before: float
     change: float
-    error: float
+    error: float  # standard error of the change
 
     def at(self, where: Float64s) -> Float64s:
-        """Return the fitted values at positions."""
         return self.before + self.change * _completed_part(where, *self.corners, self.power, self.change)
 
 
@@ -182,7 +171,6 @@ def _list_neighbours(start: int, end: int, count: int) -> NDArray[np.int64]:
 def _fit_all(
     where: Float64s, height: Float64s, weight: Float64s, start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> Float64s:
-    """Return the weighted squares of every ramp in each scale [P, K]."""
     return np.array([_fit_squares(where, height, weight, start, end, power) for power in _POWERS])
 
 
@@ -284,7 +272,6 @@ class Growth(FiniteModel):
 
     @property
     def changed(self) -> bool:
-        """True if there is a significant change."""
         return self.factor is not None
 
     @property
@@ -296,7 +283,6 @@ class Growth(FiniteModel):
 
     @property
     def brief(self) -> str:
-        """Description for a table cell."""
         if self.factor is None:
             return self.text.split(" over ")[0]
         arrow, size = ("▲", self.factor) if self.factor > 1 else ("▼", 1 / self.factor)
@@ -307,14 +293,7 @@ class Growth(FiniteModel):
 def fit_growth(
     labels: Sequence[Label], values: Sequence[float | None], errors: Sequence[float | None], metric: str = "k3"
 ) -> Growth:
-    """Fit the best ramp to a positive series. It counts as a change if it is significant.
-
-    Args:
-        labels: of the steps, in order.
-        values: the metric per step, null if it is undefined.
-        errors: standard errors, null if unknown.
-        metric: its key.
-    """
+    """Fit the best ramp to a positive series. It counts as a change if it is significant."""
     known = [i for i, value in enumerate(values) if value is not None]
     positive = [i for i in known if (values[i] or 0.0) > 0]
     count, last = len(known), values[known[-1]] if known else None
@@ -382,15 +361,10 @@ def _describe_change(fit: OnsetFit, names: Sequence[Label], metric: str, steps: 
 
 @dataclass(frozen=True)
 class TokenTail:
-    """A robust statistic and the number of outlying tokens per step, null if undefined.
+    """A robust statistic and the number of outlying tokens per step, null if undefined."""
 
-    Attributes:
-        p99: 99th percentile of |log-prob difference|.
-        outliers: tokens whose two probabilities differ by more than a factor of 2.
-    """
-
-    p99: Sequence[float | None]
-    outliers: Sequence[float | None]
+    p99: Sequence[float | None]  # 99th percentile of |log-prob difference|
+    outliers: Sequence[float | None]  # tokens whose two probabilities differ by more than a factor of 2
 
 
 def check_outliers(growth: Growth, labels: Sequence[Label], values: Sequence[float | None], tail: TokenTail) -> Growth:
@@ -476,35 +450,24 @@ class Ramp:
     starts: tuple[int, int]
 
     def is_significant(self, steps: int) -> bool:
-        """Return True if the change is significant in a series with this number of steps."""
         limit = Z_LIMIT if steps >= SHORT_SERIES else _SHORT_Z_LIMIT
         return abs(self.change) >= limit * self.error and abs(self.change) >= math.log(SMALLEST_CHANGE)
 
 
 @dataclass(frozen=True)
 class RampFits:
-    """All ramps (level, straight line, level) [K] on a series, each fitted by weighted least squares.
-
-    Attributes:
-        where, height, error: the series by blocks [N].
-        start, end: corners, as blocks [K].
-        change: difference between the levels [K].
-        rise: weighted mean of the completed part of the change [K].
-        spread: weighted squares of that part around its mean [K].
-        squares: weighted squares of the residuals [K].
-        middle, weight: weighted mean of the series, and the sum of its weights.
-    """
+    """All ramps (level, straight line, level) [K] on a series, each fitted by weighted least squares."""
 
     where: Float64s
     height: Float64s
     error: Float64s
-    start: NDArray[np.int64]
+    start: NDArray[np.int64]  # corners, as blocks
     end: NDArray[np.int64]
-    change: Float64s
-    rise: Float64s
-    spread: Float64s
-    squares: Float64s
-    middle: float
+    change: Float64s  # difference between the levels
+    rise: Float64s  # weighted mean of the completed part of the change
+    spread: Float64s  # weighted squares of that part around its mean
+    squares: Float64s  # weighted squares of the residuals
+    middle: float  # weighted mean of the series
     weight: float
 
     @classmethod
@@ -547,7 +510,6 @@ class RampFits:
 
     @property
     def best(self) -> Ramp:
-        """The best ramp."""
         found, starts = int(np.argmin(self.squares)), self.start[self.near]
         error = math.sqrt(self.scale / float(self.spread[found]))
         return Ramp(

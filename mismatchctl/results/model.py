@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, model_serializer
 
@@ -16,7 +16,22 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import suggestion
 from mismatchctl.io import __version__
 from mismatchctl.results.growth import Growth
-from mismatchctl.results.views import ByRun, ResultViews, RunViews
+from mismatchctl.results.views import (
+    ByRun,
+    TableText,
+    TextView,
+    View,
+    format_value,
+    get_renderer,
+    headline_metrics,
+    interval_bounds,
+    make_frame,
+)
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from mismatchctl.results.views import Figure
 
 
 class Fact(FiniteModel):
@@ -449,7 +464,7 @@ class RunSummary(FiniteModel):
         return next(answer for answer in self.answers if answer.question == question)
 
 
-class RunResult(RunViews, FiniteModel):
+class RunResult(TextView, FiniteModel):
     """One run with the causes of its mismatch in `findings`, strongest first. `sides` uses a third column.
 
     `story` is the summary that every medium shows. It is null in a Result that was built by hand.
@@ -487,6 +502,34 @@ class RunResult(RunViews, FiniteModel):
             found: Value = metrics[name]
             return found
         raise AttributeError(f"unknown metric {name!r}{suggestion(name, metrics)}")
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """One row per training step: its label and the value of every metric."""
+        import polars as pl
+
+        metrics = {name: series.value for name, series in self.groups.metrics.items()}
+        return pl.DataFrame({"step": self.groups.labels, **metrics}, strict=False)
+
+    def plot(self, name: str = "k3") -> Figure:
+        """Draw one figure of the report with matplotlib.
+
+        Args:
+            name: `k3`, `distribution`, `joint`, `k3_by_position`, `rejected`, `ess-after`, ... A wrong name gets the
+                list of all. Example: `run.plot("k3_by_position")`.
+
+        Raises:
+            ConfigError: There is no such figure.
+        """
+        return get_renderer().figure(self, name)
+
+    def _lines(self) -> list[str]:
+        return [f"{answer.question}: {answer.text}" for answer in (self.story.answers if self.story else ())]
+
+    def _table(self) -> TableText:
+        metrics = self.overall.metrics
+        names = headline_metrics(metrics)
+        return names, [[format_value(metrics[name]) for name in names]]
 
 
 class InputFile(FiniteModel):
@@ -548,7 +591,7 @@ class Provenance(FiniteModel):
     accepted: Acceptance | None = None
 
 
-class Result(ResultViews, FiniteModel, ByRun[RunResult]):
+class Result(View, FiniteModel, ByRun[RunResult]):
     """Result of `analyze`, input of `report` and `gate`.
 
     `sections` contains the JSON of other commands on the same runs. `report -o` adds them, and the page shows them.
@@ -577,6 +620,57 @@ class Result(ResultViews, FiniteModel, ByRun[RunResult]):
     def to_json(self) -> str:
         """Return compact strict JSON with a final newline."""
         return json.dumps(self.to_data(), allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """One row per training step of the only run."""
+        return self._single_run("steps").steps
+
+    def plot(self, name: str = "k3") -> Figure:
+        """Draw one figure of the report of the only run with matplotlib; see `plot` of a run.
+
+        Args:
+            name: `k3`, `distribution`, `k3_by_position`, ... A wrong name gets the list of all.
+        """
+        return self._single_run("plot").plot(name)
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return every overall value as a row: run, correction (null: none), metric, value, se, low, high, status."""
+        rows = [
+            {"run": run, "correction": correction, "metric": name, "value": value.value, "se": value.se,
+             **interval_bounds(value.interval), "status": value.status}
+            for run, found in self.runs.items()
+            for correction, values in ((None, found.overall.metrics), *found.overall.corrections.items())
+            for name, value in values.items()
+        ]  # fmt: skip
+        return make_frame(
+            rows, ("String", "run correction metric"), ("Float64", "value se low high"), ("String", "status")
+        )
+
+    def _single_run(self, name: str) -> RunResult:
+        if len(self.runs) != 1:
+            raise KeyError(f"there are {len(self.runs)} runs: name one, as result[RUN].{name}")
+        return next(iter(self.runs.values()))
+
+    def _lines(self) -> list[str]:
+        if len(self.runs) == 1:
+            return self._single_run("summary")._lines()
+        stories = ((run, found.story) for run, found in self.runs.items())
+        return [f"{run}: {story.answers[0].text}" for run, story in stories if story is not None and story.answers]
+
+    def _table(self) -> TableText:
+        first = next(iter(self.runs.values())).overall.metrics if self.runs else {}
+        names = headline_metrics(first)
+        rows = [
+            [run, *(format_value(found.overall.metrics.get(name)) for name in names)]
+            for run, found in self.runs.items()
+        ]
+        return ["run", *names], rows
+
+
+def find_run(result: Result, name: str) -> str | None:
+    """Return this name if there is such a run, or the name of the only run."""
+    return name if name in result.runs else next(iter(result.runs)) if len(result.runs) == 1 else None
 
 
 def storage_types(result: Result, run: str) -> dict[str, str]:

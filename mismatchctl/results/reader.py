@@ -178,7 +178,6 @@ def _check_clusters(table: Clusters, groups: int, place: str) -> Iterator[str]:
 
 
 def _check_bounds(sums: Mapping[str, Float64s], place: str) -> Iterator[str]:
-    """Check columns that cannot be negative or larger than another one."""
     for name in ("k3", "abs", "square", "identical", "squared_length", "empty_sequences"):
         if name in sums and (sums[name] < 0).any():
             yield f"{place}.sums: {name} is negative"
@@ -194,7 +193,6 @@ def _check_bounds(sums: Mapping[str, Float64s], place: str) -> Iterator[str]:
 
 
 def _check_layers(sums: Mapping[str, Float64s], place: str) -> Iterator[str]:
-    """Check that tokens by bin add up to the tokens, and that K3 by bin and cap fits the tokens and K3."""
     if not set(LAYER_TOKENS + LAYER_K3 + ("k3",)) <= sums.keys():
         return
     tokens = np.stack([sums[name] for name in LAYER_TOKENS])
@@ -212,7 +210,6 @@ def _check_layers(sums: Mapping[str, Float64s], place: str) -> Iterator[str]:
 
 
 def _check_sums(run: RunResult) -> Iterator[str]:
-    """Check that the tokens, sequences and K3 of steps and clusters add up to the values of the run."""
     whole = {key: found.value for key, found in run.overall.metrics.items() if found.value is not None}
     for key in sorted(whole.keys() & {"tokens", "sequences"} & run.groups.metrics.keys()):
         parts = run.groups.metrics[key].value
@@ -317,22 +314,14 @@ def is_result(path: str | Path) -> bool:
 
 
 def read_result(path: str | Path) -> Result:
-    """Read and check a Result.
-
-    Raises:
-        DataError: The file is missing, is not a complete Result, or has an unknown format.
-    """
+    """Read and check a Result."""
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(f"a result is read from a path, not from {kind_of(path)}")
     return parse_result(read_json(path, _REMEDY), str(path))
 
 
 def read_json(path: str | Path, remedy: str) -> Any:
-    """Read a local or remote JSON file.
-
-    Raises:
-        DataError: The file cannot be read or is not JSON.
-    """
+    """Read a local or remote JSON file."""
     try:
         return parse_json(decode_utf8(read_file(path)))
     except OSError as error:
@@ -342,11 +331,7 @@ def read_json(path: str | Path, remedy: str) -> Any:
 
 
 def parse_result(data: Any, name: str) -> Result:
-    """Convert the data of a file with this name to a Result.
-
-    Raises:
-        DataError: See `read_result`.
-    """
+    """Convert the data of a file with this name to a Result."""
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
         raise DataError("not a mismatchctl result", file=name, remedy=_REMEDY)
     if data["format"] != FORMAT:

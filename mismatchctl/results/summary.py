@@ -6,12 +6,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_label, format_number
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.results.growth import Z_LIMIT, Growth, TokenTail, check_outliers, fit_growth
 from mismatchctl.results.model import (
     MASKED_TOKENS,
+    NOT_RECORDED,
     Answer,
     AnswerLevel,
     BaselineRatio,
@@ -25,6 +28,7 @@ from mismatchctl.results.model import (
     RunSummary,
     SkippedData,
     Value,
+    find_run,
 )
 
 MANY_REJECTED = 0.5
@@ -52,12 +56,10 @@ INTERVAL_Z = 1.645
 
 
 def get_summary(run: RunResult) -> RunSummary:
-    """Return the stored summary of a run, or compute it."""
     return run.story or summarize_run(run)
 
 
 def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None) -> RunSummary:
-    """Summarize a run from its numbers and findings. `baseline` is the name of a Result, and its run."""
     k3, growth = run.overall.metrics.get("k3"), fit_run_growth(run)
     standing = classify_k3(k3)
     against = None if baseline is None else _compare_with_baseline(k3, *baseline)
@@ -72,17 +74,13 @@ def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None)
 def summarize_runs(result: Result, baseline: tuple[str, Result] | None = None) -> None:
     """Store the summary of every run of a Result, compared with the baseline's run of the same name or its only run."""
     for name, run in result.runs.items():
-        run.story = summarize_run(run, None if baseline is None else _find_baseline_run(name, *baseline))
-
-
-def _find_baseline_run(name: str, path: str, baseline: Result) -> tuple[str, RunResult] | None:
-    runs = baseline.runs
-    chosen = runs.get(name) or (next(iter(runs.values())) if len(runs) == 1 else None)
-    return None if chosen is None else (path, chosen)
+        chosen = None if baseline is None else find_run(baseline[1], name)
+        run.story = summarize_run(
+            run, None if baseline is None or chosen is None else (baseline[0], baseline[1].runs[chosen])
+        )
 
 
 def fit_run_growth(run: RunResult) -> Growth:
-    """Fit the growth of a run's K3 over its steps, and compare it with a robust statistic."""
     metrics, labels = run.groups.metrics, run.groups.labels
     series = metrics.get("k3")
     none: list[float | None] = [None] * len(labels)
@@ -103,7 +101,6 @@ def get_token_tail(run: RunResult) -> TokenTail | None:
 
 
 def classify_k3(k3: Value | None) -> K3Standing:
-    """Compare K3 with the typical ranges of models."""
     if k3 is None or k3.value is None:
         return K3Standing(range="undefined", text="undefined")
     if k3.value == 0:
@@ -195,7 +192,6 @@ def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
 
 
 def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> Answer:
-    """Recommend an action from the findings: fix a cause, compare corrections, or do nothing."""
     fix = find_fixable(findings)
     if fix is not None:
         hopeless = is_uncorrectable(fix)
@@ -243,7 +239,6 @@ def changes_loss_scale(run: RunResult, name: str) -> bool:
 
 
 def find_fixable(findings: Sequence[Finding]) -> Finding | None:
-    """Return the first finding that should be fixed rather than corrected."""
     found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in CORRECTABLE_CAUSES)
     return next(found, None)
 
@@ -306,7 +301,6 @@ SHOWN_PLACES = 4
 
 
 def data_notes(result: Result) -> list[str]:
-    """List warnings of the pass and skipped data."""
     return [*result.warnings, *skipped_data_notes(result.provenance.left_out)]
 
 
@@ -322,7 +316,6 @@ def left_out_facts(left_out: Sequence[SkippedData]) -> list[str]:
 
 
 def skipped_data_notes(left_out: Sequence[SkippedData]) -> list[str]:
-    """List skipped data by file."""
     return [_skipped_data_note(item) for item in left_out]
 
 
@@ -341,7 +334,6 @@ NO_PROMPTS = "No prompt ids: responses are treated as independent, intervals may
 
 
 def prompt_notes(runs: Iterable[RunResult]) -> list[str]:
-    """Return a note if a run of several sequences has no prompt ids."""
     unnamed = (run.clusters.by != "prompt" and (run.overall.metrics["sequences"].value or 0) > 1 for run in runs)
     return [NO_PROMPTS] if any(unnamed) else []
 
@@ -357,7 +349,6 @@ def names_not_compared(run: RunResult) -> list[str]:
 
 
 def list_notes(result: Result) -> list[str]:
-    """List notes on the data, then one note per judgement."""
     found: dict[str, list[str]] = {}
     for name, run in result.runs.items():
         for judged in get_summary(run).judgements:
@@ -374,3 +365,136 @@ def _format_sentence(matter: str, details: list[str]) -> str:
     shown = "; ".join(filter(None, details[:SHOWN_PLACES]))
     more = f" and {len(details) - SHOWN_PLACES} more" if len(details) > SHOWN_PLACES else ""
     return f"{matter} ({shown}{more})" if shown else matter
+
+
+Status = Literal["OK", "CHECK", "FAIL"]
+STATUSES: tuple[Status, ...] = ("FAIL", "CHECK", "OK")
+"""The statuses, most severe first."""
+DUMP_FAULTS = frozenset(
+    {"unmasked_padding", "padding_or_sentinel", "duplicated_rows", "length_mismatch", "low_precision_logging"}
+)  # fmt: skip
+"""Causes that spoil the dump and not the training run."""
+FAILING_GROWTH = 2.0
+"""Growth of K3 from which a run fails."""
+_NEARLY_ALL = 0.95
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Status of a run, the sentence that explains it, and the finding that the sentence names."""
+
+    status: Status
+    text: str
+    cause: Finding | None = None
+
+
+def run_status(run: RunResult) -> RunStatus:
+    """Judge a run from its K3, growth and findings."""
+    summary, cause = get_summary(run), headline_finding(run.findings)
+    parts = list(filter(None, (_describe_growth(summary.growth), _describe_level(summary))))
+    named = cause is not None and cause.cause not in HARMLESS_CAUSES | SYMPTOMS
+    if cause is not None and named:
+        described = describe_cause(cause, run.findings)
+        parts = [f"{parts[0]}: {lower_first(described)}"] if parts else [described]
+    elif parts and (cause is None or cause.cause in SYMPTOMS):
+        parts = [f"{parts[0]}, cause not identified"]
+    status = _severity(run, summary)
+    if not parts:
+        if status == "OK":
+            equal = run.overall.metrics.get("k3", NOT_RECORDED).value == 0
+            parts = ["both sides are identical" if equal else "healthy; no correction needed"]
+        else:
+            parts = [_describe_doubt(run, summary)]
+    return RunStatus(status, parts[0], cause if named else None)
+
+
+def findings_status(findings: Sequence[Finding]) -> RunStatus:
+    cause, fixable = headline_finding(findings), find_fixable(findings)
+    if cause is None:
+        return RunStatus("OK", "no cause found" if findings else "no finding")
+    if cause.cause in HARMLESS_CAUSES and fixable is None:
+        return RunStatus("OK", f"{cause.title}, no action needed", cause)
+    grew = any(found.cause == "growing_mismatch" and found.confidence != "low" for found in findings)
+    return RunStatus(
+        "FAIL" if grew or _is_failure(fixable) else "CHECK",
+        f"{describe_cause(cause, findings)} ({cause.confidence} confidence)", cause,
+    )  # fmt: skip
+
+
+def describe_cause(cause: Finding, findings: Sequence[Finding]) -> str:
+    """Return the title of a cause, with its share of K3 if other causes have a large part."""
+    share = headline_share(cause, findings)
+    title = cause.title if cause.confidence == "high" else f"probably {lower_first(cause.title)}"
+    return title if share is None or share >= _NEARLY_ALL else f"{title} ({percent(share)} of K3)"
+
+
+def lower_first(text: str) -> str:
+    """Return a title inside a sentence. Abbreviations keep their capitals."""
+    first = text.partition(" ")[0]
+    return text if first[1:] != first[1:].lower() else text[:1].lower() + text[1:]
+
+
+def percent(share: float | None) -> str:
+    """Format a share with three significant digits. Only a share of nearly 1 is shown as 100%."""
+    if share is None:
+        return DASH
+    if 0 < abs(share) < 1e-5:
+        return "<0.001%"
+    return "100%" if 0.9995 <= share <= 1 else f"{100 * share:.3g}%"
+
+
+def describe_range(standing: K3Standing) -> str:
+    texts = {
+        "identical": "both sides agree to the bit", "below": "very low", "dense": "normal for a dense model",
+        "moe": "high for a dense model, normal for an MoE", "above": "high for every kind of model",
+        "undefined": "undefined",
+    }  # fmt: skip
+    return texts[standing.range]
+
+
+def _describe_growth(growth: Growth) -> str:
+    if growth.verdict != "grew" or growth.factor is None:
+        return ""
+    return f"mismatch grew {format_number(growth.factor)}x since step {format_label(growth.onset)}"
+
+
+def _describe_level(summary: RunSummary) -> str:
+    against = summary.against
+    if against is not None and against.factor is not None and against.interval is not None and against.interval[0] > 1:
+        return f"K3 is {format_number(against.factor)}x the baseline's"
+    return f"K3 is {describe_range(summary.standing)}" if summary.standing.range in ("moe", "above") else ""
+
+
+def _describe_doubt(run: RunResult, summary: RunSummary) -> str:
+    if summary.answer("how bad").key == "undefined":
+        return summary.answer("how bad").text
+    if any(judged.key == "wrong_log_probs" for judged in summary.judgements):
+        return "the mean ratio is not 1: these are not the log-probs that sampled the tokens"
+    if run.findings and run.findings[0].confidence == "low":
+        return f"possibly {lower_first(run.findings[0].title)}"
+    if summary.growth.verdict == "uneven":
+        return "K3 is uneven over the steps"
+    return "K3 may be higher than usual"
+
+
+def _severity(run: RunResult, summary: RunSummary) -> Status:
+    factor, cause = summary.growth.factor or 1.0, headline_finding(run.findings)
+    # The errors of steps with few prompts are too small, so that healthy steps look uneven.
+    explained = cause is not None and cause.cause in HARMLESS_CAUSES and cause.confidence != "low"
+    fixable = find_fixable(run.findings)
+    if _is_failure(fixable) or summary.answer("how bad").level == "bad":
+        return "FAIL"
+    if summary.growth.verdict == "grew" and factor >= FAILING_GROWTH:
+        return "FAIL"
+    calm = all(
+        answer.level == "good"
+        or (answer.level, answer.question) in (("unknown", "since when"), ("unknown", "why"))
+        or (answer.key == "uneven" and explained)
+        for answer in summary.answers
+    )  # a single step has no trend, and a run without findings has no cause
+    doubtful = any(judged.key == "wrong_log_probs" for judged in summary.judgements)
+    return "OK" if calm and not doubtful and fixable is None else "CHECK"
+
+
+def _is_failure(fixable: Finding | None) -> bool:
+    return fixable is not None and is_uncorrectable(fixable) and fixable.cause not in DUMP_FAULTS

@@ -70,10 +70,7 @@ class Allowance(BaseModel):
 class K3Part(FiniteModel):
     """One part of K3: most tokens (bulk), the largest tokens up to a cap (shoulder), and above the cap (tail).
 
-    Attributes:
-        share: of the baseline's K3.
-        rise: relative, per token at the same probabilities. Null if the baseline has no K3 in this part.
-        interval: 90% interval of the rise.
+    `share` is its share of the baseline's K3, `rise` its relative rise per token at the same probabilities.
     """
 
     name: Literal["bulk", "shoulder", "tail"]
@@ -84,11 +81,7 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """Excess of each cluster over its share of the limit: new sample [n] and baseline [m].
-
-    Attributes:
-        weight: its share of the level.
-    """
+    """Excess of each cluster over its share of the limit: new sample [n] and baseline [m]."""
 
     new: Float64s
     old: Float64s
@@ -103,19 +96,12 @@ class ExcessStatistic:
 
 @dataclass
 class BaselineComparison:
-    """Outcome of a comparison.
-
-    Attributes:
-        p: p-value against the limit not being exceeded.
-        statistics: the test statistics, total K3 last.
-        most_significant: key in LEVEL_SHARES of the most significant statistic. Empty for a metric other than K3.
-        parts: rise of each part of K3. Empty without layers.
-    """
+    """Outcome of a comparison."""
 
     exchange: SampleExchange
     statistics: list[ExcessStatistic]
     p: float
-    most_significant: str = ""
+    most_significant: str = ""  # key in LEVEL_SHARES, empty for a metric other than K3
     parts: list[K3Part] = field(default_factory=list)
 
     @property
@@ -133,16 +119,6 @@ def compare_samples(
     lower: bool = False,
     level: float = 0.05,
 ) -> BaselineComparison:
-    """Compare one metric of a sample with the baseline.
-
-    Args:
-        sample: the new sample.
-        baseline: the sample to compare with.
-        metric: the metric.
-        allowance: allowed deterioration.
-        lower: True if lower is worse.
-        level: significance level, which sets the resolution of the p-value.
-    """
     exchange = SampleExchange(sample.keys, baseline.keys, level)
     layers = find_layers(sample, baseline, metric, lower=lower)
     if layers is None:
@@ -177,7 +153,6 @@ def find_layers(
 
 
 def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: float = 0.05) -> list[ExcessStatistic]:
-    """Return the statistics of bulk, shoulder, evened K3, lost tokens and total K3."""
     low, high = old.find_cap(BULK_SHARE), old.find_cap(SHOULDER_SHARE)
     sizes = new.tokens.sum(1), old.tokens.sum(1)
     limited = [new.capped, _allowed_sums(old.capped, old.tokens[:, :, None], allowance)]
@@ -196,7 +171,6 @@ def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: 
 
 
 def _allowed_sums(old: Float64s, size: Float64s, allowance: Allowance) -> Float64s:
-    """Return the allowed sums, given the baseline's sums and their number of tokens."""
     return old * (1 + allowance.relative) + allowance.absolute * size
 
 
@@ -209,14 +183,7 @@ def _excess_over_limit(
 
 
 def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the excess of each cluster, with a limit per bin of the rollout probability.
-
-    Args:
-        new: the new sample.
-        old: the baseline.
-        sums: of the new sample by cluster and bin [n, B].
-        allowed: of the baseline by cluster and bin [m, B].
-    """
+    """Return the excess of each cluster, with a limit per bin of the rollout probability, from [n, B] and [m, B]."""
     found = np.zeros(len(sums)), np.zeros(len(allowed))
     for bins in merge_bins(old.tokens.sum(axis=0)):
         values = (each[:, bins].sum(1) for each in (sums, new.tokens, allowed, old.tokens))
@@ -228,7 +195,6 @@ def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: F
 def _clip(
     excess: tuple[Float64s, Float64s], sizes: tuple[Float64s, Float64s], deviations: float
 ) -> tuple[Float64s, Float64s]:
-    """Clip the excess per token of unusual clusters, by the median and its deviation in the baseline."""
     new, old = (each / np.maximum(size, 1.0) for each, size in zip(excess, sizes, strict=True))
     middle = float(np.median(old))
     room = deviations * 1.4826 * float(np.median(np.abs(old - middle)))
@@ -279,14 +245,6 @@ def linear_statistic(
 
     A mean is linearized at the values of each sample, which keeps the test monotone. Weight metrics are linearized at
     the value of the pooled sample, because a few large weights distort the slope at each single sample.
-
-    Args:
-        sample: the new sample.
-        baseline: the sample to compare with.
-        metric: the metric.
-        allowance: allowed deterioration.
-        lower: True if lower is worse.
-        factor: factor on the sample's metric, for power calculations.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]
@@ -335,7 +293,6 @@ def rise_within_bins(new: K3Layers, old: K3Layers, cap: int) -> float:
 
 
 def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3Part]:
-    """Return the rise of K3 per token in bulk, shoulder and tail with 90% intervals."""
     low, high = old.find_cap(BULK_SHARE), old.find_cap(SHOULDER_SHARE)
     pieces: dict[Literal["bulk", "shoulder", "tail"], list[Float64s]] = {
         "bulk": [each.capped[:, :, low] for each in (new, old)],

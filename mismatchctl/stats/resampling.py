@@ -33,51 +33,14 @@ def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
     return 2 * drawn
 
 
-@dataclass(frozen=True)
-class BootstrapDraws:
-    """A number and its value in each replicate [R], with arithmetic on all of them."""
-
-    value: float
-    resampled: Float64s
-
-    def __add__(self, other: BootstrapDraws | float) -> BootstrapDraws:
-        value, resampled = _operands(other)
-        return BootstrapDraws(self.value + value, self.resampled + resampled)
-
-    def __sub__(self, other: BootstrapDraws | float) -> BootstrapDraws:
-        value, resampled = _operands(other)
-        return BootstrapDraws(self.value - value, self.resampled - resampled)
-
-    def __mul__(self, factor: float) -> BootstrapDraws:
-        return BootstrapDraws(self.value * factor, self.resampled * factor)
-
-    def __truediv__(self, other: BootstrapDraws) -> BootstrapDraws:
-        with np.errstate(all="ignore"):
-            return BootstrapDraws(float(np.float64(self.value) / other.value), self.resampled / other.resampled)
-
-    def __neg__(self) -> BootstrapDraws:
-        return self * -1.0
-
-    def __abs__(self) -> BootstrapDraws:
-        return BootstrapDraws(abs(self.value), np.abs(self.resampled))
-
-
-def _operands(other: BootstrapDraws | float) -> tuple[float, Float64s | float]:
-    return (other.value, other.resampled) if isinstance(other, BootstrapDraws) else (other, other)
-
-
 def resample_metrics(
     samples: Sequence[ClusterSample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
-) -> list[list[BootstrapDraws]]:
-    """Evaluate metrics on samples in the same replicates: `[sample][metric]`, NaN if undefined.
-
-    Raises:
-        DataError: A sample lacks a column of a metric.
-    """
+) -> list[list[Float64s]]:
+    """Evaluate metrics on samples in the same replicates: `[sample][metric]`, [R] each, NaN if undefined."""
     every = np.unique(np.concatenate([sample.keys for sample in samples]))
     positions = [[metric.columns(sample) for metric in metrics] for sample in samples]
     wanted = [np.unique(np.concatenate([np.asarray(columns) for columns in rows])) for rows in positions]
-    found = [[np.empty(replicates) for _ in metrics] for _ in samples]
+    found: list[list[Float64s]] = [[np.empty(replicates) for _ in metrics] for _ in samples]
     size = max(_BLOCK // max(len(every), 1) // _BITS, 1) * _BITS
     for start in range(0, replicates, size):
         stop = min(start + size, replicates)
@@ -87,19 +50,7 @@ def resample_metrics(
             sums = _replicate_sums(own, sample.sums[:, used])  # all columns together, so that weights are read once
             for metric, columns, out in zip(metrics, rows, outs, strict=True):
                 out[start:stop] = metric.evaluate(sums[:, np.searchsorted(used, columns)], sample, columns)
-    return [
-        [
-            BootstrapDraws(float(metric.evaluate(_sum_clusters(sample.sums[:, columns]), sample, columns)), out)
-            for metric, columns, out in zip(metrics, rows, outs, strict=True)
-        ]
-        for sample, rows, outs in zip(samples, positions, found, strict=True)
-    ]
-
-
-def _sum_clusters(sums: Float64s) -> Float64s:
-    with np.errstate(all="ignore"):
-        total: Float64s = sums.sum(axis=0)
-    return total
+    return found
 
 
 def _replicate_sums(drawn: Float64s, sums: Float64s) -> Float64s:
@@ -108,9 +59,9 @@ def _replicate_sums(drawn: Float64s, sums: Float64s) -> Float64s:
     return product
 
 
-def percentile_interval(draws: BootstrapDraws, level: float = 0.90) -> tuple[float, float] | None:
+def percentile_interval(draws: Float64s, level: float = 0.90) -> tuple[float, float] | None:
     """Return the percentile interval at this level, if enough replicates are defined."""
-    ordered = np.sort(draws.resampled)  # NaN last
+    ordered = np.sort(draws)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
     place = max(int(round((1 - level) / 2 * (len(ordered) + 1), 6)) - 1, 0)
     if defined < len(ordered) - place:
@@ -118,16 +69,10 @@ def percentile_interval(draws: BootstrapDraws, level: float = 0.90) -> tuple[flo
     return float(ordered[place]), float(ordered[defined - 1 - place])
 
 
-def p_above_zero(draws: BootstrapDraws, flipped: Float64s | None = None) -> float:
-    """Return the one-sided p-value of a number above zero. Undefined replicates count as not above.
-
-    Args:
-        draws: the number in each replicate.
-        flipped: terms by cluster whose sum has the number's sign. Their sign flips resolve p-values below one by the
-            number of replicates.
-    """
-    count = len(draws.resampled)
-    missing = count - int(np.count_nonzero(draws.resampled > 0))
+def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
+    """Return the one-sided p-value of a number above zero. Undefined replicates count as not above."""
+    count = len(draws)
+    missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)
     if flipped is None or missing >= _PER_LEVEL or not np.isfinite(flipped).all():
         return p
@@ -165,12 +110,7 @@ Labels = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SampleExchange:
-    """Exchangeable clusters of a new and an old sample.
-
-    Attributes:
-        new, old: keys of the clusters of each sample.
-        level: significance level, which sets the resolution of the p-value.
-    """
+    """Exchangeable clusters of a new and an old sample."""
 
     new: Hashes
     old: Hashes
@@ -178,12 +118,10 @@ class SampleExchange:
 
     @property
     def common(self) -> int:
-        """Number of clusters in the intersection."""
         return len(np.intersect1d(self.new, self.old, assume_unique=True))
 
     @property
     def relabelings(self) -> int:
-        """Number of relabelings, including the observed one."""
         return count_relabelings(len(self.new), len(self.old), self.common)
 
     @property
@@ -196,24 +134,13 @@ class SampleExchange:
         return int(min(max(_PER_LEVEL / self.level, LEAST_RELABELINGS), MOST_RELABELINGS))
 
     def totals(self, new: Float64s, old: Float64s) -> Float64s:
-        """Return the totals of the rows labelled new [1 + R, K], observed labels first.
-
-        Args:
-            new: values of the clusters of the new sample [n, K].
-            old: values of the clusters of the old sample [m, K].
-        """
+        """Return the totals of the rows labelled new [1 + R, K] of values [n, K] and [m, K], observed labels first."""
         seen = new.sum(axis=0, keepdims=True)
         found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
 
     def resolve_tails(self, new: Float64s, old: Float64s, shares: Float64s) -> Float64s:
-        """Return one-sided p-values of the observed totals [K], also below one by the number of drawn relabelings.
-
-        Args:
-            new: values of the clusters of the new sample [n, K].
-            old: values of the clusters of the old sample [m, K].
-            shares: share of the relabelings with at least the observed total [K].
-        """
+        """Return one-sided p-values of the observed totals [K], also below one by the number of drawn relabelings."""
         found = shares.copy()
         if self.relabelings <= self._drawn:
             return found
@@ -285,13 +212,7 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
     """Return the share of all relabelings with at least this total, without drawing any.
 
     It is the saddlepoint approximation of Skovgaard (1987) with a margin, at most the Chernoff bound, and at least one
-    relabeling.
-
-    Args:
-        differences: new minus old of each cluster in both samples. A relabeling changes signs: half the sum counts.
-        single: values of all other clusters, of both samples.
-        chosen: number of `single` labelled new.
-        total: half the sum of `differences` plus the sum of the values labelled new.
+    relabeling. `differences` are new minus old of clusters in both samples, whose signs a relabeling changes.
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
     if not 0 < largest < math.inf:  # also for NaN
@@ -384,10 +305,6 @@ def smallest_p_values(shares: Float64s, weights: Sequence[float] | Float64s) -> 
 
     The share of relabelings with at most the first value, which is the observed one, is the joint p-value. If a single
     statistic has a p-value of at most its share of the weights times a level, the joint p-value is at most that level.
-
-    Args:
-        shares: of each relabeling and statistic [1 + R, K].
-        weights: share of the level for each statistic.
     """
     smallest: Float64s = (shares / (np.asarray(weights) / np.sum(weights))).min(axis=1)
     return smallest

@@ -31,32 +31,23 @@ DUMP_REMEDY = "pass the dump instead of the Result"
 
 @dataclass(frozen=True)
 class ClusterSample:
-    """Sums by cluster of a run or of a part of it.
+    """Sums by cluster of a run or of a part of it."""
 
-    Attributes:
-        keys: identify each cluster across Results [N], ascending.
-        names: column names [K].
-        sums: [N, K].
-    """
-
-    keys: Hashes
-    names: tuple[str, ...]
-    sums: Float64s
+    keys: Hashes  # identify each cluster across Results [N], ascending
+    names: tuple[str, ...]  # of the columns [K]
+    sums: Float64s  # [N, K]
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @cached_property
     def columns(self) -> dict[str, int]:
-        """Position of each column by name."""
         return {name: position for position, name in enumerate(self.names)}
 
     def column(self, name: str) -> Float64s:
-        """Return one column [N]."""
         return self.sums[:, self.columns[name]]
 
     def count_common(self, other: ClusterSample) -> int:
-        """Return the number of common clusters."""
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def has_same_tokens(self, other: ClusterSample) -> bool:
@@ -77,22 +68,14 @@ def build_run_sample(run: RunResult) -> ClusterSample:
 
 
 def build_step_sample(run: RunResult, index: int) -> ClusterSample:
-    """Return the clusters of one step, by its index among the labels.
-
-    Raises:
-        DataError: The table is folded and does not contain steps.
-    """
+    """Return the clusters of one step, by its index among the labels."""
     if not run.clusters.groups:
         raise DataError("the Result's cluster table is folded and does not contain steps", remedy=DUMP_REMEDY)
     return _build_sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 
 def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample:
-    """Return the clusters of one value of a `--by` column, by its index among the labels.
-
-    Raises:
-        DataError: The Result is not broken down by that column, or has too many clusters for a table by value.
-    """
+    """Return the clusters of one value of a `--by` column, by its index among the labels."""
     if column not in run.by:
         raise DataError(
             f"the Result is not broken down by {column}", remedy=f"analyze the dump with {option('by', column)}"
@@ -123,29 +106,23 @@ def _build_sample(
 
 @dataclass(frozen=True)
 class TableMetric:
-    """A metric with the prefix of its columns: empty for the mismatch, else of a pair or a correction.
-
-    Attributes:
-        metric: from the registry.
-        prefix: of the columns. A column without the prefix is the fallback.
-        needs: a column that must exist.
-    """
+    """A metric with the prefix of its columns: empty for the mismatch, else of a pair or a correction."""
 
     metric: Metric
-    prefix: str = ""
-    needs: str = ""
+    prefix: str = ""  # a column without the prefix is the fallback
+    needs: str = ""  # a column that must exist
 
     @property
     def is_resampled(self) -> bool:
         """True for a smooth function of sums. Maxima, quantiles and counts are not."""
         return self.metric.formula is not None and self.metric.has_error
 
-    def columns(self, sample: ClusterSample) -> list[int]:
-        """Return the positions of the columns that its formula reads.
+    def of(self, sample: ClusterSample) -> float:
+        columns = self.columns(sample)
+        with np.errstate(all="ignore"):
+            return float(self.evaluate(sample.sums[:, columns].sum(axis=0), sample, columns))
 
-        Raises:
-            DataError: The sample lacks a column.
-        """
+    def columns(self, sample: ClusterSample) -> list[int]:
         assert self.metric.formula is not None
         if self.needs and self.needs not in sample.columns:
             problem = f"no {self.metric.key}: the dump lacks log-probs, or its Result their clusters"
@@ -190,11 +167,6 @@ def _build_registry() -> dict[str, TableMetric]:
 
 
 def find_metric(key: str, correction: Correction | None = None) -> TableMetric:
-    """Return a metric of the mismatch, of another pair, or of a correction by its key.
-
-    Raises:
-        ConfigError: The key is unknown.
-    """
     known = _build_registry()
     if correction is not None:
         known = {m.key: TableMetric(m, f"{correction.name}/") for m in correction_metrics(correction)}
@@ -224,7 +196,6 @@ def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float
 
 
 def compute_interval(sample: ClusterSample, metric: TableMetric) -> tuple[tuple[float, float] | None, float | None]:
-    """Return the 90% interval of a metric, and its actual coverage if the tail is heavy."""
     value, influence, _ = compute_influence(sample, metric)
     clusters = float(len(sample))
     with np.errstate(all="ignore"):
@@ -243,21 +214,14 @@ _SCARCE_SHARE = 0.005  # minimum share of tokens for a separate mean
 
 @dataclass(frozen=True)
 class K3Layers:
-    """K3 of each cluster in layers.
+    """K3 of each cluster in layers."""
 
-    Attributes:
-        k3: total [N].
-        tokens: by bin of the rollout probability [N, B].
-        capped: K3 by that bin and cap [N, B, C].
-    """
-
-    k3: Float64s
-    tokens: Float64s
-    capped: Float64s
+    k3: Float64s  # total [N]
+    tokens: Float64s  # by bin of the rollout probability [N, B]
+    capped: Float64s  # K3 by that bin and cap [N, B, C]
 
     @classmethod
     def from_sample(cls, sample: ClusterSample) -> K3Layers | None:
-        """Return the layers of a sample, if its Result contains them."""
         if not set(LAYER_TOKENS + LAYER_K3 + ("k3",)) <= sample.columns.keys():
             return None
         take = [sample.columns[name] for name in LAYER_TOKENS], [sample.columns[name] for name in LAYER_K3]

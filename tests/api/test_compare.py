@@ -16,15 +16,15 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.api.compare.changes import (
+from mismatchctl.api.compare.compare import (
     PartMeans,
     UnadjustedChange,
     adjust_p_values,
+    compare,
     compare_metrics,
     contributions,
     permutation_p_values,
 )
-from mismatchctl.api.compare.compare import compare
 from mismatchctl.api.compare.comparison import (
     PRIMARY_METRICS,
     Change,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl.api.compare.changes import compare_growth
+from mismatchctl.api.compare.compare import compare_growth
 from mismatchctl.api.compare.comparison import describe_growth
 from mismatchctl.results.growth import fit_growth
 from mismatchctl.results.model import Groups, Series

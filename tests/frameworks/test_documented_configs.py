@@ -470,7 +470,7 @@ def both_drifts_together(folder: Path) -> None:
     assert {"k3", "drift_k3", "total_k3"} <= metrics.keys()
     shares = [metrics[f"total_share_{part}"]["value"] for part in ("mismatch", "drift")]
     assert sum(shares) == pytest.approx(1)
-    run("gate", folder / "d", "--rule", "k3:pair=current/rollout,max=1", code=0)
+    run("gate", folder / "d", "--rule", "total_k3:max=1", code=0)
 
 
 @row(19)

@@ -18,7 +18,6 @@ from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.recorder.recorder import Recorder
 from mismatchctl.stats.resampling import (
     LEAST_RELABELINGS,
-    BootstrapDraws,
     SampleExchange,
     adjust_fdr,
     adjust_holm,
@@ -49,8 +48,8 @@ def test_a_replicate_is_the_ratio_of_what_its_half_holds() -> None:
     k3, tokens = [3.0, 5.0, 1.0], [10.0, 20.0, 5.0]
     made = sample(k3, tokens)
     draws = resample_metrics([made], [K3], 64)[0][0]
-    assert draws.value == pytest.approx(9.0 / 35.0)
-    for row, found in zip(bootstrap_weights(made.keys, 0, 64), draws.resampled, strict=True):
+    assert K3.of(made) == pytest.approx(9.0 / 35.0)
+    for row, found in zip(bootstrap_weights(made.keys, 0, 64), draws, strict=True):
         kept = [index for index in range(3) if row[index]]
         assert set(row) <= {0.0, 2.0}
         if kept:
@@ -67,7 +66,7 @@ def test_many_metrics_at_once_are_each_the_ratio_of_what_a_half_holds() -> None:
     for key, draws in zip(
         expected, resample_metrics([made], [find_metric(key) for key in expected], 64)[0], strict=True
     ):
-        np.testing.assert_allclose(draws.resampled, expected[key] / total["tokens"], rtol=1e-12)
+        np.testing.assert_allclose(draws, expected[key] / total["tokens"], rtol=1e-12)
 
 
 def test_weights_are_fair_and_independent() -> None:
@@ -104,10 +103,10 @@ def test_halves_fail_no_more_often_than_they_say() -> None:
 
 def test_shared_clusters_are_paired_and_others_are_not() -> None:
     same = resample_metrics([sample([1.0, 2.0, 3.0]), sample([2.0, 4.0, 6.0])], [K3], 256)
-    ratio = (same[1][0] / same[0][0]).resampled
+    ratio = same[1][0] / same[0][0]
     assert np.allclose(ratio[~np.isnan(ratio)], 2.0)
     other = resample_metrics([sample([1.0, 2.0, 3.0]), sample([2.0, 4.0, 6.0], keys=[7, 8, 9])], [K3], 256)
-    assert np.nanstd((other[1][0] / other[0][0]).resampled) > 0.1
+    assert np.nanstd(other[1][0] / other[0][0]) > 0.1
     assert sample([1.0, 2.0, 3.0]).count_common(sample([1.0, 1.0], keys=[2, 9])) == 1
     assert sample([1.0, 2.0]).has_same_tokens(sample([5.0, 7.0]))
     assert not sample([1.0, 2.0]).has_same_tokens(sample([1.0, 2.0], [100.0, 99.0]))
@@ -130,9 +129,9 @@ def test_every_replicate_is_monotone_in_every_value(k3: list[float], data: st.Da
     worse = list(k3)
     worse[where] += data.draw(st.floats(1e-3, 1e9))
     before, after = (resample_metrics([sample(values)], [K3], 512)[0][0] for values in (k3, worse))
-    defined = ~np.isnan(before.resampled)
-    assert np.array_equal(defined, ~np.isnan(after.resampled))
-    assert (after.resampled[defined] >= before.resampled[defined]).all()
+    defined = ~np.isnan(before)
+    assert np.array_equal(defined, ~np.isnan(after))
+    assert (after[defined] >= before[defined]).all()
 
 
 @FEW
@@ -141,13 +140,13 @@ def test_order_of_rows_does_not_matter(order: list[int]) -> None:
     k3, tokens = [float(1 + 3 * i % 7) for i in range(8)], [float(10 + i) for i in range(8)]
     one = resample_metrics([sample(k3, tokens, list(range(8)))], [K3], 256)[0][0]
     two = resample_metrics([sample([k3[i] for i in order], [tokens[i] for i in order], order)], [K3], 256)[0][0]
-    assert np.array_equal(one.resampled, two.resampled, equal_nan=True)
+    assert np.array_equal(one, two, equal_nan=True)
 
 
 def test_interval_leaves_out_five_percent_on_either_side() -> None:
-    draws = BootstrapDraws(0.5, np.random.default_rng(0).permutation(np.arange(999) / 999))
+    draws = np.random.default_rng(0).permutation(np.arange(999) / 999)
     assert percentile_interval(draws) == (pytest.approx(49 / 999), pytest.approx(949 / 999))
-    assert percentile_interval(BootstrapDraws(0.5, np.full(99, np.nan))) is None
+    assert percentile_interval(np.full(99, np.nan)) is None
 
 
 def test_holm_by_hand() -> None:
@@ -250,7 +249,7 @@ def test_false_discoveries_are_as_rare_as_they_should_be(changed: int) -> None:
 def test_replicates_do_not_limit_the_p_value_of_a_fixed_limit() -> None:
     """Each of 40 clusters exceeds the limit: no sign but one of 2^40 does not."""
     (draws,) = resample_metrics([sample([3.0] * 40)], [K3])[0]
-    assert p_above_zero(draws - 0.01) == pytest.approx(1 / (1 + len(draws.resampled)))
+    assert p_above_zero(draws - 0.01) == pytest.approx(1 / (1 + len(draws)))
     assert p_above_zero(draws - 0.01, np.full(40, 0.02)) == pytest.approx(2.0**-40)
     assert p_above_zero(draws - 0.04, np.full(40, -0.01)) > 0.5
 
@@ -278,20 +277,16 @@ def test_parts_of_a_result_give_their_own_values(analyzed: Path) -> None:
     parts += [(build_value_sample(run, "worker", i), run.by["worker"].metrics, i) for i in range(3)]
     for key in ("k3", "ess_sequence", "prob_corr", "ratio_mean", "abs_diff_mean", "autocorr_lag1", "prob_diff_std"):
         metric = find_metric(key)
-        assert resample_metrics([whole], [metric], 64)[0][0].value == pytest.approx(
-            run.overall.metrics[key].value, rel=1e-6
-        )
+        assert metric.of(whole) == pytest.approx(run.overall.metrics[key].value, rel=1e-6)
         for part, metrics, index in parts:
-            assert resample_metrics([part], [metric], 64)[0][0].value == pytest.approx(
-                metrics[key].value[index], rel=1e-6
-            )
+            assert metric.of(part) == pytest.approx(metrics[key].value[index], rel=1e-6)
 
 
 def test_replicates_spread_as_standard_errors_say(analyzed: Path) -> None:
     run = analyze([str(analyzed)]).runs["a"]
     for key in ("k3", "abs_diff_mean", "ratio_mean"):
         draws = resample_metrics([build_run_sample(run)], [find_metric(key)], 8192)[0][0]
-        assert np.nanstd(draws.resampled) == pytest.approx(run.overall.metrics[key].se, rel=0.35)
+        assert np.nanstd(draws) == pytest.approx(run.overall.metrics[key].se, rel=0.35)
 
 
 def test_metrics_of_corrections_need_the_dump(analyzed: Path) -> None:
@@ -299,7 +294,7 @@ def test_metrics_of_corrections_need_the_dump(analyzed: Path) -> None:
     rejected = find_metric("rejected_tokens", correction)
     kept = analyze([str(analyzed)], [correction], every_cluster=True).runs["a"]
     value = kept.overall.corrections["geo_rs"]["rejected_tokens"].value
-    assert resample_metrics([build_run_sample(kept)], [rejected], 64)[0][0].value == pytest.approx(value)
+    assert rejected.of(build_run_sample(kept)) == pytest.approx(value)
     small = analyze([str(analyzed)], [correction]).runs["a"]
     with pytest.raises(DataError, match="pass the dump"):
         resample_metrics([build_run_sample(small)], [rejected], 64)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from mismatchctl.core.validation import CappedSum, FiniteModel
 from mismatchctl.results.model import Answer, AnswerLevel, Fact, Finding, Result
-from mismatchctl.results.status import percent
-from mismatchctl.results.summary import LOSS_SCALE_RANGE, get_summary, is_uncorrectable
-from mismatchctl.results.views import AdviceViews, ByRun, RunAdviceViews, add_version, json_text
+from mismatchctl.results.summary import LOSS_SCALE_RANGE, get_summary, is_uncorrectable, percent
+from mismatchctl.results.views import ByRun, TableText, TextView, View, add_version, format_cell, json_text, make_frame
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class RankedCorrection(FiniteModel):
@@ -50,7 +52,7 @@ class RankedCorrection(FiniteModel):
         return candidate_label(self.name) if self.name == "none" else f"{self.name} ({self.label})"
 
 
-class RunAdvice(RunAdviceViews, FiniteModel):
+class RunAdvice(TextView, FiniteModel):
     """The advice for one run: what to fix first, and a ranking, best first.
 
     Attributes:
@@ -102,9 +104,16 @@ class RunAdvice(RunAdviceViews, FiniteModel):
         second = self.advice[1] if len(self.advice) > 1 else None
         return None if second is None or second.loss_scale < MIN_LOSS_SCALE else second
 
+    def _lines(self) -> list[str]:
+        return [] if self.fix_first is None else [f"fix first: {self.fix_first.summary}"]
+
+    def _table(self) -> TableText:
+        names = ["name", "gain", "rejected_tokens", "ess", "why"]
+        return names, [[format_cell(getattr(own, name)) for name in names] for own in (*self.advice, *self.yours)]
+
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Advice(AdviceViews, ByRun[RunAdvice], Mapping[str, RunAdvice]):
+class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
     """The advice for each run: `advice["run"]` has a bug to fix first and a ranking, best first."""
 
     runs: dict[str, RunAdvice]
@@ -123,6 +132,27 @@ class Advice(AdviceViews, ByRun[RunAdvice], Mapping[str, RunAdvice]):
     def to_json(self) -> str:
         """Return strict JSON, as `mismatchctl advise --json` prints it."""
         return json_text(self.to_data())
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return a row per run and correction, yours last: name, errors, gain, rejected shares, ESS, ties, why."""
+        rows = [{"run": run, **vars(own)} for run, found in self.runs.items() for own in (*found.advice, *found.yours)]
+        return make_frame(
+            rows, ("String", "run name"),
+            ("Float64", "bias2 variance mse gain gain_se rejected_tokens rejected_sequences ess"),
+            ("Boolean", "ties"), ("String", "why"),
+        )  # fmt: skip
+
+    def _lines(self) -> list[str]:
+        several = len(self.runs) > 1
+        return [f"{run}: {line}" if several else line for run, found in self.runs.items() for line in found._lines()]
+
+    def _table(self) -> TableText:
+        head: list[str] = []
+        rows = []
+        for run, found in self.runs.items():
+            head, own = found._table()
+            rows += [[run, *row] for row in own]
+        return ["run", *head], rows
 
 
 MIN_LOSS_SCALE = 0.5

@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.api.compare.changes import (
-    UnadjustedChange,
-    adjust_p_values,
-    compare_growth,
-    compare_metrics,
-    decompose_by_bin,
-    decompose_by_step,
-    decompose_by_value,
-)
 from mismatchctl.api.compare.comparison import (
+    CONFIDENCE,
+    PRIMARY_METRICS,
+    Carrier,
     Change,
     Comparison,
     Contrast,
+    Contribution,
     Decomposition,
+    GrowthContrast,
+    Interval,
+    PartLabel,
     Side,
     contrast_details,
     contrast_headline,
 )
 from mismatchctl.api.compare.sources import ComparedRun, pair_tokens, read_sources
+from mismatchctl.core.batch import Bools, Float64s
+from mismatchctl.core.validation import replace_nonfinite
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.engines import Engine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import Dump, open_dump
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.stores import escape_unprintable
-from mismatchctl.results.model import Result
-from mismatchctl.stats.samples import ClusterSample, build_run_sample
+from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.results.growth import Growth, Label, TokenTail, check_outliers, fit_growth
+from mismatchctl.results.model import Breakdown, Groups, Result, RunResult, Value
+from mismatchctl.results.summary import fit_run_growth, get_token_tail
+from mismatchctl.stats.comparison import Allowance, compare_samples, find_layers, linear_statistic
+from mismatchctl.stats.resampling import SampleExchange, adjust_fdr, adjust_holm, percentile_interval, resample_metrics
+from mismatchctl.stats.samples import (
+    ClusterSample,
+    TableMetric,
+    build_run_sample,
+    build_step_sample,
+    build_value_sample,
+    find_metric,
+)
 
 
 def compare(
@@ -47,23 +64,7 @@ def compare(
     engine: Engine | None = None,
     micro_batch_size: int | None = None,
 ) -> Comparison:
-    """Compare every run of every argument with the first one.
-
-    Args:
-        paths: dumps or Results, recognized by content.
-        corrections: corrections to analyze dumps with. Results have their own.
-        rename: canonical column -> name in the dumps.
-        by: columns to break dumps down by. Results have their own breakdowns.
-        on_bad: "error" stops at bad rows and files of dumps, "skip" leaves them out and counts them.
-        threads: units read at the same time in this process, without an `engine`.
-        progress: called with (tokens read, tokens expected) of each dump.
-        engine: where units are read. The result does not depend on it.
-        micro_batch_size: rows of a step in each micro-batch, without a column that names them.
-
-    Raises:
-        DataError: an argument cannot be read, or there is only one run.
-        ConfigError: settings do not fit each other or the dumps.
-    """
+    """Compare every run of every argument with the first one."""
 
     def analyze_source(path: DumpSource) -> Result:
         return analyze(
@@ -161,7 +162,6 @@ def _group_by_correction(changes: Mapping[str, Change]) -> dict[str, dict[str, C
 def _describe_pairing(
     first: ComparedRun, samples: tuple[ClusterSample, ClusterSample], shared: int, *, same: bool
 ) -> str:
-    """Describe which clusters the two sides share."""
     what = f"{first.run.clusters.by}s" if first.run.clusters.by != "content" else "sequences"
     if same:
         return f"paired: the same responses to {shared:,} {what} on both sides"
@@ -179,3 +179,396 @@ def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[Decomp
         if name in other.run.breakdowns
     ]
     return [found for found in (steps, *values, *bins) if found is not None]
+
+
+NOT_RESAMPLED_REASON = (
+    "no interval: a maximum, a quantile, a count or a tail index does not follow from sums by cluster"
+)
+TOO_FEW_CLUSTERS_REASON = "no interval: too few clusters"
+_RELATIVE_UNITS = ("nats", "nats/token")
+_EQUALITY_TOLERANCE = 1e-12
+"""Relative difference that is possible for the same rows in another order."""
+
+
+@dataclass(frozen=True)
+class UnadjustedChange:
+    """A change with its unadjusted p-value."""
+
+    change: Change
+    p: float | None
+
+
+def compare_metrics(
+    reference: Mapping[str, Value],
+    other: Mapping[str, Value],
+    samples: tuple[ClusterSample, ClusterSample],
+    correction: Correction | None = None,
+) -> dict[str, UnadjustedChange]:
+    keys = [key for key in reference if key in other]
+    metrics = {key: metric for key in keys if (metric := _find_table_metric(key, correction)) is not None}
+    smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
+    draws = resample_metrics(samples, list(smooth.values())) if smooth else [[], []]
+    pairs = dict(zip(smooth, zip(*draws, strict=True), strict=True))
+    with np.errstate(all="ignore"):  # overflows do not have a p-value
+        p = {key: value for key, value in permutation_p_values(smooth, samples).items() if np.isfinite(value)}
+    return {
+        key: _build_change(metrics.get(key), reference[key], other[key], pairs.get(key), p.get(key)) for key in keys
+    }
+
+
+def permutation_p_values(
+    metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
+) -> dict[str, float]:
+    """Return two-sided p-values by permuting clusters like the gate: per metric, for K3 by layers if available."""
+    reference, other = samples
+    if not metrics or not all(map(len, samples)):
+        return {}
+    either = [linear_statistic(other, reference, metric, Allowance()) for metric in metrics.values()]
+    exchange = SampleExchange(other.keys, reference.keys)
+    new, old = (np.stack([getattr(each, side) for each in either], axis=1) for side in ("new", "old"))
+    found = dict(zip(metrics, exchange.two_sided_p_values(new, old).tolist(), strict=True))
+    for (key, metric), plain in zip(metrics.items(), either, strict=True):
+        if find_layers(other, reference, metric, lower=False) is not None:  # layers only count in the direction of K3
+            sides = (other, reference) if plain.exceeds_limit else (reference, other)
+            found[key] = min(1.0, 2 * compare_samples(*sides, metric, Allowance()).p)
+    return found
+
+
+def adjust_p_values(families: Sequence[Mapping[str, UnadjustedChange]]) -> list[dict[str, Change]]:
+    """Adjust primary metrics by Holm and all others for the false-discovery rate, over all contrasts."""
+    found = [{key: tested.change for key, tested in changes.items()} for changes in families]
+    for adjust, is_primary in ((adjust_holm, True), (adjust_fdr, False)):
+        places = [
+            (index, key, tested.p)
+            for index, changes in enumerate(families)
+            for key, tested in changes.items()
+            if (key in PRIMARY_METRICS) == is_primary and tested.p is not None
+        ]
+        for (index, key, alone), p in zip(places, adjust([p for _, _, p in places]), strict=True):
+            found[index][key] = _set_p_value(found[index][key], alone, p, len(places))
+    return found
+
+
+def _set_p_value(change: Change, alone: float, p: float, tests: int) -> Change:
+    level = 1 - CONFIDENCE
+    low, high = change.interval or (0.0, 0.0)
+    note = ""
+    if p >= level and not low <= 0 <= high:
+        if alone < level:
+            note = f"p = {alone:.2g} alone, {p:.2g} after correction for {tests} tests"
+        else:
+            note = f"p = {alone:.2g}: relabeled clusters often differ by this much, so the interval is too narrow"
+    return change.model_copy(update={"p_alone": alone, "p": p, "significant": p < level, "note": note})
+
+
+def _find_table_metric(key: str, correction: Correction | None) -> TableMetric | None:
+    try:
+        return find_metric(key, correction)
+    except ConfigError:
+        return None  # a metric of another version
+
+
+def _has_columns(metric: TableMetric, samples: Sequence[ClusterSample]) -> bool:
+    try:
+        for sample in samples:
+            metric.columns(sample)
+    except DataError:
+        return False
+    return True
+
+
+def _build_change(
+    metric: TableMetric | None,
+    reference: Value,
+    other: Value,
+    draws: tuple[Float64s, Float64s] | None,
+    p: float | None,
+) -> UnadjustedChange:
+    if reference.value is None or other.value is None:
+        status = reference.status if reference.value is None else other.status
+        return UnadjustedChange(Change(reference=reference, other=other, status=status), None)
+    same = math.isclose(reference.value, other.value, rel_tol=_EQUALITY_TOLERANCE)
+    difference = 0.0 if same else other.value - reference.value
+    change = Change(reference=reference, other=other, difference=difference, status=NOT_RESAMPLED_REASON)
+    if metric is None:
+        return UnadjustedChange(change, None)
+    change.better = None if same else _is_better(metric.metric, reference.value, other.value)
+    sized = metric.metric.unit in _RELATIVE_UNITS and metric.metric.better == "low"
+    if sized and reference.value > 0:
+        change.relative = replace_nonfinite(difference / reference.value)
+    if draws is None:
+        if metric.is_resampled:
+            change.status = "no interval: the Result's cluster table lacks sums of this metric"
+        return UnadjustedChange(change, None)
+    first, second = draws
+    with np.errstate(all="ignore"):
+        change.interval = _difference_interval(second - first)
+        if change.relative is not None:
+            change.relative_interval = _difference_interval(second / first - 1.0)
+    change.status = "ok" if change.interval is not None else TOO_FEW_CLUSTERS_REASON
+    return UnadjustedChange(change, p if change.interval is not None else None)
+
+
+def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
+    if not metric.better:
+        return None
+    if metric.better == "one":
+        return abs(other - 1) < abs(reference - 1)
+    return (other < reference) == (metric.better == "low")
+
+
+def _difference_interval(draws: Float64s) -> Interval | None:
+    found = percentile_interval(draws, CONFIDENCE)
+    return found if found is not None and all(map(math.isfinite, found)) else None
+
+
+_StepValue = tuple[float, float]
+"""K3 at a step, and its relative standard error."""
+
+
+def compare_growth(reference: RunResult, other: RunResult) -> GrowthContrast:
+    sides = [fit_run_growth(run) for run in (reference, other)]
+    before, after = (_k3_by_step(run) for run in (reference, other))
+    common = [label for label in before if label in after]
+    pairs = [(before[label], after[label]) for label in common]
+    quotients = [value / base for (base, _), (value, _) in pairs]
+    errors = [
+        quotient * math.hypot(first, second)
+        for quotient, ((_, first), (_, second)) in zip(quotients, pairs, strict=True)
+    ]
+    growth, tails = fit_growth(common, quotients, errors), [_tail_by_step(run) for run in (reference, other)]
+    if all(tails):
+        pairs_of_tails = [(tails[0][label], tails[1][label]) for label in common]
+        p99 = [new / old if new and old else None for (old, _), (new, _) in pairs_of_tails]
+        outliers = [(old or 0.0) + (new or 0.0) for (_, old), (_, new) in pairs_of_tails]
+        growth = check_outliers(growth, common, quotients, TokenTail(p99, outliers))
+    return GrowthContrast(
+        reference=sides[0], other=sides[1], quotient=growth,
+        onsets_differ=_onsets_differ(*sides),
+    )  # fmt: skip
+
+
+def _tail_by_step(run: RunResult) -> dict[Label, tuple[float | None, float | None]]:
+    """Return the 99th percentile and the number of outlying tokens by step, if the Result has them."""
+    tail = get_token_tail(run)
+    return {} if tail is None else dict(zip(run.groups.labels, zip(tail.p99, tail.outliers, strict=True), strict=True))
+
+
+def _k3_by_step(run: RunResult) -> dict[Label, _StepValue]:
+    series = run.groups.metrics.get("k3")
+    if series is None:
+        return {}
+    errors = series.se or [None] * len(series.value)
+    found = zip(run.groups.labels, series.value, errors, strict=True)
+    return {label: (value, (error or 0.0) / value) for label, value, error in found if value is not None and value > 0}
+
+
+def _onsets_differ(first: Growth, second: Growth) -> bool | None:
+    """Return True if the onset intervals are disjoint, if the two sides grow and steps are numbers."""
+    ends = [growth.onset_interval for growth in (first, second) if growth.verdict == "grew"]
+    known = [(low, high) for low, high in filter(None, ends) if not isinstance(low, str) and not isinstance(high, str)]
+    if len(known) < 2:
+        return None
+    return max(low for low, _ in known) > min(high for _, high in known)
+
+
+MIN_CARRIED_SHARE = 0.75
+"""Minimum share of the change for a carrier."""
+MIN_CARRIED_RATIO = 1.5
+"""Minimum ratio of this share to its share of the reference's K3: a proportional change does not have a carrier."""
+MIN_STANDARD_ERRORS = 3.0
+"""Minimum standard errors for a carrier, because it was selected among many parts."""
+_REPLICATES = 2048
+"""Replicates for standard errors. P-values do not use them."""
+
+
+@dataclass(frozen=True)
+class PartMeans:
+    """Tokens and mean K3 of each part on one side [..., B]. K3 is NaN without tokens."""
+
+    tokens: Float64s
+    k3: Float64s
+
+
+def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
+    """Return (mix, level) of each part [..., B]. They add up to the difference of the means."""
+    with np.errstate(all="ignore"):
+        before, after = (side.tokens / side.tokens.sum(axis=-1, keepdims=True) for side in (reference, other))
+    has_before, has_after = reference.tokens > 0, other.tokens > 0
+    k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
+    k3_after = np.where(has_after, other.k3, k3_before)
+    means = [(share * k3).sum(axis=-1, keepdims=True) for share, k3 in ((before, k3_before), (after, k3_after))]
+    mix = (after - before) * ((k3_before + k3_after) / 2 - (means[0] + means[1]) / 2)
+    level = (before + after) / 2 * (k3_after - k3_before)
+    return mix, level
+
+
+def decompose_by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | None:
+    """Decompose by the bins of a breakdown. Standard errors are of the level, without pairing."""
+    lows = sorted({*reference.low, *other.low})
+    highs = dict(zip([*reference.low, *other.low], [*reference.high, *other.high], strict=True))
+    sides, errors = [], []
+    for side in (reference, other):
+        where = {low: index for index, low in enumerate(side.low)}
+        rows = [where.get(low) for low in lows]
+        sides.append(
+            PartMeans(
+                _select_values([float(count) for count in side.tokens], rows, 0.0),
+                _select_values(side.k3, rows, np.nan),
+            )
+        )
+        errors.append(_select_values(side.k3_se, rows, np.nan))
+    mix, level = contributions(*sides)
+    se = _level_errors(sides, errors)
+    bounds = [{"low": low, "high": highs[low]} for low in lows]
+    return _build_decomposition(reference.quantity, True, bounds, sides, (mix, level), se)
+
+
+def decompose_by_step(reference: RunResult, other: RunResult) -> Decomposition | None:
+    """Decompose by training step, if the two runs have steps in common and more than one."""
+    return _decompose_by_label("step", True, (reference, other), (reference.groups, other.groups), build_step_sample)
+
+
+def decompose_by_value(column: str, reference: RunResult, other: RunResult) -> Decomposition | None:
+    def sample(run: RunResult, index: int) -> ClusterSample:
+        return build_value_sample(run, column, index)
+
+    return _decompose_by_label(column, False, (reference, other), (reference.by[column], other.by[column]), sample)
+
+
+def _level_errors(sides: Sequence[PartMeans], errors: Sequence[Float64s]) -> Float64s:
+    shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
+    found: Float64s = (shares[0] + shares[1]) / 2 * np.hypot(*errors)
+    return found
+
+
+SampleReader = Callable[[RunResult, int], ClusterSample]
+"""Reads the clusters of one step or value of a run, by index."""
+
+
+def _decompose_by_label(
+    quantity: str,
+    ordered: bool,
+    runs: tuple[RunResult, RunResult],
+    groups: tuple[Groups, Groups],
+    sample: SampleReader,
+) -> Decomposition | None:
+    first, second = groups
+    labels = [*first.labels, *(label for label in second.labels if label not in first.labels)]
+    if all(isinstance(label, (int, float)) for label in labels):
+        labels.sort(key=lambda label: float(label or 0))
+    if len(labels) < 2 or not any(label in second.labels for label in first.labels):
+        return None
+    rows = [[side.labels.index(name) if name in side.labels else None for name in labels] for side in groups]
+    sides = [_group_parts(side, own) for side, own in zip(groups, rows, strict=True)]
+    mix, level = contributions(*sides)
+    se = _resampled_errors(runs, rows, sample)
+    if se is None:
+        errors = [side.metrics["k3"].se or [None] * len(side.labels) for side in groups]
+        se = _level_errors(
+            sides, [_select_values(own, places, np.nan) for own, places in zip(errors, rows, strict=True)]
+        )
+    return _build_decomposition(quantity, ordered, [{"label": label} for label in labels], sides, (mix, level), se)
+
+
+def _group_parts(side: Groups, rows: Sequence[int | None]) -> PartMeans:
+    tokens, k3 = (side.metrics[key].value for key in ("tokens", "k3"))
+    return PartMeans(_select_values(tokens, rows, 0.0), _select_values(k3, rows, np.nan))
+
+
+def _resampled_errors(
+    runs: tuple[RunResult, RunResult], rows: Sequence[Sequence[int | None]], sample: SampleReader
+) -> Float64s | None:
+    """Return the standard error of each contribution, paired over shared clusters, if there are cluster tables."""
+    count = len(rows[0])
+    metrics = [find_metric("tokens"), find_metric("k3")]
+    places = [(side, part, index) for side in (0, 1) for part, index in enumerate(rows[side]) if index is not None]
+    try:
+        samples = [sample(runs[side], index) for side, _, index in places]
+    except DataError:
+        return None
+    shape = _REPLICATES, count
+    drawn = [PartMeans(np.zeros(shape), np.full(shape, np.nan)) for _ in runs]
+    for (side, part, _), (tokens, k3) in zip(places, resample_metrics(samples, metrics, _REPLICATES), strict=True):
+        drawn[side].tokens[:, part], drawn[side].k3[:, part] = tokens, k3
+    with np.errstate(all="ignore"):
+        mix, level = contributions(*drawn)
+        each, errors = mix + level, np.full(count, np.nan)
+        known = np.count_nonzero(~np.isnan(each), axis=0) > 1
+        errors[known] = np.nanstd(each[:, known], axis=0, ddof=1)
+    return errors
+
+
+def _build_decomposition(
+    quantity: str,
+    ordered: bool,
+    places: Sequence[Mapping[str, PartLabel]],
+    sides: Sequence[PartMeans],
+    found: tuple[Float64s, Float64s],
+    se: Float64s,
+) -> Decomposition | None:
+    mix, level = found
+    if not (np.isfinite(mix).all() and np.isfinite(level).all()):
+        return None
+    shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
+    parts = [
+        Contribution.model_validate(
+            {
+                **place,
+                "tokens": (float(shares[0][index]), float(shares[1][index])),
+                "k3": tuple(replace_nonfinite(float(side.k3[index])) for side in sides),
+                "mix": float(mix[index]),
+                "level": float(level[index]),
+                "se": replace_nonfinite(float(se[index])),
+            }
+        )
+        for index, place in enumerate(places)
+    ]
+    return Decomposition(
+        quantity=quantity,
+        ordered=ordered,
+        difference=float(mix.sum() + level.sum()),
+        mix=float(mix.sum()),
+        level=float(level.sum()),
+        parts=sorted(parts, key=lambda part: -abs(part.total)),
+        carrier=_find_carrier(parts, ordered),
+    )
+
+
+def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | None:
+    """Find parts that contribute most of the change and more than their share of K3."""
+    total = np.array([part.total for part in parts])
+    if not np.isfinite(total).all() or total.sum() == 0:
+        return None
+    tokens = np.array([part.tokens for part in parts])
+    k3 = np.array([part.k3[0] or 0.0 for part in parts]) * tokens[:, 0]
+    weight = k3 / k3.sum() if k3.sum() > 0 else tokens[:, 1]
+    carried = total / total.sum()
+    chosen = _find_stretch(carried, weight) if ordered else carried > weight
+    errors = [part.se for part, is_in in zip(parts, chosen, strict=True) if is_in and part.se is not None]
+    sure = bool(errors) and abs(total[chosen].sum()) > MIN_STANDARD_ERRORS * math.hypot(*errors)
+    share, own = float(carried[chosen].sum()), float(weight[chosen].sum())
+    if not sure or chosen.all() or share < max(MIN_CARRIED_SHARE, MIN_CARRIED_RATIO * own):
+        return None
+    picked = [part for part, is_in in zip(parts, chosen, strict=True) if is_in]
+    return Carrier(
+        low=picked[0].low,
+        high=picked[-1].high,
+        labels=[part.label for part in picked] if picked[0].low is None else [],
+        carried=share,
+        weight=own,
+        tokens=float(tokens[chosen, 1].sum()),
+    )
+
+
+def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
+    """Return the contiguous parts whose contribution exceeds their weight most."""
+    excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
+    start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
+    chosen = np.zeros(len(carried), np.bool_)
+    chosen[start:stop] = True
+    return chosen
+
+
+def _select_values(values: Sequence[float | None], rows: Sequence[int | None], empty: float) -> Float64s:
+    return np.array([empty if row is None or (found := values[row]) is None else found for row in rows], np.float64)

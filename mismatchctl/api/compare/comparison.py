@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,9 +16,20 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.io import __version__
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Breakdown, Distribution, Value
-from mismatchctl.results.status import Status, percent
-from mismatchctl.results.views import ComparisonViews
+from mismatchctl.results.summary import Status, percent
+from mismatchctl.results.views import (
+    HEADLINE_METRICS,
+    TableText,
+    View,
+    format_cell,
+    format_value,
+    interval_bounds,
+    make_frame,
+)
 from mismatchctl.stats.samples import find_metric
+
+if TYPE_CHECKING:
+    import polars as pl
 
 FORMAT = 3
 """Version of this format. It increases if a key changes its meaning or is removed."""
@@ -86,7 +97,6 @@ class Contribution(FiniteModel):
 
     @property
     def total(self) -> float:
-        """Sum of mix and level."""
         return self.mix + self.level
 
 
@@ -180,7 +190,7 @@ class Contrast(FiniteModel):
     """One side compared with the reference. `paired` describes the shared clusters.
 
     `corrections` are changes of the metrics of each correction that the two sides share. `growth` is the growth of K3
-    over the steps. `says` is a list of messages, starting with the answer.
+    over the steps. `says` are the messages. The first one is the answer.
     """
 
     other: str
@@ -196,7 +206,7 @@ class Contrast(FiniteModel):
     says: list[str] = Field(default_factory=list)
 
 
-class Comparison(ComparisonViews, FiniteModel):
+class Comparison(View, FiniteModel):
     """Several runs, each compared with the first."""
 
     format: int = FORMAT
@@ -228,6 +238,34 @@ class Comparison(ComparisonViews, FiniteModel):
         data = self.model_dump(mode="json")
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
+    def to_polars(self) -> pl.DataFrame:
+        """Return a row per run but the first, correction (null without one) and metric: the values and difference."""
+        rows = [
+            {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
+             "other": change.other.value, "difference": change.difference, **interval_bounds(change.interval),
+             "p": change.p, "significant": change.significant, "note": change.note, "status": change.status}
+            for found in self.contrasts
+            for correction, changes in ((None, found.changes), *found.corrections.items())
+            for name, change in changes.items()
+        ]  # fmt: skip
+        return make_frame(
+            rows, ("String", "run correction metric"), ("Float64", "reference other difference low high p"),
+            ("Boolean", "significant"), ("String", "note status"),
+        )  # fmt: skip
+
+    def _lines(self) -> list[str]:
+        return [f"{found.other} compared with {self.sides[0].name}: {found.says[0]}" for found in self.contrasts]
+
+    def _table(self) -> TableText:
+        rows = [
+            [found.other, name, format_value(change.reference), format_value(change.other),
+             format_cell(change.difference), "yes" if change.significant else "no"]
+            for found in self.contrasts
+            for name, change in found.changes.items()
+            if name in HEADLINE_METRICS
+        ]  # fmt: skip
+        return ["run", "metric", "reference", "other", "difference", "significant"], rows
+
 
 def comparison_schema() -> dict[str, Any]:
     """Return the JSON Schema of a Comparison."""
@@ -256,7 +294,6 @@ TOP_TOKENS = 100
 
 
 def k3_change(contrast: Contrast) -> Change:
-    """Return the change of K3."""
     return contrast.changes.get("k3", UNMEASURED_CHANGE)
 
 
@@ -324,24 +361,20 @@ def describe_size(key: str, change: Change, *, interval: bool = True) -> str:
 
 
 def metric_title(key: str) -> str:
-    """Return the name of a metric in a sentence."""
     return "K3" if key == "k3" else find_metric(key).metric.title
 
 
 def list_main_metrics(contrast: Contrast) -> list[str]:
-    """List the main metrics, then the other metrics with significant changes."""
     main = [key for key in MAIN_METRICS if key in contrast.changes]
     return [*main, *(key for key, change in contrast.changes.items() if change.significant and key not in main)]
 
 
 def list_changed_metrics(contrast: Contrast) -> list[str]:
-    """List the metrics with significant changes: primary, other main ones, then all others."""
     order = dict.fromkeys([*PRIMARY_METRICS, *MAIN_METRICS, *contrast.changes])
     return [key for key in order if key in contrast.changes and contrast.changes[key].significant]
 
 
 def active_corrections(contrast: Contrast) -> Iterator[tuple[str, Mapping[str, Change]]]:
-    """Yield each correction that has any effect, with its changes."""
     for name, changes in contrast.corrections.items():
         if any(
             change.reference.value or change.other.value for key, change in changes.items() if key in EFFECT_METRICS
@@ -350,7 +383,6 @@ def active_corrections(contrast: Contrast) -> Iterator[tuple[str, Mapping[str, C
 
 
 def change_label(change: Change) -> str:
-    """Return the label of a change in a table."""
     if change.difference == 0:
         return "same"
     if change.p is None:
@@ -361,7 +393,6 @@ def change_label(change: Change) -> str:
 
 
 def contrast_details(contrast: Contrast) -> list[str]:
-    """Return the lines below the headline: pairing, other carriers, growth and paired tokens."""
     more = [*describe_carriers(contrast), *describe_mix(contrast)] if k3_change(contrast).significant else []
     return [
         *describe_doubt(contrast),
@@ -379,7 +410,6 @@ def describe_doubt(contrast: Contrast) -> list[str]:
 
 
 def describe_growth(growth: GrowthContrast) -> Iterator[str]:
-    """Describe whether K3 grows differently from the reference, and since when."""
     if growth.quotient.verdict == "unknown":
         return
     yield f"K3 divided by the reference's K3, by step: {growth.quotient.text}"
@@ -394,7 +424,6 @@ def _format_onset(side: Growth) -> str:
 
 
 def describe_carriers(contrast: Contrast) -> Iterator[str]:
-    """Yield descriptions of the carriers of the change, the most prominent first."""
     found = [(d, d.carrier) for d in contrast.decompositions if d.carrier is not None]
     for decomposition, carrier in sorted(found, key=lambda pair: -pair[1].carried / max(pair[1].weight, 1e-9)):
         is_one = len(carrier.labels) == 1
@@ -421,7 +450,6 @@ def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
 
 
 def format_part(decomposition: Decomposition, part: Contribution) -> str:
-    """Format a bin, step or value for a table."""
     if part.low is None:
         return f"{decomposition.quantity} {format_label(part.label)}"
     nouns = {"surprisal": "probability", "position": "position", "length": "length"}
@@ -450,7 +478,6 @@ def _format_bounds(quantity: str, low: float, high: float | None) -> str:
 
 
 def describe_mix(contrast: Contrast) -> Iterator[str]:
-    """Describe how a change splits into mix and level, if mix is important."""
     most = max(contrast.decompositions, key=lambda found: abs(found.mix), default=None)
     if most is not None and abs(most.mix) >= MIN_MIX_SHARE * abs(most.difference) > 0:
         yield (
@@ -460,7 +487,6 @@ def describe_mix(contrast: Contrast) -> Iterator[str]:
 
 
 def describe_token_pairs(contrast: Contrast) -> str:
-    """Describe the changes of the same tokens, or why they were not paired."""
     paired = contrast.tokens
     if paired is None:
         return f"tokens not paired: {contrast.tokens_status}"
@@ -486,7 +512,6 @@ def describe_token_pairs(contrast: Contrast) -> str:
 
 
 def describe_matching(paired: PairedTokens) -> str:
-    """Describe how tokens were matched, and which side was computed once."""
     if paired.same_rollout and paired.same_train:
         what = "identical log-probs"
     elif paired.same_rollout:
@@ -499,7 +524,6 @@ def describe_matching(paired: PairedTokens) -> str:
 
 
 def describe_method(comparison: Comparison) -> str:
-    """Describe how significance was decided."""
     level = f"{100 * (1 - comparison.confidence):.0f}%"
     several = " of all comparisons" if len(comparison.contrasts) > 1 else ""
     return (
@@ -511,7 +535,6 @@ def describe_method(comparison: Comparison) -> str:
 
 
 def format_signed(value: float | None) -> str:
-    """Format a difference with its sign."""
     text = format_number(value)
     return text if value is None or value <= 0 else f"+{text}"
 
@@ -524,5 +547,4 @@ def format_signed_percent(value: float | None) -> str:
 
 
 def _format_whole_percent(share: float) -> str:
-    """Format a share as a whole percentage, which may exceed 100."""
     return f"{100 * share:.0f}%"

@@ -55,7 +55,6 @@ class ComparedRun:
 
     @cached_property
     def dump(self) -> Dump | None:
-        """The dump, opened again. A Result does not have one."""
         if self.reopen is None or isinstance(self.source, Result):
             return None
         return self.reopen(self.source)
@@ -64,16 +63,7 @@ class ComparedRun:
 def read_sources(
     given: Sequence[DumpSource | Result], analyze_source: Callable[[DumpSource], Result], reopen: DumpOpener
 ) -> tuple[list[ComparedRun], list[str]]:
-    """Return every run of every argument, in order, with unique names, and warnings.
-
-    Args:
-        given: paths, tables in memory and Results.
-        analyze_source: computes the Result of a dump.
-        reopen: opens a dump.
-
-    Raises:
-        DataError: a dump or a Result cannot be read, or there are fewer than two runs.
-    """
+    """Return every run of every argument, in order, with unique names, and warnings."""
     sources: list[ComparedRun] = []
     warnings: list[str] = []
     for source, path in zip(given, _source_titles(given), strict=True):
@@ -115,7 +105,6 @@ def _source_titles(given: Sequence[DumpSource | Result]) -> Iterator[str]:
 
 
 def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:
-    """Warn about log-probs whose storage type alone causes a difference."""
     first, *others = sources
     for other in others:
         for column, there in first.storage.items():
@@ -162,7 +151,6 @@ class PairedTokenSums:
         self._clusters: list[Hashes] = []
 
     def add(self, before: Ratios, after: Ratios, block: TokenBatch) -> None:
-        """Add a block. The two ratios refer to its tokens."""
         x, y = before.log_ratio, after.log_ratio
         with np.errstate(invalid="ignore"):
             change = np.nan_to_num(after.k3 - before.k3, nan=0.0, posinf=_K3_LIMIT, neginf=-_K3_LIMIT)
@@ -186,7 +174,6 @@ class PairedTokenSums:
         matched_by: Literal["token_ids", "rollout_log_probs", "train_log_probs"],
         unmatched: tuple[int, int],
     ) -> PairedTokens:
-        """Return the statistics. At least one token must have been added."""
         tokens, x, y, xx, yy, xy, moved, movement, differing = self._sums.tolist()
         change, lengths = np.concatenate(self._changes), np.concatenate(self._lengths)
         spread = math.sqrt(max(xx / tokens - (x / tokens) ** 2, 0) * max(yy / tokens - (y / tokens) ** 2, 0))
@@ -209,7 +196,6 @@ class PairedTokenSums:
 
 
 def _mean_change(change: Float64s, lengths: Float64s, clusters: Hashes) -> Value:
-    """Return the change per token with a standard error over clusters."""
     _, where = np.unique(clusters, return_inverse=True)
     sums, counts = np.bincount(where, weights=change), np.bincount(where, weights=lengths)
     mean = sums.sum() / counts.sum()
@@ -283,7 +269,6 @@ class _SequenceIndex:
 
 
 def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedTokens | None, str]:
-    """Pair two sides token by token, or return the reason why this is not possible."""
     if reference.dump is None or other.dump is None:
         return None, NO_DUMP_REASON
     both_have_ids = reference.dump.has("token_ids") and other.dump.has("token_ids")
@@ -305,7 +290,6 @@ def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedToken
 
 
 def _read_batches(source: ComparedRun, unit: ReadUnit) -> Iterator[TokenBatch]:
-    """Yield the nonempty sequences of a unit that belong to the run."""
     assert source.dump is not None
     for batch in source.dump.read(unit, Problems()):
         chosen = np.flatnonzero(batch.segments.nonempty & _select_run(batch, unit.file.run, source.run_name))
@@ -418,40 +402,6 @@ class _LoadedSequences:
     train: NDArray[Any]
 
 
-class _SequencePart:
-    """Builder of loaded sequences that only keeps the required arrays."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._keys: list[Hashes] = []
-        self._lengths: list[Ints] = []
-        self._rollout: list[NDArray[Any]] = []
-        self._train: list[NDArray[Any]] = []
-
-    def add(self, batch: TokenBatch, keys: Hashes) -> None:
-        self.tokens += batch.tokens
-        self._keys.append(keys)
-        self._lengths.append(batch.segments.lengths)
-        self._rollout.append(batch.rollout)
-        self._train.append(batch.train)
-
-    def build(self) -> _LoadedSequences:
-        keys, lengths = np.concatenate(self._keys), np.concatenate(self._lengths)
-        order = np.argsort(keys)
-        return _LoadedSequences(
-            keys[order],
-            (np.cumsum(lengths) - lengths)[order],
-            _concatenate_and_clear(self._rollout),
-            _concatenate_and_clear(self._train),
-        )
-
-
-def _concatenate_and_clear(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    flat = np.concatenate(arrays)
-    arrays.clear()
-    return flat
-
-
 def _read_matches(
     source: ComparedRun, units: Ints, keys: Hashes, wanted: Hashes
 ) -> Iterator[tuple[TokenBatch, Hashes]]:
@@ -469,14 +419,22 @@ def _read_matches(
 
 
 def _load_in_parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[_LoadedSequences]:
-    part = _SequencePart()
-    for batch, keys in found:
-        part.add(batch, keys)
-        if part.tokens >= MAX_TOKENS_IN_MEMORY:
-            yield part.build()
-            part = _SequencePart()
-    if part.tokens:
-        yield part.build()
+    held: list[tuple[TokenBatch, Hashes]] = []
+    for one in found:
+        held.append(one)
+        if sum(batch.tokens for batch, _ in held) >= MAX_TOKENS_IN_MEMORY:
+            yield _load(held)
+            held = []
+    if held:
+        yield _load(held)
+
+
+def _load(held: Sequence[tuple[TokenBatch, Hashes]]) -> _LoadedSequences:
+    keys = np.concatenate([keys for _, keys in held])
+    lengths = np.concatenate([batch.segments.lengths for batch, _ in held])
+    rollout, train = (np.concatenate([getattr(batch, side) for batch, _ in held]) for side in ("rollout", "train"))
+    order = np.argsort(keys)
+    return _LoadedSequences(keys[order], (np.cumsum(lengths) - lengths)[order], rollout, train)
 
 
 def _compare_matches(loaded: _LoadedSequences, whole: TokenBatch, own: Hashes, moved: PairedTokenSums) -> None:

@@ -12,23 +12,20 @@ import numpy as np
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.analyze.builder import round_sums
-from mismatchctl.api.gate.coverage import find_matching_run
 from mismatchctl.api.gate.judgement import DEFAULT_LEVEL, AcceptedResults, list_places
 from mismatchctl.api.gate.power import SampleSizePlan, required_sample_size
-from mismatchctl.api.gate.rules import (
-    PLAIN_PRESETS,
-    Rule,
-    find_rule_target,
-    find_target,
-)
-from mismatchctl.api.gate.verdict import Verdict
+from mismatchctl.api.gate.rules import PLAIN_PRESETS, Rule, find_rule_target, find_target
+from mismatchctl.api.gate.verdict import BoundKind, Check, Verdict, add_sentences, worst_outcome
+from mismatchctl.api.metrics_log import LoggedValues, read_logged_values
 from mismatchctl.core.batch import Float64s
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.engines import Engine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.frameworks.adapter import Framework
+from mismatchctl.frameworks.glossary import find_certain_metric
 from mismatchctl.frameworks.registry import find_preset, load_framework
+from mismatchctl.io import __version__
 from mismatchctl.io.files import NextNumber, natural_key, write_atomically
 from mismatchctl.io.stores import is_remote, normalize_path
 from mismatchctl.measure.cluster_table import OVERALL_CAP, Hashes
@@ -42,6 +39,7 @@ from mismatchctl.results.model import (
     Provenance,
     Result,
     RunResult,
+    find_run,
 )
 from mismatchctl.results.reader import is_result, read_result
 from mismatchctl.stats.comparison import Allowance
@@ -64,7 +62,6 @@ def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by
 
 
 def _merge_inputs(files: Iterable[InputFile]) -> list[InputFile]:
-    """Merge the inputs to one entry per run and file type."""
     found: dict[tuple[str, str, str], InputFile] = {}
     for file in files:
         key = file.run, file.layout, json.dumps(file.dtypes, sort_keys=True)
@@ -78,6 +75,7 @@ def _merge_inputs(files: Iterable[InputFile]) -> list[InputFile]:
 
 
 def _reduce_run(run: RunResult) -> RunResult:
+    sample = build_run_sample(run)
     return RunResult(
         overall=run.overall,
         groups=Groups(labels=run.groups.labels, metrics={}, corrections={}),
@@ -87,16 +85,10 @@ def _reduce_run(run: RunResult) -> RunResult:
         joint=JointDistribution(width=1.0, x=[], y=[], tokens=[]),
         worst_tokens=[],
         worst_sequences=[],
-        clusters=_reduce_clusters(run),
+        clusters=_fold_table(run.clusters, sample.keys, sample.sums),  # one row per cluster over all steps
         content=None if run.content is None else run.content.model_copy(update={"example": ""}),
         logged=run.logged,
     )
-
-
-def _reduce_clusters(run: RunResult) -> Clusters:
-    """Reduce the table to one row per cluster over all steps."""
-    sample = build_run_sample(run)
-    return _fold_table(run.clusters, sample.keys, sample.sums)
 
 
 def _reduce_groups(groups: Groups) -> Groups:
@@ -109,7 +101,6 @@ def _reduce_groups(groups: Groups) -> Groups:
 
 
 def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | None = None) -> Clusters:
-    """Fold the clusters of each value by hash if the table is too large for a Result."""
     by_value, folded = values is not None, len(keys) > OVERALL_CAP
     values = np.zeros_like(keys) if values is None else values
     if folded:
@@ -129,18 +120,13 @@ def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | 
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
-    """Write a baseline with sorted keys and one row of numbers per line. In a folder, claim the next number as name.
-
-    Returns:
-        The path given.
-    """
+    """Write a baseline with sorted keys and one row of numbers per line. In a folder, claim the next number as name."""
     content = ("".join(_format_json_lines(baseline.to_data())) + "\n").encode()
     write_atomically(NextNumber(place) if place.is_dir() else place, content)
     return place
 
 
 def _format_json_lines(data: Any, indent: str = "") -> Iterator[str]:
-    """Format strict JSON with mappings and lists of lists over several lines."""
     inner = indent + " "
     if isinstance(data, dict) and data:
         for number, key in enumerate(sorted(data)):
@@ -162,7 +148,6 @@ _HISTORY_NAME = re.compile(r"\d[\d_-]*\.json")
 
 
 def _ignored_history(folder: Path) -> list[str]:
-    """Return a note about files of a folder of Results that are ignored because of their names."""
     odd = sorted(path.name for path in folder.iterdir() if not _HISTORY_NAME.fullmatch(path.name) and path.is_file())
     odd = [name for name in odd if ".json" in name]
     if not odd:
@@ -172,11 +157,7 @@ def _ignored_history(folder: Path) -> list[str]:
 
 
 def read_history(folder: Path, last: int) -> dict[str, Result]:
-    """Read the last accepted Results of a folder, in natural order. Other names than numbers and dates are ignored.
-
-    Raises:
-        DataError: the folder cannot be read, or a file in it is not an accepted Result.
-    """
+    """Read the last accepted Results of a folder, in natural order. Other names than numbers and dates are ignored."""
     if not folder.is_dir():
         raise DataError("not a folder", file=str(folder), remedy="create it and save accepted results in it")
     accepted = [path for path in folder.iterdir() if _HISTORY_NAME.fullmatch(path.name)]
@@ -203,23 +184,7 @@ def load_result(
     on_bad: Literal["error", "skip", "mask"] = "error",
     micro_batch_size: int | None = None,
 ) -> Result:
-    """Read the Result to judge, or analyze dumps with everything that the rules need.
-
-    Args:
-        paths: one Result, or dumps, recognized by content.
-        rules: their columns and corrections are analyzed. A correction that is not given is a preset.
-        corrections: further corrections that rules may name.
-        rename: canonical column -> name in the dumps.
-        progress: called with (tokens read, tokens expected).
-        engine: where dumps are read.
-        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and
-            counts the tokens that are NaN or null.
-        micro_batch_size: rows of a step in each micro-batch, without a column that names them.
-
-    Raises:
-        DataError: an input cannot be read or used.
-        ConfigError: a Result is mixed with other paths, or a correction does not exist.
-    """
+    """Read the Result to judge, or analyze dumps with everything that the rules need."""
     dumps: list[DumpSource] = [source for source in paths if not isinstance(source, Result) and not _is_saved(source)]
     if len(dumps) < len(paths):
         given = next(source for source in paths if isinstance(source, Result) or _is_saved(source))
@@ -255,14 +220,10 @@ def _is_saved(source: DumpSource) -> bool:
 
 
 def _replay_framework(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework | None:
-    """Return the framework whose logged numbers the rules need, and add plain corrections for rules without one.
-
-    Raises:
-        ConfigError: rules need several frameworks.
-    """
+    """Return the framework whose logged numbers the rules need, and add plain corrections for rules without one."""
     found: dict[str, Rule] = {}
     for rule in rules:
-        target = find_target(rule.name, rule.framework, named[rule.correction] if rule.correction else None)
+        target = find_target(rule.metric, rule.framework, named[rule.correction] if rule.correction else None)
         if target.logged_by:
             found.setdefault(target.logged_by, rule)
             if rule.correction is None:
@@ -283,17 +244,7 @@ def read_baselines(
     *,
     fixed_tokens: bool = False,
 ) -> AcceptedResults:
-    """Read the last accepted Results of a folder, and the baseline as the last of them.
-
-    Args:
-        baseline: a Result, or its path, also in an object store.
-        history: folder of accepted Results.
-        last: maximum number of Results from the folder, and number of consecutive verdicts that share the level.
-        fixed_tokens: True if the same tokens must have been scored again.
-
-    Raises:
-        DataError: a file is not a Result, or the folder lacks accepted Results.
-    """
+    """Read the last accepted Results of a folder, and the baseline as the last of them."""
     if baseline is None or isinstance(baseline, Result):
         pass
     elif is_remote(str(baseline)):
@@ -330,10 +281,75 @@ def plan_sample_sizes(
             continue
         allowance = rule.increase or Allowance()
         for name, run in result.runs.items():
-            matching = find_matching_run(name, against.results[-1]) if against.results else None
-            baseline = None if matching is None else build_run_sample(matching[1])
+            accepted = against.results[-1] if against.results else None
+            matching = None if accepted is None else find_run(accepted, name)
+            baseline = None if accepted is None or matching is None else build_run_sample(accepted.runs[matching])
             for place in list(list_places(rule, target, run))[:1]:
                 found.append(
                     required_sample_size(name, target.table, place.sample(), baseline, regression, allowance, level)
                 )
     return found
+
+
+_KINDS: tuple[BoundKind, ...] = ("max", "min")
+
+
+def judge_logs(paths: Sequence[str | Path], rules: Sequence[Rule], level: float) -> Verdict:
+    if not rules:
+        raise ConfigError(f"{paths[0]}: is a metrics log: give rules with max or min, as in --rule k3:max=0.01")
+    for rule in rules:
+        _require_bounds(rule)
+    checks = [
+        check for path in paths for run in read_logged_values(path) for rule in rules for check in _judge(rule, run)
+    ]
+    verdict = Verdict(
+        version=__version__,
+        outcome=worst_outcome([check.outcome for check in checks]),
+        level=level,
+        baseline=None,
+        checks=checks,
+        notes=["judged on logged values alone, without intervals: the worst step decides"],
+    )
+    return add_sentences(verdict)
+
+
+def _require_bounds(rule: Rule) -> None:
+    if rule.increase is not None or rule.decrease is not None or not rule.bounds:
+        raise ConfigError(f"rule {rule.text}: a metrics log takes max and min only; a baseline takes dumps or Results")
+    if rule.per not in ("overall", "step") or rule.correction is not None or rule.sequences:
+        raise ConfigError(f"rule {rule.text}: a metrics log has values by step alone: give a metric with max or min")
+
+
+def _judge(rule: Rule, run: LoggedValues) -> Iterator[Check]:
+    name = _find_name(rule.metric, run)
+    for kind, limit in rule.bounds.items():
+        assert kind in _KINDS and isinstance(limit, float)
+        check = Check(rule=rule.text, run=run.name, place="overall", metric=rule.metric, title=name or rule.metric,
+                      unit="", kind=kind, limit=limit)  # fmt: skip
+        if name is None:
+            check.reason = f"no name in the log is {rule.metric}"
+            yield check
+            continue
+        known = [(value, step) for value, step in zip(run.values[name], run.steps, strict=True) if value is not None]
+        if not known:
+            check.reason = "the log does not contain it"
+            yield check
+            continue
+        check.value, step = (
+            max(known, key=lambda pair: pair[0]) if kind == "max" else min(known, key=lambda pair: pair[0])
+        )
+        check.place = f"step {step}"
+        beyond = check.value > limit if kind == "max" else check.value < limit
+        lost = run.not_finite.get(name, 0)
+        check.outcome = "failed" if beyond else "undecided" if lost else "passed"
+        check.reason = f"{lost} values are NaN or infinite" if lost else ""
+        yield check
+
+
+def _find_name(metric: str, run: LoggedValues) -> str | None:
+    """Find the logged name of a rule's metric: the same name, the name without its panel, or the same quantity."""
+    if metric in run.values:
+        return metric
+    same = [name for name in run.values if name.rpartition("/")[2] == metric]
+    same = same or [name for name in run.values if find_certain_metric(name) == metric]
+    return same[0] if len(same) == 1 else None

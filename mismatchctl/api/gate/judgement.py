@@ -15,7 +15,6 @@ from mismatchctl.api.gate.coverage import (
     check_fixed_tokens,
     coverage_notes,
     find_incompatibility,
-    find_matching_run,
 )
 from mismatchctl.api.gate.power import MIN_CLUSTERS, detectable_factor, min_clusters
 from mismatchctl.api.gate.rules import (
@@ -29,7 +28,6 @@ from mismatchctl.api.gate.rules import (
 )
 from mismatchctl.api.gate.trend import MIN_NIGHTS, LevelChange, detect_change
 from mismatchctl.api.gate.verdict import (
-    BASELINE_KINDS,
     FAR_FACTOR,
     FEW_TOKENS_REASON,
     FIRST_BASELINE_REASON,
@@ -49,10 +47,10 @@ from mismatchctl.api.gate.verdict import (
 )
 from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.io import __version__
-from mismatchctl.results.model import Groups, Result, RunResult, Series, Value
+from mismatchctl.results.model import NOT_RECORDED, Groups, Result, RunResult, Value, find_run
 from mismatchctl.results.summary import fit_run_growth, prompt_notes
 from mismatchctl.stats.comparison import Allowance, compare_samples, excess_over_value, is_layered
-from mismatchctl.stats.resampling import BootstrapDraws, SampleExchange, adjust_holm, p_above_zero, resample_metrics
+from mismatchctl.stats.resampling import SampleExchange, adjust_holm, p_above_zero, resample_metrics
 from mismatchctl.stats.samples import (
     ClusterSample,
     K3Layers,
@@ -61,47 +59,6 @@ from mismatchctl.stats.samples import (
     build_value_sample,
     compute_interval,
 )
-
-ValueLimits = tuple[float, float, float]
-"""Limit of a value, and the lowest and highest limit within the error of the baseline."""
-
-
-def find_limits(
-    check: Check, kind: BoundKind, bound: float | Allowance, baseline: Value | None, *, is_quantile: bool
-) -> ValueLimits | None:
-    """Return the limits of a recorded value, if known. Otherwise the check has the reason."""
-    if not isinstance(bound, Allowance):
-        return bound, bound, bound
-    if not is_quantile:
-        check.reason = check.reason or f"{check.metric} does not have a known error: give it max or min"
-    if baseline is None or check.reason:
-        return None
-    check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
-    if baseline.value is None:
-        check.reason = f"the baseline's value: {baseline.status}"
-        return None
-    sign = -1 if kind in LOWER_KINDS else 1
-    low, high = baseline.interval or (baseline.value, baseline.value)
-    limit, least, most = (
-        end + sign * (abs(end) * bound.relative + bound.absolute) for end in (baseline.value, low, high)
-    )
-    return limit, least, most
-
-
-def judge_recorded_value(check: Check, found: Value, limits: ValueLimits) -> None:
-    """Fail if the value and its interval exceed the limit. Undecided if only the value does."""
-    if found.value is None:
-        check.reason = found.status
-        return
-    limit, least, most = limits
-    low, high = found.interval or (found.value, found.value)
-    beyond, surely = found.value > limit, low > most
-    if check.kind in LOWER_KINDS:
-        beyond, surely = found.value < limit, high < least
-    check.limit = limit
-    check.outcome = "failed" if beyond and surely else "undecided" if beyond else "passed"
-    check.reason = NOISE_REASON if check.outcome == "undecided" else ""
-
 
 PlaceLabel = str | int | float | bool | None
 
@@ -117,28 +74,18 @@ class JudgedPlace:
     sampled: Callable[[], ClusterSample] | None = None
 
     def sample(self) -> ClusterSample:
-        """Return the clusters of the place.
-
-        Raises:
-            DataError: the Result does not have them.
-        """
         return build_run_sample(self.run) if self.sampled is None else self.sampled()
 
     def recorded(self, key: str, correction: str | None) -> Value:
-        """Return the value in the Result."""
         if self.groups is None:
             overall = self.run.overall
             known = overall.metrics if correction is None else overall.corrections.get(correction, {})
-            return known.get(key, Value(value=None, status="not recorded"))
+            return known.get(key, NOT_RECORDED)
         series = self.groups.metrics if correction is None else self.groups.corrections.get(correction, {})
-        return _value_at(series.get(key), self.index)
+        return series[key].value_at(self.index) if key in series else NOT_RECORDED
 
     def value(self, target: RuleTarget) -> Value:
-        """Return the judged value. For a logged number, its mean over the steps.
-
-        Raises:
-            DataError: no value is logged under this name.
-        """
+        """Return the judged value. For a logged number, its mean over the steps."""
         if not target.logged_by:
             return self.recorded(target.key, target.correction)
         values = logged_values(target, self.run)
@@ -150,22 +97,7 @@ class JudgedPlace:
         return Value(value=math.fsum(value / len(finite) for value in finite))
 
 
-def _value_at(series: Series | None, index: int) -> Value:
-    if series is None:
-        return Value(value=None, status="not recorded")
-    return Value(
-        value=series.value[index],
-        interval=None if series.interval is None else series.interval[index],
-        status=series.status_at(index),
-    )
-
-
 def list_places(rule: Rule, target: RuleTarget, run: RunResult) -> Iterator[JudgedPlace]:
-    """Yield every place of a rule in a run.
-
-    Raises:
-        DataError: the Result is not broken down by the rule's column, or lacks logged values for it.
-    """
     if rule.per == "overall":
         yield _overall_place(target, run)
         return
@@ -197,11 +129,7 @@ def _group_place(
 
 
 def baseline_place(rule: Rule, target: RuleTarget, place: JudgedPlace, baseline: RunResult) -> JudgedPlace:
-    """Return the place to compare with: the same value of a column, or for a step the whole baseline.
-
-    Raises:
-        DataError: the baseline does not have the value.
-    """
+    """Return the place to compare with: the same value of a column, or for a step the whole baseline."""
     if rule.per in ("overall", "step") or place.groups is None:
         return _overall_place(target, baseline)
     groups, label = baseline.by.get(rule.per), place.groups.labels[place.index]
@@ -223,24 +151,14 @@ _DILUTED_SHARE = 0.2
 
 @dataclass(frozen=True)
 class AcceptedResults:
-    """Accepted Results, oldest first. The last is the baseline.
-
-    Attributes:
-        name: their path.
-        results: the Results.
-        names: name of each Result.
-        nights: number of consecutive verdicts that share the level.
-        fixed_tokens: True if dumps must contain the same prompts and responses, scored again.
-        accept: True if the judged Result becomes the next baseline regardless of the verdict.
-        notes: messages about the folder of Results.
-    """
+    """Accepted Results, oldest first. The last is the baseline."""
 
     name: str | None = None
     results: Sequence[Result] = ()
     names: Sequence[str] = ()
-    nights: int = 1
-    fixed_tokens: bool = False
-    accept: bool = False
+    nights: int = 1  # consecutive verdicts that share the level
+    fixed_tokens: bool = False  # dumps must contain the same prompts and responses, scored again
+    accept: bool = False  # the judged Result becomes the next baseline regardless of the verdict
     notes: Sequence[str] = ()
 
 
@@ -272,11 +190,7 @@ def judge(
     level: float = DEFAULT_LEVEL,
     limits: Tolerances = DEFAULT_TOLERANCES,
 ) -> Verdict:
-    """Judge every run of a Result by every rule, and check that its data is complete and plausible.
-
-    Raises:
-        ConfigError: a rule names a metric or a correction that does not exist, or `level` is out of range.
-    """
+    """Judge every run of a Result by every rule, and check that its data is complete and plausible."""
     if not 0 < level <= MAX_LEVEL:
         raise ConfigError(f"level is a chance above 0 and at most {MAX_LEVEL}, not {level}")
     against = against or AcceptedResults()
@@ -297,11 +211,8 @@ def judge(
         elif check.outcome == "failed" and check.kind in TREND_KINDS:
             check.outcome = "passed"
         elif check.outcome == "failed":
-            beyond = (
-                f"{_describe_other_statistic(check)}, but within noise"
-                if _describe_other_statistic(check)
-                else NOISE_REASON
-            )
+            other = _describe_other_statistic(check)
+            beyond = f"{other}, but within noise" if other else NOISE_REASON
             passes = bool(check.reason) and not _is_far_above(check)
             check.outcome, check.reason = ("passed" if passes else "undecided"), check.reason or beyond
     checks += check_coverage(result, rules, baseline, limits)
@@ -325,7 +236,6 @@ def judge(
 
 
 def _adapt_rules(rules: Sequence[Rule], baseline: Result | None) -> tuple[Sequence[Rule], list[str]]:
-    """Replace the default guard against one column saved twice if the baseline itself is bit-identical."""
     if tuple(rules) != DEFAULT_RULES or baseline is None:
         return rules, []
     shares = [run.overall.metrics.get("bitwise_all") for run in baseline.runs.values()]
@@ -335,7 +245,6 @@ def _adapt_rules(rules: Sequence[Rule], baseline: Result | None) -> tuple[Sequen
 
 
 def _is_far_above(check: Check) -> bool:
-    """Return True if a value is many times its upper limit."""
     known = check.value is not None and check.limit is not None and check.kind not in (*LOWER_KINDS, *TREND_KINDS)
     return known and (check.value or 0.0) > FAR_FACTOR * max(check.limit or 0.0, 0.0)
 
@@ -362,7 +271,6 @@ def _list_cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterato
 
 
 def _baseline_cases(case: _Case, place: JudgedPlace, accepted: list[RunResult], incomparable: str) -> Iterator[_Case]:
-    """Yield the comparison with the baseline, and with the trend if there are enough accepted Results."""
     case.reason = incomparable
     history: list[JudgedPlace] = []
     for run in reversed(accepted):
@@ -378,7 +286,6 @@ def _baseline_cases(case: _Case, place: JudgedPlace, accepted: list[RunResult], 
 
 
 def no_baseline() -> str:
-    """Return the message for a missing baseline."""
     remedy = wording(
         python="give a Result, or the file of one, as baseline",
         command="save one with --save-baseline FILE --accept",
@@ -402,14 +309,14 @@ def _comparable_runs(
     """Return the comparable accepted runs, newest last, or the reason for an empty list."""
     found: list[RunResult] = []
     for accepted in reversed(against.results):
-        matching = find_matching_run(name, accepted)
+        matching = find_run(accepted, name)
         if matching is None:
             difference: str | None = f"run {name} is missing (it has: {', '.join(accepted.runs)})"
         else:
-            difference = find_incompatibility(target, name, result, matching[0], accepted)
+            difference = find_incompatibility(target, name, result, matching, accepted)
         if difference is not None or matching is None:
             return found[::-1], "" if found else f"the baseline is not comparable: {difference}"
-        found.append(matching[1])
+        found.append(accepted.runs[matching])
     return found[::-1], "" if found else FIRST_BASELINE_REASON if against.accept else no_baseline()
 
 
@@ -418,12 +325,11 @@ class _CaseJudge:
 
     def __init__(self, level: float, against: AcceptedResults) -> None:
         self._level, self._against = level, against
-        self._drawn: dict[tuple[int, str, RuleTarget], tuple[ClusterSample, BootstrapDraws]] = {}
+        self._samples: dict[tuple[int, str, RuleTarget], ClusterSample] = {}
         self._changes: dict[tuple[str, str, str, bool], LevelChange] = {}
         self.notes: list[str] = []
 
     def check(self, case: _Case) -> Check:
-        """Check one case, without adjusting for the others."""
         check = Check(
             rule=case.rule.text,
             run=case.run,
@@ -448,45 +354,47 @@ class _CaseJudge:
         return check
 
     def _judge_resampled(self, check: Check, case: _Case, place: JudgedPlace) -> None:
-        sample, value = _draw(place, case.target)
-        others = [self._draw_baseline(each, case.target) for each in case.accepted]
+        table, lower, sample = case.target.table, case.kind in LOWER_KINDS, place.sample()
+        accepted = [self._baseline_sample(each, case.target) for each in case.accepted]
         if case.kind in TREND_KINDS:
-            self._judge_trend(check, case, [*(other for other, _ in others), sample])
+            self._judge_trend(check, case, [*accepted, sample])
             return
+        value, limit = table.of(sample), case.bound
         check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
-        if others:
-            check.baseline = _finite_or_none(others[-1][1].value)
-            check.baseline_interval, check.baseline_covers = compute_interval(others[-1][0], case.target.table)
-            check.pairing = _describe_pairing(sample, others[-1][0])
-        check.value = _finite_or_none(value.value)
-        check.interval, check.covers = compute_interval(sample, case.target.table)
+        check.value = _finite_or_none(value)
+        check.interval, check.covers = compute_interval(sample, table)
+        if accepted:
+            baseline = table.of(accepted[-1])
+            check.baseline, check.pairing = _finite_or_none(baseline), _describe_pairing(sample, accepted[-1])
+            check.baseline_interval, check.baseline_covers = compute_interval(accepted[-1], table)
         if check.reason:
             return
-        limit = _draw_limit(case, others[-1][1] if others else None)
-        check.limit = _finite_or_none(limit.value)
-        excess = limit - value if case.kind in LOWER_KINDS else value - limit
-        exchange = SampleExchange(sample.keys, others[-1][0].keys, self._level) if case.kind in BASELINE_KINDS else None
+        if isinstance(limit, Allowance):
+            room = abs(baseline) * limit.relative + limit.absolute
+            limit = baseline + (-room if lower else room)
+        check.limit = _finite_or_none(limit)
+        exchange = SampleExchange(sample.keys, accepted[-1].keys, self._level) if accepted else None
         check.reason = _reason_too_little(check, case.rule, len(sample) if exchange is None else None)
         if self._against.fixed_tokens and exchange is not None and check.pairing != "same tokens":
             check.reason = check.reason or DIFFERENT_TOKENS_REASON
         if exchange is not None and not check.reason:
             check.reason = _reason_cannot_fail(exchange, self._level)
-        if math.isnan(excess.value) and not check.reason:
+        excess = limit - value if lower else value - limit
+        if math.isnan(excess) and not check.reason:
             status = place.value(case.target).status
             check.reason = "undefined" if status == "ok" else status
         if check.reason:
             return
         if exchange is not None:
-            self._judge_change(check, case, sample, [other for other, _ in others])
+            self._judge_change(check, case, sample, accepted)
         else:
-            lower = case.kind in LOWER_KINDS
-            check.p = p_above_zero(excess, excess_over_value(sample, case.target.table, limit.value, lower=lower))
-            check.outcome = "failed" if excess.value > 0 else "passed"
+            draws = (resample_metrics([sample], [table])[0][0] - limit) * (-1.0 if lower else 1.0)
+            check.p = p_above_zero(draws, excess_over_value(sample, table, limit, lower=lower))
+            check.outcome = "failed" if excess > 0 else "passed"
         if check.outcome == "passed" and (check.value is None or check.limit is None):
             check.outcome, check.reason = "undecided", NOT_FINITE_REASON
 
     def _judge_trend(self, check: Check, case: _Case, samples: Sequence[ClusterSample]) -> None:
-        """Test for a change over the accepted Results and this one."""
         check.clusters, check.sequences = len(samples[-1]), int(samples[-1].column("sequences").sum())
         check.reason = check.reason or _reason_too_little(check, case.rule, None)
         if check.reason:
@@ -504,7 +412,6 @@ class _CaseJudge:
         check.reason = NIGHT_NOISE_REASON if beyond else ""
 
     def _judge_change(self, check: Check, case: _Case, sample: ClusterSample, nights: Sequence[ClusterSample]) -> None:
-        """Test for a rise or fall against the baseline by permuting clusters."""
         assert isinstance(case.bound, Allowance)
         metric, lower, baseline = case.target.table, case.kind in LOWER_KINDS, nights[-1]
         found = compare_samples(sample, baseline, metric, case.bound, lower=lower, level=self._level)
@@ -549,15 +456,14 @@ class _CaseJudge:
             self._changes[key] = detect_change(samples, case.target.table, case.bound, lower=lower)
         return self._changes[key]
 
-    def _draw_baseline(self, place: JudgedPlace, target: RuleTarget) -> tuple[ClusterSample, BootstrapDraws]:
+    def _baseline_sample(self, place: JudgedPlace, target: RuleTarget) -> ClusterSample:
         key = id(place.run), place.name, target
-        if key not in self._drawn:
-            self._drawn[key] = _draw(place, target)
-        return self._drawn[key]
+        if key not in self._samples:
+            self._samples[key] = place.sample()
+        return self._samples[key]
 
 
 def _locate_differences(place: JudgedPlace) -> str:
-    """Count the tokens that differ between the two sides, and name the place of the largest difference."""
     tokens, share = place.recorded("tokens", None).value, place.recorded("bitwise_share", None).value
     if tokens is None or share is None:
         return ""
@@ -571,12 +477,10 @@ def _locate_differences(place: JudgedPlace) -> str:
 
 
 def _describe_other_statistic(check: Check) -> str:
-    """Describe the statistic that exceeds its limit if the value itself does not."""
     return "" if exceeds_limit(check) else STATISTIC_REASONS.get(check.statistic, "")
 
 
 def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
-    """Explain why K3 was judged without layers, with a remedy."""
     lacking, remedy = (
         ("the baseline", "save a new one") if K3Layers.from_sample(sample) else ("the Result", "name its dump")
     )
@@ -586,36 +490,47 @@ def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
     )
 
 
-def _draw(place: JudgedPlace, target: RuleTarget) -> tuple[ClusterSample, BootstrapDraws]:
-    sample = place.sample()
-    return sample, resample_metrics([sample], [target.table])[0][0]
-
-
-def _draw_limit(case: _Case, baseline: BootstrapDraws | None) -> BootstrapDraws:
-    """Return the limit, including the error of the baseline."""
-    if not isinstance(case.bound, Allowance):
-        return BootstrapDraws(case.bound, np.array(case.bound))
-    assert baseline is not None
-    room = abs(baseline) * case.bound.relative + case.bound.absolute
-    return baseline + (-room if case.kind in LOWER_KINDS else room)
-
-
 def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
-    """Judge a recorded value without resampling."""
-    found = place.value(case.target)
+    """Judge a recorded value without resampling: undecided if only the value exceeds the limit, not its interval."""
+    found, lower = place.value(case.target), case.kind in LOWER_KINDS
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
     check.sequences = int(place.recorded("sequences", None).value or 0)
     check.clusters = len(place.sample()) if case.target.logged_by else int(place.recorded("prompts", None).value or 0)
-    baseline = case.accepted[-1].value(case.target) if case.accepted else None
-    is_quantile = case.target.metric.quantile is not None
-    limits = find_limits(check, case.kind, case.bound, baseline, is_quantile=is_quantile)
+    limits = _find_limits(check, case)
     check.reason = check.reason or _reason_too_little(check, case.rule, None)
-    if limits is not None and not check.reason:
-        judge_recorded_value(check, found, limits)
+    if limits is None or check.reason:
+        return
+    if found.value is None:
+        check.reason = found.status
+        return
+    check.limit, least, most = limits
+    low, high = found.interval or (found.value, found.value)
+    surely = high < least if lower else low > most
+    check.outcome = "passed" if not exceeds_limit(check) else "failed" if surely else "undecided"
+    check.reason = NOISE_REASON if check.outcome == "undecided" else ""
+
+
+def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None:
+    """Return the limit of a recorded value, and the lowest and highest limit within the error of the baseline."""
+    bound = case.bound
+    if not isinstance(bound, Allowance):
+        return bound, bound, bound
+    if case.target.metric.quantile is None:
+        check.reason = check.reason or f"{check.metric} does not have a known error: give it max or min"
+    if not case.accepted or check.reason:
+        return None
+    baseline = case.accepted[-1].value(case.target)
+    check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
+    if baseline.value is None:
+        check.reason = f"the baseline's value: {baseline.status}"
+        return None
+    sign = -1 if case.kind in LOWER_KINDS else 1
+    ends = (baseline.value, *(baseline.interval or (baseline.value, baseline.value)))
+    limit, least, most = (end + sign * (abs(end) * bound.relative + bound.absolute) for end in ends)
+    return limit, least, most
 
 
 def _reason_too_little(check: Check, rule: Rule, clusters: int | None) -> str:
-    """Return the reason if there is too little data, based on counts only."""
     if check.sequences < rule.sequences:
         return f"needs {rule.sequences:,} sequences, has {check.sequences:,}"
     if clusters is not None and clusters < MIN_CLUSTERS:
@@ -624,7 +539,6 @@ def _reason_too_little(check: Check, rule: Rule, clusters: int | None) -> str:
 
 
 def _reason_cannot_fail(exchange: SampleExchange, level: float) -> str:
-    """Return the reason if data of this size can never fail."""
     if exchange.least_p <= level:
         return ""
     n, m, paired = len(exchange.new), len(exchange.old), exchange.common

@@ -51,7 +51,6 @@ class ClusterSizes:
     shared: int = 0
 
     def over(self, fold: int) -> ClusterSizes:
-        """Return the sizes with `fold` clusters merged to one."""
         shared = round(self.shared / fold)
         singles = (round((each - self.shared) / fold) for each in (self.new, self.old))
         new, old = (shared + each for each in singles)
@@ -63,7 +62,6 @@ class ClusterSizes:
 
     @property
     def least_p(self) -> float:
-        """Smallest possible p-value."""
         return (
             0.0
             if min(self.new, self.old) >= _MAX_EXACT_CLUSTERS
@@ -73,19 +71,12 @@ class ClusterSizes:
 
 @dataclass(frozen=True)
 class ClusterPopulation:
-    """Clusters of two samples. The shared clusters come first, in the same order.
-
-    Attributes:
-        sample: all clusters [P].
-        shared: number of shared clusters. They are the first ones, with their counterparts from `second` on.
-        second: index of the first cluster of the baseline.
-        fold: number of original clusters per row.
-    """
+    """Clusters of two samples. The shared clusters come first, in the same order."""
 
     sample: ClusterSample
     shared: int = 0
-    second: int = 0
-    fold: int = 1
+    second: int = 0  # first cluster of the baseline
+    fold: int = 1  # original clusters per row
 
     @classmethod
     def of(cls, sample: ClusterSample, baseline: ClusterSample | None = None, fold: int = 1) -> ClusterPopulation:
@@ -127,8 +118,7 @@ def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: 
     """Return a function from a factor on the metric to cluster values, if the metric is positive."""
     sample = population.sample
     layers = K3Layers.from_sample(sample) if is_layered(metric, lower=False) else None
-    columns = metric.columns(sample)
-    value = float(metric.evaluate(sample.sums[:, columns].sum(axis=0), sample, columns))
+    value = metric.of(sample)
     if not (math.isfinite(value) and value > 0):
         return None
     of_new = population.second
@@ -210,15 +200,8 @@ def _draw_scores(
 ) -> Float64s:  # fmt: skip
     """Return the z-score of each statistic in each draw [_POWER_DRAWS, K].
 
-    Args:
-        apart: differences of shared clusters [W, K].
-        both: number of the two with lost tokens, per shared cluster [W].
-        mixed: clusters as new ones, then as old ones [2 P, K].
-        held: flags of clusters with lost tokens [2 P].
-        sizes: numbers of clusters to draw.
-        level: significance level of lost tokens.
-        new: probability of drawing each row of `mixed` as a new cluster.
-        old: probability of drawing each row of `mixed` as an old cluster.
+    `apart` are differences of shared clusters [W, K], `both` counts their sides with lost tokens [W]. `mixed` are
+    clusters as new ones, then as old ones [2 P, K], drawn with the chances `new` and `old`. `held` flags lost tokens.
     """
     n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
     total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
@@ -251,7 +234,6 @@ def _draw_counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
 
 
 def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
-    """Return the critical z-score of each statistic, given its share of the level."""
     normal = NormalDist()
     return np.array([-normal.inv_cdf(min(share, 0.5)) if share >= least_p else math.inf for share in shares])
 
@@ -277,13 +259,7 @@ def detectable_factor(
 ) -> float | None:
     """Return the smallest factor on the baseline's value that is detected with the target power, if any.
 
-    Args:
-        sample: the dump.
-        baseline: the baseline.
-        metric: the metric.
-        allowance: allowed rise.
-        level: level of the check.
-        risen: True if the metric has risen. The rise, which also increases the noise, is then removed first.
+    If the metric has `risen`, the rise, which also increases the noise, is removed first.
     """
     sample = _remove_bulk_rise(sample, baseline, metric) if risen else sample
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
@@ -339,19 +315,7 @@ _MAX_CLUSTERS = 1 << 20
 
 
 class SampleSizePlan(BaseModel):
-    """Sample size needed to detect a regression.
-
-    Attributes:
-        run: run that the noise was estimated from.
-        metric: key of the metric.
-        regression: relative rise of the metric.
-        clusters: clusters needed in each of the two dumps, if a number is enough and the metric is a positive
-            mean.
-        sequences: sequences needed, based on this dump's clusters.
-        paired: True if the two dumps must have the same clusters.
-        have: clusters of this dump.
-        status: reason for missing numbers.
-    """
+    """Sample size needed to detect a regression."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -377,15 +341,6 @@ def required_sample_size(
     """Estimate the clusters and sequences needed to detect a relative regression beyond the allowance.
 
     Without a baseline of the same clusters, the two dumps are assumed to have the same number of different clusters.
-
-    Args:
-        run: run that the noise is estimated from.
-        metric: the metric.
-        sample: the dump.
-        baseline: the baseline, if any.
-        regression: relative rise.
-        allowance: allowed rise.
-        level: level of the check.
     """
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 

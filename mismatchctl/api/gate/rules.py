@@ -19,7 +19,6 @@ from mismatchctl.errors import ConfigError, DataError, wording
 from mismatchctl.frameworks.glossary import MetricLookup, canonical_name, resolve_metric
 from mismatchctl.io.yaml import parse_inline, parse_number, read_data
 from mismatchctl.measure.cluster_table import hash_values
-from mismatchctl.measure.columns import PAIRS_BY_SOURCE
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.results.model import Result, RunResult
 from mismatchctl.stats.comparison import Allowance
@@ -35,40 +34,21 @@ _STEP_MEAN_COLUMNS = ("value", "steps", "sequences")
 
 @dataclass(frozen=True)
 class RuleTarget:
-    """The number that a rule judges.
+    """The number that a rule judges."""
 
-    Attributes:
-        key: its key in a Result.
-        table: how to compute it from a cluster table. For a logged number, one row per step.
-        correction: name of its correction. The mismatch does not have one.
-        logged_by: framework and version that logs it per step, empty for a registry metric.
-        words: meaning of a framework's name, empty for a registry key.
-    """
-
-    key: str
-    table: TableMetric = field(repr=False)
+    key: str  # in a Result
+    table: TableMetric = field(repr=False)  # of a logged number: one row per step
     correction: str | None = None
-    logged_by: str = ""
-    words: str = ""
+    logged_by: str = ""  # framework and version that logs it per step, empty for a registry metric
+    words: str = ""  # meaning of a framework's name
 
     @property
     def metric(self) -> Metric:
-        """Title, unit and direction."""
         return self.table.metric
 
 
 def find_target(name: str, framework: str = "", correction: Correction | None = None, also: str = "") -> RuleTarget:
-    """Resolve a registry key or a framework's name.
-
-    Args:
-        name: name in the rule.
-        framework: framework of the name. Empty: any.
-        correction: correction of the number.
-        also: framework whose logged numbers are available, preferred if the rule does not name one.
-
-    Raises:
-        ConfigError: the name is unknown, or it needs a correction.
-    """
+    """Resolve a registry key or a framework's name."""
     found = resolve_metric(name, framework, correction)
     if found.source == "logged" and not framework and also and also != found.framework:
         with suppress(ConfigError):
@@ -107,11 +87,6 @@ def _logged_target(found: MetricLookup, correction: Correction | None, words: st
 
 
 def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
-    """Return the logged value of each step of a run.
-
-    Raises:
-        DataError: the Result does not contain it.
-    """
     found = run.logged.get(target.correction or "", {}).get(target.key)
     if found is None:
         problem = f"{target.logged_by} does not log {target.key} with correction {target.correction or 'none'}"
@@ -150,16 +125,13 @@ _SHARE_UNITS = frozenset({"fraction", "probability", "ratio", "correlation", "0/
 """Units that accept percentages: 5% is 0.05. A percentage of nats or of a count is an error."""
 
 
-class _RuleModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Rule(_RuleModel):
+class Rule(BaseModel):
     """One rule: a metric, its place, and at least one bound."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
     framework: str = Field(default="", description="framework of the name, NAME or NAME@VERSION; empty: any framework")
-    pair: str = Field(default="", description="the two policies: current/train, rollout/reference, ...")
     correction: str | None = Field(default=None, description="the correction whose metric it is")
     per: str = Field(default="overall", min_length=1, description="overall, step, or a column: each of its values")
     max: FiniteNumber | None = Field(default=None, description="largest value")
@@ -174,34 +146,14 @@ class Rule(_RuleModel):
             raise ValueError(f"min {self.min:g} is above max {self.max:g}")
         return self
 
-    @model_validator(mode="after")
-    def _of_one_pair(self) -> Rule:
-        if not self.pair:
-            return self
-        if self.pair not in PAIRS_BY_SOURCE:
-            raise ValueError(f"pair: {self.pair!r} is unknown; use one of {', '.join(PAIRS_BY_SOURCE)}")
-        if self.correction is not None or self.framework:
-            raise ValueError("pair: a metric of the registry is measured on it, no framework's and no correction's")
-        return self
-
-    @property
-    def name(self) -> str:
-        """Key of the metric, including the pair."""
-        return PAIRS_BY_SOURCE[self.pair].key(self.metric) if self.pair else self.metric
-
     @property
     def bounds(self) -> dict[BoundKind, float | Allowance]:
-        """Given bounds by kind."""
         given = {"max": self.max, "min": self.min, "increase": self.increase, "decrease": self.decrease}
         return {kind: bound for kind, bound in given.items() if bound is not None}  # type: ignore[misc]
 
     @property
     def text(self) -> str:
-        """The rule in `--rule` syntax."""
-        settings: dict[str, Any] = {
-            "framework": self.framework or None, "pair": self.pair or None, "correction": self.correction,
-        }  # fmt: skip
-
+        settings: dict[str, Any] = {"framework": self.framework or None, "correction": self.correction}
         settings["per"] = None if self.per == "overall" else self.per
         settings |= self.bounds | {"sequences": self.sequences or None}
         given = [f"{key}={_format_setting(value)}" for key, value in settings.items() if value is not None]
@@ -222,9 +174,6 @@ def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
     """Parse `k3:max=0.01,increase=20%,per=step`, an inline YAML mapping or a file of rules.
 
     With `any_name`, the metric of a rule with a bound need not be known: a metrics log may have any name.
-
-    Raises:
-        ConfigError: the text is malformed.
     """
     if Path(text).suffix in RULE_SUFFIXES:
         return _read_rules(Path(text), any_name)
@@ -271,17 +220,12 @@ def _validate_rule(data: Any, where: str, any_name: bool) -> Rule:
 
 
 def _refuse_percent(rule: Rule, data: Mapping[str, Any], where: str) -> None:
-    """Refuse a bound in percent if the metric's unit is not a share.
-
-    Raises:
-        ConfigError: The unit is nats or a count, for example.
-    """
     key = next((key for key in ("max", "min") if str(data.get(key, "")).strip().endswith("%")), None)
     if key is None:
         return
     unit = ""
     with suppress(ConfigError):  # an unknown name is reported elsewhere
-        unit = find_target(rule.name, rule.framework, ANY_CORRECTION if rule.correction else None).metric.unit
+        unit = find_target(rule.metric, rule.framework, ANY_CORRECTION if rule.correction else None).metric.unit
     if unit not in _SHARE_UNITS:
         problem = f"{key}={data[key]}: {rule.metric} is measured in {unit}, so a percentage is not allowed"
         remedy = f"Write {key}={getattr(rule, key):g}, or increase={data[key]} for a rise over the baseline"
@@ -293,7 +237,7 @@ def _add_default_bound(rule: Rule, where: str) -> Rule:
     if rule.bounds and rule.correction is not None:
         return rule
     better = find_target(
-        rule.name, rule.framework, ANY_CORRECTION if rule.correction is not None else None
+        rule.metric, rule.framework, ANY_CORRECTION if rule.correction is not None else None
     ).metric.better
     if rule.bounds:
         return rule
@@ -309,9 +253,6 @@ def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
     """Find the number of a Result that a rule judges.
 
     Without a correction in the rule, a logged number is taken from the first correction that has it.
-
-    Raises:
-        ConfigError: the metric or the correction does not exist.
     """
     found = {correction.name: correction for correction in result.corrections}
     also = result.provenance.framework or ""
@@ -321,11 +262,11 @@ def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
             f"rule {rule.text}: correction {rule.correction!r} is not in the Result (it contains: {known})"
         )
     if rule.correction is not None:
-        return find_target(rule.name, rule.framework, found[rule.correction], also)
-    target = find_target(rule.name, rule.framework, None, also)
+        return find_target(rule.metric, rule.framework, found[rule.correction], also)
+    target = find_target(rule.metric, rule.framework, None, also)
     if target.logged_by:
         for correction in result.corrections:
-            each = find_target(rule.name, rule.framework, correction, also)
+            each = find_target(rule.metric, rule.framework, correction, also)
             if any(each.key in run.logged.get(correction.name, {}) for run in result.runs.values()):
                 return each
     return target

@@ -35,40 +35,21 @@ _K3_PARTS: tuple[Literal["shoulder", "bulk"], ...] = ("shoulder", "bulk")
 
 @dataclass(frozen=True)
 class LevelChange:
-    """Result of the test.
+    """Result of the test."""
 
-    Attributes:
-        p: p-value of a change beyond the allowance at any time.
-        p_last: p-value of the last result exceeding the allowance, given the spread of the others.
-        first: index of the first result after the change, 0 for a linear trend.
-        part: part of K3 with the change, and its rise, unless it is K3 as a whole or another metric.
-        rise: change of the metric in its unit: after minus before, or along the line.
-        room: allowed change.
-    """
-
-    p: float
-    p_last: float
-    first: int
-    part: K3Part | None
-    rise: float
-    room: float
+    p: float  # of a change beyond the allowance at any time
+    p_last: float  # of the last result exceeding the allowance, given the spread of the others
+    first: int  # index of the first result after the change, 0 for a linear trend
+    part: K3Part | None  # part of K3 with the change
+    rise: float  # change of the metric: after minus before, or along the line
+    room: float  # allowed change
 
 
 def detect_change(
     samples: Sequence[ClusterSample], metric: TableMetric, allowance: Allowance, *, lower: bool = False
 ) -> LevelChange:
-    """Test for a change over time. p is NaN if a value is not finite.
-
-    Args:
-        samples: clusters of each result, oldest first.
-        metric: the metric.
-        allowance: allowed rise.
-        lower: True to test for a fall.
-    """
-    columns = [metric.columns(sample) for sample in samples]
-    values = np.array(
-        [metric.evaluate(each.sums[:, of].sum(axis=0), each, of) for each, of in zip(samples, columns, strict=True)]
-    )
+    """Test for a change over time. p is NaN if a value is not finite."""
+    values = np.array([metric.of(sample) for sample in samples])
     if not np.isfinite(values).all():
         return LevelChange(math.nan, math.nan, 0, None, math.nan, math.nan)
     every = [values, *(_layered_series(samples) if is_layered(metric, lower=lower) else [])]
@@ -126,7 +107,6 @@ def _change_statistics(values: Float64s, allowance: Allowance, *, lower: bool) -
 
 
 def _t_statistics(series: Float64s, room: float | Float64s = 0.0) -> Float64s:
-    """Return the statistics of several series [R, N]."""
     nights = series.shape[1]
     series = series - series.mean(axis=1, keepdims=True)  # centering reduces rounding errors
     before = np.arange(1, nights)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from mismatchctl.core.formatting import escape_terminal, format_heavy_tail, format_number
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.results.growth import Growth
-from mismatchctl.results.views import VerdictViews, json_text
+from mismatchctl.results.views import TableText, View, format_cell, json_text, make_frame
 from mismatchctl.stats.comparison import K3Part
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Outcome = Literal["passed", "undecided", "failed"]
 BoundKind = Literal["max", "min", "increase", "decrease", "rising trend", "falling trend"]
@@ -48,59 +51,39 @@ _OUTCOME_ORDER: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
 
 class Check(FiniteModel):
-    """One bound at one place.
-
-    Attributes:
-        rule: text of the rule.
-        run: name of the run. `place` is `overall`, `step 3` or `worker 2`.
-        metric: metric as named in the rule, with its `title` and `unit`. `meaning` explains a framework's name.
-        kind: kind of bound, or the trend over the accepted results, `since` one of them.
-        value: the value, for a trend its rise, if defined. `interval` is a 90% interval.
-        limit: limit of the value, including the baseline and its allowance.
-        allowance: allowance as given in the rule.
-        baseline: the baseline's value, with its interval.
-        covers: actual coverage of the 90% interval if the tail is heavy, also for the baseline.
-        p: one-sided p-value of exceeding the limit, adjusted for all checks, if resampled.
-        clusters: number of clusters, which are prompts or steps if they are `clustered_by` those, and `sequences`.
-            `pairing` describes which of them the baseline has.
-        detectable: smallest value that is detected in four of five such dumps.
-        statistic: statistic of K3 with the most significant excess: bulk, shoulder, evened, lost or whole.
-        parts: parts of K3 and their rise, if the two Results have layers.
-        reason: reason for an undecided outcome, or a limitation of the judgement.
-        says: the summary.
-    """
+    """One bound at one place."""
 
     rule: str
     run: str
-    place: str
-    metric: str
+    place: str  # `overall`, `step 3` or `worker 2`
+    metric: str  # as named in the rule
     title: str
     unit: str
     kind: BoundKind
-    meaning: str = ""
-    value: float | None = None
-    interval: Interval | None = None
-    limit: float | None = None
+    meaning: str = ""  # of a framework's name
+    value: float | None = None  # for a trend: its rise
+    interval: Interval | None = None  # 90% interval
+    limit: float | None = None  # including the baseline and its allowance
     allowance: str = ""
     baseline: float | None = None
     baseline_interval: Interval | None = None
-    covers: float | None = None
+    covers: float | None = None  # actual coverage of the 90% interval if the tail is heavy
     baseline_covers: float | None = None
-    p: float | None = None
+    p: float | None = None  # one-sided, of exceeding the limit, adjusted for all checks
     clusters: int = 0
     clustered_by: str = ""
     sequences: int = 0
-    pairing: Pairing = "none"
-    detectable: float | None = None
-    statistic: str = ""
+    pairing: Pairing = "none"  # which of the clusters the baseline has
+    detectable: float | None = None  # smallest value that is detected in four of five such dumps
+    statistic: str = ""  # statistic of K3 with the most significant excess
     parts: list[K3Part] = Field(default_factory=list)
-    since: str = ""
+    since: str = ""  # the accepted result from which a trend starts
     outcome: Outcome = "undecided"
-    reason: str = ""
+    reason: str = ""  # for an undecided outcome, or a limitation of the judgement
     says: str = ""
 
 
-class Verdict(VerdictViews, FiniteModel):
+class Verdict(View, FiniteModel):
     """All checks, and the worst outcome among them.
 
     Attributes:
@@ -126,6 +109,26 @@ class Verdict(VerdictViews, FiniteModel):
         """Return strict JSON, as `mismatchctl gate --json` prints it."""
         return json_text(self.model_dump(mode="json"))
 
+    @property
+    def passed(self) -> bool:
+        """True if every check passed. An undecided verdict did not pass."""
+        return self.outcome == "passed"
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return a row per check: rule, run, place, metric, outcome, reason, value, limit, baseline, p."""
+        names = ("String", "rule run place metric outcome reason"), ("Float64", "value limit baseline p")
+        return make_frame(map(vars, self.checks), *names)
+
+    def _lines(self) -> list[str]:
+        return [self.says or f"{self.outcome}: {len(self.checks)} checks"]
+
+    def _table(self) -> TableText:
+        names = ["rule", "run", "place", "metric", "value", "limit", "outcome", "reason"]
+        return names, [[format_cell(getattr(check, name)) for name in names] for check in self.checks]
+
 
 def worst_outcome(outcomes: list[Outcome]) -> Outcome:
     """Return the worst outcome. Without any, undecided."""
@@ -144,7 +147,6 @@ MAX_SHOWN_CHECKS = 8
 
 
 def add_sentences(verdict: Verdict) -> Verdict:
-    """Add the summaries to the verdict and its checks."""
     verdict.says = verdict_headline(verdict)
     for check in verdict.checks:
         check.says = check_sentence(check)
@@ -172,7 +174,6 @@ def _format_digits(value: float, digits: int, percent: bool) -> str:
 
 
 def check_sentence(check: Check) -> str:
-    """Summarize a check: value, limit, outcome and its reason."""
     reason = f", {escape_terminal(check.reason)}" if check.reason else ""
     return f"{check_statement(check)}: {outcome_label(check)}{reason}"
 
@@ -220,12 +221,10 @@ def _unit_text(check: Check) -> str:
 
 
 def _plain_number(value: float, unit: str) -> str:
-    """Format a bound of a rule, which people wrote with few digits."""
     return format_number(value, unit) if unit == "fraction" else re.sub(r"e([+-])0*", r"e\1", f"{value:g}")
 
 
 def _describe_limit(check: Check, limit: str) -> str:
-    """Describe a limit: the bound of the rule, or the baseline and its allowance."""
     if check.kind in ("max", "min"):
         return f"{check.kind} {limit if check.limit is None else _plain_number(check.limit, check.unit)}"
     allowance = check.allowance.replace("+", " + ")
@@ -248,7 +247,6 @@ def _format_interval(ends: tuple[float, float] | None, unit: str) -> str:
 
 
 def describe_data(check: Check) -> str:
-    """Describe the data of a check and its overlap with the baseline."""
     parts = [f"{check.sequences:,} sequences"] if check.sequences else []
     if check.clusters:
         word = f"{check.clustered_by}s" if check.clustered_by in ("prompt", "step") else "clusters"
@@ -257,7 +255,6 @@ def describe_data(check: Check) -> str:
 
 
 def describe_basis(check: Check) -> str:
-    """Describe the basis of a judgement: meaning of the name, amount of data, p-value, power."""
     parts = [escape_terminal(check.meaning)] if check.meaning else []
     for name, ends in (("90% interval", check.interval), ("of the baseline", check.baseline_interval)):
         if ends is not None:
@@ -317,14 +314,12 @@ def _format_rise(rise: float) -> str:
 
 
 def _format_relative(check: Check) -> str:
-    """Format the distance of the detectable value from the baseline."""
     if check.kind != "increase" or not check.baseline or check.detectable is None:
         return ""
     return f" (+{format_number(check.detectable / check.baseline - 1, 'fraction')})"
 
 
 def verdict_headline(verdict: Verdict) -> str:
-    """Return the outcome and the answer in one line."""
     return FIRST_BASELINE_HEADLINE if is_first_baseline(verdict) else f"{verdict.outcome}: {verdict_answer(verdict)}"
 
 
@@ -385,7 +380,6 @@ def _describe_failure(check: Check) -> str:
 
 
 def _describe_doubt(check: Check) -> str:
-    """Return the name of an undecided check and the first sentence of its reason."""
     reason = escape_terminal(check.reason).partition(". ")[0]
     if check.rule == COVERAGE_RULE and check.value is not None:
         return check_statement(check)
@@ -409,6 +403,5 @@ def count_outcomes(checks: Iterable[Check]) -> str:
 
 
 def group_by_rule(checks: Iterable[Check]) -> list[tuple[tuple[str, str], list[Check]]]:
-    """Group consecutive checks by run and rule."""
     grouped = groupby(checks, key=lambda check: (check.run, check.rule))
     return [(key, list(found)) for key, found in grouped]

@@ -26,7 +26,7 @@ from mismatchctl.io.files import make_temporary_folder, remove_folder
 from mismatchctl.measure.metrics.evaluation import undefined_reason
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.results.model import InputFile, SkippedData
-from mismatchctl.results.views import SweepViews
+from mismatchctl.results.views import SWEEP_COLUMNS, TableText, View, format_cell
 
 if TYPE_CHECKING:
     import polars as pl
@@ -162,7 +162,7 @@ class TemporaryFolder:
 
 
 @dataclass(repr=False)
-class Sweep(SweepViews):
+class Sweep(View):
     """The result of `sweep`.
 
     Attributes:
@@ -266,6 +266,20 @@ class Sweep(SweepViews):
         return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort(
             "point", maintain_order=True
         )
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return a row per run, correction and point: the value of each axis, every metric, `pareto`."""
+        return self.overall
+
+    def _lines(self) -> list[str]:
+        count = f"{self.overall.height:,} points over {', '.join(self.axis_paths)}"
+        return [count, *(f"{run}: {lines[0]}" for run, lines in self.summary.items() if lines)]
+
+    def _table(self) -> TableText:
+        kept = [
+            name for name in ("run", "correction", *self.axis_paths, *SWEEP_COLUMNS) if name in self.overall.columns
+        ]
+        return kept, [[format_cell(value) for value in row] for row in self.overall.select(kept).rows()]
 
 
 def preset_marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[PresetMark, ...]:

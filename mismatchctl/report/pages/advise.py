@@ -33,8 +33,7 @@ from mismatchctl.report.document import (
     TableColumns,
 )
 from mismatchctl.report.tables import MAX_RUNS, text_cell
-from mismatchctl.results.status import STATUSES, percent
-from mismatchctl.results.summary import first_sentence
+from mismatchctl.results.summary import STATUSES, first_sentence, percent
 
 MAX_CONFIG_LINES = 12
 """Maximum lines of a configuration on the first screen."""

@@ -55,19 +55,24 @@ from mismatchctl.report.tables import (
 )
 from mismatchctl.results.growth import Z_LIMIT
 from mismatchctl.results.model import NOT_RECORDED, Finding, Result, RunResult, Value
-from mismatchctl.results.status import STATUSES, RunStatus, describe_range, lower_first, percent, run_status
 from mismatchctl.results.summary import (
     HARMLESS_CAUSES,
+    STATUSES,
+    RunStatus,
     changes_loss_scale,
     data_notes,
+    describe_range,
     find_fixable,
     first_sentence,
     get_summary,
     headline_finding,
     left_out_facts,
     list_notes,
+    lower_first,
     names_not_compared,
+    percent,
     prompt_notes,
+    run_status,
 )
 
 if TYPE_CHECKING:

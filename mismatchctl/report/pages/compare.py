@@ -61,7 +61,7 @@ from mismatchctl.report.document import (
 )
 from mismatchctl.report.pages.run_tables import PLACE_COLUMNS, token_columns
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, number_cell, text_cell, value_cell
-from mismatchctl.results.status import STATUSES
+from mismatchctl.results.summary import STATUSES
 
 MAX_DETAILED_CONTRASTS = 3
 """Maximum comparisons with their own tables in a terminal."""

@@ -27,8 +27,16 @@ from mismatchctl.report.document import (
 )
 from mismatchctl.report.tables import ADVICE_LENGTH, MAX_RUNS, NOTE_LENGTH, SUMMARY_LENGTH, cut, cut_notes
 from mismatchctl.results.model import Example, Fact, Finding, RivalCause, Sides, SidesGroup, SideShare
-from mismatchctl.results.status import STATUSES, RunStatus, findings_status, lower_first, percent
-from mismatchctl.results.summary import HARMLESS_CAUSES, format_share, headline_finding
+from mismatchctl.results.summary import (
+    HARMLESS_CAUSES,
+    STATUSES,
+    RunStatus,
+    findings_status,
+    format_share,
+    headline_finding,
+    lower_first,
+    percent,
+)
 
 _MAX_GROUPS, _MAX_DRAWN_GROUPS = 12, 24
 _Row = tuple[str, str]

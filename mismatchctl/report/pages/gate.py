@@ -50,7 +50,7 @@ from mismatchctl.report.document import (
     TableColumns,
     add_heading,
 )
-from mismatchctl.results.status import Status
+from mismatchctl.results.summary import Status
 
 MAX_CHECKS, MAX_REASONS = 8, 3
 _REASON_LENGTH = 150

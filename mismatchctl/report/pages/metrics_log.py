@@ -21,8 +21,7 @@ from mismatchctl.report.document import (
 from mismatchctl.report.pages.analyze import count_statuses
 from mismatchctl.report.tables import MAX_RUNS
 from mismatchctl.results.model import Value
-from mismatchctl.results.status import FAILING_GROWTH, STATUSES, RunStatus, Status, describe_range
-from mismatchctl.results.summary import classify_k3
+from mismatchctl.results.summary import FAILING_GROWTH, STATUSES, RunStatus, Status, classify_k3, describe_range
 
 _SHOWN = 5
 SNIPPET = """\

@@ -70,8 +70,7 @@ from mismatchctl.report.figures.sweep import (
 from mismatchctl.report.pages.run_tables import provenance_section
 from mismatchctl.report.tables import MAX_ROWS, MAX_RUNS, SHORT_TITLES, MetricRegistry, split_title, text_cell
 from mismatchctl.results.model import Value
-from mismatchctl.results.status import percent
-from mismatchctl.results.summary import skipped_data_notes
+from mismatchctl.results.summary import percent, skipped_data_notes
 
 MAX_POINTS_SHOWN, POINTS = 12, 5
 """Points in a table of the page, and of the screen in addition to the frameworks' default."""

@@ -11,8 +11,7 @@ from mismatchctl.api.watch import Snapshot, StepKey
 from mismatchctl.core.formatting import format_label, format_number, shorten
 from mismatchctl.report.pages.analyze import count_statuses
 from mismatchctl.report.tables import SHORT_TITLES
-from mismatchctl.results.status import STATUSES, percent, run_status
-from mismatchctl.results.summary import get_summary
+from mismatchctl.results.summary import STATUSES, get_summary, percent, run_status
 
 LINE_COLUMNS = {
     "tokens": ("tokens", 9),
