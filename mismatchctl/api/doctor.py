@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,6 @@ from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces
 from mismatchctl.results.model import FORMAT
 
 PACKAGE_NAME = "mismatchctl"
-_MEMINFO_PATH = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ class Machine:
     threads: int
     processors: int
     memory: int | None
-    memory_free: int | None
     memory_limit: int | None
     devices: tuple[str, ...]
 
@@ -129,9 +127,8 @@ def inspect_machine() -> Machine:
         threads=default_threads(),
         processors=os.cpu_count() or 1,
         memory=system_bytes("SC_PHYS_PAGES"),
-        memory_free=_free_memory(),
         memory_limit=container_bytes(),
-        devices=_list_devices(),
+        devices=find_devices()[0],
     )
 
 
@@ -156,7 +153,7 @@ def run_self_test() -> list[SelfTestCheck]:
     """Compute the metrics of the built-in data with each available kernel, next to the stored values."""
     checks = _run_checks("from a file to a Result", EXPECTED_VALUES, lambda: _analyze_test_data("cpu"))
     checks += _run_checks("compiled loops", ("k3",), _run_compiled_kernel)
-    if _list_devices():
+    if find_devices()[0]:
         checks += _run_checks("on the device", EXPECTED_VALUES, lambda: _analyze_test_data("cuda"))
     return checks
 
@@ -203,27 +200,8 @@ def _run_compiled_kernel() -> dict[str, float]:
     return {"k3": total / len(rollout)}
 
 
-def _list_devices() -> tuple[str, ...]:
-    return find_devices()[0]
-
-
 def _installed_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _free_memory() -> int | None:
-    """Return the available bytes, including file caches."""
-    for line in _read_lines(_MEMINFO_PATH):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return system_bytes("SC_AVPHYS_PAGES")
-
-
-def _read_lines(path: Path) -> Iterator[str]:
-    try:
-        yield from path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return

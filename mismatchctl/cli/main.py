@@ -33,7 +33,7 @@ COMMANDS = {
     "advise": "mismatchctl.cli.advise", "compare": "mismatchctl.cli.compare", "gate": "mismatchctl.cli.gate",
     "watch": "mismatchctl.cli.watch", "score": "mismatchctl.cli.score", "convert": "mismatchctl.cli.convert",
     "report": "mismatchctl.cli.report", "schema": "mismatchctl.cli.reference", "metrics": "mismatchctl.cli.reference",
-    "lint": "mismatchctl.cli.lint", "doctor": "mismatchctl.cli.doctor", "presets": "mismatchctl.cli.reference",
+    "lint": "mismatchctl.cli.lint", "doctor": "mismatchctl.cli.reference", "presets": "mismatchctl.cli.reference",
 }  # fmt: skip
 """The module of each command, in the order of the help."""
 EXIT_BROKEN_PIPE = 141

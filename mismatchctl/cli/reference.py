@@ -1,15 +1,15 @@
-"""`mismatchctl metrics`, `schema` and `presets`: lists of metrics, columns and presets."""
+"""`mismatchctl metrics`, `schema`, `presets` and `doctor`: metrics, columns, presets and this installation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mismatchctl.cli import options as opt
 from mismatchctl.cli import output as out
-from mismatchctl.errors import EXIT_CANNOT_JUDGE, ConfigError
+from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, ConfigError
 
 
 def metrics(
@@ -92,6 +92,37 @@ def _check_files(paths: Sequence[str], rename: dict[str, str], *, verbose: bool,
     out.print_json_or_page(data, lambda: page, as_json=json, quiet=quiet)
     if not all(file.sound for file in found):
         raise typer.Exit(EXIT_CANNOT_JUDGE)
+
+
+def doctor(ctx: typer.Context, verbose: opt.VerboseOption = False, json: opt.JsonOption = False) -> None:
+    """Check this installation with a self-test (exit 3 if a test fails)."""
+    from dataclasses import asdict
+
+    from mismatchctl.api.doctor import inspect_machine, list_dependencies, run_self_test
+    from mismatchctl.cli.settings import find_unread_variables, read_settings_with_origins
+    from mismatchctl.report.pages.checks import SettingRow, doctor_document
+
+    group: Any = ctx.parent.command if ctx.parent else None
+    settings = [
+        SettingRow(verb, flag, value, where)
+        for verb, chosen in read_settings_with_origins(group).items()
+        for flag, (value, where) in chosen.items()
+    ]
+    unread, here, needed, checks = find_unread_variables(group), inspect_machine(), list_dependencies(), run_self_test()
+    sound = all(check.passed for check in checks) and all(package.fits for package in needed)
+    data = {
+        "sound": sound,
+        "machine": asdict(here),
+        "dependencies": [asdict(package) | {"fits": package.fits} for package in needed],
+        "settings": [asdict(setting) for setting in settings],
+        "unread_variables": unread,
+        "self_test": [asdict(check) | {"passed": check.passed} for check in checks],
+    }
+    out.print_json_or_page(
+        data, lambda: doctor_document(here, needed, settings, unread, checks, whole=verbose), as_json=json
+    )
+    if not sound:
+        raise typer.Exit(EXIT_CHECK_FAILED)
 
 
 presets = typer.Typer(help="List the presets of corrections, or show one.", invoke_without_command=True)

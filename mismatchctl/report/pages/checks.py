@@ -181,7 +181,7 @@ def _machine_facts(machine: Machine) -> Iterator[_CheckedFact]:
     yield "python", f"{machine.python}, {machine.executable}", True
     yield "platform", machine.platform, True
     yield "threads", f"{machine.threads} of {machine.processors} processors", True
-    sizes = ((machine.memory, ""), (machine.memory_free, " free"), (machine.memory_limit, " allowed"))
+    sizes = ((machine.memory, ""), (machine.memory_limit, " allowed"))
     known = [f"{format_bytes(size)}{what}" for size, what in sizes if size is not None]
     yield "memory", ", ".join(known) or "unknown", True
     yield "devices", ", ".join(machine.devices) or "no GPU", True
