@@ -326,6 +326,34 @@ def test_msprobe_is_read_however_it_is_spelled(name: str, tmp_path: Path) -> Non
         assert report.model_copy(update={"file": expected.file}) == expected
 
 
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_weight_that_differs_is_named_above_the_noise_of_activations(rounded: bool, tmp_path: Path) -> None:
+    """Activations differ by the noise of bfloat16, which grows; weights are equal, or rounded, but for one."""
+    rows, random = list(csv.DictReader(io.StringIO((REPORTS / MSPROBE).read_text()))), np.random.default_rng(5)
+    for other in (False, True):
+        for row in rows:
+            weight = ".parameters." in row["NPU Name"]
+            size = (1e-5 * rounded if weight else 0.004) * random.uniform(0.5, 2)
+            if other and row["NPU Name"] == "Module.layers.1.mlp.Linear.forward.0.parameters.weight":
+                size = 0.05
+            row |= {"NormRelativeErr": f"{100 * size}%" if size else "0", "MaxRelativeErr": "0", "MinRelativeErr": "0"}
+            row |= {"Result": "pass", "Err_message": "[]"}
+        with (tmp_path / "report.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*rows[0]])
+            writer.writeheader()
+            writer.writerows(rows)
+        [report] = read_layers(str(tmp_path / "report.csv"))
+        assert report.first_bad is None
+        if not other:
+            assert report.first_apart is None
+            continue
+        assert report.first_apart is not None and report.next is not None
+        assert (report.first_apart.layer, report.last_good) == (1, 0)
+        assert report.first_apart.name.endswith("layers.1.mlp.Linear.forward.0.parameters.weight")
+        assert report.first_apart.value == pytest.approx(0.05)
+        assert "most weights agree" in report.first_apart.why
+
+
 def test_parts_of_a_report_are_one(tmp_path: Path) -> None:
     [expected] = read_layers(str(REPORTS / MSPROBE))
     head, *rows = (REPORTS / MSPROBE).read_text().splitlines(keepends=True)
@@ -437,7 +465,7 @@ TOOLS = {
         """DUMPER_FILTER='layer_id in [2, 3] or search(r"layers\\.(2|3)\\.", name)'""", "comparator --baseline-path"
     ),
     "slime/error_from_layer/layerwise.json": ("--layers 2 3 ", "glm52_layerwise_comparator.py"),
-    MSPROBE: ('"list": ["layers.2.", "layers.3."]', "msprobe compare -tp TARGET -gp GOLDEN -o OUT"),
+    MSPROBE: ('"list": ["layers.2.", "layers.3."]', "msprobe compare -tp TARGET/stepN -gp GOLDEN/stepN -o OUT"),
     "miles/logprob_fail/stdout.txt": ("DUMPER_NON_INTRUSIVE_MODE=all`", "comparator --baseline-path"),
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ SLIME_SYNTAX = (
     "dump these layers on each side, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
     "--sglang-dir SGLANG --layers {layers} --output-json layerwise.json`"
 )
-_MSPROBE = "msprobe compare -tp TARGET -gp GOLDEN -o OUT"
+_MSPROBE = "msprobe compare -tp TARGET/stepN -gp GOLDEN/stepN -o OUT"
 MSPROBE_SYNTAX = (
     f'dump both sides with `"task": "tensor"` and `"list": [{{quoted}}]` in msprobe\'s config.json, then `{_MSPROBE}`'
 )

@@ -10,6 +10,7 @@ import io
 import math
 import re
 import stat
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -405,13 +406,17 @@ def _layer_part(name: str) -> int:
     return 2 * any(word in name for word in later) + ("output" in name)
 
 
+_WEIGHT_PATTERN, _MIN_WEIGHTS = re.compile(r"\.parameters\.\w+$"), 3
+_WEIGHT_WHY = "differs between the sides, while most weights agree"
+_JUMP_WHY = "parts from all layers before it"
 _MAX_SPAN = 8  # layers that are compared next, at most
 
 
 def analyze_table(table: LayerTable, file: str) -> LayerReport:
     rows, order = sort_rows(table.rows)
     bad = next((index for index, row in enumerate(rows) if row.failed), None)
-    apart = _find_divergence(rows)
+    weight, jump = _find_other_weight(rows), _find_divergence(rows)
+    apart = min((index for index in (weight, jump) if index is not None), default=None)
     first = min((index for index in (bad, apart) if index is not None), default=None)
     earlier = [row for row in rows[:first] if row.layer is not None]
     good = [row.layer for row in earlier if first is None or row.layer != rows[first].layer]
@@ -422,7 +427,7 @@ def analyze_table(table: LayerTable, file: str) -> LayerReport:
         tensors=len(rows),
         failed=sum(row.failed for row in rows),
         first_bad=None if bad is None else _make_tensor(rows[bad], rows[bad].why),
-        first_apart=None if apart is None else _make_tensor(rows[apart], "parts from all layers before it"),
+        first_apart=None if apart is None else _make_tensor(rows[apart], _WEIGHT_WHY if apart == weight else _JUMP_WHY),
         before=max((row.value for row in earlier if row.value is not None), default=None),
         last_good=good[-1] if first is not None and good else None,
         growth=_layer_growth(rows),
@@ -438,6 +443,15 @@ def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -
         return describe_rerun(table.unlayered, []) if table.unlayered else None
     first = layer if last_good is None else min(last_good, layer)
     return describe_rerun(table.again, range(first, layer + 1)[-_MAX_SPAN:])
+
+
+def _find_other_weight(rows: Sequence[LayerRow]) -> int | None:
+    """Return the first weight that differs far more than most weights, which are equal or rounded."""
+    found = {at: row.value for at, row in enumerate(rows) if row.value is not None and _WEIGHT_PATTERN.search(row.name)}
+    if len(found) < _MIN_WEIGHTS:
+        return None
+    limit = JUMP_FACTOR * statistics.median(found.values())
+    return next((at for at, value in found.items() if value > limit), None)
 
 
 def _find_divergence(rows: Sequence[LayerRow]) -> int | None:
