@@ -276,6 +276,7 @@ class Detection:
     differs. `where` defaults to all tokens if the cause acts `everywhere`. `examples` are sequences of the sample [N]
     (default: the largest differences) with `positions` [N], and `places` are examples of the whole dump. `rivals` maps
     a cause to the measurement that distinguishes it. `outside_k3`: K3 does not measure this data.
+    `symptom_of`: the evidence belongs to this cause if it was found.
     """
 
     confidence: Confidence
@@ -292,3 +293,4 @@ class Detection:
     k3: float | None = None
     everywhere: bool = False
     outside_k3: bool = False
+    symptom_of: str = ""

@@ -70,6 +70,9 @@ def _run_tests(case: Case) -> list[_CauseResult]:
         if detection is None:
             tested.append(cause)
             continue
+        if detection.symptom_of in case.explained:
+            found = [_add_symptom(row, detection) for row in found]
+            continue
         if detection.tokens is not None:
             leaves = detection.leaves or case.without(detection.tokens)
             detection = replace(detection, share=case.share(detection.tokens), leaves=leaves)
@@ -85,6 +88,18 @@ def _run_tests(case: Case) -> list[_CauseResult]:
         explained = (*case.explained, cause.id) if told else case.explained
         case = rest.relabelled(explained=explained, filled=case.filled or (told and detection.everywhere))
     return found
+
+
+def _add_symptom(row: _CauseResult, symptom: Detection) -> _CauseResult:
+    """Add the summary and the evidence of a symptom to its cause."""
+    own = row.detection
+    if row.cause.id != symptom.symptom_of:
+        return row
+    where = {**(own.where or {}), **(symptom.where or {})}
+    evidence = (*own.evidence, *symptom.evidence)
+    return replace(
+        row, detection=replace(own, summary=f"{own.summary}; {symptom.summary}", evidence=evidence, where=where)
+    )
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:

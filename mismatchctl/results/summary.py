@@ -414,7 +414,8 @@ def findings_status(findings: Sequence[Finding]) -> RunStatus:
         return RunStatus("OK", "no cause found" if findings else "no finding")
     if cause.cause in HARMLESS_CAUSES and fixable is None:
         return RunStatus("OK", f"{cause.title}, no action needed", cause)
-    grew = any(found.cause == "growing_mismatch" and found.confidence != "low" for found in findings)
+    sure = (found for found in findings if found.confidence != "low")
+    grew = any(fact.name == "onset" for found in sure for fact in found.evidence)
     return RunStatus(
         "FAIL" if grew or _is_failure(fixable) else "CHECK",
         f"{describe_cause(cause, findings)} ({cause.confidence} confidence)", cause,

@@ -248,9 +248,9 @@ def test_a_result_begins_with_its_format_and_holds_its_story(moe: Result, tmp_pa
 def test_growth_is_one_statement_in_story_finding_and_diagnosis(moe: Result) -> None:
     run = moe.runs["moe"]
     story = get_summary(run)
-    said = next(found for found in run.findings if found.cause == "growing_mismatch")
+    said = next(found for found in run.findings if found.cause == "stale_policy")
     (alone,) = diagnose([MOE]).runs.values()
-    again = next(found for found in alone if found.cause == "growing_mismatch")
+    again = next(found for found in alone if found.cause == "stale_policy")
     for found in (said, again):
         facts = {fact.name: fact for fact in found.evidence}
         assert facts["factor"].value == pytest.approx(story.growth.factor, rel=1e-3)

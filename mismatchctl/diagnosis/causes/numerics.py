@@ -311,7 +311,7 @@ def _experts_per_layer(experts: np.ndarray) -> int:
 
 def _match_tails(case: Case) -> Detection | None:
     small = _ROUTING_NOISE_RANGE[0] < case.noise < _ROUTING_NOISE_RANGE[1]
-    if case.reshaped or "context_mismatch" in case.explained or not small or len(case.x) < 2000:
+    if case.reshaped or case.filled or "context_mismatch" in case.explained or not small or len(case.x) < 2000:
         return None
     size = np.abs(case.standard)
     tail = size > _ROUTING_FAR[0]

@@ -384,7 +384,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
     what = "K3" if growth.metric == "k3" else "|log ratio|"
     return Detection(
         "medium" if recorded or z < _GROWTH_SURE_Z else "high",
-        f"{what} {growth.text}" + ("; the version lag may be why" if recorded else ""),
+        f"{what} {growth.text}",
         tokens=later[case.sequence],
         evidence=(
             make_fact("onset", onset, "first step of the larger mismatch", interval=(float(ends[0]), float(ends[1]))),
@@ -393,7 +393,8 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         ),
         where={"steps": f"{format_label(onset)} to {steps[-1]}"},
         examples=find_loudest(case, later),
-        rivals={} if recorded else {"stale_policy": tell},
+        rivals={"stale_policy": tell},
+        symptom_of="stale_policy" if recorded else "",
     )
 
 
