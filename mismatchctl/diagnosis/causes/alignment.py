@@ -89,6 +89,8 @@ def detect_edited_response(case: Case) -> Detection | None:
     confidence: Confidence = "high" if share > _EDIT_SURE_SHARE else "medium"
     if noisy:
         confidence = "medium" if share > 3 * _EDIT_SURE_SHARE and level > 1 else "low"
+    if case.filled or case.reshaped:  # rows of a cause on all tokens also rise within rows
+        confidence = "low" if confidence == "medium" else "medium"
     return Detection(
         confidence,
         f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and not "
@@ -550,6 +552,7 @@ def detect_engine_state(case: Case) -> Detection | None:
         return None  # the other rows differ too, late in the response perhaps
     sure = (at_limit and rows >= _ROWS) or (possible and placed and count >= _ENOUGH)
     sure |= sampled and count >= _MANY and 4 * error < _ROUGH
+    doubtful = not sure and (case.filled or case.reshaped)  # rows of a cause on all tokens also rise within rows
     used, left = case.counts > 0, f"the last {breaks.tokens_left:,} tokens"
     share, examples = float(rows / max(used.sum(), 1)), find_loudest(case, found, breaks.level)
     place = (
@@ -572,9 +575,10 @@ def detect_engine_state(case: Case) -> Detection | None:
         "by_prompt": "1 if all samples of some prompts are affected and no others",
     }
     return Detection(
-        "high" if sure else "medium",
+        "high" if sure else "low" if doubtful else "medium",
         f"one side is off in {place}, by {breaks.level[found].mean():.2g} nats on average{proof if sampled else ''}",
-        tokens=tokens,
+        share=case.share(tokens),
+        leaves=None if doubtful else case.without(tokens),
         evidence=(
             make_share_fact("sequences", found, used, meanings["sequences"]),
             make_fact("ratio_mean", mean, meanings["ratio_mean"], against=not sampled),

@@ -127,8 +127,8 @@ def detect_stale_policy(case: Case) -> Detection | None:
         confidence = "medium" if likely else "low"
     elif learning and weights_differ:
         confidence = "medium"
-    if confidence is None:
-        return None
+    if confidence is None or ("weights_never_updated" in case.explained and not grows):
+        return None  # the same weights are already named
     if behind:
         summary = f"the rollout sampled with weights {_format_lags(behind)} versions older than the trainer's"
         if idle:

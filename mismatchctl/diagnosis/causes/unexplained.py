@@ -72,7 +72,7 @@ def _match_tokens(case: Case) -> Detection | None:
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     most = share * float(case.k3.sum()) > 0.5 * case.whole_k3
     sure = share > 0.3 and sequences > 1 and not case.reshaped
-    sure &= most or not case.explained  # else it may be more of the same
+    more = bool(case.explained) and not most  # probably more of the same
     sure &= count < _FEW_GROSS * len(case.x) or case.size >= _SURE_ROWS // 2  # a few rows may have a cause of their own
     seats = _find_seats(case, chosen)
     seated = "positions" in seats and count >= _SEAT_MIN_TOKENS  # one long row has many tokens of one worker and step
@@ -82,7 +82,7 @@ def _match_tokens(case: Case) -> Detection | None:
     first = {int(case.where[i]): int(case.rows.position[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
     return Detection(
-        "low" if tail else "high" if sure else "medium",
+        "low" if tail or more else "high" if sure else "medium",
         f"{format_count(count, 'token')} in {format_count(sequences, 'row')} {'hold' if count > 1 else 'holds'} "
         f"{percent(share)} of the K3: {np.median(size[chosen]):.2g} nats off where others are "
         f"{np.median(size[~chosen]):.2g}, and no cause that is known here makes such",
