@@ -52,6 +52,7 @@ ALONE = [
         case("padding_or_sentinel", f"{side} {value}", lambda d, s=side, v=value: planted.placeholder(d, s, v, 0.01))
         for side in ("rollout", "train")
         for value in (math.nan, -9999.0, 1.0, -math.inf)
+        if (side, value) != ("train", -math.inf)  # probability 0
     ),
     case("padding_or_sentinel", "no end", planted.no_end),
     *(case("duplicated_rows", str(share), lambda d, s=share: planted.duplicated(d, s)) for share in (0.05, 0.5)),
@@ -171,6 +172,27 @@ def test_the_mass_of_the_nucleus_is_estimated(mass: float, tmp_path: Path) -> No
     first = found(planted.top_p(healthy(), mass), tmp_path)[0]
     kept = next(fact.value for fact in first.evidence if fact.name == "top_p")
     assert isinstance(kept, float) and abs(kept - mass) < 0.01
+
+
+@pytest.mark.parametrize("share", [0.0005, 0.01, 0.03])
+def test_a_train_log_prob_of_minus_infinity_is_probability_0(share: float, tmp_path: Path) -> None:
+    """The trainer masks some sampled tokens. They are counted over the dump, and are not placeholders."""
+    dump = planted.placeholder(healthy(), "train", -math.inf, share)
+    number = int(np.isneginf(dump.tokens["train_log_probs"]).sum())
+    findings = found(dump, tmp_path)
+    assert alarms(findings) == ["other_vocabulary"] and findings[0].confidence == "medium"
+    facts = {fact.name: fact.value for fact in findings[0].evidence}
+    assert facts["tokens"] == number and findings[0].share_k3 is None
+    assert findings[0].examples[0].position is not None
+
+
+def test_padding_of_minus_infinity_is_a_placeholder(tmp_path: Path) -> None:
+    dump = healthy()
+    ends = np.cumsum(dump.lengths)
+    for end in ends[::3]:
+        dump.tokens["train_log_probs"][end - 6 : end] = -math.inf
+    first = found(dump, tmp_path)[0]
+    assert (first.cause, first.confidence) == ("padding_or_sentinel", "high")
 
 
 @pytest.mark.parametrize("by", [-4, -1, 1, 3])

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from mismatchctl.core.batch import Bools, Float64s, Ints
+from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.formatting import format_count
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.data.blocks import Rows
@@ -389,6 +389,8 @@ _REPAIRING = {
     "constant_column",
 }  # fmt: skip
 """Causes that explain values above 0 or far below it."""
+_IMPOSSIBLE, _MIN_PADDING_RUN = "impossible", 4
+"""Tokens with probability 0 in the trainer: a log-prob of -inf that is not part of a run."""
 _PLACEHOLDER_KINDS = {
     "nonfinite": "NaN, infinite or null",
     "positive": "above 0",
@@ -401,18 +403,31 @@ def flag_placeholders(rows: Rows) -> dict[str, TokenMarks]:
     return {
         f"{kind}_{side}": TokenMarks.on(rows, partial(_mark_placeholders, kind, side))
         for side in sides
-        for kind in _PLACEHOLDER_KINDS
+        for kind in (*_PLACEHOLDER_KINDS, *([_IMPOSSIBLE] if side == "train" else []))
     }
 
 
 def _mark_placeholders(kind: str, side: str, rows: Rows) -> Bools:
     values = rows.rollout if side == "rollout" else rows.train
     with np.errstate(invalid="ignore"):
+        impossible = np.isneginf(values) & np.isfinite(rows.rollout) & rows.mask & (side == "train")
+        if kind == _IMPOSSIBLE:
+            return impossible & ~_mark_runs(impossible, rows.segments)
         if kind == "nonfinite":
-            return ~np.isfinite(values) & rows.mask
+            return ~np.isfinite(values) & rows.mask & (~impossible | _mark_runs(impossible, rows.segments))
         if kind == "positive":
             return (values > POSITIVE_TOLERANCE) & (values < np.inf) & rows.mask
         return (values < MIN_LOG_PROB) & (values > -np.inf) & rows.mask
+
+
+def _mark_runs(marks: Bools, segments: Segments) -> Bools:
+    """Mark those of the marked tokens [T] that are part of a run within a row, as padding is."""
+    at = np.flatnonzero(marks)
+    row = np.searchsorted(segments.offsets, at, side="right")
+    run = np.cumsum(np.diff(at, prepend=-2) * (np.diff(row, prepend=-1) == 0) != 1)
+    found = np.zeros(len(marks), np.bool_)
+    found[at[np.bincount(run)[run] >= _MIN_PADDING_RUN]] = True
+    return found
 
 
 def detect_padding_or_sentinel(case: Case) -> Detection | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mismatchctl.core.formatting import format_count
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
 from mismatchctl.diagnosis.causes.rows import loudness_rise
@@ -379,7 +380,37 @@ _VOCABULARY_Z, _VOCABULARY_MIN_LOSS, _VOCABULARY_MAX_LOSS = 6.0, 2e-4, 0.3
 _VOCABULARY_MAX_NOISE, _VOCABULARY_INNER_Z = 1.5 * BFLOAT16_NOISE, 12.0
 
 
+def _match_impossible_tokens(case: Case) -> Detection | None:
+    """Find sampled tokens with probability 0 in the trainer."""
+    tally = case.evidence.tallies.get("impossible_train")
+    if tally is None or "other_vocabulary" in case.explained:
+        return None
+    share = tally.tokens / max(case.evidence.tokens, 1)
+    return Detection(
+        "medium",
+        f"{format_count(tally.tokens, 'sampled token')} in {format_count(tally.sequences, 'row')} "
+        f"{'have' if tally.tokens > 1 else 'has'} probability 0 in the trainer (log-prob -inf): it masks tokens that "
+        "the engine can sample. K3 does not include them",
+        share=share,
+        evidence=(
+            make_fact("tokens", tally.tokens, "valid tokens whose train log-prob is -inf"),
+            make_fact("share", share, "share of valid tokens"),
+        ),
+        where={"tokens": percent(share), "column": "train_log_probs"},
+        examples=np.zeros(0, np.int64),
+        places=tally.places,
+        rivals={
+            "truncated_sampling": "top_k, top_p and the sampling mask of the trainer",
+            "low_precision_logging": "is log_softmax done in float32, or the logarithm of a probability in float16?",
+        },
+        outside_k3=True,
+    )
+
+
 def detect_other_vocabulary(case: Case) -> Detection | None:
+    impossible = _match_impossible_tokens(case)
+    if impossible is not None:
+        return impossible
     if case.reshaped or case.filled or len(case.x) < 500 or case.noise > _VOCABULARY_MAX_NOISE or is_greedy(case):
         return None
     if find_row_kinds(case) is not None:
