@@ -26,8 +26,7 @@ from mismatchctl.core.schema import (
 )
 from mismatchctl.data.arrays import ListColumn, find_nulls, is_list, to_numpy, to_scalars
 from mismatchctl.data.files import DumpFile
-from mismatchctl.data.lengths import LengthMismatch
-from mismatchctl.data.problems import Fault, mask_remedy, skip_remedy
+from mismatchctl.data.problems import Fault, LengthMismatch, mask_remedy, skip_remedy
 
 MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN, POSITION_COLUMN = (
     "response_mask",

@@ -67,7 +67,7 @@ class Catalog:
         if not skip:
             raise error
         place = "" if error.column is None else f"column {error.column}: "
-        self.problems.add_file(error.file or "-", f"{place}{error.problem}")
+        self.problems.files.setdefault(error.file or "-", f"{place}{error.problem}")
 
 
 def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Collection[str], skip: bool) -> Catalog:

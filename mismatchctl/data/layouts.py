@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,23 @@ from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS
 from mismatchctl.data.arrays import ListColumn, find_changes, find_nulls, to_numpy, to_plain_array, to_positions
 from mismatchctl.data.blocks import MASK_COLUMN, POSITION_COLUMN, DecodedBlock
 from mismatchctl.data.catalog import SEQUENCE_KEYS
-from mismatchctl.data.explanation import describe_lengths
 from mismatchctl.data.files import DumpFile, ReadUnit, explain_failures, read_pieces
 from mismatchctl.data.formats import MOST_SEQUENCE_TOKENS
-from mismatchctl.data.lengths import KEPT, LengthMismatch, unequal
-from mismatchctl.data.problems import SORT_REMEDY, Fault, skip_remedy
+from mismatchctl.data.problems import (
+    EXAMPLE_ROWS,
+    SORT_REMEDY,
+    Fault,
+    LengthMismatch,
+    count_unequal_rows,
+    describe_lengths,
+)
 from mismatchctl.errors import DataError
 from mismatchctl.io.stores import escape_unprintable, is_remote, map_requests
 
 BATCH_TOKENS = 1 << 21
 """Approximate tokens per batch. Larger row groups are decoded in several pieces."""
+_COMPARED_ROWS = 64
+"""Rows whose list ends are compared."""
 BATCH_ROWS = 1 << 17
 """Sequences per batch, at most: each takes about 500 bytes, with or without tokens."""
 
@@ -164,17 +171,18 @@ def _unequal(
     found = {}
     for run in dict.fromkeys(runs):
         own = [int(i) for i, name in zip(places, runs, strict=True) if name == run]
-        some = own[:KEPT]
-        values = [[_of_row(lists[column], i) for i in some] for column in REQUIRED_COLUMNS]
+        values = [
+            (_row_values(lists["rollout_log_probs"], i), _row_values(lists["train_log_probs"], i))
+            for i in own[:EXAMPLE_ROWS]
+        ]
         lengths = {column: [int(mine.lengths[i]) for i in own] for column, mine in lists.items()}
-        found[run] = unequal(lengths, values[0], values[1], [(int(files[i]), int(rows[i])) for i in own])
+        found[run] = count_unequal_rows(lengths, values, [(int(files[i]), int(rows[i])) for i in own])
     return found
 
 
-def _of_row(lists: ListColumn, row: int) -> Floats:
-    """The elements of one row, null as NaN."""
-    start = int(lists.starts[row])
-    values = lists.values.slice(start, int(lists.lengths[row]))
+def _row_values(lists: ListColumn, row: int) -> Floats:
+    """Return the elements of one row, NaN for null."""
+    values = lists.values.slice(int(lists.starts[row]), int(lists.lengths[row]))
     return np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
 
 
@@ -200,7 +208,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
     for column, mine in lists.items():
         if mine.null is not None:
             bad = rows[mine.null]
-            yield Fault(column, f"{column}: null list", bad, int(bad[0]), "the list is null", skip_remedy())
+            yield Fault(column, f"{column}: null list", bad, int(bad[0]), "the list is null")
         present = np.ones(len(rows), np.bool_)
         for null in (mine.null, reference.null):
             if null is not None:
@@ -212,29 +220,11 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
             problem = f"the list has {mine.lengths[row]} elements and {name} has {reference.lengths[row]}"
             pattern = None
             if len(differ) == int(present.sum()):
-                shown = escape_unprintable(file.columns[column])
-                both = mine.lengths[differ], reference.lengths[differ]
-                pattern = describe_lengths(shown, name, *both, _row_values(column, mine, reference, differ))
-            yield Fault(
-                column, f"{column}: length differs", rows[differ], int(rows[row]), problem, skip_remedy(), pattern
-            )
-
-
-def _row_values(
-    column: str, mine: ListColumn, reference: ListColumn, rows: Ints
-) -> Callable[[int], tuple[Floats, Floats]]:
-    """Return a function that returns both lists of one of some rows; empty ones for a column of no log-probs."""
-
-    def values(place: int) -> tuple[Floats, Floats]:
-        if not column.endswith("log_probs"):
-            return np.zeros(0), np.zeros(0)
-        found = []
-        for lists in (mine, reference):
-            start, length = int(lists.starts[rows[place]]), int(lists.lengths[rows[place]])
-            found.append(to_numpy(lists.values.slice(start, length)).astype(np.float64))
-        return found[0], found[1]
-
-    return values
+                compared = differ[:_COMPARED_ROWS].tolist() if column.endswith("log_probs") else []
+                pairs = ((_row_values(mine, row), _row_values(reference, row)) for row in compared)
+                apart = (mine.lengths - reference.lengths)[differ]
+                pattern = describe_lengths(escape_unprintable(file.columns[column]), name, apart, pairs)
+            yield Fault(column, f"{column}: length differs", rows[differ], int(rows[row]), problem, pattern=pattern)
 
 
 @dataclass(frozen=True)

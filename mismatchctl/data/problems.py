@@ -1,24 +1,25 @@
-"""Bad data: the faults of a block, and a record of everything that was left out."""
+"""Bad data: the faults of a block, patterns in all rows, rows of lists with other lengths, and what was left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from mismatchctl.core.batch import Ints
+import numpy as np
+
+from mismatchctl.core.batch import Floats, Ints
 from mismatchctl.errors import DataError, wording
 
 SORT_REMEDY = "sort the rows by sequence_id and position (after run and step)"
 
 
 def skip_remedy() -> str:
-    """Return the remedy for bad rows."""
     skip = wording(python="on_bad='skip' of mm.analyze", command="--on-bad skip")
     return f"correct the dump, or leave such rows out with {skip}"
 
 
 def mask_remedy() -> str:
-    """Return the remedy for valid tokens without a value."""
     mask = wording(python="on_bad='mask' of mm.analyze", command="--on-bad mask")
     skip = wording(python="on_bad='skip'", command="--on-bad skip")
     return f"leave these tokens out with {mask}, or their rows with {skip}"
@@ -26,20 +27,208 @@ def mask_remedy() -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of bad value in the rows of a block."""
+    """One kind of bad value in the rows of a block.
+
+    Attributes:
+        sequences: ascending rows of the affected sequences, as in `TokenBatch.rows`.
+        row: row of the first bad value, which `problem` describes.
+        pattern: common property of all `sequences`, and the remedy.
+    """
 
     column: str
     reason: str
     sequences: Ints
     row: int
     problem: str
-    remedy: str = field(default_factory=lambda: skip_remedy())
+    remedy: str = field(default_factory=skip_remedy)
     pattern: tuple[str, str] | None = None
 
     def error(self, path: str, name: str) -> DataError:
         """Return the fault as an error. The column is called `name` in the file at `path`."""
         column = self.column if name == self.column else f"{name} ({self.column})"
         return DataError(self.problem, file=path, row=self.row, column=column, remedy=self.remedy)
+
+    def column_error(
+        self, path: str, name: str, rows: int, extent: tuple[float, float], count: Callable[[], int]
+    ) -> DataError:
+        """Return an error about all rows if all have the fault, else about the first row.
+
+        `extent` is the smallest and largest value of the column, NaN if unknown. `count` returns the number of rows
+        with the fault.
+        """
+        found = self.pattern or self._describe_all(rows, *extent)
+        if rows < _FEWEST_ROWS or found is None or count() < rows:
+            return self.error(path, name)
+        column = self.column if name == self.column else f"{name} ({self.column})"
+        return DataError(found[0], file=path, column=column, remedy=found[1])
+
+    def _describe_all(self, rows: int, low: float, high: float) -> tuple[str, str] | None:
+        """Return the problem of a column whose rows all have this fault, and the remedy."""
+        kind, every = self.reason.partition(": ")[2], f"all {rows:,} rows"
+        if kind == "log-prob above 0" and low >= 0 and high <= 1:
+            return f"{every} hold values between 0 and 1: these look like probabilities", "store their logarithm"
+        if kind == "log-prob above 0" and low >= 0:
+            problem = f"hold values from {low + 0.0:.3g} to {high:.3g}: these look like negative log-probs"
+            return f"{every} {problem}", "store them with the opposite sign"
+        if kind == "log-prob above 0":
+            return f"{every} hold values above 0", "check the column: a log-prob is at most 0"
+        if kind == "log-prob below all":
+            return f"{every} hold values that no policy gives", "set response_mask to 0 for sentinels"
+        if kind in ("NaN", "null element", "infinite"):
+            what = {"NaN": "NaN", "null element": "nulls"}.get(kind, "infinite values")
+            remedy = "check response_mask: it may be 1 on padding, or the column was not recorded"
+            return f"{every} hold {what} in valid tokens", remedy
+        if kind == "null list":
+            return f"the list is null in {every}", "record the column, or leave it out"
+        if self.reason == "mask is not 0 or 1":
+            return f"{self.problem}; so it is in {every}", "store 0 and 1: weights are not a mask"
+        if kind == "missing":
+            return f"the value is missing or not finite in {every}", "record the column, or leave it out"
+        return None
+
+
+_FEWEST_ROWS = 2
+"""Rows from which on a fault in all of them is described as a fault of the column."""
+EXAMPLE_ROWS = 32
+"""Rows with lists of other lengths whose values are kept."""
+_FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
+_ENDS = {
+    "last": "the lists agree from the start, so the surplus is at the end",
+    "first": "the lists agree from the end, so the surplus is at the start",
+    "every second": "every second element of the longer list agrees",
+}
+
+
+def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
+    """Return the position of the extra elements of the longer list in most pairs, a key of `_ENDS`, or ''."""
+    votes: Counter[str] = Counter()
+    number = 0
+    for pair in pairs:
+        number += 1
+        shorter, longer = sorted(pair, key=len)
+        short = len(shorter)
+        if short < fewest or short == len(longer):
+            continue
+        parts = {"last": longer[:short], "first": longer[-short:], "every second": longer[::2][:short]}
+        distances = {
+            end: float(np.mean(np.nan_to_num(np.abs(part - shorter), nan=_CAP).clip(max=_CAP)))
+            for end, part in parts.items()
+            if len(part) == short
+        }
+        best, second = sorted(distances, key=lambda end: distances[end])[:2]
+        votes[best] += distances[best] < _AGREES * distances[second]
+    end, count = votes.most_common(1)[0] if votes else ("", 0)
+    return end if count > number / 2 else ""
+
+
+def describe_lengths(
+    column: str, reference: str, apart: Ints, pairs: Iterable[tuple[Floats, Floats]]
+) -> tuple[str, str] | None:
+    """Return the pattern and the remedy if a list is longer (`apart` > 0) than another by a constant in all rows."""
+    if len(apart) < _FEWEST_ROWS or not (apart == apart[0]).all():
+        return None
+    count = abs(int(apart[0]))
+    longer, shorter = (column, reference) if apart[0] > 0 else (reference, column)
+    entries = "one entry" if count == 1 else f"{count} entries"
+    text = f"{longer} has {entries} more than {shorter} in every row"
+    end = find_surplus(pairs)
+    if end not in ("first", "last"):
+        return text, f"store both for the same tokens: cut {entries} off {longer}"
+    extra = "the extra one is the" if count == 1 else "the extra ones are the"
+    return f"{text}; {extra} {end}", f"cut the {end} {'entry' if count == 1 else f'{count} entries'} off {longer}"
+
+
+@dataclass(frozen=True)
+class UnequalRow:
+    """A row whose lists have different lengths: index of its file, row there, lengths by column, log-probs."""
+
+    file: int
+    row: int
+    lengths: Mapping[str, int]
+    rollout: Floats
+    train: Floats
+
+    @property
+    def odd_column(self) -> str:
+        """The one column with another length than the others, empty if there is more than one."""
+        common, _ = Counter(reversed(list(self.lengths.values()))).most_common(1)[0]
+        odd = [column for column, length in self.lengths.items() if length != common]
+        return odd[0] if len(odd) == 1 else ""
+
+
+@dataclass(frozen=True)
+class LengthMismatch:
+    """Rows of one run whose lists have different lengths.
+
+    Attributes:
+        columns: rows in which a column has another length than rollout_log_probs.
+        examples: the first of the rows.
+    """
+
+    count: int = 0
+    columns: Mapping[str, int] = field(default_factory=dict)
+    examples: tuple[UnequalRow, ...] = ()
+
+    def __add__(self, other: LengthMismatch) -> LengthMismatch:
+        columns = Counter(self.columns) + Counter(other.columns)
+        examples = sorted((*self.examples, *other.examples), key=lambda one: (one.file, one.row))
+        return LengthMismatch(self.count + other.count, dict(columns), tuple(examples[:EXAMPLE_ROWS]))
+
+    def moved(self, by: int) -> LengthMismatch:
+        """Return the same rows with file indices increased by `by`."""
+        return replace(self, examples=tuple(replace(one, file=one.file + by) for one in self.examples))
+
+    def describe_odd_column(self) -> str:
+        """Return the column that differs from the others, with the lengths of an example."""
+        name, _ = Counter(one.odd_column for one in self.examples).most_common(1)[0]
+        one = next(one for one in self.examples if one.odd_column == name)
+        if not name:
+            lengths = ", ".join(f"{column} {length:,}" for column, length in one.lengths.items())
+            return f"no two columns agree in row {one.row:,} ({lengths})"
+        others = Counter(length for column, length in one.lengths.items() if column != name).most_common(1)[0][0]
+        return f"{name} has {one.lengths[name]:,} elements in row {one.row:,} where the other lists have {others:,}"
+
+    def describe(self) -> str:
+        """Return the number of rows and their common pattern, empty if it is unknown."""
+        known = " and ".join(filter(None, (self.pattern(), self.overlap())))
+        return f"in {self.count:,} such rows, {known}" if known else ""
+
+    def pattern(self) -> str:
+        """Return the common property of the lengths of both lists of log-probs, empty if there is none."""
+        pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
+        if len(pairs) < 2:
+            return ""
+        for short, long, step in (("rollout", "train", 1), ("train", "rollout", -1)):
+            for times in (2, 3):
+                extra = {b - times * a for a, b in (pair[::step] for pair in pairs)}
+                if len(extra) == 1 and abs(offset := extra.pop()) <= 2:
+                    more = f" {'+' if offset > 0 else '-'} {abs(offset)}" if offset else ""
+                    return f"{long}_log_probs always has {times}n{more} elements for n of {short}_log_probs"
+        differences = {b - a for a, b in pairs}
+        if len(differences) == 1:
+            number = differences.pop()
+            return f"train_log_probs is always {abs(number)} {'longer' if number > 0 else 'shorter'}"
+        for name, lengths in zip(("rollout", "train"), map(set, zip(*pairs, strict=True)), strict=True):
+            if len(lengths) == 1:
+                return f"{name}_log_probs always has {lengths.pop():,} elements in these rows, as if cut at a limit"
+        return ""
+
+    def overlap(self) -> str:
+        """Return the end at which the lists of log-probs agree, empty if they do not."""
+        return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
+
+
+def count_unequal_rows(
+    lengths: Mapping[str, Sequence[int]], values: Sequence[tuple[Floats, Floats]], at: Sequence[tuple[int, int]]
+) -> LengthMismatch:
+    """Return the rows at `at` (file, row), with the lengths of their lists by column and their first log-probs."""
+    first = next(iter(lengths.values()))
+    columns = {name: sum(a != b for a, b in zip(own, first, strict=True)) for name, own in lengths.items()}
+    examples = tuple(
+        UnequalRow(*place, {name: int(own[i]) for name, own in lengths.items()}, *values[i])
+        for i, place in enumerate(at[:EXAMPLE_ROWS])
+    )
+    return LengthMismatch(len(at), {name: count for name, count in columns.items() if count}, examples)
 
 
 @dataclass(frozen=True)
@@ -53,14 +242,24 @@ class ProblemExample:
 
 @dataclass
 class Problems:
-    """Data left out by `--on-bad skip` or `mask`. Use one per thread and add them."""
+    """Data left out by `--on-bad skip` or `mask`. Use one per thread and add them.
 
-    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    Attributes:
+        counts: sequences with a bad value by (file path, reason). A sequence may have several.
+        examples: first bad value by (file path, reason).
+        skipped: number of sequences left out, by file path.
+        files: files left out, by path, with the reason.
+        masked: valid tokens without a value, masked by `--on-bad mask`, by (file path, column), and the tokens with a
+            train log-prob of -inf.
+        tokens: number of tokens in the sequences left out, by file path.
+    """
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)
-    skipped: dict[str, int] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
     files: dict[str, str] = field(default_factory=dict)
-    masked: dict[tuple[str, str], int] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
+    masked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
 
     def __bool__(self) -> bool:
         return bool(self.counts or self.files or self.masked)
@@ -68,7 +267,7 @@ class Problems:
     @property
     def sequences(self) -> int:
         """Total number of sequences left out."""
-        return sum(self.skipped.values())
+        return self.skipped.total()
 
     def add(self, path: str, faults: Iterable[Fault], tokens: int = 0) -> None:
         """Count the faults of one block of a file, and the tokens of the affected sequences."""
@@ -77,22 +276,18 @@ class Problems:
             rows.update(fault.sequences.tolist())
             example = ProblemExample(fault.row, fault.column, fault.problem)
             self._count(path, fault.reason, len(fault.sequences), example)
-        self.skipped[path] = self.skipped.get(path, 0) + len(rows)
-        self.tokens[path] = self.tokens.get(path, 0) + tokens
+        self.skipped[path] += len(rows)
+        self.tokens[path] += tokens
 
     def add_masked(self, path: str, masked: Mapping[str, int]) -> None:
         """Count tokens of a block that were masked, by column."""
-        for column, number in masked.items():
-            self.masked[path, column] = self.masked.get((path, column), 0) + number
+        self.masked.update({(path, column): number for column, number in masked.items()})
 
     def add_unreadable(self, path: str, sequences: int, row: int, problem: str, tokens: int = 0) -> None:
         """Count the sequences and tokens of a part of a file that could not be decoded."""
         self._count(path, "cannot be decoded", sequences, ProblemExample(row, "-", problem))
-        self.skipped[path] = self.skipped.get(path, 0) + sequences
-        self.tokens[path] = self.tokens.get(path, 0) + tokens
-
-    def add_file(self, path: str, problem: str) -> None:
-        self.files.setdefault(path, problem)
+        self.skipped[path] += sequences
+        self.tokens[path] += tokens
 
     def no_tokens_error(self) -> DataError | None:
         """Return an error with the first bad value, if rows were left out."""
@@ -104,23 +299,15 @@ class Problems:
 
     def _count(self, path: str, reason: str, number: int, example: ProblemExample) -> None:
         key = path, reason
-        self.counts[key] = self.counts.get(key, 0) + number
+        self.counts[key] += number
         if key not in self.examples or example.row < self.examples[key].row:
             self.examples[key] = example
 
     def __add__(self, other: Problems) -> Problems:
-        both = Problems(
-            dict(self.counts), dict(self.examples), dict(self.skipped), dict(self.files), dict(self.masked),
-            dict(self.tokens),
-        )  # fmt: skip
-        for (path, reason), number in other.counts.items():
-            both._count(path, reason, number, other.examples[path, reason])
-        for path, number in other.skipped.items():
-            both.skipped[path] = both.skipped.get(path, 0) + number
-        for path, number in other.tokens.items():
-            both.tokens[path] = both.tokens.get(path, 0) + number
-        for path, problem in other.files.items():
-            both.add_file(path, problem)
-        for key, number in other.masked.items():
-            both.masked[key] = both.masked.get(key, 0) + number
+        both = Problems(files=self.files | other.files)
+        for part in (self, other):
+            for (path, reason), number in part.counts.items():
+                both._count(path, reason, number, part.examples[path, reason])
+            for name in ("skipped", "masked", "tokens"):
+                getattr(both, name).update(getattr(part, name))
         return both

@@ -34,7 +34,6 @@ from mismatchctl.data.catalog import (
     split_unit,
     unit_files,
 )
-from mismatchctl.data.explanation import MAX_TOKENS, explain_fault
 from mismatchctl.data.files import NO_ROW_REMEDY, ColumnNames, DumpFile, ReadUnit
 from mismatchctl.data.layouts import read_long, read_token_ids, read_wide
 from mismatchctl.data.paths import DumpSource, discover_files, find_unread_files
@@ -46,6 +45,8 @@ BadDataPolicy = Literal["error", "skip", "mask"]
 
 _TOKEN_FIELDS = frozenset({*REQUIRED_COLUMNS, MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN})
 """Per-token columns that are fields of a TokenBatch, and the mask."""
+_MAX_RECOUNTED_TOKENS = 1 << 26
+"""Tokens of a file that are read again to count the rows with a fault."""
 
 
 def open_dump(
@@ -203,7 +204,7 @@ class Dump:
         extent = block.extent(first.column) if known else (math.nan, math.nan)
 
         def count() -> int:
-            if sum(unit.tokens for unit in units) > MAX_TOKENS:
+            if sum(unit.tokens for unit in units) > _MAX_RECOUNTED_TOKENS:
                 return 0
             other, found = copy.copy(self), Problems()
             other._skip = True
@@ -212,7 +213,7 @@ class Dump:
                     pass
             return found.counts.get((file.path, first.reason), 0)
 
-        error = explain_fault(first, file.path, name, sequences, extent, count)
+        error = first.column_error(file.path, name, sequences, extent, count)
         if error.row is None or not first.reason.endswith("length differs"):
             return error
         problem = "; ".join([error.problem, *(one.describe() for one in block.unequal.values() if one.describe())])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.core.scan import LEVEL_CAP, RowScan, scan_log_probs
 from mismatchctl.data.blocks import Rows
-from mismatchctl.data.lengths import LengthMismatch
+from mismatchctl.data.problems import LengthMismatch
 from mismatchctl.diagnosis.content import SequenceHashes
 from mismatchctl.measure.cluster_table import Hashes, merge_parts, mix_hashes
 

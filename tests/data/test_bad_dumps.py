@@ -346,7 +346,7 @@ def test_problems_add_up():
     one, two = Problems(), Problems()
     one.add("f", [Fault("c", "bad", np.array([5, 7]), 5, "x")])
     two.add("f", [Fault("c", "bad", np.array([2]), 2, "y"), Fault("c", "worse", np.array([2]), 2, "z")])
-    two.add_file("g", "broken")
+    two.files["g"] = "broken"
     for both in (one + two, two + one):
         assert both.counts == {("f", "bad"): 3, ("f", "worse"): 1}
         assert both.examples["f", "bad"].row == 2

@@ -37,7 +37,7 @@ def detect_length_mismatch(case: Case) -> Detection | None:
         return None
     rows = unfit.count + case.evidence.sequences
     share = unfit.count / rows
-    parts = "; ".join(part for part in (unfit.odd_column(), unfit.pattern(), unfit.overlap()) if part)
+    parts = "; ".join(part for part in (unfit.describe_odd_column(), unfit.pattern(), unfit.overlap()) if part)
     return Detection(
         "high" if unfit.count > 1 or share > _MOST else "medium",
         f"in {unfit.count:,} of {rows:,} rows the lists have different lengths: {parts}. These rows are left out of "
