@@ -28,7 +28,6 @@ def convert(
     join: Annotated[
         Path | None, typer.Option(help="Add missing columns from this file, matched by sequence_id and step.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Read files in N processes.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -56,7 +55,7 @@ def convert(
     else:
         check_output_paths(out, force=force, inputs=[source, join])
         with progress_bar(quiet, unit="bytes") as progress:
-            done = run(source, out, framework, join=join, jobs=jobs, progress=progress)
+            done = run(source, out, framework, join=join, progress=progress)
     if json:
         print_json({"out": str(out), **asdict(done)})
         return

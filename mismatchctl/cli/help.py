@@ -45,7 +45,7 @@ EXAMPLES = {
     ),
     "convert": (
         "convert rollouts.jsonl dump.parquet",
-        "convert dumps/ dump.parquet --jobs 4",
+        "convert rollouts/ dump.parquet --join train.parquet",
         "convert dump.parquet --rollout engine.jsonl --train trainer.parquet --on id",
     ),
     "report": (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,11 @@ from mismatchctl.data.importers.rows import (
     find_candidates,
     fit_schema,
     open_parquet_writer,
+    read_raw_batches,
     recognize_layout,
-    write_batches,
 )
 from mismatchctl.data.importers.sources import (
     ForeignRun,
-    RawReader,
-    read_file,
-    read_in_processes,
-    read_with_progress,
     skipped_notes,
 )
 from mismatchctl.data.importers.tables import is_table
@@ -45,35 +40,35 @@ from mismatchctl.data.paths import contains_dump
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.registry import column_aliases
-from mismatchctl.io.files import atomic_output, temporary_folder
+from mismatchctl.io.files import atomic_output
 from mismatchctl.io.parquet_footer import check_footer
 from mismatchctl.io.stores import walk_files
 
 JOIN_KEYS = ("step", "sequence_id")
-_MOST_ROW_GROUPS = 8
-
-SequenceKey = tuple[Any, ...]
+SequenceKey = tuple[str | None, ...]
 
 
-@contextmanager
-def open_join(place: Path) -> Iterator[JoinedColumns]:
-    """Open Parquet files, or framework files that are first converted to temporary Parquet."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(temporary_folder())
-        paths = sorted(path for path in walk_files(place) if path.suffix == ".parquet") if place.is_dir() else []
-        if place.is_file() and not find_candidates(place):
-            paths = [place]
-        paths = paths or list(_convert_to_parquet(place, folder))
-        if not paths:
-            raise DataError("does not contain columns to join", file=str(place))
+def open_join(place: Path) -> JoinedColumns:
+    """Read Parquet files or files of a framework, whose columns may be incomplete."""
+    paths = sorted(path for path in walk_files(place) if path.suffix == ".parquet") if place.is_dir() else []
+    if place.is_file() and not find_candidates(place):
+        paths = [place]
+    if paths:
         with _explain_decoding(place, "is no Parquet file"):
-            files = [_open_parquet(stack.enter_context(pa.OSFile(str(path)))) for path in paths]
-        yield JoinedColumns(place, files)
+            tables = [_read_parquet(path) for path in paths]
+    else:
+        batches = [list(read_raw_batches(path, layout)) for path in find_candidates(place)
+                   if (layout := recognize_layout(path)) is not None]  # fmt: skip
+        tables = [pa.Table.from_batches(found).combine_chunks() for found in batches if found]
+    if not tables:
+        raise DataError("does not contain columns to join", file=str(place))
+    return JoinedColumns(place, tables)
 
 
-def _open_parquet(file: pa.NativeFile) -> pq.ParquetFile:
-    check_footer(file)
-    return pq.ParquetFile(file)
+def _read_parquet(path: Path) -> pa.Table:
+    with pa.OSFile(str(path)) as file:
+        check_footer(file)
+        return pq.read_table(file).combine_chunks()
 
 
 @contextmanager
@@ -84,25 +79,21 @@ def _explain_decoding(place: Path, problem: str) -> Iterator[None]:
         raise DataError(f"{problem}: {str(error).splitlines()[0]}", file=str(place)) from error
 
 
-def _convert_to_parquet(place: Path, folder: Path) -> Iterator[Path]:
-    """Convert each framework file at `place` to one Parquet file. Columns may be incomplete."""
-    for number, path in enumerate(find_candidates(place)):
-        out = folder / f"{number}.parquet"
-        if write_batches(out, read_file(path)[1]):
-            yield out
-
-
 class JoinedColumns:
-    """Sequences that are looked up by id. Memory contains the ids and a few row groups."""
+    """Sequences that are looked up by id.
 
-    def __init__(self, place: Path, files: Sequence[pq.ParquetFile]) -> None:
+    Attributes:
+        columns: canonical name -> name in the files.
+        found: number of sequences that were found.
+    """
+
+    def __init__(self, place: Path, tables: Sequence[pa.Table]) -> None:
         """Match the columns. Canonical names take precedence over framework aliases."""
-        self._place, self._files = place, files
-        self._rows: dict[tuple[str, ...], dict[SequenceKey, tuple[int, int, int]]] = {}
+        self._place, self._tables = place, tables
+        self._rows: dict[tuple[str, ...], dict[SequenceKey, tuple[int, int]]] = {}
         self.found = 0
-        self._group = lru_cache(_MOST_ROW_GROUPS)(self._read_group)
         aliases = column_aliases()
-        shared = set.intersection(*(set(file.schema_arrow.names) for file in files))
+        shared = set.intersection(*(set(table.column_names) for table in tables))
         ordered = sorted(shared, key=lambda name: (name in COLUMN_TYPES, name))
         self.columns = {aliases.get(name, name): name for name in ordered}
         if "sequence_id" not in self.columns:
@@ -119,8 +110,7 @@ class JoinedColumns:
             batch = batch.drop_columns(["prompt_id"])
             added.append("prompt_id")
         partial = all(name in (*PARTIAL_COLUMNS, "reference_version") for name in added)
-        wanted = zip(*(_to_texts(batch[name]) for name in keys), strict=True)
-        places = [self._find(keys, key, path, partial) for key in wanted]
+        places = [self._find(keys, key, path, partial) for key in _keys(batch, keys)]
         self.found += sum(place is not None for place in places)
         known = next(batch[name] for name in REQUIRED_COLUMNS if name in batch.schema.names)
         if not pa.types.is_list(known.type):
@@ -128,36 +118,29 @@ class JoinedColumns:
         lengths = np.diff(known.offsets.to_numpy())
         for name in added:
             with _explain_decoding(self._place, f"its {name} cannot be read"):
-                values = [place and self._group(*place[:2])[self.columns[name]][place[2]].as_py() for place in places]
+                values = [place and self._tables[place[0]][self.columns[name]][place[1]].as_py() for place in places]
             self._check(name, values, lengths, batch, path)
             column = pa.field(name, COLUMN_TYPES[name], nullable=name not in NEEDED_COLUMNS)
             with _explain_decoding(self._place, f"its {name} is of another kind than {COLUMN_TYPES[name]}"):
                 batch = batch.append_column(column, pa.array(values, COLUMN_TYPES[name]))
         return batch
 
-    def _find(self, keys: tuple[str, ...], key: SequenceKey, path: Path, partial: bool) -> tuple[int, int, int] | None:
-        """Return file, row group and row of a sequence. If `partial`, it may be missing."""
+    def _find(self, keys: tuple[str, ...], key: SequenceKey, path: Path, partial: bool) -> tuple[int, int] | None:
+        """Return table and row of a sequence. If `partial`, it may be missing."""
         if keys not in self._rows:
             self._rows[keys] = self._index(keys)
-        named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
         if key not in self._rows[keys] and not partial:
+            named = _describe_key(keys, key)
             raise DataError(f"{named} is not in {self._place}", file=str(path), remedy="join a file of the same run")
         return self._rows[keys].get(key)
 
-    def _index(self, keys: tuple[str, ...]) -> dict[SequenceKey, tuple[int, int, int]]:
-        index: dict[SequenceKey, tuple[int, int, int]] = {}
-        for number, file in enumerate(self._files):
-            for group in range(file.num_row_groups):
-                with _explain_decoding(self._place, "cannot be read"):
-                    table = file.read_row_group(group, columns=[self.columns[name] for name in keys])
-                for row, key in enumerate(zip(*(_to_texts(table[self.columns[name]]) for name in keys), strict=True)):
-                    if index.setdefault(key, (number, group, row)) != (number, group, row):
-                        named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
-                        raise DataError(f"{named} is there twice", file=str(self._place), row=row)
+    def _index(self, keys: tuple[str, ...]) -> dict[SequenceKey, tuple[int, int]]:
+        index: dict[SequenceKey, tuple[int, int]] = {}
+        for number, table in enumerate(self._tables):
+            for row, key in enumerate(_keys(table, [self.columns[name] for name in keys])):
+                if index.setdefault(key, (number, row)) != (number, row):
+                    raise DataError(f"{_describe_key(keys, key)} is there twice", file=str(self._place), row=row)
         return index
-
-    def _read_group(self, file: int, group: int) -> pa.Table:
-        return self._files[file].read_row_group(group).combine_chunks()
 
     def _check(self, name: str, values: Sequence[Any], lengths: Any, batch: pa.RecordBatch, path: Path) -> None:
         if name not in TOKEN_COLUMNS:
@@ -171,13 +154,18 @@ class JoinedColumns:
                 raise DataError(problem, file=str(path), column=name, remedy="join values of the response's tokens")
 
 
+def _keys(table: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Iterator[SequenceKey]:
+    columns = (table[name].to_pylist() for name in names)
+    return (tuple(None if part is None else str(part) for part in key) for key in zip(*columns, strict=True))
+
+
+def _describe_key(names: Sequence[str], key: SequenceKey) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(names, key, strict=True))
+
+
 def _is_derived(schema: pa.Schema) -> bool:
     """Whether prompt ids were made from prompts, so that those of another file are better."""
     return "prompt_id" in schema.names and schema.field("prompt_id").metadata == DERIVED
-
-
-def _to_texts(column: Any) -> list[str | None]:
-    return [None if value is None else str(value) for value in column.to_pylist()]
 
 
 _CHECKED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
@@ -259,27 +247,18 @@ def convert_dump(
     framework: str = "",
     *,
     join: Path | None = None,
-    jobs: int = 1,
     progress: Progress | None = None,
 ) -> ConversionResult:
-    """Write the sequences of a file or folder to `out`, atomically. The bytes do not depend on `jobs`."""
+    """Write the sequences of a file or folder to `out`, atomically."""
     named = str(place)
     is_foreign = named and (framework or not contains_dump(named))  # Path("") would be the current folder
     paths = find_candidates(Path(named), framework) if is_foreign else []
     if not framework and all(is_table(path) and recognize_layout(path) is None for path in paths):
         paths = []
+    joined = None if join is None else open_join(join)
+    source = ForeignRun(named, joined)
+    batches = _read_batches(source, paths, framework, progress) if paths else _rewrite_batches(named, joined, progress)
     with ExitStack() as stack:
-        joined = stack.enter_context(open_join(join)) if join is not None else None
-        source = ForeignRun(named, joined)
-        if paths:
-            reader = (
-                read_in_processes(paths, framework, jobs, progress)
-                if jobs > 1
-                else read_with_progress(paths, framework, progress)
-            )
-            batches = _read_batches(source, paths, stack.enter_context(reader))
-        else:
-            batches = _rewrite_batches(named, joined, progress)
         temporary = stack.enter_context(atomic_output(out))
         writer, rows, tokens = None, 0, 0
         for path, batch in batches:
@@ -306,10 +285,15 @@ def convert_pair(rollout: Path, train: Path, out: Path, on: Sequence[str] = ()) 
     return ConversionResult(len(table), tokens, passed_over=paired.notes)
 
 
-def _read_batches(source: ForeignRun, paths: Sequence[Path], raw: RawReader) -> Batches:
+def _read_batches(source: ForeignRun, paths: Sequence[Path], framework: str, progress: Progress | None) -> Batches:
+    sizes = {path: path.stat().st_size for path in paths}
+    done = 0
     for path in paths:
-        for batch in source.read(path, raw):
+        for batch in source.read(path, framework):
             yield path, batch
+        done += sizes[path]
+        if progress is not None:
+            progress(done, sum(sizes.values()))
     source.finish()
 
 

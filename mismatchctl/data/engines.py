@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from mismatchctl.data.catalog import unit_files
 from mismatchctl.data.files import DumpFile, ReadUnit
+from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.layouts import BATCH_TOKENS
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, DataError, MismatchctlError, interface, messages_for
@@ -330,8 +331,8 @@ def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str
             f"the Ray worker on {node} runs another version of mismatchctl, or of numpy or pyarrow",
             remedy="install the same on every node, or send it along as docs/guides/scaling.md shows",
         )
-    unseen = (file for file in dump.files if file.location and "://" not in file.location)
-    if (file := next((file for file in unseen if not os.path.exists(file.location)), None)) is not None:
+    stored = (file for file in dump.files if not isinstance(file.contents, MemoryTable) and "://" not in file.location)
+    if (file := next((file for file in stored if not os.path.exists(file.location)), None)) is not None:
         return DataError(
             f"the Ray worker on {node} does not see this file",
             file=file.path,

@@ -16,6 +16,7 @@ from mismatchctl.data.formats import (
     MOST_SEQUENCE_TOKENS,
     FileContents,
     IntegerRange,
+    MemoryTable,
     format_name,
     read_contents,
 )
@@ -142,7 +143,7 @@ class ReadUnit:
 def read_footer(found: UnopenedFile) -> FileFooter:
     """Open a file and read its footer."""
     if found.table is not None:
-        return _footer(found, found.table.table.nbytes, "", found.table)
+        return _footer(found, found.table.table.nbytes, found.table.version, found.table)
     store = find_store(found.location)
 
     def read() -> tuple[int, str, FileContents]:
@@ -362,7 +363,7 @@ def read_pieces(
     where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"the file from {group} {row_groups[0]} on"
 
     def decode() -> Iterator[pa.Table]:
-        if not file.location:
+        if isinstance(file.contents, MemoryTable):
             yield from file.contents.decode(None, row_groups, names, rows)
             return
         with store.open(file.location) as opened:

@@ -192,14 +192,13 @@ class MemoryTable(FileContents):
 
     table: pa.Table = field(repr=False, compare=False)
     title: str
-    number: int
+    number: int = 1
     run: str = "memory"
+    version: str = ""
     group_name: ClassVar[str] = "row group"
 
     @classmethod
-    def of(
-        cls, table: pa.Table, title: str = "the table in memory", number: int = 1, run: str = "memory"
-    ) -> MemoryTable:
+    def of(cls, table: pa.Table, title: str, number: int = 1, *, run: str = "memory", version: str = "") -> MemoryTable:
         """Divide a table into groups, depending only on its size."""
         table = pa.table(
             {name: _to_readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
@@ -207,7 +206,7 @@ class MemoryTable(FileContents):
         longest = max([len(table), *(_values(column) for column in table.columns)])
         size = max(1, len(table) * GROUP_VALUES // max(longest, 1))
         rows = tuple(min(size, len(table) - start) for start in range(0, len(table), size))
-        return cls(table.schema, rows, table, title, number, run)
+        return cls(table.schema, rows, table, title, number, run, version)
 
     def elements(self, group: int, column: str) -> int:
         """Return the number of values in the column or in its lists."""

@@ -1,4 +1,4 @@
-"""Verbs read what frameworks wrote as they read its conversion; convert's other ways: jobs, join, Parquet, faults."""
+"""Verbs read what frameworks wrote as they read its conversion; convert's other ways: join, Parquet, faults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.data.conversion import convert_dump
-from mismatchctl.data.importers import sources
 from tests.cli.command import run
 from tests.paths import FIXTURES, ROOT
 
@@ -162,24 +160,6 @@ def test_nothing_is_left_behind(logs: Path, tmp_path: Path) -> None:
     assert [path for path in temporary.iterdir() if path.name.startswith("mismatchctl")] == []
 
 
-@pytest.mark.slow
-def test_jobs_give_the_same_bytes(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes for lines; threads in their place for torch files, since each process would import torch."""
-    shutil.copytree(DUMPS / "slime_miles/miles_head/train_data", tmp_path / "train_data")
-    shutil.copy(tmp_path / "train_data/0_0.pt", tmp_path / "train_data/0_2.pt")
-    for place in (logs, tmp_path / "train_data"):
-        if place.name == "train_data":
-            monkeypatch.setattr(sources, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
-        done = [run("convert", place, tmp_path / f"{place.name}{jobs}.parquet", "--jobs", str(jobs)) for jobs in (1, 2)]
-        assert [one.exit_code for one in done] == [0, 0], done[1].stderr
-        one, other = ((tmp_path / f"{place.name}{jobs}.parquet").read_bytes() for jobs in (1, 2))
-        assert one == other
-    (logs / "train_data_step3.jsonl").write_text("{}\n")
-    done_two = run("convert", logs, tmp_path / "out.parquet", "--jobs", "2", code=4)
-    assert "train_data_step3.jsonl, row 0, column generation_logprobs: the value does not exist" in done_two.stderr
-    assert not (tmp_path / "out.parquet").exists()
-
-
 def test_files_are_written_as_the_reader_likes_them(logs: Path, tmp_path: Path) -> None:
     nemo(logs / "train_data_step9.jsonl", sequences=600, length=4)
     convert_dump(logs, tmp_path / "out.parquet")
@@ -319,7 +299,6 @@ def test_two_frameworks_in_one_folder_are_not_blended(logs: Path) -> None:
         (["convert", "{strange}", "{out}"], 4, "Parquet"),
         (["convert", "{torch}", "{out}"], 4, "missing required column rollout_log_probs"),
         (["convert", "{logs}", "{out}", "--join", "{empty}"], 4, "columns to join"),
-        (["convert", "{logs}", "{out}", "--jobs", "0"], 2, "--jobs"),
     ],
 )
 def test_mistakes_get_one_sentence(words: list[str], code: int, says: str, logs: Path, tmp_path: Path) -> None:
@@ -346,15 +325,12 @@ def test_json_and_quiet(logs: Path, tmp_path: Path) -> None:
     run("convert", logs, tmp_path / "b.parquet", code=2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_progress_is_told_in_bytes_and_reaches_the_total(jobs: int, logs: Path, tmp_path: Path) -> None:
+def test_progress_is_told_in_bytes_and_reaches_the_total(logs: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    convert_dump(logs, tmp_path / "out.parquet", jobs=jobs, progress=lambda done, total: told.append((done, total)))
+    convert_dump(logs, tmp_path / "out.parquet", progress=lambda done, total: told.append((done, total)))
     total = sum(path.stat().st_size for path in logs.iterdir())
     assert told[-1] == (total, total)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert jobs == 2 or len(told) > 100  # also within a file
 
 
 MEASURE = """

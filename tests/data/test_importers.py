@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from mismatchctl.data.conversion import convert_dump
+from mismatchctl.data.importers import sources
 from mismatchctl.data.importers.rows import alignment_sums, all_layouts, check_alignment
 from mismatchctl.data.reader import open_dump
 from mismatchctl.data.schema_check import check_files
@@ -347,9 +349,19 @@ def test_a_temporary_folder_that_is_full_is_named(tmp_path: Path, monkeypatch: p
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(pq.ParquetWriter, "write_batch", full)
+    monkeypatch.setattr(sources, "_MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(pa.ipc, "new_file", full)
     (tmp_path / "run").mkdir()
     for file in (PEERS / OF_PEERS["roll"]).glob("*.pt"):  # of another place: what was converted before is kept
         (tmp_path / "run" / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(ConfigError, match=r"\.parquet: cannot be written: No space left on device"):
+    with pytest.raises(ConfigError, match=r"\.arrow: cannot be written: No space left on device"):
         open_dump([str(tmp_path / "run")])
+
+
+def test_a_large_run_is_mapped_from_a_file_with_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(PEERS / OF_PEERS["roll"], tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "again" / "run")
+    in_memory = run("analyze", tmp_path / "run", "--json", code=0).stdout
+    monkeypatch.setattr(sources, "_MOST_IN_MEMORY", 0)
+    mapped = run("analyze", tmp_path / "again" / "run", "--json", code=0).stdout
+    assert mapped.replace("/again/run", "/run") == in_memory

@@ -167,7 +167,7 @@ LIES: dict[str, bytes] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("holder", ["pickle", "torch", "legacy torch"])
+@pytest.mark.parametrize("holder", ["pickle", "torch"])
 @pytest.mark.parametrize("lie", LIES)
 def test_made_up_sizes_are_refused(lie: str, holder: str, tmp_path: Path) -> None:
     name, wrap = HOLDERS[holder]
@@ -210,7 +210,7 @@ FORGED: dict[str, bytes] = {
 """Pickles of what is allowed, whose state is made up: each a crash, 8 GB, or an endless wait for who believes it."""
 
 
-@pytest.mark.parametrize("holder", ["pickle", "torch", "legacy torch"])
+@pytest.mark.parametrize("holder", ["pickle", "torch"])
 @pytest.mark.parametrize("forged", FORGED)
 def test_forged_states_are_refused(forged: str, holder: str, tmp_path: Path) -> None:
     name, wrap = HOLDERS[holder]
@@ -482,11 +482,10 @@ TENSORS: dict[str, torch.Tensor] = {
 }
 
 
-@pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("name", TENSORS)
-def test_tensors_are_what_torch_reads(tmp_path: Path, name: str, zipped: bool) -> None:
+def test_tensors_are_what_torch_reads(tmp_path: Path, name: str) -> None:
     path, tensor = tmp_path / "a.pt", TENSORS[name]
-    torch.save({"x": tensor, "y": tensor}, path, _use_new_zipfile_serialization=zipped)
+    torch.save({"x": tensor, "y": tensor}, path)
     read = load_torch(path)
     expected = tensor.detach().float() if tensor.dtype == torch.bfloat16 else tensor.detach()
     for found in read.values():

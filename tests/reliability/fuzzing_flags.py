@@ -44,7 +44,6 @@ NUMBERS = (
     ("advise", "--min-ess"), ("advise", "--max-rejection"), ("sweep", "--target-ess"), ("sweep", "--batch"),
     ("sweep", "--at-length"), ("sweep", "--target-rejection"), ("sweep", "--geo"), ("gate", "--level"),
     ("gate", "--last"), ("gate", "--max-skipped"), ("watch", "--until-idle"),
-    ("convert", "--jobs"),
 )  # fmt: skip
 """Verbs and their flags of numbers, times and shares."""
 PLACES = (

@@ -1,4 +1,4 @@
-"""Pickled tensors of frameworks, read without running any code."""
+"""Read pickles and torch files of plain values, arrays and tensors without running their code."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import re
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from mismatchctl.errors import DataError
 from mismatchctl.io.files import open_regular_file
 
 _PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQefd])")
-"""Kinds of numpy that are numbers, texts or lists of values."""
+"""Types of numpy that are numbers, strings or lists of values."""
 MOST_DIMENSIONS = 32
 
 
@@ -33,11 +33,11 @@ _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
 
 
 class DamagedError(Exception):
-    """What a file says about itself cannot be true."""
+    """A file is damaged, or asks for a class that is not allowed."""
 
 
 def plain_dtype(text: Any) -> np.dtype[Any]:
-    """The dtype of a plain kind: by its code (`<f4`) or its name (`float32`)."""
+    """Return a plain dtype by its code (`<f4`) or its name (`float32`)."""
     try:
         code = text if isinstance(text, str) and _PLAIN_DTYPE.fullmatch(text) else np.dtype(str(text)).str
         found = np.dtype(code) if _PLAIN_DTYPE.fullmatch(code) else None
@@ -49,16 +49,14 @@ def plain_dtype(text: Any) -> np.dtype[Any]:
 
 
 def count_values(shape: Any) -> int:
-    """How many values a shape has."""
-    if not isinstance(shape, (tuple, list)) or len(shape) > MOST_DIMENSIONS:
-        raise DamagedError("an array with an invalid shape")
-    if not all(isinstance(one, int) and 0 <= one < 1 << 62 for one in shape):
+    known = isinstance(shape, (tuple, list)) and len(shape) <= MOST_DIMENSIONS
+    if not known or not all(isinstance(one, int) and 0 <= one < 1 << 62 for one in shape):
         raise DamagedError("an array with an invalid shape")
     return math.prod(shape)
 
 
 def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "C") -> NDArray[Any]:
-    """An array over bytes."""
+    """Return an array over bytes, whose number must fit the shape."""
     size = count_values(shape)
     if isinstance(data, str):  # as protocols below 3 write bytes
         data = data.encode("latin1")
@@ -72,13 +70,12 @@ def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "
 
 
 class PickledDtype:
-    """numpy's dtype: its code, and from its state the order of bytes alone."""
+    """A dtype of numpy: its code, and only the byte order of its state."""
 
     def __init__(self, code: Any) -> None:
         self._dtype = plain_dtype(code)
 
     def build(self, state: Any) -> None:
-        """Take the order of bytes from the state, which may not name fields or parts."""
         if not isinstance(state, tuple) or len(state) < 8 or state[2:5] != (None, None, None):
             raise DamagedError("an array of a structured dtype")
         if state[1] in ("<", ">"):
@@ -86,20 +83,18 @@ class PickledDtype:
 
     @staticmethod
     def of(value: Any) -> np.dtype[Any]:
-        """What one in a file stands for."""
         if not isinstance(value, PickledDtype):
             raise DamagedError("an array without a kind")
         return value._dtype
 
 
 class PickledArray:
-    """numpy's array as it is pickled: empty first, then given a state."""
+    """An array of numpy, which is pickled empty and then gets a state."""
 
     def __init__(self) -> None:
         self.value: NDArray[Any] | None = None
 
     def build(self, state: Any) -> None:
-        """Become an array."""
         if not isinstance(state, tuple) or len(state) != 5:
             raise DamagedError("an array without a state")
         _, shape, kind, is_fortran, data = state
@@ -116,19 +111,18 @@ class PickledArray:
 
 
 def build_scalar(kind: Any, data: Any = None) -> Any:
-    """A number of numpy's."""
     dtype = PickledDtype.of(kind)
     return data if dtype.hasobject else array_from_bytes(data, dtype, ())[()]
 
 
 def build_from_buffer(data: Any, kind: Any, shape: Any, order: Any = "C") -> NDArray[Any]:
-    """An array as protocol 5 pickles it."""
+    """Return an array of pickle protocol 5."""
     return array_from_bytes(data, PickledDtype.of(kind), shape, str(order))
 
 
 @dataclass(frozen=True)
 class UnreadValue:
-    """What a file holds and nothing here reads: an error only for whoever needs it."""
+    """A value of a type that is not read. It is an error only if the value is needed."""
 
     kind: str
 
@@ -139,7 +133,7 @@ STORAGES: Mapping[str, str] = {
     "IntStorage": "i4", "ShortStorage": "i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "b1",
     "ComplexFloatStorage": "c8", "ComplexDoubleStorage": "c16", "UntypedStorage": "u1",
 }  # fmt: skip
-"""Kind of the elements by the class of torch's storage."""
+"""Type of the elements by the class of the storage."""
 DTYPES: Mapping[str, str] = {
     "float64": "f8", "float32": "f4", "float16": "f2", "bfloat16": BFLOAT16, "int64": "i8", "int32": "i4",
     "int16": "i2", "int8": "i1", "uint8": "u1", "uint16": "u2", "uint32": "u4", "uint64": "u8", "bool": "b1",
@@ -160,7 +154,6 @@ class ByteBudget:
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:
-        """Use some of it up."""
         self.left -= count
         if self.left < 0:
             raise DamagedError("values that are together far larger than the file")
@@ -170,20 +163,18 @@ class ByteBudget:
 
 @dataclass(frozen=True)
 class TensorStorage:
-    """Bytes of a tensor's, and what its elements are."""
+    """The class of a storage, or a storage with its bytes and the bytes left for tensors of the file."""
 
     kind: str
     data: memoryview | None = None
     order: Literal["<", ">"] = "<"
-    room: ByteBudget = field(default_factory=lambda: ByteBudget(0))
+    room: ByteBudget | None = None
 
 
 def build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, kind: str | None = None) -> Any:
-    """A tensor as an array: bfloat16 as float32, everything else over the file's bytes."""
-    if not isinstance(storage, TensorStorage):
+    """Return a tensor as an array over the bytes of the file, bfloat16 as float32."""
+    if not isinstance(storage, TensorStorage) or storage.data is None or storage.room is None:
         raise DamagedError("a tensor without a storage")
-    if storage.data is None:
-        return None
     kind = kind or storage.kind
     wide = kind == BFLOAT16
     dtype = np.dtype("u2" if wide else "u1" if kind == "b1" else kind).newbyteorder(storage.order)
@@ -207,14 +198,12 @@ def build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, 
 def build_typed_tensor(
     storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, kind: Any, *rest: Any
 ) -> Any:
-    """A tensor that names its kind apart from its storage."""
-    if isinstance(kind, UnreadValue):
-        return kind
-    return build_tensor(storage, offset, size, stride, kind=str(kind))
+    """Return a tensor whose type is not that of its storage."""
+    return kind if isinstance(kind, UnreadValue) else build_tensor(storage, offset, size, stride, kind=str(kind))
 
 
 def text_to_bytes(text: Any, encoding: Any = "latin1") -> bytes:
-    """Bytes as protocol 2 writes them."""
+    """Return bytes of pickle protocol 2."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise DamagedError("bytes in an unknown encoding")
     return text.encode("latin1")
@@ -252,12 +241,11 @@ def _build_shape(values: Any = ()) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class PickleCall:
-    """What a pickle may call: a function of this module, by the name that it goes by there."""
+    """A function that a pickle may call."""
 
     function: Callable[..., Any]
 
     def __call__(self, arguments: Any) -> Any:
-        """Its answer to arguments of a file."""
         if not isinstance(arguments, tuple):
             raise DamagedError("a call without arguments")
         return self.function(*arguments)
@@ -299,7 +287,7 @@ TORCH_NAMES: dict[tuple[str, str], Any] = {
 
 
 def list_allowed_names(known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> dict[tuple[str, str], Any]:
-    """What a pickle of plain values and arrays may ask for, and what is known of its own classes besides."""
+    """Return stand-ins for the names that a pickle may ask for: arrays of numpy, and some known classes."""
     own = {place: UnreadValue(place[1]) if made is None else PickleCall(made) for place, made in known.items()}
     return {**NUMPY_NAMES, ("torch", "device"): TORCH_NAMES["torch", "device"], **own}
 
@@ -312,42 +300,38 @@ _REFUSED_OPCODES = (
 """Instructions that build objects of classes, which no number needs."""
 
 
-class ByteStream(Protocol):
-    """Bytes that are read one after another, and are never more than there are."""
+class _Memo(dict[int, Any]):
+    """Values that a pickle may refer to again."""
 
-    def read(self, size: int = ...) -> bytes:
-        """The next bytes."""
-
-    def readline(self) -> bytes:
-        """The next line."""
+    def __getitem__(self, index: int) -> Any:
+        if index not in self:
+            raise DamagedError("refers to a value that it does not hold")
+        return _finished_value(super().__getitem__(index))
 
 
 class DataUnpickler(pickle._Unpickler):
-    """Python's own and not the one in C, which takes the memory that a made-up index of its memo asks for.
+    """Unpickler of plain values, numpy arrays and the stand-ins in `names`.
 
-    The values that a pickle holds are plain ones, numpy arrays, and what else `names` stand for.
+    It is Python's and not the one in C, which allocates as much memory as an invented index of its memo asks for.
     """
 
     stack: list[Any]
-    memo: dict[int, Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
-    read: Callable[[int], bytes]
-    readline: Callable[[], bytes]
 
     def __init__(
         self,
-        stream: ByteStream,
+        stream: Any,
         names: Mapping[tuple[str, str], Any],
         room: ByteBudget,
         stored: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Begin."""
         super().__init__(stream)
+        self.memo = _Memo()
         self._names, self._stored, self._room = names, stored, room
 
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in for a name."""
+        """Return the stand-in for a name."""
         found = self._names.get((module, name))
         if found is None and module == "torch" and name.startswith(("float8", "float4", "quint", "qint", "bits")):
             return UnreadValue(f"torch.{name}")
@@ -358,7 +342,7 @@ class DataUnpickler(pickle._Unpickler):
         return found
 
     def persistent_load(self, pid: Any) -> Any:
-        """What stands for something outside of the pickle."""
+        """Return the storage of a tensor."""
         if self._stored is None:
             raise DamagedError("refers to data outside the file")
         return self._stored(pid)
@@ -382,57 +366,41 @@ class DataUnpickler(pickle._Unpickler):
             built.build(state)
             self.stack[-1] = value = _finished_value(built)
             self._room.take(value.nbytes if isinstance(value, np.ndarray) else 0)
-        elif not isinstance(built, dict):  # an ordered dict may have attributes, which say nothing here
+        elif not isinstance(built, dict):  # attributes of an ordered dict are ignored
             self._refuse()
 
-    def _get(self, index: int) -> None:
-        if index not in self.memo:
-            raise DamagedError("refers to a value that it does not hold")
-        self.append(_finished_value(self.memo[index]))
-
-    def _text_get(self) -> None:
-        self._get(int(self.readline()[:-1]))
-
-    def _short_get(self) -> None:
-        self._get(self.read(1)[0])
-
-    def _long_get(self) -> None:
-        self._get(int.from_bytes(self.read(4), "little"))
-
-    def _put_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._into()[check_key(key)] = value
-
-    def _put_items(self) -> None:
-        items = self.pop_mark()
+    def _set_items(self, items: list[Any]) -> None:
         self._room.take(0)
-        into = self._into()
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            into[check_key(key)] = value
-
-    def _make_dict(self) -> None:
-        items = self.pop_mark()
-        self.append({check_key(key): value for key, value in zip(items[::2], items[1::2], strict=True)})
-
-    def _into(self) -> dict[Any, Any]:
         found = self.stack[-1]
         if not isinstance(found, dict):
             raise DamagedError("sets items of an object that is not a dict")
-        return found
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            found[check_key(key)] = value
 
-    def _append_one(self) -> None:
-        value = self.stack.pop()
-        self._list().append(value)
+    def _put_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items([key, value])
 
-    def _append_many(self) -> None:
-        values = self.pop_mark()
-        self._list().extend(values)
+    def _put_items(self) -> None:
+        self._set_items(self.pop_mark())
 
-    def _list(self) -> list[Any]:
+    def _make_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({})
+        self._set_items(items)
+
+    def _extend(self, values: list[Any]) -> None:
         found = self.stack[-1]
         if not isinstance(found, list):
             raise DamagedError("appends to an object that is not a list")
-        return found
+        found.extend(values)
+
+    def _append_one(self) -> None:
+        value = self.stack.pop()
+        self._extend([value])
+
+    def _append_many(self) -> None:
+        self._extend(self.pop_mark())
 
 
 _OPCODE_HANDLERS: dict[int, Callable[[Any], None]] = {
@@ -440,34 +408,28 @@ _OPCODE_HANDLERS: dict[int, Callable[[Any], None]] = {
     **{getattr(pickle, name)[0]: DataUnpickler._refuse for name in _REFUSED_OPCODES},
     pickle.REDUCE[0]: DataUnpickler._reduce,
     pickle.BUILD[0]: DataUnpickler._build,
-    pickle.GET[0]: DataUnpickler._text_get,
-    pickle.BINGET[0]: DataUnpickler._short_get,
-    pickle.LONG_BINGET[0]: DataUnpickler._long_get,
     pickle.SETITEM[0]: DataUnpickler._put_item,
     pickle.SETITEMS[0]: DataUnpickler._put_items,
     pickle.DICT[0]: DataUnpickler._make_dict,
     pickle.APPEND[0]: DataUnpickler._append_one,
     pickle.APPENDS[0]: DataUnpickler._append_many,
 }
-"""What each instruction does."""
 DataUnpickler.dispatch = _OPCODE_HANDLERS
 
 
 def _finished_value(value: Any) -> Any:
-    """A value, of an array in the making what became of it."""
+    """Return the array of a PickledArray that has its state, or any other value."""
     return value.value if isinstance(value, PickledArray) and value.value is not None else value
 
 
-_TORCH_MAGIC, _TORCH_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-"""What torch files begin with where they are no zip archives."""
 _LOCAL_HEADER = 30
-"""Bytes of a zip entry's own header before its name."""
+"""Bytes of the local header of a zip entry before its name."""
 _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
-"""How often over the tensors of a file may hold its bytes, and bytes that are no matter."""
+"""Times that the tensors of a file may repeat its bytes, and bytes that are always allowed."""
 
 
 def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
-    """What a pickle holds: plain values and numpy arrays."""
+    """Read a pickle of plain values, numpy arrays and `known` classes."""
     try:
         room = ByteBudget.of(path.stat().st_size)
         return DataUnpickler(_open_bytes(path), list_allowed_names(known), room).load()
@@ -478,14 +440,15 @@ def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] |
 
 
 def load_torch(path: Path, content: Any = None) -> Any:
-    """A torch file of plain values, and of tensors (of any device) as numpy arrays over the file's own bytes."""
+    """Read a torch file of plain values and tensors as arrays over its bytes, or `content`, a torch file inside it."""
     try:
         if not isinstance(content, (bytes, bytearray, memoryview, type(None))):
             raise DamagedError("contains an invalid torch file")
         stream = _open_bytes(path) if content is None else BytesIO(content)
         data = memoryview(stream) if isinstance(stream, mmap.mmap) else stream.getbuffer()
-        room = ByteBudget.of(len(data))
-        return _load_zip(stream, data, room) if bytes(data[:2]) == b"PK" else _load_stream(stream, data, room)
+        if bytes(data[:2]) != b"PK":
+            raise DamagedError("was not written by torch.save of torch 1.6 or newer")
+        return _load_zip(stream, data, ByteBudget.of(len(data)))
     except OSError:
         raise
     except Exception as error:
@@ -493,7 +456,7 @@ def load_torch(path: Path, content: Any = None) -> Any:
 
 
 def _open_bytes(path: Path) -> BytesIO | mmap.mmap:
-    """A file's bytes: a small one's, that it may change, and a large one mapped: only what is looked at is read."""
+    """Return the bytes of a small file, or map a large one so that only the needed parts are read."""
     with open_regular_file(path) as file:
         if os.fstat(file.fileno()).st_size <= _SMALL_BYTES:
             return BytesIO(file.read(_SMALL_BYTES))
@@ -501,7 +464,7 @@ def _open_bytes(path: Path) -> BytesIO | mmap.mmap:
 
 
 def _load_zip(stream: Any, data: memoryview, room: ByteBudget) -> Any:
-    """A torch file as it is since 1.6: an archive of a pickle and, uncompressed, of the bytes of each storage."""
+    """Read an archive of a pickle and the uncompressed bytes of each storage."""
     with zipfile.ZipFile(stream) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries.values()):
@@ -524,64 +487,21 @@ def _load_zip(stream: Any, data: memoryview, room: ByteBudget) -> Any:
     order: Literal["<", ">"] = ">" if prefix + "byteorder" in entries and bytes(record("byteorder")) == b"big" else "<"
 
     def stored(pid: Any) -> TensorStorage | UnreadValue:
-        kind, key = _storage_identity(pid)
-        if isinstance(kind, UnreadValue):
-            return kind
-        if f"{prefix}data/{key}" not in entries:
+        if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or (len(pid) > 5 and pid[5] is not None):
+            raise DamagedError("refers to data outside the file")
+        if isinstance(pid[1], UnreadValue):
+            return pid[1]
+        if not isinstance(pid[1], TensorStorage):
+            raise DamagedError("a tensor without a storage")
+        if f"{prefix}data/{pid[2]}" not in entries:
             raise DamagedError("was cut off: the bytes of a tensor are not there")
-        return TensorStorage(kind, record(f"data/{key}"), order, room)
+        return TensorStorage(pid[1].kind, record(f"data/{pid[2]}"), order, room)
 
     return DataUnpickler(BytesIO(record("data.pkl")), TORCH_NAMES, room, stored).load()
 
 
-def _load_stream(stream: Any, data: memoryview, room: ByteBudget) -> Any:
-    """A torch file as it was before: pickles one after another, then the bytes of each storage."""
-    stream.seek(0)
-    head = [DataUnpickler(stream, {}, room).load() for _ in range(3)]
-    if head[:2] != [_TORCH_MAGIC, _TORCH_PROTOCOL]:
-        raise DamagedError("was not written by torch.save")
-    begin = stream.tell()
-    kinds: dict[str, str] = {}
-    storages: dict[str, TensorStorage] = {}
-
-    def stored(pid: Any) -> TensorStorage | UnreadValue:
-        kind, key = _storage_identity(pid)
-        if isinstance(kind, UnreadValue):
-            return kind
-        kinds[key] = kind
-        return storages.get(key, TensorStorage(kind))
-
-    # The bytes lie behind the pickle that says of which kind they are: so it is read again, when they are known.
-    DataUnpickler(stream, TORCH_NAMES, room, stored).load()
-    keys = DataUnpickler(stream, {}, room).load()
-    place = stream.tell()
-    for key in keys if isinstance(keys, list) else ():
-        if str(key) not in kinds:
-            raise DamagedError("holds bytes of an unknown kind")
-        kind = kinds[str(key)]
-        size = (2 if kind == BFLOAT16 else np.dtype(kind).itemsize) * int.from_bytes(data[place : place + 8], "little")
-        place += 8
-        if place + size > len(data):
-            raise DamagedError("was cut off: the bytes of a tensor are not there")
-        storages[str(key)] = TensorStorage(kind, data[place : place + size], room=room)
-        place += size
-    if kinds.keys() - storages.keys():
-        raise DamagedError("was cut off: the bytes of a tensor are not there")
-    stream.seek(begin)
-    return DataUnpickler(stream, TORCH_NAMES, room, stored).load()
-
-
-def _storage_identity(pid: Any) -> tuple[str | UnreadValue, str]:
-    """What a pickle of torch's says of a storage: the kind of its elements, and its name."""
-    if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or (len(pid) > 5 and pid[5] is not None):
-        raise DamagedError("refers to data outside the file")
-    if not isinstance(pid[1], (TensorStorage, UnreadValue)):
-        raise DamagedError("a tensor without a storage")
-    return pid[1] if isinstance(pid[1], UnreadValue) else pid[1].kind, str(pid[2])
-
-
 def _refusal_error(path: Path, error: Exception) -> DataError:
-    """In our words: a library's own may advise to trust the file."""
+    """Return the error in our own words, since that of a library may advise to trust the file."""
     message = str(error) if isinstance(error, DamagedError) else "it is damaged"
     if message.startswith(REQUEST_PREFIX):
         return DataError(message, file=str(path), remedy="save plain tensors, arrays and numbers")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache, lru_cache
@@ -24,7 +22,7 @@ from mismatchctl.data.importers.pickles import DamagedError, array_from_bytes, l
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.adapter import FileLayout, Row, to_array
 from mismatchctl.frameworks.registry import load_adapters
-from mismatchctl.io.files import add_signature, atomic_output, natural_key, open_regular_file
+from mismatchctl.io.files import add_signature, natural_key, open_regular_file
 from mismatchctl.io.stores import escape_unprintable, walk_files
 from mismatchctl.io.yaml import decode_utf8, parse_json
 from mismatchctl.recorder.files import parquet_settings
@@ -141,17 +139,10 @@ def _matches_name(path: Path, patterns: Sequence[str]) -> bool:
     return any(fnmatch("/".join(parts[-pattern.count("/") - 1 :]), pattern) for pattern in patterns)
 
 
-BYTES_READ: ContextVar[Callable[[int], None] | None] = ContextVar("BYTES_READ", default=None)
-"""Is told the bytes of each line, for a progress bar."""
-
-
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file, one per line; memory holds one line."""
-    watch = BYTES_READ.get()
     with open_regular_file(path) as file:
         for number, line in enumerate(file):
-            if watch is not None:
-                watch(len(line))
             if not line.strip():
                 continue
             try:
@@ -452,18 +443,6 @@ _TORCH_SUFFIXES = (".pt", ".pkl")
 def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
     """A writer with the recorder's settings, whose file is known again as mismatchctl's."""
     return pq.ParquetWriter(place, schema.with_metadata(add_signature(schema.metadata)), **parquet_settings(schema))
-
-
-def write_batches(place: Path, batches: Iterable[pa.RecordBatch]) -> bool:
-    """Write batches of one schema as a file; whether there was any, and so a file."""
-    with ExitStack() as stack:
-        writer = None
-        for batch in batches:
-            if writer is None:
-                temporary = stack.enter_context(atomic_output(place, at_once=True))
-                writer = stack.enter_context(open_parquet_writer(temporary, batch.schema))
-            writer.write_batch(batch)
-    return writer is not None
 
 
 def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]:

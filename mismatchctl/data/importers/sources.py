@@ -1,27 +1,22 @@
-"""Read all files of one source, check them together, and convert them to temporary Parquet files."""
+"""Read all files of one source, check them together, and keep their rows as tables in memory."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
-from itertools import count, groupby
-from multiprocessing import get_context
+from itertools import chain, count, groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.importers.rows import (
-    BATCH_ROWS,
-    BYTES_READ,
     LAGS,
     alignment_sums,
     all_layouts,
@@ -29,16 +24,14 @@ from mismatchctl.data.importers.rows import (
     read_raw_batches,
     recognize_layout,
     refuse_incomplete,
-    write_batches,
 )
 from mismatchctl.data.importers.tables import as_dump, has_both_sides, is_table, read_table
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import FileLayout
-from mismatchctl.io.files import make_temporary_folder, require_regular_file, temporary_folder
+from mismatchctl.io.files import explain_write_errors, make_temporary_folder, require_regular_file
 
 Batches = Iterator[pa.RecordBatch]
-RawReader = Callable[[Path], "tuple[FileLayout | None, Batches]"]
 
 
 class BatchJoin(Protocol):
@@ -46,17 +39,21 @@ class BatchJoin(Protocol):
 
     @property
     def columns(self) -> Collection[str]:
-        """Those that it has, by the contract's names."""
+        """The columns that it has, by canonical name."""
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-        """The batch with the columns that it lacks."""
+        """Return the batch with the columns that it lacks."""
 
 
 class ForeignRun:
-    """Files that are read as one: a run."""
+    """Files that are read as one run.
+
+    Attributes:
+        missing: tokens that are masked because the framework had no log-prob for them.
+        copies: sequences left out because another file has them with the same values.
+    """
 
     def __init__(self, place: str, join: BatchJoin | None = None) -> None:
-        """Begin."""
         self.missing = self.copies = 0
         self._place, self._join = place, join
         self._completes = join is not None and "train_log_probs" in join.columns
@@ -72,21 +69,21 @@ class ForeignRun:
         """True if a file of a framework was read."""
         return self._first is not None or self._alone is not None
 
-    def read(self, path: Path, raw: RawReader) -> Batches:
-        """The sequences of a file; none where it is no framework's."""
-        layout, batches = raw(path)
+    def read(self, path: Path, framework: str = "") -> Batches:
+        """Yield the sequences of a file, none if no framework wrote it."""
+        layout = recognize_layout(path, framework)
         if layout is None:
             refuse_incomplete(path)
             return
         if layout.rollout_only and not (self._completes and layout.columns):
-            self._alone = self._alone or (path, layout)  # no matter, where it lies beside what the trainer wrote
+            self._alone = self._alone or (path, layout)  # harmless next to files of the trainer
             return
         first, known = self._first = self._first or (path, layout)
         if layout is not known:
             problem = f"is {layout.framework}'s, while {first} is {known.framework}'s"
             raise DataError(problem, file=str(path), remedy="name the folder of one, or choose with convert --from")
         sums = np.zeros_like(self._sums)
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(read_raw_batches(path, layout)):
             batch = batch if self._join is None else self._join(batch, path)
             _check_complete(batch, layout, path)
             batch = self._without_copies(self._without_missing(batch, layout), layout, path)
@@ -183,141 +180,47 @@ def _check_alignment_sums(sums: NDArray[Any], place: str, layout: FileLayout) ->
     check_alignment(sums, place, rollout, train)
 
 
-def read_file(path: Path, framework: str = "") -> tuple[FileLayout | None, Batches]:
-    """How a file is read, by its name or content, and its batches; neither where it is no framework's."""
-    layout = recognize_layout(path, framework)
-    return layout, read_raw_batches(path, layout) if layout else iter(())
-
-
-@contextmanager
-def read_with_progress(
-    paths: Sequence[Path], framework: str, progress: Callable[[int, int], None] | None
-) -> Iterator[RawReader]:
-    """A way to read files that tells how many bytes of them were read, of how many."""
-    sizes = {path: path.stat().st_size for path in paths}
-    total, size, before, inside = sum(sizes.values()), 0, 0, 0
-
-    def told(count: int) -> None:
-        nonlocal inside
-        inside = min(inside + count, size)  # a reader may look at some lines twice
-        if progress is not None:
-            progress(before + inside, total)
-
-    def raw(path: Path) -> tuple[FileLayout | None, Batches]:
-        nonlocal size
-        size = sizes[path]
-        layout, batches = read_file(path, framework)
-
-        def counted() -> Batches:
-            nonlocal before, inside
-            yield from batches
-            before, inside = before + sizes[path], 0
-            told(0)
-
-        return layout, counted()
-
-    token = BYTES_READ.set(told)
-    try:
-        yield raw
-    finally:
-        BYTES_READ.reset(token)
-
-
-@contextmanager
-def read_in_processes(
-    paths: Sequence[Path], framework: str, jobs: int, progress: Callable[[int, int], None] | None
-) -> Iterator[RawReader]:
-    """A way to read files, in the order of `paths`, of which `jobs` processes read the next ones meanwhile.
-
-    What they read lies in a temporary folder until it is taken; at most two files per process do.
-    """
-    sizes = [path.stat().st_size for path in paths]
-    total, done = sum(sizes), 0
-    with (
-        temporary_folder() as folder,
-        ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
-    ):
-        todo = deque(enumerate(paths))
-        running: deque[tuple[int, Path, Future[str | None]]] = deque()
-
-        def submit() -> None:
-            if todo:
-                number, path = todo.popleft()
-                place = folder / f"{number}.arrow"
-                running.append((number, place, pool.submit(_convert_in_process, path, framework, place)))
-
-        def raw(path: Path) -> tuple[FileLayout | None, Batches]:
-            number, place, future = running.popleft()
-            assert paths[number] == path
-            name = future.result()
-            submit()
-
-            def batches() -> Batches:
-                nonlocal done
-                if place.exists():
-                    with pa.OSFile(str(place)) as file, pa.ipc.open_stream(file) as stream:
-                        yield from stream
-                    place.unlink()
-                done += sizes[number]
-                if progress is not None:
-                    progress(done, total)
-
-            return (all_layouts()[name], batches()) if name else (None, iter(()))
-
-        for _ in range(2 * jobs):
-            submit()
-        try:
-            yield raw
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _convert_in_process(path: Path, framework: str, place: Path) -> str | None:
-    """Read a file to a place, in another process; returns its framework's name."""
-    layout, batches = read_file(path, framework)
-    if layout is None:
-        return None
-    with ExitStack() as stack:
-        stream = None
-        for batch in batches:
-            stream = stream or stack.enter_context(pa.ipc.new_stream(str(place), batch.schema))
-            stream.write_batch(batch)
-    return layout.framework
-
-
-ConversionOutcome = Path | DataError | None
-
-_conversions: dict[tuple[tuple[str, int, int], ...], tuple[list[ConversionOutcome], list[str]]] = {}
-"""By place, size and time of a run's files, what became of each, and what to say about them: a verb that opens them
-twice converts them once."""
+_MOST_IN_MEMORY, _MOST_KEPT = 1 << 28, 1 << 30
+"""Bytes of the files of a run whose rows are kept in memory (larger runs are mapped from a temporary file), and bytes
+of all tables that are kept for the next time that the same files are opened."""
+_FileStamp = tuple[str, int, int]
+ConversionOutcome: TypeAlias = "pa.Table | DataError | None"
+_converted: dict[tuple[_FileStamp, ...], tuple[list[ConversionOutcome], list[str]]] = {}
+"""Outcome of each file of a run and notes, by the location, size and time of the files. Commands open a dump twice."""
 _file_numbers = count()
 _temporary_folder = cache(make_temporary_folder)
-"""Makes a folder once, which is removed when the process ends."""
+"""Makes a folder once. It is removed when the process ends."""
 
 
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """The files as Parquet; those that are no framework's, or whose sequences other files have too, are left out."""
+    """Yield the files of frameworks and in common formats as tables, run by run, or their errors with `skip`.
+
+    `note` is called with sentences about data that was left out.
+    """
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:
             yield from run
             continue
         stamps = tuple(_file_stamp(one) for one in run)
-        if stamps not in _conversions:
-            _conversions[stamps] = _convert_run(run, skip)
-        outcomes, notes = _conversions[stamps]
+        if stamps not in _converted:
+            _converted[stamps] = _convert_run(run, skip, sum(size for _, size, _ in stamps) <= _MOST_IN_MEMORY)
+        outcomes, notes = _converted[stamps] = _converted.pop(stamps)  # the last one now
+        while len(_converted) > 1 and sum(map(_table_bytes, _converted.values())) > _MOST_KEPT:
+            del _converted[next(iter(_converted))]
         for text in notes:
             note(text)
-        for one, (_, size, _), outcome in zip(run, stamps, outcomes, strict=True):
+        for one, (_, size, modified), outcome in zip(run, stamps, outcomes, strict=True):
             if isinstance(outcome, DataError):
                 yield outcome
             elif outcome is not None:
-                yield replace(one, location=str(outcome), size=size, foreign=False)
+                table = MemoryTable.of(outcome, one.path, version=str(modified))
+                yield replace(one, table=table, size=size, foreign=False)
 
 
-def _file_stamp(one: UnopenedFile) -> tuple[str, int, int]:
+def _file_stamp(one: UnopenedFile) -> _FileStamp:
     try:
         require_regular_file(one.location)
         status = os.stat(one.location)
@@ -326,49 +229,66 @@ def _file_stamp(one: UnopenedFile) -> tuple[str, int, int]:
     return one.location, status.st_size, status.st_mtime_ns
 
 
-def _convert_run(run: Sequence[UnopenedFile], skip: bool) -> tuple[list[ConversionOutcome], list[str]]:
-    """Convert each file of a run to Parquet. Files that are not dumps become None if the run has dumps."""
+def _table_bytes(outcome: tuple[list[ConversionOutcome], list[str]]) -> int:
+    return sum(table.nbytes for table in outcome[0] if isinstance(table, pa.Table))
+
+
+def _convert_run(run: Sequence[UnopenedFile], skip: bool, in_memory: bool) -> tuple[list[ConversionOutcome], list[str]]:
+    """Read each file of a run. Files that are not dumps become None if the run has dumps."""
     place = os.path.commonpath([one.path for one in run])
     source = ForeignRun(place)
     paths = [Path(one.path if os.path.exists(one.path) else one.location) for one in run]
-    outcomes: list[ConversionOutcome] = []
-    for path in paths:
-        outcomes.append(_outcome(lambda path=path: _convert_file(source, path), skip))  # type: ignore[misc]
+
+    def outcome(path: Path, incomplete: bool) -> ConversionOutcome:
+        try:
+            return _collect(_read_incomplete(path) if incomplete else _read_file(source, path), in_memory)
+        except DataError as error:
+            if not skip:
+                raise
+            return error
+
+    outcomes = [outcome(path, False) for path in paths]
     if source.recognized:
         source.finish()
-    elif not any(isinstance(outcome, Path) for outcome in outcomes):
+    elif not any(isinstance(found, pa.Table) for found in outcomes):
         for number, path in enumerate(paths):
             if outcomes[number] is None and is_table(path):
-                outcomes[number] = _outcome(lambda path=path: _convert_incomplete(path), skip)  # type: ignore[misc]
-        if all(outcome is None for outcome in outcomes):
+                outcomes[number] = outcome(path, True)
+        if all(found is None for found in outcomes):
             source.finish()
     return outcomes, [f"{place}: {text}" for text in skipped_notes(source.missing, source.copies)]
 
 
-def _outcome(convert: Callable[[], Path | None], skip: bool) -> ConversionOutcome:
-    try:
-        return convert()
-    except DataError as error:
-        if not skip:
-            raise
-        return error
-
-
-def _convert_file(source: ForeignRun, path: Path) -> Path | None:
-    """Convert a file of a framework or a table with both sides. Return None for any other table."""
-    place = _temporary_folder() / f"{next(_file_numbers)}.parquet"
+def _read_file(source: ForeignRun, path: Path) -> Batches:
+    """Yield the rows of a file of a framework or of a table with both sides."""
     if not is_table(path) or recognize_layout(path) is not None:
-        return place if write_batches(place, source.read(path, read_file)) else None
+        yield from source.read(path)
+        return
     table = read_table(path)
-    if not has_both_sides(table):
+    if has_both_sides(table):
+        yield from as_dump(table, path).to_batches()
+    else:
         refuse_incomplete(path)
-        return None
-    return place if write_batches(place, as_dump(table, path).to_batches(BATCH_ROWS)) else None
 
 
-def _convert_incomplete(path: Path) -> Path:
-    """Convert a table whose columns may be named with `--column`."""
-    place = _temporary_folder() / f"{next(_file_numbers)}.parquet"
-    if not write_batches(place, as_dump(read_table(path), path).to_batches(BATCH_ROWS)):
+def _read_incomplete(path: Path) -> Batches:
+    """Yield the rows of a table whose columns may be named with `--column`."""
+    table = as_dump(read_table(path), path)
+    if not len(table):
         raise DataError("the file does not contain rows", file=str(path), remedy="name a dump that contains sequences")
-    return place
+    yield from table.to_batches()
+
+
+def _collect(batches: Batches, in_memory: bool) -> pa.Table | None:
+    """Return the rows as a table, which a temporary file may hold. Return None without rows."""
+    first = next(batches, None)
+    if first is None:
+        return None
+    batches = chain([first], batches)
+    if in_memory:
+        return pa.Table.from_batches(batches)
+    path = _temporary_folder() / f"{next(_file_numbers)}.arrow"
+    with explain_write_errors(path), pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
