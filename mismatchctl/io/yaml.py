@@ -43,37 +43,36 @@ PlainValue = str | int | float | bool | None
 
 _FLOAT = re.compile(
     r"""[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
-      | [-+]?[0-9]+(?:_[0-9]+)*[eE][-+]?[0-9]+
-      | \.[0-9][0-9_]*(?:[eE][-+][0-9]+)?
-      | [-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*
-      | [-+]?\.(?:inf|Inf|INF)
-      | \.(?:nan|NaN|NAN)""",
+      | [-+]?[0-9]+(?:_[0-9]+)*[eE][-+]?[0-9]+""",
     re.VERBOSE,
 )
-_INTEGER = re.compile(
-    r"""[-+]?0b[0-1_]*[0-1][0-1_]*
-      | [-+]?0[0-7_]+
-      | [-+]?(?:0|[1-9][0-9_]*)
-      | [-+]?0x[0-9a-fA-F_]*[0-9a-fA-F][0-9a-fA-F_]*
-      | [-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+""",
-    re.VERBOSE,
-)
+"""Floats of YAML 1.2, which may lack the point or the sign of the exponent. OmegaConf reads them."""
 _SIGNED = re.compile(r"[-+]?[0-9_]*\.[0-9_]*[eE][-+][0-9]+")
-_WORD_VALUES: dict[str, bool | None] = {
-    spelt: value
-    for value, words in {True: ("yes", "true", "on"), False: ("no", "false", "off"), None: ("null",)}.items()
-    for word in words
-    for spelt in (word, word.capitalize(), word.upper())
-} | {"~": None, "": None}
+_TAG_PREFIX = "tag:yaml.org,2002:"
+_TAG_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
+_CONSTRUCTOR = yaml.constructor.SafeConstructor()
 
 
 def parse_scalar(text: str) -> PlainValue:
-    """Parse an unquoted YAML scalar."""
-    if text in _WORD_VALUES:
-        return _WORD_VALUES[text]
-    if _INTEGER.fullmatch(text):
-        return _parse_yaml_integer(text.replace("_", ""))
-    return _parse_yaml_float(text.replace("_", "").lower()) if _FLOAT.fullmatch(text) else text
+    """Parse an unquoted YAML scalar as PyYAML does, and floats of YAML 1.2."""
+    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], ())
+    tags = (tag.removeprefix(_TAG_PREFIX) for tag, pattern in resolvers if pattern.fullmatch(text))
+    name = "float" if _FLOAT.fullmatch(text) else next(tags, "")
+    if name not in _TAG_TYPES:
+        return text
+    if text.count(":") > 3:
+        raise TextError(f"{text[:40]} is not a number; quote it if it is a string")
+    if name == "int" and len(text) > _MOST_DIGITS:
+        return parse_integer(text)
+    try:
+        value: PlainValue = getattr(_CONSTRUCTOR, f"construct_yaml_{name}")(yaml.ScalarNode(name, text))
+    except ValueError:  # 0b_ has no digit
+        return text
+    if name == "int":
+        return parse_integer(str(value))
+    if isinstance(value, float) and math.isinf(value) and "inf" not in text.lower():
+        raise TextError(f"the number {text[:40]} is larger than any float")
+    return value
 
 
 def is_text_in_yaml_1_1(text: str) -> bool:
@@ -92,45 +91,23 @@ def parse_number(text: str) -> float:
     return float(plain) / 100 if text.strip().endswith("%") else float(plain)
 
 
-def parse_integer(text: str, base: int = 10) -> int:
+_MOST_DIGITS = 80
+
+
+def parse_integer(text: str) -> int:
     """Parse an integer of at most 64 bits."""
-    value = int(text, base) if len(text) < 80 else 1 << 64
+    value = int(text) if len(text) < _MOST_DIGITS else 1 << 64
     if not -(1 << 63) <= value < 1 << 64:
         raise TextError(f"the number {text[:40]} has more than 64 bits")
     return value
 
 
 def parse_float(text: str) -> float:
-    """Parse a decimal float."""
+    """Parse a decimal float that does not overflow."""
     value = float(text)
     if math.isinf(value):
         raise TextError(f"the number {text[:40]} is larger than any float")
     return value
-
-
-def _parse_yaml_integer(digits: str) -> int:
-    unsigned = digits.lstrip("+-")
-    if ":" in unsigned:
-        return int(_parse_sexagesimal(digits))
-    base = 2 if unsigned.startswith("0b") else 16 if unsigned.startswith("0x") else 8 if unsigned[0] == "0" else 10
-    return parse_integer(digits, base)
-
-
-def _parse_yaml_float(digits: str) -> float:
-    if digits.endswith((".inf", ".nan")):
-        return float(digits.replace(".", ""))
-    return _parse_sexagesimal(digits) if ":" in digits else parse_float(digits)
-
-
-def _parse_sexagesimal(digits: str) -> float:
-    """Parse a YAML 1.1 number with colons: `1:30` is 90."""
-    parts = digits.lstrip("+-").split(":")
-    if len(parts) > 4:
-        raise TextError(f"{digits[:40]} is not a number; quote it if it is a string")
-    value = 0.0
-    for part in parts:
-        value = 60 * value + parse_float(part)
-    return -value if digits.startswith("-") else value
 
 
 _POINTER = re.compile(r"\$\{([^${}]*)\}")
@@ -277,9 +254,6 @@ def _to_plain(data: Any) -> Any:
 
 MOST_VALUES = 100_000
 """Maximum number of values, including those that aliases repeat."""
-
-_TAG_PREFIX = "tag:yaml.org,2002:"
-_TAG_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
 
 
 @dataclass(frozen=True)
