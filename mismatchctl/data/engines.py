@@ -246,9 +246,7 @@ class IncrementalEngine:
 
 
 def _part_key(work: Work[Any], dump: Dump, shard: Shard) -> bytes:
-    files = [
-        (file.index - shard.file.index, file.path, file.location, file.stored, file.version) for file in shard.files
-    ]
+    files = [(file.index - shard.file.index, file.path, file.location, file.size, file.version) for file in shard.files]
     rows = shard.units[0].start, shard.units[-1].start + shard.units[-1].rows
     return pickle.dumps((files, rows, dump.cache_key(shard.file), work))
 

@@ -83,7 +83,6 @@ class DumpFile:
     partition: Mapping[str, HiveValue]
     ignored: Mapping[str, str] = field(default_factory=dict)
     location: str = field(default="", repr=False)
-    stored: int = field(default=0, repr=False)
     version: str = field(default="", repr=False)
     contents: FileContents = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     types: Mapping[str, pa.DataType] = field(default_factory=dict, repr=False, compare=False)
@@ -143,7 +142,8 @@ class ReadUnit:
 def read_footer(found: UnopenedFile) -> FileFooter:
     """Open a file and read its footer."""
     if found.table is not None:
-        return _footer(found, found.table.table.nbytes, found.table.version, found.table)
+        size = found.table.table.nbytes if found.size is None else found.size
+        return _footer(found, size, found.table.version, found.table)
     store = find_store(found.location)
 
     def read() -> tuple[int, str, FileContents]:
@@ -228,7 +228,7 @@ def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values:
         index=index,
         path=path,
         run=str(values.get("run", footer.found.run)),
-        size=footer.size if footer.found.size is None else footer.found.size,
+        size=footer.size,
         rows=sum(footer.contents.rows),
         row_groups=len(footer.contents.rows),
         layout=layout,
@@ -237,7 +237,6 @@ def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values:
         partition=values,
         ignored=ignored,
         location=footer.found.location,
-        stored=footer.size,
         version=footer.version,
         contents=footer.contents,
         types={column: footer.types[name] for column, name in columns.items()},
@@ -367,7 +366,7 @@ def read_pieces(
             yield from file.contents.decode(None, row_groups, names, rows)
             return
         with store.open(file.location) as opened:
-            if (opened.size(), store.version(file.location, opened)) != (file.stored, file.version):
+            if (opened.size(), store.version(file.location, opened)) != (file.size, file.version):
                 raise DataError("this file changed while it was being read", file=file.path, remedy="run again")
             yield from file.contents.decode(opened, row_groups, names, rows)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-import pyarrow as pa
-
-from mismatchctl.core.schema import COLUMNS
+from mismatchctl.core.schema import COLUMNS, COLUMNS_BY_NAME
 from mismatchctl.data.blocks import ADVANTAGES_COLUMN, CURRENT_COLUMN
 from mismatchctl.data.catalog import Catalog, build_catalog
-from mismatchctl.data.files import ColumnNames, DumpFile
+from mismatchctl.data.files import ColumnNames, DumpFile, FileFooter, HiveValue
 from mismatchctl.data.paths import UnopenedFile, discover_files
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
@@ -55,19 +53,19 @@ class FileCheck:
 
     path: str
     run: str
-    error: str | None
-    layout: str | None
-    size: int
-    rows: int
-    row_groups: int
-    sequences: int
-    tokens: int
-    recognized: tuple[RecognizedColumn, ...]
-    partition: Mapping[str, int | str | None]
-    absent: tuple[str, ...]
-    ignored: Mapping[str, str]
-    unknown: tuple[UnknownColumn, ...]
-    bad: tuple[BadValues, ...]
+    error: str | None = None
+    layout: str | None = None
+    size: int = 0
+    rows: int = 0
+    row_groups: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    recognized: tuple[RecognizedColumn, ...] = ()
+    partition: Mapping[str, HiveValue] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[UnknownColumn, ...] = ()
+    bad: tuple[BadValues, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -86,98 +84,79 @@ def check_files(
     wanted = (CURRENT_COLUMN, ADVANTAGES_COLUMN)
     catalog = build_catalog(found, names, wanted, skip=True)
     dump = Dump(catalog, (), wanted=wanted, by=(), on_bad="skip")
-    counted = {file.path: _scan_file(dump, file) for file in dump.files}
-    empty = _explain_empty(dump, counted.values()) if counted else None
-    return [_explain_file(one, catalog, names, counted, empty) for one in found]
+    footers = {footer.found.path: footer for footer in catalog.footers}
+    unreadable = [_describe_unusable(one, footers.get(one.path), catalog, names) for one in found]
+    scanned = {file.path: _scan_file(dump, file, footers[file.path], names) for file in dump.files}
+    try:
+        dump.require_tokens(sum(check.tokens for check in scanned.values()) if scanned else 1)
+    except DataError as error:
+        scanned = {path: check if check.bad else replace(check, error=error.problem) for path, check in scanned.items()}
+    return [scanned.get(check.path, check) for check in unreadable]
 
 
-@dataclass(frozen=True)
-class _FileScan:
-    file: DumpFile
-    sequences: int
-    tokens: int
-    problems: Problems
-
-
-def _scan_file(dump: Dump, file: DumpFile) -> _FileScan:
+def _scan_file(dump: Dump, file: DumpFile, footer: FileFooter, names: ColumnNames) -> FileCheck:
     problems, sequences, tokens = Problems(), 0, 0
     for unit in dump.units:
         if unit.file.index == file.index:
             for batch in dump.read(unit, problems):
                 sequences, tokens = sequences + len(batch), tokens + batch.tokens
-    return _FileScan(file, sequences, tokens, problems)
-
-
-def _explain_empty(dump: Dump, scans: Iterable[_FileScan]) -> str | None:
-    """Return the reason why the readable files together cannot be used, if any."""
-    try:
-        dump.require_tokens(sum(scan.tokens for scan in scans))
-    except DataError as error:
-        return error.problem
-    return None
-
-
-def _explain_file(
-    found: UnopenedFile, catalog: Catalog, names: ColumnNames, counted: Mapping[str, _FileScan], empty: str | None
-) -> FileCheck:
-    footer = next((footer for footer in catalog.footers if footer.found.path == found.path), None)
-    scan = counted.get(found.path)
-    columns = scan.file.columns if scan else names.match(footer, lenient=True) if footer else {}
-    ignored = scan.file.ignored if scan else {}
-    types = footer.types if footer else {}
-    used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
-    bad = _list_bad_values(scan.problems) if scan else ()
-    unusable = catalog.problems.files.get(found.path, None if found.foreign else _UNUSABLE)
-    return FileCheck(
-        path=found.path,
-        run=found.run,
-        error=unusable if scan is None else None if bad else empty,
-        layout=scan.file.layout if scan else None,
-        size=footer.size if footer else 0,
-        rows=sum(footer.contents.rows) if footer else 0,
-        row_groups=len(footer.contents.rows) if footer else 0,
-        sequences=scan.sequences if scan else 0,
-        tokens=scan.tokens if scan else 0,
-        recognized=tuple(
-            RecognizedColumn(name, escape_unprintable(actual), escape_unprintable(str(types[actual])))
-            for name, actual in columns.items()
-        ),
-        partition=scan.file.partition if scan else found.partition,
-        absent=_absent_columns(scan, columns) if footer else (),
-        ignored=ignored,
-        unknown=_unknown_columns(types, used, names),
-        bad=bad,
-    )
-
-
-def _absent_columns(scan: _FileScan | None, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """List optional columns that the file lacks, without `position` in the wide layout."""
-    held = {*columns, *(scan.file.partition if scan else ())}
-    wide = scan is None or scan.file.layout == "wide"
-    optional = (column.name for column in COLUMNS if not column.required)
-    return tuple(name for name in optional if name not in held and not (wide and name == "position"))
-
-
-def _unknown_columns(types: Mapping[str, pa.DataType], used: set[str], names: ColumnNames) -> tuple[UnknownColumn, ...]:
-    contract = {column.name for column in COLUMNS}
-    known = sorted({*contract, *names.aliases} - used)
-    return tuple(
-        UnknownColumn(escape_unprintable(name), escape_unprintable(str(kind)), _column_hint(name, names, known))
-        for name, kind in types.items()
-        if name not in used
-    )
-
-
-def _column_hint(name: str, names: ColumnNames, known: Sequence[str]) -> str:
-    """Suggest the canonical column of an unused column."""
-    if name in names.aliases:
-        return f" (another column is {names.aliases[name]} already)"
-    return suggestion(name, known)
-
-
-def _list_bad_values(problems: Problems) -> tuple[BadValues, ...]:
-    found = [
+    bad = [
         BadValues(example.column, reason, problems.counts[path, reason], example.row, example.problem)
         for (path, reason), example in problems.examples.items()
     ]
-    return tuple(sorted(found, key=lambda bad: (bad.row, bad.reason)))
+    return replace(
+        _describe_columns(footer, file.columns, file.partition, file.ignored, file.layout == "wide", names),
+        layout=file.layout,
+        sequences=sequences,
+        tokens=tokens,
+        bad=tuple(sorted(bad, key=lambda one: (one.row, one.reason))),
+    )
+
+
+def _describe_unusable(
+    found: UnopenedFile, footer: FileFooter | None, catalog: Catalog, names: ColumnNames
+) -> FileCheck:
+    error = catalog.problems.files.get(found.path, None if found.foreign else _UNUSABLE)
+    if footer is None:
+        return FileCheck(found.path, found.run, error, partition=found.partition)
+    columns = names.match(footer, lenient=True)
+    return replace(_describe_columns(footer, columns, found.partition, {}, True, names), error=error)
+
+
+def _describe_columns(
+    footer: FileFooter,
+    columns: Mapping[str, str],
+    partition: Mapping[str, HiveValue],
+    ignored: Mapping[str, str],
+    wide: bool,
+    names: ColumnNames,
+) -> FileCheck:
+    """Describe the columns of a file. The wide layout has no `position`."""
+    used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
+    known = sorted({*COLUMNS_BY_NAME, *names.aliases} - used)
+    absent = (column.name for column in COLUMNS if not column.required and not (wide and column.name == "position"))
+    return FileCheck(
+        path=footer.found.path,
+        run=footer.found.run,
+        size=footer.size,
+        rows=sum(footer.contents.rows),
+        row_groups=len(footer.contents.rows),
+        recognized=tuple(
+            RecognizedColumn(name, escape_unprintable(actual), escape_unprintable(str(footer.types[actual])))
+            for name, actual in columns.items()
+        ),
+        partition=partition,
+        absent=tuple(name for name in absent if name not in columns and name not in partition),
+        ignored=ignored,
+        unknown=tuple(
+            UnknownColumn(
+                escape_unprintable(name),
+                escape_unprintable(str(kind)),
+                f" (another column is {names.aliases[name]} already)"
+                if name in names.aliases
+                else suggestion(name, known),
+            )
+            for name, kind in footer.types.items()
+            if name not in used
+        ),
+    )

@@ -120,8 +120,10 @@ def replace_together() -> Iterator[list[Path]]:
     try:
         yield places
         raise_if_received()
+        for target in (target for _, target in pending if isinstance(target, Path) and target.is_dir()):
+            raise _write_error(target, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
         with defer_signals():
-            places += _move_all(pending)
+            places += [_move(temporary, target) for temporary, target in pending]
     finally:
         _pending_moves.reset(token)
         for temporary, _ in pending:
@@ -226,41 +228,6 @@ def _move(temporary: Path, target: Path | NextNumber) -> Path:
     except OSError as error:
         raise _write_error(_shown_target(target), error) from None
     return target
-
-
-def _move_all(pending: list[tuple[Path, Path | NextNumber]]) -> list[Path]:
-    """Move each file to its target and return where they are. If one move fails, restore all targets."""
-    kept: list[Path | None] = []
-    moved: list[Path] = []
-    try:
-        for temporary, target in pending:
-            kept.append(_back_up(target) if len(pending) > 1 and isinstance(target, Path) else None)
-            moved.append(_move(temporary, target))
-    except ConfigError:
-        for place, before in zip(moved, kept, strict=False):
-            before.replace(place) if before is not None else place.unlink(missing_ok=True)
-        raise
-    finally:
-        for before in kept:
-            if before is not None:
-                _delete_temporary(before)
-    return moved
-
-
-def _back_up(target: Path) -> Path | None:
-    """Link the file at a target to a temporary name. Return None if there is no file."""
-    if not os.path.lexists(target):
-        return None
-    kept = target.parent / f".mismatchctl-{_process_mark()}.tmp"
-    try:
-        os.link(target, kept, follow_symlinks=False)
-    except OSError:  # a file system without links
-        try:
-            shutil.copy2(target, kept, follow_symlinks=False)
-        except OSError as error:
-            raise _write_error(target, error) from None
-    _own_folders.add(kept)
-    return kept
 
 
 def _delete_temporary(temporary: Path) -> None:
