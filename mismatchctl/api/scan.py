@@ -52,7 +52,7 @@ def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
     seen: Counter[tuple[object, object]] = Counter()
     rows: dict[int, list[int]] = {}
     numbers: dict[int, list[int]] = {}
-    for unit in dump.merged_units:
+    for unit in dump.units:
         for batch in dump.read(unit, Problems()):
             runs = batch.columns.get("run", np.full(len(batch), unit.file.run, object))
             steps = batch.columns.get("step", np.full(len(batch), None, object))
@@ -114,7 +114,7 @@ class TrimThresholds:
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
     """Compute the thresholds of all steps. The dump is read again if a correction has such a gate."""
     gates = _batch_gates(corrections)
-    units = dump.merged_units if gates else ()
+    units = dump.units if gates else ()
     return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
 
 
@@ -290,7 +290,7 @@ class DumpReading:
         micro_batches: MicroBatches | None = None,
     ) -> Iterator[tuple[Any, GroupMayGrow]]:
         """Yield the part of each shard in input order, with a test for groups that may continue."""
-        later, done = _OpenGroups(self.dump.merged_units), 0
+        later, done = _OpenGroups(self.dump.units), 0
         reading = _UnitTask(work, micro_batches, find_trims(self.dump, self._corrections))
         for shard, read in engine.map(reading, self.dump, list_shards(self.dump)):
             self.problems = self.problems + read.problems

@@ -47,19 +47,22 @@ class DecodedBlock:
 
     file: DumpFile
     offsets: Ints
-    files: Ints
     rows: Ints
     tokens: Mapping[str, pa.Array]
     values: Mapping[str, pa.Array]
     watched_tokens: Mapping[str, pa.Array] = field(default_factory=dict)
     watched_values: Mapping[str, pa.Array] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
-    has_mismatched_watched: bool = False
     mask_missing: bool = False
     masked: dict[str, int] = field(default_factory=dict)
     unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)
     left_out_tokens: int = 0
     _extents: dict[str, Extent] = field(default_factory=dict)
+
+    @property
+    def files(self) -> Ints:
+        """Index of the file of each sequence."""
+        return np.full(len(self.rows), self.file.index)
 
     @cached_property
     def mask(self) -> Bools:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,6 @@ from mismatchctl.data.arrays import (
     describe_comparable_type,
     describe_type,
     find_changes,
-    is_list,
     plain_type,
     to_plain_array,
     to_texts,
@@ -246,12 +245,6 @@ SEQUENCE_KEYS = ("sequence_id", "step", "run")
 _PIECE_ROWS = 1 << 21
 UNIT_TOKENS = 3 << 20
 """Row groups up to this number of tokens are read together, because each unit has a fixed cost."""
-SMALL_TOKENS = 1 << 14
-"""Maximum tokens of a file that is read together with others if there are many."""
-_MANY_FILES, _MOST_FILES = 33, 128
-"""Minimum number of consecutive small files to merge, and maximum per unit. A few files are not merged."""
-_MOST_TOKENS = 1 << 18
-"""Maximum tokens of merged files, so that memory stays small."""
 
 
 @dataclass(frozen=True)
@@ -346,56 +339,8 @@ def _units_step_range(units: Sequence[ReadUnit]) -> IntegerRange | None:
     return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(units) else None
 
 
-def merge_small_files(units: Iterable[ReadUnit]) -> Iterator[ReadUnit]:
-    """Yield the units in order, with many consecutive small files of one run and type merged."""
-    for key, alike in groupby(units, key=_small_file_key):
-        found = list(alike)
-        if key is None or len(found) < _MANY_FILES:
-            yield from found
-            continue
-        first, tokens = 0, 0
-        for number, unit in enumerate(found):
-            if number - first == _MOST_FILES or (number > first and tokens + unit.tokens > _MOST_TOKENS):
-                yield _combine_units(found[first:number])
-                first, tokens = number, 0
-            tokens += unit.tokens
-        yield _combine_units(found[first:])
-
-
-def _small_file_key(unit: ReadUnit) -> object:
-    """Return the properties that small files must share to be merged. A large unit does not have them."""
-    file = unit.file
-    if file.layout != "wide" or unit.tokens > SMALL_TOKENS or unit.rows != file.rows:
-        return None
-    if any(is_list(plain_type(kind)) and is_list(plain_type(kind.value_type)) for kind in file.types.values()):
-        return None  # nested lists may have one length per file and several lengths overall
-    return file.run, file.columns, file.types, file.partition
-
-
-def _combine_units(units: Sequence[ReadUnit]) -> ReadUnit:
-    if len(units) == 1:
-        return units[0]
-    tokens, sequences, steps = (
-        sum(unit.tokens for unit in units),
-        sum(unit.sequences for unit in units),
-        _units_step_range(units),
-    )
-    return replace(
-        units[0], index=units[-1].index, step_range=steps, tokens=tokens, sequences=sequences, members=tuple(units)
-    )
-
-
-def unit_files(units: Iterable[ReadUnit]) -> tuple[DumpFile, ...]:
-    """Return the files of some units, in order."""
-    every = (one.file for unit in units for one in unit.members or (unit,))
-    return tuple({file.index: file for file in every}.values())
-
-
 def split_unit(unit: ReadUnit) -> list[ReadUnit]:
-    """Return the row groups of a unit, or two halves of merged files, to isolate a bad file."""
-    if unit.members:
-        half = len(unit.members) // 2
-        return [_combine_units(unit.members[:half]), _combine_units(unit.members[half:])]
+    """Return the row groups of a unit, to isolate a bad one."""
     last = unit.row_group + unit.row_groups
     return [own for own in _group_units(unit.file) if unit.row_group <= own.row_group < last]
 

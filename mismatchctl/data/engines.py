@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, reduce
@@ -22,7 +22,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from mismatchctl.data.catalog import unit_files
 from mismatchctl.data.files import DumpFile, ReadUnit
 from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.layouts import BATCH_TOKENS
@@ -60,19 +59,13 @@ class Work(Protocol[PartT]):
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive units of one file, or small files that are read together."""
+    """Consecutive units of one file."""
 
     units: tuple[ReadUnit, ...]
 
     @property
     def file(self) -> DumpFile:
-        """The first file."""
         return self.units[0].file
-
-    @property
-    def files(self) -> tuple[DumpFile, ...]:
-        """All files."""
-        return unit_files(self.units)
 
 
 class Engine(Protocol):
@@ -86,7 +79,7 @@ def list_shards(dump: Dump) -> Iterator[Shard]:
     """Group the units of a dump into shards. The cuts only depend on each file."""
     units: list[ReadUnit] = []
     total = 0
-    for unit in dump.merged_units:
+    for unit in dump.units:
         size = max(unit.tokens, unit.sequences * TOKENS_PER_SEQUENCE)
         if units and (unit.file is not units[0].file or total + size > SHARD_TOKENS):
             yield Shard(tuple(units))
@@ -130,18 +123,9 @@ def default_memory() -> int:
     return max(min(sizes) // 2, least) if sizes else 1 << 62
 
 
-def split_large_units(units: Iterable[ReadUnit], memory: int) -> Iterator[ReadUnit]:
-    """Yield the units. Small files are read one by one if `memory` bytes are not enough for all of them."""
-    for unit in units:
-        if unit.members and PROCESS_BYTES + estimate_unit_bytes(unit) > memory:
-            yield from unit.members
-        else:
-            yield unit
-
-
 def limit_threads(threads: int, memory: int, dump: Dump) -> int:
     """Return the number of threads, at most `threads`, that stays within about `memory` bytes."""
-    largest = max(split_large_units(dump.merged_units, memory), key=estimate_unit_bytes, default=None)
+    largest = max(dump.units, key=estimate_unit_bytes, default=None)
     if largest is None:  # nothing to read
         return threads
     each = estimate_unit_bytes(largest)
@@ -181,17 +165,13 @@ class LocalEngine:
         """Yield the part of each shard. Units of several shards are read at the same time."""
         threads = self.threads or default_threads()
         threads = limit_threads(threads, default_memory() if self.memory is None else self.memory, dump)
-        units = ((shard, unit, unit is own[-1]) for shard in shards for own in [self._units(shard)] for unit in own)
+        units = ((shard, unit, unit is shard.units[-1]) for shard in shards for unit in shard.units)
         merged: MergeableT | None = None
         for (shard, _, last), part in ordered_map(lambda item: work(dump, item[1]), units, threads):
             merged = part if merged is None else merged + part
             if last:
                 yield shard, merged
                 merged = None
-
-    def _units(self, shard: Shard) -> Sequence[ReadUnit]:
-        """Return the units of a shard, split if the memory limit requires it."""
-        return shard.units if self.memory is None else tuple(split_large_units(shard.units, self.memory))
 
 
 def ordered_map(
@@ -246,9 +226,9 @@ class IncrementalEngine:
 
 
 def _part_key(work: Work[Any], dump: Dump, shard: Shard) -> bytes:
-    files = [(file.index - shard.file.index, file.path, file.location, file.size, file.version) for file in shard.files]
+    file = shard.file
     rows = shard.units[0].start, shard.units[-1].start + shard.units[-1].rows
-    return pickle.dumps((files, rows, dump.cache_key(shard.file), work))
+    return pickle.dumps((file.path, file.location, file.size, file.version, rows, dump.cache_key(file), work))
 
 
 RETRIES = 5
@@ -338,7 +318,7 @@ def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str
         )
     try:
         with messages_for(reader):
-            return compute_shard(work, dump, Shard(dump.merged_units))
+            return compute_shard(work, dump, Shard(dump.units))
     except MismatchctlError as error:
         return error
 

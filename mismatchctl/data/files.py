@@ -123,8 +123,6 @@ class ReadUnit:
         tokens: approximate number of tokens, including masked ones.
         start: first row. `start + rows` is the row after the last.
         sequences: number of sequences.
-        members: the units of small files that are read together. This unit then has the file, rows, row groups and
-            start of the first, the index of the last, and the tokens, sequences and steps of all.
     """
 
     index: int
@@ -136,7 +134,6 @@ class ReadUnit:
     start: int = 0
     sequences: int = 0
     row_groups: int = 1
-    members: tuple[ReadUnit, ...] = ()
 
 
 def read_footer(found: UnopenedFile) -> FileFooter:

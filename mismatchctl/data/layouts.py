@@ -15,7 +15,7 @@ from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS
 from mismatchctl.data.arrays import ListColumn, find_changes, find_nulls, to_numpy, to_plain_array, to_positions
 from mismatchctl.data.blocks import MASK_COLUMN, POSITION_COLUMN, DecodedBlock
 from mismatchctl.data.catalog import SEQUENCE_KEYS
-from mismatchctl.data.files import DumpFile, ReadUnit, explain_failures, read_pieces
+from mismatchctl.data.files import DumpFile, ReadUnit, read_pieces
 from mismatchctl.data.formats import MOST_SEQUENCE_TOKENS
 from mismatchctl.data.problems import (
     EXAMPLE_ROWS,
@@ -26,7 +26,7 @@ from mismatchctl.data.problems import (
     describe_lengths,
 )
 from mismatchctl.errors import DataError
-from mismatchctl.io.stores import escape_unprintable, is_remote, map_requests
+from mismatchctl.io.stores import escape_unprintable
 
 BATCH_TOKENS = 1 << 21
 """Approximate tokens per batch. Larger row groups are decoded in several pieces."""
@@ -37,31 +37,9 @@ BATCH_ROWS = 1 << 17
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
-    """Decode a unit, in pieces if it is large. The pieces only depend on the file.
-
-    Small files that are read together form one block. On a fault, the caller reads each file separately.
-    """
-    wanted = [*columns, *watched]
-    if unit.members:
-        yield build_wide_block(unit.file, *_join_small_files(unit, wanted), columns, watched)
-        return
-    for first, table in read_wide_tables(unit, wanted):
-        files = np.full(len(table), unit.file.index)
-        yield build_wide_block(unit.file, table, files, np.arange(first, first + len(table)), columns, watched)
-
-
-def _join_small_files(unit: ReadUnit, columns: Collection[str]) -> tuple[pa.Table, Ints, Ints]:
-    """Return the rows of small files, with the file index and the row of each."""
-
-    def read(one: ReadUnit) -> pa.Table:
-        return pa.concat_tables([table for _, table in read_wide_tables(one, columns)])
-
-    tables = list(map_requests(read, unit.members, over_network=is_remote(unit.file.location)))
-    lengths = [len(table) for table in tables]
-    files = np.repeat([one.file.index for one in unit.members], lengths)
-    rows = np.concatenate([np.arange(length) for length in lengths])
-    with explain_failures(unit.file.path, unit.file.location, "cannot be read together with others"):
-        return pa.concat_tables(tables), files, rows
+    """Decode a unit, in pieces if it is large. The pieces only depend on the file."""
+    for first, table in read_wide_tables(unit, [*columns, *watched]):
+        yield build_wide_block(unit.file, table, np.arange(first, first + len(table)), columns, watched)
 
 
 def read_wide_tables(unit: ReadUnit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
@@ -103,7 +81,6 @@ def _count_values(column: pa.ChunkedArray) -> int:
 def build_wide_block(
     file: DumpFile,
     table: pa.Table,
-    files: Ints,
     rows: Ints,
     columns: Collection[str],
     watched: Collection[str] = (),
@@ -114,11 +91,11 @@ def build_wide_block(
     lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *lists))}
     faults = list(find_mismatched_lists(file, lists, rows))
     named = table.column(file.columns["run"]) if "run" in file.columns else None
-    apart = _unequal(file, lists, named, files, rows) if faults else {}
+    apart = _unequal(file, lists, named, rows) if faults else {}
     keep: Bools | None = None
     if faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in faults]))
-        files, rows = files[keep], rows[keep]
+        rows = rows[keep]
     lengths = lists[REQUIRED_COLUMNS[0]].lengths
     left_out = 0
     if keep is not None:
@@ -133,7 +110,6 @@ def build_wide_block(
     return DecodedBlock(
         file=file,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        files=files,
         rows=rows,
         tokens={column: column_lists.flat(keep) for column, column_lists in lists.items()},
         values={
@@ -148,14 +124,13 @@ def build_wide_block(
             if column not in unchecked
         },
         faults=faults,
-        has_mismatched_watched=None in watched_tokens.values(),
         unequal=apart,
         left_out_tokens=left_out,
     )
 
 
 def _unequal(
-    file: DumpFile, lists: dict[str, ListColumn], named: pa.ChunkedArray | None, files: Ints, rows: Ints
+    file: DumpFile, lists: dict[str, ListColumn], named: pa.ChunkedArray | None, rows: Ints
 ) -> dict[str, LengthMismatch]:
     """Rows whose lists are all there and have different lengths, by run."""
     there = np.ones(len(rows), np.bool_)
@@ -176,7 +151,7 @@ def _unequal(
             for i in own[:EXAMPLE_ROWS]
         ]
         lengths = {column: [int(mine.lengths[i]) for i in own] for column, mine in lists.items()}
-        found[run] = count_unequal_rows(lengths, values, [(int(files[i]), int(rows[i])) for i in own])
+        found[run] = count_unequal_rows(lengths, values, [(file.index, int(rows[i])) for i in own])
     return found
 
 
@@ -320,7 +295,6 @@ def _build_long_block(
     block = DecodedBlock(
         file=file,
         offsets=np.append(stretch.starts, stretch.length),
-        files=np.full(len(stretch.starts), file.index),
         rows=stretch.first + stretch.starts,
         tokens={column: tokens[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *tokens))},
         values={column: array.take(starts) for column, array in per_sequence.items()},

@@ -28,11 +28,9 @@ from mismatchctl.data.catalog import (
     ReadPlan,
     build_catalog,
     list_warnings,
-    merge_small_files,
     plan_units,
     require_files,
     split_unit,
-    unit_files,
 )
 from mismatchctl.data.files import NO_ROW_REMEDY, ColumnNames, DumpFile, ReadUnit
 from mismatchctl.data.layouts import read_long, read_token_ids, read_wide
@@ -93,7 +91,6 @@ class Dump:
     Attributes:
         files: files in canonical order: by run, then by name in natural order.
         units: parts of files that can be read independently, in the same order.
-        merged_units: `units` with runs of small files merged. A pass reads these.
         warnings: messages for the user.
         problems: files that were left out (`on_bad="skip"`). Add them to the problems of the units.
         unread: files of the named folders that look like dumps and have another name.
@@ -124,7 +121,6 @@ class Dump:
         self.files: tuple[DumpFile, ...] = tuple(catalog.files)
         self._known = _known_columns(self.files)
         self.units: tuple[ReadUnit, ...] = self._plan.units
-        self.merged_units: tuple[ReadUnit, ...] = tuple(merge_small_files(self.units))
         self.warnings: list[str] = [*hints, *catalog.notes, *list_warnings(self.files)]
 
     def has(self, column: str) -> bool:
@@ -132,12 +128,12 @@ class Dump:
         return column in self._known
 
     def select(self, units: Sequence[ReadUnit]) -> Dump:
-        """Return a small copy of the dump for some of `merged_units`, to be sent to another process."""
+        """Return a small copy of the dump for some of `units`, to be sent to another process."""
         part, own = copy.copy(self), tuple(units)
-        part.files = unit_files(own)
+        part.files = tuple({unit.file.index: unit.file for unit in own}.values())
         broken = {file.index: found for file in part.files if (found := self._plan.broken.get(file.index)) is not None}
         part._plan = replace(self._plan, units=own, broken=broken)
-        part.units, part.merged_units, part.problems, part.warnings = own, own, Problems(), []
+        part.units, part.problems, part.warnings = own, Problems(), []
         part._known = _known_columns(part.files)
         return part
 
@@ -165,7 +161,7 @@ class Dump:
             try:
                 block = next(blocks, None)
             except DataError as error:
-                if unit.members or unit.row_groups > 1:  # find the bad row group or file
+                if unit.row_groups > 1:  # find the bad one
                     for part in split_unit(unit):
                         yield from self.read(part, problems, watch)
                     return
@@ -178,10 +174,6 @@ class Dump:
                 return
             block.mask_missing = self._mask_missing
             batch = assemble_batch(block)
-            if unit.members and _is_unsound(block):  # find the bad file
-                for part in split_unit(unit):
-                    yield from self.read(part, problems, watch)
-                return
             if watch is not None:
                 watch(Rows.of(block))
             if block.faults:
@@ -223,17 +215,11 @@ class Dump:
         """Yield the rows of a unit as stored, including masked tokens and values that `read` rejects."""
         try:
             for block in self._blocks(unit):
-                if unit.members:
-                    assemble_batch(block)
-                    if _is_unsound(block):
-                        for part in split_unit(unit):
-                            yield from self.rows(part, problems)
-                        return
                 if block.faults:
                     problems.add(unit.file.path, block.faults)
                 yield Rows.of(block)
         except DataError:
-            if not unit.members and unit.row_groups == 1:
+            if unit.row_groups == 1:
                 raise
             for part in split_unit(unit):
                 yield from self.rows(part, problems)
@@ -265,11 +251,6 @@ class Dump:
             raise DataError(f"no row found {where}", file=file, remedy=NO_ROW_REMEDY)
         remedy = "check that response_mask is 1 on the tokens that the policy sampled"
         raise DataError(f"no valid token found {where}", file=file, remedy=remedy)
-
-
-def _is_unsound(block: DecodedBlock) -> bool:
-    """Return True if a block of several files needs to be read file by file."""
-    return bool(block.faults or block.masked) or block.has_mismatched_watched
 
 
 def _known_columns(files: Sequence[DumpFile]) -> frozenset[str]:

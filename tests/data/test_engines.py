@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -281,3 +282,85 @@ def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.M
 def test_flags_that_make_no_sense_are_told(flags: list[str], problem: str) -> None:
     done = run("analyze", SAMPLE, *flags, code=2)
     assert problem in " ".join(done.stderr.split())
+
+
+FILES = 24
+
+
+def table_of(number: int) -> pa.Table:
+    """Three sequences, one of them long, one without a valid token."""
+    random = np.random.default_rng(number)
+    rows = []
+    for row, length in enumerate((4 + number % 7, 40, 3)):
+        rollout = -random.exponential(0.5, length).astype(np.float32)
+        train = np.minimum(rollout + random.normal(0, 0.05, length).astype(np.float32), 0)
+        mask = random.random(length) < (0.8 if row < 2 else 0)
+        rows.append((rollout, train, mask, f"{number}-{row}", number // 15, number % 3))
+    names = ("rollout_log_probs", "train_log_probs", "response_mask", "sequence_id", "step", "worker")
+    return pa.table({name: pa.array(list(values)) for name, values in zip(names, zip(*rows, strict=True), strict=True)})
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(FILES):
+        pq.write_table(table_of(number), folder / f"{number:03}.parquet")
+    return folder
+
+
+def measured(folder: Path, **options: Any) -> str:
+    return analyze([str(folder)], CORRECTIONS[:1], by=["worker"], on_bad="skip", **options).to_json()
+
+
+@pytest.mark.slow
+def test_kept_parts_are_found_again(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    blocks = Dump._blocks
+
+    def spy(self: Dump, unit: ReadUnit) -> Any:
+        read.append(Path(unit.file.path).name)
+        return blocks(self, unit)
+
+    monkeypatch.setattr(Dump, "_blocks", spy)
+    kept = IncrementalEngine(LocalEngine(2))
+    table = table_of(1)
+    bad = pa.array([None, *table["train_log_probs"].to_pylist()[1:]], table["train_log_probs"].type)
+    pq.write_table(table.set_column(1, "train_log_probs", bad), many / "001.parquet")
+    plain = measured(many)
+    assert measured(many, engine=kept) == plain
+    read.clear()
+    assert measured(many, engine=kept) == plain
+    assert read == []
+    pq.write_table(table_of(500), many / "012.parquet")
+    changed = measured(many, engine=kept)
+    assert read == ["012.parquet"]
+    assert changed == measured(many) != plain
+    pq.write_table(table_of(501), many / "0.parquet")
+    read.clear()
+    grown = measured(many, engine=kept)
+    assert read == ["0.parquet"]  # it moves the numbers of the other files, whose parts are still known
+    assert grown == measured(many)
+
+
+@pytest.mark.slow
+def test_kept_parts_name_the_files_that_they_are_of(many: Path) -> None:
+    """A file without a row has a number and no unit: once it is gone, the files after it have other numbers."""
+    empty = many / "003.parquet"
+    pq.write_table(table_of(3).slice(0, 0), empty)
+    kept = IncrementalEngine(LocalEngine(1))
+    assert measured(many, engine=kept) == measured(many)
+    empty.unlink()
+    assert measured(many, engine=kept) == measured(many)
+
+
+def test_a_worker_gets_its_files_alone(many: Path) -> None:
+    dump = open_dump([str(many)])
+    shard = list(list_shards(dump))[14]
+    sent = pickle.loads(pickle.dumps(dump.select(shard.units)))
+    assert [file.path for file in sent.files] == [shard.file.path]
+    here = (engines.tool_version(), "python")
+    assert engines.compute_on_worker(Note(), sent, here) == Noted((shard.units[0].index,))
+    (many / "014.parquet").unlink()
+    missing = engines.compute_on_worker(Note(), sent, here)
+    assert isinstance(missing, DataError) and missing.file is not None and missing.file.endswith("014.parquet")

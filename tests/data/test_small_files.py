@@ -126,10 +126,10 @@ def measured(folder: Path, **options: Any) -> str:
 
 def test_they_are_one_unit_in_files_of_a_kind(many: Path) -> None:
     dump = open_dump([str(many)])
-    assert len(dump.units) == FILES and len(dump.merged_units) == 1
+    assert len(dump.units) == FILES and len(dump.units) == 1
     pq.write_table(table_of(36).append_column("extra", pa.array([1, 2, 3])), many / "036.parquet")
     pq.write_table(pa.concat_tables([table_of(number) for number in range(600)]), many / "033.parquet")
-    tokens = [len(unit.members) for unit in open_dump([str(many)]).merged_units]
+    tokens = [len(unit.members) for unit in open_dump([str(many)]).units]
     assert tokens == [
         33,
         0,
@@ -149,7 +149,7 @@ def test_results_are_those_of_each_alone(many: Path, apart: Callable[[], None], 
     swept, found = sweep([str(many)], by=["worker"]), diagnose([str(many)])
     sample = read_sample([str(many)], CORRECTIONS)
     apart()
-    assert len(open_dump([str(many)]).merged_units) == FILES
+    assert len(open_dump([str(many)]).units) == FILES
     assert_alike(json.loads(together[0]), json.loads(measured(many, sequences=rows[1])))
     assert_alike(*(pq.read_table(file).to_pydict() for file in rows))  # in the same order too
     assert_alike(
@@ -199,7 +199,7 @@ def test_a_column_of_one_file_that_does_not_fit_is_that_files(many: Path) -> Non
         found.append("token_ids" in rows.tokens)
 
     dump = open_dump([str(many)], watched=["token_ids"])
-    (unit,) = dump.merged_units
+    (unit,) = dump.units
     assert sum(len(batch) for batch in dump.read(unit, Problems(), watch)) == 3 * FILES
     assert found.count(False) == 1 and len(found) < 8  # those beside it are read together
 
@@ -243,7 +243,7 @@ def test_what_is_read_together_is_assembled_once(many: Path, monkeypatch: pytest
 
     monkeypatch.setattr(reader, "assemble_batch", spy)
     dump = open_dump([str(many)])
-    (unit,) = dump.merged_units
+    (unit,) = dump.units
     assert sum(len(batch) for batch in dump.read(unit, Problems())) == 3 * FILES
     assert len(blocks) == 1
 
@@ -252,8 +252,8 @@ def test_no_more_is_read_together_than_there_is_room_for(many: Path, monkeypatch
     tokens = [unit.tokens for unit in open_dump([str(many)]).units]
     monkeypatch.setattr(catalog, "_MOST_TOKENS", 500)
     dump = open_dump([str(many)])
-    assert [one.tokens for unit in dump.merged_units for one in unit.members] == tokens
-    assert all(400 < unit.tokens <= 500 for unit in dump.merged_units[:-1]) and len(dump.merged_units) > 4
+    assert [one.tokens for unit in dump.units for one in unit.members] == tokens
+    assert all(400 < unit.tokens <= 500 for unit in dump.units[:-1]) and len(dump.units) > 4
     for room, unread in ((500, False), (max(tokens), False), (max(tokens) - 1, True)):
         engine = LocalEngine(2, PROCESS_BYTES + room * BYTES_PER_TOKEN)
         if unread:  # what is too large for itself alone

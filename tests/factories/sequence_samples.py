@@ -20,7 +20,7 @@ def read_sample(paths: Sequence[str], corrections: Sequence[Correction]) -> Sequ
     dump = open_dump(paths, rename={}, aliases=column_aliases(), by=(), wanted=tuple(wanted), on_bad="error")
     trims = find_trims(dump, corrections)
     sample = empty_sample(len(corrections))
-    for unit in dump.merged_units:
+    for unit in dump.units:
         for batch in dump.read(unit, Problems()):
             sample = sample + collect_batch(trims.on(batch, unit.file.run), unit.file.run, corrections)
     return sample

@@ -83,7 +83,7 @@ def read_samples(
     found: dict[str, list[_SamplePart]] = {}
     seen: list[Rows] = []
     done, expected = 0, sum(unit.tokens for unit in dump.units)
-    for unit in dump.merged_units:
+    for unit in dump.units:
         for batch in dump.read(unit, Problems(), seen.append):
             for run, part in _split_by_run(batch, seen[-1], unit.file.run):
                 found[run] = _cap_prompts([*found.get(run, []), part], 2)
