@@ -109,7 +109,7 @@ SHORT_NAMES |= {"current": "current_log_probs"}
 
 
 def list_sources(given: object) -> list[DumpSource]:
-    """Return paths and tables in memory as the reader takes them."""
+    """Return paths and tables in memory."""
     from mismatchctl.data.formats import MemoryTable
 
     found: list[DumpSource] = []
@@ -121,7 +121,6 @@ def list_sources(given: object) -> list[DumpSource]:
 
 
 def list_inputs(given: object) -> list[DumpSource | Result]:
-    """Return paths, tables in memory and Results."""
     flat = list(_flatten(given))
     in_memory = sum(not isinstance(source, str) for source in flat)
     found: list[DumpSource | Result] = []
@@ -233,7 +232,7 @@ def _check_names(columns: Iterable[object]) -> list[str]:
 
 
 def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
-    """Return a column as Arrow; rows of numbers are laid out once, without a Python object per number."""
+    """Return a column as Arrow, without a Python object per number."""
     import numpy as np
     import pyarrow as pa
 
@@ -275,7 +274,6 @@ def collect_arrays(arrays: Mapping[str, object]) -> dict[str, object]:
 
 
 def parse_corrections(given: object) -> list[Correction]:
-    """Return corrections from names, mappings, files or themselves; one or several."""
     from mismatchctl.corrections.model import Correction
     from mismatchctl.corrections.presets import parse_correction, read_corrections
     from mismatchctl.frameworks.registry import find_preset
@@ -294,7 +292,6 @@ def parse_corrections(given: object) -> list[Correction]:
 
 
 def single_correction(given: object) -> Correction:
-    """Return a single correction."""
     found = parse_corrections(given)
     if len(found) != 1:
         raise ConfigError(f"one correction is wanted, not {len(found)}")
@@ -302,12 +299,11 @@ def single_correction(given: object) -> Correction:
 
 
 def list_in_order(given: Iterable[object]) -> list[object]:
-    """Return a list; a set in one order, since results must not depend on hashes."""
+    """Return a list, sorted for a set, since results must not depend on hashes."""
     return sorted(given, key=str) if isinstance(given, Set) and not isinstance(given, MappingView) else list(given)
 
 
 def list_texts(given: object, wanted: str) -> list[str]:
-    """Return one text or several as a list; None is none."""
     if given is None or isinstance(given, str):
         return [] if given is None else [given]
     several = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping))
@@ -318,7 +314,6 @@ def list_texts(given: object, wanted: str) -> list[str]:
 
 
 def check_columns(given: object) -> dict[str, str]:
-    """Return the mapping of the dump's column names to the names in the files."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -328,7 +323,6 @@ def check_columns(given: object) -> dict[str, str]:
 
 
 def check_count(name: str, value: object) -> None:
-    """Refuse what is neither a whole number from 1 nor None."""
     import numpy as np
 
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -337,7 +331,6 @@ def check_count(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """Refuse what is not a number."""
     import numpy as np
 
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
@@ -345,21 +338,19 @@ def check_number(name: str, value: object) -> None:
 
 
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    """Refuse a word that is not known."""
     if value not in known:
         near = suggestion(value, known) if isinstance(value, str) else ""
         raise ConfigError(f"{name}: give {' or '.join(map(repr, known))}, not {value!r}{near}")
 
 
 def check_engine(engine: object) -> None:
-    """Refuse what is no engine."""
     if engine is not None and not hasattr(engine, "map"):
         raise ConfigError(f"engine: expected an engine of mismatchctl.data.engines, found {engine!r}")
 
 
 @contextmanager
 def config_file(config: Mapping[str, object]) -> Iterator[Path]:
-    """Write a configuration to a file for as long as it is read; errors call it the mapping."""
+    """Write a mapping to a temporary file. Errors call it the mapping."""
     import tempfile
 
     from yaml import YAMLError
@@ -380,7 +371,7 @@ def config_file(config: Mapping[str, object]) -> Iterator[Path]:
 
 
 def refuse_preset(source: DumpSource) -> None:
-    """Refuse a source that is called like a preset: it was meant for `corrections`."""
+    """Refuse a source with the name of a preset."""
     if isinstance(source, str) and "/" not in source and not os.path.exists(source):
         from mismatchctl.frameworks.registry import load_presets
 

@@ -41,7 +41,6 @@ class Edit:
     replace: tuple[str, str] | None
 
     def find(self, text: str) -> int | None:
-        """Return the offset of the following line, or `None`."""
         match = re.search(self.before or self.after, text, re.MULTILINE)
         if match is None:
             return None
@@ -82,7 +81,6 @@ class Integration:
 
     @property
     def version(self) -> str | None:
-        """The installed version, or `None`."""
         for package in self.packages:
             try:
                 return importlib.metadata.version(package)
@@ -91,7 +89,6 @@ class Integration:
         return None
 
     def edits_by_file(self) -> dict[str, list[Edit]]:
-        """Group the edits by file."""
         files: dict[str, list[Edit]] = {}
         for edit in self.edits:
             files.setdefault(edit.file, []).append(edit)
@@ -114,7 +111,6 @@ class Integration:
 
 
 def integration_names() -> list[str]:
-    """Return the names of the frameworks."""
     return list(_read_places())
 
 
@@ -180,7 +176,6 @@ def find_source(file: str, root: Path | None) -> Path | None:
 
 
 def _package_parents(package: str) -> list[Path]:
-    """Return the folders that contain an import package."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -202,7 +197,6 @@ def patch_text(text: str, edits: Iterable[Edit]) -> str:
 
 
 def remove_patch(text: str) -> str:
-    """Remove the lines that an earlier patch inserted."""
     return _PATCHED.sub("", text)
 
 

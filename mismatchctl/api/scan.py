@@ -67,7 +67,6 @@ def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
 
 
 def whole_step_warning(corrections: Iterable[Correction]) -> str:
-    """Return the warning that the whole step was used as a micro-batch."""
     names = dict.fromkeys(c.name.split(" at point ")[0] for c in corrections if c.normalizes_micro_batches)
     return (
         f"{', '.join(names)}: weights are normalized within micro-batches, and {NO_MICRO_BATCHES}: "
@@ -77,7 +76,6 @@ def whole_step_warning(corrections: Iterable[Correction]) -> str:
 
 
 def add_whole_step_warning(result: Result, corrections: Iterable[Correction]) -> None:
-    """Warn about corrections that used the whole step as a micro-batch."""
     names = [correction.name for correction in corrections if correction.normalizes_micro_batches]
     if not names:
         return
@@ -154,7 +152,6 @@ def _collect_trims(gates: list[Gate], batches: Iterable[tuple[TokenBatch, str]])
 
 
 def _split_by_step(batch: TokenBatch, run: str) -> Iterator[tuple[RunStep, Ints, TokenBatch]]:
-    """Yield each step with its sequences and their indices in the batch."""
     placed = replace(batch, columns={**batch.columns, _PLACE_COLUMN: np.arange(len(batch))})
     for name, (step, _), part in split_steps(placed, run):
         yield (name, step), part.columns[_PLACE_COLUMN], part
@@ -230,15 +227,12 @@ class ShardResult(Generic[MergeableT]):
         return ShardResult(self.part + other.part, dict(tokens), self.problems + other.problems)
 
     def moved(self, by: int) -> ShardResult[MergeableT]:
-        """Return the part with file indices increased by `by`."""
         tokens = {file + by: number for file, number in self.tokens.items()}
         return replace(self, part=self.part.moved(by), tokens=tokens)
 
 
 @dataclass(frozen=True)
 class _UnitTask:
-    """Work on a unit, including opening it."""
-
     work: BatchTask
     micro_batches: MicroBatches | None = None
     trims: TrimThresholds = field(default_factory=TrimThresholds)
@@ -272,7 +266,6 @@ class DumpReading:
         extra: Sequence[str] = (),
         watched: Sequence[str] = (),
     ) -> DumpReading:
-        """Open a dump with the columns that corrections need."""
         scoped = any(correction.normalizes_micro_batches for correction in corrections)
         correction_columns = sorted({column for correction in corrections for column in correction.needed_columns})
         needed = dict.fromkeys([*OPTIONAL_COLUMNS, *(["micro_batch"] if scoped else []), *correction_columns, *extra])
@@ -302,7 +295,6 @@ class DumpReading:
             yield read.part, later.after(shard.units[-1])
 
     def require_tokens(self) -> None:
-        """Raise if no unit had a valid token."""
         self.dump.require_tokens(sum(self.tokens.values()), self.problems)
 
 
@@ -338,7 +330,6 @@ class _OpenGroups:
 
 
 def check_correction_names(corrections: Iterable[Correction]) -> None:
-    """Raise if two corrections have the same name."""
     seen: set[str] = set()
     for correction in corrections:
         if correction.name in seen:

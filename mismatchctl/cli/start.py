@@ -79,7 +79,6 @@ def demo(
 
 
 def _copy_samples(folder: Path, force: bool, quiet: bool) -> None:
-    """Copy the sample runs to `folder`/dense and `folder`/moe."""
     from mismatchctl.io.files import find_packaged_folder
 
     samples = find_packaged_folder(SAMPLE_FOLDER)
@@ -191,7 +190,6 @@ def _place_of(file: str, pattern: str, root: Path | None) -> str:
 
 
 def _patch(integration: Integration, patch: Path | None, root: Path | None, quiet: bool) -> None:
-    """Patch the file of `--patch`, or all files of the installed version together."""
     from mismatchctl.api.integration import find_source
 
     if patch is not None:

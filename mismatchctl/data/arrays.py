@@ -62,7 +62,6 @@ def describe_comparable_type(column: DumpColumn | None, kind: pa.DataType) -> st
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
-    """Return the reason why a type does not fit `column`, if any."""
     kind = plain_type(kind)
     if layout == "wide" and (column.per_token or (column.kind is ColumnKind.PER_TOKEN_OR_SCALAR and is_list(kind))):
         if not is_list(kind):
@@ -97,7 +96,6 @@ def _find_element_misfit(kind: ColumnKind, actual: pa.DataType) -> str | None:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return True for strings and bytes of any length."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
@@ -195,7 +193,6 @@ class ListColumn:
 
 
 def find_nulls(array: pa.Array) -> Bools | None:
-    """Return the null flags of an array, if it has nulls."""
     return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
@@ -278,7 +275,6 @@ def to_positions(array: pa.Array) -> pa.Array:
 
 
 def to_texts(array: pa.Array) -> pa.Array:
-    """Convert ids to strings that do not depend on the integer or float type."""
     if pa.types.is_integer(array.type) or pa.types.is_string(array.type):
         return array.cast(pa.string())
     values = to_scalars(array, COLUMNS_BY_NAME["sequence_id"]).tolist()

@@ -61,7 +61,6 @@ class DecodedBlock:
 
     @property
     def files(self) -> Ints:
-        """Index of the file of each sequence."""
         return np.full(len(self.rows), self.file.index)
 
     @cached_property
@@ -114,7 +113,6 @@ class DecodedBlock:
         return self.left_out_tokens + int(np.diff(self.offsets)[bad].sum())
 
     def add_missing_values(self, column: str, bad: Bools) -> None:
-        """Record sequences without a value in a column."""
         if bad.any():
             rows = self.rows[bad]
             problem = "the value is missing or not finite"
@@ -173,7 +171,7 @@ def _valid_mask(block: DecodedBlock) -> Bools | None:
 
 
 def _mask_missing_values(block: DecodedBlock, valid: Bools | None) -> Bools | None:
-    """Remove tokens without a value from the mask and count them by column, if the block says so."""
+    """Remove tokens without a value from the mask and count them by column, if `mask_missing` is set."""
     if not block.mask_missing:
         return valid
     for column in FLOAT_COLUMNS:
@@ -254,7 +252,6 @@ def _find_impossible(values: Floats) -> dict[str, Bools]:
 def _note_faults(
     block: DecodedBlock, column: str, index: Ints | None, values: Floats, checks: Mapping[str, Bools]
 ) -> None:
-    """Add the flagged values of a column to the faults of the block."""
     for reason, flags in checks.items():
         bad = np.flatnonzero(flags)
         if len(bad) == 0:
@@ -323,7 +320,6 @@ def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
 
 
 def _check_values(block: DecodedBlock, filled: Bools) -> None:
-    """Record sequences without a step or a sequence-level advantage."""
     for column in ("step", ADVANTAGES_COLUMN):
         array = block.values.get(column)
         if array is None:
@@ -369,7 +365,6 @@ def _build_batch(
 
 
 def column_values(block: DecodedBlock) -> dict[str, NDArray[Any]]:
-    """Return the per-sequence columns of all rows of a block, including rows with faults."""
     return _sequence_columns(block.file, {**block.values, **block.watched_values}, len(block.rows))
 
 
@@ -401,7 +396,6 @@ def _constant_column(value: int | str | None, length: int) -> NDArray[Any]:
 
 
 def _run_names(named: NDArray[Any] | None, run: str, length: int) -> NDArray[Any]:
-    """Return run names as strings. Rows without one get the run of their path."""
     if named is None:
         return _constant_column(run, length)
     texts = np.empty(length, dtype=object)
@@ -450,7 +444,6 @@ class Rows:
 
     @classmethod
     def of(cls, block: DecodedBlock) -> Rows:
-        """Return the rows of a block, including rows with faults."""
         segments = Segments(block.offsets)
         found = {name: token_values(array) for name, array in {**block.tokens, **block.watched_tokens}.items()}
         tokens = {name: values for name, values in found.items() if values is not None}
@@ -484,7 +477,6 @@ class Rows:
         return self.segments.places if self.given_position is None else self.given_position
 
     def position_of(self, tokens: Ints) -> Ints:
-        """Return the positions of tokens given by index."""
         if self.given_position is not None:
             return self.given_position[tokens]
         return tokens - self.segments.offsets[np.searchsorted(self.segments.offsets, tokens, side="right") - 1]
@@ -497,7 +489,6 @@ class Rows:
             yield self._part(segments, itemgetter(tokens), slice(start, stop))
 
     def take(self, chosen: Ints) -> Rows:
-        """Return the chosen sequences in the given order."""
         return self._part(self.segments.take(chosen), self.segments.token_selector(chosen), chosen)
 
     def _part(self, segments: Segments, pick: Callable[[Any], Any], chosen: Ints | slice) -> Rows:

@@ -62,7 +62,6 @@ class Catalog:
     notes: list[str] = field(default_factory=list)
 
     def reject(self, error: DataError, skip: bool) -> None:
-        """Record a file as left out, or raise its error if `skip` is False."""
         if not skip:
             raise error
         place = "" if error.column is None else f"column {error.column}: "
@@ -98,7 +97,7 @@ def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Col
 def _convert_foreign(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterable[UnopenedFile | DataError]:
-    """Convert framework files to Parquet. The importers are imported only if there is such a file."""
+    """Read files of frameworks as tables. The importers are imported only if there is such a file."""
     if not any(one.foreign for one in found):
         return found
     from mismatchctl.data.importers.sources import convert_foreign_files
@@ -179,7 +178,6 @@ def _is_per_token(name: str) -> bool:
 
 
 def _check_agreement(found: Catalog, used: Sequence[str], skip: bool) -> None:
-    """Reject files whose column types differ from the rest of their run."""
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:
         runs[file.run].append(file)
@@ -302,7 +300,7 @@ def _file_identity(file: DumpFile) -> str:
 
 
 def _wide_units(file: DumpFile) -> list[ReadUnit]:
-    """Return row groups or record batches as units, with small consecutive ones merged."""
+    """Return row groups or record batches as units, small ones together."""
     found: list[ReadUnit] = []
     for unit in _group_units(file):
         if found and found[-1].tokens + unit.tokens <= UNIT_TOKENS:
@@ -313,7 +311,6 @@ def _wide_units(file: DumpFile) -> list[ReadUnit]:
 
 
 def _group_units(file: DumpFile) -> Iterator[ReadUnit]:
-    """Yield one unit per nonempty row group or record batch."""
     start, steps = 0, _step_ranges(file)
     for group, rows in enumerate(file.contents.rows):
         if rows:
@@ -334,19 +331,16 @@ def _join_units(first: ReadUnit, then: ReadUnit) -> ReadUnit:
 
 
 def _units_step_range(units: Sequence[ReadUnit]) -> IntegerRange | None:
-    """Return the range of `step` in several units, if known for all of them."""
     known = [unit.step_range for unit in units if unit.step_range is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(units) else None
 
 
 def split_unit(unit: ReadUnit) -> list[ReadUnit]:
-    """Return the row groups of a unit, to isolate a bad one."""
     last = unit.row_group + unit.row_groups
     return [own for own in _group_units(unit.file) if unit.row_group <= own.row_group < last]
 
 
 def _step_ranges(file: DumpFile) -> list[IntegerRange | None]:
-    """Return the range of `step` in each group, from the file or the Hive folder."""
     return file.integer_ranges("step") if "step" in file.columns else [_folder_step(file)] * file.row_groups
 
 
@@ -356,7 +350,6 @@ def _folder_step(file: DumpFile) -> IntegerRange | None:
 
 
 def _survey_file(file: DumpFile) -> _Survey:
-    """Find the starts of sequences, reading only their keys."""
     columns = [column for column in SEQUENCE_KEYS if column in file.columns]
     starts, keys, cuttable, first = [], [], [], 0
     last: pa.Table | None = None
@@ -409,7 +402,6 @@ def _step_range(file: DumpFile, keys: pa.Table, begin: int, end: int) -> Integer
 
 
 def _read_sequence_keys(file: DumpFile, survey: _Survey) -> pa.Table:
-    """Return the keys of each sequence as strings, with its file and first row."""
     number = len(survey.starts)
     fixed = {"run": file.run, "step": file.partition.get("step"), "sequence_id": None}
     names = {

@@ -101,7 +101,6 @@ class JoinedColumns:
             raise DataError("the column does not exist", file=str(place), column="sequence_id", remedy=remedy)
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-        """Return the batch with the columns that it lacks."""
         keys = tuple(name for name in JOIN_KEYS if name in self.columns and name in batch.schema.names)
         if "sequence_id" not in keys:
             raise DataError("has neither sequence_id nor another key, so it cannot be joined", file=str(path))
@@ -164,7 +163,7 @@ def _describe_key(names: Sequence[str], key: SequenceKey) -> str:
 
 
 def _is_derived(schema: pa.Schema) -> bool:
-    """Whether prompt ids were made from prompts, so that those of another file are better."""
+    """Return True if prompt ids are hashes of prompts, so that ids of another file are better."""
     return "prompt_id" in schema.names and schema.field("prompt_id").metadata == DERIVED
 
 
@@ -174,7 +173,6 @@ _REMEDY = "correct the dump; analyze --on-bad skip leaves such rows out"
 
 
 def open_parquet_dump(place: str) -> Dump:
-    """Open the dump at a path."""
     return open_dump([place], aliases=column_aliases())
 
 
@@ -196,7 +194,6 @@ def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.
 
 
 def _check_lists(table: pa.Table, file: DumpFile, first: int) -> None:
-    """Raise for rows whose lists differ in length or are null."""
     if file.layout == "long":
         return
     named = {
@@ -237,7 +234,6 @@ class ConversionResult:
 
     @property
     def notes(self) -> list[str]:
-        """Messages about data that was left out."""
         return [*skipped_notes(self.missing, self.copies), *self.passed_over]
 
 
@@ -276,7 +272,6 @@ def convert_dump(
 
 
 def convert_pair(rollout: Path, train: Path, out: Path, on: Sequence[str] = ()) -> ConversionResult:
-    """Write the sequences of two files, one per side, to `out`, whole or not at all."""
     paired = pair(rollout, train, on)
     table = paired.table
     with atomic_output(out) as temporary, open_parquet_writer(temporary, table.schema) as writer:
@@ -309,7 +304,6 @@ def _rewrite_batches(place: str, joined: JoinedColumns | None, progress: Progres
 
 
 def _count_tokens(batch: pa.RecordBatch) -> int:
-    """Count valid tokens, or all tokens without a mask."""
     if "response_mask" in batch.schema.names:
         mask = batch["response_mask"]
         valid = mask.flatten() if pa.types.is_list(mask.type) else mask

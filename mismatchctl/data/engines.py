@@ -91,7 +91,6 @@ def list_shards(dump: Dump) -> Iterator[Shard]:
 
 
 def compute_shard(work: Work[MergeableT], dump: Dump, shard: Shard) -> MergeableT:
-    """Compute the part of a shard, one unit after the other."""
     parts: Iterator[MergeableT] = (work(dump, unit) for unit in shard.units)
     return reduce(add, parts)
 
@@ -145,7 +144,6 @@ ResultT = TypeVar("ResultT")
 
 
 def default_threads() -> int:
-    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -343,7 +341,6 @@ def _next_result(ray: Any, waiting: deque[tuple[Shard, Any]]) -> tuple[Shard, An
 
 @cache
 def tool_version() -> str:
-    """Return the version of the code, numpy and pyarrow."""
     root = Path(__file__).parents[1]
     sources = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

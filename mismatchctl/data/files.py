@@ -88,21 +88,17 @@ class DumpFile:
     types: Mapping[str, pa.DataType] = field(default_factory=dict, repr=False, compare=False)
 
     def elements(self, group: int, column: str) -> int:
-        """Return the approximate number of values of a canonical column in a group."""
         return self.contents.elements(group, self.columns[column])
 
     def integer_ranges(self, column: str) -> list[IntegerRange | None]:
-        """Return the integer range of a canonical column in each group, if known exactly."""
         opening = find_store(self.location).open(self.location)
         with explain_failures(self.path, self.location, "cannot be read"):
             return self.contents.integer_ranges(opening, self.columns[column])
 
     def is_list(self, column: str) -> bool:
-        """Return True if the file stores lists in a canonical column."""
         return is_list(plain_type(self.types[column]))
 
     def is_per_token(self, column: str) -> bool:
-        """Return True if a canonical column has one value per token in this file."""
         known = COLUMNS_BY_NAME.get(column)
         if known is None or known.kind is not ColumnKind.PER_TOKEN_OR_SCALAR:
             return column == "position" or (known is not None and known.per_token)
@@ -137,7 +133,6 @@ class ReadUnit:
 
 
 def read_footer(found: UnopenedFile) -> FileFooter:
-    """Open a file and read its footer."""
     if found.table is not None:
         size = found.table.table.nbytes if found.size is None else found.size
         return _footer(found, size, found.table.version, found.table)
@@ -193,7 +188,6 @@ def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
 
 
 def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values: Mapping[str, HiveValue]) -> DumpFile:
-    """Match the columns of a file and detect its layout."""
     path, columns = footer.found.path, names.match(footer)
     if footer.found.step is not None and "step" not in columns and "step" not in values:
         values = {**values, "step": footer.found.step}
@@ -241,7 +235,6 @@ def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values:
 
 
 def _find_layout(footer: FileFooter, columns: Mapping[str, str]) -> RowLayout:
-    """Return "wide" if the required columns are lists, else "long"."""
     lists = {
         column: is_list(plain_type(footer.types[columns[column]])) for column in REQUIRED_COLUMNS if column in columns
     }
@@ -302,11 +295,9 @@ class ColumnNames:
         return result
 
     def canonical(self, name: str) -> str:
-        """Return the canonical name of a Hive key."""
         return name if name in COLUMNS_BY_NAME else self.aliases.get(name, name)
 
     def missing(self, footer: FileFooter, column: str, columns: Mapping[str, str]) -> DataError:
-        """Return the error for a required column that the file does not have."""
         path, actual = footer.found.path, self.rename.get(column, column)
         if describe_type(footer.types.get(actual, pa.int8())) == NULL_TYPE:
             if not any(footer.contents.rows):  # without values, the type is unknown

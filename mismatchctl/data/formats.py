@@ -111,19 +111,16 @@ class ArrowContents(FileContents):
         return cls(schema, tuple(batch.rows for batch in batches), stream, batches, others)
 
     def elements(self, group: int, column: str) -> int:
-        """Return the length of the column or of its list elements."""
         first, kind = self._arrays_of(column)
         return self.batches[group].lengths[first + is_list(kind)]
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        """Return the range of an integer column in each group. Unknown for a stream, which would have to be read."""
         if self.stream or not pa.types.is_integer(self.schema.field(column).type):
             return [None] * len(self.rows)
         with opening as file:
             return [self._span(file, group, column) for group in range(len(self.rows))]
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """Return True if the messages show that the column or its list elements are all null."""
         first, kind = self._arrays_of(column)
         last = first
         while is_list(kind):
@@ -209,17 +206,14 @@ class MemoryTable(FileContents):
         return cls(table.schema, rows, table, title, number, run, version)
 
     def elements(self, group: int, column: str) -> int:
-        """Return the number of values in the column or in its lists."""
         return _values(self._group(group).column(column))
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        """Return the range of an integer column in each group."""
         if not pa.types.is_integer(self.schema.field(column).type):
             return [None] * len(self.rows)
         return [_min_max(self._group(group).column(column)) for group in range(len(self.rows))]
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """Return True if the column or its list elements are all null."""
         import pyarrow.compute as pc
 
         values = self.table.column(column)
@@ -244,7 +238,6 @@ class MemoryTable(FileContents):
 
 
 def _to_readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Cast extension types and string views to types that files also have."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return _to_readable(column.cast(kind.storage_type))
@@ -281,13 +274,11 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _count_arrays(kind: pa.DataType) -> int:
-    """Count the arrays of a column: the column itself and its children."""
     kind = _storage_type(kind)
     return 1 + sum(_count_arrays(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _read_messages(file: pa.NativeFile) -> Iterator[ArrowMessage]:
-    """Yield the messages of a stream up to its end marker or the end of the file."""
     start, size = 0, file.size()
     while start < size and file.read_at(8, start) not in _STREAM_ENDS:
         message = _read_message(file, start)
@@ -348,7 +339,6 @@ def _read_field(buffer: bytes, table: int, number: int, form: str) -> tuple[int,
 
 
 def _follow_offset(buffer: bytes, table: int, number: int) -> int:
-    """Return the offset that a field of a table points to."""
     place = _find_field(buffer, table, number)
     if not place:
         raise ValueError("a message is damaged")
@@ -381,19 +371,16 @@ class ParquetContents(FileContents):
         return cls(footer.schema.to_arrow_schema(), rows, footer)
 
     def elements(self, group: int, column: str) -> int:
-        """Return the number of values in the column's first leaf."""
         leaf = self._leaf(column)
         return 0 if leaf is None else int(self.footer.row_group(group).column(leaf).num_values)
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        """Return the ranges from the column statistics."""
         leaf = self._leaf(column)
         if leaf is None:
             return [None] * len(self.rows)
         return [_value_span(self.footer.row_group(group).column(leaf)) for group in range(len(self.rows))]
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """Use the statistics if present, otherwise read rows until a value is found."""
         leaf, filled = self._leaf(column), [group for group, rows in enumerate(self.rows) if rows]
         if leaf is None or not filled or not self.footer.schema.column(leaf).max_definition_level:
             return False
@@ -517,12 +504,10 @@ def is_dump_file(path: str, store: Store) -> bool:
 
 
 def format_name(path: str) -> str:
-    """Return the format that a file name indicates."""
     return "Arrow" if path.lower().endswith(_ARROW_SUFFIXES) else "Parquet"
 
 
 def read_contents(path: str, file: pa.NativeFile) -> FileContents:
-    """Read the metadata of an open file."""
     bare = not path.lower().endswith(SUFFIXES)
     if format_name(path) == "Arrow" or (bare and file.read_at(len(ARROW_MAGIC), 0) == ARROW_MAGIC):
         return ArrowContents.of(file)

@@ -43,7 +43,6 @@ def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str]
 
 
 def read_wide_tables(unit: ReadUnit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the rows in pieces of about `BATCH_TOKENS` tokens, each with its first row number."""
     rows = None
     if unit.tokens > BATCH_TOKENS * 3 // 2 or unit.rows > BATCH_ROWS:
         rows = max(1, min(unit.rows * BATCH_TOKENS // max(unit.tokens, 1), BATCH_ROWS))
@@ -132,7 +131,7 @@ def build_wide_block(
 def _unequal(
     file: DumpFile, lists: dict[str, ListColumn], named: pa.ChunkedArray | None, rows: Ints
 ) -> dict[str, LengthMismatch]:
-    """Rows whose lists are all there and have different lengths, by run."""
+    """Return the rows whose lists are present and have different lengths, by run."""
     there = np.ones(len(rows), np.bool_)
     for mine in lists.values():
         if mine.null is not None:
@@ -156,7 +155,6 @@ def _unequal(
 
 
 def _row_values(lists: ListColumn, row: int) -> Floats:
-    """Return the elements of one row, NaN for null."""
     values = lists.values.slice(int(lists.starts[row]), int(lists.lengths[row]))
     return np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
 
@@ -246,7 +244,6 @@ def read_sequences(unit: ReadUnit, columns: Collection[str]) -> Iterator[LongSeq
 
 
 def _split_by_sequences(stretch: LongSequences) -> Iterator[LongSequences]:
-    """Yield the sequences, at most `BATCH_ROWS` at a time."""
     for number in range(0, len(stretch.starts), BATCH_ROWS):
         starts = stretch.starts[number : number + BATCH_ROWS]
         begin, end = int(starts[0]), int(np.append(stretch.starts, stretch.length)[number + len(starts)])
@@ -255,7 +252,6 @@ def _split_by_sequences(stretch: LongSequences) -> Iterator[LongSequences]:
 
 
 def _read_unit_rows(unit: ReadUnit, columns: Collection[str]) -> Iterator[pa.Table]:
-    """Yield the rows of the unit, without the other rows of its row groups."""
     lengths, stop = unit.file.contents.rows, unit.start + unit.rows
     row = sum(lengths[: unit.row_group])
     group = unit.row_group
@@ -311,7 +307,6 @@ def _build_long_block(
 
 
 def _check_complete(block: DecodedBlock, broken: Mapping[int, str]) -> None:
-    """Record sequences that have more rows elsewhere."""
     for row in sorted(broken):
         at = np.flatnonzero(block.rows == row)
         if len(at):
@@ -335,7 +330,6 @@ def _check_constant(block: DecodedBlock, per_sequence: Mapping[str, pa.Array]) -
 
 
 def _check_positions(block: DecodedBlock, stretch: LongSequences) -> None:
-    """Record sequences whose positions do not increase."""
     position = stretch.columns[POSITION_COLUMN]
     missing = find_nulls(position)
     if missing is not None:

@@ -35,12 +35,10 @@ class PairedTable:
     notes: tuple[str, ...] = ()
 
     def source(self, rollout: Path, train: Path) -> MemoryTable:
-        """Return the table as a dump, named by its files."""
         return MemoryTable.of(self.table, f"{rollout} with {train}", run=rollout.stem)
 
 
 def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
-    """Match the rows of two files."""
     sides = (_Side.read(rollout, "rollout_log_probs"), _Side.read(train, "train_log_probs"))
     keys = on or _common_id(*sides)
     places = [side.index(keys) for side in sides]
@@ -98,7 +96,6 @@ class _Side:
 
     @property
     def name(self) -> str:
-        """The name of the file, for messages."""
         return escape_unprintable(self.path.name)
 
     @classmethod
@@ -110,13 +107,12 @@ class _Side:
         return cls(path, canonical, columns, _log_probs(table, canonical, engine, path))
 
     def id_column(self, name: str) -> str | None:
-        """The column of a key, under any name of an id."""
+        """Return the column of a key. An id may have another name."""
         if name in self.columns:
             return name
         return next((one for one in IDS if one in self.columns), None) if name in IDS else None
 
     def index(self, keys: Sequence[str]) -> dict[tuple[str, ...], int]:
-        """Row by key, in the order of the file."""
         values = []
         for key in keys:
             column = self.id_column(key)
@@ -189,7 +185,7 @@ def _is_per_token(name: str) -> bool:
 
 
 def _names(table: pa.Table, canonical: str) -> list[str]:
-    """Columns that may be the log-probs of a side, the surest first."""
+    """Return the columns that may contain the log-probs of a side, the likeliest first."""
     aliases = column_aliases()
     own = [name for name in table.schema.names if name == canonical]
     known = [name for name in table.schema.names if name != canonical and aliases.get(name) == canonical]
@@ -211,7 +207,6 @@ def _log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -> str
 
 
 def _join(sides: tuple[_Side, _Side], first: int, second: int) -> tuple[dict[str, Any], bool]:
-    """The row of a sequence, and whether its token ids differ between the files."""
     rollout, train = sides
     left, right = _matching(rollout, first, train, second)
     length = len(left[1])

@@ -37,7 +37,6 @@ class BufferPool(threading.local):
         self._made: list[Bytes] = []
 
     def get_buffer(self, size: int) -> Bytes:
-        """Return a buffer of `size` bytes with undefined content."""
         if size > _MOST_POOLED_BYTES:
             return np.empty(size, np.uint8)
         free = [at for at, count in enumerate(_count_references(self._made)) if count == _UNUSED_REFERENCES]
@@ -199,7 +198,6 @@ class _PageValues:
         self.filled += count
 
     def array(self, kind: pa.DataType) -> pa.Array:
-        """Return all values as an Arrow array."""
         own = self._bytes[: self.filled * (self._width or 1)]
         held = own if self._width else np.packbits(own, bitorder="little")
         return pa.Array.from_buffers(kind, self.filled, [None, pa.py_buffer(held)])

@@ -79,7 +79,7 @@ _skipped_locations: ContextVar[frozenset[str]] = ContextVar("_passed_over", defa
 
 @contextlib.contextmanager
 def skip_locations(locations: Iterable[str]) -> Iterator[None]:
-    """Discover no file at these places in this block: they are still being written."""
+    """Ignore files that are still being written in this block."""
     token = _skipped_locations.set(frozenset(locations))
     try:
         yield
@@ -169,7 +169,7 @@ def _unpacked(start: bytes) -> bytes:
 
 
 def _is_unread_dump(path: str) -> bool:
-    """Return True if a file that no reader chose has the content of a dump, or the suffix of one before another."""
+    """Return True if a file that is not read has the content or an inner suffix of a dump."""
     name = os.path.basename(path).lower()
     if (name.startswith("cache-") and name.endswith(".arrow")) or is_rollout_only(path):
         return False
@@ -199,7 +199,7 @@ def _of_table(table: MemoryTable) -> _PathArgument:
 
 
 def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument], list[str]]:
-    """One argument per run; the same path named twice counts once, whichever spelling came first."""
+    """Return one argument per run. A path that is given twice counts once."""
     tables = [source for source in sources if isinstance(source, MemoryTable)]
     known: dict[str, _PathArgument] = {table.title: _of_table(table) for table in tables}
     strangers, notes = [], []
@@ -232,7 +232,7 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
 
 
 def _series(arguments: Sequence[_PathArgument]) -> tuple[list[_PathArgument], list[str]]:
-    """Make one run of files, or of folders, whose names differ in the step only; and a sentence about each."""
+    """Join files or folders whose names differ only in the step to one run, with a note about each."""
     groups: defaultdict[tuple[str, str, bool, bool], list[_PathArgument]] = defaultdict(list)
     for argument in arguments:
         folder, name = os.path.split(argument.shown)
@@ -255,7 +255,7 @@ def _series(arguments: Sequence[_PathArgument]) -> tuple[list[_PathArgument], li
 
 
 def _is_series(names: Sequence[str], files: bool) -> bool:
-    """Whether names differ in one number, and the word before it is one of steps or parts."""
+    """Return True if names differ in one number, and the word before it means a step or a part."""
     numbers = [re.findall(r"[0-9]+", name) for name in names]
     differ = [place for place, values in enumerate(zip(*numbers, strict=True)) if len(set(values)) > 1]
     if len(differ) != 1:
@@ -269,7 +269,7 @@ def _is_series(names: Sequence[str], files: bool) -> bool:
 
 
 def _steps(files: Sequence[str]) -> list[int | None]:
-    """The step that each file's name, or its folder's, tells; None for all unless all do, and they differ."""
+    """Return the step in each file's name or folder, None for all unless all have one and they differ."""
     found = [next(iter(reversed(_STEP.findall(file))), None) for file in files]
     return (
         [int(step) if step else None for step in found]
@@ -279,7 +279,7 @@ def _steps(files: Sequence[str]) -> list[int | None]:
 
 
 def _expand_path(path: str) -> Iterator[_PathArgument]:
-    """The arguments that one path stands for: itself, or what its wildcards match."""
+    """Yield the arguments of a path: itself, or the matches of its wildcards."""
     store = find_store(path)
     if store.is_folder(path):
         yield _folder_argument(path)
@@ -310,14 +310,14 @@ def _folder_argument(path: str) -> _PathArgument:
 
 
 def _list_foreign_files(path: str) -> tuple[str, ...]:
-    """Files that may be in a framework's own layout or in a common format, by their names."""
+    """Return files of frameworks and in common formats, by their names."""
     if find_store(path).remote:
         return ()
     return tuple(os.path.normpath(file) for file in find_candidates(Path(path)) or table_files(Path(path)))
 
 
 def contains_dump(path: str) -> bool:
-    """Whether a file, or one below a folder, is of a dump by its name, so that no framework's own are looked for."""
+    """Return True if the name of the file, or of one below the folder, is that of a dump."""
     store = find_store(path)
     if store.is_folder(path):
         return next(_walk_folder(path), None) is not None
@@ -329,13 +329,13 @@ def _is_dump_path(path: str, store: Store) -> bool:
 
 
 def _walk_folder(path: str) -> Iterator[str]:
-    """Files of a dump below a folder."""
+    """Yield the dump files below a folder."""
     found = (file for file in find_store(path).walk(path) if file.lower().endswith(SUFFIXES))
     return (file for file in found if not is_rollout_only(file))
 
 
 def _list_files(path: str) -> list[str]:
-    """The same, and links beside them that may have led to folders and lead nowhere now: what is lost is told."""
+    """Return the dump files below a folder, and broken links, so that lost data is reported."""
     store, found = find_store(path), _without_caches(list(_walk_folder(path)))
     lost = (link for link in store.walk(path) if not os.path.splitext(link)[1] and store.is_broken_link(link))
     return [*found, *lost] if found and not store.remote else found
@@ -400,7 +400,7 @@ def _missing_path_error(path: str) -> DataError:
 
 
 def _suggest_path(path: str) -> str:
-    """What to say about a path that does not exist: the nearest names where it stops existing."""
+    """Return the nearest names in the last existing folder of a path."""
     store = find_store(path)
     parent, name = os.path.split(path)
     while parent and parent.strip("/") and not store.is_folder(parent):
@@ -425,7 +425,7 @@ def _path_parts(path: str) -> tuple[str, ...]:
 
 
 def _find_run_names(arguments: Sequence[_PathArgument]) -> list[str]:
-    """The shortest trailing part of each argument's path that no other argument shares."""
+    """Return the shortest end of each argument's path that is unique."""
     shared = Counter(argument.parts for argument in arguments)
     parts = [argument.parts if shared[argument.parts] == 1 else argument.exact for argument in arguments]
     names = []
@@ -438,14 +438,14 @@ def _find_run_names(arguments: Sequence[_PathArgument]) -> list[str]:
 
 
 def _hive_values(path: str) -> dict[str, str | None]:
-    """Values from `key=value` folders on the way to the file."""
+    """Return the values of `key=value` folders above the file."""
     matches = (_HIVE_PATTERN.fullmatch(name) for name in path.split(os.sep)[:-1])
     pairs = {match[1]: unquote(match[2]) for match in matches if match}
     return {key: None if value == HIVE_NULL else value for key, value in pairs.items()}
 
 
 def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile]) -> Iterator[str]:
-    """What probably was not meant: steps that became runs, runs that became one, a file in two runs."""
+    """Yield warnings about steps that became runs, joined runs, and files in two runs."""
     siblings: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for argument in arguments:
         folder, name = os.path.split(argument.shown)

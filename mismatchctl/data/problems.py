@@ -266,7 +266,6 @@ class Problems:
 
     @property
     def sequences(self) -> int:
-        """Total number of sequences left out."""
         return self.skipped.total()
 
     def add(self, path: str, faults: Iterable[Fault], tokens: int = 0) -> None:
@@ -280,7 +279,6 @@ class Problems:
         self.tokens[path] += tokens
 
     def add_masked(self, path: str, masked: Mapping[str, int]) -> None:
-        """Count tokens of a block that were masked, by column."""
         self.masked.update({(path, column): number for column, number in masked.items()})
 
     def add_unreadable(self, path: str, sequences: int, row: int, problem: str, tokens: int = 0) -> None:
@@ -290,7 +288,6 @@ class Problems:
         self.tokens[path] += tokens
 
     def no_tokens_error(self) -> DataError | None:
-        """Return an error with the first bad value, if rows were left out."""
         if not self.examples:
             return None
         (path, _), example = next(iter(self.examples.items()))

@@ -69,7 +69,6 @@ class FileCheck:
 
     @property
     def sound(self) -> bool:
-        """True if the file can be used completely."""
         return self.error is None and not self.bad
 
 

@@ -62,7 +62,6 @@ def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints
 
 
 def _read_tokenizer_file(place: Path) -> dict[int, bytes]:
-    """Read the pieces of a tokenizer.json: byte-level as in GPT-2, or with ▁ for spaces as in SentencePiece."""
     try:
         data: Any = parse_json(decode_utf8(read_regular_file(place, MOST_TOKENIZER_BYTES)))
         vocabulary = data["model"]["vocab"]

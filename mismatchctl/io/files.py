@@ -156,7 +156,6 @@ def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> It
 
 @contextlib.contextmanager
 def explain_write_errors(target: Path) -> Iterator[None]:
-    """Turn errors of the system in this block into a ConfigError."""
     try:
         yield
     except OSError as error:
@@ -171,7 +170,6 @@ def explain_write_errors(target: Path) -> Iterator[None]:
 
 
 def write_atomically(path: str | Path | NextNumber, content: bytes, *, at_once: bool = False) -> None:
-    """Write a whole file with `atomic_output`."""
     with atomic_output(path, at_once=at_once) as temporary:
         temporary.write_bytes(content)
 
@@ -188,7 +186,6 @@ def make_temporary_folder() -> Path:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Create a temporary folder and remove it at the end of the block."""
     folder = make_temporary_folder()
     try:
         yield folder
@@ -197,7 +194,6 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a temporary folder and its contents."""
     shutil.rmtree(folder, ignore_errors=True)
     _own_folders.discard(folder)
 
@@ -220,7 +216,6 @@ def _shown_target(target: Path | NextNumber) -> Path:
 
 
 def _move(temporary: Path, target: Path | NextNumber) -> Path:
-    """Move a file to its target and return where it is now."""
     try:
         if isinstance(target, NextNumber):
             return target.claim(temporary)
@@ -241,7 +236,6 @@ def _write_error(target: Path, error: OSError) -> ConfigError:
 
 
 def _process_mark() -> str:
-    """Return a unique name part of this process: machine, process id, random number."""
     return f"{_machine_id()}-{os.getpid()}-{os.urandom(6).hex()}"
 
 
@@ -255,7 +249,6 @@ def _machine_id() -> str:
 
 
 def _remove_stale_entries(folder: Path) -> None:
-    """Remove temporary files of processes that have ended."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             found = _MARK_PATTERN.fullmatch(entry.name)
@@ -324,7 +317,6 @@ def is_own_output(path: Path) -> bool:
 
 
 def is_baseline(path: Path) -> bool:
-    """Return True if the file is an accepted baseline."""
     try:
         with path.open("rb") as file:
             return _ACCEPTED_BASELINE.search(file.read(_PREFIX_BYTES)) is not None
@@ -333,7 +325,6 @@ def is_baseline(path: Path) -> bool:
 
 
 def add_signature(schema_metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes]:
-    """Add the Parquet signature to the metadata of an Arrow schema."""
     return (schema_metadata or {}) | {name.encode(): version.encode() for name, version in PARQUET_METADATA.items()}
 
 

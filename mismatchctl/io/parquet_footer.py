@@ -78,7 +78,6 @@ def _check_bytes(data: bytes) -> None:
 
 
 def _check_in_subprocess(tail: bytes) -> None:
-    """Let another process read the footer as if it were a whole file."""
     try:
         words = [sys.executable, "-I", "-c", _SUBPROCESS_SCRIPT, *sys.path]
         done = subprocess.run(words, input=b"PAR1" + tail, capture_output=True, timeout=_TIMEOUT_SECONDS)
@@ -139,7 +138,6 @@ class CompactReader:
         return fields
 
     def _value(self, kind: int, depth: int, form: Any) -> Any:
-        """Read one value and check it against its form."""
         if kind == form:
             return _READERS[kind](self, depth)
         if kind == _STRUCT and isinstance(form, dict):

@@ -148,11 +148,9 @@ class Store:
         return os.path.isdir(path)
 
     def is_broken_link(self, path: str) -> bool:
-        """Return True if the path is a link to a missing file."""
         return os.path.islink(path) and not os.path.exists(path)
 
     def list_names(self, folder: str) -> list[str]:
-        """List the names in a folder, which may not exist."""
         try:
             return os.listdir(folder or ".")
         except OSError:
@@ -226,7 +224,6 @@ class Store:
         return work()
 
     def read_start(self, path: str, length: int) -> bytes:
-        """Read the first bytes of a file."""
         try:
             with self.open(self.location(path)) as file:
                 return bytes(file.read(length))

@@ -84,7 +84,6 @@ _DECIMAL = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][
 
 
 def parse_number(text: str) -> float:
-    """Parse a plain decimal number of an option. `20%` is 0.2. Other YAML numbers (`010`, `1:30`) are refused."""
     plain = text.strip().removesuffix("%").strip()
     if not _DECIMAL.fullmatch(plain) or not math.isfinite(float(plain)):
         raise TextError(f"{text[:40]!r} is not a plain decimal number such as 0.01, 1e-4 or 20%")

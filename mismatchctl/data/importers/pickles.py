@@ -116,7 +116,6 @@ def build_scalar(kind: Any, data: Any = None) -> Any:
 
 
 def build_from_buffer(data: Any, kind: Any, shape: Any, order: Any = "C") -> NDArray[Any]:
-    """Return an array of pickle protocol 5."""
     return array_from_bytes(data, PickledDtype.of(kind), shape, str(order))
 
 
@@ -203,7 +202,6 @@ def build_typed_tensor(
 
 
 def text_to_bytes(text: Any, encoding: Any = "latin1") -> bytes:
-    """Return bytes of pickle protocol 2."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise DamagedError("bytes in an unknown encoding")
     return text.encode("latin1")
@@ -301,8 +299,6 @@ _REFUSED_OPCODES = (
 
 
 class _Memo(dict[int, Any]):
-    """Values that a pickle may refer to again."""
-
     def __getitem__(self, index: int) -> Any:
         if index not in self:
             raise DamagedError("refers to a value that it does not hold")
@@ -331,7 +327,6 @@ class DataUnpickler(pickle._Unpickler):
         self._names, self._stored, self._room = names, stored, room
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a name."""
         found = self._names.get((module, name))
         if found is None and module == "torch" and name.startswith(("float8", "float4", "quint", "qint", "bits")):
             return UnreadValue(f"torch.{name}")
@@ -342,7 +337,6 @@ class DataUnpickler(pickle._Unpickler):
         return found
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the storage of a tensor."""
         if self._stored is None:
             raise DamagedError("refers to data outside the file")
         return self._stored(pid)
@@ -429,7 +423,6 @@ _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
 
 
 def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
-    """Read a pickle of plain values, numpy arrays and `known` classes."""
     try:
         room = ByteBudget.of(path.stat().st_size)
         return DataUnpickler(_open_bytes(path), list_allowed_names(known), room).load()

@@ -25,7 +25,6 @@ Record = Mapping[str, Any]
 
 
 def is_response(record: Record) -> bool:
-    """Return True if a JSON object is a response of an engine."""
     return _body(record) is not None
 
 
@@ -128,7 +127,6 @@ def _vllm(body: Record) -> Iterator[dict[str, Any]]:
 
 
 def _kept_tokens(mask: Any) -> dict[str, Any]:
-    """Return the number of tokens in each set of vLLM's sampling mask, if the response has one."""
     mask = mask.get("token_ids") if isinstance(mask, Mapping) else mask
     return {"kept_tokens": [len(ids) for ids in mask]} if isinstance(mask, list) else {}
 
@@ -184,5 +182,5 @@ def _only(entry: Mapping[str, Any]) -> float:
 
 
 def _number(value: Any) -> float:
-    """Return a log-prob; null, which vLLM writes for a token without one, is NaN."""
+    """Return a log-prob. null, which vLLM writes for a token without one, is NaN."""
     return math.nan if value is None else float(value)

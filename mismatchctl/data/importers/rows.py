@@ -32,12 +32,10 @@ COMPRESSED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 
 @cache
 def all_layouts() -> dict[str, FileLayout]:
-    """Every framework's layouts by name."""
     return {layout.framework: layout for shelf in load_adapters() for layout in shelf.layouts}
 
 
 def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
-    """The layouts of a framework, or all."""
     if framework and framework not in all_layouts():
         known = ", ".join(all_layouts())
         raise ConfigError(f"--from {framework}: not known{suggestion(framework, all_layouts())}; there are {known}")
@@ -62,7 +60,7 @@ def find_compressed(place: Path, framework: str = "") -> list[Path]:
 
 
 def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
-    """What to say of the packed files of a place of which others are read; nothing where there are none."""
+    """Return a note about compressed files, which are not read."""
     lost = find_compressed(place, framework)
     more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
     return (
@@ -73,7 +71,7 @@ def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
 
 
 def _find_by_name(place: Path, framework: str) -> list[Path]:
-    """The files of a place with a framework's names, or such names packed."""
+    """Return the files whose names, without a suffix of compression, are those of a framework."""
     patterns = [pattern for layout in framework_layouts(framework) for pattern in layout.patterns]
 
     if place.is_file():
@@ -108,7 +106,7 @@ def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
 
 
 def refuse_incomplete(path: Path) -> None:
-    """Refuse a file that nobody recognizes, where it is most like one framework's that lacks what tells it."""
+    """Refuse a file that lacks a column of the framework that it is most like."""
     if not any(one.keys and _matches_name(path, one.patterns) for one in framework_layouts()):
         return
     file = OpenFile(path)
@@ -123,24 +121,24 @@ def refuse_incomplete(path: Path) -> None:
 
 
 def _telling_names(layout: FileLayout) -> set[str]:
-    """Names in a file by which it is like those of a framework: its keys, and the columns that every file has."""
+    """Return the names that a file of a framework contains: its keys, and the columns of every file."""
     usual = (*REQUIRED_COLUMNS, "response_mask", "token_ids", "advantages")
     return {*layout.keys, *(layout.columns[name] for name in usual if name in layout.columns)}
 
 
 def is_rollout_only(path: str) -> bool:
-    """Whether a file's name, which may be that of Parquet, is one of those that hold no train log-probs."""
+    """Return True if the name is that of a file without train log-probs."""
     return any(one.rollout_only and _matches_name(Path(path), one.patterns) for one in all_layouts().values())
 
 
 def _matches_name(path: Path, patterns: Sequence[str]) -> bool:
-    """Whether a file's name fits one of them, with as many folders above it as the pattern has."""
+    """Return True if the name, with the folders above it, fits a pattern."""
     parts = path.absolute().parts
     return any(fnmatch("/".join(parts[-pattern.count("/") - 1 :]), pattern) for pattern in patterns)
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, one per line; memory holds one line."""
+    """Yield the objects of a file with one per line."""
     with open_regular_file(path) as file:
         for number, line in enumerate(file):
             if not line.strip():
@@ -164,39 +162,37 @@ class OpenFile:
 
     @property
     def step(self) -> int | None:
-        """The step that its name tells: the last number in it."""
+        """Step of the file: the last number in its name."""
         numbers = re.findall(r"\d+", self.path.stem)
         return int(numbers[-1]) if numbers else None
 
     def open(self, path: Path) -> OpenFile:
-        """Another file, opened the same way."""
         return OpenFile(path)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """JSON objects, one per line; memory holds one line."""
+        """Yield JSON objects, one per line."""
         return read_json_lines(self.path)
 
     def torch(self, content: Any = None) -> Any:
-        """What torch saved. The last file is kept, so that recognizing and reading it load it once."""
+        """Load a torch file. The last one is kept, because it is recognized and then read."""
         if content is not None:
             return load_torch(self.path, content)
         status = self.path.stat()
         return _load_file(self.path, status.st_size, status.st_mtime_ns)
 
     def first_line(self) -> Mapping[str, Any]:
-        """Return the first JSON object of a file of lines; an empty one if there is none."""
+        """Return the first JSON object, or an empty one."""
         try:
             return next(self.lines(), {})
         except DataError:
             return {}
 
     def has_keys(self, *names: str) -> bool:
-        """Whether torch saved a dict that has these keys."""
         content = self.torch()
         return isinstance(content, dict) and all(name in content for name in names)
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
-        """The rows of a dict of columns of one batch, which are tensors, arrays or lists of them."""
+        """Yield the rows of a dict of columns: tensors, arrays or lists."""
         content = self.torch()
         if not isinstance(content, dict):
             raise DataError("does not contain a dict of tensors", file=str(self.path))
@@ -214,11 +210,9 @@ class OpenFile:
             yield {"step": self.step, **{name: to_array(value[number]) for name, value in columns.items()}}
 
     def pickle(self, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
-        """What a pickle holds: see `load_pickle`."""
         return load_pickle(self.path, known)
 
     def array(self, data: Any, dtype: Any, shape: Any) -> Any:
-        """An array from its bytes."""
         try:
             return array_from_bytes(data, plain_dtype(dtype), shape)
         except DamagedError as error:
@@ -274,7 +268,7 @@ DERIVED = {b"derived": b"hash of the prompt"}
 
 
 def layout_schema(layout: FileLayout) -> pa.Schema:
-    """Columns of the rows that `read` gives; lists without nulls, and of those that are needed none is null."""
+    """Return the columns of the rows. Lists have no nulls, and needed columns are never null."""
     given = {"step", "sequence_id", *layout.columns}
     if layout.prompt and "token_ids" in layout.columns:
         given |= {"prompt_id", "prompt_token_ids"}
@@ -292,7 +286,7 @@ def layout_schema(layout: FileLayout) -> pa.Schema:
 
 
 def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
-    """Rows of the contract, one by one: per-token columns as arrays of one length, prompt and padding cut off."""
+    """Yield rows with per-token columns as arrays of one length, without prompt and padding."""
     for number, raw in enumerate(_read_raw_rows(layout, path)):
         yield _build_row(layout, path, number, raw)
 
@@ -365,7 +359,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
 
 
 def _prompt_tokens(tokens: NDArray[np.int64], mask: NDArray[np.bool_], attention: Any) -> NDArray[np.int64] | None:
-    """The tokens before the first that was sampled, without padding; None where none was sampled."""
+    """Return the tokens before the first sampled one, without padding."""
     inside = np.flatnonzero(mask)
     if not len(inside):
         return None
@@ -376,7 +370,7 @@ def _prompt_tokens(tokens: NDArray[np.int64], mask: NDArray[np.bool_], attention
 
 
 def prompt_hash(prompt: Any) -> str | None:
-    """An id of a prompt: a hash of its tokens or its text; None for an absent or empty one."""
+    """Return a hash of a prompt's tokens or text, None for an empty prompt."""
     if prompt is None or (isinstance(prompt, (list, np.ndarray)) and len(prompt) == 0):
         return None
     prompt = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
@@ -384,7 +378,6 @@ def prompt_hash(prompt: Any) -> str | None:
 
 
 def _find_row_misfit(layout: FileLayout, mask: NDArray[np.bool_], attention: Any) -> str | None:
-    """What of a row is not as declared."""
     if layout.prompt and len(mask) and mask[0]:
         return "the mask is 1 on the first token of the prompt, which no model predicts"
     if attention is not None and len(attention) == len(mask):
@@ -397,7 +390,7 @@ def _find_row_misfit(layout: FileLayout, mask: NDArray[np.bool_], attention: Any
 
 
 def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
-    """A value as its column holds it: numbers of a list as an array, one number alone as a scalar."""
+    """Convert a value to its column's type: a list becomes an array."""
     if value is None:
         return None
     if name in TOKEN_COLUMNS:
@@ -428,7 +421,7 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
 
 
 def _contains_text(value: Any) -> bool:
-    """Whether numpy would read a text as the number that it spells."""
+    """Return True for strings, which numpy would convert to numbers."""
     kind = np.asarray(value).dtype.kind
     return kind in "SU" or (kind == "O" and any(isinstance(one, (str, bytes)) for one in np.ravel(value)))
 
@@ -441,7 +434,7 @@ _TORCH_SUFFIXES = (".pt", ".pkl")
 
 
 def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """A writer with the recorder's settings, whose file is known again as mismatchctl's."""
+    """Open a writer with the settings of the recorder and our signature."""
     return pq.ParquetWriter(place, schema.with_metadata(add_signature(schema.metadata)), **parquet_settings(schema))
 
 
@@ -463,7 +456,7 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
 
 
 def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """The columns of `schema`, null where the batch has none."""
+    """Return the columns of `schema`, null if the batch does not have them."""
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
             problem = f"has {name}, while what was read before it has none"
@@ -518,7 +511,7 @@ AlignmentSums = NDArray[np.float64]
 def alignment_sums(
     rollout: Floats, train: Floats, mask: NDArray[np.bool_], offsets: NDArray[np.int64]
 ) -> AlignmentSums:
-    """Sums of pairs (rollout token i, train token i + lag) of some sequences; of several parts they add up."""
+    """Return sums over pairs (rollout token i, train token i + lag) of valid tokens, additive over parts."""
     sequence = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     x, y = (np.sqrt(np.clip(-values.astype(np.float64), 0, LOG_PROB_FLOOR)) for values in (rollout, train))
     good = mask & np.isfinite(rollout) & np.isfinite(train)
@@ -532,7 +525,7 @@ def alignment_sums(
 
 
 def check_alignment(sums: AlignmentSums, place: str, rollout: str, train: str) -> None:
-    """Refuse log-probs that fit one token to the side and not as they stand."""
+    """Refuse log-probs that fit after a shift by one token and not without it."""
     correlation = {lag: _correlation(*row) for lag, row in zip(LAGS, sums.tolist(), strict=True)}
     best = max(correlation, key=lambda lag: correlation[lag])
     here, there = correlation[0], correlation[best]

@@ -66,7 +66,6 @@ class ForeignRun:
 
     @property
     def recognized(self) -> bool:
-        """True if a file of a framework was read."""
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, framework: str = "") -> Batches:
@@ -97,7 +96,7 @@ class ForeignRun:
         self._sums += sums
 
     def finish(self) -> None:
-        """Check what all files together show."""
+        """Raise if all files together have no sequence, or if columns are shifted."""
         if self._first is None and self._alone is not None:
             raise _incomplete_error("train", *self._alone)
         if self._first is None or not self._sequences:
@@ -109,7 +108,7 @@ class ForeignRun:
         _check_alignment_sums(self._sums, self._place, self._first[1])
 
     def _without_missing(self, batch: pa.RecordBatch, layout: FileLayout) -> pa.RecordBatch:
-        """Tokens that the framework had no log-prob of are no valid ones."""
+        """Mask tokens for which the framework had no log-prob."""
         if not layout.missing:
             return batch
         mask = _flat_values(batch, "response_mask")
@@ -122,7 +121,7 @@ class ForeignRun:
         return batch.set_column(index, batch.schema.field(index), kept)
 
     def _without_copies(self, batch: pa.RecordBatch, layout: FileLayout, path: Path) -> pa.RecordBatch:
-        """The rows that no other file of the folder has: the same sequence of a step, with the same values."""
+        """Drop sequences that another file of the folder has with the same values."""
         if not layout.duplicates:
             return batch
         keep = np.ones(len(batch), bool)
@@ -142,7 +141,6 @@ class ForeignRun:
 
 
 def skipped_notes(missing: int, copies: int) -> list[str]:
-    """What a `ForeignRun` left out, in sentences."""
     notes = [f"{missing:,} tokens that have no log-prob in the source are masked out"] if missing else []
     return [*notes, f"{copies:,} sequences that several files hold are read once"] if copies else notes
 

@@ -53,7 +53,6 @@ SUFFIXES = (*JSON_LINES, ".json", ".csv", ".tsv", ".npz", ".safetensors", *TORCH
 
 
 def is_table(path: Path) -> bool:
-    """Return True if the suffix is one of a common format."""
     return path.suffix.lower() in SUFFIXES
 
 
@@ -70,7 +69,6 @@ def table_files(place: Path) -> list[Path]:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read a file as a table of one row per sequence or per token."""
     import polars as pl
 
     suffix = path.suffix.lower()
@@ -117,14 +115,12 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
 
 
 def _may_be_log_probs(kind: pa.DataType) -> bool:
-    """Return True for floats, alone or in lists, and for lists without a value."""
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     kind = kind.value_type if listed else kind
     return bool(pa.types.is_floating(kind) or (listed and (pa.types.is_null(kind) or pa.types.is_integer(kind))))
 
 
 def _narrow(table: pa.Table) -> pa.Table:
-    """Convert float64 columns to float32 if the values stay equal."""
     for index, one in enumerate(table.schema):
         listed = pa.types.is_list(one.type) or pa.types.is_large_list(one.type)
         if (one.type.value_type if listed else one.type) != pa.float64():
@@ -207,7 +203,6 @@ def _starts_with_bracket(column: Any) -> bool:
 
 
 def _lists_from_text(column: Any, path: Path) -> Any:
-    """Decode the JSON lists in the cells of a column."""
     import polars as pl
 
     try:
@@ -258,7 +253,6 @@ def _read_npz(path: Path) -> pa.Table:
 
 
 def zlib_error() -> type[Exception]:
-    """Return the exception of a damaged compressed stream."""
     import zlib
 
     return zlib.error
