@@ -82,7 +82,7 @@ def _check_files(paths: Sequence[str], rename: dict[str, str], *, verbose: bool,
     from dataclasses import asdict
 
     from mismatchctl.core.formatting import format_command
-    from mismatchctl.data.schema_check import check_files
+    from mismatchctl.data.reader import check_files
     from mismatchctl.frameworks.registry import column_aliases
     from mismatchctl.report.pages import checks
 

@@ -24,7 +24,7 @@ from mismatchctl.errors import EXIT_CANNOT_JUDGE, ConfigError
 
 if TYPE_CHECKING:
     from mismatchctl.api.integration import Edit, Integration
-    from mismatchctl.data.schema_check import FileCheck
+    from mismatchctl.data.reader import FileCheck
 
 RUNS = ("dense", "moe")
 SAMPLE_FOLDER = "sample_data"
@@ -250,7 +250,7 @@ def _read(path: Path) -> str:
 
 def _check_dump(path: str) -> None:
     """Print one line: whether the dump can be analyzed, and the most likely cause if its columns do not fit."""
-    from mismatchctl.data.schema_check import check_files
+    from mismatchctl.data.reader import check_files
     from mismatchctl.frameworks.registry import column_aliases
 
     files = check_files([path], aliases=column_aliases())

@@ -1,18 +1,18 @@
-"""The reader: a Dump has files, units of work, and the batches of each unit."""
+"""The reader: a Dump has files, units of work, and the batches of each unit. `check_files` describes bad files, too."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import TokenBatch
-from mismatchctl.core.schema import COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS
+from mismatchctl.core.schema import COLUMNS, COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS
 from mismatchctl.data.blocks import (
     ADVANTAGES_COLUMN,
     CURRENT_COLUMN,
@@ -32,11 +32,11 @@ from mismatchctl.data.catalog import (
     require_files,
     split_unit,
 )
-from mismatchctl.data.files import NO_ROW_REMEDY, ColumnNames, DumpFile, ReadUnit
+from mismatchctl.data.files import NO_ROW_REMEDY, ColumnNames, DumpFile, FileFooter, HiveValue, ReadUnit
 from mismatchctl.data.layouts import read_long, read_token_ids, read_wide
-from mismatchctl.data.paths import DumpSource, discover_files, find_unread_files
+from mismatchctl.data.paths import DumpSource, UnopenedFile, discover_files, find_unread_files
 from mismatchctl.data.problems import Problems
-from mismatchctl.errors import ConfigError, DataError, option
+from mismatchctl.errors import ConfigError, DataError, option, suggestion
 from mismatchctl.io.stores import escape_unprintable
 
 BadDataPolicy = Literal["error", "skip", "mask"]
@@ -265,3 +265,149 @@ def _projected_columns(file: DumpFile, columns: Sequence[str]) -> list[str]:
 
 def _is_batch_column(file: DumpFile, name: str) -> bool:
     return name not in COLUMNS_BY_NAME or name in _TOKEN_FIELDS or not file.is_per_token(name)
+
+
+_UNUSABLE = "the file can't be used"
+
+
+@dataclass(frozen=True)
+class RecognizedColumn:
+    """A canonical column and the column of the file that it matches."""
+
+    name: str
+    actual: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class UnknownColumn:
+    """A column that is not in the schema. `hint` suggests a canonical column."""
+
+    name: str
+    dtype: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class BadValues:
+    """One kind of bad value: the number of sequences, and the first example."""
+
+    column: str
+    reason: str
+    sequences: int
+    row: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """Results of checking one file."""
+
+    path: str
+    run: str
+    error: str | None = None
+    layout: str | None = None
+    size: int = 0
+    rows: int = 0
+    row_groups: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    recognized: tuple[RecognizedColumn, ...] = ()
+    partition: Mapping[str, HiveValue] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[UnknownColumn, ...] = ()
+    bad: tuple[BadValues, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        return self.error is None and not self.bad
+
+
+def check_files(
+    paths: Sequence[str],
+    rename: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] | None = None,
+) -> list[FileCheck]:
+    """Open, read and describe all files, including bad ones."""
+    found, _ = discover_files(paths)
+    names = ColumnNames(rename or {}, aliases or {})
+    wanted = (CURRENT_COLUMN, ADVANTAGES_COLUMN)
+    catalog = build_catalog(found, names, wanted, skip=True)
+    dump = Dump(catalog, (), wanted=wanted, by=(), on_bad="skip")
+    footers = {footer.found.path: footer for footer in catalog.footers}
+    unreadable = [_describe_unusable(one, footers.get(one.path), catalog, names) for one in found]
+    scanned = {file.path: _scan_file(dump, file, footers[file.path], names) for file in dump.files}
+    try:
+        dump.require_tokens(sum(check.tokens for check in scanned.values()) if scanned else 1)
+    except DataError as error:
+        scanned = {path: check if check.bad else replace(check, error=error.problem) for path, check in scanned.items()}
+    return [scanned.get(check.path, check) for check in unreadable]
+
+
+def _scan_file(dump: Dump, file: DumpFile, footer: FileFooter, names: ColumnNames) -> FileCheck:
+    problems, sequences, tokens = Problems(), 0, 0
+    for unit in dump.units:
+        if unit.file.index == file.index:
+            for batch in dump.read(unit, problems):
+                sequences, tokens = sequences + len(batch), tokens + batch.tokens
+    bad = [
+        BadValues(example.column, reason, problems.counts[path, reason], example.row, example.problem)
+        for (path, reason), example in problems.examples.items()
+    ]
+    return replace(
+        _describe_columns(footer, file.columns, file.partition, file.ignored, file.layout == "wide", names),
+        layout=file.layout,
+        sequences=sequences,
+        tokens=tokens,
+        bad=tuple(sorted(bad, key=lambda one: (one.row, one.reason))),
+    )
+
+
+def _describe_unusable(
+    found: UnopenedFile, footer: FileFooter | None, catalog: Catalog, names: ColumnNames
+) -> FileCheck:
+    error = catalog.problems.files.get(found.path, None if found.foreign else _UNUSABLE)
+    if footer is None:
+        return FileCheck(found.path, found.run, error, partition=found.partition)
+    columns = names.match(footer, lenient=True)
+    return replace(_describe_columns(footer, columns, found.partition, {}, True, names), error=error)
+
+
+def _describe_columns(
+    footer: FileFooter,
+    columns: Mapping[str, str],
+    partition: Mapping[str, HiveValue],
+    ignored: Mapping[str, str],
+    wide: bool,
+    names: ColumnNames,
+) -> FileCheck:
+    """Describe the columns of a file. The wide layout has no `position`."""
+    used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
+    known = sorted({*COLUMNS_BY_NAME, *names.aliases} - used)
+    absent = (column.name for column in COLUMNS if not column.required and not (wide and column.name == "position"))
+    return FileCheck(
+        path=footer.found.path,
+        run=footer.found.run,
+        size=footer.size,
+        rows=sum(footer.contents.rows),
+        row_groups=len(footer.contents.rows),
+        recognized=tuple(
+            RecognizedColumn(name, escape_unprintable(actual), escape_unprintable(str(footer.types[actual])))
+            for name, actual in columns.items()
+        ),
+        partition=partition,
+        absent=tuple(name for name in absent if name not in columns and name not in partition),
+        ignored=ignored,
+        unknown=tuple(
+            UnknownColumn(
+                escape_unprintable(name),
+                escape_unprintable(str(kind)),
+                f" (another column is {names.aliases[name]} already)"
+                if name in names.aliases
+                else suggestion(name, known),
+            )
+            for name, kind in footer.types.items()
+            if name not in used
+        ),
+    )

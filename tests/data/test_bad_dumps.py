@@ -11,8 +11,7 @@ from mismatchctl.api.diagnose import diagnose
 from mismatchctl.data.conversion import convert_dump
 from mismatchctl.data.formats import ArrowContents
 from mismatchctl.data.problems import Fault, Problems
-from mismatchctl.data.reader import open_dump
-from mismatchctl.data.schema_check import check_files
+from mismatchctl.data.reader import check_files, open_dump
 from mismatchctl.errors import ConfigError, DataError
 from tests.cli.command import at_once
 from tests.factories.dump_files import MASK, ROLLOUT, TRAIN, batches, content, lists, read, to_long, wide, write

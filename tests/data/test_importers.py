@@ -20,8 +20,7 @@ import torch
 from mismatchctl.data.conversion import convert_dump
 from mismatchctl.data.importers import sources
 from mismatchctl.data.importers.rows import alignment_sums, all_layouts, check_alignment
-from mismatchctl.data.reader import open_dump
-from mismatchctl.data.schema_check import check_files
+from mismatchctl.data.reader import check_files, open_dump
 from mismatchctl.errors import ConfigError, DataError
 from tests.cli.command import run
 from tests.data.converted_rows import converted

@@ -82,7 +82,7 @@ def result(folder: Path) -> Callable[[bytes], None]:
 @door
 def footer(folder: Path) -> Callable[[bytes], None]:
     """A Parquet file, bytes of its footer exchanged: three of the input say where and what."""
-    from mismatchctl.data.schema_check import check_files
+    from mismatchctl.data.reader import check_files
     from mismatchctl.errors import MismatchctlError
     from tests.factories.dumps import make_dump
 

@@ -12,7 +12,7 @@ from mismatchctl.report.document import Card, Document, Facts, Headline, Note, S
 
 if TYPE_CHECKING:
     from mismatchctl.api.doctor import Dependency, Machine, SelfTestCheck
-    from mismatchctl.data.schema_check import FileCheck
+    from mismatchctl.data.reader import FileCheck
 
 _SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_LENGTH = 3, 3, 130
 """Kinds of files, findings and characters of a fault in a terminal without `whole`."""
