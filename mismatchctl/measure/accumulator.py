@@ -10,9 +10,9 @@ from operator import add
 import numpy as np
 
 from mismatchctl.measure.cluster_table import GROUP_CAP, Hashes, LabelValue, PromptCounter, step_hash
-from mismatchctl.measure.columns import CLUSTERS_COLUMN, EMPTY_CLUSTER_COLUMN, MISMATCH_NAME
+from mismatchctl.measure.columns import MISMATCH_NAME
 from mismatchctl.measure.groups import ClosedSums, GroupCells, GroupMerger, SumsCloser, group_by_value
-from mismatchctl.measure.metrics.evaluation import STEP_METRICS, EstimateRow, Evaluator
+from mismatchctl.measure.metrics.evaluation import METRICS_NOT_BY_STEP, EstimateRow, Evaluator
 from mismatchctl.measure.reduction import MeasurePlan, Sums
 from mismatchctl.measure.sums import CellSums, RunSums
 
@@ -65,7 +65,7 @@ class Accumulator(GroupMerger[CellSums]):
                 self.factors += [(run, str(step), *found) for found in closing.factors(number)]
         closed = closing.close(whole, np.arange(len(whole)))
         totals.steps += steps
-        totals.groups.append(self.evaluator.evaluate(closed, STEP_METRICS))
+        totals.groups.append(self.evaluator.evaluate(closed, METRICS_NOT_BY_STEP))
         salts = np.array([step_hash(step) for step in steps], np.uint64)
         self._extend(totals, "", None, closed, salts)
         if not self.plan.by:
@@ -79,10 +79,8 @@ class Accumulator(GroupMerger[CellSums]):
         plan, names = self.plan, self.evaluator.columns
         if plan.by_prompt:
             prompts = totals.prompts.setdefault((column, value), PromptCounter())
-            emptied = [names.position(index, EMPTY_CLUSTER_COLUMN.name) for index, _ in enumerate(plan.corrections)]
-            closed = closed.count_prompts(
-                prompts, np.array([names.position(MISMATCH_NAME, CLUSTERS_COLUMN.name), *emptied])
-            )
+            emptied = [names.position(index, "empty_cluster") for index, _ in enumerate(plan.corrections)]
+            closed = closed.count_prompts(prompts, np.array([names.position(MISMATCH_NAME, "clusters"), *emptied]))
         if not column:
             totals.overall = _extend_total(totals.overall, closed, salts, plan)
         else:

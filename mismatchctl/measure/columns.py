@@ -371,9 +371,9 @@ class SumColumn(Generic[FactsT]):
     """A column of the cluster table."""
 
     name: str  # unique within its pair of policies or correction
-    # function of the facts of a block that returns the values [S]. Null for columns of kernels and of closed groups.
+    # function of the facts of a block that returns the values [S]. Null for columns of kernels.
     compute: ColumnFunction[FactsT] | None = None
-    scope: Literal["token", "sequence", "cluster"] = "sequence"  # what it is a sum over or a function of
+    scope: Literal["token", "sequence"] = "sequence"  # what it is a sum over or a function of
     # how the values of sequences combine. A minimum is a maximum of negated values.
     merge: Literal["sum", "largest"] = "sum"
     stored: bool = True  # False for a column that only other columns are computed from
@@ -507,14 +507,6 @@ def list_columns(correction: Correction, *, losses: bool) -> tuple[SumColumn[Cor
         *(_LOSS_COLUMNS if losses else ()),
         *_EXTREME_COLUMNS,
     )
-
-
-FACTOR_COLUMN = SumColumn[CorrectionFacts]("factor", scope="cluster")
-"""Tokens times normalization factor of a correction."""
-CLUSTERS_COLUMN = SumColumn[PairFacts]("clusters", scope="cluster")
-"""Clusters with a token, if clusters are not folded."""
-EMPTY_CLUSTER_COLUMN = SumColumn[CorrectionFacts]("empty_cluster", scope="cluster")
-"""Such clusters that a correction rejects completely."""
 
 
 def column_names(columns: Iterable[SumColumn[FactsT]], merge: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from mismatchctl.measure.cluster_table import (
     merge_rows,
     take_rows,
 )
-from mismatchctl.measure.columns import CLUSTERS_COLUMN, EMPTY_CLUSTER_COLUMN, FACTOR_COLUMN, MISMATCH_NAME
+from mismatchctl.measure.columns import MISMATCH_NAME
 from mismatchctl.measure.reduction import BreakdownValues, MeasurePlan, check_breakdown_values
 from mismatchctl.measure.sums import CellSums, PairSums
 
@@ -230,13 +230,14 @@ def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correct
 
 
 def closed_axis(plan: MeasurePlan) -> TableAxis:
+    """Return the columns of a closed table: also tokens times factor, clusters with a token, and empty ones of them."""
     numbers = range(len(plan.corrections))
     return TableAxis(
         (
             *plan.sums.names,
-            *((index, FACTOR_COLUMN.name) for index in numbers),
-            (MISMATCH_NAME, CLUSTERS_COLUMN.name),
-            *((index, EMPTY_CLUSTER_COLUMN.name) for index in numbers),
+            *((index, "factor") for index in numbers),
+            (MISMATCH_NAME, "clusters"),
+            *((index, "empty_cluster") for index in numbers),
         )
     )
 

@@ -39,10 +39,10 @@ from mismatchctl.io.files import (
 )
 from mismatchctl.measure.accumulator import Accumulator, NormalizationFactors, RunTotals
 from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, step_hash
-from mismatchctl.measure.columns import CLUSTERS_COLUMN, MISMATCH_NAME
+from mismatchctl.measure.columns import MISMATCH_NAME
 from mismatchctl.measure.groups import ClosedSums
 from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS
-from mismatchctl.measure.metrics.evaluation import OTHER_PAIR_METRICS, VALUE_METRICS, EstimateRow, Estimates
+from mismatchctl.measure.metrics.evaluation import OTHER_PAIR_METRICS, REPEATED_METRICS, EstimateRow, Estimates
 from mismatchctl.measure.metrics.metric import Estimate
 from mismatchctl.measure.reduction import MeasurePlan
 from mismatchctl.measure.sums import PairSums, WorstRows
@@ -67,7 +67,7 @@ class ClusterTables:
         self._columns = {
             _column_title(of, name, plan): place
             for place, (of, name) in enumerate(axis.names)
-            if plan.every_cluster or (of == MISMATCH_NAME and name != CLUSTERS_COLUMN.name)
+            if plan.every_cluster or (of == MISMATCH_NAME and name != "clusters")
         }
 
     def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
@@ -250,7 +250,7 @@ def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: Clust
     plan, by = accumulator.plan, {}
     for column, cells in totals.by.items():
         closed = (ClosedSums.from_cell(cell, by_prompt=plan.by_prompt) for cell in cells.values())
-        rows = EstimateRow.concatenate([accumulator.evaluator.evaluate(cell, VALUE_METRICS) for cell in closed])
+        rows = EstimateRow.concatenate([accumulator.evaluator.evaluate(cell, REPEATED_METRICS) for cell in closed])
         by[column] = _build_groups(list(cells), rows, [correction.name for correction in plan.corrections])
         by[column].clusters = tables.value_table([cells[value].table for value in by[column].labels])
     return by

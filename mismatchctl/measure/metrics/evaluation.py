@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,27 +31,6 @@ from mismatchctl.measure.reduction import MeasurePlan
 Estimates = dict[str, Estimate]
 IMAGINARY_STEP = 1e-100
 """Step of the complex-step derivative: exact because it vanishes next to every total, even 1e-15 squared."""
-
-
-@dataclass(frozen=True)
-class MetricSelection:
-    """Selection of metrics for some cells."""
-
-    excluded: frozenset[str] = frozenset()  # metrics of facets and other pairs that are left out
-    without_errors: frozenset[str] = frozenset()  # metrics without errors and intervals
-    corrections_with_errors: frozenset[str] | None = None  # metrics of corrections with errors. Default: all.
-
-
-ALL_METRICS = MetricSelection()
-
-
-@dataclass(frozen=True)
-class MetricSection:
-    """Metrics of one pair of policies, or of one correction by its number."""
-
-    metrics: tuple[Metric, ...]
-    owner: ColumnSubject
-    without_errors: frozenset[str]
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
@@ -94,6 +73,10 @@ def _join_estimates(parts: Sequence[Estimates]) -> Estimates:
     return {key: Estimate.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
+_Section = tuple[tuple[Metric, ...], Collection[str]]
+"""Metrics, and the keys of metrics without errors."""
+
+
 class Evaluator:
     """Evaluates every metric of a plan on closed cells, each formula once for all cells."""
 
@@ -101,30 +84,28 @@ class Evaluator:
         self.plan = plan
         self.columns = closed_axis(plan)
 
-    def sections(self, kept: MetricSelection) -> Iterator[MetricSection]:
-        facets = (metric for facet in self.plan.facets for metric in facet.metrics)
-        own = (*BASE_METRICS, *PAIR_METRICS, *(metric for metric in facets if metric.key not in kept.excluded))
-        yield MetricSection(own, MISMATCH_NAME, kept.without_errors)
+    def _sections(self, excluded: frozenset[str] | None) -> Iterator[tuple[ColumnSubject, _Section]]:
+        """Yield the metrics of each pair of policies and of each correction, and those without errors."""
+        absent = excluded or frozenset()
+        unsure = frozenset() if excluded is None else OTHER_PAIR_METRICS - OTHER_METRICS_WITH_ERRORS
+        facets = (metric for facet in self.plan.facets for metric in facet.metrics if metric.key not in absent)
+        yield MISMATCH_NAME, ((*BASE_METRICS, *PAIR_METRICS, *facets), unsure)
         for pair in self.plan.pairs[1:]:
-            own = (
-                *(metric for metric in PAIR_METRICS if pair.key(metric.key) not in kept.excluded),
-                *SPLITS.get(pair.name, ()),
-            )
-            unsure = (metric.key for metric in own if kept.without_errors & {metric.key, pair.key(metric.key)})
-            yield MetricSection(own, pair.name, frozenset(unsure))
+            own = tuple(metric for metric in PAIR_METRICS if pair.key(metric.key) not in absent)
+            own += SPLITS.get(pair.name, ())
+            yield pair.name, (own, {metric.key for metric in own if unsure & {metric.key, pair.key(metric.key)}})
         for index, correction in enumerate(self.plan.corrections):
-            own = tuple(correction_metrics(correction, self.plan.has_losses))
-            unsure = (
-                metric.key
-                for metric in own
-                if kept.corrections_with_errors is not None and metric.key not in kept.corrections_with_errors
-            )
-            yield MetricSection(own, index, frozenset(unsure))
+            own = correction_metrics(correction, self.plan.has_losses)
+            keys = () if excluded is None else (metric.key for metric in own)
+            yield index, (own, {key for key in keys if key not in METRICS_WITH_GROUP_ERRORS})
 
-    def evaluate(self, cells: ClosedSums, kept: MetricSelection = ALL_METRICS) -> EstimateRow:
+    def evaluate(self, cells: ClosedSums, excluded: frozenset[str] | None = None) -> EstimateRow:
+        """Evaluate all metrics. For the cells of a series, leave out the `excluded` ones and most errors."""
         totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
-        done = {section.owner: self._section(section, cells, totals, largest) for section in self.sections(kept)}
+        done = {
+            owner: self._section(owner, section, cells, totals, largest) for owner, section in self._sections(excluded)
+        }
         metrics = _add_z(done[MISMATCH_NAME])
         for pair in self.plan.pairs[1:]:
             shares = {metric.key for metric in SPLITS.get(pair.name, ())}
@@ -140,28 +121,32 @@ class Evaluator:
             corrections.append(estimates)
         return EstimateRow(metrics, corrections)
 
-    def _section(self, section: MetricSection, cells: ClosedSums, totals: Float64s, largest: Float64s) -> Estimates:
+    def _section(
+        self, owner: ColumnSubject, section: _Section, cells: ClosedSums, totals: Float64s, largest: Float64s
+    ) -> Estimates:
         def read(name: str) -> Float64s:
-            return totals[:, self.columns.position(section.owner, name)]
+            return totals[:, self.columns.position(owner, name)]
 
-        of_maxima = self.plan.maxima.owner_columns(section.owner)
+        metrics, without_errors = section
+        of_maxima = self.plan.maxima.owner_columns(owner)
         maxima = {name: largest[:, position] for name, position in of_maxima.items()}
-        smooth = [metric for metric in section.metrics if metric.formula is not None or metric.extreme is not None]
+        smooth = [metric for metric in metrics if metric.formula is not None or metric.extreme is not None]
         with np.errstate(all="ignore"):
             reader = ColumnReader(read)
             values = {metric.key: evaluate_metric(metric, reader, maxima, (len(cells),)) for metric in smooth}
-            uncertain = [m for m in smooth if m.formula and m.has_error and m.key not in section.without_errors]
-            errors = self._errors(uncertain, section.owner, read, cells, values)
-            self._add_tail_metrics(section, cells, read, maxima, values, errors)
+            uncertain = [m for m in smooth if m.formula and m.has_error and m.key not in without_errors]
+            errors = self._errors(uncertain, owner, read, cells, values)
+            self._add_tail_metrics(owner, section, cells, read, maxima, values, errors)
         empty, nothing = read("tokens") == 0, _Uncertainty(None, None, None)
         return {
             metric.key: Estimate(values[metric.key], metric.undefined, empty, *errors.get(metric.key, nothing))
-            for metric in section.metrics
+            for metric in metrics
         }
 
     def _add_tail_metrics(
         self,
-        section: MetricSection,
+        owner: ColumnSubject,
+        section: _Section,
         cells: ClosedSums,
         read: Callable[[str], Float64s],
         maxima: Mapping[str, Float64s],
@@ -171,19 +156,19 @@ class Evaluator:
         def read_cell(cell: int, name: str) -> Any:
             return read(name)[cell]
 
-        of_tails = [(metric, metric.tail) for metric in section.metrics if metric.tail is not None]
-        quantiles = [(metric, metric.quantile) for metric in section.metrics if metric.quantile is not None]
+        of_tails = [(metric, metric.tail) for metric in section[0] if metric.tail is not None]
+        quantiles = [(metric, metric.quantile) for metric in section[0] if metric.quantile is not None]
         if not of_tails and not quantiles:
             return
         tails = [
-            MetricTails({name: float(each[cell]) for name, each in maxima.items()}, pairs.get(str(section.owner)))
+            MetricTails({name: float(each[cell]) for name, each in maxima.items()}, pairs.get(str(owner)))
             for cell, pairs in enumerate(cells.pairs)
         ]
         for metric, tail in of_tails:
             read_tails = [tail(ColumnReader(partial(read_cell, cell)), own) for cell, own in enumerate(tails)]
             values[metric.key] = np.array(read_tails, np.float64)
         shares = [share for _, share in quantiles]
-        sure = any(metric.key not in section.without_errors for metric, _ in quantiles)
+        sure = any(metric.key not in section[1] for metric, _ in quantiles)
         found = [
             [NO_QUANTILE] * len(shares)
             if own.pair is None
@@ -194,7 +179,7 @@ class Evaluator:
         ]
         for (metric, _), of_cells in zip(quantiles, zip(*found, strict=True), strict=True):
             values[metric.key], ends, covers = (np.array(each) for each in zip(*of_cells, strict=True))
-            if metric.key not in section.without_errors:
+            if metric.key not in section[1]:
                 errors[metric.key] = _Uncertainty(None, ends, covers)
 
     def _errors(
@@ -300,10 +285,3 @@ METRICS_WITH_GROUP_ERRORS = frozenset(
 """Metrics of corrections with standard errors per group."""
 OTHER_METRICS_WITH_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k3", "ratio_mean"))
 """Metrics of other pairs with standard errors per group."""
-STEP_METRICS = MetricSelection(
-    METRICS_NOT_BY_STEP, OTHER_PAIR_METRICS - OTHER_METRICS_WITH_ERRORS, METRICS_WITH_GROUP_ERRORS
-)
-VALUE_METRICS = MetricSelection(
-    REPEATED_METRICS, OTHER_PAIR_METRICS - OTHER_METRICS_WITH_ERRORS, METRICS_WITH_GROUP_ERRORS
-)
-"""Metrics by value of a `--by` column."""
