@@ -22,7 +22,7 @@ from mismatchctl.measure.cluster_table import (
     take_rows,
 )
 from mismatchctl.measure.columns import MISMATCH_NAME
-from mismatchctl.measure.reduction import BreakdownValues, MeasurePlan, check_breakdown_values
+from mismatchctl.measure.reduction import MeasurePlan, check_breakdown_values
 from mismatchctl.measure.sums import CellSums, PairSums
 
 _EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1 -> column with the number of tokens
@@ -265,7 +265,8 @@ class GroupMerger(ABC, Generic[CellT]):
     closing_size: ClassVar[int] = 1 << 22
 
     def __init__(self, by: Sequence[str]) -> None:
-        self._by, self._breakdown = by, BreakdownValues(by)
+        self._by = by
+        self._known_values: dict[tuple[str, str], set[LabelValue]] = {}
         self._open: dict[tuple[str, LabelValue], GroupCells[CellT]] = {}
         self._complete: dict[tuple[str, LabelValue], GroupCells[CellT]] = {}
         self._complete_size = 0
@@ -291,7 +292,10 @@ class GroupMerger(ABC, Generic[CellT]):
         cells = self._open[key]
         cells[values] = self._merge_cells(cells[values], cell) if values in cells else cell
         check_breakdown_values(self._by, len(cells))
-        self._breakdown.add(run, values)
+        for column, value in zip(self._by, values, strict=True):
+            known = self._known_values.setdefault((run, column), set())
+            known.add(value)
+            check_breakdown_values([column], len(known))
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
         """Close groups that cannot grow, once there are enough of them."""

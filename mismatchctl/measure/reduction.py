@@ -155,22 +155,21 @@ class Sums:
 
 
 def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
-    found = gather_cells(batch, run, plan.by)
+    batch, names, bounds = gather_cells(batch, run, plan.by)
     result = Sums()
-    for name, together in itertools.groupby(range(len(found.names)), key=lambda cell: found.names[cell][0]):
+    for name, together in itertools.groupby(range(len(names)), key=lambda cell: names[cell][0]):
         cells = list(together)
-        bounds = found.bounds[cells[0] : cells[-1] + 2]
-        part = found.batch.sequences(int(bounds[0]), int(bounds[-1]))
-        names = [found.names[cell][1] for cell in cells]
-        result = result + _reduce_run(part, name, names, np.diff(bounds), plan)
+        own = bounds[cells[0] : cells[-1] + 2]
+        part = batch.sequences(int(own[0]), int(own[-1]))
+        result = result + _reduce_run(part, name, [names[cell][1] for cell in cells], np.diff(own), plan)
     return result
 
 
 def split_steps(batch: TokenBatch, run: str) -> Iterator[tuple[str, CellKey, TokenBatch]]:
     """Split a batch into the steps of its runs. The sequences of a step keep their order."""
-    found = gather_cells(batch, run, ())
-    for (name, cell), (start, stop) in zip(found.names, itertools.pairwise(found.bounds.tolist()), strict=True):
-        yield name, cell, found.batch.sequences(start, stop)
+    batch, names, bounds = gather_cells(batch, run, ())
+    for (name, cell), (start, stop) in zip(names, itertools.pairwise(bounds.tolist()), strict=True):
+        yield name, cell, batch.sequences(start, stop)
 
 
 def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
@@ -186,17 +185,11 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
         yield run if own is None else str(own), batch.take(rows)
 
 
-@dataclass(frozen=True)
-class GatheredBatch:
-    """A batch sorted by cell: run and cell of each part, and the bounds of the parts [cells + 1]."""
+def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenBatch, list[tuple[str, CellKey]], Ints]:
+    """Sort a batch by cell, with the run and cell of each part, and the bounds of the parts [cells + 1].
 
-    batch: TokenBatch
-    names: list[tuple[str, CellKey]]
-    bounds: Ints
-
-
-def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> GatheredBatch:
-    """Sort a batch by cell. The sequences of a cell keep their order."""
+    The sequences of a cell keep their order.
+    """
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
     labels = number_rows(keys[2:], groups)
@@ -210,21 +203,7 @@ def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> GatheredBatc
     for start in starts.tolist():
         own, *cell = [None if key is None else to_plain_value(key[start]) for key in keys]
         names.append((run if own is None else str(own), (cell[0], tuple(cell[1:]))))
-    return GatheredBatch(batch, names, np.append(starts, len(batch)))
-
-
-class BreakdownValues:
-    """Known values of the `--by` columns, per run."""
-
-    def __init__(self, by: Sequence[str]) -> None:
-        self._by = by
-        self._values: dict[tuple[str, str], set[LabelValue]] = {}
-
-    def add(self, run: str, values: Sequence[LabelValue]) -> None:
-        for column, value in zip(self._by, values, strict=True):
-            found = self._values.setdefault((run, column), set())
-            found.add(value)
-            check_breakdown_values([column], len(found))
+    return batch, names, np.append(starts, len(batch))
 
 
 def check_breakdown_values(by: Sequence[str], values: int) -> None:

@@ -23,10 +23,10 @@ from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import DEFAULT_REPLAY_OPTIONS, Dtype, Framework, ReplayOptions
-from mismatchctl.measure.accumulator import Accumulator
 from mismatchctl.measure.cluster_table import cluster_hashes
 from mismatchctl.measure.kernels import Device, choose_kernel
 from mismatchctl.measure.kernels.kernel import Kernel
+from mismatchctl.measure.metrics.evaluation import Accumulator
 from mismatchctl.measure.reduction import MeasurePlan, Sums, reduce_batch
 from mismatchctl.results.model import Result
 from mismatchctl.results.summary import fit_run_growth, summarize_runs

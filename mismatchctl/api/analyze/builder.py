@@ -37,12 +37,19 @@ from mismatchctl.io.files import (
     natural_key,
     remove_folder,
 )
-from mismatchctl.measure.accumulator import Accumulator, NormalizationFactors, RunTotals
 from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, step_hash
 from mismatchctl.measure.columns import MISMATCH_NAME
 from mismatchctl.measure.groups import ClosedSums
 from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS
-from mismatchctl.measure.metrics.evaluation import OTHER_PAIR_METRICS, REPEATED_METRICS, EstimateRow, Estimates
+from mismatchctl.measure.metrics.evaluation import (
+    OTHER_PAIR_METRICS,
+    REPEATED_METRICS,
+    Accumulator,
+    EstimateRow,
+    Estimates,
+    NormalizationFactors,
+    RunTotals,
+)
 from mismatchctl.measure.metrics.metric import Estimate
 from mismatchctl.measure.reduction import MeasurePlan
 from mismatchctl.measure.sums import PairSums, WorstRows

@@ -201,10 +201,9 @@ def add_families(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list
 
 
 def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> FamilyCells:
-    found = gather_cells(batch, run, plan.base.by)
-    cells = np.repeat(np.arange(len(found.names)), np.diff(found.bounds))
-    reduced = _reduce_cells(found.batch, cells, len(found.names), plan)
-    return dict(zip(found.names, map(list, zip(*reduced, strict=True)), strict=True))
+    batch, names, bounds = gather_cells(batch, run, plan.base.by)
+    reduced = _reduce_cells(batch, np.repeat(np.arange(len(names)), np.diff(bounds)), len(names), plan)
+    return dict(zip(names, map(list, zip(*reduced, strict=True)), strict=True))
 
 
 def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -> list[list[FamilySums]]:
