@@ -112,7 +112,7 @@ def _numeric_label(label: object) -> object:
         return label
 
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON format. It increases if a key changes its meaning or is removed."""
 METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 """Metrics with a standard error over clusters in overall rows, in a column `<key>_se`."""
@@ -173,7 +173,6 @@ class Sweep(View):
         groups: lazy rows of training steps and of `--by` values, possibly on disk, without errors and `pareto`. An
             undefined value is null, an overflow is infinite. `reason` explains it.
         targets: solved thresholds.
-        saved_marks: preset marks from a file, by default of this version.
         forecasts: requested predictions.
         by: columns broken down by.
         summary: the answer for each run, in sentences.
@@ -188,7 +187,6 @@ class Sweep(View):
     left_out: list[SkippedData] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     targets: tuple[SolvedThreshold, ...] = ()
-    saved_marks: tuple[PresetMark, ...] | None = None
     forecasts: tuple[Forecast, ...] = ()
     by: tuple[str, ...] = ()
     folder: TemporaryFolder | None = None
@@ -198,7 +196,7 @@ class Sweep(View):
     @cached_property
     def marks(self) -> tuple[PresetMark, ...]:
         """Presets on the axes. The preset files are read on first access."""
-        return preset_marks(self.studies, load_presets()) if self.saved_marks is None else self.saved_marks
+        return preset_marks(self.studies, load_presets())
 
     @property
     def runs(self) -> list[str]:
@@ -252,7 +250,6 @@ class Sweep(View):
                 }
                 for study in self.studies
             ],
-            "presets": [asdict(mark) for mark in self.marks],
             "targets": [asdict(target) for target in self.targets],
             "predictions": [asdict(forecast) for forecast in self.forecasts],
         }

@@ -12,7 +12,6 @@ from mismatchctl.api.sweep.result import (
     GROUP_SCOPE,
     OVERALL_SCOPE,
     Forecast,
-    PresetMark,
     SolvedThreshold,
     Sweep,
     sweep_sentences,
@@ -52,7 +51,7 @@ class _StudyData(_SavedModel):
 class _SweepData(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    format: Literal[1]
+    format: Literal[1, 2]
     tool: str
     version: str
     inputs: list[InputFile]
@@ -60,7 +59,7 @@ class _SweepData(BaseModel):
     warnings: list[str]
     says: dict[str, list[str]] = Field(default_factory=dict)
     studies: list[_StudyData] = Field(min_length=1)
-    presets: list[PresetMark]
+    presets: list[Any] = Field(default_factory=list)  # of format 1
     targets: list[SolvedThreshold]
     predictions: list[Forecast]
     table: dict[str, ColumnValues]
@@ -83,7 +82,6 @@ def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
         left_out=saved.left_out,
         warnings=saved.warnings,
         targets=tuple(saved.targets),
-        saved_marks=tuple(saved.presets),
         forecasts=tuple(saved.predictions),
         version=saved.version,
     )
@@ -164,11 +162,8 @@ def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
 
 
 def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _SweepData) -> None:
-    """Raise if marks, targets or predictions refer to unknown runs, studies or points."""
+    """Raise if targets or predictions refer to unknown runs, studies or points."""
     names = {study.name: study for study in studies}
-    for mark in saved.presets:
-        if mark.correction not in names or mark.path not in {axis.path for axis in names[mark.correction].axes}:
-            raise ValueError(f"presets: {mark.path} of {mark.correction} does not vary")
     for target in saved.targets:
         if target.run not in runs:
             raise ValueError(f"targets: unknown run {target.run}")
