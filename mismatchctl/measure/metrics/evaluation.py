@@ -207,7 +207,7 @@ class Evaluator:
         errors: dict[str, _Uncertainty] = {}
         for metric in metrics:
             influence = np.zeros(len(of_row))
-            for name, slope in formula_slopes(metric, read):
+            for name, slope in formula_slopes(metric, lambda name: read(name) + 0j):
                 column = cells.sums[:, self.columns.position(owner, name)]
                 influence += column * np.broadcast_to(slope, len(cells))[of_row]
             influence *= influence
