@@ -41,18 +41,7 @@ _REPLAY = (
 def lint(
     config: str | Path, dumps: Sequence[DumpSource] = (), framework: str = "", rename: Mapping[str, str] | None = None
 ) -> tuple[Framework, list[LintMessage]]:
-    """Return the problems of a configuration in a framework's own keys, the worst first.
-
-    Args:
-        config: YAML or JSON file.
-        dumps: dumps to test its rejection on.
-        framework: name of the framework. Empty: detect it from the keys.
-        rename: canonical column -> name in the dumps.
-
-    Raises:
-        ConfigError: the file cannot be read, or does not belong to a known framework.
-        DataError: dumps cannot be used.
-    """
+    """Return the problems of a configuration in a framework's own keys, the worst first."""
     all_written = read_native_configs(config, framework, of_any=True)
     found: list[LintMessage] = []
     for written in all_written:

@@ -40,14 +40,6 @@ _SCHEMES = (
 """TIS, IcePop, seq-mask-tis, and the trust regions."""
 
 
-def _old_form(kind: str) -> Any:
-    return lambda low, high: {"correct": True, "type": kind, "threshold": (low, high)}
-
-
-def _renamed_form(scheme: Mapping[str, str]) -> Any:
-    return lambda low, high: {**scheme, "is_correction_threshold": (0.0 if low is None else low, high)}
-
-
 class OpenRlhf(PlainFramework):
     """OpenRLHF: weights between two bounds. Masks do not change the denominators."""
 
@@ -86,13 +78,22 @@ class OpenRlhf(PlainFramework):
         if self.renamed:
             self.options = {"is_correction_level": "off", "is_correction_mode": "mask", "is_correction_gating": "ratio"}
             self.options |= loss
-            self.forms = (*map(_renamed_form, _SCHEMES), lambda low, high: {"is_correction_level": "off"})
+            self.forms = (
+                *(lambda low, high, one=one: one | {"is_correction_threshold": (low or 0.0, high)} for one in _SCHEMES),
+                lambda low, high: {"is_correction_level": "off"},
+            )
         else:
             self.options = {"correct": True, "type": "tis", "threshold": (0.5, 5.0)} | loss
             del self.options["is_correction_threshold"]
             self.aliases = _OLD_NAMES
             self.internal = frozenset({"correct", "type", "threshold"})
-            self.forms = (*map(_old_form, _TYPES), lambda low, high: {"correct": False})
+            self.forms = (
+                *(
+                    lambda low, high, kind=kind: {"correct": True, "type": kind, "threshold": (low, high)}
+                    for kind in _TYPES
+                ),
+                lambda low, high: {"correct": False},
+            )
             self.switch = Switch(
                 "correct",
                 "is_correction_enable",
@@ -158,13 +159,12 @@ class OpenRlhf(PlainFramework):
             return None, ()
         if mode == "clip":
             return Weight(clip=(low, high), clamp="none"), ()
-        common: dict[str, Any] = {"clamp": "none", "effect": "zero"}
-        if gating == "ratio":
-            by: Any = "token" if level == "token" else "geometric"
-            return Weight(clamp="none"), (Gate(level=by, keep=(low, high), **common),)
-        statistic: Any = _GATINGS[gating]
-        over: Any = "token" if level == "token" else "mean"
-        return Weight(clamp="none"), (Gate(statistic=statistic, level=over, keep=(None, high), **common),)
+        rule: dict[str, Any] = {"keep": (low, high), "level": "geometric"}
+        if gating != "ratio":
+            rule = {"keep": (None, high), "level": "mean", "statistic": _GATINGS[gating]}
+        if level == "token":
+            rule["level"] = "token"
+        return Weight(clamp="none"), (Gate(**rule, clamp="none", effect="zero"),)
 
     @staticmethod
     def _limits(options: Options) -> tuple[float, float]:
@@ -180,14 +180,15 @@ class OpenRlhf(PlainFramework):
     def shown_keep(self, run: ConfiguredStep) -> Any:
         return self.shown_weights(run) != 0
 
+    def _gspo_ratio(self, run: ConfiguredStep) -> Array:
+        return run.segments.spread(run.row_means(run.v if self.corrects(run.options) else run.u))
+
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         options = run.options
         low, high = 1 - options["clip_eps_low"], 1 + options["clip_eps_high"]
-        some = float((run.lengths > 0).sum())
-        shares = run.by_rows(rows=some)
+        shares = run.by_rows(rows=float((run.lengths > 0).sum()))
         if options["policy_loss_type"] == "gspo":
-            x = run.segments.spread(run.row_means(run.v if self.corrects(options) else run.u))
-            term = losses.ppo_loss(run.advantages, x, low, high, mean_over=run.segments)
+            term = losses.ppo_loss(run.advantages, self._gspo_ratio(run), low, high, mean_over=run.segments)
             return [(term, shares)]
         term = losses.ppo_loss(run.advantages, run.u.clip(-20, 20), low, high, dual=options["dual_clip"])
         if options["token_level_loss"]:
@@ -199,15 +200,12 @@ class OpenRlhf(PlainFramework):
         low, high = 1 - run.options["clip_eps_low"], 1 + run.options["clip_eps_high"]
         gspo = run.options["policy_loss_type"] == "gspo"
         if run.has_loss:
-            x = run.segments.spread(run.row_means(run.v if self.corrects(run.options) else run.u)) if gspo else run.u
-            ratio = exp(x)
+            ratio = exp(self._gspo_ratio(run) if gspo else run.u)
             flags = -run.advantages * ratio.clip(low, high) > -run.advantages * ratio
             logged["ppo_clip_ratio"] = run.mean(flags)
             logged["ppo_kl"] = run.mean(-run.u)
         if not gspo and self.corrects(run.options):
             logged["vllm_kl"] = run.mean(-run.d)
-            if self.renamed:
-                logged["is_filter_ratio"] = self._filtered(run)
             if self.renamed:
                 logged["is_filter_ratio"] = self._filtered(run)
         return logged
