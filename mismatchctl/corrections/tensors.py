@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,49 +62,36 @@ class TensorLayout:
         if not nested and len(getattr(self.original, "shape", ())) == 2:
             return _to_library(self.original, flat.reshape(tuple(self.original.shape)))
         parts = np.split(flat, np.cumsum(self.lengths)[:-1]) if self.rows else []
-        if (of_rows := _COLUMN_CONVERTERS.get(type(self.original).__module__.partition(".")[0])) is not None:
-            return of_rows(self.original, parts)
+        library = _library_of(self.original)
+        if library == "pandas":
+            return type(self.original)(parts, index=self.original.index)
+        if library == "polars":
+            return type(self.original)(self.original.name, [part.tolist() for part in parts])
+        if library == "pyarrow":
+            import pyarrow as pa
+
+            return pa.array([part.tolist() for part in parts])
         sample: Any = self.original.unbind()[0] if nested else self.original
         if not hasattr(sample, "dtype"):
             sample = self.original[0] if len(self.original) else []
-        if type(sample).__module__.partition(".")[0] == "torch":
-            import torch
-
-            own = [_to_library(sample, part) for part in parts]
-            return torch.nested.nested_tensor(own, layout=self.original.layout) if nested else own
         if not hasattr(sample, "dtype"):
             return [part.tolist() for part in parts]
-        return [_to_library(sample, part) for part in parts]
+        own = [_to_library(sample, part) for part in parts]
+        if nested:
+            import torch
+
+            return torch.nested.nested_tensor(own, layout=self.original.layout)
+        return own
 
 
-def _to_polars(like: Any, rows: list[NDArray[Any]]) -> Any:
-    import polars as pl
-
-    return pl.Series(like.name, [row.tolist() for row in rows])
-
-
-def _to_arrow(like: Any, rows: list[NDArray[Any]]) -> Any:
-    import pyarrow as pa
-
-    return pa.array([row.tolist() for row in rows])
-
-
-def _to_pandas(like: Any, rows: list[NDArray[Any]]) -> Any:
-    return type(like)(rows, index=like.index)
-
-
-_COLUMN_CONVERTERS: dict[str, Callable[[Any, list[NDArray[Any]]], Any]] = {
-    "polars": _to_polars,
-    "pyarrow": _to_arrow,
-    "pandas": _to_pandas,
-}
-"""Functions that build a column of rows in the library of the original."""
+def _library_of(values: Any) -> str:
+    return type(values).__module__.partition(".")[0]
 
 
 def _to_library(sample: Any, values: NDArray[Any]) -> Any:
     """Convert values to the library, dtype and device of a sample. Flags stay flags."""
     flags = values.dtype == np.bool_
-    if type(sample).__module__.partition(".")[0] != "torch":
+    if _library_of(sample) != "torch":
         return values.astype(sample.dtype) if not flags and np.issubdtype(sample.dtype, np.floating) else values
     import torch
 
