@@ -192,25 +192,20 @@ _K1_RATIO_LEVELS = {"token": "token", "sum": "sequence", "mean": "geometric"}
 def check_advice(
     correction: Correction, weight_place: str, gate_place: GatePlace, normalizing: str
 ) -> Iterator[LintMessage]:
-    """Compare with the documented recommendations, each with the recommended correction."""
-    weight = correction.weight
-    if weight is not None:
-        yield from _advise_normalization(correction, weight, weight_place, normalizing)
-        yield from _advise_weight_range(correction, weight, weight_place)
-        yield from _advise_wider_bounds(correction, weight, weight_place)
+    """Compare with the documented recommendations, each with the recommended correction.
+
+    `normalizing` is how to normalize weights in the framework, or why that is impossible. Empty: no advice.
+    """
+    if correction.weight is not None:
+        yield from _advise_weight(correction, correction.weight, weight_place, normalizing)
     for index, gate in enumerate(correction.gates):
-        yield from _advise_veto(correction, index, gate, gate_place(gate))
-        yield from _advise_gate_range(correction, index, gate, gate_place(gate))
+        yield from _advise_gate(correction, index, gate, gate_place(gate))
 
 
 def replace_gate(correction: Correction, index: int, gate: Gate) -> Correction | None:
     """Return the correction with another gate at an index, or None if its interval is empty."""
     gates = (*correction.gates[:index], gate, *correction.gates[index + 1 :])
     return _replace_rules(correction, gates=gates)
-
-
-def _replace_weight(correction: Correction, weight: Weight) -> Correction | None:
-    return _replace_rules(correction, weight=weight)
 
 
 def _replace_rules(correction: Correction, **rules: Any) -> Correction | None:
@@ -222,64 +217,53 @@ def _replace_rules(correction: Correction, **rules: Any) -> Correction | None:
         return None
 
 
-def _advise_normalization(correction: Correction, weight: Weight, place: str, how: str) -> Iterator[LintMessage]:
-    if weight.level == "token" or weight.normalize != "none" or not how:
-        return
-    consequence = (
-        f"{weight.level} weights are not normalized: their mean, and with it the step size, varies from batch to batch"
-    )
-    instead = _replace_weight(correction, weight.model_copy(update={"normalize": "sequence"}))
-    yield LintMessage("advice", place, consequence, how, _NORMALIZATION_SOURCE, instead)
+def _advise_weight(correction: Correction, weight: Weight, place: str, normalizing: str) -> Iterator[LintMessage]:
+    (low, high), useful = weight.bounds, USEFUL_RATIO_BOUNDS[weight.level]
+    nearer = _clip_to(high, useful)
+    if weight.level != "token" and weight.normalize == "none" and normalizing:
+        consequence = (
+            f"{weight.level} weights are not normalized: their mean, and with it the step size, varies from batch to "
+            "batch"
+        )
+        instead = _replace_rules(correction, weight=weight.model_copy(update={"normalize": "sequence"}))
+        yield LintMessage("advice", place, consequence, normalizing, _NORMALIZATION_SOURCE, instead)
+    if low <= 1 < high < math.inf and nearer != high:  # without a bound, or ruinous: said elsewhere
+        consequence = _describe_outside(f"the upper bound {high:g} of {weight.level} weights", useful)
+        instead = _replace_rules(correction, weight=_replace_upper_bound(weight, nearer))
+        yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES_SOURCE, instead)
+    if weight.normalize != "none" and low <= 1 < high < useful[1]:
+        consequence = (
+            f"weights are normalized, which holds their variance down already: documents call bounds as tight as "
+            f"{high:g} biased, and of two runs on a mixture of experts the one with 2 collapsed and the one with "
+            "1.5 held"
+        )
+        instead = _replace_rules(correction, weight=_replace_upper_bound(weight, useful[1]))
+        fix = f"compare bounds from 1.5 to {useful[1]:g} on a dump: mismatchctl sweep"
+        yield LintMessage("info", place, consequence, fix, _NORMALIZATION_SOURCE, instead)
 
 
-def _advise_weight_range(correction: Correction, weight: Weight, place: str) -> Iterator[LintMessage]:
-    low, high = weight.bounds
-    nearer = _clip_to(high, USEFUL_RATIO_BOUNDS[weight.level])
-    if not low <= 1 < high < math.inf or nearer == high:  # without a bound, or ruinous: said elsewhere
-        return
-    consequence = _describe_outside(
-        f"the upper bound {high:g} of {weight.level} weights", USEFUL_RATIO_BOUNDS[weight.level]
-    )
-    instead = _replace_weight(correction, _replace_upper_bound(weight, nearer))
-    yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES_SOURCE, instead)
-
-
-def _advise_wider_bounds(correction: Correction, weight: Weight, place: str) -> Iterator[LintMessage]:
-    (low, high), top = weight.bounds, USEFUL_RATIO_BOUNDS[weight.level][1]
-    if weight.normalize == "none" or not low <= 1 < high < top:
-        return
-    consequence = (
-        f"weights are normalized, which holds their variance down already: documents call bounds as tight as {high:g} "
-        "biased, and of two runs on a mixture of experts the one with 2 collapsed and the one with 1.5 held"
-    )
-    instead = _replace_weight(correction, _replace_upper_bound(weight, top))
-    fix = f"compare bounds from 1.5 to {top:g} on a dump: mismatchctl sweep"
-    yield LintMessage("info", place, consequence, fix, _NORMALIZATION_SOURCE, instead)
-
-
-def _advise_veto(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[LintMessage]:
-    low = gate.keep[0]
-    if not gate.is_veto or low is None or _clip_to(low, USEFUL_VETO_RANGE) == low:
-        return
-    nearer = _clip_to(low, USEFUL_VETO_RANGE)
-    useful = f"{USEFUL_VETO_RANGE[0]:g} to {USEFUL_VETO_RANGE[1]:g}"
-    consequence = f"the veto {low:g} lies outside {useful}, where it catches catastrophic tokens only"
-    instead = replace_gate(correction, index, gate.model_copy(update={"keep": (nearer, gate.keep[1])}))
-    yield LintMessage("advice", place, consequence, f"take {format_decimal(nearer)}", _VETO_SOURCE, instead)
-
-
-def _advise_gate_range(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[LintMessage]:
-    found = ratio_bounds(gate)
-    if found is None:
+def _advise_gate(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[LintMessage]:
+    veto = gate.keep[0]
+    if gate.is_veto and veto is not None and (nearer := _clip_to(veto, USEFUL_VETO_RANGE)) != veto:
+        useful = f"{USEFUL_VETO_RANGE[0]:g} to {USEFUL_VETO_RANGE[1]:g}"
+        consequence = f"the veto {veto:g} lies outside {useful}, where it catches catastrophic tokens only"
+        instead = replace_gate(correction, index, gate.model_copy(update={"keep": (nearer, gate.keep[1])}))
+        yield LintMessage("advice", place, consequence, f"take {format_decimal(nearer)}", _VETO_SOURCE, instead)
+    if (found := ratio_bounds(gate)) is None:
         return
     level, low, high = found
     nearer = _clip_to(high, USEFUL_RATIO_BOUNDS[level])
-    if not low <= 1 < high < math.inf or nearer == high:  # as above
-        return
-    consequence = _describe_outside(f"the upper bound {high:g} of {level} rejection", USEFUL_RATIO_BOUNDS[level])
-    reciprocal = low > 0 and math.isclose(low * high, 1, rel_tol=1e-6)
-    instead = replace_gate(correction, index, replace_ratio_bounds(gate, 1 / nearer if reciprocal else low, nearer))
-    yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES_SOURCE, instead)
+    if low <= 1 < high < math.inf and nearer != high:  # as above
+        consequence = _describe_outside(f"the upper bound {high:g} of {level} rejection", USEFUL_RATIO_BOUNDS[level])
+        lower = 1 / nearer if low > 0 and math.isclose(low * high, 1, rel_tol=1e-6) else low
+        # k1 is bounded as the framework writes it.
+        keep = (
+            (lower, nearer)
+            if gate.statistic == "ratio"
+            else (math.log(lower) if lower else -math.inf, math.log(nearer))
+        )
+        instead = replace_gate(correction, index, gate.model_copy(update={"keep": keep}))
+        yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES_SOURCE, instead)
 
 
 def ratio_bounds(gate: Gate) -> tuple[Literal["token", "sequence", "geometric"], float, float] | None:
@@ -290,12 +274,6 @@ def ratio_bounds(gate: Gate) -> tuple[Literal["token", "sequence", "geometric"],
     if gate.statistic == "k1" and gate.level in _K1_RATIO_LEVELS and low is not None and high is not None:
         return _K1_RATIO_LEVELS[gate.level], math.exp(low), math.exp(min(high, 700.0))  # type: ignore[return-value]
     return None
-
-
-def replace_ratio_bounds(gate: Gate, low: float, high: float) -> Gate:
-    """Return the gate with other bounds, in the form of `ratio_bounds`."""
-    keep = (low, high) if gate.statistic == "ratio" else (math.log(low) if low else -math.inf, math.log(high))
-    return gate.model_copy(update={"keep": keep})
 
 
 def _replace_upper_bound(weight: Weight, high: float) -> Weight:
