@@ -279,10 +279,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "below all": (lambda: mm.k3(ROW, [[-1.0, -1e300]]), "no policy gives such a log-prob"),
     "weights for a mask": (
         lambda: mm.k3(ROW, ROW, [[1.0, 0.5]]),
-        "mask must contain only 0 and 1 (or false and true), found 0.5",
+        r"mask must contain only 0 and 1 \(or false and true\), found 0.5",
     ),
-    "an unknown mask": (lambda: mm.k3(ROW, ROW, np.array([[1.0, np.nan]])), "mask holds nan"),
-    "a hole in a mask": (lambda: mm.weights(ROW, ROW, [[1, None]]), "mask holds None"),
+    "an unknown mask": (lambda: mm.k3(ROW, ROW, np.array([[1.0, np.nan]])), "found nan"),
+    "a hole in a mask": (lambda: mm.weights(ROW, ROW, [[1, None]]), "found None"),
     "no study": (lambda: sweep(["nowhere"], [], wishes=[("rejected_tokens", 0.05)]), "needs a study"),
     "one row": (lambda: mm.k3(ROLLOUT[0], TRAIN[0]), "one row per sequence"),
     "one row as a list": (lambda: mm.k3(ROW[0], ROW[0]), "one row per sequence"),

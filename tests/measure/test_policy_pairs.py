@@ -171,6 +171,5 @@ def test_the_shift_of_logits_by_probability(tmp_path: Path) -> None:
     assert signs[0] == 1 and signs[-1] == -1
     assert run.breakdowns["position"].logit_shift is None
     invoke("analyze", str(tmp_path / "a.parquet"), "--html", str(tmp_path / "page.html"), "--quiet")
-    assert (tmp_path / "page.html").read_text().count(
-        "shift of the sampled logit"
-    ) >= 3  # two bins' tables, and its own
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("shift of the sampled logit") >= 2  # the tables of two kinds of bins
