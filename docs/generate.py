@@ -62,7 +62,7 @@ def contract() -> str:
     ]
     return "\n".join(
         [
-            "# The dump contract",
+            "# Dump format",
             NOTICE,
             "Parquet, one row per sequence (lists per token), or one row per token (the same names as scalars, plus",
             "`sequence_id` and `position`). Any other scalar column can be named with `--by`, if it has "
@@ -316,7 +316,7 @@ def _about(layout: FileLayout, column: str) -> str:
 def cli() -> str:
     """Every verb with its arguments and options, as --help has them."""
     head = [
-        "# The command line",
+        "# Commands",
         NOTICE,
         "`mismatchctl COMMAND -h` prints the options. [Python](python.md) has the same functions. Options can also be",
         "set in `[tool.mismatchctl]` of `pyproject.toml`, in `mismatchctl.toml`, or in environment variables",

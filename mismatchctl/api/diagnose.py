@@ -51,7 +51,9 @@ def diagnose(
     problems = reading.problems
     held = (evidence.sample and evidence.sample.rows.segments.tokens for evidence in collector.runs.values())
     if not any(held) and not any(evidence.unfit for evidence in collector.runs.values()):
-        nothing = DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
+        nothing = DataError(
+            "the dump does not contain tokens", file=dump.files[0].path, remedy="name a dump with tokens"
+        )
         raise problems.no_tokens_error() or nothing
     files = [file.path for file in dump.files]
     growths = _GrowthReader(paths, rename, threads, engine)

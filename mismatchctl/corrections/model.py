@@ -226,7 +226,7 @@ class Gate(_CorrectionModel):
         if self.over == "batch" and (self.statistic == "ratio" or self.level != "mean" or self.keep[1] is None):
             raise ValueError("over: batch needs level mean, an upper bound, and a statistic other than ratio")
         if self.statistic == "age" and self.over != "sequence":
-            raise ValueError("age is of a sequence: over: sequence alone fits it")
+            raise ValueError("statistic age needs over: sequence, because a sequence has one age")
         if self.widen and self.over != "prefix" and self.level != "token":
             raise ValueError("widen needs level token or over: prefix")
         return self

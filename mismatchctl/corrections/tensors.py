@@ -46,7 +46,7 @@ class TensorLayout:
         for row in made:
             if row.ndim != 1 or row.dtype.kind not in "fiubO":
                 what = f"shape {row.shape}" if row.ndim != 1 else f"{row.dtype}"
-                raise ConfigError(f"{name}: a row holds one number per position; this one is of {what}")
+                raise ConfigError(f"{name}: expected a row of one number per position, found {what}")
         return cls(made, values, whole)
 
     @property

@@ -258,7 +258,7 @@ def _note_faults(
             continue
         value = f"{values[bad[0]]:.6g}"
         problem = {
-            "null element": "a valid token has no value (null)",
+            "null element": "a valid token is null",
             "log-prob below all": f"no policy gives a log-prob of {value}: a sentinel belongs under the mask",
             "log-prob above 0": f"log-probs must not be above 0, found {value},",
         }.get(reason, f"a valid token's value is {value}")

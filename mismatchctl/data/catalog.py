@@ -448,4 +448,4 @@ def _scattered_piece(
         problem = f"{name} is not contiguous: it begins at row {other['start']} and again here"
         return piece["file"], piece["start"], problem, f"{SORT_REMEDY}; an id must be unique within its step"
     problem = f"{name} is also in {files[other['file']].path} (row {other['start']})"
-    return piece["file"], piece["start"], problem, "keep each sequence in one file, under an id of its own"
+    return piece["file"], piece["start"], problem, "keep each sequence in one file, under its own id"

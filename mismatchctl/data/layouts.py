@@ -317,7 +317,7 @@ def _check_complete(block: DecodedBlock, broken: Mapping[int, str]) -> None:
 def _check_ids(block: DecodedBlock, stretch: LongSequences) -> None:
     missing = find_nulls(stretch.columns["sequence_id"])
     if missing is not None:
-        block.add_faults("sequence_id", "sequence_id: missing", np.flatnonzero(missing), "the row has no sequence_id")
+        block.add_faults("sequence_id", "sequence_id: missing", np.flatnonzero(missing), "the row lacks sequence_id")
 
 
 def _check_constant(block: DecodedBlock, per_sequence: Mapping[str, pa.Array]) -> None:

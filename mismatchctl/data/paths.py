@@ -304,7 +304,7 @@ def _folder_argument(path: str) -> _PathArgument:
         what = f"contains no dump, only {_format_names(names)}" if names else "is empty"
         remedy = "name a folder of Parquet, Arrow, JSONL, CSV, NPZ, safetensors or .pt files"
         if store.remote:
-            remedy += ", or copy what a framework wrote to a disk"
+            remedy += ", or copy a framework's files to a disk"
         raise DataError(f"this folder {what}", file=escape_unprintable(path), remedy=remedy)
     return _PathArgument(path, _path_parts(path), _path_parts(path), files)
 

@@ -119,7 +119,7 @@ def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
         yield LintMessage(
             "error",
             place,
-            f"keeps {low:g} to {high:g}, which holds nothing: every token is rejected",
+            f"keeps {low:g} to {high:g}, which is empty: every token is rejected",
             "give a lower bound that is below the upper one",
             source,
         )
@@ -127,7 +127,7 @@ def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
         yield LintMessage(
             "error",
             place,
-            f"keeps {low:g} to {high:g}: {gate.statistic} is {agreement:g} where both policies agree, and is rejected",
+            f"keeps {low:g} to {high:g}: {gate.statistic} is {agreement:g} if the two policies agree, and is rejected",
             f"give an interval around {agreement:g}",
             source,
         )
@@ -140,24 +140,24 @@ def _check_reachable(gate: Gate, low: float, high: float, place: str, source: st
     smallest = -LOG_RATIO_BOUND if gate.statistic == "k1" else 1 / largest if gate.statistic == "ratio" else 0.0
     if largest < high < math.inf:
         yield _make_unreachable_finding(
-            f"{gate.statistic} never exceeds {largest:g}: the upper bound rejects nothing", place, source
+            f"{gate.statistic} never exceeds {largest:g}: the upper bound never rejects", place, source
         )
     if low < smallest and low not in (0.0, -math.inf):
         yield _make_unreachable_finding(
-            f"{gate.statistic} is never below {smallest:g}: the lower bound rejects nothing", place, source
+            f"{gate.statistic} is never below {smallest:g}: the lower bound never rejects", place, source
         )
 
 
 def _check_weight(weight: Weight, place: str, source: str) -> Iterator[LintMessage]:
     low, high = weight.bounds
     if math.exp(LOG_RATIO_BOUND) < high < math.inf:
-        yield _make_unreachable_finding("weights never exceed exp(20): the bound does nothing", place, source)
+        yield _make_unreachable_finding("weights never exceed exp(20): the bound has no effect", place, source)
     if not low <= 1 <= high:
         becomes = "0" if weight.zero else f"{min(max(1.0, low), high):g}"
         yield LintMessage(
             "error" if weight.zero else "warning",
             place,
-            f"weights are bounded by {low:g} and {high:g}: those of 1, where both policies agree, become {becomes}",
+            f"weights are bounded by {low:g} and {high:g}: a weight of 1, if the two policies agree, becomes {becomes}",
             "give bounds around 1",
             source,
         )
@@ -290,4 +290,4 @@ def _clip_to(value: float, interval: tuple[float, float]) -> float:
 
 
 def _describe_outside(what: str, interval: tuple[float, float]) -> str:
-    return f"{what} lies outside {interval[0]:g} to {interval[1]:g}, the range that is recommended"
+    return f"{what} is outside the recommended range, {interval[0]:g} to {interval[1]:g}"

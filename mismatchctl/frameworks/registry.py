@@ -296,6 +296,6 @@ def likeliest(guesses: list[Guess], recognized: str | None) -> str:
     if recognized is not None:
         names = dict.fromkeys([recognized.partition("@")[0], *names])
     if not names:
-        return f"cannot tell the framework. Pass {option('framework')} with one of {', '.join(ADAPTER_MODULES)}"
+        return f"unclear framework. Pass {option('framework')} with one of {', '.join(ADAPTER_MODULES)}"
     likely = " or ".join(f"{option('framework')} {name}" for name in list(names)[:2])
-    return f"cannot tell the framework. Pass {likely}"
+    return f"unclear framework. Pass {likely}"

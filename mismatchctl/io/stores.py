@@ -38,7 +38,7 @@ def first_error_line(error: BaseException) -> str:
 
 
 _REASONS = {
-    r"NO_?SUCH_?BUCKET|bucket does not exist|Bucket '.*' not found": ("there is no such bucket", "bucket"),
+    r"NO_?SUCH_?BUCKET|bucket does not exist|Bucket '.*' not found": ("the bucket does not exist", "bucket"),
     r"INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT_?MATCH|INVALID_CLIENT_TOKEN|EXPIRED_?TOKEN|INVALID_?TOKEN"
     r"|UNRECOGNIZED_CLIENT|\b401\b|UNAUTHENTICATED|unauthorized|credentials": (
         "the credentials are missing or are not accepted",
@@ -56,7 +56,7 @@ _REASONS = {
 """Pattern of the client's error message -> problem, and the key of its remedy."""
 
 _CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, of somebody who may list and read it",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, with permission to list and read it",
     "gs": "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
     "hf": "run `hf auth login`, or set HF_TOKEN",
 }
@@ -72,7 +72,7 @@ def store_error(scheme: str, error: BaseException, path: str) -> DataError:
     """Describe an error of a store. The client's own message may contain secrets and is not repeated."""
     shown, text = escape_unprintable(path), f"{type(error).__name__} {error}"
     if isinstance(error, FileNotFoundError):
-        return DataError("there is no such object", file=shown, remedy="check the name, and that it was not deleted")
+        return DataError("the object does not exist", file=shown, remedy="check the name, and that it was not deleted")
     for pattern, (problem, about) in _REASONS.items():
         if re.search(pattern, text, re.IGNORECASE):
             network = f"check the network, and {_ENDPOINT[scheme]} if it is set"

@@ -610,7 +610,7 @@ DRIFT = Pair(
     "The second drift, from train to current",
 )  # fmt: skip
 TOTAL = Pair(
-    "total", "current", "rollout", "total", "how far the policy being updated is from the one that sampled",
+    "total", "current", "rollout", "total", "distance of the updated policy from the sampling policy",
     "Both drifts together, from rollout to current",
 )  # fmt: skip
 ROLLOUT_ERROR = Pair(

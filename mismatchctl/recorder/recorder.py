@@ -204,7 +204,7 @@ class Recorder:
             self._one_sided = True
             missing, other = ("rollout", "train") if rollout else ("train", "rollout")
             log.warning(
-                "%s_log_probs is None: only %s_log_probs is recorded, so there is nothing to compare (does the engine "
+                "%s_log_probs is None: only %s_log_probs is recorded, so no comparison is possible (does the engine "
                 "return log-probs, and does the trainer recompute them?)", missing, other
             )  # fmt: skip
 

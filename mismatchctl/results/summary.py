@@ -163,7 +163,11 @@ def _answer_since_when(growth: Growth, run: RunResult) -> Answer:
         facts.append(Fact(name="growth", value=growth.factor, interval=growth.interval, meaning="K3 after over before"))
     if growth.onset is not None:
         facts.append(Fact(name="onset", value=growth.onset, meaning="first step that is off the level before"))
-    levels: dict[str, AnswerLevel] = {"grew": "bad", "uneven": "fair", "unknown": "unknown"}
+    cause = headline_finding(run.findings)
+    # The errors of steps with few prompts are too small, so that steps of a healthy run look uneven.
+    harmless = cause is not None and cause.cause in HARMLESS_CAUSES and cause.confidence != "low"
+    uneven: AnswerLevel = "good" if harmless else "fair"
+    levels: dict[str, AnswerLevel] = {"grew": "bad", "uneven": uneven, "unknown": "unknown"}
     text = f"K3 {growth.text}"
     if growth.verdict == "unknown":
         steps = len(run.groups.labels)

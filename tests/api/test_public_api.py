@@ -403,7 +403,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "^rule 'k3:up': 'up' is not KEY=VALUE",
     ),
     "a configuration": (lambda: mm.lint(5), "not an int"),
-    "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: cannot tell the framework. Pass framework "),
+    "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: unclear framework. Pass framework "),
     "an object in a configuration": (
         lambda: mm.lint({"rollout_is": object()}),
         "^the mapping contains an object of type object",

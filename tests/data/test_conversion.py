@@ -268,7 +268,7 @@ def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(all_layouts(), "slime", replace(layout, columns=columns))
     source = rollout_only(tmp_path / "train_data")
     done = run("convert", source, tmp_path / "out.parquet", "--from", "slime", code=4)
-    assert "files of slime hold no train log-probs, so there is nothing to compare" in done.stderr
+    assert "files of slime lack train log-probs, so no comparison is possible" in done.stderr
     assert "--join train.parquet" in done.stderr
     monkeypatch.undo()
     convert_dump(source, tmp_path / "whole.parquet")

@@ -38,7 +38,7 @@ ALONE = {
 def test_rollouts_alone_are_recognized_and_say_what_is_missing(framework: str, tmp_path: Path) -> None:
     done = run("convert", ALONE[framework], tmp_path / "out.parquet", code=4)
     words = " ".join(done.stderr.split())
-    assert f"files of {framework} hold no train log-probs, so there is nothing to compare" in words
+    assert f"files of {framework} lack train log-probs, so no comparison is possible" in words
     assert "--join train.parquet" in words
     assert list(tmp_path.iterdir()) == []
 
@@ -116,7 +116,7 @@ def test_completions_of_trl_are_no_obstacle_and_say_what_they_lack(tmp_path: Pat
     completions = PEERS / "trl/completions"
     for words in (["convert", str(completions), str(tmp_path / "o.parquet")], ["analyze", str(completions)]):
         done = run(*words, code=4)
-        assert "hold no log-probs, so there is nothing to compare" in " ".join(done.stderr.split())
+        assert "lack log-probs, so no comparison is possible" in " ".join(done.stderr.split())
 
 
 def test_what_is_no_framework_file_beside_a_dump_is_passed_over(tmp_path: Path) -> None:

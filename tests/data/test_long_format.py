@@ -104,7 +104,7 @@ def test_sequence_in_two_files(tmp_path):
         ({"position": [0, 1, 1, 0, 1]}, 2, "position", ["position 1 follows 1", "sort the rows"]),
         ({"position": [0, 2, 1, 0, 1]}, 2, "position", ["position 1 follows 2"]),
         ({"position": [0, None, 2, 0, 1]}, 1, "position", ["no position"]),
-        ({"sequence_id": [1, 1, 1, None, None]}, 3, "sequence_id", ["no sequence_id"]),
+        ({"sequence_id": [1, 1, 1, None, None]}, 3, "sequence_id", ["lacks sequence_id"]),
         ({"reward": [1.0, 1.0, 2.0, 0.0, 0.0]}, 2, "reward", ["reward changes within a sequence"]),
         ({"reward": [1.0, 1.0, 1.0, None, 0.0]}, 4, "reward", ["reward changes within a sequence"]),
         ({"prompt_id": ["a", "a", "b", "b", "b"]}, 2, "prompt_id", ["prompt_id changes within a sequence"]),

@@ -116,7 +116,7 @@ def test_few_rows_are_judged_with_low_confidence(rows: int, tmp_path: Path) -> N
 def test_the_terminal_says_whose_error_and_where_in_the_network() -> None:
     report = FIXTURES / "framework_dumps" / "comparators" / "sglang" / "error_from_layer" / "report.jsonl"
     result = run("diagnose", DUMPS / "dense_rollout_int8", "--layers", report, code=0)
-    assert "Whose error  rollout, high confidence" in result.stdout
+    assert "Wrong side  rollout, high confidence" in result.stdout
     assert "layer 3, mlp_output" in result.stdout
     assert "last good layer 2" in " ".join(result.stdout.split())
 

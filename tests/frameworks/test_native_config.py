@@ -98,7 +98,7 @@ def test_a_file_becomes_the_correction_that_its_framework_reads(tmp_path: Path) 
             "",
             "tis_imp_ratio_cap': it was replaced in 2025-10",
         ),
-        ({"weight": {"level": "token"}}, "", "cannot tell the framework"),
+        ({"weight": {"level": "token"}}, "", "unclear framework"),
         ({"weight": {"level": "token"}}, "trl", "contains no key of a correction of trl"),
         ([1], "", "keys and values"),
         (MIS | {"tis_upper_bound": 10**400}, "", "more than 64 bits"),

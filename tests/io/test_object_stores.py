@@ -215,7 +215,7 @@ def test_a_store_that_fails_again_and_again(tmp_path, proxy, put, monkeypatch):
     [
         (f"s3://{BUCKET}/nothing/a.parquet", "the file or folder does not exist"),
         (f"s3://{BUCKET}/nothing/*.parquet", "this pattern matches nothing"),
-        ("s3://no-such-bucket/x/*.parquet", "there is no such bucket"),
+        ("s3://no-such-bucket/x/*.parquet", "the bucket does not exist"),
         ("s3://no-such-bucket/x", "does not exist"),
         ("s3://no-such-bucket", "does not exist"),
     ],
@@ -271,7 +271,7 @@ def test_the_command(proxy, samples):
     result = command.run("analyze", f"s3://{BUCKET}/samples/dense", "--quiet", "--json", code=0)
     assert json.loads(result.stdout)["provenance"]["inputs"][0]["path"].startswith(f"s3://{BUCKET}/samples/dense/")
     result = command.run("analyze", "s3://no-such-bucket/x/*", code=4)
-    assert "there is no such bucket" in result.stderr
+    assert "the bucket does not exist" in result.stderr
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ def test_a_baseline_in_a_bucket(tmp_path, proxy, samples, put):
     for form in ("s3://", "s3:/"):
         result = command.run("gate", dump, "--baseline", f"{form}{BUCKET}/baselines/base.json", code=0)
     result = command.run("gate", dump, "--baseline", f"s3://{BUCKET}/baselines/none.json", code=4)
-    assert "there is no such object" in result.stderr
+    assert "the object does not exist" in result.stderr
 
 
 @pytest.mark.parametrize(

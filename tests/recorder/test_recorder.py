@@ -422,7 +422,7 @@ def test_one_side_alone_is_recorded_and_told_once(
     assert f"{there}_log_probs" in names
     assert f"{missing}_log_probs" not in names
     assert [record.message for record in caplog.records] == [
-        f"{missing}_log_probs is None: only {there}_log_probs is recorded, so there is nothing to compare (does the "
+        f"{missing}_log_probs is None: only {there}_log_probs is recorded, so no comparison is possible (does the "
         "engine return log-probs, and does the trainer recompute them?)"
     ]
 

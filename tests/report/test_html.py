@@ -90,7 +90,7 @@ def test_ids_are_unique_and_links_lead_somewhere(hostile: str, page: str) -> Non
 
 def test_every_section_is_there(page: str, parsed: Parsed) -> None:
     for words in (
-        "Trend", "Where the mismatch is", "Policy drift", "fresh batch rejects", "Corrections in detail",
+        "Trend", "Location of the mismatch", "Policy drift", "fresh batch rejects", "Corrections in detail",
         "Kept and rejected sequences", "By worker", "The 20 sequences with the largest",
         "The 20 tokens with the largest", "Data", "Glossary", "rollout_log_probs: list<float>", "miles-moe-2",
         "NaN log-prob",
@@ -174,7 +174,7 @@ def test_thirty_two_runs_side_by_side() -> None:
 def test_a_single_step_has_no_trend_but_its_numbers() -> None:
     result = make_result(steps=(None,), corrections=[], by=(), drift=False)
     titles = {section.title for section in document(result).parts(Section)}
-    assert "Where the mismatch is" in titles
+    assert "Location of the mismatch" in titles
     assert not titles & {"Policy drift", "Corrections", "Corrections in detail"}
     page = _page(result)
     assert "a single step does not show a trend" in Parsed(page).text

@@ -141,7 +141,7 @@ class ForeignRun:
 
 
 def skipped_notes(missing: int, copies: int) -> list[str]:
-    notes = [f"{missing:,} tokens that have no log-prob in the source are masked out"] if missing else []
+    notes = [f"{missing:,} tokens without a log-prob in the source are masked out"] if missing else []
     return [*notes, f"{copies:,} sequences that several files hold are read once"] if copies else notes
 
 
@@ -156,7 +156,7 @@ def _incomplete_error(what: str, path: Path, layout: FileLayout) -> DataError:
     remedy = f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet"
     if not layout.columns:
         remedy = layout.remedy or "record both in the training loop: docs/guides/recording.md"
-    problem = f"files of {layout.framework} hold no {which}, so there is nothing to compare"
+    problem = f"files of {layout.framework} lack {which}, so no comparison is possible"
     return DataError(problem, file=str(path), remedy=remedy)
 
 

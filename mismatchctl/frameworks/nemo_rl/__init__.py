@@ -84,7 +84,7 @@ class NemoRl(PlainFramework):
         Trap(lambda o: (o["loss"]["truncated_importance_sampling_type"] is not None
                         and not o["loss"]["use_importance_sampling_correction"]),
              "error", "loss_fn.truncated_importance_sampling_type",
-             "without use_importance_sampling_correction no weight is computed: the type does nothing",
+             "without use_importance_sampling_correction no weight is computed: the type has no effect",
              "set use_importance_sampling_correction true"),
         Trap(lambda o: bool(o["loss"]["use_importance_sampling_correction"]),
              "info", "loss_fn.truncated_importance_sampling_type",
@@ -93,7 +93,7 @@ class NemoRl(PlainFramework):
         Trap(lambda o: (o["loss"]["truncated_importance_sampling_type"] is None
                         and o["loss"]["truncated_importance_sampling_ratio"] is not None),
              "warning", "loss_fn.truncated_importance_sampling_ratio",
-             "without truncated_importance_sampling_type nothing is truncated: the weights are unbounded",
+             "without truncated_importance_sampling_type weights are not truncated: they are unbounded",
              "set truncated_importance_sampling_type tis"),
         Trap(lambda o: bool(o["loss"]["force_on_policy_ratio"]), "info", "loss_fn.force_on_policy_ratio",
              "prev_logprobs is all zero in the dump: the forward pass is skipped",

@@ -66,7 +66,7 @@ class OpenRlhf(PlainFramework):
              "does not clamp", "use tis for a bound"),
         Trap(lambda o: (o["policy_loss_type"] == "gspo" and bool(o.get("correct", True))
                         and o.get("is_correction_level") != "off"), "warning", "policy_loss_type",
-             "gspo takes the rollout's log-probs for the old ones and filters nothing",
+             "gspo uses the rollout's log-probs as the old ones and does not filter",
              "do not count on the correction with gspo"),
     )  # fmt: skip
 
@@ -97,7 +97,7 @@ class OpenRlhf(PlainFramework):
             self.switch = Switch(
                 "correct",
                 "is_correction_enable",
-                "without is_correction_enable OpenRLHF corrects nothing, whatever the type and the threshold",
+                "without is_correction_enable OpenRLHF does not correct, with any type and threshold",
                 "give --algo.advantage.is_correction_enable, as it is taken to be given here",
             )
 

@@ -80,7 +80,7 @@ class Roll(PlainFramework):
     traps = (
         Trap(lambda o: o["loss_agg_mode"] == "token-mean" and any(one.get("enabled") for one in o["filters"]),
              "error", "loss_agg_mode",
-             "with token-mean the loss ignores the mask: filters reject nothing", "use seq-mean-token-mean"),
+             "with token-mean the loss ignores the mask: filters have no effect", "use seq-mean-token-mean"),
         Trap(lambda o: (len({one.get("agg_type", "token") for one in o["filters"] if one.get("enabled")})
                         < sum(bool(one.get("enabled")) for one in o["filters"])),
              "warning", "train_infer_correction.filters",

@@ -120,7 +120,7 @@ class SkyRl(PlainFramework):
         Trap(lambda o: sum(o["off_policy_correction"][f"token_mask_is_threshold_{side}"] is None
                            for side in ("low", "high")) == 1,
              "error", "off_policy_correction.token_mask_is_threshold_low",
-             "the mask of tokens needs both bounds: with one it does nothing", "give both"),
+             "the mask of tokens needs two bounds: with one it has no effect", "give both"),
     )  # fmt: skip
 
     def read(self, native: Mapping[str, Any]) -> Options:

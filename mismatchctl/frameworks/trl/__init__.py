@@ -90,13 +90,13 @@ class Trl(PlainFramework):
              "becomes 0.2",
              "give the bound itself, such as 5.0"),
         Trap(lambda o: bool(o["correct"]) and not o["use_vllm"], "warning", "use_vllm",
-             "without vLLM nothing is corrected, whatever vllm_importance_sampling_mode says", "set use_vllm true"),
+             "without vLLM TRL does not correct, with any vllm_importance_sampling_mode", "set use_vllm true"),
     )  # fmt: skip
 
     switch = Switch(
         "use_vllm",
         "use_vllm",
-        "without it TRL does not sample with vLLM and corrects nothing, whatever vllm_importance_sampling_mode says",
+        "without it TRL does not sample with vLLM and does not correct, with any vllm_importance_sampling_mode",
         "give use_vllm true, as it is taken to be given here",
     )
 

@@ -285,7 +285,7 @@ _SIDE_METRICS = (
 SPLITS: dict[str, tuple[Metric, ...]] = {"total": _TOTAL_METRICS, "train_reference": _SIDE_METRICS}
 """Metrics by the name of the pair whose columns they use."""
 BetterValue = Literal["low", "high", "one", ""]
-_NO_TOP = "no token has the most likely tokens of both sides"
+_NO_TOP = "no token has the most likely tokens of each side"
 
 
 def _top_metric(key: str, title: str, unit: str, formula: str, meaning: str, better: BetterValue = "low") -> Metric:
@@ -321,8 +321,8 @@ TOP_METRICS: tuple[Metric, ...] = (
     ),
     _top_metric(
         "top_agrees", "same most likely token", "fraction",
-        "share of tokens for which the most likely token is the same on both sides",
-        "Share of positions at which greedy decoding chooses the same token.", better="high",
+        "share of tokens with the same most likely token on both sides",
+        "Share of positions with the same greedy token.", better="high",
     ),
 )  # fmt: skip
 
@@ -381,7 +381,7 @@ def _widest_column(name: str) -> Callable[[Totals], Number]:
 
 
 _REROUTED, _REROUTED_K3 = _widest_column("rerouted"), _widest_column("rerouted_k3")
-_NO_EXPERTS, _NO_DIFFERENCE = "no token has the experts of both sides", "no experts differ, or K3 is 0"
+_NO_EXPERTS, _NO_DIFFERENCE = "no token has the experts of each side", "no experts differ, or K3 is 0"
 _ROUTING_METRICS = (
     Metric(
         "routing_differs", "tokens with other experts", "fraction",
@@ -391,7 +391,7 @@ _ROUTING_METRICS = (
     ),
     Metric(
         "routing_sequences", "sequences with other experts", "fraction",
-        "share of sequences with such a token, of sequences with experts of both sides",
+        "share of sequences with such a token, among sequences with experts of each side",
         "Share of affected responses.", "mismatchctl", _NO_EXPERTS,
         lambda t: _widest_column("rerouted_sequences")(t) / t["routed_sequences"],
     ),
@@ -407,7 +407,7 @@ _ROUTING_METRICS = (
     ),
     Metric(
         "routing_k3_share", "K3 where experts differ, of all", "fraction",
-        "sum of exp(x) - 1 - x over such tokens / over all with experts of both sides",
+        "sum of exp(x) - 1 - x over such tokens / over all with experts of each side",
         "Share of the mismatch that comes from routing.", "mismatchctl", _NO_DIFFERENCE,
         lambda t: _REROUTED_K3(t) / t["routed_k3"],
     ),

@@ -230,7 +230,7 @@ PAIR_METRICS: tuple[Metric, ...] = (
     Metric(
         "prob_diff_mean", "mean probability difference", "probability",
         "mean of |exp(train) - exp(rollout)| over tokens",
-        "Disagreement in probability, in which rare tokens count little.", "debug metrics of trainers",
+        "Disagreement in probability. Rare tokens count little.", "debug metrics of trainers",
         NO_TOKEN, token_mean("prob_diff"),
         measure=Measure(Quantity.PROB_DIFF), own_scale=LOG_SCALE,
     ),
@@ -255,7 +255,7 @@ PAIR_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "ratio_mean", "mean ratio", "ratio", "mean of exp(x), x clamped to +-20, over tokens",
-        "1 up to noise if the rollout log-probs are those of the sampling distribution. A bias means wrong log-probs.",
+        "1 up to noise if the rollout log-probs belong to the sampling distribution. A bias means wrong log-probs.",
         "change of measure", NO_TOKEN, lambda t: 1 + t["excess"] / t["tokens"], better="one",
         measure=Measure(Quantity.RATIO),
     ),
@@ -293,7 +293,7 @@ PAIR_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "khat_token_limit", "limit of k-hat of tokens", "-", "min(1 - 1/log10 S, 0.7), S tokens",
-        "The heaviest tail for which means of this many tokens are reliable.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
+        "The heaviest tail with reliable means of this many tokens.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
         tail=lambda t, _: khat_limit(int(t["tokens"])), better="",
     ),
     Metric(
@@ -310,7 +310,7 @@ PAIR_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "khat_sequence_limit", "limit of k-hat of sequences", "-", "min(1 - 1/log10 S, 0.7), S sequences",
-        "The heaviest tail for which means of this many sequences are reliable.", "Vehtari et al. 2024, PSIS",
+        "The heaviest tail with reliable means of this many sequences.", "Vehtari et al. 2024, PSIS",
         "fewer than two sequences", tail=lambda t, _: khat_limit(int(t["sequences"])), better="",
     ),
     Metric(
@@ -354,7 +354,7 @@ PAIR_METRICS: tuple[Metric, ...] = (
 
 RATIO_Z = Metric(
     "ratio_mean_z", "z of the mean ratio", "standard errors", "(ratio_mean - 1) / its standard error",
-    "Beyond ±4 the rollout log-probs are not those of the sampling distribution. Find the cause before you correct.",
+    "Beyond ±4 the rollout log-probs do not belong to the sampling distribution. Find the cause before you correct.",
     "change of measure", "no standard error",
 )  # fmt: skip
 """Computed from the estimate of `ratio_mean`, not from sums."""

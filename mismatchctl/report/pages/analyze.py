@@ -499,7 +499,7 @@ class _PageBuilder:
                 zero = run.overall.metrics.get("k3", NOT_RECORDED).value == 0
                 notes.append("every log ratio is 0" if zero else "; ".join(titles[:2]) or "evenly spread")
             yield self.details(
-                "Where the mismatch is", "where", lambda index, _: [self.draw(index, "distributions")], notes=notes
+                "Location of the mismatch", "where", lambda index, _: [self.draw(index, "distributions")], notes=notes
             )
 
         return DeferredSection(make)
@@ -515,7 +515,7 @@ class _PageBuilder:
             cards = [finding_card(found, full=not self.brief) for found in run.findings]
             yield from (replace(card, details=()) if self.brief else card for card in cards)
             if run.sides is not None:
-                yield sides_section("Whose error", f"sides-{index}", run.sides)
+                yield sides_section("Wrong side", f"sides-{index}", run.sides)
 
         return self.details("Causes", "causes", parts, notes=notes)
 

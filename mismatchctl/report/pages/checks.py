@@ -156,7 +156,7 @@ def doctor_document(
     doc = Document(Headline(title, level="bad" if failed or wrong else "good", subtitle="doctor"))
     tested = _fact_section("Self-test", _self_test_facts(checks))
     if whole:
-        none = ("", "none: all options have their defaults", True)
+        none = ("", "all options have their defaults", True)
         return doc.add(
             _fact_section("Machine", _machine_facts(machine)),
             _fact_section("Packages", packages or [("", "unknown: mismatchctl is not installed as a package", True)]),

@@ -118,7 +118,7 @@ def _headline(comparison: Comparison) -> Headline:
     if len(judged) == 1:
         title = escape_terminal(contrast_headline(worst))
     elif not bad:
-        title = f"none of {len(judged)} runs is worse"
+        title = f"0 of {len(judged)} runs are worse"
     return Headline(title, status=judge_contrast(worst).status)
 
 

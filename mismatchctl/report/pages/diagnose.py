@@ -69,12 +69,12 @@ def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: boo
     for index, (name, findings) in enumerate(found.runs.items()):
         doc.add(_findings_section(escape_terminal(name), f"run-{index}-findings", findings, full=full))
     for index, (name, sides) in enumerate(found.sides.items()):
-        heading = f"Whose error on {escape_terminal(name)}" if len(found.sides) > 1 else "Whose error"
+        heading = f"Wrong side of {escape_terminal(name)}" if len(found.sides) > 1 else "Wrong side"
         doc.add(sides_section(heading, f"sides-{index}", sides))
     for name, steps in list(found.next.items())[: 0 if reports else 1]:
         of = f" of {escape_terminal(name)}" if len(found.runs) > 1 else ""
         facts = Facts([(step.name, step.text) for step in steps], reach=EVERYWHERE)
-        doc.add(Section(f"Where in the network{of}", "next").add(facts))
+        doc.add(Section(f"Location in the network{of}", "next").add(facts))
     return doc.add(*(_layers_section(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
 
 
@@ -147,7 +147,7 @@ def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> I
 def rival_text(rival: RivalCause) -> str:
     """Return the title of a rival cause and the data or experiment that distinguishes it."""
     titles = {cause.id: cause.title for cause in CAUSES}
-    return f"{lower_first(titles.get(rival.cause, rival.cause))} (to tell: {rival.tell.rstrip('.')})"
+    return f"{lower_first(titles.get(rival.cause, rival.cause))} (check {rival.tell.rstrip('.')})"
 
 
 def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, full: bool) -> Section:
@@ -195,7 +195,7 @@ def _detail_lines(finding: Finding) -> Iterable[_Row]:
     if finding.pointless:
         yield "pointless", f"until then, {finding.pointless}"
     for rival in finding.rivals:
-        yield "or is it", f"{rival.cause}? To tell: {rival.tell}"
+        yield "or is it", f"{rival.cause}? Check: {rival.tell}"
 
 
 def format_fact(fact: Fact) -> str:
@@ -225,7 +225,7 @@ def sides_section(title: str, anchor: str, sides: Sides) -> Section:
     ratio = sides.reference_over_rollout
     if ratio.value is not None:
         error = "" if ratio.se is None else f" ± {ratio.se:.1g}"
-        meaning = "1 where the rollout's column is what sampled"
+        meaning = "1 if the rollout column is the sampling distribution"
         rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
     rows += [(f"by {name}", _format_groups(groups)) for name, groups in sides.groups.items()]
     facts = Facts([*rows, *(("note", note) for note in sides.notes)], reach=EVERYWHERE)
@@ -281,7 +281,7 @@ def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitN
 
 def _describe_first_difference(report: LayerReport) -> str:
     if report.first_bad is None:
-        return f"none of {report.tensors:,} tensors is outside the tool's tolerance"
+        return f"0 of {report.tensors:,} tensors are outside the tool's tolerance"
     words = [f"{_format_tensor(report.first_bad)}: {report.first_bad.why}"]
     if report.before is not None:
         words.append("before it all equal" if report.before == 0 else f"before it all within {report.before:.2g}")

@@ -120,7 +120,7 @@ def presets_document(found: Mapping[str, Preset]) -> Document:
 def methods_document(found: Mapping[str, Preset]) -> Document:
     """Build the table that compares the presets."""
     rows = (row.values() for row in list_traits(found))
-    return _make_document(_table("What each preset does, costs and assumes", TRAIT_TITLES.values(), rows))
+    return _make_document(_table("Effect, cost and assumptions of each preset", TRAIT_TITLES.values(), rows))
 
 
 def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = True) -> Document:
@@ -148,7 +148,7 @@ def contract_document(aliases: Mapping[str, str]) -> Document:
         "One row per sequence, or one row per token with sequence_id and position. Columns of other names are mapped "
         "with --column; any other scalar column can be named with --by."
     )
-    return _make_document(_table("The dump contract (* required)", ("column", "what it holds"), rows), Note(hint))
+    return _make_document(_table("The dump format (* required)", ("column", "contents"), rows), Note(hint))
 
 
 def _table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:

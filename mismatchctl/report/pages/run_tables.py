@@ -174,7 +174,7 @@ def metric_table(runs: Mapping[str, RunResult], registry: MetricRegistry, *, bri
 def correction_metric_table(run: RunResult, registry: MetricRegistry) -> Table:
     """Return every metric of the corrections, with one column per correction."""
     known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
-    absent = Value(value=None, status="this correction has none")
+    absent = Value(value=None, status="this correction does not have it")
 
     def value(own: Mapping[str, Value]) -> Callable[[Metric], TableCell]:
         return lambda one: value_cell(own.get(one.key, absent), one.unit)
@@ -192,7 +192,9 @@ def logged_table(run: RunResult, framework: str) -> Table:
     chosen = sorted({round(index * last / (MAX_LOGGED_STEPS - 1)) for index in range(MAX_LOGGED_STEPS)})
 
     def value(index: int) -> Callable[[Any], TableCell]:
-        return lambda row: value_cell(Value(value=row[2][index], status="nothing finite is logged in this step"), "")
+        return lambda row: value_cell(
+            Value(value=row[2][index], status="this step logs only NaN or infinite values"), ""
+        )
 
     columns: list[Any] = [
         ("correction", lambda row: text_cell(row[0], "name")),
@@ -225,7 +227,7 @@ def objectives_section(
     columns: list[Any] = [("objective", lambda item: text_cell(item[0], "name"))]
     columns += [(ColumnHeader(each, drop=0, short=each), value(place)) for place, each in enumerate(chosen)]
     table = Table.of(f"What {name} would minimize", rows.items(), columns, reach=TERMINAL_AND_PAGE)
-    return Section("What it would minimize", f"{anchor}-objectives", folded=True).add(table)
+    return Section("Minimized objective", f"{anchor}-objectives", folded=True).add(table)
 
 
 def run_log_section(run: RunResult, name: str, anchor: str, provenance: Provenance) -> Section:
@@ -297,7 +299,7 @@ def comparison_of_corrections(result: Result, registry: MetricRegistry) -> Table
         *shown({"ess_token": 0, "ess_sequence": 3, "k3_kept": 1, "loss_scale": 2}),
         (ColumnHeader("data needed", description="for the effective sample size of no correction"), needed),
     ]  # fmt: skip
-    caption = "Shares are of valid tokens or of sequences. A fresh batch has as many sequences as a step of the run."
+    caption = "Shares are of valid tokens or of sequences. A fresh batch has the number of sequences of a step."
     places = [row[0] for row in rows] if several else ()
     return Table.of(caption, rows, columns, sortable=True, title="Corrections", runs=places, reach=EVERYWHERE)
 

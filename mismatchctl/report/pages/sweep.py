@@ -422,7 +422,7 @@ def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registr
     if left:
         lead.append(f"Too large to explore here (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
     if any(len(sweep.studies[at].points) > MAX_CONFIGS for at in places):
-        lead.append(f"Of more than {MAX_CONFIGS} points, those that no other beats are written as configurations.")
+        lead.append(f"With more than {MAX_CONFIGS} points, only the Pareto front is written as configurations.")
     data = explorer_data(sweep, every, places, registry)
     return Section("Explore", "explore", lead=" ".join(lead)).add(Explorer(data))
 
@@ -557,7 +557,7 @@ def _predictions_section(sweep: Sweep, index: int) -> Section | None:
         return None
     section = Section(
         "Predictions", f"thresholds-{index}-predictions",
-        lead="What some of the points would do where the dump does not reach, each with its 90% interval.",
+        lead="Predictions for some of the points beyond the dump, each with its 90% interval.",
     )  # fmt: skip
     questions: dict[str, list[tuple[str, Prediction]]] = {}
     for name, every in predictions.items():
