@@ -119,7 +119,10 @@ Options = dict[str, Any]
 
 @dataclass
 class ConfiguredStep:
-    """One step under one configuration, on the valid tokens [T] in the dtype of the training."""
+    """One step under one configuration, on the valid tokens [T] in the dtype of the training.
+
+    Overflow and NaN are values here, so that the caller ignores numpy's warnings.
+    """
 
     step: Step  # the rows
     options: Options  # all options, including defaults
@@ -160,23 +163,17 @@ class ConfiguredStep:
     @cached_property
     def d(self) -> Array:
         """Recomputation minus sampler: the mismatch."""
-        return self._difference(self.train, self.rollout)
+        return self.train - self.rollout
 
     @cached_property
     def u(self) -> Array:
         """Current minus recomputation: the update."""
-        return self._difference(self.current, self.train)
+        return self.current - self.train
 
     @cached_property
     def v(self) -> Array:
         """Current minus sampler: mismatch plus update."""
-        return self._difference(self.current, self.rollout)
-
-    @staticmethod
-    def _difference(a: Array, b: Array) -> Array:
-        with np.errstate(invalid="ignore"):
-            found: Array = a - b
-        return found
+        return self.current - self.rollout
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
@@ -213,8 +210,7 @@ class ConfiguredStep:
         for source in self.correction.sources:
             policy, _, reference = source.partition("/")
             made[source] = kind(policies[policy], policies[reference], self.segments)
-        with np.errstate(all="ignore"):
-            return apply_correction(rules, made, self.batch)
+        return apply_correction(rules, made, self.batch)
 
     @cached_property
     def keep(self) -> Bools:
@@ -235,8 +231,7 @@ class ConfiguredStep:
     @cached_property
     def raw_weights(self) -> Array:
         """Bounded weights of all tokens, including rejected ones. Without a weight rule they are 1."""
-        with np.errstate(all="ignore"):
-            return self.applied.token_weights().astype(self.step.dtype)
+        return self.applied.token_weights().astype(self.step.dtype)
 
     @cached_property
     def weights(self) -> Array:
@@ -246,15 +241,12 @@ class ConfiguredStep:
     def mean(self, values: Array, where: Bools | None = None) -> float:
         """Compute the mean over tokens, or 0 without tokens."""
         chosen = values if where is None else values[where]
-        with np.errstate(invalid="ignore", over="ignore"):
-            return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
+        return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
 
     def row_means(self, values: Array, where: Bools | None = None) -> Array:
         """Compute the mean of each row over selected tokens [S], or 0 without tokens."""
         where = np.ones(self.tokens, np.bool_) if where is None else where
-        with np.errstate(invalid="ignore", over="ignore"):
-            totals = self.segments.sum(np.where(where, values, 0.0))
-        return totals / np.maximum(self.segments.sum(where), 1)
+        return self.segments.sum(np.where(where, values, 0.0)) / np.maximum(self.segments.sum(where), 1)
 
     def each(self, value: float) -> Array:
         return np.full(self.tokens, value)
@@ -267,6 +259,4 @@ class ConfiguredStep:
 
 def k3(x: Array) -> Array:
     """Compute e^x - 1 - x [T], like the frameworks."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        found: Array = np.expm1(x.astype(np.float64)) - x
-    return found
+    return np.expm1(x.astype(np.float64)) - x
