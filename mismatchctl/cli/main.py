@@ -204,7 +204,11 @@ def _load_settings(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    ctx.default_map = read_settings(ctx.command) if ctx.obj is None else ctx.obj
+    if ctx.obj is not None:
+        ctx.default_map = ctx.obj
+        return
+    settings = read_settings(ctx.command)
+    ctx.default_map = {verb: {flag: value for flag, (value, _) in own.items()} for verb, own in settings.items()}
 
 
 @cache

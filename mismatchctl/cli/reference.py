@@ -99,13 +99,13 @@ def doctor(ctx: typer.Context, verbose: opt.VerboseOption = False, json: opt.Jso
     from dataclasses import asdict
 
     from mismatchctl.api.doctor import inspect_machine, list_dependencies, run_self_test
-    from mismatchctl.cli.settings import find_unread_variables, read_settings_with_origins
+    from mismatchctl.cli.settings import find_unread_variables, read_settings
     from mismatchctl.report.pages.checks import SettingRow, doctor_document
 
     group: Any = ctx.parent.command if ctx.parent else None
     settings = [
         SettingRow(verb, flag, value, where)
-        for verb, chosen in read_settings_with_origins(group).items()
+        for verb, chosen in read_settings(group).items()
         for flag, (value, where) in chosen.items()
     ]
     unread, here, needed, checks = find_unread_variables(group), inspect_machine(), list_dependencies(), run_self_test()

@@ -10,18 +10,10 @@ from typing import Any
 
 from mismatchctl.errors import ConfigError, MismatchctlError, suggestion
 
-Settings = dict[str, dict[str, Any]]
-"""Defaults by command and option."""
 VARIABLE_PREFIX = "MISMATCHCTL_"
 
 
-def read_settings(group: Any) -> Settings:
-    """Return the defaults of each command of `group`."""
-    chosen = read_settings_with_origins(group)
-    return {verb: {flag: value for flag, (value, _) in of_verb.items()} for verb, of_verb in chosen.items()}
-
-
-def read_settings_with_origins(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
+def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
     """Return the defaults of each command with their origin: a variable, or a file and a key."""
     flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
     settings: dict[str, dict[str, tuple[Any, str]]] = {verb: {} for verb in flags}
