@@ -186,12 +186,12 @@ def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
     part, with_growth = headline_share(first, findings), ""
     if part != first.share_k3 and second is not None and second.cause == "growing_mismatch":
         with_growth, second = "with its growth ", None
-    share = f", {with_growth}{format_share(part)} of the K3" if part is not None else ""
+    share = f", {with_growth}{percent(part)} of the K3" if part is not None else ""
     level: AnswerLevel = "good" if first.cause in HARMLESS_CAUSES else "unknown" if first.confidence == "low" else "bad"
     facts = [Fact(name="share_k3", value=part, meaning="its part of the K3")]
     text = f"{first.title} ({first.confidence} confidence{share}): {first.summary}"
     if second is not None and second.share_k3 and second.confidence != "low":
-        text += f" Then: {second.title}, {format_share(second.share_k3)}."
+        text += f" Then: {second.title}, {percent(second.share_k3)}."
     return Answer(question="why", key=first.cause, level=level, text=text, evidence=facts)
 
 
@@ -256,13 +256,6 @@ def first_sentence(advice: str) -> str:
     """Return the first sentence of an advice without parentheses."""
     plain = re.sub(r" \([^()]*\)", "", advice)
     return f"{plain.split('. ')[0].rstrip('.')}."
-
-
-def format_share(share: float | None) -> str:
-    """Format a share as a percentage. Only a share of nearly 1 is shown as 100."""
-    if share is None:
-        return DASH
-    return f"{100 * share:.3g}%" if share < 0.9995 else "100%"
 
 
 JUDGEMENT_TEXTS = {

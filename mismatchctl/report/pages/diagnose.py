@@ -32,7 +32,6 @@ from mismatchctl.results.summary import (
     STATUSES,
     RunStatus,
     findings_status,
-    format_share,
     headline_finding,
     lower_first,
     percent,
@@ -154,7 +153,7 @@ def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, fu
     """Build the findings of one run. Findings of low confidence take one line, unless `full`."""
     count = f"{format_count(len(findings), 'finding')}, strongest first" if findings else "nothing found"
     unexplained = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
-    explained = f"; {format_share(1 - unexplained)} of the K3 explained" if findings else ""
+    explained = f"; {percent(1 - unexplained)} of the K3 explained" if findings else ""
     cards: list[DocumentPart] = [
         finding_card(found, full=full or found.confidence != "low" or len(findings) == 1, place=place)
         for place, found in enumerate(findings, start=1)
@@ -164,7 +163,7 @@ def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, fu
 
 def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> Card:
     """Return the card of a finding. `place` is its number."""
-    share = f", {format_share(finding.share_k3)} of the K3" if finding.share_k3 is not None else ""
+    share = f", {percent(finding.share_k3)} of the K3" if finding.share_k3 is not None else ""
     return Card(
         finding.confidence, "calm" if finding.cause in HARMLESS_CAUSES else finding.confidence,
         f"{place}. {finding.title}" if place else finding.title,
