@@ -319,7 +319,7 @@ class Weight(_CorrectionModel):
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
         if self.watch_low is not None and (self.clip is not None or self.zero is not None):
-            raise ValueError("watch_low is for weights without a lower bound")
+            raise ValueError("watch_low only works for weights without a lower bound")
         if self.over == "segment" and self.level != "geometric":
             raise ValueError(f"over: segment fits level 'geometric' alone, not {self.level!r}")
         if self.bound_where is not None and self.bound_where.level == "token":
