@@ -18,6 +18,8 @@ from mismatchctl.io.parquet_footer import check_footer
 from mismatchctl.io.stores import Store
 
 IntegerRange = tuple[int, int]
+_SAMPLE_ROWS = 256
+"""Rows per read when searching for a value."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +34,26 @@ class FileContents(ABC):
     def elements(self, group: int, column: str) -> int:
         """Return the approximate number of values of a column in a group, or of list elements."""
 
-    @abstractmethod
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        """Return the range of an integer column in each group, unless that is expensive.
+        """Return the range of an integer column in each group, if that is cheap. `opening` opens the file."""
+        if not pa.types.is_integer(self.schema.field(column).type):
+            return [None] * len(self.rows)
+        try:
+            with opening as file:
+                tables = (next(self.decode(file, [group], [column], None)) for group in range(len(self.rows)))
+                return [_min_max(table.column(0)) for table in tables]
+        except (OSError, pa.ArrowException):
+            return [None] * len(self.rows)  # decoding will report the error
 
-        `opening` opens the file if necessary.
-        """
-
-    @abstractmethod
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """Return True if a column only contains nulls, lists of nulls or empty lists.
-
-        `opening` opens the file if necessary.
-        """
+        """Return True if a column only contains nulls, lists of nulls or empty lists. `opening` opens the file."""
+        filled = [group for group, rows in enumerate(self.rows) if rows]
+        try:
+            with opening as file:
+                tables = self.decode(file, filled, [column], _SAMPLE_ROWS)
+                return bool(filled) and not any(_has_value(table.column(0)) for table in tables)
+        except (OSError, pa.ArrowException):
+            return False  # decoding will report the error
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
         """Return why some groups cannot be decoded in little memory, although the file is small."""
@@ -115,10 +124,8 @@ class ArrowContents(FileContents):
         return self.batches[group].lengths[first + is_list(kind)]
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        if self.stream or not pa.types.is_integer(self.schema.field(column).type):
-            return [None] * len(self.rows)
-        with opening as file:
-            return [self._span(file, group, column) for group in range(len(self.rows))]
+        """Return the ranges of a file. A stream would have to be read."""
+        return [None] * len(self.rows) if self.stream else super().integer_ranges(opening, column)
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
         first, kind = self._arrays_of(column)
@@ -171,13 +178,6 @@ class ArrowContents(FileContents):
         number, kinds = self.schema.get_field_index(column), self.schema.types
         return sum(_count_arrays(kind) for kind in kinds[:number]), _storage_type(kinds[number])
 
-    def _span(self, file: pa.NativeFile, group: int, column: str) -> IntegerRange | None:
-        try:
-            (table,) = self.decode(file, [group], [column], None)
-        except (OSError, pa.ArrowException):
-            return None  # decoding the group will report the error
-        return _min_max(table.column(column))
-
 
 GROUP_VALUES = 1 << 20
 """Values of the longest column per group of an in-memory table. Groups are read in parallel."""
@@ -207,19 +207,6 @@ class MemoryTable(FileContents):
 
     def elements(self, group: int, column: str) -> int:
         return _values(self._group(group).column(column))
-
-    def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        if not pa.types.is_integer(self.schema.field(column).type):
-            return [None] * len(self.rows)
-        return [_min_max(self._group(group).column(column)) for group in range(len(self.rows))]
-
-    def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        import pyarrow.compute as pc
-
-        values = self.table.column(column)
-        while is_list(values.type):
-            values = pc.list_flatten(values)
-        return len(self.table) > 0 and values.null_count == len(values)
 
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
@@ -351,10 +338,6 @@ _READ_BYTES = 1 << 20
 """Bytes of a column per read if a row group is too large for memory."""
 
 
-_SAMPLE_ROWS = 256
-"""Rows per read when searching for a value."""
-
-
 @dataclass(frozen=True)
 class ParquetContents(FileContents):
     """Metadata of a Parquet file. Its groups are row groups."""
@@ -391,13 +374,7 @@ class ParquetContents(FileContents):
             self.footer.row_group(group).column(leaf).num_values > self.rows[group] for group in filled
         ):
             return False  # elements cannot be null, and more values than rows means that some lists are not empty
-        try:
-            with opening as file:
-                return not any(
-                    _has_value(table.column(0)) for table in self.decode(file, filled, [column], _SAMPLE_ROWS)
-                )
-        except (OSError, pa.ArrowException):
-            return False  # decoding will report the error
+        return super().is_all_null(opening, column)
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
         """Return why some row groups cannot be decoded in little memory, although the file is small.
