@@ -71,6 +71,7 @@ PLANTED: dict[str, Planted] = {
     "wrong state in the trainer": of("engine_state", faults.engine_state, (0.1, 0.5), side="trainer"),
     "end of the greatest length": of("engine_state", faults.end_of_length, (0.1, 0.5, 0.9)),
     "responses changed after sampling": of("edited_response retokenized", faults.edited, (0.05, 0.3)),
+    "spans changed after sampling": of("edited_response", faults.edited_span, (0.1, 0.3)),
     "versions per token": of("stale_policy", faults.partial_rollout, (0.1, 0.5, 0.8)),
     "context from a turn on": of("context_mismatch", faults.context_from_turn, (0.1, 0.3, 1.0)),
     "packed rollout column": of("packed_columns", faults.packed_columns, (0.05, 0.3, 1.0)),

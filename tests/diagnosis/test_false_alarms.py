@@ -183,10 +183,9 @@ def test_reading_is_short_and_evidence_is_behind_a_flag(tmp_path: Path) -> None:
     rows = [line.split() for line in brief.splitlines() if re.match(r"(one|other|shifted) ", line)]
     assert [row[:2] for row in rows] == [["one", "FAIL"], ["shifted", "FAIL"], ["other", "OK"]]
     assert len(brief.splitlines()) <= 14  # the paths in the last command can take several lines
-    assert whole.index("first finding") < whole.index("strongest first")
+    assert "strongest first" in whole
     assert ("standard errors" in brief, "standard errors" in whole) == (False, True)
     assert "1 finding," in whole and "e+02%" not in whole
-    assert f"Files are in {tmp_path}/" in whole
 
 
 @pytest.mark.parametrize(("tied", "confidence"), [(0.08, "medium"), (0.5, "high")])

@@ -54,6 +54,7 @@ FAULTS: list[tuple[str, Fault, tuple[float, ...]]] = [
     ("batch_dependent_kernels", faults.batch_dependent, (0.3,)),
     ("misaligned", faults.prefixes_removed, (0.2, 0.5)),
     ("identical", faults.nearly_bitwise, (1.0,)),
+    ("edited_response", faults.edited_span, (0.3,)),
 ]
 
 

@@ -310,6 +310,24 @@ def edited(model: Model, seed: int, severity: float, shifted: bool = True) -> Du
     return dump.each("train_log_probs", change)
 
 
+def edited_span(model: Model, seed: int, severity: float) -> Dump:
+    """In a share of the rows a span was changed after sampling; what follows it is scored in a context that fades."""
+    dump, rng = sampled(model, seed), np.random.default_rng(seed + 13)
+    pool = np.concatenate(dump.tokens["train_log_probs"])
+
+    def change(row: Array, i: int) -> Array:
+        if rng.random() > severity or len(row) < 40:
+            return row
+        length = int(rng.integers(8, 16))
+        at = int(rng.integers(6, len(row) - length - 10))
+        after = np.arange(len(row) - at - length)
+        fading = rng.normal(0, 0.3, len(after)) * np.exp(-after / 6) * -np.expm1(row[at + length :])
+        rest = np.minimum(row[at + length :] + fading, 0.0)
+        return np.concatenate([row[:at], rng.choice(pool, length), rest])
+
+    return dump.each("train_log_probs", change)
+
+
 def partial_rollout(model: Model, seed: int, severity: float) -> Dump:
     """The first part of each response was sampled two versions earlier; the versions are recorded per token."""
     setup = Setup(older=model.moved(seed, 0.12), older_until=max(severity, 0.02))

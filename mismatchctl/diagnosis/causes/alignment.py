@@ -77,7 +77,9 @@ def _find_breaks(case: Case) -> _Breaks | None:
 
 def detect_edited_response(case: Case) -> Detection | None:
     breaks = _find_breaks(case)
-    if breaks is None or breaks.at_turn:
+    if breaks is None:
+        return _match_edited_spans(case)
+    if breaks.at_turn:
         return None  # contexts differ from a turn on
     found, level = breaks.found, float(breaks.level[breaks.found].mean())
     long = case.counts >= 2 * _EDIT_MIN_SIDE
@@ -110,6 +112,70 @@ def detect_edited_response(case: Case) -> Detection | None:
                 "position on"},
         leaves=None if confidence == "low" else rest,
     )  # fmt: skip
+
+
+_SPAN_MIN_LENGTH, _SPAN_MIN_DENSITY, _SPAN_MAX_OUTSIDE, _SPAN_LUCK = 6, 0.4, 0.05, -12.0
+_SPAN_ROWS, _SPAN_SURE_ROWS, _SPAN_MAX_NOISE = 2, 8, 0.1
+
+
+def _match_edited_spans(case: Case) -> Detection | None:
+    """Find rows that agree before and after a span of gross differences."""
+    if case.reshaped or case.filled or not len(case.x) or not 0 < case.noise < _SPAN_MAX_NOISE:
+        return None
+    gross = np.abs(case.x) > max(_EDIT_GROSS_DISTANCE, 12 * case.noise)
+    first, length = _densest_spans(case, gross)
+    inside = (case.place >= case.each(first)) & (case.place < case.each(first + length))
+    hits, others = case.sums(gross & inside), case.sums(gross & ~inside)
+    rest = np.maximum(case.counts - length, 1)
+    usual = (others.sum() + 1) / (rest.sum() + 1)
+    # Bound of the probability of as many hits in some span of the row, by the union of all spans.
+    luck = hits * np.log(usual * np.e * np.maximum(length, 1) / np.maximum(hits, 1)) + 2 * np.log(case.counts + 1.0)
+    found = (length >= _SPAN_MIN_LENGTH) & (hits >= _SPAN_MIN_DENSITY * length) & (luck < _SPAN_LUCK)
+    found &= (others <= _SPAN_MAX_OUTSIDE * rest) & (first >= _EDIT_MIN_SIDE)
+    found &= case.counts - first - length >= _EDIT_MIN_SIDE
+    if found.sum() < _SPAN_ROWS or break_at_turns(case, found, first):
+        return None
+    inside &= case.each(found)
+    tokens, rows, used = case.marked(inside), int(found.sum()), case.counts >= _SPAN_MIN_LENGTH + 2 * _EDIT_MIN_SIDE
+    size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
+    agrees, level = float(np.median(size[case.each(found) & ~inside])), float(size[inside].mean())
+    examples = find_loudest(case, found, case.part_means(size, inside))
+    at = case.rows.position[case.index[np.minimum(case.starts + first, len(case.index) - 1)]]
+    share, span = percent(float(rows / max(used.sum(), 1))), int(np.median(length[found]))
+    return Detection(
+        "high" if rows >= _SPAN_SURE_ROWS else "medium",
+        f"{share} of the sequences agree before and after a span of about {span} tokens (median difference "
+        f"{agrees:.2g} nats) and not in it ({level:.2g} nats): these tokens were changed after sampling",
+        tokens=tokens,
+        evidence=(
+            make_share_fact("sequences", found, used, "share of sequences that disagree in one span only"),
+            make_fact("difference_before", agrees, "median |log ratio| outside the span, nats"),
+            make_fact("difference_inside", level, "mean |log ratio| in it, nats"),
+            make_fact("tokens_inside", span, "tokens of the span, median"),
+        ),
+        where={"sequences": share, "positions": f"from {format_list(at[examples], 3)} on in the examples"},
+        examples=examples,
+        positions=at[examples],
+        rivals={"unsampled_tokens": "token_ids of the span on each side: tool output or forced text looks the same"},
+    )
+
+
+def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
+    """Return start and length of the span of each sequence with the most gross tokens beyond the minimum density."""
+    scores = gross - _SPAN_MIN_DENSITY
+    after = np.cumsum(scores)
+    before = after - scores
+    drop = 2.0 * (np.abs(after).max(initial=0.0) + 1)  # lower in each row, so the minimum starts again
+    lowest = np.minimum.accumulate(before - drop * case.where)
+    gain = after - drop * case.where - lowest
+    best, ends = case.segments.max(gain), np.zeros(case.size, np.int64)
+    last = np.flatnonzero(gain == case.each(best))[::-1]
+    ends[case.where[last]] = last
+    order = np.arange(len(after))
+    begins = np.maximum.accumulate(np.where(before - drop * case.where == lowest, order, 0))[
+        np.minimum(ends, len(order) - 1)
+    ]
+    return begins - case.starts, np.where(case.counts > 0, ends - begins + 1, 0)
 
 
 def _describe_breaks(breaks: _Breaks, share: float, examples: Ints) -> dict[str, str]:
