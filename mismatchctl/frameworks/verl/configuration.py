@@ -528,9 +528,11 @@ def make_plan(
     correction: Correction, version: VerlVersion, converted: Sequence[Gate] | None = None
 ) -> tuple[VerlPlan, list[str]]:
     """Assign the parts of a correction to verl's roles, and list the parts that this version does not support."""
-    problems: list[str] = unusual_rules(correction)
     applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
     correction = correction._measured if isinstance(correction, UnappliedCorrection) else correction
+    if converted is not None:
+        correction = correction.model_copy(update={"gates": tuple(converted)})
+    problems: list[str] = unusual_rules(correction)
     source: RatioSource = MISMATCH_SOURCE if correction.loss == "ppo" else BYPASS_SOURCE
     if others := correction.sources - {source}:
         problems.append(f"with loss {correction.loss} verl compares {source} only, not {', '.join(sorted(others))}")
@@ -540,7 +542,7 @@ def make_plan(
         weight = None
     rejections: list[Gate] = []
     veto = None
-    for gate in correction.gates if converted is None else converted:
+    for gate in correction.gates:
         if reasons := list(_explain_gate_limits(gate, version)):
             problems += [f"{gate_label(gate)}: {reason}" for reason in reasons]
         elif gate.level == "min":
