@@ -42,11 +42,6 @@ def test_every_module_that_raises_belongs_to_a_family() -> None:
     assert {module for module in modules if family_of(module) is None} == set()
 
 
-def test_prefixes_name_modules() -> None:
-    named = {prefix for family in FAMILIES for prefix in family["modules"]}
-    assert {name for name in named if not ((PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file())} == set()
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family["title"])
 def test_a_family_has_messages_with_cause_and_fix(family: dict[str, list[list[str]]]) -> None:
     section = PAGE.partition(f"## {family['title']}\n")[2].partition("\n## ")[0]
