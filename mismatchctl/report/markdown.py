@@ -7,30 +7,10 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from xml.etree import ElementTree as Xml
 
-from mismatchctl.api.gate.verdict import (
-    Check,
-    Verdict,
-    check_name,
-    check_sentence,
-    describe_basis,
-    group_by_rule,
-    outcome_label,
-    select_checks,
-)
+from mismatchctl.api.gate import verdict as api
 from mismatchctl.core.formatting import escape_github, escape_xml
 from mismatchctl.core.formatting import escape_markdown as escape
-from mismatchctl.report.document import (
-    EVERYWHERE,
-    Answers,
-    Card,
-    Document,
-    DocumentPart,
-    Facts,
-    Note,
-    Section,
-    Table,
-    is_shown,
-)
+from mismatchctl.report import document as doc
 
 LEVEL_SIGNS = {
     "bad": "🔴", "failed": "🔴", "high": "🔴", "error": "🔴", "fair": "🟡", "medium": "🟡", "undecided": "🟡",
@@ -39,18 +19,18 @@ LEVEL_SIGNS = {
 MAX_MARKDOWN_ROWS = 20
 
 
-def render_markdown(document: Document) -> str:
+def render_markdown(document: doc.Document) -> str:
     """Return the document as Markdown, ending in a newline."""
     head = document.headline
     blocks = [f"### mismatchctl{f' {head.subtitle}' if head.subtitle else ''}: {escape(head.title)}"]
     blocks += [escape(", ".join(head.facts))] if head.facts else []
     for section in document.sections:
-        blocks += _render_part(section, 3) if is_shown(section, EVERYWHERE) else ()
+        blocks += _render_part(section, 3) if doc.is_shown(section, doc.EVERYWHERE) else ()
     return "\n\n".join(blocks) + "\n"
 
 
-def _render_section(section: Section, level: int) -> Iterator[str]:
-    shown = (part for part in section.parts if is_shown(part, EVERYWHERE))
+def _render_section(section: doc.Section, level: int) -> Iterator[str]:
+    shown = (part for part in section.parts if doc.is_shown(part, doc.EVERYWHERE))
     blocks = [block for kind, alike in groupby(shown, type) for block in _render_group(kind, alike, level)]
     if section.title:
         note = f" ({escape(section.note)})" if section.note else ""
@@ -58,40 +38,40 @@ def _render_section(section: Section, level: int) -> Iterator[str]:
     yield from blocks
 
 
-def _render_group(kind: type[DocumentPart], parts: Iterable[DocumentPart], level: int) -> Iterator[str]:
+def _render_group(kind: type[doc.DocumentPart], parts: Iterable[doc.DocumentPart], level: int) -> Iterator[str]:
     """Render consecutive parts of one type. Cards and notes become one list."""
-    if kind in (Card, Note):
+    if kind in (doc.Card, doc.Note):
         yield "\n".join(map(_render_item, parts))
     else:
         yield from (block for part in parts for block in _render_part(part, level))
 
 
-def _render_part(part: DocumentPart, level: int) -> Iterator[str]:
-    if isinstance(part, Section):
+def _render_part(part: doc.DocumentPart, level: int) -> Iterator[str]:
+    if isinstance(part, doc.Section):
         yield from _render_section(part, level + 1)
-    elif isinstance(part, Answers):
+    elif isinstance(part, doc.Answers):
         signs = (LEVEL_SIGNS.get(line.level, "⚪") for line in part.lines)
         rows = (
             f"- {sign} **{line.question}** {escape(line.text)}" for sign, line in zip(signs, part.lines, strict=True)
         )
         yield "\n".join(rows)
-    elif isinstance(part, Table):
+    elif isinstance(part, doc.Table):
         yield _render_table(part)
-    elif isinstance(part, Facts):
+    elif isinstance(part, doc.Facts):
         yield "\n".join(f"- **{escape(name)}** {escape(text)}" for name, text in part.rows)
 
 
-def _render_item(part: DocumentPart) -> str:
-    if isinstance(part, Note):
+def _render_item(part: doc.DocumentPart) -> str:
+    if isinstance(part, doc.Note):
         return f"- {escape(part.text)}"
-    assert isinstance(part, Card)
+    assert isinstance(part, doc.Card)
     sign = LEVEL_SIGNS.get(part.level, "⚪")
     text = f": {escape(part.text)}" if part.text else ""
     below = "; ".join(f"{heading} {text}".strip() for heading, text in part.lines)
     return f"- {sign} **{escape(part.mark)}** {escape(part.title)}{text}" + (f" ({escape(below)})" if below else "")
 
 
-def _render_table(table: Table) -> str:
+def _render_table(table: doc.Table) -> str:
     drawn = {place for row in table.rows[:1] for place, cell in enumerate(row) if cell.series}
     chosen = [
         place for place, head in enumerate(table.heads) if place == 0 or (head.drop is not None and place not in drawn)
@@ -111,7 +91,7 @@ _JUNIT_ELEMENTS = {"failed": "failure", "undecided": "error"}
 """JUnit reserves `error` for tests that could not run, so it fits an undecided check."""
 
 
-def junit_xml(verdict: Verdict) -> bytes:
+def junit_xml(verdict: api.Verdict) -> bytes:
     """Return the verdict as JUnit XML, with one test suite per run and one test case per check."""
     root = Xml.Element("testsuites", {"name": "mismatchctl gate"} | _outcome_counts(verdict.checks))
     for run, found in groupby(sorted(verdict.checks, key=lambda check: check.run), key=lambda check: check.run):
@@ -127,35 +107,35 @@ def junit_xml(verdict: Verdict) -> bytes:
     return bytes(Xml.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def _outcome_counts(checks: list[Check]) -> dict[str, str]:
-    found = Counter(map(outcome_label, checks))
+def _outcome_counts(checks: list[api.Check]) -> dict[str, str]:
+    found = Counter(map(api.outcome_label, checks))
     return {
         "tests": str(len(checks)), "failures": str(found["failed"]), "errors": str(found["undecided"]), "skipped": "0",
         "time": "0",
     }  # fmt: skip
 
 
-def _add_case(suite: Xml.Element, check: Check) -> None:
-    name = check_name(check)
+def _add_case(suite: Xml.Element, check: api.Check) -> None:
+    name = api.check_name(check)
     case = Xml.SubElement(
         suite, "testcase", {"classname": f"gate.{escape_xml(check.run)}", "name": escape_xml(name), "time": "0"}
     )
-    if outcome_label(check) in _JUNIT_ELEMENTS:
-        words = {"message": check_sentence(check), "type": check.outcome}
-        Xml.SubElement(case, _JUNIT_ELEMENTS[check.outcome], words).text = describe_basis(check)
+    if api.outcome_label(check) in _JUNIT_ELEMENTS:
+        words = {"message": api.check_sentence(check), "type": check.outcome}
+        Xml.SubElement(case, _JUNIT_ELEMENTS[check.outcome], words).text = api.describe_basis(check)
     else:
-        Xml.SubElement(case, "system-out").text = f"{check_sentence(check)}\n{describe_basis(check)}"
+        Xml.SubElement(case, "system-out").text = f"{api.check_sentence(check)}\n{api.describe_basis(check)}"
 
 
-def workflow_commands(verdict: Verdict) -> list[str]:
+def workflow_commands(verdict: api.Verdict) -> list[str]:
     """Return GitHub workflow commands: errors for failed checks, warnings for undecided ones and for notes."""
     words = {"failed": "error", "undecided": "warning"}
     notes = [f"::warning title=mismatch::{escape_github(note)}" for note in verdict.notes]
     judged = [
-        f"::{words[check.outcome]} title={escape_github(f'mismatch: {check_name(check)}', of_property=True)}::"
-        f"{escape_github(f'{check.run}: {check_sentence(check)}')}"
-        for _, checks in group_by_rule(verdict.checks)
-        for check in select_checks(checks)[0]
-        if outcome_label(check) in words
+        f"::{words[check.outcome]} title={escape_github(f'mismatch: {api.check_name(check)}', of_property=True)}::"
+        f"{escape_github(f'{check.run}: {api.check_sentence(check)}')}"
+        for _, checks in api.group_by_rule(verdict.checks)
+        for check in api.select_checks(checks)[0]
+        if api.outcome_label(check) in words
     ]
     return judged + notes

@@ -16,23 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from mismatchctl.core.formatting import escape_terminal
-from mismatchctl.report.document import (
-    MIN_SPARKLINE_SPREAD,
-    TERMINAL_AND_PAGE,
-    Answers,
-    Card,
-    Code,
-    ColumnHeader,
-    Document,
-    DocumentPart,
-    Facts,
-    Headline,
-    Note,
-    Section,
-    Table,
-    TableCell,
-    is_shown,
-)
+from mismatchctl.report import document as doc
 
 _ASCII_REPLACEMENTS = str.maketrans(
     {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down", "⟨": "<", "⟩": ">"}
@@ -93,7 +77,7 @@ class TerminalGlyphs:
         known = [height for height in heights if height is not None and math.isfinite(height)]
         if not known:
             return ""
-        spread = max(max(known) - min(known), MIN_SPARKLINE_SPREAD)
+        spread = max(max(known) - min(known), doc.MIN_SPARKLINE_SPREAD)
         low = (max(known) + min(known) - spread) / 2
         bars = _ASCII_BAR_CHARACTERS if self.plain else _BAR_CHARACTERS
         shares = (0.0 if height == -math.inf else None if height is None else (height - low) / spread
@@ -142,7 +126,6 @@ def print_grid(console: Console, names: TerminalColumn, columns: Sequence[Termin
 
 
 def _ruled_table(console: Console) -> Grid:
-    """Return an empty table with a rule below its headings."""
     box = _ASCII_BOX if console.options.ascii_only else _UNICODE_BOX
     return Grid(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
@@ -173,7 +156,7 @@ def _total_width(columns: Iterable[TerminalColumn]) -> int:
     return sum(column.width for column in columns)
 
 
-def print_document(document: Document, console: Console, *, whole: bool = False) -> None:
+def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
     """Print a document without trailing blanks. `whole` includes all details of its cards."""
     writer = TerminalWriter(console, whole)
     with console.capture() as capture:
@@ -191,7 +174,7 @@ class TerminalWriter:
     def __init__(self, console: Console, whole: bool) -> None:
         self.console, self.glyphs, self.whole = console, TerminalGlyphs(console), whole
 
-    def headline(self, head: Headline) -> None:
+    def headline(self, head: doc.Headline) -> None:
         """Print the title after its status, or with the facts."""
         if head.status:
             rows = Grid.grid(padding=(0, 2, 0, 0))
@@ -212,26 +195,26 @@ class TerminalWriter:
             if text:
                 self.console.print(Text(text, style="dim"), overflow="fold")
 
-    def parts(self, parts: Sequence[DocumentPart]) -> None:
+    def parts(self, parts: Sequence[doc.DocumentPart]) -> None:
         """Print parts in order. Consecutive cards share a grid."""
-        for kind, alike in groupby((part for part in parts if is_shown(part, TERMINAL_AND_PAGE)), type):
-            if kind is Card:
+        for kind, alike in groupby((part for part in parts if doc.is_shown(part, doc.TERMINAL_AND_PAGE)), type):
+            if kind is doc.Card:
                 self.cards([*alike])
             else:
                 for part in alike:
                     getattr(self, part.kind)(part)
 
-    def section(self, section: Section) -> None:
+    def section(self, section: doc.Section) -> None:
         """Print the heading, unless tables have their own, and the parts."""
-        shown = [part for part in section.parts if is_shown(part, TERMINAL_AND_PAGE)]
-        if section.title and not all(isinstance(part, Table) for part in shown):
+        shown = [part for part in section.parts if doc.is_shown(part, doc.TERMINAL_AND_PAGE)]
+        if section.title and not all(isinstance(part, doc.Table) for part in shown):
             note = f"  {self.glyphs.text(section.note)}" if section.note else ""
             self.console.print(Text.assemble((self.glyphs.text(section.title), "bold"), (note, "dim")))
         self.parts(shown)
-        if isinstance(shown[-1], Note) and section.title:
+        if isinstance(shown[-1], doc.Note) and section.title:
             self.console.print()
 
-    def answers(self, part: Answers) -> None:
+    def answers(self, part: doc.Answers) -> None:
         """Print a line per question, and K3 over the steps."""
         rows = self._grid()
         for line in part.lines:
@@ -241,7 +224,7 @@ class TerminalWriter:
                 rows.add_row("", self.glyphs.sparkline(part.k3_series, width))
         self.console.print(rows, "")
 
-    def table(self, table: Table) -> None:
+    def table(self, table: doc.Table) -> None:
         """Print the columns that fit, or a table whose cells wrap."""
         title, rows = table.title or table.caption, table.rows
         if table.max_rows and len(rows) > table.max_rows:
@@ -262,8 +245,8 @@ class TerminalWriter:
         names, *columns = (self._column(table.heads[place], [row[place] for row in rows]) for place in chosen)
         print_grid(self.console, names, columns, rule=not table.compact)
 
-    def _column(self, head: ColumnHeader, cells: Sequence[TableCell]) -> TerminalColumn:
-        def text(cell: TableCell, width: int, shown: str) -> str:
+    def _column(self, head: doc.ColumnHeader, cells: Sequence[doc.TableCell]) -> TerminalColumn:
+        def text(cell: doc.TableCell, width: int, shown: str) -> str:
             return self.glyphs.sparkline(cell.series, width) if cell.series else self.glyphs.text(shown)
 
         heading = head.short or (break_name(self.glyphs.text(head.text), _HEADING_LINE) if head.numeric else head.text)
@@ -272,7 +255,7 @@ class TerminalWriter:
             head.numeric, head.drop or 0, [text(cell, 8, cell.brief or cell.text) for cell in cells], head.flexible,
         )  # fmt: skip
 
-    def note(self, note: Note) -> None:
+    def note(self, note: doc.Note) -> None:
         """Print a remark, after a mark if it is a warning."""
         if note.level != "alarm":
             self.console.print(Text(self.glyphs.text(note.text), style=STYLES.get(note.level, "")))
@@ -283,7 +266,7 @@ class TerminalWriter:
         rows.add_row("!", Text(self.glyphs.text(note.text)))
         self.console.print(rows)
 
-    def facts(self, facts: Facts) -> None:
+    def facts(self, facts: doc.Facts) -> None:
         """Print names and texts."""
         rows = self._grid()
         for place, (name, text) in enumerate(facts.rows):
@@ -293,7 +276,7 @@ class TerminalWriter:
             rows.add_row(Text(self.glyphs.text(name)), Text(drawn + self.glyphs.text(text), style=style))
         self.console.print(rows, "")
 
-    def code(self, code: Code) -> None:
+    def code(self, code: doc.Code) -> None:
         """Print a configuration below its name."""
         self.console.print(Text(self.glyphs.text(code.name), style="dim"))
         for line in code.text.splitlines():

@@ -243,15 +243,15 @@ def test_tables_sort(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["hostile"])
     open_all(browser)
     column = """
-      const table = document.querySelector("#trend table.sortable");
-      const at = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent.includes("K3 KL"));
+      const table = document.querySelector("#corrections table.sortable");
+      const at = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent.includes("K3 kept"));
       table.tHead.rows[0].cells[at].querySelector(".sort").click();
-      const values = [...table.tBodies[0].rows].map((row) => Number(row.cells[at].dataset.v));
+      const values = [...table.tBodies[0].rows].map((row) => Number(row.cells[at].dataset.v)).filter(Number.isFinite);
       return [table.tHead.rows[0].cells[at].ariaSort, values];
     """
     for expected, reverse in (("descending", True), ("ascending", False)):
         direction, values = browser.execute_script(column)
-        assert direction == expected and values == sorted(values, reverse=reverse) and len(values) == 2
+        assert direction == expected and values == sorted(values, reverse=reverse) and len(values) > 2
 
 
 @NEEDS_AXE
@@ -280,8 +280,9 @@ def test_the_demo_is_small_and_prints_on_six_pages(browser: Any, verbs: dict[str
     assert shown and all(element.is_displayed() for element in shown)
 
 
-def test_the_corrections_of_the_demo_fit_at_1440_pixels(browser: Any, verbs: dict[str, str]) -> None:
-    visit(browser, verbs["analyze"], width=1440)
+@pytest.mark.parametrize("width", [1280, 1440])
+def test_the_corrections_of_the_demo_fit(browser: Any, verbs: dict[str, str], width: int) -> None:
+    visit(browser, verbs["analyze"], width=width)
     open_all(browser)
     table = browser.find_element("css selector", "#corrections .scroll")
     assert table.find_elements("css selector", "thead th")[-2].text.startswith("loss")

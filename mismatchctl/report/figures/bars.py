@@ -83,7 +83,6 @@ def _across(
     label: str, x: Sequence[Number], names: Sequence[str], ends: Iterable[Sequence[Number]] = (), *, color: int = 0,
     hollow: bool = False, shift: float = 0.0,
 ) -> Marks:  # fmt: skip
-    """Return dots with a row per name and horizontal intervals."""
     low, high = ends or ((), ())
     return Marks("dots", label, x, names, low, high, across=True, color=color, hollow=hollow, shift=shift)
 

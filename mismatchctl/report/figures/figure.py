@@ -204,7 +204,6 @@ def page_json(figures: Sequence[Figure]) -> str:
 
 
 def _changed(part: Any, default: Any) -> dict[str, Any]:
-    """Return the fields that differ from the default."""
     return {
         key: escape_terminal(value) if isinstance(value, str) else value
         for key, value in vars(part).items()

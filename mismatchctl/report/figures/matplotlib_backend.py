@@ -101,7 +101,6 @@ def _draw(figure: Figure) -> Canvas:
 
 
 def _band_names(figure: Figure, which: str) -> list[Any]:
-    """Return the names on a band axis in order of appearance."""
     if getattr(figure, which).scale != "band":
         return []
     return list(dict.fromkeys(name for mark in figure.marks for name in getattr(mark, which)))

@@ -146,7 +146,6 @@ def k3_figure(
 
 
 def _onset_rules(growth: Growth, steps: StepAxis, color: int, run: int | None) -> Iterator[ReferenceLine]:
-    """Yield the onset of a growth with its interval."""
     at = None if growth.onset is None or not growth.changed else steps.place(growth.onset)
     if at is not None:
         known = [place for end in growth.onset_interval or () if (place := steps.place(end)) is not None]

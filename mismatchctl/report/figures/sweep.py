@@ -151,7 +151,6 @@ def _curve_charts(study: Study) -> dict[str, _Chart]:
 
 
 def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: int, axis: Axis) -> Marks:
-    """Return a metric along an axis with its band, if it has errors."""
     y, reach = own.floats(key)[points], INTERVAL_Z * np.nan_to_num(own.floats(f"{key}_se")[points])
     ends = [np.clip(end, 0, 1) if axis.percent else end for end in (y - reach, y + reach)] if reach.any() else [(), ()]
     low, high = ([*map(float, end)] for end in ends)

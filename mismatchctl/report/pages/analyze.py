@@ -21,25 +21,7 @@ from mismatchctl.core.formatting import (
     format_number,
 )
 from mismatchctl.corrections.labels import correction_label
-from mismatchctl.report.document import (
-    EVERYWHERE,
-    PAGE_ONLY,
-    Answers,
-    ColumnHeader,
-    DeferredSection,
-    Document,
-    DocumentPart,
-    Facts,
-    Figures,
-    Headline,
-    Note,
-    RunCard,
-    RunCards,
-    Section,
-    Table,
-    TableCell,
-    TableColumns,
-)
+from mismatchctl.report import document as doc
 from mismatchctl.report.pages import run_tables as tables
 from mismatchctl.report.pages.diagnose import finding_card, rival_text, sides_section
 from mismatchctl.report.tables import (
@@ -50,8 +32,6 @@ from mismatchctl.report.tables import (
     MetricRegistry,
     cut,
     cut_notes,
-    text_cell,
-    value_cell,
 )
 from mismatchctl.results.growth import Z_LIMIT
 from mismatchctl.results.model import NOT_RECORDED, Finding, Result, RunResult, Value
@@ -98,10 +78,6 @@ MAIN_METRICS = (
 )  # fmt: skip
 ALWAYS_SHOWN = frozenset(MAIN_METRICS[:11])
 """Main metrics that are shown even if they are within their limits."""
-OVERVIEW_METRICS = (
-    "tokens", "sequences", "abs_diff_mean", "abs_diff_max", "ess_token", "ess_sequence", "ratio_mean_z",
-    "khat_sequence", "bitwise_share",
-)  # fmt: skip
 _Row = tuple[str, str]
 
 
@@ -110,25 +86,25 @@ def analyze_screen(
     paths: Sequence[str],
     *,
     asked: bool = True,
-    page: Document | None = None,
+    page: doc.Document | None = None,
     following: str = "",
     report: str = "--html report.html",
-) -> Document:
+) -> doc.Document:
     """Build the first screen of a Result, or the whole `page` of it below the answer.
 
     `asked` is false if the corrections are the default ones. `following` is the next command, by default one that
     reads the dump in `paths`. `report` is the file of the report, or the option that writes one.
     """
     judged = {name: run_status(run) for name, run in result.runs.items()}
-    screen = Document(_headline(judged))
+    screen = doc.Document(_headline(judged))
     if len(judged) > 1:
         notes = [] if page is not None else cut_notes(_data_notes(result))
         screen.add(_runs_section(result, judged).add(*notes))
     else:
         ((_, run),) = result.runs.items()
-        screen.add(Section("", "facts").add(_run_facts(result, run, causes=page is None)))
+        screen.add(doc.Section("", "facts").add(_run_facts(result, run, causes=page is None)))
         if page is None:
-            screen.add(Section("", "corrections").add(*_correction_parts(result, run, asked=asked)))
+            screen.add(doc.Section("", "corrections").add(*_correction_parts(result, run, asked=asked)))
     if page is not None:
         screen.sections += [part for part in page.sections if getattr(part, "anchor", "") not in ("answer", "runs")]
     more = [("Details", "-v")] if page is None and report.startswith("--") else []
@@ -141,7 +117,7 @@ def analyze_screen(
 
 def document(
     result: Result, objectives: tuple[Sequence[str], Sequence[str]] = ((), ()), sweeps: Sequence[Sweep] = ()
-) -> Document:
+) -> doc.Document:
     """Build the page of a Result.
 
     `objectives` are the KL estimators and loss aggregations to show. The fronts of `sweeps` are shown with the
@@ -149,12 +125,12 @@ def document(
     """
     page, origin = _PageBuilder(result, sweeps), result.provenance
     head = replace(_headline(page.judged), facts=_size_facts(result), subtitle="analyze")
-    doc = Document(head, version=escape_terminal(origin.version))
-    warnings = [Note(escape_terminal(note), "alarm") for note in list_notes(result)]
-    doc.add(
+    made = doc.Document(head, version=escape_terminal(origin.version))
+    warnings = [doc.Note(escape_terminal(note), "alarm") for note in list_notes(result)]
+    made.add(
         replace(_runs_section(result, page.judged), terminal=True) if page.several else None,
         page.answer(), *page.corrections(), page.trend(), page.where(), page.causes(),
-        Section("Warnings", "warnings", folded=True, note=str(len(warnings)), level="CHECK").add(*warnings),
+        doc.Section("Warnings", "warnings", folded=True, note=str(len(warnings)), level="CHECK").add(*warnings),
         page.details("Kept and rejected sequences", "selection", lambda at, _: [page.draw(at, "selection")]),
         page.details("By column", "by", page.by_column),
         page.details("Tokens", "tokens", page.worst, note="the sequences and tokens with the largest log ratios"),
@@ -162,23 +138,22 @@ def document(
     for index, (name, run) in enumerate(result.runs.items()):
         shown, anchor = escape_terminal(name), f"run-{index}"
         if any(objectives):
-            doc.add(tables.objectives_section(run, shown if page.several else "it", anchor, *objectives))
-        doc.add(tables.run_log_section(run, shown, anchor, origin))
-    doc.glossary = lambda: [
+            made.add(tables.objectives_section(run, shown if page.several else "it", anchor, *objectives))
+        made.add(tables.run_log_section(run, shown, anchor, origin))
+    made.glossary = lambda: [
         ("The mismatch, and other pairs of policies", page.registry.entries("m")),
         ("Corrections", page.registry.entries("c")),
     ]
     data = tables.provenance_section(origin.version, origin.inputs, origin.left_out, result.corrections)
-    return doc.add(DeferredSection(lambda: [page.numbers()]), data)
+    return made.add(doc.DeferredSection(lambda: [page.numbers()]), data)
 
 
-def _headline(judged: Mapping[str, RunStatus]) -> Headline:
-    """Return the answer of one run, or the number of runs that need attention."""
+def _headline(judged: Mapping[str, RunStatus]) -> doc.Headline:
     worst = min(judged.values(), key=lambda one: STATUSES.index(one.status))
     if len(judged) == 1:
         ((name, one),) = judged.items()
-        return Headline(f"{escape_terminal(name)}: {escape_terminal(one.text)}", status=worst.status)
-    return Headline(count_statuses(judged), status=worst.status)
+        return doc.Headline(f"{escape_terminal(name)}: {escape_terminal(one.text)}", status=worst.status)
+    return doc.Headline(count_statuses(judged), status=worst.status)
 
 
 def count_statuses(judged: Mapping[str, RunStatus]) -> str:
@@ -190,7 +165,6 @@ def count_statuses(judged: Mapping[str, RunStatus]) -> str:
 
 
 def _by_severity(result: Result, judged: Mapping[str, RunStatus]) -> list[str]:
-    """Sort the runs by status and K3, the worst first."""
     return sorted(judged, key=lambda name: (STATUSES.index(judged[name].status), -or_infinite(_k3(result, name).value)))
 
 
@@ -216,7 +190,6 @@ def _run_paths(result: Result, name: str, paths: Sequence[str]) -> Sequence[str]
 
 
 def _size_facts(result: Result) -> list[str]:
-    """Return the size of the data in a few phrases."""
     runs, provenance = result.runs.values(), result.provenance
     counts = [
         (sum(int(run.overall.metrics.get(f"{key}s", NOT_RECORDED).value or 0) for run in runs), key)
@@ -227,29 +200,27 @@ def _size_facts(result: Result) -> list[str]:
     return [*(format_count(*each) for each in counts), *left_out_facts(provenance.left_out)]
 
 
-def _runs_section(result: Result, judged: Mapping[str, RunStatus]) -> Section:
-    """Build the table of runs, most severe first."""
+def _runs_section(result: Result, judged: Mapping[str, RunStatus]) -> doc.Section:
     order = _by_severity(result, judged)
     shown = order[: MAX_RUNS + (len(order) == MAX_RUNS + 1)]
     steps = any(len(run.groups.labels) > 1 for run in result.runs.values())
-    columns: TableColumns[str] = (
-        ("run", lambda name: TableCell(escape_terminal(name), kind="name")),
-        (ColumnHeader("status", numeric=False, drop=0), lambda name: judged[name].status),
-        (ColumnHeader("K3", drop=0), lambda name: format_number(_k3(result, name).value)),
-        (ColumnHeader("K3 by step", numeric=False, drop=2 if steps else None),
-         lambda name: TableCell("", kind="line", series=tuple(result.runs[name].groups.series("k3").value))),
-        (ColumnHeader("answer", numeric=False, drop=1, flexible=True), lambda name: judged[name].text),
+    columns: doc.TableColumns[str] = (
+        ("run", lambda name: doc.TableCell(escape_terminal(name), kind="name")),
+        (doc.ColumnHeader("status", numeric=False, drop=0), lambda name: judged[name].status),
+        (doc.ColumnHeader("K3", drop=0), lambda name: format_number(_k3(result, name).value)),
+        (doc.ColumnHeader("K3 by step", numeric=False, drop=2 if steps else None),
+         lambda name: doc.TableCell("", kind="line", series=tuple(result.runs[name].groups.series("k3").value))),
+        (doc.ColumnHeader("answer", numeric=False, drop=1, flexible=True), lambda name: judged[name].text),
     )  # fmt: skip
-    section = Section("", "runs").add(Table.of("", shown, columns, reach=EVERYWHERE))
+    section = doc.Section("", "runs").add(doc.Table.of("", shown, columns, reach=doc.EVERYWHERE))
     if rest := order[len(shown) :]:
         counts = Counter(judged[name].status for name in rest)
         left = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts[one])
-        section.add(Note(f"{format_count(len(rest), 'more run')}: {left}"))
+        section.add(doc.Note(f"{format_count(len(rest), 'more run')}: {left}"))
     return section
 
 
-def _run_facts(result: Result, run: RunResult, *, causes: bool) -> Facts:
-    """Return K3, its trend, the `causes` and the size of one run."""
+def _run_facts(result: Result, run: RunResult, *, causes: bool) -> doc.Facts:
     summary, k3 = get_summary(run), run.overall.metrics.get("k3", NOT_RECORDED)
     rows: list[_Row] = [("K3", _describe_k3(k3, describe_range(summary.standing)))]
     if summary.against is not None:
@@ -261,7 +232,7 @@ def _run_facts(result: Result, run: RunResult, *, causes: bool) -> Facts:
     rows += _cause_rows(cause, run.findings) if causes and cause is not None else ()
     rows += [("log", text) for text in _describe_log(run)]
     rows.append(("data", ", ".join(_describe_data(result, run))))
-    return Facts(rows, series={"trend": over} if len(over) > 1 else {})
+    return doc.Facts(rows, series={"trend": over} if len(over) > 1 else {})
 
 
 def _describe_log(run: RunResult) -> Iterator[str]:
@@ -304,7 +275,6 @@ def _describe_trend(run: RunResult) -> str:
 
 
 def _cause_rows(cause: Finding, findings: Sequence[Finding]) -> Iterator[_Row]:
-    """Yield the main finding, what to do about it, and the titles of the other findings."""
     sure = f"{cause.confidence} confidence"
     if cause.cause == "growing_mismatch":  # the headline and the trend describe the growth
         yield "cause", "unknown" + "".join(f"; possibly {rival_text(rival)}" for rival in cause.rivals[:1])
@@ -333,8 +303,7 @@ def _describe_data(result: Result, run: RunResult) -> Iterator[str]:
         yield "no prompt ids (intervals may be too narrow)"
 
 
-def _correction_parts(result: Result, run: RunResult, *, asked: bool) -> Iterator[DocumentPart]:
-    """Yield the table of corrections and short notes about them."""
+def _correction_parts(result: Result, run: RunResult, *, asked: bool) -> Iterator[doc.DocumentPart]:
     rules = {one.name: one for one in result.corrections if one.weight is not None or one.gates}
     names = [name for name in run.overall.corrections if name in rules]
     if names:
@@ -347,7 +316,7 @@ def _correction_parts(result: Result, run: RunResult, *, asked: bool) -> Iterato
     yield from cut_notes([*notes, *_correction_notes(result, run, names, asked=asked)])
 
 
-def _corrections_table(run: RunResult, labels: Mapping[str, str]) -> Table:
+def _corrections_table(run: RunResult, labels: Mapping[str, str]) -> doc.Table:
     def metric(key: str, form: Callable[[float | None], str]) -> Callable[[str], str]:
         return lambda name: form(run.overall.corrections[name].get(key, NOT_RECORDED).value)
 
@@ -355,19 +324,18 @@ def _corrections_table(run: RunResult, labels: Mapping[str, str]) -> Table:
         return f"{'! x' * changes_loss_scale(run, name)}{metric('loss_scale', format_number)(name)}"
 
     changed = any(changes_loss_scale(run, name) for name in labels)
-    columns: TableColumns[str] = (
-        ("correction", lambda name: TableCell(escape_terminal(name), kind="name")),
-        (ColumnHeader("what it does", numeric=False, drop=1, flexible=True), lambda name: labels[name]),
-        *([(ColumnHeader("loss", drop=0), loss_scale)] if changed else []),
-        (ColumnHeader("drops", drop=0), metric("rejected_tokens", percent)),
-        (ColumnHeader("ESS", drop=0), metric("ess_token", percent)),
-        (ColumnHeader("K3 left", drop=0), metric("k3_kept", format_number)),
+    columns: doc.TableColumns[str] = (
+        ("correction", lambda name: doc.TableCell(escape_terminal(name), kind="name")),
+        (doc.ColumnHeader("what it does", numeric=False, drop=1, flexible=True), lambda name: labels[name]),
+        *([(doc.ColumnHeader("loss", drop=0), loss_scale)] if changed else []),
+        (doc.ColumnHeader("drops", drop=0), metric("rejected_tokens", percent)),
+        (doc.ColumnHeader("ESS", drop=0), metric("ess_token", percent)),
+        (doc.ColumnHeader("K3 left", drop=0), metric("k3_kept", format_number)),
     )
-    return Table.of("", labels, columns, reach=EVERYWHERE)
+    return doc.Table.of("", labels, columns, reach=doc.EVERYWHERE)
 
 
 def _correction_notes(result: Result, run: RunResult, names: Sequence[str], *, asked: bool) -> Iterator[str]:
-    """Yield one short note per problem of a correction."""
     steps, empties = run.groups.labels, []
     for name in names:
         kept = run.groups.corrections.get(name, {}).get("kept_tokens")
@@ -403,56 +371,55 @@ class _PageBuilder:
 
         return [run_figures(run, f"run{at}", brief=self.brief) for at, run in enumerate(self.runs.values())]
 
-    def draw(self, index: int, section: str, *, after: int = 0) -> DeferredSection:
+    def draw(self, index: int, section: str, *, after: int = 0) -> doc.DeferredSection:
         """Return the figures of one run and section, without the first `after`."""
-        return DeferredSection(lambda: [Figures(getattr(self.figures[index], section)[after:])])
+        return doc.DeferredSection(lambda: [doc.Figures(getattr(self.figures[index], section)[after:])])
 
-    def answer(self) -> Section:
+    def answer(self) -> doc.Section:
         """Build the first screen of the page."""
-        section, shown = Section("", "answer"), 0
+        section, shown = doc.Section("", "answer"), 0
         if self.several:
             order = _by_severity(self.result, self.judged)
             cards = [self._card(name) for name in order]
             alike = sum(card.status == cards[0].status != "OK" for card in cards) or MAX_RUN_CARDS
             shown = len(cards) if len(cards) <= MAX_RUN_CARDS else min(alike, MAX_RUN_CARDS)
-            section.add(RunCards(cards, shown))
+            section.add(doc.RunCards(cards, shown))
         else:
             ((name, run),) = self.runs.items()
             section.add(_answers(run, self._command(name)))
         height = 0 if not self.several else 330 if shown <= 3 else 280 if shown <= 5 else 240
-        return section.add(DeferredSection(lambda: [self._main_figure(height)]))
+        return section.add(doc.DeferredSection(lambda: [self._main_figure(height)]))
 
-    def _main_figure(self, height: int) -> Figures:
+    def _main_figure(self, height: int) -> doc.Figures:
         """Return K3 over the steps, or the distribution of a single step."""
         from mismatchctl.report.figures.runs import k3_figure
 
         worst = min((one.status for one in self.judged.values()), key=STATUSES.index)
         attention = [one.status == worst != "OK" for one in self.judged.values()]
         k3 = k3_figure(self.runs, "k3", attention if any(attention) else ())
-        return Figures([k3], runs=self.several, height=height)
+        return doc.Figures([k3], runs=self.several, height=height)
 
     def _command(self, name: str) -> str:
-        """Return the command that follows the answer, if the files of the run are known."""
         files = [file.path for file in self.result.provenance.inputs if file.run == name]
         folders = {str(PurePath(file).parent) for file in files}
         path = files[0] if len(files) == 1 else folders.pop() if len(folders) == 1 else ""
         calm = self.judged[name].status == "OK" or not path or path.startswith("<")
         return "" if calm else _next_command(self.runs[name], self.judged[name], [path])
 
-    def _card(self, name: str) -> RunCard:
+    def _card(self, name: str) -> doc.RunCard:
         run, status, index = self.runs[name], self.judged[name], [*self.runs].index(name)
         action = get_summary(run).answer("what to do").text if status.status != "OK" else ""
-        return RunCard(
+        return doc.RunCard(
             index, escape_terminal(name), status.status, escape_terminal(status.text), escape_terminal(action),
             _answers(run, self._command(name) if action else ""), f"trend-{index}",
         )  # fmt: skip
 
     def details(
-        self, title: str, anchor: str, parts: Callable[[int, RunResult], Iterable[DocumentPart | None]], *,
+        self, title: str, anchor: str, parts: Callable[[int, RunResult], Iterable[doc.DocumentPart | None]], *,
         note: str = "", notes: Sequence[str] = (), series: bool = False,
-    ) -> Section:  # fmt: skip
+    ) -> doc.Section:  # fmt: skip
         """Build a folded section, with a folded part per run if there are several."""
-        section = Section(title, anchor, folded=True, note=note)
+        section = doc.Section(title, anchor, folded=True, note=note)
         if not self.several:
             section.note = note or (notes[0] if notes else "")
             return section.add(*parts(0, next(iter(self.runs.values()))))
@@ -461,37 +428,35 @@ class _PageBuilder:
             section.note = f"{count} of {len(notes)} runs: {text}" if count > 1 else ""
         for index, (name, run) in enumerate(self.runs.items()):
             status = self.judged[name]
-            sub = Section(
+            sub = doc.Section(
                 escape_terminal(name), f"{anchor}-{index}", folded=True, run=index, level=status.status,
                 note=escape_terminal(notes[index] if notes else status.text),
                 series=tuple(run.groups.series("k3").value) if series else (),
-                reach=EVERYWHERE if self.detailed else PAGE_ONLY,
+                reach=doc.EVERYWHERE if self.detailed else doc.PAGE_ONLY,
             )  # fmt: skip
             section.add(sub.add(*parts(index, run)))
         return section
 
-    def trend(self) -> Section:
+    def trend(self) -> doc.Section:
         """Build the main numbers and the figures over the steps."""
         growth = [get_summary(run).growth for run in self.runs.values()]
         section = self.details("Trend", "trend", self._trend_parts, notes=[f"K3 {one.brief}" for one in growth],
                                series=True)  # fmt: skip
         if self.several:
             section.note = f"K3 changed in {sum(one.changed for one in growth)} of {len(self.runs)} runs"
-            columns = overview_columns(self.result, self.registry)
-            section.parts.insert(0, Table.of("", self.runs.items(), columns, sortable=True))
         return section
 
-    def _trend_parts(self, index: int, run: RunResult) -> Iterator[DocumentPart]:
+    def _trend_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart]:
         if not self.brief:
             yield main_facts(run, self.registry)
         yield self.draw(index, "trends", after=not self.several)
         lead = "From the trainer's recomputation to the policy that is being updated, which PPO's ratio measures."
-        yield Section("Policy drift", f"drift-{index}", lead=lead).add(self.draw(index, "drift"))
+        yield doc.Section("Policy drift", f"drift-{index}", lead=lead).add(self.draw(index, "drift"))
 
-    def where(self) -> DeferredSection:
+    def where(self) -> doc.DeferredSection:
         """Build the distributions and breakdowns."""
 
-        def make() -> Iterator[Section]:
+        def make() -> Iterator[doc.Section]:
             notes = []
             for found, run in zip(self.figures, self.runs.values(), strict=True):
                 titles = [figure.title for figure in found.distributions]
@@ -502,16 +467,16 @@ class _PageBuilder:
                 "Location of the mismatch", "where", lambda index, _: [self.draw(index, "distributions")], notes=notes
             )
 
-        return DeferredSection(make)
+        return doc.DeferredSection(make)
 
-    def causes(self) -> Section:
+    def causes(self) -> doc.Section:
         """Build the findings, and which side has the error."""
         notes = [
             f"{run.findings[0].title} ({run.findings[0].confidence} confidence)" if run.findings else "no finding"
             for run in self.runs.values()
         ]
 
-        def parts(index: int, run: RunResult) -> Iterator[DocumentPart | None]:
+        def parts(index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
             cards = [finding_card(found, full=not self.brief) for found in run.findings]
             yield from (replace(card, details=()) if self.brief else card for card in cards)
             if run.sides is not None:
@@ -519,44 +484,44 @@ class _PageBuilder:
 
         return self.details("Causes", "causes", parts, notes=notes)
 
-    def corrections(self) -> Iterator[Section]:
+    def corrections(self) -> Iterator[doc.Section]:
         """Yield the comparison of the corrections and its details."""
         if not self.result.corrections:
             return
         count = len(self.result.corrections)
-        section = Section("Corrections", "corrections", folded=True, opened=True)
+        section = doc.Section("Corrections", "corrections", folded=True, opened=True)
         section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, fresh batch"
-        section.add(tables.comparison_of_corrections(self.result, self.registry), DeferredSection(self._tradeoff))
+        section.add(tables.comparison_of_corrections(self.result, self.registry), doc.DeferredSection(self._tradeoff))
         yield section
         yield self.details(
             "Corrections in detail", "correction-details", self._correction_parts,
             note="over the steps, loss and gradient, each gate",
         )  # fmt: skip
 
-    def _tradeoff(self) -> Iterator[Figures]:
+    def _tradeoff(self) -> Iterator[doc.Figures]:
         from mismatchctl.report.figures.bars import corrections_figure
 
         shown = {name: run.overall.corrections for name, run in list(self.runs.items())[:MAX_COLORED_RUNS]}
-        yield Figures([corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
+        yield doc.Figures([corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
 
-    def _correction_parts(self, index: int, run: RunResult) -> Iterator[DocumentPart | None]:
+    def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         yield self.draw(index, "corrections", after=1)
         yield tables.correction_metric_table(run, self.registry) if self.detailed else None
 
-    def by_column(self, index: int, run: RunResult) -> list[Table]:
+    def by_column(self, index: int, run: RunResult) -> list[doc.Table]:
         """Return the tables of the `--by` columns."""
         name = f" on {escape_terminal([*self.runs][index])}" if self.several else ""
         return tables.by_column_tables(self.result.corrections, run, self.registry, name)
 
-    def worst(self, index: int, run: RunResult) -> Iterator[DocumentPart | None]:
+    def worst(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         """Yield the sequences and tokens with the largest log ratios."""
         most = None if self.detailed else 1 if self.brief else 3
         yield None if self.brief else tables.worst_sequences_table(run.worst_sequences, most)
         yield tables.worst_tokens_table(run.worst_tokens, most)
 
-    def numbers(self) -> Section:
+    def numbers(self) -> doc.Section:
         """Build the tables of all metrics."""
-        section = Section("All numbers", "numbers", folded=True, note="every metric, and values by step")
+        section = doc.Section("All numbers", "numbers", folded=True, note="every metric, and values by step")
         found = [tables.metric_table(self.runs, self.registry, brief=self.brief)]
         for name, run in self.runs.items() if self.detailed else ():
             own = [tables.logged_table(run, self.result.provenance.framework or "the framework")] if run.logged else []
@@ -580,12 +545,12 @@ def _sweep_front(sweeps: Sequence[Sweep]) -> list[tuple[str, float | None, float
     ]
 
 
-def _answers(run: RunResult, command: str) -> Answers:
+def _answers(run: RunResult, command: str) -> doc.Answers:
     k3, over = run.overall.metrics.get("k3", NOT_RECORDED).value, run.groups.series("k3").value
-    return Answers(get_summary(run).answers, k3, over, escape_terminal(command))
+    return doc.Answers(get_summary(run).answers, k3, over, escape_terminal(command))
 
 
-def main_facts(run: RunResult, registry: MetricRegistry) -> Facts:
+def main_facts(run: RunResult, registry: MetricRegistry) -> doc.Facts:
     """Return the main numbers of a run, with a judgement if there is a limit."""
     rows, wrong = list[_Row](), list[int]()
     for key in (key for key in MAIN_METRICS if key in run.overall.metrics):
@@ -596,7 +561,7 @@ def main_facts(run: RunResult, registry: MetricRegistry) -> Facts:
         if key in ALWAYS_SHOWN or beyond:
             wrong += [len(rows)] if beyond else []
             rows.append((metric.title, f"{format_estimate(value.value, value.se, metric.unit)}  {verdict}".rstrip()))
-    return Facts(rows, wrong=wrong)
+    return doc.Facts(rows, wrong=wrong)
 
 
 def judge_value(key: str, value: Value, run: RunResult) -> tuple[str, bool]:
@@ -614,27 +579,3 @@ def judge_value(key: str, value: Value, run: RunResult) -> tuple[str, bool]:
         beyond = value.value > limit.value
         return f"{'above' if beyond else 'below'} its limit of {format_number(limit.value)}", beyond
     return "", False
-
-
-def overview_columns(result: Result, registry: MetricRegistry) -> TableColumns[tuple[str, RunResult]]:
-    """Return the columns of the table that compares the runs."""
-    runs = list(result.runs.values())
-    chosen = [key for key in OVERVIEW_METRICS if any(key in run.overall.metrics for run in runs)]
-    place = {name: f"trend-{index}" for index, name in enumerate(result.runs)}
-
-    def cell(key: str) -> Callable[[tuple[str, RunResult]], TableCell]:
-        def build(item: tuple[str, RunResult]) -> TableCell:
-            value = item[1].overall.metrics.get(key, NOT_RECORDED)
-            kind = "alarm" if judge_value(key, value, item[1])[1] else "number"
-            return replace(value_cell(value, registry.metric(key).unit, errors=False), kind=kind)
-
-        return build
-
-    return (
-        ("run", lambda item: TableCell(escape_terminal(item[0]), kind="name", anchor=place[item[0]])),
-        *registry.columns(["k3"], lambda item: item[1].overall.metrics),
-        (ColumnHeader("K3 over the steps", numeric=False),
-         lambda item: TableCell("", kind="line", series=tuple(item[1].groups.series("k3").value))),
-        ("trend of K3", lambda item: text_cell(get_summary(item[1]).growth.brief)),
-        *((registry.head(key), cell(key)) for key in chosen),
-    )  # fmt: skip

@@ -8,23 +8,7 @@ from mismatchctl.core.formatting import escape_terminal, format_command, format_
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, Tensor, compare_with_noise
-from mismatchctl.report.document import (
-    EVERYWHERE,
-    Card,
-    ColumnHeader,
-    DeferredSection,
-    Document,
-    DocumentPart,
-    Facts,
-    Figures,
-    Headline,
-    Note,
-    Section,
-    Table,
-    TableCell,
-    TableColumns,
-    add_heading,
-)
+from mismatchctl.report import document as doc
 from mismatchctl.report.tables import ADVICE_LENGTH, MAX_RUNS, NOTE_LENGTH, SUMMARY_LENGTH, cut, cut_notes
 from mismatchctl.results.model import Example, Fact, Finding, RivalCause, Sides, SidesGroup, SideShare
 from mismatchctl.results.summary import (
@@ -42,13 +26,13 @@ _Row = tuple[str, str]
 
 
 def diagnose_screen(
-    found: Diagnosis, paths: Sequence[str], page: Document | None = None, notes: Sequence[str] = ()
-) -> Document:
+    found: Diagnosis, paths: Sequence[str], page: doc.Document | None = None, notes: Sequence[str] = ()
+) -> doc.Document:
     """Build the first screen of a diagnosis, or the whole `page` of it below the answer."""
     judged = _judge(found)
-    screen = Document(_headline(judged))
+    screen = doc.Document(_headline(judged))
     screen.sections += [_answer_section(found, judged)] if page is None else page.sections[1:]
-    screen.add(Section("", "notes").add(*cut_notes(notes) if page is None else cut_notes(notes, len(notes))))
+    screen.add(doc.Section("", "notes").add(*cut_notes(notes) if page is None else cut_notes(notes, len(notes))))
     healthy = screen.headline.status == "OK"
     options = "--save-baseline ok.json --accept" if healthy else ""
     if len(paths) == len(judged) > 1:
@@ -59,22 +43,22 @@ def diagnose_screen(
     return screen
 
 
-def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> Document:
+def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> doc.Document:
     """Build the page of a diagnosis. `full` shows findings of low confidence in full."""
     judged = _judge(found)
     head = _headline(judged)
     head.subtitle = "causes of the mismatch"
-    doc = Document(head).add(_answer_section(found, judged))
+    made = doc.Document(head).add(_answer_section(found, judged))
     for index, (name, findings) in enumerate(found.runs.items()):
-        doc.add(_findings_section(escape_terminal(name), f"run-{index}-findings", findings, full=full))
+        made.add(_findings_section(escape_terminal(name), f"run-{index}-findings", findings, full=full))
     for index, (name, sides) in enumerate(found.sides.items()):
         heading = f"Wrong side of {escape_terminal(name)}" if len(found.sides) > 1 else "Wrong side"
-        doc.add(sides_section(heading, f"sides-{index}", sides))
+        made.add(sides_section(heading, f"sides-{index}", sides))
     for name, steps in list(found.next.items())[: 0 if reports else 1]:
         of = f" of {escape_terminal(name)}" if len(found.runs) > 1 else ""
-        facts = Facts([(step.name, step.text) for step in steps], reach=EVERYWHERE)
-        doc.add(Section(f"Location in the network{of}", "next").add(facts))
-    return doc.add(*(_layers_section(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
+        facts = doc.Facts([(step.name, step.text) for step in steps], reach=doc.EVERYWHERE)
+        made.add(doc.Section(f"Location in the network{of}", "next").add(facts))
+    return made.add(*(_layers_section(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
 
 
 def _judge(found: Diagnosis) -> dict[str, RunStatus]:
@@ -85,43 +69,40 @@ def _by_severity(judged: Mapping[str, RunStatus]) -> list[str]:
     return sorted(judged, key=lambda name: STATUSES.index(judged[name].status))
 
 
-def _headline(judged: Mapping[str, RunStatus]) -> Headline:
+def _headline(judged: Mapping[str, RunStatus]) -> doc.Headline:
     worst = judged[_by_severity(judged)[0]]
     if len(judged) == 1:
-        return Headline(f"{escape_terminal(next(iter(judged)))}: {worst.text}", status=worst.status)
+        return doc.Headline(f"{escape_terminal(next(iter(judged)))}: {worst.text}", status=worst.status)
     bad = sum(one.status != "OK" for one in judged.values())
     title = f"{bad} of {len(judged)} runs {'has' if bad == 1 else 'have'} a cause to look at"
-    return Headline(title if bad else f"no fault found in {len(judged)} runs", status=worst.status)
+    return doc.Headline(title if bad else f"no fault found in {len(judged)} runs", status=worst.status)
 
 
-def _answer_section(found: Diagnosis, judged: Mapping[str, RunStatus]) -> Section:
-    """Build the main finding of the only run, or a table of the runs, and the shares of the causes."""
-    section = Section("", "answer")
+def _answer_section(found: Diagnosis, judged: Mapping[str, RunStatus]) -> doc.Section:
+    section = doc.Section("", "answer")
     if len(judged) == 1:
         ((name, findings),) = found.runs.items()
-        section.add(Facts(list(_finding_rows(found, name, findings)), reach=EVERYWHERE))
+        section.add(doc.Facts(list(_finding_rows(found, name, findings)), reach=doc.EVERYWHERE))
     else:
         order = _by_severity(judged)
-        columns: TableColumns[str] = (
-            ("run", lambda name: TableCell(escape_terminal(name), kind="name")),
-            (ColumnHeader("status", numeric=False, drop=0), lambda name: judged[name].status),
-            (ColumnHeader("cause", numeric=False, drop=0, flexible=True), lambda name: judged[name].text),
+        columns: doc.TableColumns[str] = (
+            ("run", lambda name: doc.TableCell(escape_terminal(name), kind="name")),
+            (doc.ColumnHeader("status", numeric=False, drop=0), lambda name: judged[name].status),
+            (doc.ColumnHeader("cause", numeric=False, drop=0, flexible=True), lambda name: judged[name].text),
         )
-        section.add(Table.of("", order[:MAX_RUNS], columns, reach=EVERYWHERE))
+        section.add(doc.Table.of("", order[:MAX_RUNS], columns, reach=doc.EVERYWHERE))
         left = len(order) - MAX_RUNS
-        section.add(Note(f"{format_count(left, 'more run')}: -v") if left > 0 else None)
-    return section.add(DeferredSection(lambda: _share_figure(found)))
+        section.add(doc.Note(f"{format_count(left, 'more run')}: -v") if left > 0 else None)
+    return section.add(doc.DeferredSection(lambda: _share_figure(found)))
 
 
-def _share_figure(found: Diagnosis) -> Iterator[Figures]:
-    """Draw the share of each run's K3 that each cause explains."""
+def _share_figure(found: Diagnosis) -> Iterator[doc.Figures]:
     from mismatchctl.report.figures.bars import causes_figure  # slow import, only needed for HTML
 
-    yield Figures([causes_figure(found.runs, "causes")])
+    yield doc.Figures([causes_figure(found.runs, "causes")])
 
 
 def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> Iterator[_Row]:
-    """Yield the main finding with its evidence, its rivals, and the other findings in one line each."""
     first = headline_finding(findings) or (findings[0] if findings else None)
     if first is None:
         return
@@ -149,22 +130,22 @@ def rival_text(rival: RivalCause) -> str:
     return f"{lower_first(titles.get(rival.cause, rival.cause))} (check {rival.tell.rstrip('.')})"
 
 
-def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, full: bool) -> Section:
+def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, full: bool) -> doc.Section:
     """Build the findings of one run. Findings of low confidence take one line, unless `full`."""
     count = f"{format_count(len(findings), 'finding')}, strongest first" if findings else "nothing found"
     unexplained = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
     explained = f"; {percent(1 - unexplained)} of the K3 explained" if findings else ""
-    cards: list[DocumentPart] = [
+    cards: list[doc.DocumentPart] = [
         finding_card(found, full=full or found.confidence != "low" or len(findings) == 1, place=place)
         for place, found in enumerate(findings, start=1)
     ]
-    return Section(name, anchor, note=f"{count}{explained}").add(*(cards or [Note("no cause shows", "quiet")]))
+    return doc.Section(name, anchor, note=f"{count}{explained}").add(*(cards or [doc.Note("no cause shows", "quiet")]))
 
 
-def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> Card:
+def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> doc.Card:
     """Return the card of a finding. `place` is its number."""
     share = f", {percent(finding.share_k3)} of the K3" if finding.share_k3 is not None else ""
-    return Card(
+    return doc.Card(
         finding.confidence, "calm" if finding.cause in HARMLESS_CAUSES else finding.confidence,
         f"{place}. {finding.title}" if place else finding.title,
         "" if full else finding.summary, f"{finding.cause}{share}" if full or place else "",
@@ -182,14 +163,13 @@ def _brief_lines(finding: Finding) -> Iterable[_Row]:
 
 
 def _detail_lines(finding: Finding) -> Iterable[_Row]:
-    """Yield everything about a finding."""
     yield "found", finding.summary
     for heading, supports in (("for", True), ("against", False)):
         facts = (fact for fact in finding.evidence if fact.supports == supports)
-        yield from add_heading(heading, (f"{fact.meaning}: {fact.name} {format_fact(fact)}" for fact in facts))
+        yield from doc.add_heading(heading, (f"{fact.meaning}: {fact.name} {format_fact(fact)}" for fact in facts))
     if finding.where:
         yield "where", "; ".join(f"{key}: {value}" for key, value in finding.where.items())
-    yield from add_heading("see", map(format_example, finding.examples))
+    yield from doc.add_heading("see", map(format_example, finding.examples))
     yield "do", finding.advice
     if finding.pointless:
         yield "pointless", f"until then, {finding.pointless}"
@@ -217,7 +197,7 @@ def format_example(example: Example) -> str:
     return f"{'/'.join(example.file.split('/')[-2:])}: {', '.join([f'row {example.row}', *parts])}"
 
 
-def sides_section(title: str, anchor: str, sides: Sides) -> Section:
+def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
     """Build the section about which side has the error."""
     shares = f"the rollout's share of the squared gap is {_format_share(sides.rollout_share)}"
     rows = [("found", sides.summary), ("split", f"{shares}, of K3 {_format_share(sides.rollout_share_k3)}")]
@@ -227,17 +207,17 @@ def sides_section(title: str, anchor: str, sides: Sides) -> Section:
         meaning = "1 if the rollout column is the sampling distribution"
         rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
     rows += [(f"by {name}", _format_groups(groups)) for name, groups in sides.groups.items()]
-    facts = Facts([*rows, *(("note", note) for note in sides.notes)], reach=EVERYWHERE)
-    section = Section(title, anchor, note=f"{sides.side}, {sides.confidence} confidence")
-    return section.add(facts, DeferredSection(lambda: _error_figures(sides, anchor)))
+    facts = doc.Facts([*rows, *(("note", note) for note in sides.notes)], reach=doc.EVERYWHERE)
+    section = doc.Section(title, anchor, note=f"{sides.side}, {sides.confidence} confidence")
+    return section.add(facts, doc.DeferredSection(lambda: _error_figures(sides, anchor)))
 
 
-def _error_figures(sides: Sides, anchor: str) -> Iterator[Figures]:
+def _error_figures(sides: Sides, anchor: str) -> Iterator[doc.Figures]:
     from mismatchctl.report.figures.bars import sides_figure  # slow import, only needed for HTML
 
     for name, groups in sides.groups.items():
         if 1 < len(groups) <= _MAX_DRAWN_GROUPS:
-            yield Figures([sides_figure(groups, name, f"{anchor}-{name}")])
+            yield doc.Figures([sides_figure(groups, name, f"{anchor}-{name}")])
 
 
 def _format_share(share: SideShare) -> str:
@@ -256,12 +236,11 @@ def _format_groups(groups: list[SidesGroup]) -> str:
     return "; ".join(errors) + ("; ..." if len(groups) > _MAX_GROUPS else "")
 
 
-def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -> Section:
-    """Build the section of a layer report, with the dump's own noise for comparison."""
+def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -> doc.Section:
     rows, apart, bad = [("first bad", _describe_first_difference(report))], report.first_apart, report.first_bad
     if apart is not None and (bad is None or (apart.layer, apart.step) != (bad.layer, bad.step)):
         rows.append(("yet", f"{_format_tensor(apart)} {apart.why}, within the tool's tolerance"))
-    facts = Facts(rows, reach=EVERYWHERE)
+    facts = doc.Facts(rows, reach=doc.EVERYWHERE)
     if len(report.growth) > 1:
         rows.append(("growth", f"layer {report.growth[0][0]} to {report.growth[-1][0]}"))
         facts.series = {"growth": [value or None for _, value in report.growth]}
@@ -270,12 +249,12 @@ def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitN
     rows += [("dump", f"{name}: {compare_with_noise(report, found)}") for name, found in noise.items()]
     rank = f", rank {report.rank}" if report.rank is not None else ""
 
-    def figures() -> Iterator[Figures]:
+    def figures() -> Iterator[doc.Figures]:
         from mismatchctl.report.figures.distributions import layers_figure  # slow import, only needed for HTML
 
-        yield Figures([layers_figure(report, f"{anchor}-growth")])
+        yield doc.Figures([layers_figure(report, f"{anchor}-growth")])
 
-    return Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts, DeferredSection(figures))
+    return doc.Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts, doc.DeferredSection(figures))
 
 
 def _describe_first_difference(report: LayerReport) -> str:

@@ -6,18 +6,7 @@ from collections.abc import Iterator
 
 from mismatchctl.api.metrics_log import LogAnalysis, LoggedRun, change_text
 from mismatchctl.core.formatting import DASH, escape_terminal, format_count, format_label, format_number
-from mismatchctl.report.document import (
-    EVERYWHERE,
-    Code,
-    ColumnHeader,
-    Document,
-    Facts,
-    Headline,
-    Note,
-    Section,
-    Table,
-    TableCell,
-)
+from mismatchctl.report import document as doc
 from mismatchctl.report.pages.analyze import count_statuses
 from mismatchctl.report.tables import MAX_RUNS
 from mismatchctl.results.model import Value
@@ -31,7 +20,7 @@ with Recorder("dumps/", run="NAME") as recorder:
     recorder.write(step=step, rollout_log_probs=..., train_log_probs=..., response_mask=..., prompt_id=...)"""
 
 
-def document(found: LogAnalysis, *, whole: bool = True) -> Document:
+def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
     """Build the first screen of a metrics log, or the `whole` page."""
     judged = {run.name: _judge(run) for run in found.runs}
     worst = min(judged.values(), key=lambda one: STATUSES.index(one.status))
@@ -39,25 +28,25 @@ def document(found: LogAnalysis, *, whole: bool = True) -> Document:
         title = count_statuses(judged).replace("; no correction needed", "")
     else:
         title = f"{escape_terminal(found.runs[0].name)}: {worst.text}"
-    doc = Document(Headline(title, subtitle="metrics log", status=worst.status))
+    made = doc.Document(doc.Headline(title, subtitle="metrics log", status=worst.status))
     if len(judged) > 1:
         order = sorted(found.runs, key=lambda run: STATUSES.index(judged[run.name].status))
         hidden = len(order) - MAX_RUNS
-        doc.add(Section("", "runs").add(Table.of("", order[:MAX_RUNS], (
-            ("run", lambda run: TableCell(run.name, kind="name")),
-            (ColumnHeader("status", numeric=False), lambda run: judged[run.name].status),
-            (ColumnHeader("result", numeric=False), lambda run: judged[run.name].text),
-        ), reach=EVERYWHERE, left_out=f"{hidden} more runs are in --json" if hidden > 0 else "")))  # fmt: skip
+        made.add(doc.Section("", "runs").add(doc.Table.of("", order[:MAX_RUNS], (
+            ("run", lambda run: doc.TableCell(run.name, kind="name")),
+            (doc.ColumnHeader("status", numeric=False), lambda run: judged[run.name].status),
+            (doc.ColumnHeader("result", numeric=False), lambda run: judged[run.name].text),
+        ), reach=doc.EVERYWHERE, left_out=f"{hidden} more runs are in --json" if hidden > 0 else "")))  # fmt: skip
     if whole or len(judged) == 1:
         for index, run in enumerate(found.runs):
-            doc.add(_run_section(run, f"run-{index}", found, whole=whole))
+            made.add(_run_section(run, f"run-{index}", found, whole=whole))
     framework = next((run.framework for run in found.runs if run.framework), "")
     if whole:
-        doc.add(_recording_section(framework))
+        made.add(_recording_section(framework))
     record = "record a dump to find the cause" if worst.status != "OK" else "record a dump for a gate with intervals"
     details = [] if whole else [("Details", "-v")]
-    doc.commands = [*details, ("Next", f"mismatchctl init {framework or 'FRAMEWORK'}   # {record}")]
-    return doc
+    made.commands = [*details, ("Next", f"mismatchctl init {framework or 'FRAMEWORK'}   # {record}")]
+    return made
 
 
 def _judge(run: LoggedRun) -> RunStatus:
@@ -80,32 +69,32 @@ def _judge(run: LoggedRun) -> RunStatus:
     return RunStatus("OK", f"no growth; {level}" if level else f"{lead.name} did not grow")
 
 
-def _run_section(run: LoggedRun, anchor: str, found: LogAnalysis, *, whole: bool) -> Section:
-    section = Section(run.name if whole else "", anchor)
+def _run_section(run: LoggedRun, anchor: str, found: LogAnalysis, *, whole: bool) -> doc.Section:
+    section = doc.Section(run.name if whole else "", anchor)
     over = [value for value in run.lead.values if value is not None]
-    facts = Facts(list(_facts(run, found, whole=whole)), series={"trend": over}, reach=EVERYWHERE)
+    facts = doc.Facts(list(_facts(run, found, whole=whole)), series={"trend": over}, reach=doc.EVERYWHERE)
     section.add(facts, _table(run, whole=whole))
     for one in (*run.mismatch, *run.health):
         if one.not_finite:
             text = f"{one.name} was NaN or infinite {format_count(one.not_finite, 'time')}: these values are left out"
-            section.add(Note(text, "alarm"))
+            section.add(doc.Note(text, "alarm"))
     return section
 
 
-def _table(run: LoggedRun, *, whole: bool) -> Table:
+def _table(run: LoggedRun, *, whole: bool) -> doc.Table:
     def at(value: float | None) -> str:
         return DASH if value is None else format_number(value)
 
     series = [*run.mismatch[:_SHOWN], *run.health]
     hidden = len(run.mismatch) - _SHOWN
     more = f"{hidden} more mismatch metrics are in --json" if hidden > 0 else ""
-    return Table.of("Logged metrics" if whole else "", series, (
-        ("metric", lambda one: TableCell(one.name, kind="name")),
-        (ColumnHeader("shows", numeric=False, drop=2), lambda one: one.role),
-        (ColumnHeader("first", drop=1), lambda one: at(one.first)),
-        (ColumnHeader("last", drop=0), lambda one: at(one.last)),
-        (ColumnHeader("trend", numeric=False, drop=0), change_text),
-    ), reach=EVERYWHERE, left_out=more)  # fmt: skip
+    return doc.Table.of("Logged metrics" if whole else "", series, (
+        ("metric", lambda one: doc.TableCell(one.name, kind="name")),
+        (doc.ColumnHeader("shows", numeric=False, drop=2), lambda one: one.role),
+        (doc.ColumnHeader("first", drop=1), lambda one: at(one.first)),
+        (doc.ColumnHeader("last", drop=0), lambda one: at(one.last)),
+        (doc.ColumnHeader("trend", numeric=False, drop=0), change_text),
+    ), reach=doc.EVERYWHERE, left_out=more)  # fmt: skip
 
 
 def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple[str, str]]:
@@ -135,11 +124,12 @@ def _describe_trend(run: LoggedRun) -> str:
     return f"{format_number(growth.before)} → {format_number(growth.value)}, onset at step {at}"
 
 
-def _recording_section(framework: str) -> Section:
-    """Build the section that explains how to record a dump."""
+def _recording_section(framework: str) -> doc.Section:
     where = f"docs/integrations/{framework}.md has its lines" if framework else "docs/integrations/ has each framework"
     text = (
         "A log shows a change, but not its cause. A dump of a few steps also shows the cause (diagnose), the data "
         f"that each correction would reject (analyze, sweep), and allows a gate with intervals. Record one ({where}):"
     )
-    return Section("Next step", "next").add(Note(text), Code("record a dump", SNIPPET, reach=EVERYWHERE))
+    return doc.Section("Next step", "next").add(
+        doc.Note(text), doc.Code("record a dump", SNIPPET, reach=doc.EVERYWHERE)
+    )

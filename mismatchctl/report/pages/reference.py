@@ -10,24 +10,14 @@ from mismatchctl.core.schema import COLUMNS, list_aliases
 from mismatchctl.corrections.presets import TRAIT_TITLES, Preset, list_traits
 from mismatchctl.frameworks.adapter import Meaning
 from mismatchctl.frameworks.glossary import FACT_FIELDS, Sections, describe_names, metric_title
-from mismatchctl.report.document import (
-    TERMINAL_AND_PAGE,
-    ColumnHeader,
-    Document,
-    Facts,
-    Headline,
-    Note,
-    Section,
-    Table,
-    add_heading,
-)
+from mismatchctl.report import document as doc
 from mismatchctl.report.tables import text_cell
 
 _SHOWN_NAMES = 2
 _NAMES_LENGTH, _NAMES_PER_FRAMEWORK, _MEANING_LENGTH, _SHOWN_COLUMNS = 28, 44, 57, 14
 
 
-def metrics_document(found: Sections) -> Document:
+def metrics_document(found: Sections) -> doc.Document:
     """Build the list of metrics."""
     heads = ("key", "unit", "definition")
     return _make_document(
@@ -35,7 +25,7 @@ def metrics_document(found: Sections) -> Document:
     )
 
 
-def metrics_screen(found: Sections) -> Document:
+def metrics_screen(found: Sections) -> doc.Document:
     """Build the short list of metrics: the first keys of each section."""
     rows = [
         (title, _list_names([one.key for one in every], _NAMES_LENGTH if place else 4 * _NAMES_LENGTH))
@@ -45,7 +35,7 @@ def metrics_screen(found: Sections) -> Document:
     return _make_screen(title, rows, "mismatchctl metrics k3")
 
 
-def presets_screen(found: Mapping[str, Preset]) -> Document:
+def presets_screen(found: Mapping[str, Preset]) -> doc.Document:
     """Build the short list of presets, by framework."""
     names: dict[str, list[str]] = {}
     for name, preset in found.items():
@@ -56,7 +46,7 @@ def presets_screen(found: Mapping[str, Preset]) -> Document:
     return _make_screen(title, rows, "mismatchctl presets show token_tis")
 
 
-def contract_screen(aliases: Mapping[str, str]) -> Document:
+def contract_screen(aliases: Mapping[str, str]) -> doc.Document:
     """Build the short list of columns: the required ones and the usual ones with their meaning."""
     ordered = sorted(COLUMNS, key=lambda column: not column.required)
     rows = [
@@ -81,32 +71,32 @@ def _list_names(names: Sequence[str], length: int) -> str:
     return text
 
 
-def _make_screen(title: str, rows: Sequence[tuple[str, str]], following: str) -> Document:
-    screen = Document(Headline(title)).add(Section("", "list").add(Facts(rows)))
+def _make_screen(title: str, rows: Sequence[tuple[str, str]], following: str) -> doc.Document:
+    screen = doc.Document(doc.Headline(title)).add(doc.Section("", "list").add(doc.Facts(rows)))
     screen.commands = [("Details", "-v"), ("Next", following)]
     return screen
 
 
-def metric_document(found: Sections, meanings: Mapping[Meaning, Sequence[str]], *, whole: bool = True) -> Document:
+def metric_document(found: Sections, meanings: Mapping[Meaning, Sequence[str]], *, whole: bool = True) -> doc.Document:
     """Build the page of one metric, or of a name that frameworks log. Without `whole`, long lists are cut."""
-    doc = Document(Headline(""))
-    doc.commands = [*([] if whole else [("Details", "-v")]), ("Next", "mismatchctl analyze DUMPS")]
+    made = doc.Document(doc.Headline(""))
+    made.commands = [*([] if whole else [("Details", "-v")]), ("Next", "mismatchctl analyze DUMPS")]
     for about, every in found.items():
         for one in every:
             rows = [*((fact, getattr(one, fact)) for fact in FACT_FIELDS), ("about", about)]
             for name, lines in describe_names(one).items():
-                rows += add_heading(name, lines if whole else lines[:_SHOWN_NAMES])
-            doc.add(Section(f"{one.key}: {metric_title(one)}", one.key).add(Facts(rows)))
+                rows += doc.add_heading(name, lines if whole else lines[:_SHOWN_NAMES])
+            made.add(doc.Section(f"{one.key}: {metric_title(one)}", one.key).add(doc.Facts(rows)))
     for meaning, frameworks in meanings.items():
         does = "documented, not logged," if meaning.logged_as else "logged"
         does = f"until {meaning.until} logged" if meaning.until else does
         facts = ("quantity", "over", "reduction", "basis", "when")
-        section = Section(f"{meaning.name}: {does} by {', '.join(frameworks)}", meaning.name)
-        doc.add(section.add(Facts([(fact, getattr(meaning, fact) or "always") for fact in facts])))
-    return doc
+        section = doc.Section(f"{meaning.name}: {does} by {', '.join(frameworks)}", meaning.name)
+        made.add(section.add(doc.Facts([(fact, getattr(meaning, fact) or "always") for fact in facts])))
+    return made
 
 
-def presets_document(found: Mapping[str, Preset]) -> Document:
+def presets_document(found: Mapping[str, Preset]) -> doc.Document:
     """Build the list of presets."""
     rows = []
     for name, preset in found.items():
@@ -114,16 +104,16 @@ def presets_document(found: Mapping[str, Preset]) -> Document:
         what += f" ({preset.documented})" if preset.documented else ""
         rows.append((name, f"{preset.framework} {preset.version}".strip() or "-", what))
     hint = "`mismatchctl presets show NAME` prints one as YAML, to edit and to name with --correction FILE."
-    return _make_document(_table("Presets", ("name", "from", "what it does"), rows), Note(hint))
+    return _make_document(_table("Presets", ("name", "from", "what it does"), rows), doc.Note(hint))
 
 
-def methods_document(found: Mapping[str, Preset]) -> Document:
+def methods_document(found: Mapping[str, Preset]) -> doc.Document:
     """Build the table that compares the presets."""
     rows = (row.values() for row in list_traits(found))
     return _make_document(_table("Effect, cost and assumptions of each preset", TRAIT_TITLES.values(), rows))
 
 
-def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = True) -> Document:
+def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = True) -> doc.Document:
     """Build the table of frameworks, with all versions and file types if `whole`."""
     heads = ["framework", "newest", "presets", "logged names", *["versions, newest first", "files"] * whole]
     rows = [
@@ -132,12 +122,12 @@ def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = Tru
         for row in found
     ]
     page = _make_document(_table("", heads, rows))
-    page.headline = Headline(f"{len(found)} frameworks")
+    page.headline = doc.Headline(f"{len(found)} frameworks")
     page.commands = [*([] if whole else [("Details", "-v")]), ("Next", "mismatchctl presets")]
     return page
 
 
-def contract_document(aliases: Mapping[str, str]) -> Document:
+def contract_document(aliases: Mapping[str, str]) -> doc.Document:
     """Build the table of the dump's columns and their aliases."""
     rows = []
     for column in COLUMNS:
@@ -148,14 +138,14 @@ def contract_document(aliases: Mapping[str, str]) -> Document:
         "One row per sequence, or one row per token with sequence_id and position. Columns of other names are mapped "
         "with --column; any other scalar column can be named with --by."
     )
-    return _make_document(_table("The dump format (* required)", ("column", "contents"), rows), Note(hint))
+    return _make_document(_table("The dump format (* required)", ("column", "contents"), rows), doc.Note(hint))
 
 
-def _table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    columns = [ColumnHeader(text, numeric=False) for text in heads]
+def _table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> doc.Table:
+    columns = [doc.ColumnHeader(text, numeric=False) for text in heads]
     cells = [[text_cell(str(text)) for text in row] for row in rows]
-    return Table("", columns, cells, title=title, prose=True, reach=TERMINAL_AND_PAGE)
+    return doc.Table("", columns, cells, title=title, prose=True, reach=doc.TERMINAL_AND_PAGE)
 
 
-def _make_document(*parts: Table | Note) -> Document:
-    return Document(Headline("")).add(Section("", "list").add(*parts))
+def _make_document(*parts: doc.Table | doc.Note) -> doc.Document:
+    return doc.Document(doc.Headline("")).add(doc.Section("", "list").add(*parts))

@@ -5,28 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from mismatchctl.api.predict import Prediction
-from mismatchctl.api.sweep.result import (
-    GROUP_SCOPE,
-    POINT_METRICS,
-    SolvedThreshold,
-    Sweep,
-    SweepRow,
-    describe_check,
-    distinguishing_metrics,
-    format_interval,
-    format_point,
-    format_target,
-    format_target_interval,
-    format_threshold,
-    group_by_target,
-    run_predictions,
-    sort_by_cost,
-    sweep_sentences,
-    thin_rows,
-)
+from mismatchctl.api.sweep import result as api
 from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study
 from mismatchctl.core.formatting import (
     DASH,
@@ -43,22 +26,7 @@ from mismatchctl.corrections.presets import Preset, parse_correction
 from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, Framework
 from mismatchctl.frameworks.config_files import format_native, format_preset
 from mismatchctl.frameworks.registry import load_adapters
-from mismatchctl.report.document import (
-    EVERYWHERE,
-    Code,
-    ColumnHeader,
-    DeferredSection,
-    Document,
-    DocumentPart,
-    Explorer,
-    Figures,
-    Headline,
-    Note,
-    Section,
-    Table,
-    TableCell,
-    TableColumns,
-)
+from mismatchctl.report import document as doc
 from mismatchctl.report.figures.sweep import (
     StudyRun,
     axis_label,
@@ -80,25 +48,24 @@ FOLD_ROWS = 16
 """Number of rows from which a table of predictions is folded."""
 
 
-def sweep_screen(sweep: Sweep, paths: Sequence[str], page: Document | None = None) -> Document:
+def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
     """Build the first screen of a sweep without targets, or the whole `page` of it below the answer."""
     several = len(sweep.runs) > 1
     name = f"{len(sweep.runs)} runs" if several else escape_terminal(sweep.runs[0])
-    screen = Document(Headline(f"{name}: {_describe_range(sweep)}"))
+    screen = doc.Document(doc.Headline(f"{name}: {_describe_range(sweep)}"))
     if page is not None:
         screen.sections = [part for part in page.sections if getattr(part, "anchor", "") != "sweep-answer"]
     elif several:
-        screen.add(Section("", "runs").add(_runs_table(sweep)))
+        screen.add(doc.Section("", "runs").add(_runs_table(sweep)))
     else:
-        screen.add(Section("", "studies").add(*_study_parts(sweep, sweep.runs[0])))
+        screen.add(doc.Section("", "studies").add(*_study_parts(sweep, sweep.runs[0])))
         screen.add(_predictions_section(sweep, 0))
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Next", format_command("sweep", paths, "--target-rejection 5%"))]
     return screen
 
 
-def _describe_range(sweep: Sweep) -> str:
-    """Describe the rejected tokens at the usual thresholds, or over all points."""
+def _describe_range(sweep: api.Sweep) -> str:
     usual = [row for study in sweep.studies for row in _usual_rows(sweep, study)]
     rows = usual or [row for study in sweep.studies for run in sweep.runs for row in _rows(sweep, run, study)]
     lost = [row["rejected_tokens"] for row in rows if row["rejected_tokens"] is not None]
@@ -109,7 +76,7 @@ def _describe_range(sweep: Sweep) -> str:
     return f"{what} {least if least == most else f'{least} to {most}'} of the tokens"
 
 
-def _rows(sweep: Sweep, run: str, study: Study) -> list[SweepRow]:
+def _rows(sweep: api.Sweep, run: str, study: Study) -> list[api.SweepRow]:
     return list(sweep.rows(run, study.name).to_dicts())
 
 
@@ -118,13 +85,13 @@ def _usual_point(study: Study) -> int | None:
     return next((point for point in range(len(study.points)) if study.correction_at(point) == study.correction), None)
 
 
-def _usual_rows(sweep: Sweep, study: Study) -> list[SweepRow]:
+def _usual_rows(sweep: api.Sweep, study: Study) -> list[api.SweepRow]:
     point = _usual_point(study)
     rows = [] if point is None else [row for run in sweep.runs for row in _rows(sweep, run, study)]
     return [row for row in rows if row["point"] == point]
 
 
-def _study_parts(sweep: Sweep, run: str) -> Iterator[DocumentPart]:
+def _study_parts(sweep: api.Sweep, run: str) -> Iterator[doc.DocumentPart]:
     marked = False
     for study in sweep.studies[:MAX_STUDIES]:
         rows = _rows(sweep, run, study)
@@ -133,18 +100,17 @@ def _study_parts(sweep: Sweep, run: str) -> Iterator[DocumentPart]:
             marked |= usual is not None
             yield _threshold_table(study, rows, usual)
         else:
-            best = sort_by_cost([row for row in rows if row["pareto"]]) or list(rows)
-            items = [(correction_label(study.correction_at(row["point"])), row) for row in thin_rows(best, POINTS)]
+            best = api.sort_by_cost([row for row in rows if row["pareto"]]) or list(rows)
+            items = [(correction_label(study.correction_at(row["point"])), row) for row in api.thin_rows(best, POINTS)]
             yield _points_screen_table(escape_terminal(study.name), items, "")
     if (left := len(sweep.studies) - MAX_STUDIES) > 0:
-        yield Note(f"{left} more corrections: -v")
+        yield doc.Note(f"{left} more corrections: -v")
     if marked:
-        yield Note("* usual default of the frameworks")
+        yield doc.Note("* usual default of the frameworks")
 
 
-def _threshold_table(study: Study, rows: Sequence[SweepRow], usual: int | None) -> Table:
-    """Return a table with one column per threshold and one row per metric."""
-    points = {row["point"] for row in thin_rows(rows, POINTS)} | ({usual} if usual is not None else set())
+def _threshold_table(study: Study, rows: Sequence[api.SweepRow], usual: int | None) -> doc.Table:
+    points = {row["point"] for row in api.thin_rows(rows, POINTS)} | ({usual} if usual is not None else set())
     chosen = [row for row in rows if row["point"] in points]
     labels = [threshold_label(study.correction_at(row["point"]), study.axes[0].path) for row in chosen]
     shared = _shared_words(labels)
@@ -156,40 +122,39 @@ def _threshold_table(study: Study, rows: Sequence[SweepRow], usual: int | None) 
         metrics.append(("mean weight", "weight_mean", lambda value: DASH if value is None else f"{value:.3f}"))
     if all(not row["rejected_tokens"] for row in rows):
         metrics = metrics[1:]
-    table = Table("", [ColumnHeader(shared.strip() or study.name, numeric=False)], compact=True, reach=EVERYWHERE)
+    table = doc.Table(
+        "", [doc.ColumnHeader(shared.strip() or study.name, numeric=False)], compact=True, reach=doc.EVERYWHERE
+    )
     for label, row in zip(labels, chosen, strict=True):
         heading = f"{label[len(shared) :].strip()}{'*' if row['point'] == usual else ''}"
-        table.heads.append(ColumnHeader(heading, short=heading, drop=0))
+        table.heads.append(doc.ColumnHeader(heading, short=heading, drop=0))
     for title, key, form in metrics:
-        table.rows.append([TableCell(f"  {title}", kind="name"), *(TableCell(form(row[key])) for row in chosen)])
+        table.rows.append(
+            [doc.TableCell(f"  {title}", kind="name"), *(doc.TableCell(form(row[key])) for row in chosen)]
+        )
     return table
 
 
 def _shared_words(labels: Sequence[str]) -> str:
-    """Return the words with which all labels begin."""
-    words = [label.split(" ") for label in labels]
-    shared = next((at for at, column in enumerate(zip(*words, strict=False)) if len({*column}) > 1), len(words[0]) - 1)
-    shared = min(shared, *(len(own) - 1 for own in words), len(words[0]) - 1)
-    return " ".join([*words[0][:shared], ""]) if shared > 0 else ""
+    words = zip(*(label.split(" ")[:-1] for label in labels), strict=False)
+    return "".join(f"{column[0]} " for column in takewhile(lambda column: len({*column}) == 1, words))
 
 
-def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, Any]]], title: str) -> Table:
-    """Return labeled points with what they cost."""
-
+def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, Any]]], title: str) -> doc.Table:
     def form(key: str) -> Callable[[tuple[str, Mapping[str, Any]]], str]:
         return lambda item: percent(item[1][key])
 
-    columns: TableColumns[tuple[str, Mapping[str, Any]]] = (
-        (ColumnHeader(heading, numeric=False), lambda item: TableCell(item[0], kind="name")),
-        (ColumnHeader("drops tokens", short="drops\ntokens", drop=0), form("rejected_tokens")),
-        (ColumnHeader("sequences", drop=1), form("rejected_sequences")),
-        (ColumnHeader("ESS", drop=2), form("ess_token")),
-        (ColumnHeader("K3 left", drop=0), lambda item: format_number(item[1]["k3_kept"])),
+    columns: doc.TableColumns[tuple[str, Mapping[str, Any]]] = (
+        (doc.ColumnHeader(heading, numeric=False), lambda item: doc.TableCell(item[0], kind="name")),
+        (doc.ColumnHeader("drops tokens", short="drops\ntokens", drop=0), form("rejected_tokens")),
+        (doc.ColumnHeader("sequences", drop=1), form("rejected_sequences")),
+        (doc.ColumnHeader("ESS", drop=2), form("ess_token")),
+        (doc.ColumnHeader("K3 left", drop=0), lambda item: format_number(item[1]["k3_kept"])),
     )
-    return Table.of("", rows, columns, title=title, reach=EVERYWHERE)
+    return doc.Table.of("", rows, columns, title=title, reach=doc.EVERYWHERE)
 
 
-def _runs_table(sweep: Sweep) -> Table:
+def _runs_table(sweep: api.Sweep) -> doc.Table:
     """Return the rejected tokens of each run at the usual or the strictest threshold of each study."""
 
     def cell(study: Study, point: int) -> Callable[[str], str]:
@@ -197,19 +162,19 @@ def _runs_table(sweep: Sweep) -> Table:
             next(row["rejected_tokens"] for row in _rows(sweep, run, study) if row["point"] == point)
         )
 
-    columns: list[Any] = [("drops at", lambda run: TableCell(escape_terminal(run), kind="name"))]
+    columns: list[Any] = [("drops at", lambda run: doc.TableCell(escape_terminal(run), kind="name"))]
     for study in sweep.studies[:MAX_STUDIES]:
         point = _usual_point(study) or 0
-        columns.append((ColumnHeader(correction_label(study.correction_at(point)), drop=0), cell(study, point)))
-    return Table.of("", sweep.runs[:MAX_RUNS], columns, reach=EVERYWHERE)
+        columns.append((doc.ColumnHeader(correction_label(study.correction_at(point)), drop=0), cell(study, point)))
+    return doc.Table.of("", sweep.runs[:MAX_RUNS], columns, reach=doc.EVERYWHERE)
 
 
-def target_screen(sweep: Sweep, paths: Sequence[str], prices: Sequence[Mapping[str, Any]]) -> Document:
+def target_screen(sweep: api.Sweep, paths: Sequence[str], prices: Sequence[Mapping[str, Any]]) -> doc.Document:
     """Build the screen of solved targets: the rules, best first, and the lines to paste. Each target has a price."""
     price = dict(zip(map(id, sweep.targets), prices, strict=True))
-    wishes = group_by_target(sweep.targets)
+    wishes = api.group_by_target(sweep.targets)
     first, alone = next(iter(wishes)), len(sweep.runs) == 1
-    screen, ranked = Document(Headline("")), list[Correction]()
+    screen, ranked = doc.Document(doc.Headline("")), list[Correction]()
     for (key, wanted), targets in wishes.items():
         solved = [target for target in targets if target.correction is not None]
         solved.sort(key=lambda target: price[id(target)]["k3_kept"] or float("inf"))
@@ -220,16 +185,16 @@ def target_screen(sweep: Sweep, paths: Sequence[str], prices: Sequence[Mapping[s
             run = "" if alone else f"{escape_terminal(target.run)}: "
             label = f"{'>' if place == 0 and alone else ' '} {run}{correction_label(correction)}"
             rows.setdefault(place if alone else target.run, (label, price[id(target)]))
-        section = Section("", f"target-{len(screen.sections)}")
-        section.add(Note(f"{_describe_wish(key, wanted)}:") if len(wishes) > 1 else None)
+        section = doc.Section("", f"target-{len(screen.sections)}")
+        section.add(doc.Note(f"{_describe_wish(key, wanted)}:") if len(wishes) > 1 else None)
         section.add(_points_screen_table("  rule", list(rows.values())[:MAX_RUNS], ""))
-        section.add(Note(f"{len(rows) - MAX_RUNS} more runs: -v") if len(rows) > MAX_RUNS else None)
+        section.add(doc.Note(f"{len(rows) - MAX_RUNS} more runs: -v") if len(rows) > MAX_RUNS else None)
         missed = [target for target in targets if target.correction is None]
-        screen.add(section.add(*(Note(f"{target.rule}: {target.status}") for target in missed[:2])))
+        screen.add(section.add(*(doc.Note(f"{target.rule}: {target.status}") for target in missed[:2])))
     if alone:
         answer = correction_label(ranked[0]) if ranked else "no threshold meets it"
         screen.headline.title = f"{_describe_wish(*first)} of {escape_terminal(sweep.runs[0])}: {answer}"
-        screen.add(Section("", "usual").add(_usual_note(sweep)), Section("", "paste").add(_paste_lines(ranked)))
+        screen.add(doc.Section("", "usual").add(_usual_note(sweep)), doc.Section("", "paste").add(_paste_lines(ranked)))
     else:
         threshold = "one threshold per run" if ranked else "no threshold meets it"
         screen.headline.title = f"{_describe_wish(*first)} of each of {len(sweep.runs)} runs: {threshold}"
@@ -243,18 +208,17 @@ def _describe_wish(key: str, wanted: float) -> str:
     return f"To drop {percent(wanted)} of the {'tokens' if key == 'rejected_tokens' else 'sequences'}"
 
 
-def _usual_note(sweep: Sweep) -> Note | None:
-    """Return what the usual thresholds of the swept gates would drop."""
+def _usual_note(sweep: api.Sweep) -> doc.Note | None:
     found = [
         f"{correction_label(study.correction)} drops {percent(row['rejected_tokens'])}"
         for study in sweep.studies
         if study.correction.gates
         for row in _usual_rows(sweep, study)[:1]
     ]
-    return Note(f"Frameworks' usual thresholds: {', '.join(found)}") if found else None
+    return doc.Note(f"Frameworks' usual thresholds: {', '.join(found)}") if found else None
 
 
-def _paste_lines(ranked: Sequence[Correction]) -> Code | None:
+def _paste_lines(ranked: Sequence[Correction]) -> doc.Code | None:
     """Return the configuration of the best correction that the framework supports, with rounded bounds."""
 
     def rounded(match: re.Match[str]) -> str:
@@ -268,11 +232,11 @@ def _paste_lines(ranked: Sequence[Correction]) -> Code | None:
             text = re.sub(r"\d+\.\d{4,}", rounded, format_native(correction, framework, nearest=True))
             lines = [line for line in text.splitlines() if not line.startswith("#")]
             title = f"Paste into {framework.title} ({correction_label(correction)}):"
-            return Code(title, "\n".join(lines), reach=EVERYWHERE)
+            return doc.Code(title, "\n".join(lines), reach=doc.EVERYWHERE)
     return None
 
 
-def document(sweep: Sweep) -> Document:
+def document(sweep: api.Sweep) -> doc.Document:
     """Build the page of a sweep."""
     corrections = [study.correction for study in sweep.studies]
     registry = MetricRegistry(corrections)
@@ -282,74 +246,78 @@ def document(sweep: Sweep) -> Document:
     first = [own[0].rows[0] for own in every]
     counts = [(int(sum(row[f"{noun}s"] for row in first)), noun) for noun in ("token", "sequence")]
     counts += [(len(sweep.studies), "correction"), (sum(len(study.points) for study in sweep.studies), "point")]
-    head = Headline(title, [format_count(*each) for each in counts], subtitle="thresholds")
-    doc = Document(head, version=escape_terminal(sweep.version))
-    answer = Section("Summary", "sweep-answer")
+    head = doc.Headline(title, [format_count(*each) for each in counts], subtitle="thresholds")
+    made = doc.Document(head, version=escape_terminal(sweep.version))
+    answer = doc.Section("Summary", "sweep-answer")
     for run in sweep.runs:
-        first_line, *others = map(escape_terminal, sweep_sentences(sweep, run))
-        answer.add(Note(f"{escape_terminal(run)}: {first_line}" if several else first_line), *map(Note, others))
-    warnings = [Note(escape_terminal(note), "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))]
-    doc.add(answer, DeferredSection(lambda: [_explorer_section(sweep, every, registry)]))
+        first_line, *others = map(escape_terminal, api.sweep_sentences(sweep, run))
+        answer.add(doc.Note(f"{escape_terminal(run)}: {first_line}" if several else first_line), *map(doc.Note, others))
+    warnings = [
+        doc.Note(escape_terminal(note), "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))
+    ]
+    made.add(answer, doc.DeferredSection(lambda: [_explorer_section(sweep, every, registry)]))
     for index, own in enumerate(every):
         parts = [*(study_section(one, registry) for one in own), *_targets_section(sweep, index)]
         parts += filter(None, [_predictions_section(sweep, index)])
-        doc.add(
-            *([Section(escape_terminal(sweep.runs[index]), f"thresholds-{index}").add(*parts)] if several else parts)
+        made.add(
+            *(
+                [doc.Section(escape_terminal(sweep.runs[index]), f"thresholds-{index}").add(*parts)]
+                if several
+                else parts
+            )
         )
-    doc.add(Section("Warnings", "sweep-notes").add(*warnings))
-    doc.glossary = lambda: [("Thresholds", registry.entries("c"))]
-    return doc.add(provenance_section(sweep.version, sweep.inputs, sweep.left_out, corrections))
+    made.add(doc.Section("Warnings", "sweep-notes").add(*warnings))
+    made.glossary = lambda: [("Thresholds", registry.entries("c"))]
+    return made.add(provenance_section(sweep.version, sweep.inputs, sweep.left_out, corrections))
 
 
-def _studied_corrections(sweep: Sweep, index: int) -> Iterator[StudyRun]:
-    """Yield each correction on one run."""
+def _studied_corrections(sweep: api.Sweep, index: int) -> Iterator[StudyRun]:
     run, names = sweep.runs[index], file_stems([study.name for study in sweep.studies])
     for place, study in enumerate(sweep.studies):
         stem = f"{_figure_prefix(sweep, index)}{names[place]}"
         yield StudyRun(sweep, run, study, _rows(sweep, run, study), f"thresholds-{index}-{place}", stem)
 
 
-def _figure_prefix(sweep: Sweep, index: int) -> str:
+def _figure_prefix(sweep: api.Sweep, index: int) -> str:
     return f"{file_stems(sweep.runs)[index]}-" if len(sweep.runs) > 1 else ""
 
 
-def study_section(own: StudyRun, registry: MetricRegistry) -> Section:
+def study_section(own: StudyRun, registry: MetricRegistry) -> doc.Section:
     """Build the section of one correction."""
     rows, study = own.rows, own.study
-    best = sort_by_cost([row for row in rows if row["pareto"]])
-    chosen = thin_rows(best or rows, MAX_POINTS_SHOWN)
+    best = api.sort_by_cost([row for row in rows if row["pareto"]])
+    chosen = api.thin_rows(best or rows, MAX_POINTS_SHOWN)
     found = "No point has every figure"
     if best:
         found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
     points = _points_table(own, chosen, f"{found}.", registry)
-    points.title, points.reach = found, EVERYWHERE
+    points.title, points.reach = found, doc.EVERYWHERE
     name = escape_terminal(study.name)
 
-    def figures() -> Iterator[DocumentPart]:
+    def figures() -> Iterator[doc.DocumentPart]:
         curves = list(curve_figures(own))
-        yield Figures([front_figure(own)])
-        yield Figures([figure for _, figure in curves], [axis for axis, _ in curves])
-        yield Figures(list(map_figures(own)))
+        yield doc.Figures([front_figure(own)])
+        yield doc.Figures([figure for _, figure in curves], [axis for axis, _ in curves])
+        yield doc.Figures(list(map_figures(own)))
 
-    def every() -> Iterator[DocumentPart]:
+    def every() -> Iterator[doc.DocumentPart]:
         table = _points_table(own, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.", registry)
         table.title, table.folded = f"All points of {name}", True
         yield table
 
-    return Section(name, own.anchor, lead=_lead_sentence(study, own.start)).add(
-        _axes_note(study), DeferredSection(figures), points, DeferredSection(every)
+    return doc.Section(name, own.anchor, lead=_lead_sentence(study, own.start)).add(
+        _axes_note(study), doc.DeferredSection(figures), points, doc.DeferredSection(every)
     )
 
 
-def _axes_note(study: Study) -> Note:
-    """Describe the axes and the number of points."""
+def _axes_note(study: Study) -> doc.Note:
     axes = []
     for axis in study.axes:
         numbers = axis.is_numeric and len(axis.values) > 1
-        ends = " to ".join(map(format_threshold, (axis.values[0], axis.values[-1])))
-        values = ends if numbers else ", ".join(map(format_threshold, axis.values))
+        ends = " to ".join(map(api.format_threshold, (axis.values[0], axis.values[-1])))
+        values = ends if numbers else ", ".join(map(api.format_threshold, axis.values))
         axes.append(f"{axis_label(study.correction, axis.path)}: {values}")
-    return Note(escape_terminal(f"{'; '.join(axes)} ({format_count(len(study.points), 'point')})"), "quiet")
+    return doc.Note(escape_terminal(f"{'; '.join(axes)} ({format_count(len(study.points), 'point')})"), "quiet")
 
 
 def _lead_sentence(study: Study, start: int) -> str:
@@ -358,25 +326,24 @@ def _lead_sentence(study: Study, start: int) -> str:
     labels = (axis_label(study.correction, path).removeprefix("bound x of ") for path in paths)
     names = " and ".join(dict.fromkeys(labels))
     sides = f"A bound x of {names} keeps [1/x, x], or [-x, x] for differences. " if paths else ""
-    fixed = f"Curves pass through {escape_terminal(format_point(study, start))}." if len(study.axes) > 1 else ""
+    fixed = f"Curves pass through {escape_terminal(api.format_point(study, start))}." if len(study.axes) > 1 else ""
     return escape_terminal((about[:1].upper() + about[1:] + sides + fixed).strip()) or "One threshold varies."
 
 
-def _points_table(own: StudyRun, rows: Sequence[SweepRow], caption: str, registry: MetricRegistry) -> Table:
-    """Return one row per point with its thresholds and the metrics that differ."""
+def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, registry: MetricRegistry) -> doc.Table:
     points, sweep = own.study.points, own.sweep
-    keys = {key: POINT_METRICS[key][1] for key, _ in distinguishing_metrics(own.rows)}
+    keys = {key: api.POINT_METRICS[key][1] for key, _ in api.distinguishing_metrics(own.rows)}
 
-    def threshold(place: int) -> Callable[[SweepRow], TableCell]:
-        def cell(row: SweepRow) -> TableCell:
+    def threshold(place: int) -> Callable[[api.SweepRow], doc.TableCell]:
+        def cell(row: api.SweepRow) -> doc.TableCell:
             value = points[row["point"]][place]
             sort_key = f"{value:.6g}" if isinstance(value, float) else ""
             kind = "number" if place else "name"
-            return TableCell(escape_terminal(format_threshold(value)), sort_key=sort_key, kind=kind)
+            return doc.TableCell(escape_terminal(api.format_threshold(value)), sort_key=sort_key, kind=kind)
 
         return cell
 
-    def values(row: SweepRow) -> dict[str, Value]:
+    def values(row: api.SweepRow) -> dict[str, Value]:
         reasons = {key: sweep.reason(row, key) for key in keys}
         return {
             key: Value(value=row[key] if reason == "ok" else None, se=row.get(f"{key}_se"), status=reason)
@@ -386,10 +353,10 @@ def _points_table(own: StudyRun, rows: Sequence[SweepRow], caption: str, registr
     columns: list[Any] = []
     for place, axis in enumerate(own.study.axes):
         label = axis_label(own.study.correction, axis.path)
-        head = ColumnHeader(label, drop=0, short=split_title(label.removeprefix("bound ")))
+        head = doc.ColumnHeader(label, drop=0, short=split_title(label.removeprefix("bound ")))
         columns.append((head, threshold(place)))
     columns += registry.columns(keys, values, "c")
-    table = Table.of(caption, rows, columns, sortable=True)
+    table = doc.Table.of(caption, rows, columns, sortable=True)
     if len(points) > len(rows) == MAX_ROWS:
         table.left_out = f"The first {MAX_ROWS} of {len(points):,} points; -o writes all of them."
     return table
@@ -414,8 +381,7 @@ def explorer_keys(study: Study) -> list[str]:
     return [*keys, *(f"gate{gate}_{side}" for gate in range(len(study.correction.gates)) for side in sides)]
 
 
-def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> Section:
-    """Build the explorer, and list the studies that are too large for it."""
+def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> doc.Section:
     lead = ["Move a threshold to see its effect and its configuration. The line in the curves moves along."]
     places = [at for at, own in enumerate(every[0]) if len(own.rows) * len(every) <= MAX_EXPLORER_POINTS]
     left = [escape_terminal(study.name) for at, study in enumerate(sweep.studies) if at not in places]
@@ -424,11 +390,11 @@ def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registr
     if any(len(sweep.studies[at].points) > MAX_CONFIGS for at in places):
         lead.append(f"With more than {MAX_CONFIGS} points, only the Pareto front is written as configurations.")
     data = explorer_data(sweep, every, places, registry)
-    return Section("Explore", "explore", lead=" ".join(lead)).add(Explorer(data))
+    return doc.Section("Explore", "explore", lead=" ".join(lead)).add(doc.Explorer(data))
 
 
 def explorer_data(
-    sweep: Sweep, every: Sequence[Sequence[StudyRun]], places: Sequence[int], registry: MetricRegistry
+    sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], places: Sequence[int], registry: MetricRegistry
 ) -> dict[str, Any]:
     """Return the data of the explorer's script."""
     emptied = _count_empty_steps(sweep)
@@ -463,21 +429,20 @@ def explorer_data(
 
 
 def _axis_texts(own: StudyRun, place: int) -> list[str]:
-    """Return the meaning of each value of an axis, the other axes as at the start."""
     axis = own.study.axes[place]
     labels = (threshold_label(own.study.correction_at(point), axis.path) for point in own.points_along(place))
     return [
-        escape_terminal(f"{label} (x = {format_threshold(value)})")
+        escape_terminal(f"{label} (x = {api.format_threshold(value)})")
         for label, value in zip(labels, axis.values, strict=True)
     ]
 
 
-def _count_empty_steps(sweep: Sweep) -> dict[tuple[str, str, int], str]:
+def _count_empty_steps(sweep: api.Sweep) -> dict[tuple[str, str, int], str]:
     """Count the steps without a kept token by run, correction and point."""
     import polars as pl
 
     empty = (pl.col("kept_tokens") == 0) & (pl.col("tokens") > 0)
-    steps = sweep.groups.filter(pl.col("scope") == GROUP_SCOPE)
+    steps = sweep.groups.filter(pl.col("scope") == api.GROUP_SCOPE)
     counts = steps.group_by("run", "correction", "point", maintain_order=True).agg(
         empty.sum().alias("empty"), pl.len().alias("steps")
     )  # fmt: skip
@@ -488,7 +453,7 @@ def _count_empty_steps(sweep: Sweep) -> dict[tuple[str, str, int], str]:
 def _point_texts(own: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> list[list[str]]:
     """Return one list per metric with a string per point."""
 
-    def text(row: SweepRow, key: str) -> str:
+    def text(row: api.SweepRow, key: str) -> str:
         reason = own.sweep.reason(row, key)
         value = row[key] if reason == "ok" else None
         return format_estimate_or_reason(value, row.get(f"{key}_se"), own.sweep.metrics[key].unit, reason)
@@ -497,14 +462,14 @@ def _point_texts(own: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> 
     return [*found, [emptied.get((own.run, own.study.name, row["point"]), "0") for row in own.rows]]
 
 
-def _config_data(study: Study, runs: Sequence[Sequence[SweepRow]]) -> dict[str, Any]:
+def _config_data(study: Study, runs: Sequence[Sequence[api.SweepRow]]) -> dict[str, Any]:
     """Return the configurations of points in each syntax, as indices into the distinct lines."""
     lines: dict[str, int] = {}
     frameworks = [framework for framework in _explorer_frameworks() if framework.native(study.correction_at(0))[0]]
     rows = [row for run in runs for row in run]
     points = list(dict.fromkeys(row["point"] for row in rows))
     if len(points) > MAX_CONFIGS:
-        points = thin_rows(sorted({row["point"] for row in rows if row["pareto"]}), MAX_CONFIGS)
+        points = api.thin_rows(sorted({row["point"] for row in rows if row["pareto"]}), MAX_CONFIGS)
     texts = {
         point: [
             [lines.setdefault(line, len(lines)) for line in text.splitlines()]
@@ -529,33 +494,34 @@ def _explorer_frameworks() -> tuple[Framework, ...]:
     return tuple(adapter.load("") for adapter in load_adapters())
 
 
-def _targets_section(sweep: Sweep, index: int) -> Iterator[Section]:
-    """Yield the thresholds that meet the targets of one run."""
-
-    def reached(target: SolvedThreshold) -> TableCell:
+def _targets_section(sweep: api.Sweep, index: int) -> Iterator[doc.Section]:
+    def reached(target: api.SolvedThreshold) -> doc.TableCell:
         status = escape_terminal(target.status)
-        return TableCell(format_number(target.reached, "fraction")) if status == "ok" else TableCell(status, status)
+        return (
+            doc.TableCell(format_number(target.reached, "fraction"))
+            if status == "ok"
+            else doc.TableCell(status, status)
+        )
 
-    columns: TableColumns[SolvedThreshold] = (
+    columns: doc.TableColumns[api.SolvedThreshold] = (
         ("rule", lambda target: text_cell(target.rule, "name")),
-        (ColumnHeader("x", drop=0), lambda target: format_threshold(target.threshold)),
-        (ColumnHeader("90% interval", numeric=False, drop=1), format_target_interval),
-        (ColumnHeader("reached", numeric=False, drop=0), reached),
+        (doc.ColumnHeader("x", drop=0), lambda target: api.format_threshold(target.threshold)),
+        (doc.ColumnHeader("90% interval", numeric=False, drop=1), api.format_target_interval),
+        (doc.ColumnHeader("reached", numeric=False, drop=0), reached),
     )
-    section = Section("Targets", f"thresholds-{index}-targets")
-    wishes = group_by_target([target for target in sweep.targets if target.run == sweep.runs[index]])
+    section = doc.Section("Targets", f"thresholds-{index}-targets")
+    wishes = api.group_by_target([target for target in sweep.targets if target.run == sweep.runs[index]])
     for wish, targets in wishes.items():
-        caption = f"Thresholds for {format_target(*wish)}"
-        section.add(Table.of(caption, targets, columns, title=caption, reach=EVERYWHERE))
+        caption = f"Thresholds for {api.format_target(*wish)}"
+        section.add(doc.Table.of(caption, targets, columns, title=caption, reach=doc.EVERYWHERE))
     yield section
 
 
-def _predictions_section(sweep: Sweep, index: int) -> Section | None:
-    """Build a table per question with the models used, and the checks of the predictions."""
-    predictions = run_predictions(sweep, sweep.runs[index])
+def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
+    predictions = api.run_predictions(sweep, sweep.runs[index])
     if not predictions:
         return None
-    section = Section(
+    section = doc.Section(
         "Predictions", f"thresholds-{index}-predictions",
         lead="Predictions for some of the points beyond the dump, each with its 90% interval.",
     )  # fmt: skip
@@ -563,24 +529,24 @@ def _predictions_section(sweep: Sweep, index: int) -> Section | None:
     for name, every in predictions.items():
         for one in every:
             questions.setdefault(one.question, []).append((name, one))
-    columns: TableColumns[tuple[str, Prediction]] = (
+    columns: doc.TableColumns[tuple[str, Prediction]] = (
         ("point", lambda item: text_cell(item[0], "name")),
-        (ColumnHeader("what", numeric=False, drop=0), lambda item: SHORT_TITLES[item[1].quantity]),
-        (ColumnHeader("predicted", drop=0), lambda item: TableCell(
+        (doc.ColumnHeader("what", numeric=False, drop=0), lambda item: SHORT_TITLES[item[1].quantity]),
+        (doc.ColumnHeader("predicted", drop=0), lambda item: doc.TableCell(
             format_number(item[1].value, "fraction"),
             "" if item[1].status == "ok" else escape_terminal(item[1].status))),
-        (ColumnHeader("90% interval", numeric=False, drop=0), lambda item: format_interval(item[1])),
-        (ColumnHeader("status", numeric=False, drop=2), lambda item: _short_status(item[1].status)),
+        (doc.ColumnHeader("90% interval", numeric=False, drop=0), lambda item: api.format_interval(item[1])),
+        (doc.ColumnHeader("status", numeric=False, drop=2), lambda item: _short_status(item[1].status)),
     )  # fmt: skip
     for question, found in questions.items():
         caption = f"Predicted: {escape_terminal(question)}"
         folded = len(found) > FOLD_ROWS
-        section.add(Table.of(caption, found, columns, title=caption, reach=EVERYWHERE, folded=folded))
+        section.add(doc.Table.of(caption, found, columns, title=caption, reach=doc.EVERYWHERE, folded=folded))
         models = dict.fromkeys(sentence for _, one in found for sentence in _describe_model(one))
-        section.add(*(Note(escape_terminal(sentence), "quiet") for sentence in models))
+        section.add(*(doc.Note(escape_terminal(sentence), "quiet") for sentence in models))
     checks = [one.check for every in predictions.values() for one in every if one.check is not None]
     return section.add(
-        DeferredSection(lambda: [Figures([checks_figure(checks, f"{_figure_prefix(sweep, index)}checks")])])
+        doc.DeferredSection(lambda: [doc.Figures([checks_figure(checks, f"{_figure_prefix(sweep, index)}checks")])])
     )
 
 
@@ -589,7 +555,7 @@ def _describe_model(one: Prediction) -> Iterator[str]:
         yield one.status
     yield f"Model: {one.model}."
     if one.check is not None:
-        yield describe_check(one.check)
+        yield api.describe_check(one.check)
 
 
 def _short_status(status: str) -> str:

@@ -45,7 +45,6 @@ def render_tokens(browsed: TokenView) -> str:
 
 
 def _sequence_data(row: SequenceRow, span: tuple[int, int], index: int) -> dict[str, Any]:
-    """Return one sequence for the template."""
     log_ratio, tokens, (first, last) = row.log_ratio, row.batch.tokens, span
     facts = [
         f"{text} {shorten(format_label(row.facts[name]), 40)}"
