@@ -156,7 +156,7 @@ def test_nothing_to_compare_with_is_undecided() -> None:
     assert only(verdict(result(noisy(9, 1e-3, 0)), rule="k3:max=0.01")).outcome == "passed"
     other = result(noisy(9, 1e-3, 0), name="other")
     other.runs["third"] = other.runs["other"]
-    assert "no run run" in only(verdict(result(noisy(9, 1e-3, 0)), other)).reason
+    assert "run run is missing" in only(verdict(result(noisy(9, 1e-3, 0)), other)).reason
 
 
 def test_the_first_difference_is_named() -> None:

@@ -391,3 +391,11 @@ def test_packed_files_get_one_note(tmp_path: Path) -> None:
     done = run("analyze", tmp_path, "-c", "none", COLUMNS="1000", code=0)
     assert done.stdout.count("1.jsonl.gz") == 1
     assert f"{tmp_path}/1.jsonl.gz: packed, so not read; unpack what belongs to the run" in done.stdout
+
+
+@pytest.mark.parametrize("target", [("--target-rejection", "5%"), ("--target-ess", "0.5")])
+def test_a_target_for_a_dump_without_tokens_gets_a_sentence(tmp_path: Path, target: tuple[str, str]) -> None:
+    values = pl.Series([[], []], dtype=pl.List(pl.Float32))
+    pl.DataFrame({"rollout_log_probs": values, "train_log_probs": values}).write_parquet(tmp_path / "empty.parquet")
+    done = run("sweep", tmp_path / "empty.parquet", *target, code=4)
+    assert done.stderr.count("\n") == 1 and "no valid token" in done.stderr

@@ -135,7 +135,7 @@ def test_safetensors_of_every_type_keep_their_values(tmp_path: Path) -> None:
         (
             "1.jsonl",
             b'{"input": "a", "output": "b", "score": 1.0, "step": 1}\n',
-            "files of verl-rollout-data hold no log-probs",
+            "files of verl-rollout-data lack log-probs",
         ),
         ("a.jsonl", b'{"text": "a", "n": 1}\n', "contains no log-probs; its columns are text, n"),
     ],

@@ -144,7 +144,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 SWEPT_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a format to come": lambda data: data.__setitem__("format", 2),
+    "a format to come": lambda data: data.__setitem__("format", 3),
     "no table": lambda data: data.__setitem__("table", {}),
     "no rows": lambda data: [column.clear() for column in data["table"].values()],
     "ragged": lambda data: data["table"]["k3_kept"].pop(),
@@ -162,7 +162,6 @@ SWEPT_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a target on no run": lambda data: data["targets"][0].__setitem__("run", "x"),
     "a target of text": lambda data: data["targets"][0].__setitem__("threshold", "x"),
     "no correction": lambda data: data["targets"][0].__setitem__("correction", {"gates": 3}),
-    "a preset elsewhere": lambda data: data["presets"][0].__setitem__("path", "x"),
     "a forecast of no point": lambda data: data["predictions"][0].__setitem__("point", 99),
     "a forecast of text": lambda data: data["predictions"][0]["predictions"][0].__setitem__("value", "x"),
 }

@@ -273,7 +273,7 @@ def test_results_without_layers_are_judged_by_k3_alone() -> None:
 def test_the_verdict_says_what_was_judged_by_k3_alone() -> None:
     new, base = result(table([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), result(table([0.1] * 6, hashes=range(50, 56)))
     (note,) = judge(new, parse_rules("k3:increase=25%"), AcceptedResults("b", [base])).notes
-    assert "K3 is judged as it is" in note and "name its dump" in note
+    assert "K3 is judged as a plain mean" in note and "name its dump" in note
     assert judge(new, parse_rules("k3:max=1"), AcceptedResults("b", [base])).notes == []
 
 
@@ -297,5 +297,5 @@ def test_too_few_clusters_say_how_many_it_takes() -> None:
     rules = parse_rules("k3:increase=25%")
     new, base = result(table([9.0] * 2)), result(table([1.0] * 3, hashes=range(50, 53)))
     (check,) = judge(new, rules, AcceptedResults("b", [base])).checks
-    assert check.outcome == "undecided" and "needs 3 against 3" in check.reason
+    assert check.outcome == "undecided" and "3 against 3 are needed" in check.reason
     assert check.detectable is None

@@ -177,7 +177,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
                     scalar = _scalar_of(value)
                     if value.tag and scalar is not None:
                         yield str(event.step), value.tag, scalar
-        except (DecodeError, OSError, ValueError, MemoryError) as error:  # MemoryError: a made-up record length
+        except (DecodeError, OSError, ValueError, MemoryError, OverflowError) as error:  # a made-up record length
             raise DataError(f"is not an event file of TensorBoard ({error})", file=str(file), remedy=_REMEDY) from None
 
 

@@ -135,7 +135,10 @@ def sum_grid(batch: TokenBatch, run: str, searches: Sequence[tuple[str, Threshol
                 weights = np.exp(np.clip(distances, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
                 for total, values in zip(table, (mass, weights, weights * weights), strict=False):
                     total += np.bincount(where, values, len(total))
-        sums = [table.reshape(-1, len(hashes), _BINS).swapaxes(0, 1).reshape(len(hashes), -1) for table in tables]
+        sums = [
+            table.reshape(len(table), len(hashes), _BINS).swapaxes(0, 1).reshape(len(hashes), len(table) * _BINS)
+            for table in tables
+        ]
         none = np.zeros_like(hashes), np.zeros((len(hashes), 0))
         found[name] = [ClusterTable(hashes, none[0], each, none[1], folded) for each in sums]
     return found
