@@ -320,7 +320,8 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
             for size, count in alarms.items()
         ),
         "",
-        "First findings that name the planted cause, in percent by rows. Faults that make less than 1.5 times the",
+        "Percentage of dumps whose first finding names the planted cause, by number of rows. "
+        "Faults that make less than 1.5 times the",
         "engine's own K3 may be called noise.",
         "",
         *detection(rows),

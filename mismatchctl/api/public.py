@@ -357,7 +357,7 @@ def gate(
         corrections: Corrections that rules name, in addition to presets.
         columns: The dump's column names -> names in the files.
         micro_batch_size: Rows of a step per micro-batch, if no column names them. Default: the whole step.
-        level: False-failure rate over all checks, 0.0001 to 0.5.
+        level: probability that a run without a real change fails, over all rules, 0.0001 to 0.5.
         max_skipped: Largest share of sequences, tokens or files left out as bad, or of repeated sequences. Above it the
             verdict is undecided.
         max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.

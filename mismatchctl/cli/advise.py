@@ -13,7 +13,7 @@ from mismatchctl.cli import output as out
 
 YourConfig = Annotated[
     list[str] | None,
-    typer.Option("--config", help="Compare your framework's configuration with the recommendation; repeat."),
+    typer.Option("--config", help="Compare your framework's configuration with the recommendation (repeatable)."),
 ]
 limit_option = partial(typer.Option, rich_help_panel="Limits")
 

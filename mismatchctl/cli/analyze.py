@@ -69,7 +69,7 @@ def analyze(
     ] = None,
     loss: Annotated[
         list[str] | None,
-        advanced_option(help="Measure the corrections with this loss: gspo, sapo, dual_clip:dual=3, ...; repeat."),
+        advanced_option(help="Measure the corrections with this loss: gspo, sapo, dual_clip:dual=3, ... (repeatable)."),
     ] = None,
     baseline: Annotated[Path | None, typer.Option(help="Compare K3 with this accepted Result.")] = None,
     advise: Annotated[
@@ -77,12 +77,12 @@ def analyze(
     ] = False,
     kl: Annotated[
         list[KlEstimator] | None,
-        advanced_option(help="Show the KL to ref_log_probs: k1, k2, k3 or low_var; repeat."),
+        advanced_option(help="Show the KL to ref_log_probs: k1, k2, k3 or low_var (repeatable)."),
     ] = None,
     loss_agg: Annotated[
         list[LossAggregation] | None,
         advanced_option(
-            help="Aggregate losses and --kl by token-mean, seq-mean-token-sum or seq-mean-token-mean; repeat."
+            help="Aggregate losses and --kl by token-mean, seq-mean-token-sum or seq-mean-token-mean (repeatable)."
         ),
     ] = None,
     by: opt.ByOption = None,
@@ -110,7 +110,9 @@ def analyze(
     ] = None,
     browse: Annotated[
         list[str] | None,
-        advanced_option(metavar="PATH:ROW", help="Show these sequences in --tokens instead of the worst; repeat."),
+        advanced_option(
+            metavar="PATH:ROW", help="Show this sequence in --tokens instead of the worst ones (repeatable)."
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,

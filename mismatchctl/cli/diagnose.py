@@ -21,11 +21,11 @@ def diagnose(
     pair: opt.PairOptions,
     by: Annotated[
         list[str] | None,
-        typer.Option("--by", help="Look for a deviating worker, rank or data source in this column; repeat."),
+        typer.Option("--by", help="Look for a deviating worker, rank or data source in this column (repeatable)."),
     ] = None,
     layers: Annotated[
         list[str] | None,
-        typer.Option(help="Read a report of a layer-wise comparator, or a folder of reports; repeat."),
+        typer.Option(help="Read a report of a layer-wise comparator, or a folder of reports (repeatable)."),
     ] = None,
     column: opt.ColumnOption = None,
     engine: opt.EngineOptions,

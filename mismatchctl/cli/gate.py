@@ -29,14 +29,16 @@ PathsArgument = Annotated[
 RuleOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--rule", help="Require a rule, as in k3:max=0.01,increase=20%,per=step, or the rules of a file; repeat."
+        "--rule", help="Require a rule, as in k3:max=0.01,increase=20%,per=step, or the rules of a file (repeatable)."
     ),
 ]
 BitwiseOption = Annotated[bool, typer.Option("--expect-bitwise", help="Require that all log-probs are identical.")]
 UndecidedOption = Annotated[
     UndecidedPolicy, typer.Option(help="If a rule cannot be judged: exit 4 (fail), exit 0 with a warning, or exit 0.")
 ]
-LevelOption = Annotated[float, typer.Option(min=1e-4, max=0.5, help="False-failure rate over all checks.")]
+LevelOption = Annotated[
+    float, typer.Option(min=1e-4, max=0.5, help="Probability that a run without a real change fails, over all rules.")
+]
 MaxSkippedOption = Annotated[
     str, typer.Option(metavar="SHARE", help="Most sequences, tokens or files left out as bad, or repeated.")
 ]

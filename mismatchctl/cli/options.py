@@ -71,14 +71,14 @@ PathsArgument = Annotated[
 CorrectionOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--correction", "-c", help="Add a correction: a preset, a YAML or TOML file, or a YAML mapping; repeat."
+        "--correction", "-c", help="Add a correction: a preset, a YAML or TOML file, or a YAML mapping (repeatable)."
     ),
 ]
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option("--config", help="Add the correction of a framework's configuration or launch script; repeat."),
+    typer.Option("--config", help="Add the correction of a framework's configuration or launch script (repeatable)."),
 ]
-ByOption = Annotated[list[str] | None, typer.Option("--by", help="Break the metrics down by this column; repeat.")]
+ByOption = Annotated[list[str] | None, typer.Option("--by", help="Break the metrics down by this column (repeatable).")]
 ThreadsOption = Annotated[int | None, execution_option(min=1, help="Read with N threads. [default: all processors]")]
 OnBadOption = Annotated[
     BadDataPolicy,
@@ -96,7 +96,7 @@ HtmlOption = Annotated[Path | None, output_option(help="Write an HTML report.")]
 ForceOption = Annotated[bool, output_option("--force", help="Overwrite existing files.")]
 ColumnOption = Annotated[
     list[str] | None,
-    typer.Option("--column", help="Read a column under another name, as in train_log_probs=old_logp; repeat."),
+    typer.Option("--column", help="Read a column under another name, as in train_log_probs=old_logp (repeatable)."),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print all details.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
@@ -274,7 +274,7 @@ class FigureOptions:
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--figures {folder}: cannot be made: {error.strerror or error}") from None
+            raise ConfigError(f"--figures {folder}: cannot create the folder: {error.strerror or error}") from None
         check_output_paths(*(folder / name for name, _ in made), force=force)
         try:
             write_files((folder / name, make()) for name, make in made)

@@ -33,7 +33,7 @@ def score(
         ),
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option(help="Write the sequences as JSON lines to score elsewhere, without MODEL.")
+        Path | None, typer.Option(help="Write the sequences as JSON lines, to score them elsewhere. Leave out MODEL.")
     ] = None,
     dtype: Annotated[PrecisionName, typer.Option(help="Compute in this precision.")] = "float32",
     temperature: Annotated[float, typer.Option(help="Divide the logits by this temperature.")] = 1.0,

@@ -43,14 +43,17 @@ OutputOption = Annotated[
 HtmlOption = Annotated[Path | None, opt.output_option(help="Write an HTML page with curves, maps and an explorer.")]
 TargetRejectionOption = Annotated[
     list[str] | None,
-    target_option(metavar="SHARE", help="Find thresholds that reject this share, as in 5% or sequences=5%; repeat."),
+    target_option(
+        metavar="SHARE", help="Find thresholds that reject this share, as in 5% or sequences=5% (repeatable)."
+    ),
 ]
 TargetEssOption = Annotated[
-    list[str] | None, target_option(metavar="SHARE", help="Find thresholds with this effective sample size; repeat.")
+    list[str] | None,
+    target_option(metavar="SHARE", help="Find thresholds with this effective sample size (repeatable)."),
 ]
 BatchOption = Annotated[int | None, forecast_option(min=1, help="Predict the rejection in a batch of N sequences.")]
 AtLengthOption = Annotated[
-    list[int] | None, forecast_option(min=1, help="Predict rejection and ESS for responses of N tokens; repeat.")
+    list[int] | None, forecast_option(min=1, help="Predict rejection and ESS for responses of N tokens (repeatable).")
 ]
 AtStepOption = Annotated[
     float | None, forecast_option(metavar="N", help="Predict the rejection N steps after the last, as in +100.")

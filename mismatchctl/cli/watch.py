@@ -26,7 +26,7 @@ PathsArgument = Annotated[
 ]
 RuleOption = Annotated[
     list[str] | None,
-    typer.Option("--rule", help="Exit with code 3 when this rule of `gate` fails, as in k3:max=0.01; repeat."),
+    typer.Option("--rule", help="Exit with code 3 when this rule of `gate` fails, as in k3:max=0.01 (repeatable)."),
 ]
 BaselineOption = Annotated[
     Path | None, typer.Option(help="Compare with this accepted Result, for rules such as k3:increase=25%.")

@@ -49,7 +49,8 @@ def _exp(x: Any) -> Any:
 def _add_levels(policy: Any, reference: Any, valid: Any, cap: float, sums: Any) -> None:
     """Add the levels of a tile in float32, with weights of 0 and 1 to fill the vector lanes.
 
-    The sums of a tile are off by at most 1e-6, like numpy's. min and max return the first argument if one is NaN.
+    The relative error of a tile's sums is at most 1e-6, as in numpy. min and max return the first argument if one is
+    NaN.
     """
     use_wide_vectors()
     most, tokens, size, certain, same = float32(cap), _ZERO, _ZERO, _ZERO, _ZERO

@@ -446,7 +446,7 @@ def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -
 
 
 def _find_other_weight(rows: Sequence[LayerRow]) -> int | None:
-    """Return the first weight that differs far more than most weights, which are equal or rounded."""
+    """Return the first model weight that differs far more than most, which are equal or rounded."""
     found = {at: row.value for at, row in enumerate(rows) if row.value is not None and _WEIGHT_PATTERN.search(row.name)}
     if len(found) < _MIN_WEIGHTS:
         return None

@@ -326,8 +326,9 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
     both = found.rejects and found.tis_mode == "mask"
     if both and version is not None and version.label in ("v0.2.0", "v0.2.1"):
         raise ConfigError(
-            "list index out of range: tis_mode: mask and use_rs both append to mask_fraction_low and _high, and "
-            "compute_mis_weights_with_cp takes one entry per sequence (fixed on 2025-12-21)"
+            "slime before 2025-12-21 stops with 'list index out of range': tis_mode: mask and use_rs both append to "
+            "mask_fraction_low and _high, and compute_mis_weights_with_cp takes one entry per sequence. Use one of the "
+            "two, or update slime"
         )
     return found
 

@@ -532,7 +532,8 @@ def truncate_sequences(
     """Write TRUNCATED_COLUMNS to `found` [parts, len, bounds], in an `order` sorted by part. See WeightTruncation.
 
     `cells` are from `build_edge_cells`, `factors` from `bound_factors`. Empty `kept`: all tokens. Empty `weight`:
-    excess plus 1. Work buffers of zeros: `table` [bounds + 1, WRITTEN_SUMS] and `ranks` [3, bounds + 1].
+    the weight of a token is `excess` (ratio - 1) plus 1. Work buffers of zeros: `table` [bounds + 1, WRITTEN_SUMS] and
+    `ranks` [3, bounds + 1].
     """
     moved, squared, bounds, bounds_squared = factors[0], factors[1], factors[2], factors[3]
     own, beyond, made = ranks[0], ranks[1], ranks[2]

@@ -29,7 +29,7 @@ from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.report.figures.figure import INTERVAL_Z, MUTED, Axis, Figure, Marks, ReferenceLine
 
 MAX_START_REJECTION = 0.05
-"""Maximum share of rejected tokens at the explorer's first point, if possible."""
+"""The explorer opens at a point that rejects at most this share of tokens, if there is one."""
 _MAX_NAMED = 6
 """Named points of a Pareto front."""
 
@@ -165,7 +165,7 @@ def _preset_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
 
 
 def _target_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
-    """Yield solved targets, if the correction only has the rule that varies here."""
+    """Yield the thresholds that meet the targets, if the correction has one rule."""
     correction = own.study.correction
     if (correction.weight is not None) + len(correction.gates) != 1:
         return

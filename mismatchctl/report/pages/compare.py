@@ -336,5 +336,5 @@ def _token_table(paired: api.PairedTokens) -> doc.Table | None:
         for place, side in enumerate(("reference", "other") if not same.get(what, False) else ()):
             value = lambda row, name=name, place=place: number_cell(getattr(row, name)[place])  # noqa: E731
             columns.append((doc.ColumnHeader(f"{what}, {side}"), value))
-    caption = f"The {len(rows)} tokens with the largest change of K3. Rows and positions are in the other dump."
+    caption = f"The {len(rows)} tokens with the largest change of K3, with the rows and positions of the compared dump."
     return doc.Table.of(caption, rows, columns, sortable=True) if rows else None

@@ -155,7 +155,7 @@ def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, An
 
 
 def _runs_table(sweep: api.Sweep) -> doc.Table:
-    """Return the rejected tokens of each run at the usual or the strictest threshold of each study."""
+    """Return the tokens that each run rejects at the usual threshold of each study, or at the strictest without one."""
 
     def cell(study: Study, point: int) -> Callable[[str], str]:
         return lambda run: percent(
