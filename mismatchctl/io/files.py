@@ -81,7 +81,8 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
         found = os.fstat(file.fileno())
         if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
             raise OSError(errno.EPERM, "may be another user's")
-        content: bytes | None = file.read(count)
+        # Python reserves as many bytes as it is asked to read. Files of /proc have size 0.
+        content: bytes | None = file.read(min(count, max(found.st_size, 1 << 20)))
         if content is None:  # a kernel log without new lines
             raise OSError(errno.EAGAIN, "does not contain data")
         return content

@@ -212,7 +212,9 @@ def test_a_damaged_record_ends_its_file(tmp_path: Path) -> None:
     content[-10] ^= 1
     place.write_bytes(content)
     assert list(read_run_log(place).rows) == ["0"]
-    for refused in (b"PAR1" * 9, record(b"\xff" * 20), b"", record(event(1, b"\xff"))):
+    length = struct.pack("<Q", 1 << 63)
+    endless = length + struct.pack("<I", masked_crc(length))
+    for refused in (b"PAR1" * 9, record(b"\xff" * 20), b"", record(event(1, b"\xff")), endless):
         place.write_bytes(refused)
         with pytest.raises(DataError):
             read_run_log(place)

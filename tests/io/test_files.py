@@ -8,12 +8,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.io.files import _machine_id, atomic_output, replace_together, temporary_folder, write_atomically
+from mismatchctl.io.files import (
+    _machine_id,
+    atomic_output,
+    read_regular_file,
+    replace_together,
+    temporary_folder,
+    write_atomically,
+)
 from tests.cli.command import run
 from tests.factories.dumps import make_dump
 from tests.paths import SAMPLE_DATA
@@ -139,3 +147,14 @@ def test_a_file_that_is_too_large_is_one_sentence(words: str, tmp_path: Path) ->
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit, timeout=120)
     assert done.returncode == 2 and "cannot be written" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and os.listdir(tmp_path / "out") == []
+
+
+def test_a_small_file_takes_no_memory_of_the_size_that_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 2_000_000)
+    tracemalloc.start()
+    assert len(read_regular_file(tmp_path / "a", 1 << 34)) == 2_000_000
+    assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    tracemalloc.stop()
+    assert read_regular_file("/proc/self/status", 1 << 20).startswith(b"Name:")  # its size is said to be 0
+    with pytest.raises(OSError, match="is larger than"):
+        read_regular_file(tmp_path / "a", 1_999_999)

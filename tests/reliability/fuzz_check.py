@@ -2,7 +2,8 @@
 
 `python -m tests.reliability.fuzz_check FIRST COUNT [SEEDS]` prints one line of JSON per seed. Cases share a fork, which
 imports and opens what they need once. A case that fails there, or is not reached, runs again in a fork of its own.
-`--alone` runs every case in a fork of its own from the start.
+`--alone` runs every case in a fork of its own from the start. `--readers` makes only cases of the formats that people
+have.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 from tests.factories.dumps import make_dump
 from tests.reliability import fork_server as zygote
+from tests.reliability import fuzzing_formats
 from tests.reliability.fuzzing import Case
 from tests.reliability.fuzzing_commands import save
 from tests.reliability.fuzzing_formats import FormatMaker
@@ -204,7 +206,9 @@ def strict(text: str) -> Any:
 
 if __name__ == "__main__":
     zygote.warm()
-    words = [word for word in sys.argv[1:] if word != "--alone"]
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    if "--readers" in sys.argv:
+        fuzzing_formats.SHARE = 1.0
     start, count, *more = map(int, words)
     for one in checked((*range(start, start + count), *more), 1 if "--alone" in sys.argv else TOGETHER):
         print(json.dumps(asdict(one)), flush=True)

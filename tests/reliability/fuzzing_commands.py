@@ -57,11 +57,14 @@ class VerbMaker(Maker):
         framework = self.rng.choice(["verl", "slime", "trl"])
         return Case("log of a run", ["analyze", name, "--framework", framework, "--against", path.name, "--json"])
 
-    def events(self, rows: list[dict[str, Any]]) -> bytes:
-        """Records of TensorBoard, one per value; now and then of a length or a content that lies."""
+    def events(self, rows: list[dict[str, Any]], known: int = 1) -> bytes:
+        """Records of TensorBoard, one per value; now and then of a length or a content that lies.
+
+        `known` is how often the list of names holds the one of a metric.
+        """
         made = b""
         for row in rows:
-            name = str(self.rng.choice(("rollout_corr/k3_kl", *NASTY))).encode(errors="replace")[:100]
+            name = str(self.rng.choice(("rollout_corr/k3_kl",) * known + NASTY)).encode(errors="replace")[:100]
             value = b"\x0a" + varint(len(name)) + name + b"\x15" + struct.pack("<f", row["actor/kl"])
             summary = b"\x0a" + varint(len(value)) + value
             record = b"\x10" + varint(row["step"]) + b"\x2a" + varint(len(summary)) + summary

@@ -14,7 +14,12 @@ from tests.reliability.fuzzing import NASTY, Case
 from tests.reliability.fuzzing_flags import FlagMaker
 
 SHARE = 0.15
-"""Of the seeds: the others make what they made before."""
+"""Of the seeds: the others make what they made before. `fuzz_check --readers` makes these alone."""
+READERS = {
+    **dict.fromkeys((".jsonl", ".ndjson"), "JSONL"), **dict.fromkeys((".csv", ".tsv"), "CSV"), ".json": "JSON",
+    ".npz": "NPZ", ".safetensors": "safetensors", ".pt": "plain .pt", ".feather": "Feather", "": "Hugging Face folder",
+}  # fmt: skip
+"""By the suffix of a dump."""
 VERBS = (
     ["analyze", "{}", "--json"],
     ["analyze", "{}", "--on-bad", "skip", "--json"],
@@ -46,7 +51,7 @@ class FormatMaker(FlagMaker):
         for path in [place] if place.is_file() else sorted(place.iterdir()):
             if self.rng.random() < 0.8 or path == place:
                 self.damage(path)
-        return Case("common format", [word.format(name) for word in self.rng.choice(VERBS)])
+        return Case(READERS[Path(name).suffix], [word.format(name) for word in self.rng.choice(VERBS)])
 
     def damage(self, path: Path) -> None:
         """Exchange something in a file."""
@@ -75,8 +80,8 @@ class FormatMaker(FlagMaker):
     def pair(self) -> Case:
         """Responses of an engine and a trainer's file, one of which is damaged."""
         rows = make_rows(self.rng.randrange(5), 6)
-        respond = ENGINES[self.rng.choice(sorted(ENGINES))]
-        lines = [[respond(row) for row in rows], [{"id": row["sequence_id"], **row} for row in rows]]
+        engine = self.rng.choice(sorted(ENGINES))
+        lines = [[ENGINES[engine](row) for row in rows], [{"id": row["sequence_id"], **row} for row in rows]]
         for data, name in zip(lines, ("a.jsonl", "b.jsonl"), strict=True):
             if self.rng.random() < 0.6:
                 self.exchange(data)
@@ -85,7 +90,7 @@ class FormatMaker(FlagMaker):
         sides = ["--rollout", "a.jsonl", "--train", "b.jsonl"]
         on = self.rng.choice([[], ["--on", "id"], ["--on", "step,id"], ["--on", "token_ids"], ["--on", "x"]])
         verb = self.rng.choice([["analyze", *sides, *on, "--json"], ["convert", *sides, *on, "out.parquet"]])
-        return Case("one file per side", verb)
+        return Case(f"two files, {engine}", verb)
 
     def metrics(self) -> Case:
         """A metrics log with a value exchanged, or any byte of it."""
@@ -95,7 +100,7 @@ class FormatMaker(FlagMaker):
         ]
         if self.rng.random() < 0.7:
             self.exchange(rows)
-        name = self.rng.choice(["log.jsonl", "log.csv", "trainer_state.json"])
+        name = self.rng.choice(["log.jsonl", "log.csv", "trainer_state.json", "events.out.tfevents.1.host"])
         if name == "log.csv":
             heads = list(dict.fromkeys(str(key) for row in rows if isinstance(row, dict) for key in row))
             cells = [[str(row.get(head, "")) for head in heads] for row in rows if isinstance(row, dict)]
@@ -103,8 +108,11 @@ class FormatMaker(FlagMaker):
         else:
             text = "\n".join(map(json.dumps, rows)) if name == "log.jsonl" else json.dumps({"log_history": rows})
         content = text.encode(errors="surrogatepass")
+        if "tfevents" in name:
+            steps = range(self.rng.randrange(1, 4))
+            content = self.events([{"step": step, "actor/kl": 0.1 * step} for step in steps], known=40)
         (self.folder / name).write_bytes(content if self.rng.random() < 0.7 else self.spoilt(content))
         verb = self.rng.choice(
             [["analyze", name, "--json"], ["analyze", name], ["gate", name, "--rule", "k3:max=0.01"]]
         )
-        return Case("metrics log", verb)
+        return Case(f"metrics, {name}", verb)
