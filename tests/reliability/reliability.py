@@ -93,6 +93,26 @@ def cases(found: list[dict[str, Any]], earlier: int) -> list[str]:
     ]
 
 
+def readers(found: list[dict[str, Any]]) -> list[str]:
+    """The section of the cases that have the formats of dumps, engines and logs."""
+    by_kind = {kind: [one for one in found if one["kind"] == kind] for kind in sorted({one["kind"] for one in found})}
+    return [
+        "A value or a few bytes exchanged in a dump, in one of two paired files (the responses of an engine and the",
+        "trainer's log-probs), or in a log of metrics, with the verbs that read it",
+        "(`tests/reliability/fuzzing_formats.py`).",
+        "",
+        "| reader | cases | exit code 0 or 3 | exit code 2 or 4 | failures |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {kind} | {len(ones):,} | {sum(one['code'] in (0, 3) for one in ones):,} "
+            f"| {sum(one['code'] in (2, 4) for one in ones):,} | {sum(bool(one['wrong']) for one in ones):,} |"
+            for kind, ones in by_kind.items()
+        ),
+        "",
+        f"The slowest case took {most(found, 'seconds'):.1f} s of CPU time.",
+    ]
+
+
 def natives(found: list[dict[str, Any]]) -> list[str]:
     """The section of bytes that pyarrow decodes."""
     if not found:
@@ -277,6 +297,7 @@ def document(folder: Path, earlier: str = "") -> str:
         f"Measured on Python {platform.python_version()}, pyarrow {pyarrow.__version__}.",
         "Cases, kills and faults ran on several commits, some before the last changes.",
         *section("Cases", "cases", lambda found: cases(found, len(logged(folder, "earlier")))),
+        *section("Readers", "readers", readers),
         *section("Bytes that a library decodes", "natives", natives),
         *section("Guided by coverage", "guided", guided),
         *section("The gate and bad data", "open", open_gates),
@@ -293,6 +314,7 @@ def document(folder: Path, earlier: str = "") -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=20_000, help="further ones; their seeds follow those of the log")
+    parser.add_argument("--readers", type=int, default=10_000, help="further cases of the formats that people have")
     parser.add_argument("--kills", type=int, default=1_000, help="further ones")
     parser.add_argument("--natives", type=int, default=5_000, help="files of each part whose bytes are exchanged")
     parser.add_argument("--gates", type=int, default=3, help="seeds of the ways to make the gate pass")
@@ -309,6 +331,9 @@ def main() -> None:
             pool.submit(extend, asked.log, "cases", "fuzz_check", str(first), str(asked.cases)).result()
         if asked.kills:
             pool.submit(extend, asked.log, "kills", "kills", str(seed), str(asked.kills)).result()
+    if asked.readers:
+        seed = 3_000_000 + len(logged(asked.log, "readers"))
+        extend(asked.log, "readers", "fuzz_check", str(seed), str(asked.readers), "--readers")
     if asked.natives:
         extend(asked.log, "natives", "natives", "0", str(asked.natives))
     extend(asked.log, "memory", "memory")
