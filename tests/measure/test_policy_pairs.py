@@ -141,7 +141,7 @@ def test_tables_and_comparisons_show_them(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     invoke("analyze", paths[0], "--html", str(page), "--quiet")
     assert "The rollout" in page.read_text()
-    assert "from reference to rollout" in page.read_text()
+    assert "rollout&#39;s error" in page.read_text()
 
 
 def test_the_shift_of_logits_by_probability(tmp_path: Path) -> None:
