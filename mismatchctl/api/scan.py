@@ -180,6 +180,7 @@ class UnitBatches:
         self, dump: Dump, unit: ReadUnit, micro_batches: MicroBatches | None = None, trims: TrimThresholds | None = None
     ) -> None:
         self._dump, self._unit, self._micro_batches, self._trims = dump, unit, micro_batches, trims or TrimThresholds()
+        self.path = unit.file.path
         self.tokens: Counter[int] = Counter()
         self.problems = Problems()
 

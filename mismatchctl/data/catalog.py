@@ -384,9 +384,9 @@ def _long_units(file: DumpFile, survey: _Survey) -> Iterator[ReadUnit]:
             cuts.append((int(begin + places[0]), row_group))
         low = high
     ends = [sequence for sequence, _ in cuts[1:]] + [len(survey.starts)] * bool(cuts)
-    bounds = [*survey.starts.tolist(), file.rows]
+    bounds = np.append(survey.starts, file.rows)
     for (sequence, row_group), end in zip(cuts, ends, strict=True):
-        start, stop = bounds[sequence], bounds[end]
+        start, stop = bounds[[sequence, end]].tolist()
         steps = _step_range(file, survey.keys, sequence, end)
         yield ReadUnit(0, file, row_group, steps, stop - start, stop - start, start, end - sequence)
 
@@ -407,7 +407,7 @@ def _read_sequence_keys(file: DumpFile, survey: _Survey) -> pa.Table:
     names = {
         column: to_texts(to_plain_array(survey.keys.column(column)))
         if column in survey.keys.column_names
-        else pa.array([None if value is None else str(value)] * number, pa.string())
+        else pa.repeat(pa.scalar(None if value is None else str(value), pa.string()), number)
         for column, value in fixed.items()
     }
     names["run"] = names["run"].fill_null(file.run)
@@ -422,17 +422,19 @@ def _find_scattered_sequences(
         return
     import pyarrow.compute as pc
 
-    table = pa.concat_tables(tables).combine_chunks()
-    table = table.append_column("place", pa.array(np.arange(len(table))))
-    table = table.filter(pc.is_valid(table.column("sequence_id")))
-    groups = table.group_by(["run", "step", "sequence_id"], use_threads=False).aggregate([("place", "list")])
-    groups = groups.filter(pc.greater(pc.list_value_length(groups.column("place_list")), 1))
+    table = pa.concat_tables(tables)
+    places = np.flatnonzero(table.column("sequence_id").is_valid().to_numpy())
+    codes = np.zeros(len(places), np.int64)
+    for column in ("run", "step", "sequence_id"):  # ranks take a tenth of the memory of a hash table
+        own = pc.rank(table.column(column), sort_keys="ascending", tiebreaker="dense").to_numpy()[places]
+        _, codes = np.unique(codes * (len(table) + 1) + own.astype(np.int64), return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    order = order[np.bincount(codes, minlength=1)[codes[order]] > 1]
+    starts = np.flatnonzero(np.diff(codes[order])) + 1
     # One row per sequence, with places in the order of files and rows.
-    repeats = sorted(sorted(places) for places in groups.column("place_list").to_pylist())
-    if not repeats:
-        return
-    rows = table.filter(pc.is_in(table.column("place"), pa.array([place for places in repeats for place in places])))
-    where = {row["place"]: row for row in rows.to_pylist()}
+    repeats = sorted(own.tolist() for own in np.split(places[order], starts) if len(own))
+    found = [place for own in repeats for place in own]
+    where = dict(zip(found, table.take(pa.array(found, pa.int64())).to_pylist(), strict=True))
     for places in repeats:
         for before, after in [*pairwise(places), (places[1], places[0])]:
             yield _scattered_piece(where[before], where[after], files)

@@ -32,7 +32,7 @@ BATCH_TOKENS = 1 << 21
 """Approximate tokens per batch. Larger row groups are decoded in several pieces."""
 _COMPARED_ROWS = 64
 """Rows whose list ends are compared."""
-BATCH_ROWS = 1 << 17
+BATCH_ROWS = 1 << 16
 """Sequences per batch, at most: each takes about 500 bytes, with or without tokens."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -140,3 +141,12 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
         if hasattr(library, name.format("set")):
             return getattr(library, name.format("get")), getattr(library, name.format("set"))
     return None
+
+
+def release_memory() -> None:
+    """Return freed memory of numpy and Arrow to the system, which would else stay with the thread that used it."""
+    import pyarrow as pa
+
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc
+        library.malloc_trim(0)
+    pa.default_memory_pool().release_unused()

@@ -150,8 +150,7 @@ class Sums:
     def shift_files(self, by: int) -> Sums:
         """Return the sums for files that start at index `by` of the dump."""
         runs = {name: run.shift_files(by) for name, run in self.runs.items()}
-        rows = tuple(columns | {"file": columns["file"] + by} for columns in self.sequences)
-        return Sums(self.cells, runs, rows)
+        return Sums(self.cells, runs, self.sequences)
 
 
 def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
@@ -358,7 +357,6 @@ def _sequence_rows(
     """Return the data for `--sequences`: labels, position, `row_columns` and largest difference of each sequence."""
     place = {
         "run": np.full(len(batch), run, object),
-        "file": batch.file,
         "row": batch.rows,
         "_step": np.repeat(np.array([str(step) for step, _ in names], object), sizes),
         "_scope": scopes,

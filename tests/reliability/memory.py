@@ -102,12 +102,6 @@ VERBS: dict[str, list[str]] = {
     "gate": ["gate", "{}", "--rule", "k3:max=1", "--save-baseline", "out.json", "--html", "out.html", "--accept"],
 }
 """By verb, its command line for a file."""
-LARGER = {
-    ("20 M empty rows in 20 row groups.parquet", "analyze"): 3500,
-    ("2 M sequences of one row.parquet", "analyze"): 2000,
-    ("2 M sequences of one row.parquet", "compare"): 1200,
-}
-"""Memory of commands that keep a row per sequence of a whole row group, in MB."""
 
 
 def measure(name: str, folder: Path) -> Iterator[dict[str, Any]]:

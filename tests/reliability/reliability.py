@@ -36,8 +36,6 @@ LIMITS = """
 - pyarrow 26 cannot read lists of flags that it wrote in version 2 pages of a few bytes: such a file is
   refused.
 - SIGKILL between the renames of several outputs can leave some of them new and some of them old, each whole.
-- `analyze --sequences` keeps a row per sequence of each row group that is read at the same time: a small file with
-  a million sequences in a row group takes up to 3.5 GB.
 """
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mismatchctl.api.analyze.builder import SequenceFile, build_result
+from mismatchctl.api.analyze.builder import SequenceFile, build_result, encode_rows
 from mismatchctl.api.analyze.run_log import REPLAY_COLUMNS, LoggedSteps, StepTables, split_by_step
 from mismatchctl.api.scan import DumpReading, UnitBatches, add_whole_step_warning, number_micro_batches
 from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
@@ -79,13 +79,16 @@ class _AnalysisPart:
     sums: Sums
     turns: Sums
     parts: StepTables
+    rows: tuple[bytes, ...]  # see `encode_rows`
 
     def __add__(self, other: _AnalysisPart) -> _AnalysisPart:
         sums, turns = self.sums + other.sums, self.turns + other.turns
-        return _AnalysisPart(self.causes + other.causes, sums, turns, self.parts + other.parts)
+        parts, rows = self.parts + other.parts, self.rows + other.rows
+        return _AnalysisPart(self.causes + other.causes, sums, turns, parts, rows)
 
     def moved(self, by: int) -> _AnalysisPart:
-        return _AnalysisPart(self.causes.moved(by), self.sums.shift_files(by), self.turns.shift_files(by), self.parts)
+        sums, turns = self.sums.shift_files(by), self.turns.shift_files(by)
+        return _AnalysisPart(self.causes.moved(by), sums, turns, self.parts, self.rows)
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,17 @@ class _AnalysisPass:
 
     def __call__(self, batches: UnitBatches, run: str) -> _AnalysisPart:
         causes, sums, turns, parts = self.causes.empty(), Sums(), Sums(), StepTables()
+        rows: tuple[bytes, ...] = ()
         for batch in batches.read(causes.watch) if self.watches else batches:
-            sums = sums + reduce_batch(batch, run, self.plan)
+            reduced = reduce_batch(batch, run, self.plan)
+            if self.plan.sequences:
+                rows += encode_rows(reduced.sequences, batches.path, self.plan)
+            sums = sums + replace(reduced, sequences=())
             if self.turns is not None:
                 turns = turns + reduce_batch(split_by_turn(batch), run, self.turns)
             if self.replays:
                 parts += split_by_step(batch, run)
-        return _AnalysisPart(causes, sums, turns, parts)
+        return _AnalysisPart(causes, sums, turns, parts, rows)
 
 
 def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str]) -> Sequence[Correction]:
@@ -199,12 +206,12 @@ def analyze(
     kept += [] if by_turn is None else [(by_turn, "turns")]
     causes = make_collector(dump, plan.by)
     work = _AnalysisPass(plan, turns, causes.empty(), findings, framework is not None)
-    with SequenceFile(sequences, join, plan, dump.files) as rows:
+    with SequenceFile(sequences, join, plan) as rows:
         for done, may_grow in reading.parts(work, engine or LocalEngine(threads), progress, micro_batches):
             for groups, what in kept:
                 groups.add(getattr(done, what))
                 groups.close(may_grow)
-            rows.write(done.sums.sequences)
+            rows.write(done.rows)
             causes.add(done.causes)
         reading.require_tokens()
         for groups, _ in kept:

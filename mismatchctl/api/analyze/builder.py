@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,6 @@ from mismatchctl.core.validation import (
     replace_nonfinite_in_table,
     round_significant,
 )
-from mismatchctl.data.files import DumpFile
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, DataError, option
@@ -37,6 +37,7 @@ from mismatchctl.io.files import (
     natural_key,
     remove_folder,
 )
+from mismatchctl.io.process import release_memory
 from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, step_hash
 from mismatchctl.measure.columns import MISMATCH_NAME
 from mismatchctl.measure.groups import ClosedSums
@@ -462,12 +463,10 @@ _JOIN_KEYS = ("_run", "_step", "_scope")
 class SequenceFile:
     """Writer of per-sequence rows, in input order. It is inactive without a path."""
 
-    def __init__(
-        self, path: str | Path | None, join: str | Path | None, plan: MeasurePlan, files: Sequence[DumpFile]
-    ) -> None:
+    def __init__(self, path: str | Path | None, join: str | Path | None, plan: MeasurePlan) -> None:
         if join is not None and path is None:
             raise ConfigError(f"{option('join')} needs {option('sequences')}: it adds columns to that file")
-        self._path, self._join, self._plan, self._files = path, join, plan, files
+        self._path, self._join, self._plan = path, join, plan
         self._folder: Path | None = None
         self._parts = 0
 
@@ -484,29 +483,28 @@ class SequenceFile:
         if self._folder is not None:
             remove_folder(self._folder)
 
-    def write(self, tables: Iterable[dict[str, NDArray[Any]]]) -> None:
-        """Add the sequences of the next unit, in input order and in parts of limited size."""
-        tables = list(tables)
-        if self._folder is None or not tables:
+    def write(self, batches: Iterable[bytes]) -> None:
+        """Add encoded batches, in input order and in parts of limited size."""
+        if self._folder is None:
             return
         import polars as pl
 
-        file, row = (np.concatenate([columns[name] for columns in tables]) for name in ("file", "row"))
-        parts = np.empty(len(row), np.int64)
-        parts[np.lexsort((row, file))] = np.arange(len(row)) // _ROWS_PER_PART
-        ends = np.cumsum([len(columns["row"]) for columns in tables])[:-1]
-        for number in range(int(parts.max(initial=-1)) + 1):
-            chosen = [part == number for part in np.split(parts, ends)]
-            frames = [
-                pl.DataFrame({name: _column_values(values) for name, values in self._row_columns(own).items()})
-                for columns, here in zip(tables, chosen, strict=True)
-                if len((own := {name: values[here] for name, values in columns.items()})["row"])
-            ]
-            place = self._folder / f"{self._parts:08d}.parquet"
-            with explain_write_errors(place):
-                ordered = pl.concat(frames, how="diagonal_relaxed").sort("_file", "row", maintain_order=True)
-                ordered.drop("_file").write_parquet(place, compression="lz4")
-            self._parts += 1
+        frames: list[pl.DataFrame] = []
+        for batch in batches:
+            frames.append(pl.read_ipc(batch))
+            if sum(map(len, frames)) >= _ROWS_PER_PART:
+                self._write_part(pl.concat(frames, how="diagonal_relaxed"))
+                frames = []
+        if frames:
+            self._write_part(pl.concat(frames, how="diagonal_relaxed"))
+        release_memory()
+
+    def _write_part(self, frame: pl.DataFrame) -> None:
+        assert self._folder is not None
+        place = self._folder / f"{self._parts:08d}.parquet"
+        with explain_write_errors(place):
+            frame.write_parquet(place, compression="lz4")
+        self._parts += 1
 
     def finish(self, factors: NormalizationFactors) -> None:
         """Normalize the weights, join columns and write the file atomically."""
@@ -521,34 +519,6 @@ class SequenceFile:
             frame = self._joined(frame, self._scan(self._join))
         with atomic_output(self._path) as temporary:
             frame.sink_parquet(temporary, metadata=PARQUET_METADATA)
-
-    def _row_columns(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        paths = np.array([file.path for file in self._files], object)
-        number = len(columns["row"])
-
-        def of(name: str, owner: str | int = MISMATCH_NAME) -> NDArray[Any]:
-            return columns["_sums"][:, self._plan.row_columns.position(owner, name)]
-
-        named = columns | {"file": paths[columns["file"]]}
-        rows = {name: named[name] for name in (*_ROW_COLUMNS, *self._plan.by) if name in named}
-        tokens = np.maximum(of("tokens"), 1)
-        rows |= {
-            "tokens": of("tokens").astype(np.int64),
-            "log_ratio_sum": of("log_ratio"),
-            "k1": -of("log_ratio") / tokens,
-            "k2": of("square") / tokens / 2,
-            "k3": of("k3") / tokens,
-            "abs_diff_mean": of("abs") / tokens,
-            "abs_diff_max": np.maximum(columns["_sums"][:, -1], 0),
-            "sequence_ratio": np.where(of("tokens") > 0, of("product"), 1.0),
-            "train_log_ppl": of("policy_log_ppl"),
-            "rollout_log_ppl": of("reference_log_ppl"),
-        }
-        for index, correction in enumerate(self._plan.corrections):
-            rows[f"{correction.name}.kept_tokens"] = of("kept", index).astype(np.int64)
-            rows[f"{correction.name}.weight"] = 1.0 + of("mean_excess", index)
-        step = columns.get("_step", np.full(number, "None", object))
-        return rows | {"_run": columns["run"], "_step": step, "_scope": columns["_scope"], "_file": columns["file"]}
 
     def _normalized(self, frame: pl.LazyFrame, factors: NormalizationFactors) -> pl.LazyFrame:
         import polars as pl
@@ -598,6 +568,49 @@ class SequenceFile:
             problem = str(error).splitlines()[0]
             raise DataError(problem, file=str(path), remedy=f"{option('join')} takes a Parquet file") from None
         return frame
+
+
+def encode_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> tuple[bytes, ...]:
+    """Encode the sequences of a batch of a file for `SequenceFile`, compressed until they are written."""
+    import polars as pl
+
+    frames = [
+        pl.DataFrame({name: _column_values(values) for name, values in _row_columns(table, path, plan).items()})
+        for table in tables
+    ]
+    encoded = io.BytesIO()
+    rows = pl.concat(frames, how="diagonal_relaxed")
+    rows = rows if rows["row"].is_sorted() else rows.sort("row", maintain_order=True)
+    rows.write_ipc(encoded, compression="lz4")
+    return (encoded.getvalue(),)
+
+
+def _row_columns(columns: dict[str, NDArray[Any]], path: str, plan: MeasurePlan) -> dict[str, NDArray[Any]]:
+    number = len(columns["row"])
+
+    def of(name: str, owner: str | int = MISMATCH_NAME) -> NDArray[Any]:
+        return columns["_sums"][:, plan.row_columns.position(owner, name)]
+
+    named = columns | {"file": np.full(number, path, object)}
+    rows = {name: named[name] for name in (*_ROW_COLUMNS, *plan.by) if name in named}
+    tokens = np.maximum(of("tokens"), 1)
+    rows |= {
+        "tokens": of("tokens").astype(np.int64),
+        "log_ratio_sum": of("log_ratio"),
+        "k1": -of("log_ratio") / tokens,
+        "k2": of("square") / tokens / 2,
+        "k3": of("k3") / tokens,
+        "abs_diff_mean": of("abs") / tokens,
+        "abs_diff_max": np.maximum(columns["_sums"][:, -1], 0),
+        "sequence_ratio": np.where(of("tokens") > 0, of("product"), 1.0),
+        "train_log_ppl": of("policy_log_ppl"),
+        "rollout_log_ppl": of("reference_log_ppl"),
+    }
+    for index, correction in enumerate(plan.corrections):
+        rows[f"{correction.name}.kept_tokens"] = of("kept", index).astype(np.int64)
+        rows[f"{correction.name}.weight"] = 1.0 + of("mean_excess", index)
+    step = columns.get("_step", np.full(number, "None", object))
+    return rows | {"_run": columns["run"], "_step": step, "_scope": columns["_scope"]}
 
 
 def _column_values(values: NDArray[Any]) -> Any:

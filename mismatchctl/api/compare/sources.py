@@ -24,6 +24,7 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import DataError
+from mismatchctl.io.process import release_memory
 from mismatchctl.io.stores import escape_unprintable, normalize_path
 from mismatchctl.measure.cluster_table import Hashes, hash_values, mix_hashes
 from mismatchctl.measure.sums import WorstRows
@@ -276,13 +277,16 @@ def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedToken
     shared = [name for name in names if reference.dump.has(name) and other.dump.has(name)]
     first, second = (_index_sequences(side, both_have_ids, shared) for side in (reference, other))
     matched_by, keys = _choose_match_keys(first, second)
+    units = first.units, second.units
+    del first, second  # free memory before the tokens are read
+    release_memory()
     common = np.intersect1d(*keys)
     if len(common) < max(1, MIN_MATCHED_SHARE * min(map(len, keys))):
         ids = "token ids" if both_have_ids else "token_ids are missing, and log-probs"
         return None, f"the runs have different tokens: {ids} agree in {len(common)} of {len(keys[0])} sequences"
     moved = PairedTokenSums(other.dump)
-    for loaded in _load_in_parts(_read_matches(reference, first.units, keys[0], common)):
-        for whole, own in _read_matches(other, second.units, keys[1], loaded.keys):
+    for loaded in _load_in_parts(_read_matches(reference, units[0], keys[0], common)):
+        for whole, own in _read_matches(other, units[1], keys[1], loaded.keys):
             _compare_matches(loaded, whole, own, moved)
         del loaded  # free memory before the next part is loaded
     unmatched = len(keys[0]) - len(common), len(keys[1]) - len(common)
@@ -315,6 +319,7 @@ def _index_sequences(source: ComparedRun, with_ids: bool, names: list[str]) -> _
             for name, found in _batch_hashes(batch, source.dump if with_ids else None, names).items():
                 hashes[name].append(found)
             units.append(np.full(len(batch), number))
+    release_memory()
     return _SequenceIndex({name: np.concatenate(found) for name, found in hashes.items()}, np.concatenate(units))
 
 
@@ -405,9 +410,12 @@ class _LoadedSequences:
 def _read_matches(
     source: ComparedRun, units: Ints, keys: Hashes, wanted: Hashes
 ) -> Iterator[tuple[TokenBatch, Hashes]]:
-    """Yield the wanted sequences with their keys, batch by batch, from the units that contain any."""
+    """Yield the wanted sequences with their keys, batch by batch, from the units that contain any.
+
+    `wanted` is ascending.
+    """
     assert source.dump is not None
-    chosen = np.isin(keys, wanted)
+    chosen = wanted[np.minimum(np.searchsorted(wanted, keys), len(wanted) - 1)] == keys
     for number in np.unique(units[chosen]).tolist():
         start = int(np.searchsorted(units, number))
         for batch in _read_batches(source, source.dump.units[number]):
