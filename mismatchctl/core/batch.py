@@ -169,6 +169,9 @@ class TokenBatch:
     # valid tokens of each sequence that the trainer gives probability 0, a log-prob of -inf [S]. They are not among the
     # T tokens, so that means leave them out. Gates and weights of whole sequences include them. None if there are none.
     impossible: Ints | None = None
+    # for each token: 1 if its turn begins with it, such tokens in its turn (adjacent valid tokens), and such tokens
+    # before it in its response [T, 3]. None if there are none.
+    impossible_near: Ints | None = None
 
     def __post_init__(self) -> None:
         if len(self.file) < len(self.rows):  # default: one file
@@ -272,6 +275,7 @@ class TokenBatch:
             columns={name: values[chosen] for name, values in self.columns.items()},
             trims={gate: values[chosen] for gate, values in self.trims.items()},
             impossible=None if self.impossible is None else self.impossible[chosen],
+            impossible_near=pick(self.impossible_near),
             file=self.file[chosen],
             rows=self.rows[chosen],
         )

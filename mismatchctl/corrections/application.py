@@ -135,7 +135,7 @@ def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch)
     ratios = clamp_ratios(ratios, gate.clamp, gate.limit)
     measured = _aggregate(gate, ratios, view)
     if batch.impossible is not None and gate.source == MISMATCH_SOURCE:
-        measured = _add_impossible_tokens(gate, measured, view.counts, batch.impossible)
+        measured = _add_impossible_tokens(gate, measured, view, batch)
     bounded = gate.statistic == "ratio" and gate.clamp == "aggregate"
     if gate.level == "token" and np.abs(ratios.extent).max() <= gate.limit:  # the common case
         return measured
@@ -146,10 +146,12 @@ _PROBABILITY_STATISTICS = ("prob_diff", "abs_prob_diff", "train_prob", "rollout_
 """Statistics that a log ratio of -inf does not determine. They ignore the tokens that are not in the batch."""
 
 
-def _add_impossible_tokens(gate: Gate, measured: Float64s, counts: Float64s, impossible: Ints) -> Float64s:
-    """Include tokens with a log ratio of -inf in the statistic of each sequence [S] with `counts` other tokens."""
-    if gate.over != "sequence" or gate.level == "token" or gate.statistic in _PROBABILITY_STATISTICS:
+def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batch: TokenBatch) -> Float64s:
+    """Include tokens with a log ratio of -inf in the statistic of each sequence, segment or prefix."""
+    impossible = _count_impossible_tokens(gate.over, view.segments, batch)
+    if impossible is None or gate.level == "token" or gate.statistic in _PROBABILITY_STATISTICS:
         return measured
+    counts = view.counts if gate.over != "prefix" else _running_counts(view)
     log_ratio = 0.0 if gate.nonfinite == "one" and gate.statistic == "ratio" else -np.inf
     log_ratio = max(log_ratio, -gate.limit) if gate.clamp == "token" else log_ratio
     value = log_ratio
@@ -171,6 +173,20 @@ def _add_impossible_tokens(gate: Gate, measured: Float64s, counts: Float64s, imp
     result = measured.copy()
     result[where] = new
     return result
+
+
+def _count_impossible_tokens(over: str, segments: Segments, batch: TokenBatch) -> Ints | None:
+    """Return the tokens with a log ratio of -inf in each sequence, in each of the segments, or before each token."""
+    near = batch.impossible_near
+    if over == "sequence" or near is None:
+        return batch.impossible if over == "sequence" else None
+    return {"segment": near[segments.offsets[:-1], 1], "prefix": near[:, 2]}.get(over) if len(near) else None
+
+
+def _running_counts(view: Selection) -> Float64s:
+    """Return the selected tokens of each prefix [T]."""
+    seen = _segment_values(view.segments, np.asarray(view.expand()))
+    return np.concatenate([np.zeros(0), *map(np.cumsum, seen)])
 
 
 def _sequence_age(gate: Gate, batch: TokenBatch) -> Float64s:
@@ -202,8 +218,9 @@ def replace_nonfinite_ratios(ratios: Ratios) -> Ratios:
 
 
 def adjacent_segments(batch: TokenBatch) -> Segments:
-    """Return each run of adjacent valid tokens as a segment."""
-    gaps = np.flatnonzero(np.diff(batch.positions) != 1) + 1
+    """Return each run of adjacent valid tokens as a segment. Tokens of train probability 0 are between them."""
+    near = batch.impossible_near
+    gaps = np.flatnonzero(np.diff(batch.positions) != 1 if near is None else near[1:, 0]) + 1
     return replace(batch.segments, offsets=np.union1d(gaps, batch.segments.offsets))
 
 
@@ -260,7 +277,7 @@ def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Floa
     shown = _segment_values(view.segments, np.where(seen, np.asarray(values), neutral))
     found: NDArray[Any] = np.concatenate([np.zeros(0), *map(running.accumulate, shown)])
     if level in ("mean", "geometric"):
-        found /= np.maximum(np.concatenate([np.zeros(0), *map(np.cumsum, _segment_values(view.segments, seen))]), 1)
+        found /= np.maximum(_running_counts(view), 1)
     return view.segments.from_host(found)
 
 
@@ -367,7 +384,7 @@ class Weights:
     selection: Selection | None = None  # tokens to aggregate over. Default: all.
     turns: Segments | None = None  # segments of a rule with `over: segment`
     bounded_at: Bools | None = None  # sequences whose weights are bounded [S]. Default: all.
-    impossible: Ints | None = None  # see `TokenBatch`
+    impossible: Ints | None = None  # tokens of train probability 0 per sequence [S] or per turn
 
     @property
     def per_token(self) -> bool:
@@ -384,16 +401,18 @@ class Weights:
         rule, ratios = self.rule, self.ratios
         if rule.level == "token":
             return ratios.log_ratio
+        view, means = self.selection or Selection.everything(ratios.segments), rule.level == "geometric"
         if self.turns is not None:
-            view = Selection.everything(self.turns) if self.selection is None else self.selection.divide(self.turns)
-            return self.turns.spread(view.sum_log_ratio(ratios.log_ratio) / np.maximum(view.counts, 1))
-        view = self.selection or Selection.everything(ratios.segments)
-        total = ratios.log_ratio_sum if self.selection is None else view.sum_log_ratio(ratios.log_ratio)
+            view, means = view.divide(self.turns), True
+        whole = self.turns is None and self.selection is None
+        total = ratios.log_ratio_sum if whole else view.sum_log_ratio(ratios.log_ratio)
+        counts = view.counts
         if self.impossible is not None and rule.source == MISMATCH_SOURCE and rule.nonfinite != "one":
             lowest = -rule.limit if rule.clamp == "token" else -np.inf
             total = np.where(self.impossible > 0, total + np.maximum(self.impossible, 1) * lowest, total)
-            return total / (np.maximum(view.counts + self.impossible, 1) if rule.level == "geometric" else 1)
-        return total / (np.maximum(view.counts, 1) if rule.level == "geometric" else 1)
+            counts = counts + self.impossible
+        found = total / np.maximum(counts, 1) if means else total
+        return found if self.turns is None else self.turns.spread(found)
 
     @cached_property
     def _limit(self) -> float:
@@ -514,7 +533,8 @@ def _compute_weights(
         where = found.low.sequences | found.high.sequences
     runs = adjacent_segments(batch) if rule.over == "segment" else None
     selection = kept if rule.sees == "remaining" else None
-    return Weights(rule, own, all_inside, selection, runs, where, batch.impossible)
+    impossible = batch.impossible if runs is None else _count_impossible_tokens("segment", runs, batch)
+    return Weights(rule, own, all_inside, selection, runs, where, impossible)
 
 
 _BOUND_TOLERANCE = 1e-9

@@ -122,7 +122,8 @@ class DecodedBlock:
 def assemble_batch(block: DecodedBlock) -> TokenBatch:
     """Build a batch of the valid tokens of all sequences without faults, and add new faults to the block."""
     valid = _mask_missing_values(block, _valid_mask(block))
-    valid, impossible = _remove_impossible_tokens(block, valid)
+    before = valid
+    valid, impossible = _remove_impossible_tokens(block, before)
     index = None if valid is None else np.flatnonzero(valid)
     offsets = block.offsets if index is None else np.searchsorted(index, block.offsets).astype(np.int64)
     picked: dict[str, NDArray[Any]] = {}
@@ -135,6 +136,8 @@ def assemble_batch(block: DecodedBlock) -> TokenBatch:
     position = _token_positions(index if place is None else place, Segments(offsets))
     if position is not None:
         picked[POSITION_COLUMN] = position
+    if impossible is not None and valid is not None:
+        picked[_IMPOSSIBLE_NEAR] = _locate_impossible_tokens(block, before, valid)
     for column in PARTIAL_COLUMNS:
         values = token_values(block.watched_tokens[column]) if column in block.watched_tokens else None
         if values is not None:
@@ -199,6 +202,22 @@ def _remove_impossible_tokens(block: DecodedBlock, valid: Bools | None) -> tuple
     block.masked[IMPOSSIBLE_TOKENS] = int(gone.sum())
     counts = Segments(block.offsets).sum(gone).astype(np.int64)
     return ~gone if valid is None else valid & ~gone, counts
+
+
+_IMPOSSIBLE_NEAR = "\0impossible"
+
+
+def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: Bools) -> Ints:
+    """Return `TokenBatch.impossible_near`, given the mask before and after their removal."""
+    index = np.arange(len(left)) if before is None else np.flatnonzero(before)
+    place = to_numpy(block.tokens[POSITION_COLUMN])[index] if POSITION_COLUMN in block.tokens else index
+    sequence = np.searchsorted(block.offsets, index, side="right") - 1
+    turn = np.cumsum(np.append(False, (np.diff(place) != 1) | (np.diff(sequence) != 0)))
+    kept = left[index]
+    passed = np.append(0, np.cumsum(~kept))
+    in_turn, in_sequence = np.bincount(turn, ~kept)[turn], passed[:-1] - passed[np.searchsorted(sequence, sequence)]
+    begins = np.append(True, np.diff(turn[kept]) != 0)[: np.count_nonzero(kept)]
+    return np.stack([begins, in_turn[kept], in_sequence[kept]], axis=1).astype(np.int64)
 
 
 def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
@@ -361,6 +380,7 @@ def _build_batch(
         file=files,
         rows=rows,
         impossible=impossible,
+        impossible_near=picked.get(_IMPOSSIBLE_NEAR),
     )
 
 

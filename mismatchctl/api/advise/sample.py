@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.data.blocks import Rows
 from mismatchctl.data.layouts import TOKEN_IDS_COLUMN
 from mismatchctl.data.paths import DumpSource
@@ -169,6 +170,7 @@ def _concatenate_parts(parts: Sequence[_SamplePart]) -> _SamplePart:
         columns={name: column(name) for name in names},
         rows=np.arange(len(lengths)),
         impossible=_concatenate_counts(batches),
+        impossible_near=_concatenate_near(batches),
     )
     hashes = np.concatenate([part.hashes for part in parts])
     ids = joined([part.token_ids for part in parts])
@@ -180,6 +182,17 @@ def _concatenate_counts(batches: Sequence[TokenBatch]) -> Ints | None:
         return None
     none = np.zeros(1, np.int64)
     return np.concatenate([none.repeat(len(b)) if b.impossible is None else b.impossible for b in batches])
+
+
+def _concatenate_near(batches: Sequence[TokenBatch]) -> Ints | None:
+    if all(batch.impossible_near is None for batch in batches):
+        return None
+    found = []
+    for batch in batches:
+        near = np.zeros((batch.tokens, 3), np.int64)
+        near[adjacent_segments(batch).offsets[:-1], 0] = 1
+        found.append(near if batch.impossible_near is None else batch.impossible_near)
+    return np.concatenate(found)
 
 
 def _build_sample(parts: list[_SamplePart]) -> RunSample:
