@@ -9,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from mismatchctl.api.metrics_log import analyze_log, change_text, is_run_log
 from mismatchctl.errors import DataError
@@ -36,6 +39,12 @@ def write_log(path: Path, series: dict[str, list[float]], step: int = 2) -> Path
         heads = ["Step", *(f"run-a - {name}" for name in series)]
         lines = [",".join(map(str, row.values())) for row in rows]
         path.write_text("\n".join([",".join(f'"{head}"' for head in heads), *lines]) + "\n")
+    elif path.suffix == "":
+        writer = EventFileWriter(str(path))
+        for place in range(count):
+            values = [Summary.Value(tag=name, simple_value=series[name][place]) for name in series]
+            writer.add_event(Event(step=step * place, summary=Summary(value=values)))
+        writer.close()
     elif path.name == "trainer_state.json":
         path.write_text(json.dumps({"log_history": rows}))
     else:
@@ -56,7 +65,7 @@ def planted(seed: int = 0, steps: int = 40) -> dict[str, list[float]]:
     }
 
 
-@pytest.mark.parametrize("name", ["run.csv", "run.jsonl", "trainer_state.json"])
+@pytest.mark.parametrize("name", ["run.csv", "run.jsonl", "trainer_state.json", "tensorboard"])
 def test_trend_and_order_are_found(name: str, tmp_path: Path) -> None:
     (found,) = analyze_log(write_log(tmp_path / name, planted())).runs
     assert found.framework == "verl"
@@ -159,6 +168,14 @@ def test_the_gate_takes_bounds_on_a_log(rules: list[str], code: int, tmp_path: P
         assert "in step 78" in done.stdout
     if rules == ["nope:max=1"]:
         assert "no name in the log is nope" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "trainer_state.json", "tensorboard"])
+def test_verbs_read_a_log_in_every_format(name: str, tmp_path: Path) -> None:
+    path = write_log(tmp_path / name, planted())
+    assert json.loads(run("analyze", path, "--json", code=0).stdout)
+    run("gate", path, "--rule", "k3:max=1", code=0)
+    run("gate", path, "--rule", "k3:max=0.001", code=3)
 
 
 def test_what_is_not_finite_never_passes(tmp_path: Path) -> None:
