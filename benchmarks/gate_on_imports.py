@@ -1,6 +1,6 @@
 """How often the gate fails healthy pairs of imported dumps: 16 prompts x 8 responses, as each framework lays them out.
 
-Usage: python benchmarks/gate_on_imports.py [--pairs 200] [--dumps 25]
+Usage: python benchmarks/gate_on_imports.py [--pairs 200] [--dumps 50] [--write docs/methods/gate.md]
 
 Responses to one prompt are alike: their noise has a scale of their prompt's. Both dumps of a pair have the same
 distribution, so that every failure is a false one. `without prompts` is the same data as Parquet without prompt ids.
@@ -8,15 +8,17 @@ distribution, so that every failure is a false one. `without prompts` is the sam
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from gate_calibration import options_of, show
+from measure import table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -65,29 +67,24 @@ def results(name: str, dumps: int) -> list[Result]:
     return found
 
 
-def rate(found: list[Result], pairs: int) -> dict[str, int]:
-    """Outcomes over pairs of a new dump and its baseline."""
-    rng = np.random.default_rng(1)
-    counts = {"passed": 0, "failed": 0, "undecided": 0}
+def rates(name: str, pairs: int, dumps: int) -> tuple[str, ...]:
+    """Percent of pairs of a new dump and its baseline that fail, and that are undecided."""
+    found, rng, counts = results(name, dumps), np.random.default_rng(1), Counter[str]()
     for _ in range(pairs):
         new, old = rng.choice(len(found), 2, replace=False)
-        verdict = judge(found[new], DEFAULT_RULES, AcceptedResults("baseline", (found[old],)))
-        counts[verdict.outcome] += 1
-    return counts
+        counts[judge(found[new], DEFAULT_RULES, AcceptedResults("baseline", (found[old],))).outcome] += 1
+    print(name, dict(counts), file=sys.stderr, flush=True)
+    return name, *(f"{100 * counts[outcome] / pairs:.1f}" for outcome in ("failed", "undecided"))
 
 
 def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--dumps", type=int, default=25)
-    given = parser.parse_args()
-    print("| importer | failed | undecided |\n|---|---|---|")
-    for name in [*(name for name in WRITERS if name not in WITHOUT), "without prompts"]:
-        counts = rate(results(name, given.dumps), given.pairs)
-        print(
-            f"| {name} | {counts['failed'] / given.pairs:.1%} | {counts['undecided'] / given.pairs:.1%} |", flush=True
-        )
+    options = options_of(__doc__)
+    options.add_argument("--pairs", type=int, default=200)
+    options.add_argument("--dumps", type=int, default=50)
+    given = options.parse_args()
+    names = [*(name for name in WRITERS if name not in WITHOUT), "without prompts"]
+    rows = (rates(name, given.pairs, given.dumps) for name in names)
+    show("IMPORTS", table(["importer", "failed", "undecided"], rows), given.write)
 
 
 if __name__ == "__main__":
