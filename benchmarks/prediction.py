@@ -106,7 +106,7 @@ def by_prompt(sample: SequenceSample, share: float, number: int) -> tuple[Sequen
 
 def coverage(samples: dict[str, SequenceSample]) -> str:
     rows = [
-        "| rejected | of | shown | cases | covered by the 90 % interval | mean width |",
+        "| rejected | of | shown | cases | covered by the 95 % interval | mean width |",
         "|---|---|---|---|---|---|",
     ]
     cases = [
@@ -160,7 +160,7 @@ def as_long_as(sample: SequenceSample, octave: int) -> SequenceSample:
 
 def length_coverage(sets: dict[str, dict[str, SequenceSample]]) -> str:
     """All responses cut to their first tokens predict those that are two and four times as long."""
-    rows = ["| runs | gate | longer | cases | refused | covered by the 90 % interval | mean width |", "|" + "---|" * 7]
+    rows = ["| runs | gate | longer | cases | refused | covered by the 95 % interval | mean width |", "|" + "---|" * 7]
     for title, samples in sets.items():
         found: dict[tuple[str, int], list[tuple[bool, float] | None]] = defaultdict(list)
         for sample in samples.values():
@@ -176,7 +176,7 @@ def length_coverage(sets: dict[str, dict[str, SequenceSample]]) -> str:
 
 def length_tries(sample: SequenceSample, gate: Gate, start: int, octave: int) -> list[tuple[bool, float] | None]:
     """Whether the interval holds what the long responses show, and its width; None where it was refused."""
-    shown, reached = as_long_as(sample, start), STATISTICS[gate.level](sample.first(octave))
+    shown, reached = as_long_as(sample, start), STATISTICS[gate.level](sample.truncate(octave))
     tries: list[tuple[bool, float] | None] = []
     for share in CHECK_QUANTILES:
         bound = float(np.quantile(reached, share, method="inverted_cdf"))
@@ -206,7 +206,7 @@ PLANTED = {
 
 def planted() -> str:
     """From 512 responses of 256 tokens to 4,096 tokens; the truth is what the same sequences would do."""
-    rows = ["| planted | cases | covered by the 90 % interval | mean width | mean error |", "|" + "---|" * 5]
+    rows = ["| planted | cases | covered by the 95 % interval | mean width | mean error |", "|" + "---|" * 5]
     for title, biases in PLANTED.items():
         told, errors = [], []
         for seed in range(5):
@@ -282,7 +282,7 @@ def lengths(samples: dict[str, SequenceSample]) -> str:
     errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for name, sample in samples.items():
         for gate, start, octave in length_cases(sample):
-            shown, long = sample.first(start), sample.first(octave)
+            shown, long = sample.truncate(start), sample.truncate(octave)
             reached = STATISTICS[gate.level](long)
             for share in CHECK_QUANTILES:
                 bound = float(np.quantile(reached, share, method="inverted_cdf"))

@@ -94,7 +94,7 @@ def metrics() -> str:
             "# Metrics",
             NOTICE,
             "x is the log ratio of a token: train minus rollout log-prob, in nats. Keys are stable. Means have",
-            "a standard error clustered by prompt (by sequence without prompt ids) and a 90% interval.",
+            "a standard error clustered by prompt (by sequence without prompt ids) and a 95% interval.",
             "`heavy_tail` means that few clusters or rare weights dominate, so that the interval covers less,",
             "and `covers` gives its coverage ([methods](../methods/gate.md#intervals)). An undefined value is",
             "null, and its status gives the reason.",

@@ -12,16 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
-from mismatchctl.core.formatting import format_label
+from mismatchctl.core.formatting import INTERVAL_LEVEL, format_label
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.application import apply_correction
 from mismatchctl.corrections.model import Correction
 from mismatchctl.measure.cluster_table import Hashes, cluster_hashes, hash_values, mix_hashes
 from mismatchctl.measure.reduction import split_steps
-from mismatchctl.results.growth import INTERVAL_RISE, RampFits, step_blocks
+from mismatchctl.results.growth import NEAR_RISE, RampFits, step_blocks
 from mismatchctl.results.model import FreshBatch
 
-INTERVAL_LEVEL = 0.90
 """Level of all central intervals."""
 
 
@@ -81,7 +80,7 @@ class Prediction:
         question: short description of the case, such as "a batch of 64 sequences".
         quantity: registry key of the metric, such as `rejected_sequences`.
         value: predicted value. If it is unknown, `status` has the reason.
-        interval: central interval at `INTERVAL_LEVEL`.
+        interval: central 95% interval.
         status: "ok", or a limitation.
         model: assumptions of the model.
         check: validation of the model on the dump, if possible.
@@ -102,9 +101,9 @@ def unknown_prediction(
     return Prediction(question, quantity, None, None, status, model, check)
 
 
-def central_interval(draws: Float64s) -> tuple[float, float]:
+def central_interval(draws: Float64s, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
     """Return the central interval of draws. Its ends are drawn values."""
-    low, high = np.quantile(draws, [(1 - INTERVAL_LEVEL) / 2, (1 + INTERVAL_LEVEL) / 2], method="inverted_cdf")
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 
@@ -436,7 +435,7 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
     variance = float((left**2).sum()) / (max(effective - 4, 1))
     scale = ramps.scale * len(y) / effective
     on, worse = ramps.end == len(ramps.height) - 1, (ramps.squares - ramps.squares.min()) / scale
-    goes_on = bool((worse <= INTERVAL_RISE)[on].any())
+    goes_on = bool((worse <= NEAR_RISE)[on].any())
     likely = np.exp(-worse / 2) * (on == goes_on)
     likely /= likely.sum()
     values = ramps.evaluate(np.array([where]))[:, 0]

@@ -19,6 +19,7 @@ from mismatchctl.api.predict import (
     unknown_prediction,
 )
 from mismatchctl.core.batch import Bools, Float64s
+from mismatchctl.core.formatting import INTERVAL_LEVEL
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.application import gate_bounds
 from mismatchctl.corrections.labels import gate_label
@@ -237,7 +238,7 @@ MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
 for gates on its smallest or largest ratio.
 """
 MAX_INTERVAL_WIDTH = 0.9
-"""Maximum width of an interval, above which the prediction is refused."""
+"""Maximum width of a 90% interval, above which the prediction is refused. The 95% interval is shown."""
 _LARGE_MISS = 0.10
 _STANDARD_NORMAL = NormalDist()
 
@@ -294,10 +295,13 @@ def _build_prediction(
     """Build a prediction from the value (first draw) and its replicates, adding model error and randomness."""
     value, shown = float(draws[0]), _longest_supported(sample)
     doublings = max(math.log2(length / shown), 0.0)
-    least = MIN_MISS_OF_EXTREMES if extremes else MIN_MISS
-    miss = max(least, check.miss if check is not None else 0.0) * max(doublings, 0.5)
-    low, high = _widen_interval(value, central_interval(draws[1:]), miss, len(sample))
-    if high - low > MAX_INTERVAL_WIDTH:
+    smallest = MIN_MISS_OF_EXTREMES if extremes else MIN_MISS
+    miss = max(smallest, check.miss if check is not None else 0.0) * max(doublings, 0.5)
+    (low, high), (least, most) = (
+        _widen_interval(value, central_interval(draws[1:], level), miss, len(sample), level)
+        for level in (INTERVAL_LEVEL, 0.90)
+    )
+    if most - least > MAX_INTERVAL_WIDTH:
         why = f"{length:,} tokens are {doublings:.0f} doublings beyond the dump's {shown:,}"
         if check is not None:
             why += f", and its own longer responses are missed by {check.error:.0%}"
@@ -320,13 +324,15 @@ def _longest_supported(sample: SequenceSample) -> int:
     return max(reached) if reached else int(sample.tokens.max())
 
 
-def _widen_interval(value: float, drawn: tuple[float, float], miss: float, sequences: int) -> tuple[float, float]:
+def _widen_interval(
+    value: float, drawn: tuple[float, float], miss: float, sequences: int, level: float
+) -> tuple[float, float]:
     """Widen the interval of a fraction by `miss` standard deviations on the normal scale."""
     least = 0.5 / sequences  # an unobserved event is not impossible
     value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
     centre = _STANDARD_NORMAL.inv_cdf(value)
     luck = math.sqrt(value * (1 - value) / sequences) / _STANDARD_NORMAL.pdf(centre)
-    spread = 1.645 * math.hypot(miss, luck)
+    spread = _STANDARD_NORMAL.inv_cdf((1 + level) / 2) * math.hypot(miss, luck)
     ends = (
         _STANDARD_NORMAL.cdf(centre - math.hypot(centre - _STANDARD_NORMAL.inv_cdf(low), spread)),
         _STANDARD_NORMAL.cdf(centre + math.hypot(_STANDARD_NORMAL.inv_cdf(high) - centre, spread)),

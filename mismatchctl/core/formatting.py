@@ -8,6 +8,13 @@ import shlex
 import unicodedata
 from collections.abc import Collection, Sequence
 
+INTERVAL_LEVEL = 0.95
+"""Nominal coverage of every interval in results, on screens and in figures."""
+INTERVAL_Z = 1.959963984540054
+"""Half width of an interval in standard errors."""
+ONE_SIDED_Z = 1.6448536269514722
+"""Distance of a one-sided 95% bound in standard errors. Decisions use it, and it is narrower than an interval."""
+
 _SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
 _CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
 _LOG_COMMAND = re.compile(r"##(?=(vso)?\[)", re.IGNORECASE)
@@ -154,7 +161,7 @@ def format_count(count: int, noun: str) -> str:
 def format_heavy_tail(covers: float | None) -> str:
     """Describe the status of an interval, with its actual coverage if it is known."""
     instead = "less" if covers is None else f"about {covers:.0%}"
-    return f"heavy_tail: few clusters or rare weights dominate; the 90% interval covers {instead}"
+    return f"heavy_tail: few clusters or rare weights dominate; the 95% interval covers {instead}"
 
 
 def format_estimate_or_reason(value: float | None, se: float | None, unit: str, status: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
+from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.diagnosis.measures import (
     Calibration,
@@ -139,7 +140,7 @@ _CERTAIN_LOG_PROB, _MIN_CERTAIN_SHARE, _UNRELATED_CORRELATION = -0.5, 0.1, 0.6
 _TAIL_RANGE, _MIN_STEEPNESS = (-12.0, -3.0), 0.75
 _SMALL_NOISE, _MIN_STEEPNESS_IN_NOISE = 0.044, 0.25
 """Noise from bfloat16 draws the exponent towards 1."""
-_NORMAL_QUANTILE, _MAX_INTERVAL_FACTOR = 1.96, 3.0
+_MAX_INTERVAL_FACTOR = 3.0
 _FITS, _ENOUGH_TO_FIT, _STEEP_IN_FIT, _FLAT, _PLAIN, _LESS_UNLIKELY = 0.125, 2000, 0.25, 0.0, 0.02, 0.4
 """Misfit of a temperature: at most 0.11 on 12 random models. Equally steep bounds on logits had 0.18 and more."""
 _LOGIT_NOISE = 0.05
@@ -198,7 +199,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
     tokens = np.array([moved, seen])
     single = tokens @ tokens.T  # as if tokens were alone: of few clusters the scatter may be small by chance
     b = float(seen.sum())
-    z = t_quantile(_NORMAL_QUANTILE, used - 1)
+    z = t_quantile(INTERVAL_Z, used - 1)
     ends = []
     for (aa, ab), (_, bb) in (products, single):
         square, linear, constant = a * a - z * z * aa, a * b - z * z * ab, b * b - z * z * bb

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
+from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.results.model import Fact
 
@@ -43,7 +44,7 @@ def make_fact(
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
     """Create a fact with the share of some sequences [S] and its 95% interval, which also covers `perhaps`."""
-    total, z = max(int(among.sum()), 1), 1.96
+    total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:
         """Return an end of Wilson's interval."""

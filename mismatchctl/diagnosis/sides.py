@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s
+from mismatchctl.core.formatting import INTERVAL_LEVEL
 from mismatchctl.core.ratios import compute_k3
 from mismatchctl.core.schema import MIN_LOG_PROB, POSITIVE_TOLERANCE, REFERENCE_COLUMN
 from mismatchctl.data.blocks import Rows
@@ -27,7 +28,8 @@ SHARED_ERROR_FACTOR = 5.0
 LOUD_RMS = 0.05
 """More than bfloat16 makes in both sides of most models."""
 OWNER_SHARE = 0.75
-_MAX_INTERVAL_WIDTH = 2.0  # of a share, if the gap is small compared with shared errors
+_MAX_WIDTH = 2.0  # between the bounds of a share, if the gap is small compared with shared errors
+_ONE_SIDED = (0.05, 0.95)  # one-sided 95% bounds: decisions do not use the wider interval
 NOTICEABLE_RMS = 0.03
 MIN_CLUSTERS = 8
 REPLICATES = 400
@@ -45,7 +47,7 @@ _PROBABILITY_ENDS = (0.01, 0.1, 0.5, 0.9, 0.99)
 def measure_sides(case: Case) -> Sides | None:
     """Measure both sides' errors against the reference, the split of the gap, and the wrong side.
 
-    Errors are clustered by prompt and step. Intervals are 90% bootstrap intervals over clusters.
+    Errors are clustered by prompt and step. Intervals are 95% bootstrap intervals over clusters.
     """
     given = case.rows.tokens.get(REFERENCE_COLUMN)
     if given is None or given.ndim != 1:
@@ -62,9 +64,10 @@ def measure_sides(case: Case) -> Sides | None:
     rollout, train, gap = np.sqrt(_mean_squares(table.sum(axis=0))).tolist()
     side, confidence = _judge_side(rollout, train, draws)
     correlation, least = terms.correlation(), min(rollout, train)
-    shares = [_estimate_share(table, draws, *columns) for columns in ((3, 4), (5, 6))]
+    share, owner = _estimate_share(table, draws, 3, 4)
+    share_k3, _ = _estimate_share(table, draws, 5, 6)
     together = side == "both" and least > SHARED_ERROR_FACTOR * gap
-    owner = _find_owner(shares[0]) if side == "both" and gap else None
+    owner = owner if side == "both" and gap else None
     if confidence == "high" and ((together and least > LOUD_RMS) or owner):
         confidence = "medium"
     column = float(np.expm1(reference[sound] - case.rollout[sound]).mean())
@@ -79,8 +82,8 @@ def measure_sides(case: Case) -> Sides | None:
         train_rms=train,
         gap_rms=gap,
         correlation=correlation,
-        rollout_share=shares[0],
-        rollout_share_k3=shares[1],
+        rollout_share=share,
+        rollout_share_k3=share_k3,
         reference_over_rollout=Value(value=1.0 + column, se=error),
         groups={
             **{name: found for name, found in groups.items() if found},
@@ -144,7 +147,7 @@ def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[S
     if draws is None:
         return side, "low"
     means = _mean_squares(draws)
-    low, high = np.quantile(np.sqrt(means[:, 0] / np.maximum(means[:, 1], 1e-300)), [0.05, 0.95])
+    low, high = np.quantile(np.sqrt(means[:, 0] / np.maximum(means[:, 1], 1e-300)), _ONE_SIDED)
     inside = {
         "rollout": low > WRONG_SIDE_FACTOR,
         "trainer": high < 1 / WRONG_SIDE_FACTOR,
@@ -153,16 +156,22 @@ def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[S
     return side, "high" if inside else "medium"
 
 
-def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: int) -> SideShare:
+def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: int) -> tuple[SideShare, Side | None]:
+    """Return the rollout's share, and the side that owns the gap, judged with one-sided bounds."""
+    owner: Side | None = None
     total, interval, status = table[:, whole].sum(), None, "ok"
     if total <= 0:
-        return SideShare(value=None, status="the two sides agree")
+        return SideShare(value=None, status="the two sides agree"), owner
     if draws is not None:
-        low, high = np.quantile(draws[:, part] / np.maximum(draws[:, whole], 1e-300), [0.05, 0.95])
+        drawn = draws[:, part] / np.maximum(draws[:, whole], 1e-300)
+        least, most = np.quantile(drawn, _ONE_SIDED)
+        low, high = np.quantile(drawn, [(1 - INTERVAL_LEVEL) / 2, (1 + INTERVAL_LEVEL) / 2])
         interval = (float(low), float(high))
-        if not high - low < _MAX_INTERVAL_WIDTH:
+        owner = "rollout" if least > OWNER_SHARE else "trainer" if most < 1 - OWNER_SHARE else None
+        if not most - least < _MAX_WIDTH:
+            owner = None
             status = "not measurable: the gap is far below the shared errors of the two sides"
-    return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status)
+    return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status), owner
 
 
 def _ratio_error(table: Float64s) -> float | None:
@@ -211,13 +220,6 @@ def _measure_bands(terms: _ErrorSums, values: NDArray[Any], ends: Sequence[float
         for at, label in enumerate(labels)
         if tokens[at]
     ]
-
-
-def _find_owner(share: SideShare) -> Side | None:
-    if share.interval is None or share.status != "ok":
-        return None
-    low, high = share.interval
-    return "rollout" if low > OWNER_SHARE else "trainer" if high < 1 - OWNER_SHARE else None
 
 
 def _summarize(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from mismatchctl.core.batch import Bools, Float64s
-from mismatchctl.core.formatting import format_count, format_label, format_number
+from mismatchctl.core.formatting import INTERVAL_Z, format_count, format_label, format_number
 from mismatchctl.core.validation import FiniteModel
 
 ChangeShape = Literal["jump", "ramp"]
@@ -237,8 +237,8 @@ _BLOCKS = 48
 _ROBUST_SHARE = 1 / 3
 """Share of a change (of the logarithm) that a robust statistic must show, or else a few tokens make it."""
 _SHOWN_STEPS = 5
-INTERVAL_RISE = 2.71
-"""Increase of the weighted squares at the ends of a 90% interval."""
+NEAR_RISE = 2.71
+"""Increase of the weighted squares up to which a ramp fits nearly as well as the best: a one-sided 95% bound."""
 
 GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
 
@@ -279,7 +279,7 @@ class Growth(FiniteModel):
         """Change of the logarithm in standard errors."""
         if self.factor is None or self.interval is None:
             return None
-        return math.log(self.factor) * 4 / math.log(self.interval[1] / self.interval[0])
+        return math.log(self.factor) * 2 * INTERVAL_Z / math.log(self.interval[1] / self.interval[0])
 
     @property
     def brief(self) -> str:
@@ -335,7 +335,8 @@ def _describe_no_change(ramps: RampFits, values: Float64s, metric: str, steps: i
 
 def _describe_change(fit: OnsetFit, names: Sequence[Label], metric: str, steps: int, last: float) -> Growth:
     factor = math.exp(fit.change)
-    ends = math.exp(fit.change - 2 * fit.error), math.exp(fit.change + 2 * fit.error)
+    reach = INTERVAL_Z * fit.error
+    ends = math.exp(fit.change - reach), math.exp(fit.change + reach)
     onset, until, earliest, latest = (
         _label_name(names[place]) for place in (fit.onset, fit.end, fit.earliest, fit.latest)
     )
@@ -506,7 +507,7 @@ class RampFits:
     @property
     def near(self) -> NDArray[np.bool_]:
         """Flags of the ramps that fit nearly as well as the best."""
-        return np.asarray(self.squares <= self.squares.min() + INTERVAL_RISE * self.scale)
+        return np.asarray(self.squares <= self.squares.min() + NEAR_RISE * self.scale)
 
     @property
     def best(self) -> Ramp:

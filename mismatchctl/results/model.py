@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, model_serializer
 
-from mismatchctl.core.formatting import format_count
+from mismatchctl.core.formatting import INTERVAL_Z, ONE_SIDED_Z, format_count
 from mismatchctl.core.schema import REQUIRED_COLUMNS
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Fact(FiniteModel):
-    """A number that supports a cause, or (`supports` false) contradicts it. `interval` is a 90% interval."""
+    """A number that supports a cause, or (`supports` false) contradicts it. `interval` is a 95% interval."""
 
     name: str
     value: float | int | str | None
@@ -147,9 +148,9 @@ FORMAT = 1
 
 
 class Value(FiniteModel):
-    """One value with its standard error over clusters `se`, 90% interval and `status` ("ok" or a reason).
+    """One value with its standard error over clusters `se`, 95% interval and `status` ("ok" or a reason).
 
-    `tail` is "heavy_tail" if a few clusters or rare weights dominate. The interval then `covers` less than 90%, as
+    `tail` is "heavy_tail" if a few clusters or rare weights dominate. The interval then `covers` less than 95%, as
     measured on other dumps.
     """
 
@@ -313,7 +314,7 @@ class WorstSequence(FiniteModel):
 
 
 class FreshBatch(FiniteModel):
-    """Predicted share of rejected tokens in a fresh batch of `sequences`, with its 90% interval.
+    """Predicted share of rejected tokens in a fresh batch of `sequences`, with its 95% interval.
 
     `status` is "ok" or a limitation.
     """
@@ -325,7 +326,7 @@ class FreshBatch(FiniteModel):
 
 
 class SideShare(FiniteModel):
-    """The rollout's share of the disagreement, with a 90% interval. The rest is the trainer's share."""
+    """The rollout's share of the disagreement, with a 95% interval. The rest is the trainer's share."""
 
     value: float | None
     interval: tuple[float, float] | None = None
@@ -418,13 +419,20 @@ class K3Standing(FiniteModel):
 
 
 class BaselineRatio(FiniteModel):
-    """K3 relative to an accepted Result: the quotient, with a 90% interval from the errors of the two."""
+    """K3 relative to an accepted Result: the quotient, with a 95% interval from the errors of the two."""
 
     baseline: str
     k3: float | None
     factor: float | None = None
     interval: tuple[float, float] | None = None
     text: str
+
+    @property
+    def rose(self) -> bool:
+        """True if the one-sided 95% bound is above 1. It is narrower than the interval."""
+        if self.factor is None or self.interval is None:
+            return False
+        return math.log(self.factor) * INTERVAL_Z > math.log(self.interval[1] / self.factor) * ONE_SIDED_Z
 
 
 class Judgement(FiniteModel):

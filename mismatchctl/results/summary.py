@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_label, format_number
+from mismatchctl.core.formatting import (
+    DASH,
+    INTERVAL_Z,
+    ONE_SIDED_Z,
+    format_count,
+    format_estimate,
+    format_label,
+    format_number,
+)
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.results.growth import Z_LIMIT, Growth, TokenTail, check_outliers, fit_growth
 from mismatchctl.results.model import (
@@ -51,8 +59,6 @@ CAUSES_WITH_VALID_ROLLOUT = frozenset(
     {"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"}
 )
 """Causes with valid rollout log-probs, so that weights help until the cause is fixed."""
-INTERVAL_Z = 1.645
-"""Half width of a 90% interval in standard errors."""
 
 
 def get_summary(run: RunResult) -> RunSummary:
@@ -124,13 +130,19 @@ def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> Basel
     if not now or not then:
         return BaselineRatio(baseline=path, k3=then, text=f"the baseline's is {format_number(then)}")
     parts = [value.se / value.value for value in (k3, before) if value and value.se and value.value]
-    spread, factor = INTERVAL_Z * math.hypot(*parts) if parts else 0.0, now / then
-    ends = (factor * math.exp(-spread), factor * math.exp(spread))
-    low, high = ends
+    error, factor = math.hypot(*parts), now / then
+    low, high = ends = factor * math.exp(-INTERVAL_Z * error), factor * math.exp(INTERVAL_Z * error)
     text = f"{format_number(factor)} times the baseline's {format_number(then)}"
     text += f" ({format_number(low)} to {format_number(high)})"
-    text += ": no change beyond the errors" if low <= 1 <= high else ""
+    text += ": no change beyond the errors" if abs(math.log(factor)) <= ONE_SIDED_Z * error else ""
     return BaselineRatio(baseline=path, k3=then, factor=factor, interval=ends, text=text)
+
+
+def k3_interval(k3: Value) -> tuple[float, float] | None:
+    """Return the interval of K3, symmetric if a Result only has the error."""
+    if k3.interval or not k3.se or k3.value is None:
+        return k3.interval
+    return max(k3.value - INTERVAL_Z * k3.se, 0.0), k3.value + INTERVAL_Z * k3.se
 
 
 def _answer_how_bad(k3: Value | None, standing: K3Standing, against: BaselineRatio | None) -> Answer:
@@ -138,19 +150,16 @@ def _answer_how_bad(k3: Value | None, standing: K3Standing, against: BaselineRat
     if k3 is None or value is None:
         why = "not measured" if k3 is None else k3.status
         return Answer(question="how bad", key="undefined", level="unknown", text=f"K3 is undefined: {why}")
-    interval = k3.interval or (
-        None if not k3.se else (max(value - INTERVAL_Z * k3.se, 0.0), value + INTERVAL_Z * k3.se)
-    )
-    facts = [Fact(name="k3", value=value, interval=interval, meaning="nats per token, 90% interval")]
+    facts = [Fact(name="k3", value=value, interval=k3_interval(k3), meaning="nats per token, 95% interval")]
     tail = " (heavy_tail: few clusters dominate)" if k3.tail else ""
     text = f"K3 {format_estimate(value, k3.se, 'nats/token')} nats/token{tail}: {standing.text}"
     worse = False
     if against is not None:
         text += f"; {against.text}"
         if against.factor is not None:
-            said = "K3 over the baseline's, 90% interval"
+            said = "K3 over the baseline's, 95% interval"
             facts.append(Fact(name="over_baseline", value=against.factor, interval=against.interval, meaning=said))
-        worse = against.interval is not None and against.interval[0] > 1
+        worse = against.rose
     levels: dict[RangeName, AnswerLevel] = {"moe": "fair", "above": "bad"}
     may_be_more = not standing.sure and value + 2 * (k3.se or 0.0) > DENSE_RANGE[1]  # then the level must not be "good"
     level = "bad" if worse else levels.get(standing.range, "fair" if may_be_more else "good")
@@ -458,7 +467,7 @@ def _describe_growth(growth: Growth) -> str:
 
 def _describe_level(summary: RunSummary) -> str:
     against = summary.against
-    if against is not None and against.factor is not None and against.interval is not None and against.interval[0] > 1:
+    if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"
     return f"K3 is {describe_range(summary.standing)}" if summary.standing.range in ("moe", "above") else ""
 

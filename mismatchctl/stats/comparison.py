@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.bins import PROBABILITY_EDGES
+from mismatchctl.core.formatting import INTERVAL_Z, ONE_SIDED_Z
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.io.yaml import parse_number
 from mismatchctl.measure.metrics.metric import t_quantile
@@ -67,16 +68,22 @@ class Allowance(BaseModel):
         return "+".join([*parts, *([f"{self.absolute:g}"] if self.absolute else [])])
 
 
+ROUNDING_TOLERANCE = 1e-4
+"""Relative rounding error of a saved Result."""
+
+
 class K3Part(FiniteModel):
     """One part of K3: most tokens (bulk), the largest tokens up to a cap (shoulder), and above the cap (tail).
 
-    `share` is its share of the baseline's K3, `rise` its relative rise per token at the same probabilities.
+    `share` is its share of the baseline's K3, `rise` its relative rise per token at the same probabilities. `rose` is
+    true if a one-sided test at 5% finds the rise significant. Its bound is narrower than the interval.
     """
 
     name: Literal["bulk", "shoulder", "tail"]
     share: float | None = None
     rise: float | None = None
     interval: tuple[float, float] | None = None
+    rose: bool = False
 
 
 @dataclass(frozen=True)
@@ -303,9 +310,9 @@ def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3P
     found = []
     for name, (above, below) in pieces.items():
         tokens = [each.tokens if above.shape[1] > 1 else each.tokens.sum(1, keepdims=True) for each in (new, old)]
-        rise, interval = _relative_rise(exchange, above, tokens[0], below, tokens[1])
+        rise, interval, rose = _relative_rise(exchange, above, tokens[0], below, tokens[1])
         share = float(below.sum()) / whole if whole > 0 else None
-        found.append(K3Part(name=name, share=share, rise=rise, interval=interval))
+        found.append(K3Part(name=name, share=share, rise=rise, interval=interval, rose=rose))
     return found
 
 
@@ -326,8 +333,8 @@ def _expected_k3(new_tokens: Float64s, old: Float64s, old_tokens: Float64s) -> F
 
 def _relative_rise(
     exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
-) -> tuple[float | None, tuple[float, float] | None]:
-    """Return the relative rise of a mean within probability bins, and its interval on the log scale."""
+) -> tuple[float | None, tuple[float, float] | None, bool]:
+    """Return the relative rise of a mean within probability bins, its interval on the log scale, and if it is sure."""
     expected = _expected_k3(new_tokens, old, old_tokens)
     spread = np.zeros(len(old))
     for bins, mean in _bin_means(old, old_tokens):
@@ -336,16 +343,17 @@ def _relative_rise(
             spread += (old[:, bins].sum(1) - mean * other) * new_tokens[:, bins].sum() / other.sum()
     total = float(expected.sum())
     if not (total > 0 and math.isfinite(total) and math.isfinite(float(new.sum()))):
-        return None, None
+        return None, None, False
     ratio = float(new.sum()) / total
     if ratio <= 0:
-        return ratio - 1, None
+        return ratio - 1, None, False
     own, other = (new.sum(1) - ratio * expected) / (ratio * total), spread / total
     error, degrees = _difference_error(exchange, own, other)
     if error is None:
-        return ratio - 1, None
-    width = t_quantile(1.6449, degrees) * error
-    return ratio - 1, (ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1)
+        return ratio - 1, None, False
+    least, width = (t_quantile(z, degrees) * error for z in (ONE_SIDED_Z, INTERVAL_Z))
+    rose = ratio * math.exp(-least) - 1 > ROUNDING_TOLERANCE
+    return ratio - 1, (ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1), rose
 
 
 def _difference_error(exchange: SampleExchange, new: Float64s, old: Float64s) -> tuple[float | None, int]:

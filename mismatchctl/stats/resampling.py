@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Float64s
+from mismatchctl.core.formatting import INTERVAL_LEVEL
 from mismatchctl.measure.cluster_table import Hashes, mix_hashes
 from mismatchctl.stats.samples import ClusterSample, TableMetric
 
@@ -59,11 +60,11 @@ def _replicate_sums(drawn: Float64s, sums: Float64s) -> Float64s:
     return product
 
 
-def percentile_interval(draws: Float64s, level: float = 0.90) -> tuple[float, float] | None:
-    """Return the percentile interval at this level, if enough replicates are defined."""
+def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
+    """Return the percentile interval, if enough replicates are defined."""
     ordered = np.sort(draws)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
-    place = max(int(round((1 - level) / 2 * (len(ordered) + 1), 6)) - 1, 0)
+    place = max(int(round((1 - INTERVAL_LEVEL) / 2 * (len(ordered) + 1), 6)) - 1, 0)
     if defined < len(ordered) - place:
         return None
     return float(ordered[place]), float(ordered[defined - 1 - place])

@@ -11,6 +11,7 @@ from scipy import stats
 
 from mismatchctl import Result
 from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.core.formatting import INTERVAL_LEVEL, INTERVAL_Z
 from mismatchctl.measure.metrics.metric import (
     CHI2_SCALE,
     ESS_SCALE,
@@ -39,7 +40,7 @@ def test_intervals_of_skewed_clusters_cover_what_they_claim(clusters: int) -> No
     values = np.random.default_rng(clusters).lognormal(0, 1, (4000, clusters))
     ends, _ = of_means(values)
     held = (ends[:, 0] <= np.exp(0.5)) & (np.exp(0.5) <= ends[:, 1])
-    assert 0.87 <= held.mean() <= 0.95
+    assert abs(held.mean() - INTERVAL_LEVEL) < 0.03
 
 
 def test_a_single_cluster_that_holds_nearly_all_is_a_heavy_tail() -> None:
@@ -78,6 +79,10 @@ def test_quantiles_of_student(degrees: float) -> None:
     assert t_quantile(stats.norm.ppf(0.95), degrees) == pytest.approx(stats.t.ppf(0.95, degrees), rel=0.02)
 
 
+def test_intervals_are_central() -> None:
+    assert pytest.approx(stats.norm.ppf((1 + INTERVAL_LEVEL) / 2)) == INTERVAL_Z
+
+
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sixteen prompts, one of which holds nearly all of K3."""
@@ -96,7 +101,7 @@ def test_a_result_says_it_beside_the_interval(dump: Path) -> None:
     result = analyze([str(dump)])
     (run,) = result.runs.values()
     k3 = run.overall.metrics["k3"]
-    assert k3.tail == "heavy_tail" and k3.covers is not None and k3.covers < 0.9
+    assert k3.tail == "heavy_tail" and k3.covers is not None and k3.covers < INTERVAL_LEVEL
     assert k3.interval is not None and k3.value is not None and k3.interval[0] < k3.value < k3.interval[1]
     assert run.groups.metrics["k3"].heavy_tail == [0]
     written = json.loads(result.to_json())["runs"]

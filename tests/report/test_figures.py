@@ -58,8 +58,8 @@ def test_numbers_are_those_of_the_result(run: RunResult, figures: dict[str, Figu
     assert errors is not None
     for row, value, se in zip(rows, k3, errors, strict=True):
         assert row[2:] == [
-            pytest.approx((value or 0) - 1.6449 * (se or 0), rel=1e-3),
-            pytest.approx((value or 0) + 1.6449 * (se or 0), rel=1e-3),
+            pytest.approx((value or 0) - 1.96 * (se or 0), rel=1e-3),
+            pytest.approx((value or 0) + 1.96 * (se or 0), rel=1e-3),
         ]
     position = figures["f0-k3_by_position"].table()[1]
     assert [row[1] for row in position] == run.breakdowns["position"].k3

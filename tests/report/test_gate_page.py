@@ -12,7 +12,7 @@ from tests.report.page_parser import Parsed, page_figures
 
 
 def _verdict(outcome: str, *risen: str) -> Verdict:
-    up, same = {"rise": 2.0, "interval": (1.0, 3.0)}, {"rise": 0.0, "interval": (-0.1, 0.1)}
+    up, same = {"rise": 2.0, "interval": (1.0, 3.0), "rose": True}, {"rise": 0.0, "interval": (-0.1, 0.1)}
     names = ("bulk", "shoulder", "tail")
     parts = [K3Part.model_validate({"name": name, "share": 0.3} | (up if name in risen else same)) for name in names]
     check = Check(

@@ -143,9 +143,9 @@ def test_order_of_rows_does_not_matter(order: list[int]) -> None:
     assert np.array_equal(one, two, equal_nan=True)
 
 
-def test_interval_leaves_out_five_percent_on_either_side() -> None:
+def test_interval_leaves_out_one_draw_of_forty_on_either_side() -> None:
     draws = np.random.default_rng(0).permutation(np.arange(999) / 999)
-    assert percentile_interval(draws) == (pytest.approx(49 / 999), pytest.approx(949 / 999))
+    assert percentile_interval(draws) == (pytest.approx(24 / 999), pytest.approx(974 / 999))
     assert percentile_interval(np.full(99, np.nan)) is None
 
 

@@ -318,7 +318,7 @@ def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
 
 
 def _difference_interval(draws: Float64s) -> Interval | None:
-    found = percentile_interval(draws, CONFIDENCE)
+    found = percentile_interval(draws)
     return found if found is not None and all(map(math.isfinite, found)) else None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mismatchctl.core.formatting import format_count, format_label, format_number
+from mismatchctl.core.formatting import INTERVAL_LEVEL, format_count, format_label, format_number
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
 from mismatchctl.io import __version__
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 """Version of this format. It increases if a key changes its meaning or is removed."""
-CONFIDENCE = 0.95
+CONFIDENCE = INTERVAL_LEVEL
 """Confidence level of intervals. The significance level is one minus this."""
 
 Interval = tuple[float, float]
@@ -177,7 +177,7 @@ class GrowthContrast(FiniteModel):
     """Growth over the steps of the reference and of the other side, as in each run's summary.
 
     `quotient` is the growth of the other's K3 divided by the reference's, at common steps. It changes if one side grows
-    differently. `onsets_differ` is true if the 90% intervals of the onsets are disjoint, null if a side does not grow.
+    differently. `onsets_differ` is true if the intervals of the onsets are disjoint, null if a side does not grow.
     """
 
     reference: Growth

@@ -13,7 +13,7 @@ from mismatchctl.core.formatting import escape_terminal, format_heavy_tail, form
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.views import TableText, View, format_cell, json_text, make_frame
-from mismatchctl.stats.comparison import K3Part
+from mismatchctl.stats.comparison import ROUNDING_TOLERANCE, K3Part
 
 if TYPE_CHECKING:
     import polars as pl
@@ -62,12 +62,12 @@ class Check(FiniteModel):
     kind: BoundKind
     meaning: str = ""  # of a framework's name
     value: float | None = None  # for a trend: its rise
-    interval: Interval | None = None  # 90% interval
+    interval: Interval | None = None  # 95% interval
     limit: float | None = None  # including the baseline and its allowance
     allowance: str = ""
     baseline: float | None = None
     baseline_interval: Interval | None = None
-    covers: float | None = None  # actual coverage of the 90% interval if the tail is heavy
+    covers: float | None = None  # actual coverage of the interval if the tail is heavy
     baseline_covers: float | None = None
     p: float | None = None  # one-sided, of exceeding the limit, adjusted for all checks
     clusters: int = 0
@@ -256,7 +256,7 @@ def describe_data(check: Check) -> str:
 
 def describe_basis(check: Check) -> str:
     parts = [escape_terminal(check.meaning)] if check.meaning else []
-    for name, ends in (("90% interval", check.interval), ("of the baseline", check.baseline_interval)):
+    for name, ends in (("95% interval", check.interval), ("of the baseline", check.baseline_interval)):
         if ends is not None:
             parts.append(f"{name} {_format_interval(ends, check.unit)}")
     if data := describe_data(check):
@@ -273,12 +273,11 @@ def describe_basis(check: Check) -> str:
 
 
 _BELOW_LIMIT = ", by another statistic than K3 itself"
-_ROUNDING_TOLERANCE = 1e-4  # relative rounding error of a saved Result
 _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder", "tail": "tail (a few tokens)"}
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
-    """Describe which part of K3 rose and by how much, with 90% intervals. Empty without layers."""
+    """Describe which part of K3 rose and by how much, with 95% intervals. Empty without layers."""
     found = [
         f"{_PART_NAMES[part.name]} {_describe_part_rise(part, intervals)}"
         for part in check.parts
@@ -287,11 +286,7 @@ def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
     if not found:
         return ""
     sure = check.kind in TREND_KINDS  # a trend only has the part with the change
-    risen = [
-        part.name
-        for part in check.parts
-        if (part.interval is not None and part.interval[0] > _ROUNDING_TOLERANCE) or (sure and part.rise)
-    ]
+    risen = [part.name for part in check.parts if part.rose or (sure and part.rise)]
     head = f"{', '.join(risen)} rose significantly" if risen else "no part rose significantly"
     return f"K3 by part: {', '.join(found)}; {head}"
 
@@ -306,7 +301,7 @@ def _describe_part_rise(part: K3Part, intervals: bool) -> str:
 
 def _format_rise(rise: float) -> str:
     """Format a relative change, as a factor if it is more than double."""
-    rise = 0.0 if abs(rise) < _ROUNDING_TOLERANCE else rise
+    rise = 0.0 if abs(rise) < ROUNDING_TOLERANCE else rise
     if rise > 1:
         return f"{format_number(1 + rise)}x"
     digits = 0 if rise == 0 or abs(rise) >= 0.1 else 1 if abs(rise) >= 1e-3 else 2

@@ -147,7 +147,7 @@ class SolvedThreshold:
     rule: str  # description of the bound: "token weights truncated above", "geometric ratio above",
     correction: dict[str, Any] | None = None  # the correction at that threshold, if the target can be met
     threshold: float | None = None  # the bound, exactly a value of the data
-    # 90% interval of the threshold over clusters. An end is None beyond the data. None for a single cluster.
+    # 95% interval of the threshold over clusters. An end is None beyond the data. None for a single cluster.
     interval: tuple[float | None, float | None] | None = None
     reached: float | None = None  # value of the metric at the threshold
     status: str = "ok"  # "ok", or the reason why the target cannot be met

@@ -11,6 +11,7 @@ import numpy as np
 from mismatchctl.api.sweep.result import MET_EVERYWHERE, SolvedThreshold
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.core.batch import Float64s, TokenBatch
+from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.corrections.application import Selection, Weights, measure_gate
 from mismatchctl.corrections.model import Correction, Gate, Weight
@@ -29,7 +30,6 @@ TargetValue = tuple[str, float]
 TARGET_REJECTIONS = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
 ESS_METRIC = "ess_token"
 
-_Z_90 = 1.6448536269514722  # for a two-sided 90% interval
 _DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # log distances of thresholds from ratio 1
 
 
@@ -275,7 +275,7 @@ def find_brackets(
                     missed.append(_unreached_target(run, key, wanted, rule, values, everywhere=bool(met.all())))
                     continue
                 first = int(np.flatnonzero(~met)[0]) if key == ESS_METRIC else int(np.flatnonzero(met)[0])
-                inside = np.abs(values - wanted) <= _Z_90 * np.nan_to_num(errors)
+                inside = np.abs(values - wanted) <= INTERVAL_Z * np.nan_to_num(errors)
                 ends = None if np.isnan(errors[first - 1 : first + 1]).any() else _bracket_ends(inside, first)
                 reached = float(values[first - 1 if key == ESS_METRIC else first])
                 found.append(

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from mismatchctl.core.batch import Float64s, Ints
+from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
 from mismatchctl.diagnosis.distributions import (
     Truncation,
@@ -75,7 +76,7 @@ _TRUNCATED_Z, _TRUNCATED_COHERENCE, _TRUNCATED_CLEAR_COHERENCE, _TRUNCATED_ZERO_
 _NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR, _NUCLEUS_MISS_RATE = 20, 6, 0.05
 _TRUNCATED_QUANTILE, _NUCLEUS_CONTRADICTION = 0.005, 0.15
 _KEPT_MIN_CUT, _KEPT_NOISE, _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 0.1, 0.03, 30, 4.0
-_KEPT_NORMAL_QUANTILE, _KEPT_MAX_INTERVAL_FACTOR = 1.96, 3.0
+_KEPT_MAX_INTERVAL_FACTOR = 3.0
 """Mass cut off that noise does not cause; places; z of different list lengths."""
 _TRUNCATED_MIN_CUT, _TRUNCATED_MIN_KEPT, _TRUNCATED_FEW_SHARE = 1e-6, 1e-6, 0.05
 """Samplers cut more than rounding does, and keep more than this in all but a few places."""
@@ -249,7 +250,7 @@ def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, fl
     left = weights * (kept - value)
     sums = np.bincount(case.clusters, case.sums(left))
     error = math.sqrt(max(float(sums @ sums) * clusters / (clusters - 1), float(left @ left))) / float(weights.sum())
-    return value, error, error * t_quantile(_KEPT_NORMAL_QUANTILE, clusters - 1)
+    return value, error, error * t_quantile(INTERVAL_Z, clusters - 1)
 
 
 def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:

@@ -13,9 +13,9 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.bins import fold_signs, magnitude_edges
+from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.measure.sums import TAIL_VALUES, PairSums
 
-_NORMAL = 1.6448536  # quantile of the normal distribution at 95%
 _FEW_CLUSTERS, _FEW_SHARE = 4.0, 0.25  # minimum effective number of clusters, and its share of all clusters
 _MEAN_SQUARE_ERROR = 0.1  # squared relative error of the mean square of log-normal weights
 
@@ -28,7 +28,7 @@ class IntervalScale:
     slope: Callable[[Any], Any]  # derivative of `transform`
     inverse: Callable[[Any], Any]  # inverse of `transform`
     ess: Callable[[Any], Any] | None = None  # for weight metrics, the effective share of weights at a value
-    covers: float = 0.85  # observed coverage of `heavy_tail` intervals, on dumps that were not used to build the rule
+    covers: float = 0.9  # observed coverage of `heavy_tail` intervals, on dumps that were not used to build the rule
 
 
 def _log_odds(value: Any) -> Any:
@@ -48,19 +48,19 @@ LOG_SCALE = IntervalScale(np.log, lambda v: 1 / v, np.exp)
 """Scale of positive means."""
 ODDS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds)
 """Scale of shares."""
-ESS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds, ess=lambda v: v, covers=0.7)
+ESS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds, ess=lambda v: v, covers=0.75)
 CHI2_SCALE = IntervalScale(
-    np.log1p, lambda v: 1 / (1 + v), np.expm1, ess=lambda v: 1 / (1 + np.maximum(v, 0)), covers=0.7
+    np.log1p, lambda v: 1 / (1 + v), np.expm1, ess=lambda v: 1 / (1 + np.maximum(v, 0)), covers=0.75
 )
 
 
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return 90% intervals [G, 2] of values with standard errors [G], and the coverage of heavy-tailed ones [G]."""
+    """Return intervals [G, 2] of values with standard errors [G], and the coverage of heavy-tailed ones [G]."""
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
-        width = t_quantile(_NORMAL, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
+        width = t_quantile(INTERVAL_Z, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
         centre = scale.transform(value)
         ends = np.stack([scale.inverse(centre - width), scale.inverse(centre + width)], axis=-1)
         heavy = is_heavy_tailed(effective, clusters)
@@ -294,9 +294,7 @@ EXACT_METRICS = ("tokens", "sequences", "empty_sequences", "prompts", "bitwise_a
 """Counts."""
 
 
-INTERVAL_LEVEL = 0.90
-"""Nominal coverage of the intervals of quantiles."""
-COVERAGE, LOWEST_COVERAGE = 0.85, 0.65
+COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
 """Observed coverage of `heavy_tail` intervals of quantiles, and with few tokens in the tail (docs/methods/gate.md)."""
 _FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # tokens above a quantile: with fewer, it is poorly known, or unknown
 _ROUNDING = 1e-9  # relative, for token counts

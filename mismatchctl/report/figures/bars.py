@@ -9,9 +9,9 @@ from typing import Literal
 from mismatchctl.api.advise.advice import RunAdvice
 from mismatchctl.api.compare.comparison import Change, Decomposition, format_part, format_signed
 from mismatchctl.api.gate.verdict import Check, check_name
-from mismatchctl.core.formatting import escape_terminal, shorten
+from mismatchctl.core.formatting import INTERVAL_Z, escape_terminal, shorten
 from mismatchctl.frameworks.registry import load_presets
-from mismatchctl.report.figures.figure import INTERVAL_Z, MUTED, Axis, Figure, Marks, Number, ReferenceLine, Scale
+from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, Number, ReferenceLine, Scale
 from mismatchctl.results.model import NOT_RECORDED, Finding, SidesGroup, Value
 
 MAX_PARTS, MAX_CHECKS = 24, 16

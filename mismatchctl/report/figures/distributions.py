@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import escape_terminal, format_number, shorten
+from mismatchctl.core.formatting import INTERVAL_Z, escape_terminal, format_number, shorten
 from mismatchctl.diagnosis.layer_reports.model import LayerReport
-from mismatchctl.report.figures.figure import INTERVAL_Z, Axis, Figure, Marks, ReferenceLine, to_floats
+from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine, to_floats
 from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 
 MAX_RUNS = 6

@@ -14,11 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import escape_csv, escape_terminal, format_label, shorten
+from mismatchctl.core.formatting import INTERVAL_Z, escape_csv, escape_terminal, format_label, shorten
 from mismatchctl.results.model import Series
 
-INTERVAL_Z = 1.6448536269514722
-"""Half width of bands and error bars in standard errors: every interval in a figure is a 90% interval."""
 Number = float | int | None
 Cell = Number | str
 Scale = Literal["linear", "log", "symlog", "band"]
@@ -29,7 +27,7 @@ MAX_SCREEN_POINTS = 480
 """Maximum points of a line on a page. Longer series keep the smallest and the largest value of each interval."""
 _BAND_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
 MANY_FIGURES = 100
-"""Figures on a page from which numbers have three digits."""
+"""With this many figures on a page, numbers have three digits."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +259,7 @@ class DenseSeries:
 
 
 def read_column(series: Mapping[str, Series], key: str, count: int) -> DenseSeries:
-    """Return a metric over `count` groups with its 90% interval."""
+    """Return a metric over `count` groups with its 95% interval."""
     chosen = series.get(key) or Series(value=[None] * count)
     values, errors = to_floats(chosen.value), np.nan_to_num(to_floats(chosen.se or [None] * count))
     low, high = values - INTERVAL_Z * errors, values + INTERVAL_Z * errors

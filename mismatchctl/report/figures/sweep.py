@@ -22,11 +22,11 @@ from mismatchctl.api.sweep.result import (
 )
 from mismatchctl.api.sweep.study import Study
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import escape_terminal, file_stems, shorten
+from mismatchctl.core.formatting import INTERVAL_Z, escape_terminal, file_stems, shorten
 from mismatchctl.corrections.labels import rule_name
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
-from mismatchctl.report.figures.figure import INTERVAL_Z, MUTED, Axis, Figure, Marks, ReferenceLine
+from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
 
 MAX_START_REJECTION = 0.05
 """The explorer opens at a point that rejects at most this share of tokens, if there is one."""

@@ -46,6 +46,7 @@ from mismatchctl.results.summary import (
     first_sentence,
     get_summary,
     headline_finding,
+    k3_interval,
     left_out_facts,
     list_notes,
     lower_first,
@@ -69,8 +70,6 @@ MAX_RUN_CARDS = 8
 """Maximum runs whose answer is visible at first."""
 MAX_CORRECTIONS = 5
 """Maximum corrections on the screen."""
-Z_95 = 1.96
-"""Half width of a 95% interval in standard errors."""
 MAIN_METRICS = (
     "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence", "drift_k3",
     "total_k3", "rollout_reference_k3", "train_reference_k3", "ref_k3", "routing_differs", "ratio_mean_z",
@@ -257,8 +256,8 @@ def _describe_k3(k3: Value, usual: str) -> str:
     if k3.value == 0:
         return f"0   {usual}"
     interval = ""
-    if k3.se:
-        low, high = max(k3.value - Z_95 * k3.se, 0.0), k3.value + Z_95 * k3.se
+    if ends := k3_interval(k3):
+        low, high = ends
         interval = f" (95% interval {format_number(low)} to {format_number(high)}{', too narrow' if k3.tail else ''})"
     return f"{format_number(k3.value)} nats/token{interval}   {usual}"
 

@@ -147,7 +147,7 @@ def advise_next(verdict: api.Verdict) -> list[str]:
     if not failed:
         doubt = any(api.outcome_label(check) == "undecided" for check in verdict.checks)
         return ["Record more prompts, or plan the number with mismatchctl gate --plan."] if doubt else []
-    risen = {part.name for check in failed for part in check.parts if part.interval and part.interval[0] > 0}
+    risen = {part.name for check in failed for part in check.parts if part.rose}
     texts = []
     if risen == {"tail"}:
         texts.append("Only rare tokens rose: look at MoE routing and at the tail of the distribution first.")

@@ -138,7 +138,7 @@ def metric_table(runs: Mapping[str, model.RunResult], registry: MetricRegistry, 
     columns: list[Any] = [("metric", lambda metric: doc.TableCell(metric.title, kind="name", anchor=f"m-{metric.key}"))]
     for name, run in runs.items():
         columns.append((doc.ColumnHeader("value" if len(runs) == 1 else escape_terminal(name)), value(run)))
-    columns += [(doc.ColumnHeader("90% interval"), interval)] if len(runs) == 1 else []
+    columns += [(doc.ColumnHeader("95% interval"), interval)] if len(runs) == 1 else []
     columns.append(("unit", lambda metric: metric.unit))
     keys = dict.fromkeys(key for run in runs.values() for key in run.overall.metrics)
     caption = "Metrics of the mismatch" if brief else "Metrics of the mismatch: ± is one standard error."
@@ -263,7 +263,7 @@ def comparison_of_corrections(result: model.Result, registry: MetricRegistry) ->
         texts = {key: SHORT_TITLES[key] for key in drops}
         return registry.columns(drops, lambda row: row[3], "c", texts, errors=False)
 
-    about, kind = "predicted share of tokens, with its 90% interval", "text" if several else "name"
+    about, kind = "predicted share of tokens, with its 95% interval", "text" if several else "name"
     columns: list[Any] = [("run", lambda row: text_cell(row[1], "name"))] if several else []
     columns += [
         (doc.ColumnHeader("correction", numeric=False, drop=0), lambda row: text_cell(row[2], kind)),

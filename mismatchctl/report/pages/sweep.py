@@ -506,7 +506,7 @@ def _targets_section(sweep: api.Sweep, index: int) -> Iterator[doc.Section]:
     columns: doc.TableColumns[api.SolvedThreshold] = (
         ("rule", lambda target: text_cell(target.rule, "name")),
         (doc.ColumnHeader("x", drop=0), lambda target: api.format_threshold(target.threshold)),
-        (doc.ColumnHeader("90% interval", numeric=False, drop=1), api.format_target_interval),
+        (doc.ColumnHeader("95% interval", numeric=False, drop=1), api.format_target_interval),
         (doc.ColumnHeader("reached", numeric=False, drop=0), reached),
     )
     section = doc.Section("Targets", f"thresholds-{index}-targets")
@@ -523,7 +523,7 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
         return None
     section = doc.Section(
         "Predictions", f"thresholds-{index}-predictions",
-        lead="Predictions for some of the points beyond the dump, each with its 90% interval.",
+        lead="Predictions for some of the points beyond the dump, each with its 95% interval.",
     )  # fmt: skip
     questions: dict[str, list[tuple[str, Prediction]]] = {}
     for name, every in predictions.items():
@@ -535,7 +535,7 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
         (doc.ColumnHeader("predicted", drop=0), lambda item: doc.TableCell(
             format_number(item[1].value, "fraction"),
             "" if item[1].status == "ok" else escape_terminal(item[1].status))),
-        (doc.ColumnHeader("90% interval", numeric=False, drop=0), lambda item: api.format_interval(item[1])),
+        (doc.ColumnHeader("95% interval", numeric=False, drop=0), lambda item: api.format_interval(item[1])),
         (doc.ColumnHeader("status", numeric=False, drop=2), lambda item: _short_status(item[1].status)),
     )  # fmt: skip
     for question, found in questions.items():
