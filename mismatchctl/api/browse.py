@@ -267,7 +267,7 @@ def _apply_trims_to_rows(
 
 def _apply_to_row(correction: Correction, row: SequenceRow) -> CorrectedBlock:
     if lacking := row.batch.missing_columns(correction.needed_columns):
-        raise ConfigError(f"{correction.name} needs {', '.join(lacking)}, which the dump has not")
+        raise ConfigError(f"{correction.name} needs {', '.join(lacking)}, which the dump does not contain")
     return apply_correction(correction, compute_ratios(row.batch, correction.sources), row.batch)
 
 

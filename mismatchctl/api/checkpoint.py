@@ -70,7 +70,7 @@ class Checkpoint:
             return np.empty(0), None if others is None else np.empty((0, others.shape[1]))
         ids = torch.as_tensor(np.concatenate([prompt, response])[None], device=self._device)
         if self._limit is not None and ids.shape[1] > self._limit:
-            raise ValueError(f"has {ids.shape[1]:,} tokens with its prompt, and the model takes {self._limit:,}")
+            raise ValueError(f"has {ids.shape[1]:,} tokens with its prompt; the model takes at most {self._limit:,}")
         targets = ids[0, len(prompt) :, None]
         if others is not None:
             targets = torch.cat([targets, torch.as_tensor(others, device=self._device)], dim=1)

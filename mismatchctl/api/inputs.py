@@ -220,7 +220,7 @@ def _convert_columns(columns: Mapping[object, object]) -> pa.Table:
     arrays = {SHORT_NAMES.get(name, name): _convert_column(columns[name], name) for name in names}
     rows = {name: len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1:
-        raise ConfigError(f"columns have the same rows: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
+        raise ConfigError(f"columns differ in number of rows: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
     return pa.table(arrays)
 
 

@@ -591,7 +591,7 @@ def _make_studies(
         raise ConfigError("vary: give a mapping of a field of the correction to its values")
     if correction is None:
         if vary is not None:
-            raise ConfigError("vary needs a correction: which one varies?")
+            raise ConfigError("vary needs a correction; pass the correction whose fields vary")
         return []
     if vary is None:
         raise ConfigError("missing vary, for example vary={'weight.truncate': [1.5, 2.0, 4.0]}")

@@ -127,8 +127,8 @@ def _batch_gates(corrections: Iterable[Correction]) -> list[Gate]:
         for number, gate in enumerate(correction.gates):
             if gate.over == "batch" and number and gate.sees == "remaining":
                 raise ConfigError(
-                    f"correction {correction.name}: gate {number} over: batch sees what earlier gates left, which no "
-                    "reading of a dump knows: put it first, or let it see the original tokens"
+                    f"correction {correction.name}: gate {number} (over: batch) depends on what earlier gates keep, "
+                    "which is not known while a dump is read. Put it first, or let it see the original tokens"
                 )
             if gate.over == "batch":
                 gates[gate] = None

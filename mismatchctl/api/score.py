@@ -132,7 +132,7 @@ def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[
                 raise DataError("the column does not exist", file=file.path, column=column, remedy=_REMEDIES[column])
         for column in without:
             if column in file.columns:
-                raise DataError("is there already", file=file.path, column=column, remedy=_REMEDIES[column])
+                raise DataError("the column already exists", file=file.path, column=column, remedy=_REMEDIES[column])
     return files
 
 
@@ -195,7 +195,7 @@ class ScoreFolder:
             raise ConfigError(f"{place}: is a file; name a folder for the scored sequences")
         other = next((path for path in sorted(place.glob("*")) if not _FILE_PATTERN.fullmatch(path.name)), None)
         if other is not None:
-            raise ConfigError(f"{place}: holds {other.name}, which is not of scoring; name an empty folder")
+            raise ConfigError(f"{place}: holds {other.name}, which scoring did not write; name an empty folder")
 
     def tokens(self, piece: SequencePiece, chosen: Bools) -> int | None:
         """Return the number of scored tokens of an existing piece, if it does not have to be scored."""

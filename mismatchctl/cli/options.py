@@ -212,7 +212,7 @@ def parse_renames(columns: Sequence[str] | None) -> dict[str, str]:
         if not (canonical and equals and actual):
             raise ConfigError(f"--column {text}: write CANONICAL=NAME, as in train_log_probs=old_log_probs")
         if found.setdefault(canonical, actual) != actual:
-            raise ConfigError(f"--column {text}: {canonical} is {found[canonical]} already")
+            raise ConfigError(f"--column {text}: {canonical} is already set to {found[canonical]}")
     return found
 
 

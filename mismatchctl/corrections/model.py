@@ -321,7 +321,7 @@ class Weight(_CorrectionModel):
         if self.watch_low is not None and (self.clip is not None or self.zero is not None):
             raise ValueError("watch_low only works for weights without a lower bound")
         if self.over == "segment" and self.level != "geometric":
-            raise ValueError(f"over: segment fits level 'geometric' alone, not {self.level!r}")
+            raise ValueError(f"over: segment only works with level 'geometric', not {self.level!r}")
         if self.bound_where is not None and self.bound_where.level == "token":
             raise ValueError("bound_where takes a gate on whole sequences")
         return self

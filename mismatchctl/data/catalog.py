@@ -212,7 +212,7 @@ def _find_deviating_files(files: Sequence[DumpFile], column: str) -> Iterator[tu
                     f"holds {kinds[id(file)]} here but {usual} in {example.path}{others}",
                     file=file.path,
                     column=escape_unprintable(file.columns[column]),
-                    remedy=f"write the files of a run alike, or leave unfit files out with {option('on_bad', 'skip')}",
+                    remedy=f"use one type in all files of a run, or skip unfit files with {option('on_bad', 'skip')}",
                 ),
             )
 

@@ -138,7 +138,7 @@ class JoinedColumns:
         for number, table in enumerate(self._tables):
             for row, key in enumerate(_keys(table, [self.columns[name] for name in keys])):
                 if index.setdefault(key, (number, row)) != (number, row):
-                    raise DataError(f"{_describe_key(keys, key)} is there twice", file=str(self._place), row=row)
+                    raise DataError(f"{_describe_key(keys, key)} occurs twice", file=str(self._place), row=row)
         return index
 
     def _check(self, name: str, values: Sequence[Any], lengths: Any, batch: pa.RecordBatch, path: Path) -> None:
@@ -150,7 +150,7 @@ class JoinedColumns:
             if not isinstance(value, list) or len(value) != length or None in value:
                 have = "none" if not isinstance(value, list) else "nulls" if None in value else f"{len(value)} values"
                 problem = f"{self._place} has {have} of sequence {batch['sequence_id'][row]}, which has {length} tokens"
-                raise DataError(problem, file=str(path), column=name, remedy="join values of the response's tokens")
+                raise DataError(problem, file=str(path), column=name, remedy="join one value per response token")
 
 
 def _keys(table: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Iterator[SequenceKey]:

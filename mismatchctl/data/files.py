@@ -211,7 +211,7 @@ def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values:
                 problem,
                 file=path,
                 column=escape_unprintable(columns[column]),
-                remedy=f"write it so, or {_column_option(column)}",
+                remedy=f"change the type, or {_column_option(column)}",
             )
         ignored[column] = problem
         del columns[column]
@@ -286,7 +286,7 @@ class ColumnNames:
             claims = [name for name in present if self.aliases.get(name) == column and name not in taken]
             if len(claims) > 1 and not lenient:
                 both = " and ".join(escape_unprintable(name) for name in claims)
-                raise DataError(f"{both} both can be {column}", file=footer.found.path, remedy=_column_option(column))
+                raise DataError(f"{both} can all be {column}", file=footer.found.path, remedy=_column_option(column))
             if claims:
                 result[column] = claims[0]
         for name in self.by:

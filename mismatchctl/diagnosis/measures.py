@@ -20,7 +20,7 @@ _LIKELY_LOG_PROB, _RARE_LOG_PROB, _MIN_RARE_TOKENS = -0.5, -3.5, 30
 _MAX_RARE_SHARE, _MIN_CERTAIN_SHARE = 0.3, 0.1
 _MIN_TOKENS = 8
 _SIGN_FLIPS = 24
-SYSTEMATIC_MEANING = "share of the variance that is the same for a token everywhere: weights differ"
+SYSTEMATIC_MEANING = "share of the variance tied to tokens of the vocabulary in every context: weights differ"
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Upper bounds of the noise of the logits in float32 and bfloat16."""
 TOKEN_BOUND_SHARE = 0.15

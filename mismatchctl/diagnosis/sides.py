@@ -232,8 +232,8 @@ def _summarize(
         return f"Identical, and both wrong: {figures}."
     if side == "both":
         shared = f", much of it shared (correlation {correlation:.2f})" if correlation and correlation > 0.3 else ""
-        gap = f"; but the gap between them is the {owner}'s" if owner else ""
-        return f"Both sides are off alike: {figures}{shared}{gap}."
+        gap = f", but the gap between them comes from the {owner}" if owner else ""
+        return f"Both sides have about the same error: {figures}{shared}{gap}."
     word, own, other = ("rollout", rollout, train) if side == "rollout" else ("trainer", train, rollout)
     how = f", {own / other:,.3g} times the other side" if other else ""
     return f"The {word} is wrong: {figures}{how}."
@@ -254,7 +254,7 @@ def _list_notes(rows: Rows, column: float, error: float | None, likeness: float 
         )
     scored, trained = (rows.columns.get(name) for name in ("reference_version", "train_version"))
     if scored is not None and trained is not None and (scored != trained).any():
-        notes.append("the reference is of other weights than the trainer's: what deviates are the weights")
+        notes.append("the reference is of other weights than the trainer's: the weights differ")
     return notes
 
 
@@ -304,7 +304,7 @@ def _make_reference_finding(sides: Sides, named: Sequence[str]) -> Finding:
         confidence="medium" if named else "low",
         title="The reference, or both sides alike",
         summary=f"the reference is {far:.2g} from both sides (rms, nats), and these are {sides.gap_rms:.2g} from each "
-        f"other{shows}. The reference is at fault, or both sides are in the same way.",
+        f"other{shows}. Either the reference is wrong, or both sides have the same error.",
         evidence=[
             Fact(name="from_reference", value=far, meaning="the smaller of the two root mean square errors, nats"),
             Fact(name="from_each_other", value=sides.gap_rms, meaning="root mean square of the gap, nats"),

@@ -130,7 +130,7 @@ def _open_hugging_face(bucket: str) -> Any:
     try:
         from huggingface_hub import HfFileSystem
     except ImportError:
-        raise ConfigError("hf:// needs a package more: pip install 'mismatchctl[hf]'") from None
+        raise ConfigError("hf:// needs another package: pip install 'mismatchctl[hf]'") from None
     return PyFileSystem(FSSpecHandler(HfFileSystem()))
 
 
@@ -374,7 +374,7 @@ def find_store(path: str) -> Store:
     if "@" in bucket:
         shown = f"{scheme}://{escape_unprintable(rest.rpartition('@')[2])}"
         remedy = "put them into the environment or a profile"
-        raise DataError("credentials do not belong into a path", file=shown, remedy=remedy)
+        raise DataError("a path must not contain credentials", file=shown, remedy=remedy)
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise DataError(

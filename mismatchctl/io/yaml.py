@@ -306,7 +306,7 @@ class _YamlReader:
         while not isinstance(self._next(), yaml.StreamEndEvent):
             if isinstance(self.event, yaml.DocumentStartEvent):
                 if found:
-                    raise TextError("a second document begins here: one is read")
+                    raise TextError("expected one YAML document, found a second document")
                 self._next()
                 found.append(self._value((), 0))
         return found[0] if found else None
@@ -369,7 +369,7 @@ class _YamlReader:
         event = self.event
         key = self._anchored(event)[0] if isinstance(event, yaml.AliasEvent) else getattr(event, "value", None)
         if not isinstance(key, str):
-            raise TextError("a key is a word")
+            raise TextError("a key must be a string")
         if isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
             self._anchors[event.anchor] = key, 1
         return key

@@ -210,7 +210,7 @@ def check_breakdown_values(by: Sequence[str], values: int) -> None:
     if values > MOST_VALUES:
         raise ConfigError(
             f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "
-            "break down by what many sequences share"
+            "choose a column whose values many sequences share"
         )
 
 

@@ -70,7 +70,7 @@ def build_run_sample(run: RunResult) -> ClusterSample:
 def build_step_sample(run: RunResult, index: int) -> ClusterSample:
     """Return the clusters of one step, by its index among the labels."""
     if not run.clusters.groups:
-        raise DataError("the Result's cluster table is folded and does not contain steps", remedy=DUMP_REMEDY)
+        raise DataError("the Result has too many clusters to keep them by step", remedy=DUMP_REMEDY)
     return _build_sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 

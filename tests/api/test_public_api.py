@@ -314,7 +314,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "micro-batches": (lambda: mm.weights(ROW, ROW, None, "miles-moe-2", micro_batches=0), "rows per micro-batch"),
     "level": (lambda: mm.ess(ROW, ROW, level="row"), "level: give 'token' or 'sequence', not 'row'"),
     "a source": (lambda: mm.analyze(5), "a source is a path"),
-    "columns": (lambda: mm.analyze({"rollout": ROW, "train": ROW * 2}), "same rows"),
+    "columns": (lambda: mm.analyze({"rollout": ROW, "train": ROW * 2}), "number of rows"),
     "a column lacks": (lambda: mm.analyze({"rollout": ROW}), "table in memory: .* train_log_probs"),
     "a column without a name": (lambda: mm.analyze({"rollout": ROW, "train": ROW, 1: [1]}), "must be strings"),
     "objects": (

@@ -270,7 +270,7 @@ def test_exports_as_csv(tmp_path: Path) -> None:
     board.write_text("Wall time,Step,Value\n1.5,0,0.25\n2.5,1,0.125\n")
     assert read_run_log(board).rows == {"0": {"loss": Decimal("0.25")}, "1": {"loss": Decimal("0.125")}}
     (tmp_path / "none.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="no column of steps"):
+    with pytest.raises(DataError, match="no step column"):
         read_run_log(tmp_path / "none.csv")
 
 

@@ -168,8 +168,8 @@ def test_lines_for_others_and_their_way_back(tmp_path: Path, model: tuple[Path, 
         ({"prompt_token_ids": None}, 4, "prompt_token_ids: the column does not exist; record the prompt's tokens"),
         ({"prompt_token_ids": [[1], [1], [1], [], [1], [1]]}, 4, "row 3, column prompt_token_ids: is empty"),
         ({"token_ids": [one + 45 for one in RESPONSES]}, 4, "column token_ids: has the id"),
-        ({"prompt_token_ids": [np.zeros(70, np.int64)] * 6}, 4, "and the model takes 64"),
-        ({"reference_log_probs": [np.zeros(len(one)) for one in RESPONSES]}, 4, "is there already"),
+        ({"prompt_token_ids": [np.zeros(70, np.int64)] * 6}, 4, "the model takes at most 64"),
+        ({"reference_log_probs": [np.zeros(len(one)) for one in RESPONSES]}, 4, "the column already exists"),
     ],
 )
 def test_what_cannot_be_scored(

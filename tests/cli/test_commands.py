@@ -230,7 +230,7 @@ def test_a_column_of_a_value_per_sequence_is_refused(
             )  # fmt: skip
     done = run(verb, tmp_path / "dump", "--by", "name", code=2)
     assert done.stdout == ""
-    assert "--by name: more than 20 values; break down by what many sequences share" in done.stderr
+    assert "--by name: more than 20 values; choose a column whose values many sequences share" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_two_aliases_for_one_column(tmp_path):
     path = write(tmp_path / "d.parquet", columns)
     aliases = {"a": TRAIN, "b": TRAIN}
     error = refuse(path, aliases=aliases)
-    assert "a and b both can be train_log_probs" in str(error)
+    assert "a and b can all be train_log_probs" in str(error)
     assert "columns={'train_log_probs': 'NAME'}" in str(error)
     assert read(path, aliases=aliases, rename={TRAIN: "b"})["train"] == [[-2]]
 
@@ -244,7 +244,7 @@ def test_two_aliases_for_one_column(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "column", "words"),
     [
-        ({ROLLOUT: [["a"]], TRAIN: lists([[-1]])}, ROLLOUT, "holds text (string) where floats are needed; write it so"),
+        ({ROLLOUT: [["a"]], TRAIN: lists([[-1]])}, ROLLOUT, "holds text (string) where floats are needed; change"),
         ({ROLLOUT: ["a"], TRAIN: [-1.0]}, ROLLOUT, "sequence_id"),
         ({ROLLOUT: lists([[-1]]), TRAIN: [-1.0]}, TRAIN, "holds numbers while rollout_log_probs holds lists"),
         ({ROLLOUT: [[-1]], TRAIN: lists([[-1]])}, ROLLOUT, "holds numbers (int64) where floats are needed"),

@@ -133,7 +133,7 @@ def test_hive_run_and_run_column(tmp_path):
         ("hf://", ["hf://: ", "missing repository", "hf://datasets/OWNER/NAME"]),
         ("hf://dumps", ["hf://dumps: ", "missing repository"]),
         ("hf://datasets/*", ["hf://datasets/*: ", "missing repository"]),
-        ("s3://key:secret@bucket/dumps", ["s3://bucket/dumps", "credentials do not belong into a path"]),
+        ("s3://key:secret@bucket/dumps", ["s3://bucket/dumps", "a path must not contain credentials"]),
         ("", ["no path was given"]),
     ],
 )

@@ -201,7 +201,7 @@ def test_a_fault_below_the_noise_of_both_is_said_to_be_one_sides(tmp_path: Path)
     _, train, reference = columns(NOISY)
     found = sides_with(train + 0.3 * np.roll(train - reference, 1), tmp_path)
     assert (found.side, found.confidence) == ("both", "medium")
-    assert "the gap between them is the rollout's" in found.summary
+    assert "the gap between them comes from the rollout" in found.summary
 
 
 def test_what_to_compare_next_is_in_the_json_as_on_the_page() -> None:

@@ -57,7 +57,7 @@ WRONG = {
     "{x: 99999999999999999999}": "more than 64 bits",
     "{x: 1, x: 2}": "line 1, column 8: the key 'x' occurs twice",
     "{x: *y}": "*y refers to an unknown anchor",
-    "{? [1] : 2}": "a key is a word",
+    "{? [1] : 2}": "a key must be a string",
     "{<<: 3}": "<< takes a mapping",
     "{x: " + "[" * 200 + "]" * 200 + "}": "line 1, column 68: nested too deeply",
     "{x: " + "[" * 2000 + "]" * 2000 + "}": "nest",  # which libyaml says in its own words from 0.2.6 on

@@ -124,7 +124,7 @@ def test_small_dumps_do_not_load_torch() -> None:
 def test_other_engines_have_their_own_processors() -> None:
     done = run("--device", "cuda", "--engine", "ray")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "error: --device cuda is of this process: leave it out with --engine ray\n"
+    assert done.stderr == "error: --device cuda does not work with --engine ray; leave one of them out\n"
 
 
 def test_threads_take_devices_in_turn() -> None:

@@ -40,7 +40,7 @@ def has_turn_parts(dump: Dump) -> bool:
     for file in dump.files:
         if TURN_COLUMN in file.ignored:
             problem = f"{option('by', TURN_COLUMN)}: the column turn {file.ignored[TURN_COLUMN]} in {file.path}"
-            raise ConfigError(f"{problem}; give turns as numbers, or the column another name")
+            raise ConfigError(f"{problem}; write turns as numbers, or rename the column")
     return all(
         TURN_COLUMN not in file.partition and (TURN_COLUMN not in file.columns or file.is_per_token(TURN_COLUMN))
         for file in dump.files
@@ -133,7 +133,9 @@ def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel
     if inner is None or isinstance(inner, LocalEngine):
         return choose_kernel(tokens, device)
     if device == "cuda":
-        raise ConfigError(f"{option('device', 'cuda')} is of this process: leave it out with {option('engine', 'ray')}")
+        raise ConfigError(
+            f"{option('device', 'cuda')} does not work with {option('engine', 'ray')}; leave one of them out"
+        )
     return choose_kernel(tokens, "cpu")
 
 

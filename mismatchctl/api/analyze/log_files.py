@@ -39,7 +39,9 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
         place = next((index for index, head in enumerate(heads) if head.lower() in STEP_NAMES), None)
         if place is None:
             raise DataError(
-                f"no column of steps: one of {', '.join(STEP_NAMES)}", file=path, remedy="give the table a column step"
+                f"no step column: expected one of {', '.join(STEP_NAMES)}",
+                file=path,
+                remedy="give the table a column step",
             )
         names = _metric_names(heads, Path(path).stem)
         for row in rows:
@@ -50,7 +52,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
                     if name and (is_number(value) or cell.strip().lower() in _NOT_FINITE):
                         yield step, name, value
     except csv.Error as error:
-        raise DataError(f"no CSV: {error}", file=path, remedy="export the table again") from None
+        raise DataError(f"not a valid CSV file: {error}", file=path, remedy="export the table again") from None
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:

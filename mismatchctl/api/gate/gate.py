@@ -231,8 +231,8 @@ def _replay_framework(rules: Sequence[Rule], named: dict[str, Correction]) -> Fr
     if len(found) > 1:
         one, other = list(found.items())[:2]
         raise ConfigError(
-            f"rule {one[1].text} is of {one[0]}, rule {other[1].text} of {other[0]}: one gate replays one framework; "
-            f"framework={one[0]} in a rule says whose name is meant"
+            f"rule {one[1].text} has a metric of {one[0]}, rule {other[1].text} of {other[0]}. One gate "
+            f"replays one framework. Add framework={one[0]} to a rule to choose the metric's framework"
         )
     return load_framework(next(iter(found))) if found else None
 
@@ -317,7 +317,7 @@ def _require_bounds(rule: Rule) -> None:
     if rule.increase is not None or rule.decrease is not None or not rule.bounds:
         raise ConfigError(f"rule {rule.text}: a metrics log takes max and min only; a baseline takes dumps or Results")
     if rule.per not in ("overall", "step") or rule.correction is not None or rule.sequences:
-        raise ConfigError(f"rule {rule.text}: a metrics log has values by step alone: give a metric with max or min")
+        raise ConfigError(f"rule {rule.text}: a metrics log only has values by step: give a metric with max or min")
 
 
 def _judge(rule: Rule, run: LoggedValues) -> Iterator[Check]:

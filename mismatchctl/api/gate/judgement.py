@@ -136,7 +136,7 @@ def baseline_place(rule: Rule, target: RuleTarget, place: JudgedPlace, baseline:
     groups, label = baseline.by.get(rule.per), place.groups.labels[place.index]
     if groups is None or label not in groups.labels:
         problem = f"{place.name} is missing in the baseline"
-        raise DataError(problem, remedy=f"save one from a gate with a rule per={rule.per}")
+        raise DataError(problem, remedy=f"save a baseline with a rule per={rule.per}")
     return _group_place(rule, target, baseline, groups, groups.labels.index(label), label)
 
 
@@ -193,7 +193,7 @@ def judge(
 ) -> Verdict:
     """Judge every run of a Result by every rule, and check that its data is complete and plausible."""
     if not 0 < level <= MAX_LEVEL:
-        raise ConfigError(f"level is a chance above 0 and at most {MAX_LEVEL}, not {level}")
+        raise ConfigError(f"level must be above 0 and at most {MAX_LEVEL}, found {level}")
     against = against or AcceptedResults()
     baseline = against.results[-1] if against.results else None
     rules, rule_notes = _adapt_rules(rules, baseline)

@@ -507,7 +507,7 @@ def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
     """Summarize one run: the cheapest point of each correction, then one line per target."""
     summaries = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
     found = "; ".join(filter(None, summaries))
-    sentences = [f"At its cheapest, {found}." if found else "No point has every figure."]
+    sentences = [f"At its cheapest, {found}." if found else "No point has a value of every metric."]
     for (key, wanted), chosen in group_by_target([target for target in sweep.targets if target.run == run]).items():
         met = [_describe_target(target) for target in chosen if _is_met(target)]
         sentences.append(f"{format_target(key, wanted)} – {'; '.join(met) or 'no threshold meets it'}.")

@@ -367,7 +367,7 @@ def detect_clamped(case: Case) -> Detection | None:
             evidence=(
                 make_fact("bound", bound, f"lowest of the {side} log-probs, nats"),
                 make_fact("tokens", count, "tokens exactly there"),
-                make_fact("beyond", beyond, "share of these that are not higher on the other side"),
+                make_fact("beyond", beyond, "share of these tokens that are not higher on the other side"),
             ),
             where={"tokens": percent(count / len(values)), "column": f"{side}_log_probs"},
             examples=find_loudest(case, rows, case.sums(np.abs(case.x) * at)),
@@ -447,16 +447,20 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
             make_fact("share", count / len(case.x), "share of all tokens"),
             make_fact("affected", affected, "estimated share of tokens with the likeliest token's log-prob"),
             make_fact(
-                "other_way", other_way, "tokens as far off in the other direction, over these; 0.5 or more for noise"
+                "other_way",
+                other_way,
+                "tokens as far off in the other direction, per such token; 0.5 or more for noise",
             ),
             make_fact(
                 "sum_of_both",
                 float(np.quantile(sums, 0.99)),
                 "exp(rollout) + exp(train) there, 99% quantile: two different tokens have 1 at most",
             ),
-            make_fact("between", between, "tokens between noise and these, over these: few, if the others agree"),
+            make_fact(
+                "between", between, "tokens off by more than noise but less, per such token: few if the others agree"
+            ),
             make_fact("ratio_mean_minus_one", mean, f"{name}: 0 if the column belongs to the sampled tokens"),
-            make_fact("z", z, "the same in standard errors"),
+            make_fact("z", z, "the value above, in standard errors"),
         ),
         where={"tokens": percent(count / len(case.x)), "column": f"{side}_log_probs"},
         examples=find_loudest(case, rows, case.sums(np.abs(case.x) * far)),

@@ -331,15 +331,15 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
             "noise_of_the_rest", rest.noise, f"of the logits in the other rows; bfloat16 stays below {BFLOAT16_NOISE:g}"
         ),
     ]
-    meaning = "runs of alike rows in the order of the dump, in standard errors: below 0 if they clump"
+    meaning = "runs of rows of one kind in the order of the dump, in standard errors: below 0 if such rows are adjacent"
     evidence.append(make_fact("clumping_z", z, meaning, against=z > _BATCH_Z))
     if pure is not None:
-        meaning = "share of rows that are as the most of their micro-batch"
+        meaning = "share of rows that are of the same kind as most rows of their micro-batch"
         evidence.append(make_fact("micro_batches", pure, meaning, against=not recorded))
     return Detection(
         "high" if recorded else "medium",
-        f"{percent(share)} of the rows agree to the bit, and the others differ by noise alone ({rest.noise:.2g} in the "
-        f"logits); {how} are alike in this: the kernels give other results for another batch",
+        f"{percent(share)} of the rows agree to the bit, and the others only differ by noise ({rest.noise:.2g} in the "
+        f"logits); {how} agree or differ together: the kernels give other results for another batch",
         share=case.share(other[case.sequence]),
         k3=float(rest.k3.sum() / case.k3.sum()) if case.k3.sum() > 0 else 0.0,
         evidence=tuple(evidence),

@@ -202,14 +202,14 @@ def detect_cache_quantization(case: Case) -> Detection | None:
         confidence = "high" if grows and z > _CACHE_SURE_Z and case.noise < _CACHE_USUAL_NOISE else "medium"
     rivals = {
         "numerical_noise": "the same prompts with the cache in bfloat16 (kv_cache_dtype=auto): is the noise smaller?",
-        "random_noise": "score a batch twice with the trainer: equal? Dropout is not",
+        "random_noise": "score a batch twice with the trainer: with dropout, the results differ",
         "weights_differ": "checksums of the weights on both sides",
     }
     if rounded:
         rivals["low_precision_logging"] = "the same log-probs with all their digits"
     meanings = {
         "late": "noise in the last third of a response over that in its middle third",
-        "shared": "share of the variance that is the same for a token everywhere: small, so the weights agree",
+        "shared": "share of the variance tied to tokens of the vocabulary: small, so the weights agree",
         "tail": "share of the K3 on tokens beyond 12 times the noise: a cache leaves most of it below",
         "ratio": "E[ratio] - 1 in standard errors: noise leaves it at 0",
     }
@@ -222,7 +222,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
         evidence=(
             make_noise_fact(case),
             make_fact("late_over_middle", times, meanings["late"], against=not grows),
-            make_fact("z", z, "the same in standard errors", against=not grows),
+            make_fact("z", z, "the value above, in standard errors", against=not grows),
             make_fact("systematic", shared, meanings["shared"]),
             make_fact("tail_k3", share, meanings["tail"], against=share >= ROUTED_TAIL),
             make_fact("ratio_mean_z", ratio_z, meanings["ratio"], against=not balanced),
@@ -324,12 +324,12 @@ def _match_tails(case: Case) -> Detection | None:
     return Detection(
         "low",
         f"{percent(far)} of the tokens differ by more than 12 times the usual noise and hold {percent(share)} of the "
-        "K3, as they do where experts are chosen differently",
+        "K3, as they do if the two sides choose different experts",
         share=case.share(case.marked(tail)),
         evidence=(
             make_fact("beyond_12", far, meaning),
             make_fact("beyond_20", farther, "share beyond 20 times the noise"),
-            make_fact("k3_share", share, "share of the K3 on the former"),
+            make_fact("k3_share", share, "share of the K3 on tokens beyond 12 times the noise"),
         ),
         where={"tokens": percent(far)},
         examples=find_loudest(case, case.counts > 0, case.sums(tail * case.k3)),
@@ -363,13 +363,13 @@ def detect_other_model(case: Case) -> Detection | None:
     return Detection(
         "high" if ratio.z > _OTHER_MODEL_SURE_Z and abs(ratio.inverse_z) < 0.3 * ratio.z else "medium",
         f"the trainer's column is the distribution that sampled (E[1 / ratio] - 1 = {ratio.inverse:.2g}), the "
-        f"rollout's is not (E[ratio] - 1 = {ratio.excess:.2g}): it holds the log-probs of another model, a noise of "
-        f"{case.noise:.2g} in the logits away",
+        f"rollout's is not (E[ratio] - 1 = {ratio.excess:.2g}): it contains another model's log-probs, off by "
+        f"{case.noise:.2g} in the logits",
         evidence=(
             make_fact("ratio_mean_minus_one", ratio.excess, meaning),
-            make_fact("z", ratio.z, "the same in standard errors"),
+            make_fact("z", ratio.z, "the value above, in standard errors"),
             make_fact("inverse_ratio_mean_minus_one", ratio.inverse, inverse),
-            make_fact("inverse_z", ratio.inverse_z, "the same in standard errors"),
+            make_fact("inverse_z", ratio.inverse_z, "the value above, in standard errors"),
         ),
         rivals={"raw_logprobs": tell},
         everywhere=True,
@@ -422,15 +422,17 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
     if abs(z) < _VOCABULARY_Z or not _VOCABULARY_MIN_LOSS < abs(lost) < _VOCABULARY_MAX_LOSS or lost * ratio.excess < 0:
         return None
     fewer, more = ("rollout", "trainer") if lost < 0 else ("trainer", "rollout")
-    meaning = "E[ratio] - 1, of tokens within the noise: 0 for equal vocabularies"
+    meaning = "E[ratio] - 1 over the tokens within the noise: 0 for equal vocabularies"
     return Detection(
         "medium",
         f"the ratios do not average to 1 (E[ratio] - 1 = {lost:.2g}, {abs(z):.2g} standard errors): "
         f"{percent(abs(lost))} of the {more}'s probability is on tokens that the {fewer} does not have",
         evidence=(
             make_fact("ratio_mean_minus_one", lost, meaning),
-            make_fact("z", z, "the same in standard errors"),
-            make_fact("ratio_mean_z", ratio.z, "of all ratios as they are", against=abs(ratio.z) < _VOCABULARY_Z),
+            make_fact("z", z, "the value above, in standard errors"),
+            make_fact(
+                "ratio_mean_z", ratio.z, "of all tokens, in standard errors", against=abs(ratio.z) < _VOCABULARY_Z
+            ),
         ),
         rivals={
             "truncated_sampling": "the engine's top_k, top_p and min_p: a light truncation looks the same",
@@ -473,7 +475,7 @@ def detect_quantized_rollout(case: Case) -> Detection | None:
         "along the policy's direction of learning: the engine and the trainer have different weights",
         evidence=(
             make_fact("systematic", shared, SYSTEMATIC_MEANING),
-            make_fact("z", z, "the same in standard errors"),
+            make_fact("z", z, "the value above, in standard errors"),
             make_fact("noise", case.noise, "of the logits, robust"),
             make_fact("along_learning", along, direction),
         ),
@@ -522,7 +524,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
         f"logits) is {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes",
         evidence=(
             make_fact("systematic", shared, SYSTEMATIC_MEANING),
-            make_fact("z", z, "the same in standard errors"),
+            make_fact("z", z, "the value above, in standard errors"),
             make_noise_fact(case),
             make_fact("ratio_mean_z", ratio.z, meanings["ratio"], against=not sampled),
             make_fact("late_over_early", rise, meanings["late"], against=rises),

@@ -54,8 +54,8 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
         share=count / eligible,
         k3=0.0,
         evidence=(
-            make_share_fact("duplicates", again, long, "share of rows that repeat another one, log-probs and all"),
-            make_fact("same_id", float(same_id), "share of these that carry the same sequence_id"),
+            make_share_fact("duplicates", again, long, "share of rows with the same log-probs as another row"),
+            make_fact("same_id", float(same_id), "share of these rows that have the same sequence_id"),
         ),
         where={"sequences": share},
         examples=np.flatnonzero(again)[:3],
@@ -326,7 +326,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         share=case.share(case.marked(late)),
         evidence=(
             make_fact("jump", mean, meanings["jump"]),
-            make_fact("z", z, "the same in standard errors, over rows"),
+            make_fact("z", z, "the value above, in standard errors over rows"),
             make_fact("drift", drift, meanings["drift"]),
             make_fact("stays", stays, "log |difference| of later turns minus log |difference| of earlier turns"),
             make_fact("ratio_mean", ratio, "E[ratio] after it, 1 if the tokens are the sampled ones"),
@@ -414,7 +414,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
         + ("The two sides saw different contexts" if clear else _LIKE_WEIGHTS),
         evidence=(
             make_fact("slope", slope, meanings["slope"]),
-            make_fact("z", z, "the same in standard errors"),
+            make_fact("z", z, "the value above, in standard errors"),
             make_fact("early_over_late", times, meanings["early_over_late"], against=not clear),
             make_fact("ratio_mean_minus_one", ratio.excess, meanings["ratio"], against=abs(ratio.z) > 5),
         ),

@@ -47,7 +47,7 @@ def detect_temperature(case: Case) -> Detection | None:
     if not found.sure:
         rivals["stale_policy"] = "rollout_version and train_version: a policy that became sharper looks similar"
     ways = ("lose", "gain") if found.likely < 0 else ("gain", "lose")
-    fits = "largest E[ratio] - 1 of a group of contexts in standard errors, 0 for a temperature"
+    fits = "largest E[ratio] - 1 over groups of contexts, in standard errors; 0 for a temperature"
     one, interval = "of the rollout relative to the trainer", found.interval
     return Detection(
         "high" if (found.sure and steep and (told or found.listed)) or truncated else "medium",
@@ -121,7 +121,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
         share=_share_below(case),
         evidence=(
             make_fact("ratio_mean_minus_one", excess, meaning),
-            make_fact("z", z, "the same in standard errors"),
+            make_fact("z", z, "the value above, in standard errors"),
             make_fact("one_sided", below, "share of tokens that the trainer gives less; 0.5 for noise"),
             make_fact(
                 "exact_zeros", zeros, "share of tokens with a rollout log-prob of exactly 0", against=not nucleus
@@ -404,7 +404,7 @@ def detect_logit_bias(case: Case) -> Detection | None:
         evidence=(
             make_fact("bias", size, "median offset of these tokens in the logits, rollout minus train"),
             make_fact("tokens", format_list(names[steady].tolist(), 8), "their ids"),
-            make_fact("k3_share", held, "share of the K3 on them"),
+            make_fact("k3_share", held, "share of the K3 on these tokens"),
             make_fact("others", rest, "median offset of all others"),
         ),
         where={"tokens": f"ids {format_list(names[steady].tolist(), 4)}"},
@@ -465,7 +465,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         "other side",
         evidence=(
             make_fact("apart", apart, "mean difference of repeated and fresh tokens, in units of the noise"),
-            make_fact("z", z, "the same in standard errors, over sequences"),
+            make_fact("z", z, "the value above, in standard errors over sequences"),
             make_fact("repeated", up, "median difference of repeated tokens, in logits (train minus rollout)"),
             make_fact("fresh", down, "mean of new tokens: the opposite sign, because probabilities add up to 1"),
             *facts,

@@ -87,7 +87,7 @@ def _match_lag_of_tokens(case: Case) -> Detection | None:
         evidence=(
             make_fact("version_lag", _format_lags(lags), f"{_LAG_MEANING} of each token, as recorded"),
             make_fact("growth", math.exp(slope), "growth of |log ratio| per version of lag within responses"),
-            make_fact("growth_z", z, "the same in standard errors"),
+            make_fact("growth_z", z, "the value above, in standard errors"),
         ),
         where={"tokens": f"{percent(float((lag[used] > lags[0]).mean()))}, tokens of older versions"},
         everywhere=True,
@@ -152,7 +152,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
     if several:
         meaning = "growth of |log ratio| per version of lag"
         evidence.append(make_fact("growth", math.exp(growth), meaning, against=not grows))
-        evidence.append(make_fact("growth_z", growth_z, "the same in standard errors", against=not grows))
+        evidence.append(make_fact("growth_z", growth_z, "the value above, in standard errors", against=not grows))
     evidence.append(make_fact("systematic", shared, SYSTEMATIC_MEANING, against=not weights_differ))
     if along_z:
         meaning = "correlation over tokens of the vocabulary with the next update of the weights"
@@ -235,9 +235,9 @@ def detect_stale_prefix(case: Case) -> Detection | None:
         share=0.0,
         evidence=(
             make_fact("between_prompts", excess, "variance of the level between prompts at the start, beyond chance"),
-            make_fact("z", z, "the same in standard errors"),
+            make_fact("z", z, "the value above, in standard errors"),
             make_fact("size", size, "median difference (in logits) at the start of responses to those prompts"),
-            make_fact("late", late[0], "the same of later tokens: older weights in all of the cache would stay"),
+            make_fact("late", late[0], "the same for later tokens: high if all of the cache has older weights"),
         ),
         where={
             "prompts": f"{format_list(names, 4)} most ({percent(float(mine.mean()))} of the sequences)",
@@ -330,7 +330,7 @@ def _match_worker(case: Case, column: str) -> Detection | None:
     tokens = mine[case.sequence]
     others = max((abs(row.z) for row in rows if row not in high), default=0.0)
     meanings = (
-        "its level of |log ratio| relative to the others, geometric mean",
+        "its |log ratio| over that of the others, geometric mean",
         "the difference in standard errors, from the scatter between sequences",
         "the largest |z| among the others, which compares them with all the rest",
     )

@@ -85,12 +85,12 @@ def _match_tokens(case: Case) -> Detection | None:
         "low" if tail or more else "high" if sure else "medium",
         f"{format_count(count, 'token')} in {format_count(sequences, 'row')} {'hold' if count > 1 else 'holds'} "
         f"{percent(share)} of the K3: {np.median(size[chosen]):.2g} nats off where others are "
-        f"{np.median(size[~chosen]):.2g}, and no cause that is known here makes such",
+        f"{np.median(size[~chosen]):.2g}, and no known cause explains such",
         tokens=case.marked(chosen),
         evidence=(
             make_fact("tokens", count, "tokens that differ far more than the others"),
             make_fact("rows", sequences, "sequences that hold them"),
-            make_fact("k3_share", share, "their share of the K3 that other causes leave"),
+            make_fact("k3_share", share, "their share of the K3 that other causes do not explain"),
             make_fact("probability", probability, "median probability that the trainer gives"),
         ),
         where={"tokens": f"{count:,} of {len(case.x):,}", "sequences": f"{sequences:,} of {case.size:,}"} | seats,
@@ -219,7 +219,7 @@ _BROKEN_RIVALS = {
 }
 _NOISE_RIVALS = {
     "weights_differ": "checksums of the weights on both sides; merge adapters; compare checkpoint names",
-    "random_noise": "score a batch twice with the trainer: equal? Dropout, and router noise, are not",
+    "random_noise": "score a batch twice with the trainer: with dropout or router noise, the results differ",
     "position_mismatch": "rope_theta, rope scaling, sliding_window and position_ids on each side; a row scored alone "
     "and together with longer rows: equal? It is not if padding is attended to",
     "cache_quantization": "the same prompts with the cache in bfloat16",

@@ -211,17 +211,17 @@ def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | Non
 def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
     """Compare the layers' differences with the dump's log ratios."""
     low, high = noise.logit_noise
-    asked = f"log ratios of {noise.log_ratio_rms:.2g} (rms) ask for noise of {low:.2g} to {high:.2g} on each logit"
+    asked = f"log ratios of {noise.log_ratio_rms:.2g} (rms) imply noise of {low:.2g} to {high:.2g} on each logit"
     last = next((value for _, value in reversed(report.growth) if value is not None), None)
     if "elative" not in report.measure or last is None:
         return f"{asked}; this report's values are not relative, so they cannot be compared with the dump"
     if last == 0:
-        same = "which equal layers cannot give: look behind them (logits, sampling parameters, masks, weights)"
+        same = "which equal layers cannot cause: look after the layers (logits, sampling parameters, masks, weights)"
         return asked if high == 0 else f"{asked}, {same}"
     needed = high / last
-    said = f"{asked}; layers {last:.2g} apart at the end give this if a token's logits spread by {needed:.2g}"
+    said = f"{asked}; layers {last:.2g} apart at the end cause this if a token's logits spread by {needed:.2g}"
     if needed > USUAL_LOGIT_SPREAD[1]:
-        return f"{said}, more than models have: the layers explain too little of it, look for a second cause"
+        return f"{said}, more than models have: the layers explain too little of the noise, look for a second cause"
     if needed < USUAL_LOGIT_SPREAD[0]:
-        return f"{said}, less than models have: the compared runs are further apart than the dump"
+        return f"{said}, less than models have: the compared runs differ more than the two sides of the dump"
     return f"{said}, as models have: the layers explain the dump"

@@ -52,7 +52,7 @@ def read_miles_text(text: str) -> LayerTable | None:
     why = f"mean above the limit of {limit:g}" if failed and limit is not None else "failed" if failed else ""
     notes = ["this report does not contain layers: it only shows whether a layer-wise comparison is useful"]
     if not figures.get("positions compared"):
-        notes.insert(0, "no position was compared, which passes there")
+        notes.insert(0, "no position was compared, and the comparator passes that")
     return LayerTable(
         "Miles log-prob comparison",
         "mean absolute difference of the log-probs, nats",
@@ -81,7 +81,7 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
         layer = _parse_sglang_layer(record)
         where = name if layer is None else f"{name} of layer {layer}"
         if kind not in _SGLANG_TYPES:
-            notes.add("is a type of record that is not known here, and was passed over", f"{kind!r}")
+            notes.add("is an unknown type of record and was skipped", f"{kind!r}")
         elif kind == "comparison_error":
             notes.add(f"could not be compared ({record.get('exception_type')})", name)
         elif kind == "comparison_skip":
@@ -90,7 +90,7 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
             if record.get("errors"):
                 rows.append(_make_sglang_row(record, None, f"skipped with errors: {reason}"))
         elif kind == "comparison_non_tensor" and (record.get("values_equal") is False or record.get("errors")):
-            notes.add("differs and is not a tensor", where)
+            notes.add("differs, but is not a tensor", where)
         elif kind == "comparison_tensor":
             rows.append(_make_sglang_row(record, *_judge_sglang_tensor(record)))
     sentences = [*notes.sentences(), "tensors that only the baseline has leave no record in such a report"]
@@ -605,7 +605,7 @@ def _read_text(file: Path) -> str:
         if not stat.S_ISREG(found.st_mode):
             raise DataError("not a regular file", file=str(file))
         if found.st_size > MAX_REPORT_BYTES:
-            raise DataError(f"larger than the {MAX_REPORT_BYTES >> 20} MiB that are read of a report", file=str(file))
+            raise DataError(f"larger than {MAX_REPORT_BYTES >> 20} MiB, the limit for a report", file=str(file))
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", file=str(file)) from None

@@ -59,7 +59,7 @@ def corrections_figure(
         axes = Axis("tokens rejected", percent=True), Axis("K3 of the kept tokens (nats/token)", "log")
     else:
         title, subject = "Loss scale and effective sample size", "loss scale against the effective sample size"
-        caption = "A loss scale of 1 is unbiased. Higher: more of the data counts."
+        caption = "A loss scale of 1 is unbiased. Higher points use more of the data."
         axes = Axis("loss scale"), Axis("effective sample size", percent=True)
     rules = () if rejects else (ReferenceLine("x", 1.0, "", None, "limit"),)
     return Figure(name, title, subject, caption, *axes, tuple(marks), rules, "wide")

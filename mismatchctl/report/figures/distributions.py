@@ -81,8 +81,8 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str = "distrib
     x = Axis(_X_TITLE, "symlog", ends, linear_to=middle, ticks=ticks)
     return Figure(
         name, "Distribution of the log ratio", "distribution of the log ratio (nats)",
-        f"Linear within ±{middle:g} nats, logarithmic beyond. Noise is symmetric. A long left tail consists of tokens "
-        "that the trainer finds far less likely than the rollout did.",
+        f"The axis is linear within ±{middle:g} nats and logarithmic beyond. Noise is symmetric. A long left tail "
+        "consists of tokens that the trainer finds far less likely than the rollout did.",
         x, Axis(_Y_TITLE, "log", (floor, top)), marks,
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
     mark = Marks("hexagons", "tokens", joint.x, joint.y, values=joint.tokens, shift=joint.width)
     return Figure(
         name, title if apart else "Rollout and train probability", "train probability against rollout probability",
-        "Tokens by the probability that each side gave the sampled token. A darker color is more tokens. On the "
+        "Tokens by the probability that each side gave the sampled token. Darker means more tokens. On the "
         "diagonal both sides agree.",
         Axis("rollout probability", limits=(0.0, 1.0)), Axis("train probability", limits=(0.0, 1.0)), (mark,),
         size="square",
@@ -143,7 +143,7 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
 
 QUANTITIES = {
     "position": ("K3 by position", "position in the response (tokens)", "position",
-                 "Flat for noise. It rises if an error accumulates along the response."),
+                 "Noise gives a flat curve. The curve rises if an error accumulates along the response."),
     "surprisal": ("K3 by probability", "rollout probability of the token", "probability",
                   "Noise in the logits affects rare tokens. A raised right end means that likely tokens differ."),
     "length": ("K3 by response length", "length of the response (tokens)", "length",

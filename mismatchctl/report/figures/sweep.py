@@ -134,12 +134,12 @@ def _curve_charts(study: Study) -> dict[str, _Chart]:
         )  # fmt: skip
     found["ess"] = (
         "Effective sample size", {"tokens": "ess_token", "sequences": "ess_sequence"},
-        Axis("effective sample size", percent=True), "The data that remains after weights and rejection.", (),
+        Axis("effective sample size", percent=True), "Share of the data that counts after weights and rejection.", (),
     )  # fmt: skip
     if study.correction.weight is not None:
         found["bias"] = (
             "Mean weight", {"mean weight": "weight_mean"}, Axis("mean weight"),
-            "1 is unbiased. The bound alone moves the mean weight away from it.",
+            "A mean weight of 1 is unbiased. Only the bound moves it away from 1.",
             (ReferenceLine("y", 1.0, "", None, "limit"),),
         )  # fmt: skip
     else:
@@ -197,7 +197,7 @@ def map_figures(own: StudyRun) -> Iterator[Figure]:
         )  # fmt: skip
         if known:
             yield Figure(
-                f"{own.stem}-map-{key}", title, f"{title} by two thresholds", "In percent. A darker color is more.",
+                f"{own.stem}-map-{key}", title, f"{title} by two thresholds", "In percent. Darker means more.",
                 Axis(x, "band"), Axis(y, "band", percent=True), (mark,),
             )  # fmt: skip
 
@@ -234,7 +234,7 @@ def front_figure(own: StudyRun) -> Figure | None:
         dots("Pareto front", best, labels=labels),
         dots("presets", [point for _, point in presets], color=1, labels=[text for text, _ in presets]),
     ]
-    caption = "Color: no other point is as good in rejection, ESS and bias at once. Labels are thresholds and presets."
+    caption = "Pareto front: no other point is better in rejection, ESS and bias at once. Labels: thresholds, presets."
     title = f"Pareto front ({len(best):,} of {int(known.sum()):,} points)"
     shown = tuple(mark for mark in marks if len(mark.x))
     return Figure(f"{own.stem}-front", title, "points of the sweep", caption, x, y, shown, size="wide")

@@ -153,13 +153,13 @@ def _ranking_table(advice: api.RunAdvice) -> doc.Table:
     scale = advice.uncorrected
     columns: doc.TableColumns[api.RankedCorrection] = (
         ("correction", lambda own: text_cell(own.name, "name")),
-        (doc.ColumnHeader("error", description="gradient error of an update after the best scalar", drop=0),
+        (doc.ColumnHeader("error", description="gradient error of an update, scaled by the best factor", drop=0),
          lambda own: f"{own.mse / scale:.3f}"),
-        (doc.ColumnHeader("bias²", description="its part that more data does not remove", drop=4),
+        (doc.ColumnHeader("bias²", description="part of the error that more data does not remove", drop=4),
          lambda own: f"{max(own.bias2, 0.0) / scale:.3f}"),
-        (doc.ColumnHeader("variance", description="its part that more data removes", drop=5),
+        (doc.ColumnHeader("variance", description="part of the error that more data removes", drop=5),
          lambda own: f"{own.variance / scale:.3f}"),
-        (doc.ColumnHeader("rejected", description="share of the tokens", drop=0),
+        (doc.ColumnHeader("rejected", description="rejected share of the tokens", drop=0),
          lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0"),
         (doc.ColumnHeader("loss scale", description="factor on the loss", drop=1), lambda own: f"{own.loss_scale:.3g}"),
         (doc.ColumnHeader("ESS", description="effective sample size of tokens", drop=1), lambda own: f"{own.ess:.2f}"),

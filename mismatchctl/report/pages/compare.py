@@ -301,9 +301,9 @@ def _contributions_table(contrast: api.Contrast) -> doc.Table:
         (doc.ColumnHeader("contribution", "nats/token", drop=0), lambda item: doc.TableCell(
             format_estimate(item[1].total, item[1].se), sort_key=f"{item[1].total:.6g}")),
         (doc.ColumnHeader("of the change", drop=1), share),
-        (doc.ColumnHeader("level", description="K3 there is larger or smaller", drop=4),
+        (doc.ColumnHeader("level", description="change from a larger or smaller K3 of these tokens", drop=4),
          lambda item: _amount_cell(item[1].level, api.format_signed)),
-        (doc.ColumnHeader("mix", description="more or fewer tokens are there", drop=4),
+        (doc.ColumnHeader("mix", description="change from more or fewer of these tokens", drop=4),
          lambda item: _amount_cell(item[1].mix, api.format_signed)),
         (doc.ColumnHeader("K3 there, reference", drop=2), lambda item: _amount_cell(item[1].k3[0], format_number)),
         (doc.ColumnHeader("other"), lambda item: _amount_cell(item[1].k3[1], format_number)),

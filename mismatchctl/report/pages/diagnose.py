@@ -199,7 +199,7 @@ def format_example(example: Example) -> str:
 
 def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
     """Build the section about which side has the error."""
-    shares = f"the rollout's share of the squared gap is {_format_share(sides.rollout_share)}"
+    shares = f"the rollout's share of the squared rollout-trainer gap is {_format_share(sides.rollout_share)}"
     rows = [("found", sides.summary), ("split", f"{shares}, of K3 {_format_share(sides.rollout_share_k3)}")]
     ratio = sides.reference_over_rollout
     if ratio.value is not None:
@@ -262,7 +262,8 @@ def _describe_first_difference(report: LayerReport) -> str:
         return f"0 of {report.tensors:,} tensors are outside the tool's tolerance"
     words = [f"{_format_tensor(report.first_bad)}: {report.first_bad.why}"]
     if report.before is not None:
-        words.append("before it all equal" if report.before == 0 else f"before it all within {report.before:.2g}")
+        level = "equal" if report.before == 0 else f"within {report.before:.2g}"
+        words.append(f"all tensors before it are {level}")
     if report.last_good is not None:
         words.append(f"last good layer {report.last_good}")
     return "; ".join(words)

@@ -200,7 +200,7 @@ def objectives_section(
 
     columns: list[Any] = [("objective", lambda item: text_cell(item[0], "name"))]
     columns += [(doc.ColumnHeader(each, drop=0, short=each), value(place)) for place, each in enumerate(chosen)]
-    table = doc.Table.of(f"What {name} would minimize", rows.items(), columns, reach=doc.TERMINAL_AND_PAGE)
+    table = doc.Table.of(f"Loss that {name} would minimize", rows.items(), columns, reach=doc.TERMINAL_AND_PAGE)
     return doc.Section("Minimized objective", f"{anchor}-objectives", folded=True).add(table)
 
 
@@ -263,7 +263,7 @@ def comparison_of_corrections(result: model.Result, registry: MetricRegistry) ->
         texts = {key: SHORT_TITLES[key] for key in drops}
         return registry.columns(drops, lambda row: row[3], "c", texts, errors=False)
 
-    about, kind = "predicted share of tokens, with its 95% interval", "text" if several else "name"
+    about, kind = "predicted share of rejected tokens, with its 95% interval", "text" if several else "name"
     columns: list[Any] = [("run", lambda row: text_cell(row[1], "name"))] if several else []
     columns += [
         (doc.ColumnHeader("correction", numeric=False, drop=0), lambda row: text_cell(row[2], kind)),
@@ -272,7 +272,7 @@ def comparison_of_corrections(result: model.Result, registry: MetricRegistry) ->
         *shown({"rejected_tokens": 0}),
         (doc.ColumnHeader("fresh batch rejects", description=about, drop=4, short="fresh batch\nrejects"), fresh),
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
-        (doc.ColumnHeader("data needed", description="for the effective sample size of no correction"), needed),
+        (doc.ColumnHeader("data needed", description="to reach the effective sample size without correction"), needed),
     ]  # fmt: skip
     caption = "Shares are of valid tokens or of sequences. A fresh batch has the number of sequences of a step."
     places = [row[0] for row in rows] if several else ()
@@ -320,9 +320,7 @@ def provenance_section(
     codes = [doc.Code(escape_terminal(one.name), _correction_yaml(one)) for one in corrections]
     return section.add(
         doc.Section("Files", "files", note=f"{len(files.rows)} shown", folded=True).add(files, types),
-        doc.Section("Corrections, as one writes them", "as-written", note=f"{len(codes)} in YAML", folded=True).add(
-            *codes
-        ),
+        doc.Section("Corrections as YAML", "as-written", note=f"{len(codes)} shown", folded=True).add(*codes),
     )
 
 

@@ -53,7 +53,8 @@ def combine_results(paths: Sequence[Path]) -> Result:
     found = [(path, one, _parse_saved(one, path)) for path, one in data]
     results = [(path.stem, kept) for path, _, kept in found if isinstance(kept, Result)]
     if not results:
-        raise DataError("no Result, to hold the others", file=str(paths[0]), remedy="name what analyze -o wrote")
+        remedy = "add a file that analyze -o wrote"
+        raise DataError("no file is a Result; the page needs at least one", file=str(paths[0]), remedy=remedy)
     merged = _merge_results(results)
     others = [one for _, one, kept in found if not isinstance(kept, Result)]
     merged.sections = [*(section for _, result in results for section in result.sections), *others]

@@ -287,7 +287,7 @@ def study_section(own: StudyRun, registry: MetricRegistry) -> doc.Section:
     rows, study = own.rows, own.study
     best = api.sort_by_cost([row for row in rows if row["pareto"]])
     chosen = api.thin_rows(best or rows, MAX_POINTS_SHOWN)
-    found = "No point has every figure"
+    found = "No point has a value of every metric"
     if best:
         found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
     points = _points_table(own, chosen, f"{found}.", registry)
