@@ -32,12 +32,17 @@ def advise(
     correction: opt.CorrectionOption = None,
     config: YourConfig = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Assume updates of N sequences. [default: sequences per step of the dump]")
+        int | None, typer.Option(min=1, help="Assume N sequences per update. [default: sequences per step of the dump]")
     ] = None,
     max_rejection: Annotated[
-        str, limit_option(metavar="SHARE", help="Reject at most this share of the tokens: 5% or 0.05.")
+        str,
+        limit_option(
+            metavar="SHARE", help="Exclude corrections that reject more than this share of the tokens: 5% or 0.05."
+        ),
     ] = "100%",
-    min_ess: Annotated[float, limit_option(min=0, max=1, help="Keep at least this ESS, as a share.")] = 0.0,
+    min_ess: Annotated[
+        float, limit_option(min=0, max=1, help="Exclude corrections with a lower effective sample size (0 to 1).")
+    ] = 0.0,
     no_rejection: Annotated[bool, limit_option("--no-rejection", help="Exclude corrections that reject data.")] = False,
     column: opt.ColumnOption = None,
     json: opt.JsonOption = False,

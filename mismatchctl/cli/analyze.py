@@ -60,29 +60,34 @@ def analyze(
     framework: Annotated[
         str,
         typer.Option(
-            help="Replay the metrics that this framework logs, and read --config as its file: NAME or NAME@VERSION."
+            help="Compute the metrics that this framework logs, and read --config as its file: NAME or NAME@VERSION."
         ),
     ] = "",
     micro_batch_size: opt.MicroBatchOption = None,
     against: Annotated[
-        Path | None, typer.Option(help="Compare with the run's log: JSON lines, TensorBoard events or CSV.")
+        Path | None,
+        typer.Option(help="Compare the metrics with those in the run's log: JSON lines, TensorBoard events or CSV."),
     ] = None,
     loss: Annotated[
         list[str] | None,
-        advanced_option(help="Measure the corrections with this loss: gspo, sapo, dual_clip:dual=3, ... (repeatable)."),
+        advanced_option(
+            help="Combine each correction with this policy loss: gspo, sapo, dual_clip:dual=3, ... (repeatable)."
+        ),
     ] = None,
     baseline: Annotated[Path | None, typer.Option(help="Compare K3 with this accepted Result.")] = None,
     advise: Annotated[
-        bool, typer.Option("--advise", help="Recommend a correction too, which reads the dump two more times.")
+        bool, typer.Option("--advise", help="Also recommend a correction. This reads the dump two more times.")
     ] = False,
     kl: Annotated[
         list[KlEstimator] | None,
-        advanced_option(help="Show the KL to ref_log_probs: k1, k2, k3 or low_var (repeatable)."),
+        advanced_option(
+            help="Estimate the KL to the reference policy (ref_log_probs) by k1, k2, k3 or low_var (repeatable)."
+        ),
     ] = None,
     loss_agg: Annotated[
         list[LossAggregation] | None,
         advanced_option(
-            help="Aggregate losses and --kl by token-mean, seq-mean-token-sum or seq-mean-token-mean (repeatable)."
+            help="Average losses and --kl by token-mean, seq-mean-token-sum or seq-mean-token-mean (repeatable)."
         ),
     ] = None,
     by: opt.ByOption = None,
@@ -91,7 +96,7 @@ def analyze(
     engine: opt.EngineOptions,
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        advanced_option(help="Compute on auto, cpu or cuda; auto: on a GPU if it is faster."),
+        advanced_option(help="Device that computes: auto, cpu or cuda. auto takes a GPU if it is faster."),
     ] = "auto",
     verbose: opt.VerboseOption = False,
     quiet: opt.QuietOption = False,
@@ -103,7 +108,10 @@ def analyze(
     markdown: opt.MarkdownOption = None,
     open_: opt.OpenOption = False,
     sequences: Annotated[Path | None, opt.output_option(help="Write one row per sequence as Parquet.")] = None,
-    join: Annotated[Path | None, advanced_option(help="Add the columns of this Parquet file to --sequences.")] = None,
+    join: Annotated[
+        Path | None,
+        advanced_option(help="Add the columns of this Parquet file to the --sequences file."),
+    ] = None,
     figures: opt.FigureOptions,
     tokens: Annotated[
         Path | None, opt.output_option(help="Write a page that shows the worst sequences token by token.")
@@ -111,12 +119,14 @@ def analyze(
     browse: Annotated[
         list[str] | None,
         advanced_option(
-            metavar="PATH:ROW", help="Show this sequence in --tokens instead of the worst ones (repeatable)."
+            metavar="PATH:ROW", help="Show this sequence on the --tokens page instead of the worst ones (repeatable)."
         ),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        advanced_option(help="Decode tokens of --tokens: tokenizer.json, a tiktoken encoding, bytes or ids."),
+        advanced_option(
+            help="Decode the tokens of the --tokens page with a tokenizer.json, a tiktoken encoding, bytes or ids."
+        ),
     ] = None,
     force: opt.ForceOption = False,
 ) -> None:

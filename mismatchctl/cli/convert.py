@@ -23,7 +23,8 @@ def convert(
     *,
     pair: PairOptions,
     framework: Annotated[
-        str, typer.Option("--from", metavar="NAME", help="Read the files as this framework's. [default: detected]")
+        str,
+        typer.Option("--from", metavar="NAME", help="Read the files as files of this framework. [default: detected]"),
     ] = "",
     join: Annotated[
         Path | None, typer.Option(help="Add missing columns from this file, matched by sequence_id and step.")
@@ -34,9 +35,9 @@ def convert(
 ) -> None:
     """Convert files of a framework or an engine to one Parquet file.
 
-    Every command reads SOURCE directly too. A converted file is faster to read again. No code in a file is executed.
+    Other commands can also read SOURCE directly, but a converted file is faster to read. No code in SOURCE is executed.
 
-    No file is written if the log-probs are shifted by one token. docs/reference/framework-files.md lists frameworks.
+    No file is written if the log-probs are shifted by one token. docs/reference/framework-files.md lists the formats.
     """
     from mismatchctl.data.conversion import convert_dump as run
     from mismatchctl.data.conversion import convert_pair

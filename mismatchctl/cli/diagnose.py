@@ -16,16 +16,21 @@ from mismatchctl.core.formatting import format_count
 def diagnose(
     *,
     paths: Annotated[
-        list[str] | None, typer.Argument(metavar="DUMPS...", help="Files, folders or globs. Each is a run.")
+        list[str] | None,
+        typer.Argument(metavar="DUMPS...", help="Files, folders or globs of any supported format. Each is a run."),
     ] = None,
     pair: opt.PairOptions,
     by: Annotated[
         list[str] | None,
-        typer.Option("--by", help="Look for a deviating worker, rank or data source in this column (repeatable)."),
+        typer.Option(
+            "--by", help="Test whether one value of this column (a worker, rank or data source) deviates (repeatable)."
+        ),
     ] = None,
     layers: Annotated[
         list[str] | None,
-        typer.Option(help="Read a report of a layer-wise comparator, or a folder of reports (repeatable)."),
+        typer.Option(
+            help="Read a report that compares the layers of engine and trainer, or a folder of reports (repeatable)."
+        ),
     ] = None,
     column: opt.ColumnOption = None,
     engine: opt.EngineOptions,
@@ -40,7 +45,7 @@ def diagnose(
 ) -> None:
     """Find the causes of the mismatch, with evidence and what to do.
 
-    docs/reference/diagnosis.schema.json describes the JSON.
+    docs/reference/diagnosis.schema.json describes the JSON output.
     """
     output, json = out.resolve_json_output(output, json)
     paths = paths or []

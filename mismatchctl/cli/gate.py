@@ -37,36 +37,55 @@ UndecidedOption = Annotated[
     UndecidedPolicy, typer.Option(help="If a rule cannot be judged: exit 4 (fail), exit 0 with a warning, or exit 0.")
 ]
 LevelOption = Annotated[
-    float, typer.Option(min=1e-4, max=0.5, help="Probability that a run without a real change fails, over all rules.")
+    float,
+    typer.Option(
+        min=1e-4, max=0.5, help="Probability that the gate fails without a real change, for all rules together."
+    ),
 ]
 MaxSkippedOption = Annotated[
-    str, typer.Option(metavar="SHARE", help="Most sequences, tokens or files left out as bad, or repeated.")
+    str,
+    typer.Option(
+        metavar="SHARE",
+        help="Undecided if a larger share of sequences, tokens or files is skipped as bad, or repeated.",
+    ),
 ]
 MaxMissingOption = Annotated[
-    str, baseline_option(metavar="SHARE", help="Most steps, prompts or responses missing from the dump.")
+    str,
+    baseline_option(
+        metavar="SHARE", help="Undecided if a larger share of the baseline's steps, prompts or responses is missing."
+    ),
 ]
 DifferentModelOption = Annotated[
-    bool, baseline_option("--allow-different-model", help="Compare different models and engines.")
+    bool,
+    baseline_option(
+        "--allow-different-model", help="Judge the dump even if its model or engine is not the baseline's."
+    ),
 ]
 PlanOption = Annotated[
     str | None,
-    typer.Option(metavar="SHARE", help="Print the number of sequences that detect this rise, as in 20%, and stop."),
+    typer.Option(
+        metavar="SHARE",
+        help="Print the number of sequences needed to detect a rise by this share, as in 20%, and stop.",
+    ),
 ]
 
 BaselineOption = Annotated[Path | None, baseline_option(help="Compare with this accepted Result.")]
 HistoryOption = Annotated[Path | None, baseline_option(help="Judge the trend over this folder of accepted Results.")]
 LastOption = Annotated[int, baseline_option(min=1, help="Use the last N Results of --history.")]
 FixedTokensOption = Annotated[
-    bool, baseline_option("--fixed-tokens", help="Require the tokens of the baseline, scored again.")
+    bool, baseline_option("--fixed-tokens", help="Require that the dump has the baseline's tokens, scored again.")
 ]
 SaveBaselineOption = Annotated[
-    Path | None, baseline_option(help="Save a dump that passed as a baseline, or into a folder with the next number.")
+    Path | None,
+    baseline_option(help="If the dump passes, save its Result to FILE, or to a folder under the next number."),
 ]
 AcceptOption = Annotated[bool, baseline_option("--accept", help="Save the baseline regardless of the verdict.")]
 
 JsonOption = Annotated[bool, opt.output_option("--json", help="Print the verdict as JSON.")]
-JUnitOption = Annotated[Path | None, opt.output_option(help="Write JUnit XML.")]
-MarkdownOption = Annotated[Path | None, opt.output_option(help="Write Markdown; - is stdout.")]
+JUnitOption = Annotated[Path | None, opt.output_option(help="Write the verdict as JUnit XML.")]
+MarkdownOption = Annotated[
+    Path | None, opt.output_option(help="Write the verdict as Markdown to FILE, or to stdout with -.")
+]
 ForceOption = Annotated[bool, opt.output_option("--force", help="Overwrite reports and baselines.")]
 
 
@@ -101,7 +120,7 @@ def gate(
     html: opt.HtmlOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Fail CI if the mismatch got worse (exit 3) or is unclear (exit 4)."""
+    """Fail CI if the mismatch got worse (exit 3) or cannot be judged (exit 4)."""
     markdown, printed = out.resolve_text_output(markdown, json)
     if accept and save_baseline is None:
         raise ConfigError("--accept only works with --save-baseline")

@@ -13,10 +13,15 @@ from mismatchctl.errors import EXIT_CHECK_FAILED
 
 
 def lint(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML, TOML, JSON, Python or a launch script.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG", help="The framework's configuration (YAML, TOML, JSON or Python) or a launch script."
+        ),
+    ],
     dumps: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DUMPS...", help="Measure the rejection of the configuration on these dumps."),
+        typer.Argument(metavar="DUMPS...", help="Measure how much the configured correction rejects in these dumps."),
     ] = None,
     framework: Annotated[
         str,

@@ -90,13 +90,17 @@ MarkdownOption = Annotated[
 OpenOption = Annotated[bool, output_option("--open", help="Open the page of --html in a browser.")]
 MicroBatchOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Use N rows of a step as one micro-batch if the dump has no micro_batch column."),
+    typer.Option(
+        min=1, help="Treat N consecutive rows of a step as a micro-batch if the dump has no micro_batch column."
+    ),
 ]
 HtmlOption = Annotated[Path | None, output_option(help="Write an HTML report.")]
 ForceOption = Annotated[bool, output_option("--force", help="Overwrite existing files.")]
 ColumnOption = Annotated[
     list[str] | None,
-    typer.Option("--column", help="Read a column under another name, as in train_log_probs=old_logp (repeatable)."),
+    typer.Option(
+        "--column", help="Read a column from another name in the file, as in train_log_probs=old_logp (repeatable)."
+    ),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print all details.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
@@ -128,7 +132,9 @@ class PairOptions:
     rollout: Annotated[
         Path | None, pair_option(help="Read the rollout side: responses of an engine, or a table with log-probs.")
     ] = None
-    train: Annotated[Path | None, pair_option(help="Read the trainer's side of the same sequences.")] = None
+    train: Annotated[Path | None, pair_option(help="Read the trainer's side: its log-probs of the same sequences.")] = (
+        None
+    )
     on: Annotated[
         str, pair_option(help="Match rows of the two files by these columns, as in step,id. [default: id]")
     ] = ""
@@ -183,10 +189,10 @@ class EngineOptions:
         execution_option(metavar="SIZE", help="Memory limit, as in 2GB. [default: half of the machine]"),
     ] = None
     engine: Annotated[
-        Literal["local", "ray"], execution_option(help="Run in threads, or as tasks on a Ray cluster.")
+        Literal["local", "ray"], execution_option(help="Run in threads (local), or as tasks on a Ray cluster (ray).")
     ] = "local"
     address: Annotated[
-        str | None, execution_option(help="Connect to this Ray cluster; auto: the cluster of this machine.")
+        str | None, execution_option(help="Address of the Ray cluster. auto takes the cluster of this machine.")
     ] = None
 
     def build(self) -> Engine:
@@ -234,7 +240,7 @@ class FigureOptions:
     """The options of figures as files."""
 
     figures: Annotated[
-        Path | None, output_option(metavar="FOLDER", help="Write each figure and its numbers as CSV.")
+        Path | None, output_option(metavar="FOLDER", help="Write each figure to this folder, with its numbers as CSV.")
     ] = None
     figure_format: Annotated[
         Literal["svg", "png", "pdf"], typer.Option(rich_help_panel=ADVANCED, help="Format of --figures.")

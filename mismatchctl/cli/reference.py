@@ -131,7 +131,9 @@ presets = typer.Typer(help="List the presets of corrections, or show one.", invo
 @presets.callback()
 def presets_or_list(
     ctx: typer.Context,
-    table: Annotated[bool, typer.Option("--table", help="Compare the presets: effect, cost and assumptions.")] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="Print a table of the presets with effect, cost and assumptions.")
+    ] = False,
     verbose: opt.VerboseOption = False,
     json: opt.JsonOption = False,
 ) -> None:
@@ -185,10 +187,13 @@ def show(
         str, typer.Option("--as", help="Print the configuration of this framework: NAME or NAME@VERSION.")
     ] = "",
     nearest: Annotated[
-        bool, typer.Option("--nearest", help="With --as: approximate rules that the framework does not have.")
+        bool,
+        typer.Option(
+            "--nearest", help="With --as: replace rules that the framework lacks by the nearest rules that it has."
+        ),
     ] = False,
 ) -> None:
-    """Print a preset as YAML for --correction FILE, or as a framework's configuration."""
+    """Print a preset as YAML (a file for --correction), or as a framework's configuration."""
     if nearest and not framework:
         raise ConfigError("--nearest only works with --as NAME")
     from mismatchctl.corrections.presets import Preset

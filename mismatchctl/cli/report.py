@@ -36,9 +36,9 @@ def report(
     verbose: opt.VerboseOption = False,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Show saved results again, as a screen, a page or Markdown.
+    """Show saved results again in the terminal, as HTML or as Markdown.
 
-    The dumps are not needed. Several results become one page, and with -o one Result.
+    The dumps are not needed. --html puts several results on one page, and -o merges them into one Result.
     """
     markdown, printed = out.resolve_text_output(markdown)
     out.check_output_paths(output, html, markdown, force=force, inputs=results)

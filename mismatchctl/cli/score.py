@@ -38,20 +38,23 @@ def score(
     dtype: Annotated[PrecisionName, typer.Option(help="Compute in this precision.")] = "float32",
     temperature: Annotated[float, typer.Option(help="Divide the logits by this temperature.")] = 1.0,
     version: Annotated[
-        int | None, typer.Option("--model-version", help="Store N as reference_version, the weight version of MODEL.")
+        int | None,
+        typer.Option(
+            "--model-version", help="Store N as reference_version: the version of the model weights in MODEL."
+        ),
     ] = None,
     worst: Annotated[
         int | None, typer.Option(min=1, help="Score only the N sequences with the largest sum of log ratios.")
     ] = None,
-    sample: Annotated[int | None, typer.Option(min=1, help="Score only a sample of N sequences.")] = None,
+    sample: Annotated[int | None, typer.Option(min=1, help="Score only N sequences chosen at random.")] = None,
     device: Annotated[
-        str, typer.Option(help="Compute on auto, cpu, cuda or cuda:1; auto: on a GPU if there is one.")
+        str, typer.Option(help="Device that computes: auto, cpu, cuda or cuda:1. auto takes a GPU if there is one.")
     ] = "auto",
     force: ForceOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Score a dump in high precision, to find which side is wrong.
+    """Score a dump with a checkpoint in high precision, to find which side is wrong.
 
     Adds the column reference_log_probs. Sequences are scored one at a time. After an interruption, the same command
     continues. MODEL is a folder written by save_pretrained. Needs the extra `score`.

@@ -41,7 +41,7 @@ BACKUP_SUFFIX = ".orig"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the report and the Result.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Write the report and the Result to this folder.")] = Path("demo"),
     copy: Annotated[
         Path | None,
         typer.Option(help="Write the sample runs to this folder instead, to try other commands.", show_default=False),
@@ -52,7 +52,7 @@ def demo(
 ) -> None:
     """Analyze two sample runs and write a report.
 
-    The runs are part of the package. The network is not used.
+    The sample runs are part of the package. The network is not used.
     """
     if copy is not None:
         _copy_samples(copy, force, quiet)
@@ -94,27 +94,30 @@ def _copy_samples(folder: Path, force: bool, quiet: bool) -> None:
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="A framework, or ci.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="The name of a framework, or ci for a CI job.", show_default=False)],
     write: Annotated[
-        bool, typer.Option("--write", help="Patch the installed files, and keep backups (.orig).")
+        bool, typer.Option("--write", help="Insert the code into the installed files, and keep backups (.orig).")
     ] = False,
     patch: Annotated[
-        Path | None, typer.Option(help="Patch this file instead: your script, or a file of a checkout.")
+        Path | None,
+        typer.Option(help="Insert the code into this file: your training script, or a file of a checkout."),
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="Checkout or site-packages of the framework. Default: the installed one.")
+        Path | None,
+        typer.Option(help="Checkout or site-packages that contains the framework. Default: the installed framework."),
     ] = None,
     check: Annotated[
-        str | None, typer.Option(metavar="DUMP", help="Check the first dump, with a verdict in one line.")
+        str | None,
+        typer.Option(metavar="DUMP", help="Check the first recorded dump, and print a one-line verdict."),
     ] = None,
     framework: Annotated[str, typer.Option(help="With ci: the framework that trains.")] = "",
     gitlab: Annotated[bool, typer.Option("--gitlab", help="With ci: a job for GitLab instead of GitHub.")] = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Print or insert the lines that record a dump, or set up a CI job.
+    """Print or insert the code that records a dump, or set up a CI job.
 
-    `mismatchctl init NAME` prints the lines, with the file and line of the installed version. `mismatchctl init ci`
+    `mismatchctl init NAME` prints the code, and where to insert it in the installed version. `mismatchctl init ci`
     writes ci/record.py, prompts and a workflow to the working directory.
     """
     if name == CI:

@@ -40,23 +40,29 @@ JsonOption = Annotated[bool, opt.output_option("--json", help="Print the sweep a
 OutputOption = Annotated[
     Path | None, opt.output_option("--output", "-o", help="Write all points to FILE (.parquet, .csv or .json).")
 ]
-HtmlOption = Annotated[Path | None, opt.output_option(help="Write an HTML page with curves, maps and an explorer.")]
+HtmlOption = Annotated[
+    Path | None, opt.output_option(help="Write an HTML page with curves, heat maps and an interactive explorer.")
+]
 TargetRejectionOption = Annotated[
     list[str] | None,
     target_option(
-        metavar="SHARE", help="Find thresholds that reject this share, as in 5% or sequences=5% (repeatable)."
+        metavar="SHARE",
+        help="Find the thresholds that reject this share of tokens (5%) or sequences (sequences=5%) (repeatable).",
     ),
 ]
 TargetEssOption = Annotated[
     list[str] | None,
-    target_option(metavar="SHARE", help="Find thresholds with this effective sample size (repeatable)."),
+    target_option(
+        metavar="SHARE", help="Find the thresholds that leave this effective sample size, as in 90% (repeatable)."
+    ),
 ]
 BatchOption = Annotated[int | None, forecast_option(min=1, help="Predict the rejection in a batch of N sequences.")]
 AtLengthOption = Annotated[
     list[int] | None, forecast_option(min=1, help="Predict rejection and ESS for responses of N tokens (repeatable).")
 ]
 AtStepOption = Annotated[
-    float | None, forecast_option(metavar="N", help="Predict the rejection N steps after the last, as in +100.")
+    float | None,
+    forecast_option(metavar="N", help="Predict the rejection N steps after the last step of the dump, as in +100."),
 ]
 
 
@@ -65,7 +71,7 @@ GeoOption = Annotated[
     typer.Option(
         "--geo",
         metavar="X",
-        help="Sweep rejection by the geometric mean outside [1/X, X]: a value, 1.001:1.1:20 or a list.",
+        help="Sweep the rejection of sequences by geometric mean outside [1/X, X]: a value, 1.001:1.1:20 or a list.",
     ),
 ]
 
@@ -98,9 +104,9 @@ def sweep(
     at_step: AtStepOption = None,
     geo: GeoOption = None,
 ) -> None:
-    """Sweep thresholds: rejected data, ESS and bias at each.
+    """Sweep thresholds: the rejected data, ESS and bias of each.
 
-    Without a correction: token weights, rejection by product and geometric mean, and the veto.
+    If you do not name a correction, it sweeps token truncation, sequence and geometric rejection, and the veto.
     """
     output, json = out.resolve_json_output(output, json)
     paths = paths or []

@@ -32,7 +32,7 @@ BaselineOption = Annotated[
     Path | None, typer.Option(help="Compare with this accepted Result, for rules such as k3:increase=25%.")
 ]
 UntilIdleOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Stop when no data arrived for this time, as in 30m.")
+    str | None, typer.Option(metavar="TIME", help="Stop if no new data arrives for this time, as in 30m.")
 ]
 EveryOption = Annotated[str, typer.Option(metavar="TIME", help="Look for new files at this interval.")]
 
@@ -50,9 +50,9 @@ def watch(
     html: opt.HtmlOption = None,
     force: opt.ForceOption = False,
 ) -> None:
-    """Follow a running job: one line per step.
+    """Follow a running job: print one line per step.
 
-    Only complete files are read. Stop it with Ctrl-C, --until-idle or a failing --rule.
+    Only complete files are read. It ends at Ctrl-C, after --until-idle, or when a --rule fails.
     """
     out.check_output_paths(html, force=force, inputs=[*paths, baseline])
 
