@@ -339,7 +339,7 @@ def _command(command: Any, path: str) -> Iterator[str]:
     usage = " ".join((one.metavar or one.name).upper() for one in arguments)
     yield from (f"## `{path}`", "", f"    {path} [OPTIONS] {usage}".rstrip(), "", _plain(command.help or ""), "")
     if taken:
-        yield from ("| argument or option | default | what it is |", "|---|---|---|")
+        yield from ("| argument or option | default | meaning |", "|---|---|---|")
     for one in taken:
         spelt = ", ".join(f"`{word}`" for word in (*one.opts, *one.secondary_opts))
         named = f"`{(one.metavar or one.name).upper()}`" if one.param_type_name == "argument" else spelt

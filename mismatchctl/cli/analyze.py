@@ -66,7 +66,7 @@ def analyze(
     micro_batch_size: opt.MicroBatchOption = None,
     against: Annotated[
         Path | None,
-        typer.Option(help="Compare the metrics with those in the run's log: JSON lines, TensorBoard events or CSV."),
+        typer.Option(help="Compare the metrics with the run's log: JSON lines, TensorBoard events or CSV."),
     ] = None,
     loss: Annotated[
         list[str] | None,

@@ -91,7 +91,7 @@ OpenOption = Annotated[bool, output_option("--open", help="Open the page of --ht
 MicroBatchOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Treat N consecutive rows of a step as a micro-batch if the dump has no micro_batch column."
+        min=1, help="Treat N consecutive rows of a step as a micro-batch if the dump lacks a micro_batch column."
     ),
 ]
 HtmlOption = Annotated[Path | None, output_option(help="Write an HTML report.")]
