@@ -69,9 +69,9 @@ def weights(
     age: Values | float | None = None,
     micro_batches: int | Values | None = None,
 ) -> tuple[Values, Values]:
-    """Return final importance weights, as a trainer multiplies its losses with them, and which tokens are kept.
+    """Return the importance weights by which a trainer multiplies the token losses, and flags of the kept tokens.
 
-    No gradient is taken: log-probs that require one are detached.
+    The weights have no gradient: log-probs that require one are detached first.
 
     Args:
         rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
@@ -151,7 +151,7 @@ def keep(
     advantages: Values | None = None,
     age: Values | float | None = None,
 ) -> Values:
-    """Return which tokens a correction keeps.
+    """Return flags of the tokens that a correction keeps.
 
     Args:
         rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
@@ -207,7 +207,7 @@ def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
 
 @public_function
 def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
-    """Return the mean of exp(x) - 1 - x over the valid tokens, x being train minus rollout log-prob, in nats.
+    """Return the mean of exp(x) - 1 - x over the valid tokens in nats, where x is train minus rollout log-prob.
 
     Args:
         rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
@@ -229,7 +229,7 @@ def ess(
         rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
         train: Log-probs of the trainer, in the same layout.
         mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
-        level: Ratios of tokens, or their products over sequences.
+        level: "token" for the ratios of tokens, "sequence" for their products over sequences.
     """
     values = _importance_ratios(rollout, train, mask, level)
     return float(values.sum() ** 2 / (len(values) * (values**2).sum())) if len(values) else float("nan")
@@ -245,7 +245,7 @@ def chi2(
         rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
         train: Log-probs of the trainer, in the same layout.
         mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
-        level: Ratios of tokens, or their products over sequences.
+        level: "token" for the ratios of tokens, "sequence" for their products over sequences.
     """
     return _mean_or_nan(_importance_ratios(rollout, train, mask, level) ** 2) - 1
 

@@ -47,7 +47,7 @@ def public_function(function: Callable[P, Returned]) -> Callable[P, Returned]:
 
 
 class ArrowTable(Protocol):
-    """A table that exports itself to Arrow: of polars, pandas, pyarrow, DuckDB, ..."""
+    """A table that can be exported to Arrow: of polars, pandas, pyarrow, DuckDB, ..."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the rows as an Arrow stream."""
@@ -58,11 +58,11 @@ class PandasTable(Protocol):
 
     @property
     def columns(self) -> object:
-        """The names of the columns."""
+        """Names of the columns."""
 
     @property
     def iloc(self) -> object:
-        """Rows by their place."""
+        """Rows by their position."""
 
 
 class FormattedDataset(Protocol):
@@ -73,14 +73,14 @@ class FormattedDataset(Protocol):
 
 
 class TorchTensor(Protocol):
-    """A torch tensor, as far as the API looks at it."""
+    """The attributes of a torch tensor that the API uses."""
 
     @property
     def is_nested(self) -> bool:
-        """Whether the rows have lengths of their own."""
+        """True if the rows may have different lengths."""
 
     def detach(self) -> object:
-        """Return the values without their gradient."""
+        """Return the tensor without its gradient."""
 
 
 StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
@@ -350,7 +350,7 @@ def check_engine(engine: object) -> None:
 
 @contextmanager
 def config_file(config: Mapping[str, object]) -> Iterator[Path]:
-    """Write a mapping to a temporary file. Errors call it the mapping."""
+    """Write a mapping to a temporary file. Error messages say "the mapping" instead of its path."""
     import tempfile
 
     from yaml import YAMLError

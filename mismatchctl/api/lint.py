@@ -57,7 +57,7 @@ def lint(
 
 
 def _find_sampling_traps(framework: Framework, native: Mapping[str, Any]) -> list[LintMessage]:
-    """Return findings about sampling settings that a correction would take for a mismatch."""
+    """Return findings about sampling settings whose effect a correction would treat as a mismatch."""
     try:
         correction = framework.correction(native)
     except ConfigError:
@@ -66,7 +66,7 @@ def _find_sampling_traps(framework: Framework, native: Mapping[str, Any]) -> lis
 
 
 def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
-    """Yield messages about values outside of the file that affect the correction."""
+    """Yield messages about values that affect the correction but are not in the file."""
     for name in written.missing:
         consequence = f"inherits from {name}, which was not found: its settings are unknown"
         yield LintMessage("unknown", "defaults", consequence, "put the file at this path", name)
@@ -188,7 +188,7 @@ def _advice_findings(run: str, advice: RunAdvice) -> Iterator[LintMessage]:
 
 
 def _describe_change(run: RunResult, now: Correction, instead: Correction) -> str:
-    """Describe the different effects of the other correction."""
+    """Describe how the effects of the other correction differ."""
     ours, others = run.overall.corrections[now.name], run.overall.corrections[instead.name]
     changes = []
     for key, words in _CHANGE_TEXTS.items():

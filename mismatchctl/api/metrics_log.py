@@ -297,7 +297,7 @@ def _meanings(name: str) -> dict[Meaning, list[str]]:
 
 
 def _is_called(name: str, logged: str) -> bool:
-    """Return True if a framework's name is the logged one, with or without its panel."""
+    """Return True if a framework's name equals the logged name, with or without the panel prefix."""
     plain = logged.replace("/all/", "/")  # the mean over environments
     return name in (logged, plain) or (name.rpartition("/")[2] == logged and "_" in logged)
 

@@ -48,13 +48,13 @@ class BackTest:
 
     @property
     def excess(self) -> float:
-        """Root mean squared difference beyond the noise of the observations."""
+        """Root mean squared difference of predicted and observed fractions beyond the noise of the observations."""
         squares = np.subtract(self.predicted, self.observed) ** 2 - np.square(self.noise)
         return float(np.sqrt(max(squares.mean(), 0.0)))
 
     @property
     def miss(self) -> float:
-        """The excess on the standard normal scale, per doubling of the length."""
+        """Typical error of the model beyond noise, on the standard normal scale, per doubling of the length."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         scores = [_normal_score(np.clip(values, least, 1 - least)) for values in (predicted, observed)]
@@ -77,7 +77,7 @@ class Prediction:
     """One predicted number.
 
     Attributes:
-        question: short description of the case, such as "a batch of 64 sequences".
+        question: the case that is predicted, such as "a batch of 64 sequences".
         quantity: registry key of the metric, such as `rejected_sequences`.
         value: predicted value. If it is unknown, `status` has the reason.
         interval: central 95% interval.
@@ -353,7 +353,7 @@ def _draw_batches(
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, Float64s]:
     """Append a rejected and a kept cluster, and return their weight.
 
-    Each counts as half a sequence. Correlated sequences of one prompt count as fewer.
+    Each counts as half an independent sequence: a larger share of a cluster if sequences of a prompt are correlated.
     """
     rejected, size = table.T
     mean, n = size.mean(), len(table)

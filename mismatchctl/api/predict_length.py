@@ -153,11 +153,11 @@ def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, F
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """Return the effect of a changing drift over `length` tokens, beyond the mean of the dump's [R, S].
+    """Return the effect of a change of the drift with the position, over `length` tokens [R, S].
 
-    Growing K3 continues to grow in proportion to the position. Fading K3 remains, beyond the dump's lengths, at its
-    value for later tokens. Later tokens are those after the last length of the grid within the sequence: half of it or
-    less.
+    If K3 grows with the position, it continues to grow in proportion to it. If K3 falls, it keeps its value for later
+    tokens at lengths above the dump's. Later tokens are those after the last length of the grid within the
+    sequence: half of it or less.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
@@ -216,7 +216,7 @@ def _fit_survival(
 
 
 def _first_exceedance(sample: SequenceSample, beyond: Bools) -> tuple[Float64s, Float64s, Bools]:
-    """Return the lengths between which each sequence first exceeds, and whether it does [S]."""
+    """Return the lengths between which each sequence first exceeds the bounds, and whether it does [S]."""
     first = beyond.argmax(axis=1)
     grid = np.minimum(LENGTH_GRID[: beyond.shape[1]], sample.tokens[:, None])
     rows, has_ended = np.arange(len(sample)), beyond[:, -1]
@@ -391,7 +391,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Predict two and four times the first tokens from these, if enough sequences are this long."""
+    """Check predictions for two and four times the number of first tokens used, if enough sequences are this long."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)
@@ -409,7 +409,7 @@ def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | No
 def _check_points(
     sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
-    """Return (length, predicted, observed, sequences, noise) of gates with bounds at quantiles of the observations."""
+    """Return (length, predicted, observed, sequences, noise) for gates with bounds at quantiles of observed values."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
     shown, long, length = sample.truncate(start), sample.truncate(octave), int(LENGTH_GRID[octave])

@@ -133,14 +133,14 @@ def analyze(
         columns: The dump's column names -> names in the files. Example: `columns={"train_log_probs": "old_log_probs"}`.
         on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
             and counts the tokens that are NaN or null.
-        micro_batch_size: Rows of a step per micro-batch, for weights that are normalized within micro-batches, where
-            no column names them. Default: the whole step.
+        micro_batch_size: Rows per micro-batch of a step, for corrections that normalize weights within micro-batches.
+            Only used if no column names the micro-batches. Default: the whole step.
         framework: Compute the metrics that this framework logs, as NAME or NAME@VERSION.
-        against: What the run itself logged, compared step by step: a file of JSON lines, TensorBoard events or CSV.
+        against: The run's own metrics log, compared with the dump: a file of JSON lines, TensorBoard events or CSV.
         baseline: An accepted Result, or its file. The summary compares K3 with it.
-        findings: Look for causes of the mismatch, too.
+        findings: Also diagnose the causes of the mismatch.
         sequences: Write one row per sequence to this Parquet file.
-        join: Add the columns of this Parquet file there.
+        join: Add the columns of this Parquet file to the rows of `sequences`.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         device: Where token arithmetic runs. `"auto"` takes a GPU if there is one and the dump is large enough.
@@ -221,8 +221,8 @@ def sweep(
 
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.sweep("dumps/")`.
-        correction: What varies: a preset, a file, a mapping or a Correction, or several of them. Default: token
-            weights, sequence rejection, geometric rejection and veto, each over its usual range.
+        correction: One or more corrections with varying thresholds: presets, files, mappings or Corrections. Default:
+            token weights, sequence rejection, geometric rejection and veto, each over its usual range.
         vary: Field of the correction -> its values, or a range as in `--vary`. Several fields make a grid.
             Example: `vary={"weight.truncate": [1.5, 2.0, 4.0]}` or `vary={"weight.clip.1": "1.1:4:30:log"}`.
         target_rejection: Solve for this share of rejected tokens. Example: `0.05`, or `{"sequences": 0.05}`.
@@ -234,7 +234,7 @@ def sweep(
         columns: The dump's column names -> names in the files.
         on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
             and counts the tokens that are NaN or null.
-        micro_batch_size: Rows of a step per micro-batch, if no column names them. Default: the whole step.
+        micro_batch_size: Rows per micro-batch of a step, if no column names the micro-batches. Default: the whole step.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         progress: Called with (tokens read, tokens expected).
@@ -287,12 +287,12 @@ def compare(
     Args:
         *sources: Dumps like in `analyze`, Results or their files, two or more runs. Example:
             `mm.compare("bf16/", "fp8/")`.
-        corrections: Measure these on dumps, too. Results contain their own.
-        by: Columns to break dumps down by.
+        corrections: Corrections to measure on the dumps. Results already contain theirs.
+        by: Columns to break the metrics of dumps down by.
         columns: The dump's column names -> names in the files.
         on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
             and counts the tokens that are NaN or null.
-        micro_batch_size: Rows of a step per micro-batch, if no column names them. Default: the whole step.
+        micro_batch_size: Rows per micro-batch of a step, if no column names the micro-batches. Default: the whole step.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         progress: Called with (tokens read, tokens expected) of each dump.
@@ -352,25 +352,25 @@ def gate(
         sources: A Result, its file, or the dumps that `analyze` takes. Pass several in a list.
         baseline: An accepted Result, or its file. Example: `mm.gate("dumps/", "baseline.json")`.
         rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. Example: `rule="k3:max=0.01,increase=20%,per=step"`.
-        rules: Further rules. Default, if `rule` is not given either: K3 may not rise against the baseline.
+        rules: More rules. Without `rule` and `rules`, K3 may not rise compared with the baseline.
         expect_bitwise: All log-probs must agree to the bit.
         corrections: Corrections that rules name, in addition to presets.
         columns: The dump's column names -> names in the files.
-        micro_batch_size: Rows of a step per micro-batch, if no column names them. Default: the whole step.
+        micro_batch_size: Rows per micro-batch of a step, if no column names the micro-batches. Default: the whole step.
         level: probability that a run without a real change fails, over all rules, 0.0001 to 0.5.
         max_skipped: Largest share of sequences, tokens or files left out as bad, or of repeated sequences. Above it the
             verdict is undecided.
         max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.
         allow_different_model: Compare different models and inference engines.
-        history: A folder of accepted Results; the trend over them is judged, too.
-        last: Number of the latest Results to use. The level is shared over this number of verdicts.
-        fixed_tokens: The dump must contain the baseline's own tokens, scored again.
+        history: A folder of accepted Results. The trend over them is also judged.
+        last: Number of the latest Results in `history` to use. `level` then covers this number of verdicts together.
+        fixed_tokens: Require the dump to contain the same tokens as the baseline, scored again.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         progress: Called with (tokens read, tokens expected).
 
     Returns:
-        A Verdict, true if and only if it passed. What cannot be judged is undecided, which is false.
+        A Verdict, which is true if every check passed. It is false if a check failed or could not be judged.
 
     Raises:
         DataError: A source cannot be read or used.
@@ -417,7 +417,7 @@ def diagnose(
 
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.diagnose("dumps/")`.
-        by: Columns in which a worker, rank or data source may deviate. Example: `by="rank"`.
+        by: Columns that name a worker, rank or data source, to find values that deviate. Example: `by="rank"`.
         columns: The dump's column names -> names in the files.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
@@ -460,11 +460,11 @@ def advise(
         *sources: The same dumps that `analyze` takes. Example: `mm.advise("dumps/", batch=512)`.
         framework: Recommend corrections of this framework, in its own keys: NAME or NAME@VERSION.
         corrections: The candidates. Default: corrections of the framework over grids of thresholds.
-        configs: Corrections in use now, ranked in the same units. Example: `configs=mm.read_config("trainer.yaml")`.
+        configs: Corrections in use now, compared in the same units. Example: `configs=mm.read_config("trainer.yaml")`.
         batch: Sequences of one update. Default: the sequences per step of the dump.
         max_rejection: Reject at most this share of tokens, 0 to 1.
         min_ess: Keep at least this effective sample size of tokens, as a share.
-        no_rejection: Only weights, no rejection.
+        no_rejection: Only recommend importance weights, no rejection.
         columns: The dump's column names -> names in the files.
         progress: Called with (tokens read, tokens expected).
 
@@ -501,13 +501,13 @@ def lint(
     framework: str | Framework = "",
     columns: Mapping[str, str] | None = None,
 ) -> list[LintMessage]:
-    """Check the effect of a configuration in its framework.
+    """Check what a configuration does in its framework, and list its problems.
 
     Args:
         config: A file (YAML, JSON, launch script) or a mapping, in the framework's own keys.
             Example: `mm.lint("trainer.yaml")`.
-        *dumps: Dumps to measure the rejection of the configuration.
-        framework: Whose configuration it is: NAME or NAME@VERSION. Default: recognized by its keys.
+        *dumps: Dumps on which the effect of the configuration is measured.
+        framework: Framework of the configuration: NAME or NAME@VERSION. Default: recognized by its keys.
         columns: The dump's column names -> names in the files.
 
     Returns:
@@ -677,7 +677,7 @@ def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> 
     Args:
         config: A file (YAML, JSON, TOML, a launch script, Python) or a mapping, in the framework's own keys.
             Example: `mm.analyze("dumps/", corrections=mm.read_config("trainer.yaml"))`.
-        framework: Whose configuration it is: NAME or NAME@VERSION. Default: recognized by its keys.
+        framework: Framework of the configuration: NAME or NAME@VERSION. Default: recognized by its keys.
 
     Returns:
         One correction, or one for each branch or call of a script.

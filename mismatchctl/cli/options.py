@@ -155,7 +155,7 @@ class PairOptions:
         return self.rollout, self.train
 
     def words(self, paths: Sequence[str]) -> list[str]:
-        """Return the arguments that name the same data in another command."""
+        """Return the arguments that pass the same data to another command."""
         sides = self.sides()
         if sides is None:
             return list(paths)
@@ -181,7 +181,7 @@ class PairOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The options of an engine."""
+    """Options of the engine that reads dumps."""
 
     threads: ThreadsOption = None
     memory_limit: Annotated[

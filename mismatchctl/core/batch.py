@@ -191,7 +191,7 @@ class TokenBatch:
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Reward, mean advantage and length: (1 if known else 0, value or 0) per sequence [S]."""
+        """Reward, mean advantage and length, each as two arrays [S]: 1 if it is known else 0, and the value or 0."""
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)

@@ -104,7 +104,7 @@ def sapo_loss(
 
 
 def gmpo_loss(advantages: Array, x: Array, low: float, high: float, sequences: Segments) -> LossTerm:
-    """Compute GMPO: geometric mean of ratios, clipped in log space on the side that the advantage pushes to."""
+    """Compute GMPO: geometric mean of ratios, clipped in log space on the side that the advantage's sign favors."""
     up = advantages > 0
     clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
     ratio = exp(sequences.spread(sequences.mean(clipped)))

@@ -47,7 +47,7 @@ _in_use = threading.Event()
 
 
 def use_compiled_loops() -> None:
-    """Record that this process measures with compiled loops, so that other loops are worth loading too."""
+    """Record that this process measures with compiled loops, which makes it worthwhile to load other loops too."""
     _in_use.set()
 
 

@@ -68,7 +68,7 @@ def bounded_excess(log_ratio: Float64s) -> Float64s:
 
 
 class Ratios:
-    """Log ratio of a `policy` to the `reference` that sampled: log-probs [T] in the dtype of the dump, by segment."""
+    """Log ratio of `policy` to `reference` (the sampler): log-probs [T] in the dtype of the dump, by segment."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         self.log_probs = policy, reference

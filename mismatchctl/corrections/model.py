@@ -371,7 +371,7 @@ class Correction(_CorrectionModel):
 
     @property
     def _gates(self) -> tuple[Gate, ...]:
-        """The gates, and the gate that limits where weights are bounded."""
+        """The gates, plus the gate that selects the tokens whose weights are bounded."""
         where = None if self.weight is None else self.weight.bound_where
         return self.gates if where is None else (*self.gates, where)
 

@@ -212,7 +212,7 @@ def describe_traits(name: str, correction: Correction) -> dict[str, str]:
 def _count_policies(correction: Correction) -> int:
     """Count the policies of the loss: rollout and current, and the trainer's recomputation if it is an anchor too.
 
-    Documents call three policies batch invariant: the anchor of the clip does not depend on the rollout's batches.
+    The docs call a loss with three policies batch invariant: its clip anchor does not depend on the rollout's batches.
     """
     uses_rollout = correction.weight is not None or bool(correction.gates)
     return 3 if correction.loss == "ppo" and uses_rollout else 2

@@ -109,7 +109,7 @@ _LONG_TEXT, _KEPT_TEXT = 1 << 10, 40
 
 
 def _shorten_texts(array: pa.Array) -> pa.Array:
-    """Shorten long strings to their ends and a digest, because each row of a small file may refer to a huge string."""
+    """Shorten long strings to their two ends and a digest, because each row of a small file may refer to a huge one."""
     import pyarrow.compute as pc
 
     if not len(array) or (pc.max(pc.binary_length(array)).as_py() or 0) < _LONG_TEXT:
@@ -146,7 +146,7 @@ def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 class ListColumn:
     """Flat values of a list column: row i is `values[starts[i] : starts[i] + lengths[i]]`.
 
-    A null row has length 0, regardless of its extent in the array.
+    A null row has length 0, even if its offsets contain values.
     """
 
     values: pa.Array

@@ -258,7 +258,7 @@ class _Survey:
     """Starts and keys of the sequences in a long file, with flags for possible cuts.
 
     A file is not cut if only the step changes: if positions continue there, it is one sequence with a wrong step, and
-    the reader must see both sides to detect it.
+    the reader must read both parts together to detect it.
     """
 
     starts: Ints

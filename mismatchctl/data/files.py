@@ -321,7 +321,7 @@ class ColumnNames:
 
     @staticmethod
     def _other_reading(footer: FileFooter, column: str, columns: Mapping[str, str]) -> str:
-        """Return what else a file without a required column may be, with what to do then."""
+        """Return what a file without a required column may be instead, and what to do with it."""
         if column not in REQUIRED_COLUMNS:
             return ""
         if columns.keys() & set(REQUIRED_COLUMNS):

@@ -131,7 +131,7 @@ def build_wide_block(
 def _unequal(
     file: DumpFile, lists: dict[str, ListColumn], named: pa.ChunkedArray | None, rows: Ints
 ) -> dict[str, LengthMismatch]:
-    """Return the rows whose lists are present and have different lengths, by run."""
+    """Return the rows whose lists are not null but have different lengths, by run."""
     there = np.ones(len(rows), np.bool_)
     for mine in lists.values():
         if mine.null is not None:
@@ -160,7 +160,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the elements of an unchecked column, unless its lists have other lengths.
+    """Return the elements of an unchecked column, unless its lists have other lengths than the log-probs.
 
     In a partial column, the tokens of sequences with other lengths become null.
     """

@@ -107,7 +107,7 @@ class _Side:
         return cls(path, canonical, columns, _log_probs(table, canonical, engine, path))
 
     def id_column(self, name: str) -> str | None:
-        """Return the column of a key. An id may have another name."""
+        """Return the column of a key. A column of ids may have another name."""
         if name in self.columns:
             return name
         return next((one for one in IDS if one in self.columns), None) if name in IDS else None
@@ -255,7 +255,7 @@ def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_W
 
 
 def _windows(side: _Side, row: int) -> Iterator[_Window]:
-    """Yield the log-probs of a row without padding, then whole."""
+    """Yield the log-probs of a row, first without padding, then with it."""
     for name, values in side.candidates(row):
         mask = _full_mask(side, row)
         if mask is not None and name != PROMPT_LOG_PROBS and len(mask) == len(values):

@@ -56,10 +56,10 @@ class UnopenedFile:
 
 @dataclass(frozen=True)
 class _PathArgument:
-    """One run: what names it, and its files as paths the way the user wrote them.
+    """One run: the parts of its name, and its files as paths as the user wrote them.
 
-    `parts` is what the run's name is cut from; `exact` tells two arguments with the same parts apart. `foreign` says
-    that the files are in a framework's own layout.
+    The run's name is built from `parts`, and `exact` distinguishes two arguments with the same parts. `foreign` is true
+    if the files are in a framework's own layout.
     """
 
     shown: str
@@ -88,7 +88,7 @@ def skip_locations(locations: Iterable[str]) -> Iterator[None]:
 
 
 def discover_files(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], list[str]]:
-    """Find the files and tables behind the arguments, in canonical order, and what to warn about.
+    """Find the files and tables of the arguments, in canonical order, and the warnings about them.
 
     The order depends on the names only: runs in natural order, then files in natural order.
     """
@@ -113,7 +113,7 @@ _MOST_LISTED = 20_000
 
 
 def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]) -> tuple[list[str], list[str]]:
-    """Find files of the named local folders that have the content of a dump and are not read."""
+    """Find files in the given local folders that contain dump data but are not read."""
     read = {os.path.realpath(file.location) for file in found if file.location}
     skipped = {os.path.realpath(place) for place in _skipped_locations.get()}
     folders = sorted({path for path in map(str, paths) if os.path.isdir(path)})
@@ -342,14 +342,14 @@ def _list_files(path: str) -> list[str]:
 
 
 def _without_caches(files: list[str]) -> list[str]:
-    """Leave out what `datasets` caches in the folder of a dataset: `cache-*.arrow` next to `state.json`."""
+    """Leave out the cache files of `datasets` in a dataset's folder: `cache-*.arrow` next to `state.json`."""
     caches = [file for file in files if os.path.basename(file).startswith("cache-") and file.endswith(".arrow")]
     gone = {file for file in caches if os.path.exists(os.path.join(os.path.dirname(file), "state.json"))}
     return [file for file in files if file not in gone]
 
 
 def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
-    """Files of a glob are one run, named by its fixed folder; folders are a run each, as from a shell.
+    """Expand a glob. Its files are one run, named by the fixed folder. Its folders are a run each, as from a shell.
 
     Hive folders (`step=*`) are parts of one run, not runs.
     """
@@ -425,7 +425,7 @@ def _path_parts(path: str) -> tuple[str, ...]:
 
 
 def _find_run_names(arguments: Sequence[_PathArgument]) -> list[str]:
-    """Return the shortest end of each argument's path that is unique."""
+    """Return for each argument the shortest unique end of its path."""
     shared = Counter(argument.parts for argument in arguments)
     parts = [argument.parts if shared[argument.parts] == 1 else argument.exact for argument in arguments]
     names = []

@@ -1,4 +1,4 @@
-"""Bad data: the faults of a block, patterns in all rows, rows of lists with other lengths, and what was left out."""
+"""Bad data: faults of a block, patterns over all rows, rows with lists of different lengths, and data left out."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class LengthMismatch:
         return ""
 
     def overlap(self) -> str:
-        """Return the end at which the lists of log-probs agree, empty if they do not."""
+        """Return the end (first or last) at which the lists of log-probs agree, empty if they do not."""
         return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
 
 

@@ -65,7 +65,7 @@ def open_dump(
         aliases: framework name -> canonical name.
         by: extra columns with one value per sequence, from `--by`.
         wanted: optional columns that the caller uses.
-        watched: columns that are only added to `Rows` and are not checked.
+        watched: optional columns that are added to `Rows` without being checked.
         on_bad: "error" raises for bad values and unusable files, "skip" leaves them out and counts them. "mask" masks
             and counts tokens without a value (NaN or null) and raises for everything else.
 
@@ -93,7 +93,7 @@ class Dump:
         units: parts of files that can be read independently, in the same order.
         warnings: messages for the user.
         problems: files that were left out (`on_bad="skip"`). Add them to the problems of the units.
-        unread: files of the named folders that look like dumps and have another name.
+        unread: files in the given folders that contain dump data but are not named like a dump.
     """
 
     unread: Sequence[str] = ()

@@ -1,1 +1,1 @@
-"""diagnose"""
+"""Diagnose the causes of a mismatch."""

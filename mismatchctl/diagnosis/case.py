@@ -1,4 +1,4 @@
-"""Case of one run: its sampled tokens, which of them are explained, and statistics of the rest. Result of a test."""
+"""The case of a run (sampled tokens, which of them are explained, statistics of the rest), and the result of a test."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _NORMAL_MEDIAN = 0.6745
 
 @dataclass(frozen=True)
 class Case:
-    """Sample of a run and its statistics, for the next test. A test that explains tokens leaves a case without them.
+    """Sample of a run and its statistics, for the next test. Tokens that a test explains are left out for later tests.
 
     `rollout` and `train` are float64 [T]; a cause may have repaired them. `sound` marks tokens that are valid, finite
-    and not yet explained [T]. `reshaped`: a cause acts on every token, so the rest is not plain noise. `filled`: a
-    cause accounts for the size of the rest. `left_out`: column -> values whose rows are explained. `explained`: ids
-    found so far above low confidence. `growth` returns the change of K3 over the steps of the whole run.
+    and not yet explained [T]. `reshaped` is true if a cause acts on every token, so that the rest is not plain
+    noise. `filled` is true if a cause accounts for the size of the rest. `left_out` maps a column to the values whose
+    rows are explained. `explained` are the ids of causes found so far above low confidence. `growth` returns the change
+    of K3 over the steps of the whole run.
     """
 
     evidence: Evidence
@@ -107,7 +108,7 @@ class Case:
 
     @property
     def sides(self) -> tuple[tuple[str, Float64s, Float64s], ...]:
-        """Name, own and other log-probs [N] of each side."""
+        """Name of each side, its log-probs and those of the other side [N]."""
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def reread(self, side: str, values: Float64s, sequences: Bools) -> Case:
@@ -140,7 +141,7 @@ class Case:
 
     @cached_property
     def scaled(self) -> Float64s:
-        """Log ratio over 1 - p [N]: noise in the logits moves the log-prob of a token about in proportion."""
+        """Log ratio over 1 - p [N]: noise in the logits changes a log-prob about in proportion to 1 - p."""
         return self.x / (1.0 - np.exp(np.minimum(self.t, 0.0)) + _SMALLEST_DOUBT)
 
     @cached_property
@@ -159,7 +160,7 @@ class Case:
 
     @cached_property
     def spread(self) -> float:
-        """Standard deviation of normal logit noise with the same K3. It exceeds `noise` if there are far tails."""
+        """Standard deviation of normal logit noise with the same K3. It exceeds `noise` if the tails are heavy."""
         doubt = -np.expm1(np.minimum(self.t, 0.0))
         power = float((doubt * doubt).sum())
         return float(np.sqrt(2 * self.k3.sum() / power)) if power > 0 else 0.0
@@ -271,12 +272,12 @@ Place = tuple[int, int, int]
 class Detection:
     """Result of a test.
 
-    `tokens` marks tokens that the cause takes out [T]; `share` and `leaves` follow from them. Otherwise `share` is the
+    `tokens` marks tokens that the cause explains [T], which determine `share` and `leaves`. Otherwise `share` is the
     explained part of the summed |log ratio|, and `leaves` the rest of the case. `k3` is the explained part of K3 if it
     differs. `where` defaults to all tokens if the cause acts `everywhere`. `examples` are sequences of the sample [N]
     (default: the largest differences) with `positions` [N], and `places` are examples of the whole dump. `rivals` maps
-    a cause to the measurement that distinguishes it. `outside_k3`: K3 does not measure this data.
-    `symptom_of`: the evidence belongs to this cause if it was found.
+    a cause to the measurement that distinguishes it. `outside_k3` is true if K3 does not measure this data.
+    `symptom_of` is the cause that gets the evidence if it was found.
     """
 
     confidence: Confidence

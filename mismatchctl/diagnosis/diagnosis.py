@@ -89,7 +89,7 @@ class EvidenceCollector:
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
 
     def content(self, run: str, files: Sequence[str], findings: Sequence[Finding]) -> RunContent | None:
-        """Describe the content of a run's rows apart from their mismatch."""
+        """Describe the rows of a run apart from the mismatch."""
         known = self.runs.get(run)
         if known is None or not known.hashes.parts:
             return None
@@ -130,7 +130,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
     @property
     def next(self) -> dict[str, list[NextStep]]:
-        """Steps to a comparison of layers for each run that may have a fault in a layer."""
+        """Instructions to compare layers, for each run that may have a fault in a layer."""
         from mismatchctl.diagnosis.layer_reports.model import plan_first_comparison
 
         steps = {}

@@ -84,7 +84,7 @@ def estimate_scale(case: Case) -> LogitScale | None:
 
 @cached_on_case
 def estimate_truncation(case: Case) -> Truncation | None:
-    """Find a truncation of the rollout in its lists."""
+    """Find a truncation of the rollout distribution in its top-k lists."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -224,7 +224,8 @@ class TemperatureFit:
     """Temperature of the rollout relative to the trainer.
 
     `likely` and `unlikely` are coherences from -1 to 1. `steepness` is 1 if unlikely tokens scale as by a temperature
-    and 0 if they only shift. `small`: bfloat16 may cause half of it. `listed`: estimated from recorded lists.
+    and 0 if they only shift. `small` is true if bfloat16 may cause half of it, `listed` if it is estimated
+    from recorded lists.
     """
 
     temperature: float
@@ -270,7 +271,7 @@ class TemperatureFit:
 
     @property
     def plainly_scaled(self) -> bool:
-        """True if only a temperature is this steep or fits all contexts."""
+        """True if the steepness or the fit over all contexts can only come from a temperature."""
         fits = self.fits or (0 < self.misfit_z < _FITTING_Z and self.tokens >= _FIT_MIN_TOKENS)
         return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _MIN_STEEPNESS))
 
@@ -281,7 +282,7 @@ class TemperatureFit:
 
     @property
     def likelier(self) -> str:
-        """The same with a weaker test."""
+        """Column that is probably the sampling distribution, by a weaker test than `sampled_by`, or empty."""
         less, more = sorted((abs(self.ratio.z), abs(self.ratio.inverse_z)))
         if self.sampled_by or more < _BIASED_Z or less > more / 2:
             return self.sampled_by
@@ -294,7 +295,7 @@ def _find_sampler(ratio: Calibration) -> str:
 
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
-    """Find a temperature: likely tokens all move in one direction and unlikely ones in the other."""
+    """Find a temperature: log-probs of likely tokens all move in one direction, those of unlikely ones in the other."""
     if len(case.x) < 200 or column_correlation(case) < _UNRELATED_CORRELATION:
         return None
     likely, likely_z, unlikely, unlikely_z = coherence(case)

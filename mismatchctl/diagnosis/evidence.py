@@ -34,7 +34,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of tokens and sequences, and the first places (file, row, position)."""
+    """Number of flagged tokens and sequences, and the first places (file, row, position)."""
 
     tokens: int = 0
     sequences: int = 0
@@ -132,7 +132,7 @@ def sample_size(tokens: int) -> int:
 class Evidence:
     """Evidence about one run: flagged tokens, sums by (column, step, value), sampled rows and hashes.
 
-    `unfit` are rows with lists of different lengths, which all other numbers leave out.
+    `unfit` counts rows with lists of different lengths, which are excluded from all other numbers.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)

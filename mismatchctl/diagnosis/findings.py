@@ -48,7 +48,7 @@ def find_causes(
 
 
 def _without_tokens(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
-    """Report lists of different lengths if no row can be compared."""
+    """Return the finding about lists of different lengths if no row can be compared."""
     if evidence.unfit is None:
         return []
     none = np.zeros(0)
@@ -103,7 +103,7 @@ def _add_symptom(row: _CauseResult, symptom: Detection) -> _CauseResult:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Limit causes of a part of the tokens to medium if the others are unrelated columns."""
+    """Limit the confidence of causes of some tokens to medium if the columns are unrelated on the other tokens."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(column_correlation(row.case) < UNRELATED_CORRELATION for row in rest):
         return found
@@ -118,7 +118,7 @@ def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Divide K3: each cause has the part it takes out, and the first that acts everywhere has the rest."""
+    """Divide K3: each cause gets the part of its tokens, and the first cause that acts everywhere gets the rest."""
     if not found:
         return []
     whole = left = found[0].case.whole_k3
@@ -163,7 +163,7 @@ def _make_finding(found: _CauseResult, files: Sequence[str]) -> Finding:
 
 
 def _format_sentence(text: str) -> str:
-    """Add a capital, unless the first word is a column, and a period."""
+    """Capitalize the first word, unless it is a column, and add a period."""
     return f"{text if '_' in text.split(' ')[0] else text[:1].upper() + text[1:]}."
 
 

@@ -32,7 +32,8 @@ StepCells = dict[tuple[GroupValue, GroupValue], Float64s]
 class Levels:
     """Mean level of groups of sequences at equal length and doubt.
 
-    `by_step` has sequences and summed levels by step and value. `variance` is the variance of sequences within groups.
+    `by_step` has the number of sequences and the summed levels by step and value. `variance` is the variance between
+    the sequences of a group.
     """
 
     by_step: dict[GroupValue, dict[GroupValue, tuple[float, float]]]

@@ -43,7 +43,7 @@ def make_fact(
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """Create a fact with the share of some sequences [S] and its 95% interval, which also covers `perhaps`."""
+    """Create a fact with the share of some sequences [S]. Its 95% interval also covers the share with `perhaps`."""
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:
@@ -137,7 +137,7 @@ class ConstantRuns:
 
 @cached_on_case
 def find_suspicious_runs(case: Case) -> ConstantRuns:
-    """Find runs of four or more equal log-probs that the other side denies.
+    """Find runs of four or more equal log-probs that differ from the other side's.
 
     A single log-prob of 0 is enough if the trainer is below -2.
     """
@@ -281,7 +281,7 @@ def coherence(case: Case) -> Coherence:
 
 
 def is_one_sided(case: Case) -> bool:
-    """Return True if likely and unlikely tokens move in one direction, which distributions cannot."""
+    """Return True if likely and unlikely tokens all move in one direction, impossible for two distributions."""
     likely, _, unlikely, _ = coherence(case)
     return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > _ONE_SIDED_SHARE
 

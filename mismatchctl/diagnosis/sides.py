@@ -45,7 +45,7 @@ _PROBABILITY_ENDS = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
 def measure_sides(case: Case) -> Sides | None:
-    """Measure both sides' errors against the reference, the split of the gap, and the wrong side.
+    """Measure the errors of rollout and trainer against the reference, their shares of the gap, and the wrong side.
 
     Errors are clustered by prompt and step. Intervals are 95% bootstrap intervals over clusters.
     """
@@ -157,7 +157,7 @@ def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[S
 
 
 def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: int) -> tuple[SideShare, Side | None]:
-    """Return the rollout's share, and the side that owns the gap, judged with one-sided bounds."""
+    """Return the rollout's share of the mismatch, and the side that causes most of it, judged with one-sided bounds."""
     owner: Side | None = None
     total, interval, status = table[:, whole].sum(), None, "ok"
     if total <= 0:

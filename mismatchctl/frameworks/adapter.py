@@ -62,7 +62,7 @@ class File(Protocol):
 class FileLayout:
     """Layout of a framework's dump file.
 
-    A layout without `train_log_probs` is rollout-only. Its files must be joined with train log-probs.
+    A layout without `train_log_probs` is rollout-only. Its files must be joined with files of train log-probs.
     """
 
     framework: str  # name for `--from`
@@ -97,7 +97,7 @@ def to_array(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class UnreadKey:
-    """A key that looks like one of a correction, but no code reads it."""
+    """A key that looks like a correction's, but that no code of the framework reads."""
 
     place: tuple[str, ...]  # the path of keys, including the key
     hint: str  # a clause with the code that reads it or the intended key. Empty if unknown.
@@ -292,7 +292,7 @@ class Meaning:
 
     @property
     def measure(self) -> Measure | None:
-        """The meaning in comparable parts, for the registry of metrics."""
+        """The meaning in parts that can be compared with the metrics of the registry."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
@@ -380,16 +380,16 @@ class Framework(ABC):
         return False
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """List the keys that no code reads. `correction` raises an error for keys of a correction."""
+        """List the keys that no code reads. For such keys of a correction, `correction` raises an error."""
         return []
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Find the traps of a configuration in the framework's own keys, even of a rejected one."""
+        """Find the traps of a configuration in the framework's own keys, even if the framework rejects it."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Return the place of each gate's threshold in a configuration."""
+        """Return the key of each gate's threshold in a configuration."""
 
     @abstractmethod
     def replay(

@@ -110,7 +110,7 @@ def _read_keys(path: Path) -> dict[str, Any]:
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two configurations: mappings are merged, other values replaced.
 
-    `_override_: true` in a mapping replaces the one below.
+    A mapping in `above` with `_override_: true` replaces the mapping in `below`.
     """
     made = dict(below)
     for key, value in above.items():
@@ -284,7 +284,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
 
 
 def _with_files(said: RawConfig, folder: Path) -> tuple[RawConfig, tuple[str, ...]]:
-    """Merge the files that a configuration names below its own keys."""
+    """Merge the files that a configuration names. Its own keys take precedence."""
     below: dict[str, Any] = {}
     missing: list[str] = []
     names = [(flag, name) for flag, name in said.files if flag in _CONFIG_FLAGS]

@@ -219,7 +219,7 @@ class PlainFramework(Framework):
         return None
 
     def _home(self, key: object) -> str:
-        """Return a clause with the block of a key outside of it, or an empty string."""
+        """Return a clause that names the block of a key found outside of it, or an empty string."""
         plain = _option_name(key)
         blocks = [
             name
@@ -233,7 +233,7 @@ class PlainFramework(Framework):
         return {name: key for key, name in reversed(list(self.aliases.items()))}
 
     def recognizes(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a configuration contains a sign."""
+        """Return True if a configuration contains a key that identifies the framework."""
         return any(re.fullmatch(self.signs, said) for said in _iterate_keys(native))
 
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:

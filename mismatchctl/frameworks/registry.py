@@ -108,7 +108,7 @@ def _read_releases(framework: str) -> list[dict[str, Any]]:
 
     A release has `version`, `source`, and `presets` by name. A preset has `about` and `config`, a configuration in the
     framework's own keys. Optional: `source`, `alias`, `documented` (if the documentation differs), and `reader` (the
-    version that reads the keys, if it is not the release's).
+    version whose code reads the keys, if it is not this release).
     """
     place = data_file(framework, "presets.yaml")
     found: list[dict[str, Any]] = read_data(place) if place.exists() else []

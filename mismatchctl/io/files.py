@@ -241,7 +241,7 @@ def _process_mark() -> str:
 
 
 def _machine_id() -> str:
-    """Identify the process id namespace: a machine or a container."""
+    """Identify the machine or container, within which process ids are unique."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:

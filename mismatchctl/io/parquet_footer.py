@@ -1,7 +1,7 @@
 """Check the footer of a Parquet file before pyarrow reads it.
 
 pyarrow crashes on some damaged footers, so it cannot check them itself in this process. Another process takes at least
-0.1 s per file to import pyarrow, the parser here less than 1 ms. It also reads the page headers of the page decoder.
+0.1 s per file to import pyarrow, the parser here less than 1 ms. It also reads page headers for the page decoder.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class CompactReader:
         self._data, self.at = data, 0
 
     def struct(self, depth: int, form: ThriftForm) -> ThriftStruct:
-        """Read a structure and return the fields that the form lists."""
+        """Read a structure and return the fields that its `form` lists."""
         if depth > _MOST_DEPTH:
             raise ValueError("nested too deeply")
         fields: ThriftStruct = {}

@@ -144,7 +144,7 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 
 def release_memory() -> None:
-    """Return freed memory of numpy and Arrow to the system, which would else stay with the thread that used it."""
+    """Return freed memory of numpy and Arrow to the system, which else stays reserved for the thread that used it."""
     import pyarrow as pa
 
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc

@@ -1,4 +1,4 @@
-"""Launch scripts: the flags, Hydra overrides and `name=value` arguments of each command.
+"""Read launch scripts: the flags, Hydra overrides and `name=value` arguments of each command.
 
 Nothing is executed. Variables and arrays that the script sets are substituted. Branches are not analysed: every
 assignment counts in its order, and keys that depend on a branch are listed.
@@ -57,7 +57,7 @@ _MOST_CHARACTERS = 10_000
 
 @dataclass
 class Launch:
-    """What one command of a script is given."""
+    """The flags, overrides and arguments of one command of a script."""
 
     keys: dict[str, Any]
     line: int = 0
@@ -72,7 +72,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return the commands of a script that are given flags or overrides.
+    """Return the commands of a script that have flags or overrides.
 
     If no command has any, return one Launch with the arguments that stand alone, such as arrays for another script.
     """
@@ -239,7 +239,7 @@ def _split_commands(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Lines(io.StringIO):
-    """Text whose comments are read without the line end, which ends a command."""
+    """Script text. A comment ends before the line end, because the line end also ends a command."""
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         line = super().readline(-1 if size is None else size)
@@ -249,7 +249,7 @@ class _Lines(io.StringIO):
 
 
 def _without_files(text: str) -> str:
-    """Blank the here-documents that become files or programs in another language."""
+    """Blank the here-documents that are written to files or run as programs of another language."""
     lines, place = text.split("\n"), 0
     while place < len(lines):
         first = lines[place]
@@ -270,7 +270,7 @@ def _without_files(text: str) -> str:
 
 
 def _read(words: Sequence[_Word], line: int) -> Launch | None:
-    """Return what a command is given, or None if it has neither flags nor overrides."""
+    """Return the flags and overrides of a command, or None if it has neither."""
     keys: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
     files: list[tuple[str, str]] = []
@@ -313,7 +313,7 @@ def _read(words: Sequence[_Word], line: int) -> Launch | None:
 
 
 def _flag_keys(flag: str) -> list[str]:
-    """A dotted flag is a place among nested keys, any other flag one key with its dashes."""
+    """Split a flag into keys. A dotted flag is a path of nested keys, any other flag is one key with its dashes."""
     return flag.split(".") if "." in flag else [f"--{flag}"]
 
 
@@ -352,7 +352,7 @@ def _remove_value(found: dict[str, Any], keys: list[str]) -> None:
 
 
 def _add_flag_value(found: dict[str, Any], keys: list[str], value: Any) -> bool:
-    """Take a word as the value of a flag, or as one more number of it. Return True if another may follow."""
+    """Add a word as the value of a flag, or as one more of its numbers. Return True if another number may follow."""
     level = found
     for key in keys[:-1]:
         level = level[key]
@@ -372,7 +372,7 @@ UNPACKING_NOT_READ = "what ** brings is not read; write its options in the call"
 
 @dataclass(frozen=True)
 class PythonCall:
-    """A call of `name`, or of a function that belongs to it."""
+    """A call of `name`, or of one of its attributes, in Python code."""
 
     function: str
     given: dict[str, Any]
@@ -383,7 +383,7 @@ class PythonCall:
 
 
 def find_python_calls(text: str, name: str) -> list[PythonCall]:
-    """The calls of a name, in their order."""
+    """Return the calls of a name, in order."""
     try:
         tree = ast.parse(text)
     except SyntaxError as error:

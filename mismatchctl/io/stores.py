@@ -135,7 +135,7 @@ def _open_hugging_face(bucket: str) -> Any:
 
 
 class Store:
-    """Files on this machine. A path is as the user wrote it, a location is a path that opens from anywhere."""
+    """Files on this machine. A path is as the user wrote it, a location does not depend on the working directory."""
 
     remote = False
     error_types: tuple[type[Exception], ...] = (OSError, ValueError)
@@ -209,7 +209,7 @@ class Store:
 
     @contextlib.contextmanager
     def open(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a file for random access once the context is entered, which some readers never do."""
+        """Open a file for random access when the context is entered. Some readers never enter it."""
         with self._open(location) as file:
             yield file
 

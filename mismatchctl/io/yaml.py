@@ -33,7 +33,7 @@ class TextError(ValueError):
 
 
 class Unknown(str):
-    """A value that the file takes from elsewhere, as written: `$CLIP`, `${trainer.clip}`, `???`."""
+    """A value that the file reads from another source, as written: `$CLIP`, `${trainer.clip}`, `???`."""
 
 
 MOST_DEPTH = 64

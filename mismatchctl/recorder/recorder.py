@@ -98,7 +98,7 @@ class Recorder:
                 raise
 
     def close(self) -> None:
-        """Write the rows in memory and refuse further writes. Runs at the end of the process at the latest.
+        """Write the rows in memory and refuse further writes. Called automatically when the process ends.
 
         Raises:
             OSError: A file could not be written, now or in the background since the last `write`.
@@ -132,8 +132,8 @@ class Recorder:
 
         Args:
             step: the training step, a non-negative integer.
-            rollout_log_probs: per token, nats, as the inference engine reported them. None: record the other side.
-            train_log_probs: per token, nats, recomputed by the trainer with the weights that sampled, or None.
+            rollout_log_probs: per token, nats, as the inference engine reported them. None records only the other side.
+            train_log_probs: per token, nats, recomputed by the trainer with the model weights that sampled, or None.
             response_mask: per token, 1 on tokens that the policy sampled: the mask of the loss before any rejection.
             optional: any other column of docs/reference/dump-format.md, or your own per-sequence column for `--by`.
                 None omits the column.
@@ -143,7 +143,7 @@ class Recorder:
 
         Raises:
             ValueError: The columns do not fit together. No row of the call is kept.
-            OSError: A file could not be written and its rows are lost. With a thread: any failure since the last call.
+            OSError: A file could not be written and its rows are lost. With a thread: of any write since the last call.
         """
         if self._process != os.getpid():
             self._begin()
@@ -199,7 +199,7 @@ class Recorder:
             log.warning("not recorded: %s (training goes on; Recorder.lost counts this and further losses)", what)
 
     def _report_missing_side(self, rollout: bool, train: bool) -> None:
-        """Log once which side is recorded alone."""
+        """Log once that only one side is recorded, and which."""
         if (rollout or train) and not self._one_sided:
             self._one_sided = True
             missing, other = ("rollout", "train") if rollout else ("train", "rollout")

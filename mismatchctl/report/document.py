@@ -23,10 +23,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class ColumnHeader:
-    """A column header, with a heading for narrow media and the entry in the glossary.
+    """A column header, with a shorter heading for narrow media and its glossary entry.
 
-    The terminal drops columns with the highest `drop` first. 0 always stays, and without a number only HTML shows the
-    column. It cuts the cells of `flexible` columns to the width that other columns leave.
+    The terminal drops columns with the highest `drop` first. Columns with 0 always stay. If `drop` is None, only HTML
+    shows the column. It cuts the cells of `flexible` columns to the width that other columns leave.
     """
 
     text: str
@@ -226,8 +226,9 @@ class Explorer(DocumentPart):
 class Section(DocumentPart):
     """A section with its parts, which may be sections. Without a title, no heading is printed.
 
-    A page opens a `folded` section on a click, unless it is `opened`. `terminal` sections are not on pages. `level` is
-    FAIL, CHECK or OK, `run` the position of the run of the section, `series` a sparkline in the heading.
+    A page opens a `folded` section on a click. If it is `opened`, it is open at first. `terminal` sections are not
+    on pages. `level` is FAIL, CHECK or OK, `run` the position of the run of the section, `series` a sparkline in the
+    heading.
     """
 
     title: str

@@ -51,7 +51,7 @@ def cut(text: str, length: int) -> str:
 
 
 def cut_notes(notes: Sequence[str], most: int = MAX_NOTES) -> Iterator[Note]:
-    """Yield the first notes, without the middle of long ones, and the number of the others."""
+    """Yield the first notes, with long ones shortened in the middle, and the number of the other notes."""
     for note in notes[: most if len(notes) <= most else most - 1]:
         start, end = note[: NOTE_LENGTH // 3], note[-(NOTE_LENGTH - NOTE_LENGTH // 3) :]
         yield Note(escape_terminal(note if len(note) <= NOTE_LENGTH else f"{start} … {end}"), "alarm")

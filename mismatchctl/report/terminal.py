@@ -87,7 +87,7 @@ class TerminalGlyphs:
 
 @dataclass(frozen=True)
 class TerminalColumn:
-    """A column. `drop` and `flexible` are those of its ColumnHeader, `brief` has shorter cells."""
+    """A column. `drop` and `flexible` are as in ColumnHeader, `brief` contains shorter cells."""
 
     heading: str
     cells: Sequence[str]
@@ -141,7 +141,7 @@ def break_name(name: str, length: int) -> str:
 
 
 def _fit_columns(columns: Sequence[TerminalColumn], width: int) -> Sequence[TerminalColumn]:
-    """Return the columns that fit, most important first to stay, in their original order."""
+    """Return the most important columns that fit, in their original order."""
     if _total_width(columns) <= width:
         return columns
     columns = [replace(column, cells=column.brief or column.cells) for column in columns]

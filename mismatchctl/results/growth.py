@@ -36,7 +36,7 @@ _BAD_Z, _BAD_FACTOR, _BAD_SHARE = 6.0, 1.5, 0.1
 
 @dataclass(frozen=True)
 class OnsetFit:
-    """The best level, change, level of a logarithmic series."""
+    """The best fit of a level, a change and another level to the logarithm of a series."""
 
     onset: int  # index of the first step away from the level before
     end: int  # index of the last step of the change
@@ -54,7 +54,7 @@ class OnsetFit:
 
 
 def extra_variance(height: Float64s, error: Float64s) -> float:
-    """Return the variance between neighbouring steps in excess of their errors. The median ignores jumps."""
+    """Return the variance between neighbouring steps in excess of their errors. Its median ignores jumps."""
     steps = np.diff(height)
     if len(height) < SHORT_SERIES:
         return 0.0
@@ -68,7 +68,7 @@ def find_bad_steps(height: Float64s, error: Float64s) -> Bools:
 
 
 def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
-    """Flag short runs of steps with a large residual, or none if they are many."""
+    """Flag short runs of steps with a large residual, or no step if there are many."""
     count = len(residual)
     apart, none = np.abs(residual), np.zeros(count, np.bool_)
     if count < 2 * _WINDOW + 2:
@@ -83,7 +83,7 @@ def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
 
 
 def running_median(height: Float64s) -> Float64s:
-    """Return the median of each value and its neighbours, fewer of them at the ends."""
+    """Return the median of each value and its neighbours, with fewer neighbours at the ends."""
     padded = np.pad(height, _WINDOW, constant_values=np.nan)
     return np.asarray(np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * _WINDOW + 1), axis=1))
 
@@ -91,8 +91,8 @@ def running_median(height: Float64s) -> Float64s:
 def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
     """Fit a jump and ramps that start and end at any of at least two steps [S] by weighted least squares.
 
-    Bad steps are left out. They are flagged again by their distance from the first fit, which also knows the levels
-    next to a change. Indices refer to all steps.
+    Bad steps are left out. After the first fit they are flagged again, by their distance from it: unlike a running
+    median, the fit has the levels on either side of a change. Indices refer to all steps.
     """
     fit = _fit_good_steps(where, height, error, ~bad)
     again = _flag_outliers(height - fit.at(where), 0.0)
@@ -102,7 +102,7 @@ def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) ->
 
 
 def _include_overshoot(fit: OnsetFit, height: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
-    """Move the onset to the first of the bad steps before it that go the same way: the change overshot."""
+    """Move the onset back over the bad steps right before it that go in the same direction: the change overshot."""
     first, bad = fit.onset, bad.copy()
     while first > 0 and bad[first - 1] and (height[first - 1] - fit.before) / fit.change > _OVERSHOOT:
         first -= 1
@@ -177,7 +177,7 @@ def _fit_all(
 def _fit_squares(
     where: Float64s, height: Float64s, weight: Float64s, start: NDArray[np.int64], end: NDArray[np.int64], power: float
 ) -> Float64s:
-    """Return the weighted squares of the residuals of each ramp that is straight in a power of the metric.
+    """Return the weighted sum of squared residuals of each ramp, which is a line in a power of the metric.
 
     Sums over the steps of a ramp are differences of cumulative sums, so that each ramp takes constant time.
     """
@@ -250,7 +250,7 @@ class Growth(FiniteModel):
     the next, a `ramp` takes several steps. `before` and `after` are the levels on either side of the change. `value` is
     the metric at the last step with a value. Without a significant change, `factor` and the steps are null and
     `verdict` gives the reason. `bad_steps` are a few steps far off their neighbours, which the fit leaves out.
-    `driven_by` is the number of tokens that make the difference between the steps if other tokens stay the same.
+    `driven_by` is the number of tokens that cause the difference between the steps if other tokens show no change.
     `text` describes the result.
     """
 
@@ -369,10 +369,10 @@ class TokenTail:
 
 
 def check_outliers(growth: Growth, labels: Sequence[Label], values: Sequence[float | None], tail: TokenTail) -> Growth:
-    """Compare a change of K3 with a robust statistic, and name the number of tokens that make it if they disagree.
+    """Compare a change of K3 with a robust statistic. If they disagree, add the number of tokens that cause the change.
 
-    A change that few tokens make is one only if it also shows in the ranks of the steps: the standard error of a step
-    without such a token does not include their rate.
+    A change caused by few tokens only counts if the ranks of the steps also differ significantly: the standard error of
+    a step without such a token does not include how often these tokens occur.
     """
     rows = [
         (i, value, p99, count)
@@ -489,7 +489,7 @@ class RampFits:
         return cls(where, height, error, start, end, change, rise, spread, squares, middle, total)
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return the completed part of each change at positions [K, P]. A ramp at the end of the series continues."""
+        """Return the completed part of each change at positions [K, P]. A ramp at the end of the series goes on."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1

@@ -46,7 +46,7 @@ class Fact(FiniteModel):
 
 
 class RivalCause(FiniteModel):
-    """A cause that this dump cannot distinguish from the finding, and the column or experiment that could."""
+    """Another cause that would look the same in this dump, and the column or experiment that tells them apart."""
 
     cause: str
     tell: str
@@ -70,10 +70,10 @@ Side = Literal["rollout", "trainer", "both", "none"]
 class Finding(FiniteModel):
     """One cause of the mismatch.
 
-    `share` is its approximate share of the summed |log ratio|, `share_k3` its share of K3. The shares of a run add up
-    to 1 with the unexplained share and noise. They are null for an alternative reading of another finding. `where`
-    lists the steps, workers, positions or sequences, `pointless` the corrections that make no sense until the cause is
-    fixed.
+    `share` is its approximate share of the summed |log ratio|, `share_k3` its share of K3. The shares of a run,
+    the unexplained share and noise add up to 1. They are null if the finding is an alternative to another finding.
+    `where` lists the steps, workers, positions or sequences, `pointless` the corrections that make no sense until the
+    cause is fixed.
     """
 
     cause: str
@@ -92,7 +92,7 @@ class Finding(FiniteModel):
 
 
 class Agreement(FiniteModel):
-    """Largest difference between log and replay of a name over all steps. `steps` is the number of common steps.
+    """Largest difference over all steps between a logged metric and its replay. `steps` is the number of common steps.
 
     `difference` is relative to the larger value. Up to about `allowed`, it can result from float32, the framework's
     reduction and the digits of the log.
@@ -108,14 +108,14 @@ class Agreement(FiniteModel):
 
 
 class LogComparison(FiniteModel):
-    """Names that a framework logs, compared with the run's log. `missing` are not in the log, or in no common step."""
+    """Replayed metrics compared with the run's log. `missing` ones are not in the log, or in no common step."""
 
     names: dict[str, Agreement] = Field(default_factory=dict)
     missing: list[str] = Field(default_factory=list)
 
 
 class MetricLogComparison(LogComparison):
-    """Names in the run's log that correspond to a metric of the run, and that metric. No framework was replayed."""
+    """Names in the run's log, compared with the equivalent metric of the dump. No framework's code was replayed."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
 
@@ -133,7 +133,7 @@ class Lag(FiniteModel):
 
     @property
     def text(self) -> str:
-        """Description relative to K3."""
+        """Description of how the series follows or leads K3."""
         if self.steps is None:
             return self.status
         count = abs(self.steps)
@@ -150,8 +150,8 @@ FORMAT = 1
 class Value(FiniteModel):
     """One value with its standard error over clusters `se`, 95% interval and `status` ("ok" or a reason).
 
-    `tail` is "heavy_tail" if a few clusters or rare weights dominate. The interval then `covers` less than 95%, as
-    measured on other dumps.
+    `tail` is "heavy_tail" if a few clusters or rare large weights dominate. The interval then `covers` less than
+    95%, as measured on other dumps.
     """
 
     value: float | None
@@ -180,11 +180,11 @@ NOT_RECORDED = Value(value=None, status="not recorded")
 
 
 class Series(FiniteModel):
-    """One metric over groups: 9 significant digits, 7 for corrections, 3 for `se` and `interval`. Counts are exact.
+    """A metric per group: 9 significant digits, 7 for corrections, 3 for `se` and `interval`. Counts are exact.
 
     `se` and `interval` are absent if no group has one. `status` is a string for all groups, or reason -> indices of
     groups that are not "ok". `heavy_tail` contains the indices of groups whose standard error is too small because a
-    few clusters or rare weights dominate.
+    few clusters or rare large weights dominate.
     """
 
     value: Numbers
@@ -215,7 +215,7 @@ class OverallMetrics(FiniteModel):
 
 
 class Clusters(FiniteModel):
-    """Sums by cluster and group, one row each: the basis of uncertainty, comparisons and baselines.
+    """One row of sums per cluster and group, from which standard errors, comparisons and baselines are computed.
 
     `hashes` identify the clusters, `groups` are indices of labels. A table with too many rows is folded: each row
     contains several clusters of any group, and `groups` is empty. Columns of a correction are named `name/column`.
@@ -232,7 +232,7 @@ class Clusters(FiniteModel):
 class Groups(FiniteModel):
     """Metrics per group. `labels` are the steps or the values of a `--by` column.
 
-    `clusters` is the table by value of a `--by` column if it is small. The table of the steps belongs to the run.
+    `clusters` is the cluster table of a `--by` column if it is small. The cluster table of the steps is in the run.
     """
 
     labels: list[str | int | float | bool | None]
@@ -241,7 +241,7 @@ class Groups(FiniteModel):
     clusters: Clusters | None = None
 
     def series(self, key: str, correction: str | None = None) -> Series:
-        """Return a metric over the groups, or a metric of a correction. Without a record, all values are null."""
+        """Return a metric over the groups, or a metric of a correction. If it is not recorded, all values are null."""
         found = (self.metrics if correction is None else self.corrections[correction]).get(key)
         return found or Series(value=[None] * len(self.labels), status=NOT_RECORDED.status)
 
@@ -257,8 +257,8 @@ class Distribution(FiniteModel):
 class Breakdown(FiniteModel):
     """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (null: open), with standard errors.
 
-    By probability and by length also `logit_shift`: sum of the log ratio over the sum of 1 - p with rollout probability
-    p.
+    Breakdowns by probability and by length also have `logit_shift`: the sum of the log ratio divided by the sum of
+    1 - p, where p is the rollout probability.
     """
 
     quantity: str
@@ -274,7 +274,7 @@ class Breakdown(FiniteModel):
 
 
 class JointDistribution(FiniteModel):
-    """Tokens by rollout probability `x` and train probability `y`: centres of hexagons that are `width` apart in x."""
+    """Tokens per hexagon. `x` and `y` are the rollout and train probability of its centre, `width` its width in x."""
 
     width: float
     x: list[float]
@@ -314,7 +314,7 @@ class WorstSequence(FiniteModel):
 
 
 class FreshBatch(FiniteModel):
-    """Predicted share of rejected tokens in a fresh batch of `sequences`, with its 95% interval.
+    """Predicted share of rejected tokens in a new batch of this number of `sequences`, with its 95% interval.
 
     `status` is "ok" or a limitation.
     """
@@ -326,7 +326,7 @@ class FreshBatch(FiniteModel):
 
 
 class SideShare(FiniteModel):
-    """The rollout's share of the disagreement, with a 95% interval. The rest is the trainer's share."""
+    """The rollout's share of the mismatch, with a 95% interval. The rest is the trainer's share."""
 
     value: float | None
     interval: tuple[float, float] | None = None
@@ -345,9 +345,10 @@ class SidesGroup(FiniteModel):
 class Sides(FiniteModel):
     """Which side is wrong, compared with a reference in high precision. Errors are root mean squares in nats.
 
-    `correlation` is the correlation of the two errors. Their common part does not appear in the gap. `rollout_share` is
-    the rollout's share of the squared log ratio, `rollout_share_k3` its share of K3. `reference_over_rollout` is 1 in
-    expectation if the rollout's column is the distribution that sampled. `groups` are by step and worker.
+    `correlation` is the correlation of the two errors. Their common part cancels in the log ratio. `rollout_share` is
+    the rollout's share of the squared log ratio, `rollout_share_k3` its share of K3. `reference_over_rollout` is the
+    mean of reference over rollout probability, 1 in expectation if the rollout column is the sampling distribution.
+    `groups` are by step and worker.
     """
 
     side: Side
@@ -370,22 +371,22 @@ RangeName = Literal["identical", "below", "dense", "moe", "above", "undefined"]
 
 
 class RunContent(FiniteModel):
-    """What the rows of a run are, apart from their mismatch: repeated, hidden and foreign data.
+    """Facts about the rows of a run other than the mismatch: repeated sequences, masked tokens, token ids and models.
 
     Attributes:
         sequences: sequences with a valid token, and their `tokens`.
-        repeated: sequences with the log-probs of an earlier one, and their `repeated_tokens`. `example` names two.
+        repeated: sequences with the same log-probs as an earlier one, and their `repeated_tokens`. `example` is a pair.
         hidden: share of masked tokens among the tokens with a log-prob on both sides.
-        hidden_abs_diff: mean |log ratio| of these masked tokens in nats, at most 1 each, and `shown_abs_diff` that of
-            the valid tokens.
-        loud: share of these masked tokens with a larger |log ratio| than 99.9% of the valid tokens.
+        hidden_abs_diff: mean |log ratio| of the `hidden` tokens in nats, each at most 1. `shown_abs_diff` is the same
+            mean over the valid tokens.
+        loud: share of the `hidden` tokens with a larger |log ratio| than 99.9% of the valid tokens.
         holes: share of masked tokens between the first and the last valid token of their row.
-        clipped: share of the valid tokens whose |log ratio| is the largest one, and of those at the lowest log-prob on
-            both sides, if that is more than chance.
-        doubts: causes that say, with high confidence, that a column is not what its name says.
+        clipped: share of the valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both
+            sides if that share is larger. 0 if chance explains it.
+        doubts: causes found with high confidence by which a column does not contain what its name says.
         vocabulary: tokens by id modulo 64, and the 95% quantile of the ids.
         responses: hash of all responses, regardless of their order, if all rows have token ids.
-        models: names of models and `engines` that the rows give.
+        models: names of models in the rows. `engines` are the names of inference engines.
     """
 
     sequences: int = 0
@@ -411,7 +412,7 @@ Question = Literal["how bad", "since when", "why", "what to do"]
 
 
 class K3Standing(FiniteModel):
-    """K3 compared with typical ranges. `sure` is true if its error does not cross the end of a range."""
+    """K3 compared with typical ranges. `sure` is true if no other range is within the error of K3."""
 
     range: RangeName
     sure: bool = True
@@ -429,7 +430,7 @@ class BaselineRatio(FiniteModel):
 
     @property
     def rose(self) -> bool:
-        """True if the one-sided 95% bound is above 1. It is narrower than the interval."""
+        """True if the lower one-sided 95% bound is above 1. It is closer to the factor than the end of the interval."""
         if self.factor is None or self.interval is None:
             return False
         return math.log(self.factor) * INTERVAL_Z > math.log(self.interval[1] / self.factor) * ONE_SIDED_Z
@@ -444,7 +445,7 @@ class Judgement(FiniteModel):
 
     @property
     def sentence(self) -> str:
-        """Text and detail."""
+        """The text followed by the detail."""
         return f"{self.text} ({self.detail})" if self.detail else self.text
 
 
@@ -473,14 +474,15 @@ class RunSummary(FiniteModel):
 
 
 class RunResult(TextView, FiniteModel):
-    """One run with the causes of its mismatch in `findings`, strongest first. `sides` uses a third column.
+    """One run. `findings` are the causes of its mismatch, strongest first. `sides` needs `reference_log_probs`.
 
     `story` is the summary that every medium shows. It is null in a Result that was built by hand.
 
     `logged` contains the metrics that a framework would have logged: by correction and name, one value per group. `log`
-    is what the run logged (`--against`), `order` says which series changed first, `lags` is the lag of K3 after each
-    name, and `against` compares log and replay by correction. `against_metrics` compares names of the log that
-    correspond to a metric but were not replayed. `fresh_batches` is by correction.
+    contains the values of the run's own log (`--against`), `order` describes which series changed first, `lags` is the
+    lag of K3 after each logged name, and `against` compares the log with the replay by correction. `against_metrics`
+    compares names of the log that correspond to a metric but were not replayed. `fresh_batches` has a prediction per
+    correction.
     """
 
     overall: OverallMetrics
@@ -523,8 +525,8 @@ class RunResult(TextView, FiniteModel):
         """Draw one figure of the report with matplotlib.
 
         Args:
-            name: `k3`, `distribution`, `joint`, `k3_by_position`, `rejected`, `ess-after`, ... A wrong name gets the
-                list of all. Example: `run.plot("k3_by_position")`.
+            name: `k3`, `distribution`, `joint`, `k3_by_position`, `rejected`, `ess-after`, ... The error for an unknown
+                name lists all. Example: `run.plot("k3_by_position")`.
 
         Raises:
             ConfigError: There is no such figure.
@@ -583,7 +585,7 @@ class Provenance(FiniteModel):
     """Origin of a Result. `framework` names the framework and version of `logged`, `replay` its settings.
 
     `device` did the arithmetic over tokens if it was not the CPU. `log` is the file of the run's log. `unread` are
-    files of the named folders that have the content of a dump and another name.
+    files in the given folders that contain dump data but are not named like a dump.
     """
 
     tool: str = "mismatchctl"
@@ -638,7 +640,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
         """Draw one figure of the report of the only run with matplotlib; see `plot` of a run.
 
         Args:
-            name: `k3`, `distribution`, `k3_by_position`, ... A wrong name gets the list of all.
+            name: `k3`, `distribution`, `k3_by_position`, ... The error for an unknown name lists all.
         """
         return self._single_run("plot").plot(name)
 
@@ -677,14 +679,14 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
 
 def find_run(result: Result, name: str) -> str | None:
-    """Return this name if there is such a run, or the name of the only run."""
+    """Return `name` if there is a run of this name, else the name of the only run, else None."""
     return name if name in result.runs else next(iter(result.runs)) if len(result.runs) == 1 else None
 
 
 def storage_types(result: Result, run: str) -> dict[str, str]:
-    """Return the stored type of the log-probs of a run by column, for example `float`. Several if files differ.
+    """Return the stored type of the log-probs of a run by column: `float`, or `double and float` if files differ.
 
-    Runs from a column within files get the types of all files.
+    If a column within the files names the runs, each run gets the types of all files.
     """
     files = [file for file in result.provenance.inputs if file.run == run] or result.provenance.inputs
     found = {

@@ -139,7 +139,7 @@ def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> Basel
 
 
 def k3_interval(k3: Value) -> tuple[float, float] | None:
-    """Return the interval of K3, symmetric if a Result only has the error."""
+    """Return the interval of K3. It is symmetric if the Result only has a standard error."""
     if k3.interval or not k3.se or k3.value is None:
         return k3.interval
     return max(k3.value - INTERVAL_Z * k3.se, 0.0), k3.value + INTERVAL_Z * k3.se
@@ -238,7 +238,7 @@ def headline_finding(findings: Sequence[Finding]) -> Finding | None:
 
 
 def headline_share(finding: Finding, findings: Sequence[Finding]) -> float | None:
-    """Return the share of K3 of a cause together with the growth that it explains."""
+    """Return a cause's share of K3, including the share of the growth that it explains."""
     if finding.share_k3 is None or finding.cause not in _GROWTH_CAUSES:
         return finding.share_k3
     growth = sum(found.share_k3 or 0.0 for found in findings if found.cause == "growing_mismatch")
@@ -257,7 +257,7 @@ def find_fixable(findings: Sequence[Finding]) -> Finding | None:
 
 
 def is_uncorrectable(finding: Finding) -> bool:
-    """Return True if corrections make no sense. Below high confidence they are ranked, in case it is wrong."""
+    """Return True if the finding makes corrections useless. Only a finding with high confidence does."""
     return finding.cause not in CAUSES_WITH_VALID_ROLLOUT and finding.confidence == "high"
 
 

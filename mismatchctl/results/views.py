@@ -1,4 +1,4 @@
-"""How results show themselves: as text of one screen, as tables and JSON, and, through a registered renderer, as pages.
+"""Views of results: text of one screen, tables, JSON and, through a registered renderer, pages and figures.
 
 `report/` implements the renderer. It is above `results/`, so the public package registers it, lazily.
 """
@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 
 
 class Renderer(Protocol):
-    """What draws results as pages, notebook cells and figures."""
+    """Interface to draw results as pages, notebook cells and figures."""
 
     def page(self, shown: View) -> str:
         """Return a self-contained HTML page."""
@@ -68,10 +68,10 @@ def add_version(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TextView(ABC):
-    """Something that shows itself in a few sentences and a table, no larger than a screen."""
+    """Base class for objects printed as a few sentences and a table that fit on a screen."""
 
     def _lines(self) -> list[str]:
-        """Sentences that come first."""
+        """The sentences above the table."""
         return []
 
     @abstractmethod
@@ -112,7 +112,7 @@ class View(TextView):
         """Write the report as one HTML page; without a path, return it.
 
         Args:
-            path: The file. It appears whole or not at all. Example: `result.to_html("report.html")`.
+            path: The file. It is never left incomplete. Example: `result.to_html("report.html")`.
         """
         page = get_renderer().page(self)
         if path is None:
@@ -128,10 +128,10 @@ class View(TextView):
         """Write the JSON.
 
         Args:
-            path: A file that ends in `.json`. It appears whole or not at all. Example: `result.save("result.json")`.
+            path: A file that ends in `.json`. It is never left incomplete. Example: `result.save("result.json")`.
 
         Raises:
-            ConfigError: The name ends in something else.
+            ConfigError: The path does not end in `.json`.
         """
         if Path(path).suffix != ".json":
             page = ", to_html writes a page" if Path(path).suffix in (".html", ".htm") else ""
@@ -154,10 +154,10 @@ class ByRun(Generic[Item]):
 
         @property
         def runs(self) -> dict[str, Item]:
-            """What belongs to each run."""
+            """Results by name of the run."""
 
     def __getitem__(self, run: str) -> Item:
-        """Return the part of a run by its name, or by the end of it that no other has."""
+        """Return the results of a run by its name, or by the end of its name if no other run ends like that."""
         if run in self.runs:
             return self.runs[run]
         ends = [name for name in self.runs if name.rstrip("/").endswith(str(run))]
@@ -177,7 +177,7 @@ def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def make_frame(rows: Iterable[Mapping[str, Any]], *columns: tuple[str, str]) -> pl.DataFrame:
-    """Rows as a table of some of their columns: types of polars, each with the names that are of it."""
+    """Convert rows to a polars table. Each of `columns` is a polars type and the names of the columns of this type."""
     import polars as pl
 
     kinds = {name: getattr(pl, kind) for kind, names in columns for name in names.split()}

@@ -73,7 +73,7 @@ ROUNDING_TOLERANCE = 1e-4
 
 
 class K3Part(FiniteModel):
-    """One part of K3: most tokens (bulk), the largest tokens up to a cap (shoulder), and above the cap (tail).
+    """One part of K3: most tokens (bulk), tokens with a large K3 up to a cap (shoulder), or K3 above the cap (tail).
 
     `share` is its share of the baseline's K3, `rise` its relative rise per token at the same probabilities. `rose` is
     true if a one-sided test at 5% finds the rise significant. Its bound is narrower than the interval.
@@ -213,7 +213,7 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count tokens per cluster that are farther off than nearly all of the baseline. 0 if the baseline has many."""
+    """Count the tokens per cluster with more K3 than nearly all baseline tokens. 0 if the baseline has many of them."""
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
@@ -334,7 +334,7 @@ def _expected_k3(new_tokens: Float64s, old: Float64s, old_tokens: Float64s) -> F
 def _relative_rise(
     exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
 ) -> tuple[float | None, tuple[float, float] | None, bool]:
-    """Return the relative rise of a mean within probability bins, its interval on the log scale, and if it is sure."""
+    """Return the relative rise of a mean within probability bins, its interval (log scale), and whether it is sure."""
     expected = _expected_k3(new_tokens, old, old_tokens)
     spread = np.zeros(len(old))
     for bins, mean in _bin_means(old, old_tokens):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class RankedCorrection(FiniteModel):
     """One correction and its cost.
 
-    Errors are errors of the gradient of one update at the requested batch size, in units of the surrogate, after the
-    best scalar: shrinking the loss does not reduce them. `mse` is `bias2` (at least 0) plus `variance`. `gain`
+    Errors are those of the gradient of one update of `batch` sequences, in units of the surrogate, after scaling by the
+    best factor, so that shrinking the loss does not reduce them. `mse` is `bias2` (at least 0) plus `variance`. `gain`
     is the share of the uncorrected error that the correction removes, with its standard error. `loss_scale` is the
     factor on a loss of equal terms. `ties` is true if the error does not differ significantly from the first. `why`
     explains the rank. `config` has the framework's own keys, `outcome` the result of a published run with this
@@ -56,9 +56,9 @@ class RunAdvice(TextView, FiniteModel):
     """The advice for one run: what to fix first, and a ranking, best first.
 
     Attributes:
-        fix_first: a bug to fix before any correction. The ranking then applies until it is fixed.
+        fix_first: a bug to fix before any correction, if there is one. The ranking only applies until it is fixed.
         advice: at most five corrections.
-        yours: corrections to compare with the ranking, in the same units, without limits.
+        yours: the user's corrections, compared with the ranking in the same units and without limits.
         default: the correction that documents recommend by default (token weights up to 2), if it was a candidate.
         framework: framework of the configurations, empty if the corrections are in our own syntax.
         severity: class of the mismatch, from the effective sample size of token weights up to 2.
@@ -66,8 +66,8 @@ class RunAdvice(TextView, FiniteModel):
         basis: basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities if the
             dump lacks ids. "none" if a ranking is not possible.
         reference: the least biased correction that converges, used as unbiased.
-        sequence_mean: mean over tokens of sequence weights truncated at 10. Outside 0.5 to 1.5 they are not the
-            reference.
+        sequence_mean: mean over tokens of the sequence weights truncated at 10. If it is outside 0.5 to 1.5, sequence
+            weights are not the reference.
         lower_bound: True if the reference omits bias that the sample cannot show. Biases are then lower bounds.
         stable: share of random halves of the prompts that give the same first correction, or a tie with it.
         k_hat: tail index of the sequence weights. Above 0.7 their mean does not converge. null if undefined.
@@ -164,7 +164,7 @@ MIN_SHOWN_GAIN = 1e-3
 
 
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
-    """Return OK without advice to change anything, FAIL for a bug that no correction repairs."""
+    """Return OK if nothing should change, FAIL for a bug that no correction repairs, else CHECK."""
     if advice.fix_first is not None:
         return "FAIL" if is_uncorrectable(advice.fix_first) else "CHECK"
     return "OK" if advice.advice and advice.advice[0].name == "none" else "CHECK"
@@ -214,7 +214,7 @@ def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
 
 
 def set_advice_answers(result: Result, found: Mapping[str, RunAdvice]) -> None:
-    """Replace the last answer of each run by the advice."""
+    """Replace the answer to "what to do" of each run by the advice."""
     for name, advice in found.items():
         run = result.runs.get(name)
         if run is None:

@@ -73,7 +73,7 @@ class GradientProducts:
         return GradientProducts(factor**2 * self.own, factor * self.across, apart, self.reference)
 
     def estimate_projection(self) -> float:
-        """Estimate the mean gradient's component along the reference's, relative to its length. 1 is a full step.
+        """Estimate the mean gradient's component along the reference gradient, relative to its norm. 1 is a full step.
 
         The estimate is noisy if batches are small. So it is shrunk towards 1, further for corrections that are closer
         to the reference, and reduced by half of its standard error: a correction that may lose the signal is not
@@ -281,8 +281,8 @@ def choose_correction(
 ) -> CandidateRanking:
     """Rank candidates by the mean squared error of their gradient after the best scalar.
 
-    `scale` is the size of a batch divided by the size of an update. Candidates in `shrinking` are last because of their
-    loss scale, and `unranked` corrections are only measured.
+    `scale` is the size of a batch divided by the size of an update. Candidates in `shrinking` rank last because of
+    their loss scale, and `unranked` corrections are only measured.
     """
     found = {
         name: own.scaled(1 / own.estimate_projection()).moments()

@@ -337,7 +337,7 @@ def _series_statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str
 
 
 def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
-    """Round rows to `digits` significant digits. Integers stay exact. Other values than finite ones become null."""
+    """Round rows to `digits` significant digits. Integers stay exact. Values that are not finite become null."""
     finite = np.isfinite(values)
     held = np.where(finite, values, 0.0) + 0.0
     whole = (held == np.rint(held)) & (np.abs(held) < 2**53)

@@ -32,7 +32,7 @@ _CSV_KEYS = {"Wall time", "Step", "Value"}
 
 
 def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
-    """Step, name and value of each cell that is a number, or NaN or infinite."""
+    """Read the step, name and value of each cell that is a number, NaN or infinite."""
     rows = csv.reader(text.splitlines())
     try:
         heads = next(rows, [])
@@ -92,7 +92,7 @@ class PrintedDigits:
         return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
     def unit(self, value: Decimal) -> float:
-        """One unit of the last digit of a value, zeros that were left out counted."""
+        """One unit of the last digit of a value, including trailing zeros that were not printed."""
         place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
         return 10.0 ** max(place, -400)
 
@@ -107,7 +107,7 @@ class RunLog:
     not_finite: Mapping[str, int] = field(default_factory=dict)  # how often each name was logged as NaN or infinity
 
     def series(self, labels: Sequence[str]) -> dict[str, list[float | None]]:
-        """Every name that one of these steps has, as one value per step."""
+        """Return one value per step for each name that occurs in these steps."""
         names = dict.fromkeys(name for label in labels for name in self.rows.get(label, {}))
         found = {name: [self.rows.get(label, {}).get(name) for label in labels] for name in names}
         return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
@@ -123,9 +123,9 @@ class RunLog:
 
 
 def read_run_log(path: str | Path) -> RunLog:
-    """Scalars by step: rows of JSON, TensorBoard's event files (one, or a folder of them), or an export as CSV.
+    """Read scalars by step from rows of JSON, TensorBoard event files (one, or a folder of them), or a CSV export.
 
-    A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of one step add to each other.
+    A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of the same step are merged.
     Values that are not finite are counted and left out.
     """
     place = Path(path)
@@ -155,12 +155,12 @@ def is_event_file(path: Path) -> bool:
 
 
 def find_event_files(path: Path) -> list[Path]:
-    """The event files of a folder and those below, by name; or the file itself."""
+    """Return the event files in a folder and its subfolders by name, or the file itself."""
     return sorted(filter(is_event_file, walk_files(path))) if path.is_dir() else [path]
 
 
 def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
-    """Step, name and value of every scalar, read by the `tensorboard` package. A damaged record ends its file."""
+    """Read step, name and value of every scalar with the `tensorboard` package. A damaged record ends its file."""
     try:
         from google.protobuf.message import DecodeError
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -217,7 +217,7 @@ def _collect_log(path: str | Path, found: Iterable[tuple[str, str, Decimal]]) ->
 
 
 def _read_json_log(path: Path) -> RunLog:
-    """Rows of JSON: one per line, or in a list, which `trainer_state.json` calls `log_history`."""
+    """Read rows of JSON: one per line, or in a list, which is `log_history` in `trainer_state.json`."""
     text = _read_text(path)
     rows: dict[str, dict[str, Decimal]] = {}
     not_finite: Counter[str] = Counter()
@@ -272,7 +272,7 @@ def _parse_json_row(row: Any, path: str, number: int) -> tuple[str, dict[str, An
 
 
 def shift_steps(log: RunLog, offset: int) -> RunLog:
-    """The log with `offset` taken from each numbered step."""
+    """Return the log with `offset` subtracted from each numbered step."""
     rows = {
         str(int(step) - offset) if step.removeprefix("-").isdecimal() else step: row for step, row in log.rows.items()
     }

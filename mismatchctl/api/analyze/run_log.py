@@ -52,7 +52,7 @@ PARTS = re.compile(r"/(min|max|std|p\d+)$|_(min|max|std)$", re.IGNORECASE)
 
 
 def find_health_names(names: Iterable[str]) -> dict[Health, str]:
-    """Return the logged name of each quantity that a run's health shows in."""
+    """Return the logged name of each health metric: reward, entropy, gradient norm."""
     whole = [name for name in names if not PARTS.search(name)]
     found = {}
     for role, patterns in _HEALTH.items():
@@ -200,7 +200,7 @@ def _list_array(offsets: pa.Array, values: Floats) -> pa.Array:
 
 
 class LoggedSteps(GroupMerger[list[pa.Table]]):
-    """Logged values of one framework by run, step and correction. Names that it cannot compute have a reason."""
+    """Logged values of one framework by run, step and correction. Names that cannot be computed have a reason."""
 
     closing_size = 0
 

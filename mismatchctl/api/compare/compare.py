@@ -404,7 +404,7 @@ def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Flo
 
 
 def decompose_by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | None:
-    """Decompose by the bins of a breakdown. Standard errors are of the level, without pairing."""
+    """Decompose by the bins of a breakdown. Standard errors are for `level` and ignore pairing."""
     lows = sorted({*reference.low, *other.low})
     highs = dict(zip([*reference.low, *other.low], [*reference.high, *other.high], strict=True))
     sides, errors = [], []

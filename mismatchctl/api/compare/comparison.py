@@ -81,9 +81,9 @@ class Change(FiniteModel):
 class Contribution(FiniteModel):
     """Contribution of one bin, step or value to the change of K3.
 
-    `mix`: more or fewer tokens where K3 differs from the mean. `level`: larger or smaller K3 in this part. A bin is
-    `low` <= quantity < `high` (null: open), a value has a `label`. `tokens` are shares of each side. `se` is the
-    standard error of the whole contribution for steps and values with cluster tables, otherwise of the level.
+    `mix` is due to more or fewer tokens where K3 differs from the mean, `level` to a larger or smaller K3 in this part.
+    A bin is `low` <= quantity < `high` (null: open), a value has a `label`. `tokens` are shares of each side. `se` is
+    the standard error of the whole contribution for steps and values with cluster tables, otherwise of `level`.
     """
 
     label: PartLabel = None
@@ -144,7 +144,7 @@ class MovedToken(FiniteModel):
 
 
 class TopShare(FiniteModel):
-    """Contribution of the tokens that changed most to the net change of K3 and to all movement up and down."""
+    """Contribution of the tokens that changed most to the net change of K3 and to the sum of all absolute changes."""
 
     tokens: int
     of_change: float | None
@@ -154,8 +154,9 @@ class TopShare(FiniteModel):
 class PairedTokens(FiniteModel):
     """The same tokens on the two sides, compared one by one.
 
-    `matched_by` is the content that identified them. `same_rollout` and `same_train` are true if log-probs are bitwise
-    equal. `k3_change` is the mean over tokens with a standard error over clusters. `correlation` is between log ratios.
+    `matched_by` is the content by which sequences were matched. `same_rollout` and `same_train` are true if log-probs
+    are bitwise equal. `k3_change` is the mean over tokens with a standard error over clusters. `correlation` is between
+    log ratios.
     """
 
     matched_by: Literal["token_ids", "rollout_log_probs", "train_log_probs"]
@@ -176,8 +177,9 @@ class PairedTokens(FiniteModel):
 class GrowthContrast(FiniteModel):
     """Growth over the steps of the reference and of the other side, as in each run's summary.
 
-    `quotient` is the growth of the other's K3 divided by the reference's, at common steps. It changes if one side grows
-    differently. `onsets_differ` is true if the intervals of the onsets are disjoint, null if a side does not grow.
+    `quotient` is the growth of the other's K3 divided by the reference's, at common steps. It changes over the steps if
+    the two sides grow differently. `onsets_differ` is true if the intervals of the onsets are disjoint, null if a side
+    does not grow.
     """
 
     reference: Growth

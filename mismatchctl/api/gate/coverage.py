@@ -294,7 +294,7 @@ def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSa
 
 
 def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Find prompts with fewer tokens than in the baseline. If few have more, a mask probably hides tokens."""
+    """Find prompts with fewer tokens than in the baseline. If few prompts have more, a mask probably hides them."""
     fewer, same, equal, more = _count_smaller_clusters(*_build_alike_samples(run, accepted))
     if 20 * more <= fewer and fewer and (same >= fewer or (fewer >= _MIN_SMALLER_PROMPTS and fewer > equal)):
         reason = (

@@ -322,7 +322,7 @@ def _comparable_runs(
 
 
 class _CaseJudge:
-    """Checks cases that share a level."""
+    """Judge of the cases that share a false-failure rate."""
 
     def __init__(self, level: float, against: AcceptedResults) -> None:
         self._level, self._against = level, against

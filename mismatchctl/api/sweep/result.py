@@ -280,7 +280,7 @@ class Sweep(View):
 
 
 def preset_marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[PresetMark, ...]:
-    """Return the presets that have the rule of an axis, with their values on it."""
+    """Return the presets with the rule that an axis varies, and their thresholds."""
     found = []
     for study in studies:
         for axis in study.axes:
@@ -409,7 +409,7 @@ def round_values(values: Float64s) -> Float64s:
 
 
 def order_by_strictness(study: Study) -> list[int]:
-    """Order the points of a study by the strictness of their bounds, comparing the first axis first."""
+    """Order the points of a study from the loosest to the strictest bounds, comparing the first axis first."""
     columns = []
     for path in study.paths:
         variants, places = study.variants(path)

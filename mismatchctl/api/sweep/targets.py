@@ -43,7 +43,7 @@ class ThresholdRule:
     threshold: Callable[[float], float]  # converts the compared distance (log scale, at least 0) to the threshold
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """Return the distances that are compared with the threshold, and the mass of each."""
+        """Return the distances that are compared with the threshold, and how much each counts (its tokens, or 1)."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)

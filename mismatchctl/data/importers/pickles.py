@@ -33,7 +33,7 @@ _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
 
 
 class DamagedError(Exception):
-    """A file is damaged, or asks for a class that is not allowed."""
+    """The file is damaged, or needs a class that is not allowed."""
 
 
 def plain_dtype(text: Any) -> np.dtype[Any]:
@@ -70,7 +70,7 @@ def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "
 
 
 class PickledDtype:
-    """A dtype of numpy: its code, and only the byte order of its state."""
+    """A numpy dtype: its code and byte order. The rest of its pickled state is ignored."""
 
     def __init__(self, code: Any) -> None:
         self._dtype = plain_dtype(code)
@@ -89,7 +89,7 @@ class PickledDtype:
 
 
 class PickledArray:
-    """An array of numpy, which is pickled empty and then gets a state."""
+    """A numpy array. A pickle first creates it empty and then sets its state."""
 
     def __init__(self) -> None:
         self.value: NDArray[Any] | None = None
@@ -121,7 +121,7 @@ def build_from_buffer(data: Any, kind: Any, shape: Any, order: Any = "C") -> NDA
 
 @dataclass(frozen=True)
 class UnreadValue:
-    """A value of a type that is not read. It is an error only if the value is needed."""
+    """A value of an unsupported type. It only causes an error if the value is needed."""
 
     kind: str
 
@@ -142,7 +142,7 @@ DTYPES: Mapping[str, str] = {
 
 @dataclass
 class ByteBudget:
-    """Bytes that all values of a file together may have, and the time until which it must be read."""
+    """Limit on the bytes of all values of a file, and the time by which the file must be read."""
 
     left: int
     until: float = math.inf
@@ -162,7 +162,7 @@ class ByteBudget:
 
 @dataclass(frozen=True)
 class TensorStorage:
-    """The class of a storage, or a storage with its bytes and the bytes left for tensors of the file."""
+    """The class of a torch storage, or a storage with its bytes and the rest of the file's byte budget."""
 
     kind: str
     data: memoryview | None = None
@@ -197,7 +197,7 @@ def build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, 
 def build_typed_tensor(
     storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, kind: Any, *rest: Any
 ) -> Any:
-    """Return a tensor whose type is not that of its storage."""
+    """Return a tensor whose dtype differs from its storage's."""
     return kind if isinstance(kind, UnreadValue) else build_tensor(storage, offset, size, stride, kind=str(kind))
 
 
@@ -285,7 +285,7 @@ TORCH_NAMES: dict[tuple[str, str], Any] = {
 
 
 def list_allowed_names(known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> dict[tuple[str, str], Any]:
-    """Return stand-ins for the names that a pickle may ask for: arrays of numpy, and some known classes."""
+    """Return stand-ins for the names that a pickle may import: numpy arrays, and some known classes."""
     own = {place: UnreadValue(place[1]) if made is None else PickleCall(made) for place, made in known.items()}
     return {**NUMPY_NAMES, ("torch", "device"): TORCH_NAMES["torch", "device"], **own}
 
@@ -308,7 +308,7 @@ class _Memo(dict[int, Any]):
 class DataUnpickler(pickle._Unpickler):
     """Unpickler of plain values, numpy arrays and the stand-ins in `names`.
 
-    It is Python's and not the one in C, which allocates as much memory as an invented index of its memo asks for.
+    It is Python's unpickler, because the one in C allocates memory for any memo index that a file contains.
     """
 
     stack: list[Any]
@@ -494,7 +494,7 @@ def _load_zip(stream: Any, data: memoryview, room: ByteBudget) -> Any:
 
 
 def _refusal_error(path: Path, error: Exception) -> DataError:
-    """Return the error in our own words, since that of a library may advise to trust the file."""
+    """Return an error with our own text, because the library's may advise to trust the file."""
     message = str(error) if isinstance(error, DamagedError) else "it is damaged"
     if message.startswith(REQUEST_PREFIX):
         return DataError(message, file=str(path), remedy="save plain tensors, arrays and numbers")

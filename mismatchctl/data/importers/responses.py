@@ -29,7 +29,7 @@ def is_response(record: Record) -> bool:
 
 
 def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]]:
-    """Return one row per choice: its id, log-probs, token ids, prompt and why it ended."""
+    """Return one row per choice: id, log-probs, token ids, prompt and finish reason."""
     rows: list[dict[str, Any]] = []
     for number, record in enumerate(records):
         try:
@@ -48,7 +48,7 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
 
 
 def _body(record: Any) -> tuple[str, Record] | None:
-    """Return the kind of a response and the response itself, without the wrapper of a script."""
+    """Return the kind of a response, and the response without the wrapper that a script added."""
     if not isinstance(record, Mapping):
         return None
     if isinstance(record.get("meta_info"), Mapping):

@@ -43,9 +43,9 @@ def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
 
 
 def find_candidates(place: Path, framework: str = "") -> list[Path]:
-    """The files of a place that may be a framework's by their names, in natural order; hidden ones are left out.
+    """Return the files at a path whose names may be a framework's, in natural order and without hidden files.
 
-    A file that is named itself, with its framework, may have any name.
+    If the user passes the file itself and its framework, it may have any name.
     """
     found = [path for path in _find_by_name(place, framework) if path.suffix not in COMPRESSED_SUFFIXES]
     if not found and (lost := find_compressed(place, framework)):
@@ -54,7 +54,7 @@ def find_candidates(place: Path, framework: str = "") -> list[Path]:
 
 
 def find_compressed(place: Path, framework: str = "") -> list[Path]:
-    """Return the compressed files of a place that may be a framework's, except those that are there unpacked, too."""
+    """Return the compressed files at a path whose names may be a framework's, unless the unpacked file is there too."""
     files = [path for path in _find_by_name(place, framework) if path.suffix in COMPRESSED_SUFFIXES]
     return [path for path in files if path == place or not _uncompressed_path(path).exists()]
 
@@ -89,9 +89,9 @@ def _uncompressed_path(path: Path) -> Path:
 
 
 def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
-    """How a file is read: by its name, then by its content; None where it is nobody's, or not of `framework`.
+    """Return the layout of a file, by its name, then its content. None if no framework, or not `framework`, wrote it.
 
-    A file that nobody recognizes is taken to be of `framework`.
+    A file that no layout recognizes is assumed to be of `framework`.
     """
     chosen = framework_layouts(framework)[0] if framework else None
     file = OpenFile(path)
@@ -106,7 +106,7 @@ def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
 
 
 def refuse_incomplete(path: Path) -> None:
-    """Refuse a file that lacks a column of the framework that it is most like."""
+    """Refuse a file that lacks a column of the framework that fits it best."""
     if not any(one.keys and _matches_name(path, one.patterns) for one in framework_layouts()):
         return
     file = OpenFile(path)
@@ -121,13 +121,13 @@ def refuse_incomplete(path: Path) -> None:
 
 
 def _telling_names(layout: FileLayout) -> set[str]:
-    """Return the names that a file of a framework contains: its keys, and the columns of every file."""
+    """Return the names that identify a framework's file: its keys, and the columns that every such file has."""
     usual = (*REQUIRED_COLUMNS, "response_mask", "token_ids", "advantages")
     return {*layout.keys, *(layout.columns[name] for name in usual if name in layout.columns)}
 
 
 def is_rollout_only(path: str) -> bool:
-    """Return True if the name is that of a file without train log-probs."""
+    """Return True if files of this name have no train log-probs."""
     return any(one.rollout_only and _matches_name(Path(path), one.patterns) for one in all_layouts().values())
 
 
@@ -439,9 +439,9 @@ def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]:
-    """The rows of one file; where batches end depends on the file alone.
+    """Read the rows of one file. The ends of batches only depend on the file.
 
-    A column that the first of them has no value of is left out.
+    A column without a value in the first batch is left out.
     """
     schema: pa.Schema | None = None
     tokens, most = 0, path.stat().st_size
@@ -525,7 +525,7 @@ def alignment_sums(
 
 
 def check_alignment(sums: AlignmentSums, place: str, rollout: str, train: str) -> None:
-    """Refuse log-probs that fit after a shift by one token and not without it."""
+    """Refuse log-probs that only agree after a shift by one token."""
     correlation = {lag: _correlation(*row) for lag, row in zip(LAGS, sums.tolist(), strict=True)}
     best = max(correlation, key=lambda lag: correlation[lag])
     here, there = correlation[0], correlation[best]

@@ -39,10 +39,10 @@ class BatchJoin(Protocol):
 
     @property
     def columns(self) -> Collection[str]:
-        """The columns that it has, by canonical name."""
+        """The columns that can be added, by canonical name."""
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-        """Return the batch with the columns that it lacks."""
+        """Return the batch with its missing columns added."""
 
 
 class ForeignRun:
@@ -69,7 +69,7 @@ class ForeignRun:
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, framework: str = "") -> Batches:
-        """Yield the sequences of a file, none if no framework wrote it."""
+        """Yield the sequences of a file, or nothing if no framework wrote it."""
         layout = recognize_layout(path, framework)
         if layout is None:
             refuse_incomplete(path)
@@ -193,7 +193,7 @@ _temporary_folder = cache(make_temporary_folder)
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Yield the files of frameworks and in common formats as tables, run by run, or their errors with `skip`.
+    """Yield files of frameworks and of common formats as tables, run by run. With `skip`, yield errors, too.
 
     `note` is called with sentences about data that was left out.
     """
@@ -278,7 +278,7 @@ def _read_incomplete(path: Path) -> Batches:
 
 
 def _collect(batches: Batches, in_memory: bool) -> pa.Table | None:
-    """Return the rows as a table, which a temporary file may hold. Return None without rows."""
+    """Return the rows as a table, which may be stored in a temporary file. Return None without rows."""
     first = next(batches, None)
     if first is None:
         return None

@@ -1,6 +1,7 @@
 """Dumps in common formats as Arrow tables: JSONL, JSON, CSV, NPZ, safetensors, and dicts that torch or pickle saved.
 
-Columns keep the names that the file has. Nothing in a file is executed, and no file becomes much larger than it is.
+Columns keep the names that the file has. No code in a file is executed. Memory is limited to little more than the
+file's size.
 """
 
 from __future__ import annotations
@@ -461,7 +462,7 @@ def _from_frame(frame: Any) -> pa.Table:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Drop columns that no column of a dump can be: objects, bytes, times and the like."""
+    """Drop columns of types that a dump cannot have: objects, bytes, times and the like."""
     return table.select([one.name for one in table.schema if _is_plain(one.type)])
 
 

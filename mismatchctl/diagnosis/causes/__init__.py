@@ -1,1 +1,1 @@
-"""causes"""
+"""Tests for causes of a mismatch."""

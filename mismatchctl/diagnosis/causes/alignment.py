@@ -1,4 +1,4 @@
-"""Causes about which token a value belongs to: shifts, masks, edited and unsampled tokens, wrong engine states."""
+"""Causes by which log-probs belong to other tokens: shifts, masks, edited and unsampled tokens, wrong engine states."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _EDIT_NOISY_SPREAD = 0.12
 
 @dataclass(frozen=True)
 class _Breaks:
-    """Sequences [S] that agree up to a position, `split` [S] of their sound tokens, and not after it.
+    """Sequences [S] that agree over their first `split` [S] sound tokens and not after them.
 
     `after` marks their later tokens [N], `level` is the mean |log ratio| there [S], at most 5 nats per token, and
     `position` the place of the first one in its response [S].
@@ -229,10 +229,11 @@ _SHIFTED_LUCK = 2.1
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Return the shift of the rollout's log-probs with the best agreement of each candidate, and that agreement [S].
+    """Return the shift of the rollout's log-probs that agrees best in each candidate sequence [S], and the agreement.
 
     Shift k means that rollout[i + k] belongs to train[i], and 0 that no shift is clearly better. Agreement is the mean
-    difference (at most 1 nat per token) there over the median one of all shifts, where unrelated tokens meet.
+    difference at this shift (at most 1 nat per token), divided by the median over all shifts, most of which compare
+    unrelated tokens.
     """
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
@@ -378,7 +379,7 @@ def _match_inverted_mask(case: Case) -> Detection | None:
 
 
 def _match_prompt_in_mask(case: Case) -> Detection | None:
-    """Find responses that start with a constant the trainer denies, because engines omit log-probs of the prompt."""
+    """Find responses that start with a constant far from the trainer's log-probs: engines omit those of the prompt."""
     every = find_suspicious_runs(case)
     runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)
@@ -487,7 +488,7 @@ def _mark_placeholders(kind: str, side: str, rows: Rows) -> Bools:
 
 
 def _mark_runs(marks: Bools, segments: Segments) -> Bools:
-    """Mark those of the marked tokens [T] that are part of a run within a row, as padding is."""
+    """Mark those of the marked tokens [T] that form a long enough run in their row, as padding does."""
     at = np.flatnonzero(marks)
     row = np.searchsorted(segments.offsets, at, side="right")
     run = np.cumsum(np.diff(at, prepend=-2) * (np.diff(row, prepend=-1) == 0) != 1)
@@ -675,7 +676,7 @@ def detect_engine_state(case: Case) -> Detection | None:
 
 
 def _correlation(case: Case, chosen: Bools) -> float:
-    """Return the correlation of the columns on some tokens. In any context it is positive for the same tokens."""
+    """Return the correlation of the two columns on some tokens. It is positive if both score the same tokens."""
     r, t = case.r[chosen], case.t[chosen]
     return float(np.corrcoef(r, t)[0, 1]) if len(r) > 2 and r.std() > 0 and t.std() > 0 else 0.0
 

@@ -52,7 +52,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
 
 
 def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str, name: str, meaning: str) -> Detection:
-    """Return the detection of a column that was read in another way in some sequences [S]."""
+    """Return the detection of a column whose values mean something else in some sequences [S]."""
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
@@ -173,7 +173,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Return the sequences [S] that agree with the best reading, and the reading."""
+    """Return the sequences [S] that agree with the best interpretation of the values, and this interpretation."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = find_better_reading(case, "rollout", case.rollout / factor)

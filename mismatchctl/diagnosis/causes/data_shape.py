@@ -1,4 +1,4 @@
-"""Questions about the columns themselves, before they are compared: lengths, sign, range, constants, padding, gaps."""
+"""Checks of each column before the columns are compared: lengths, sign, range, constants, padding, gaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes in the arithmetic and the weights: noise, a quantized cache, MoE routing, other or quantized weights."""
+"""Causes in the arithmetic and the model weights: noise, a quantized cache, MoE routing, other or quantized weights."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def is_plain_noise(case: Case) -> bool:
 
 
 def may_be_larger(case: Case) -> bool:
-    """Return True if the noise may be bfloat16 in a larger or surer model."""
+    """Return True if the noise may come from bfloat16 in a model that is larger or more certain of its tokens."""
     small = BFLOAT16_NOISE <= case.noise < _LARGER_MODEL_FACTOR * BFLOAT16_NOISE
     return small and _is_balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
 

@@ -34,8 +34,8 @@ def load_texts() -> dict[str, dict[str, str]]:
 class Cause:
     """Cause of a mismatch.
 
-    `test` runs on the case that earlier causes leave, `columns` are the optional columns it reads, `flags` counts
-    tokens of the whole dump, and `in_layers` is true if a comparison of layers can find it.
+    `test` runs on the case that earlier causes leave, `columns` are the optional columns it reads, `flags` counts its
+    tokens in the whole dump, and `in_layers` is true if a comparison of layers can find it.
     """
 
     id: str

@@ -353,7 +353,7 @@ def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
 
 
 def _outlying(jump: Float64s) -> float:
-    """Return about the z of rows that jump up far beyond the scatter of the others."""
+    """Return an approximate z of rows whose jump is far beyond the scatter of the other rows."""
     scatter = 1.4826 * float(np.median(np.abs(jump - np.median(jump))))
     limit = max(_LARGE, _OUT * scatter)
     up, down = int((jump > limit).sum()), int((jump < -limit).sum())
@@ -482,7 +482,7 @@ _POSITION_MIN_SPREAD, _POSITION_START = 3.0, 4
 
 @cached_on_case
 def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
-    """Return late over early differences in responses, the z of the rise, and both sizes."""
+    """Return the ratio of late to early differences in responses, the z of the rise, and both sizes."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < _POSITION_START), share >= 0.75))

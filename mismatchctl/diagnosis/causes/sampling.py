@@ -160,7 +160,7 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
 
 
 def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
-    """Describe the setting and list its facts. `certain` are the log-probs of tokens alone in a nucleus [N].
+    """Describe the setting and list its facts. `certain` are the log-probs of tokens that are alone in a nucleus [N].
 
     The ratio is the mass kept at a position. Top-p keeps at least p, and less than p without its last token. Top-k
     keeps k tokens everywhere.
@@ -495,7 +495,7 @@ def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tup
 
 
 def detect_sampling_settings(case: Case) -> Detection | None:
-    """Combine several settings of the sampler, because they come from one place."""
+    """Combine several settings of the sampler, because one configuration sets them all."""
     names = [name for name in _SETTINGS if name in case.explained]
     if len(names) < 2 or "sampling_settings" in case.explained:
         return None

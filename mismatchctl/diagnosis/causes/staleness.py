@@ -1,4 +1,4 @@
-"""Causes in stale weights: an old policy, prefix cache, step or worker, and a mismatch that grows."""
+"""Causes by stale model weights: an old policy, prefix cache, step or worker, and a mismatch that grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mismatch that no named cause explains: a few tokens, some rows, or noise that arithmetic does not make."""
+"""Mismatch that no named cause explains: a few tokens, some rows, or more noise than arithmetic causes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _match_tokens(case: Case) -> Detection | None:
 
 
 def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
-    """Return the ends, workers or steps with most of some tokens, if that is unusual."""
+    """Return where the chosen tokens concentrate, if they do: the row's start or end, a worker or a step."""
     found = {}
     total = int(chosen.sum())
     left = case.each(case.counts) - case.place
@@ -148,7 +148,7 @@ def _match_rows(case: Case) -> Detection | None:
 
 
 def _match_everywhere(case: Case) -> Detection | None:
-    """Find noise beyond arithmetic, or a rollout column that did not sample these tokens."""
+    """Find more noise than arithmetic causes, or a rollout column that is not the sampling distribution."""
     if is_plain_noise(case):
         return None
     (share, _), ratio = tail_shares(case), calibration(case)

@@ -91,7 +91,7 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
 
 
 def check_complete(file: File, row: int, have: int, length: int, remedy: str) -> None:
-    """Refuse an incomplete response in a file that does not identify its slice."""
+    """Refuse an incomplete response if the file does not identify its context-parallel slice."""
     if have < length:
         problem = f"holds {have} of the {length} tokens of a response, and not which: a context-parallel slice"
         raise DataError(problem, file=str(file.path), row=row, remedy=f"{remedy}, or with one context-parallel rank")

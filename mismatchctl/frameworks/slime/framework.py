@@ -184,7 +184,7 @@ def _check_rejection_switch(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_veto_ratio(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Check a veto that runs. The documentation describes one on probabilities."""
+    """Check the veto on ratios, if it runs. The documentation describes a veto on probabilities."""
     threshold, gates, instead = written.veto, written.gates, None
     if threshold is None or threshold <= 0 or not written.given.get("use_rs"):
         return
@@ -374,7 +374,7 @@ class Slime(Framework):
         return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
 
     def remarks(self, correction: Correction) -> list[str]:
-        """Rejected tokens stay in the denominators since 2026: presets of the articles take them out."""
+        """Since 2026 rejected tokens stay in the denominators, but the presets of the articles remove them."""
         if not (self.about.rollout_denominators and correction.gates):
             return []
         return [

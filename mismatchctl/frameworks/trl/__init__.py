@@ -120,7 +120,7 @@ class Trl(PlainFramework):
         return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
 
     def with_text(self, native: Mapping[str, Any], text: str) -> dict[str, Any]:
-        """Unsloth samples with vLLM if a model is loaded with `fast_inference=True`."""
+        """Set the use of vLLM if Unsloth loads a model with `fast_inference=True`, which makes it sample with vLLM."""
         samples = re.search(r"\bfast_inference\s*=\s*True\b", text) is not None
         return {"use_vllm": True, **native} if samples and native.get("use_vllm") is None else dict(native)
 

@@ -195,7 +195,8 @@ def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
 def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
     """Read the keys of 2025-10: one ratio with two thresholds, for weights or rejection.
 
-    Before #3915 rejected tokens get weight 0 and stay in the denominators. Later they leave them and keep their weight.
+    Before #3915 rejected tokens get weight 0 and stay in the denominators. Since then they keep their weight and are
+    excluded from the denominators.
     """
     upper = _read_number(settings, "rollout_is_threshold")
     name = f"verl-{version.name}"

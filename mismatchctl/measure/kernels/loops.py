@@ -531,7 +531,7 @@ def truncate_sequences(
 ) -> None:  # fmt: skip
     """Write TRUNCATED_COLUMNS to `found` [parts, len, bounds], in an `order` sorted by part. See WeightTruncation.
 
-    `cells` are from `build_edge_cells`, `factors` from `bound_factors`. Empty `kept`: all tokens. Empty `weight`:
+    `cells` are from `build_edge_cells`, `factors` from `bound_factors`. An empty `kept` keeps all. Empty `weight`:
     the weight of a token is `excess` (ratio - 1) plus 1. Work buffers of zeros: `table` [bounds + 1, WRITTEN_SUMS] and
     `ranks` [3, bounds + 1].
     """
@@ -598,7 +598,7 @@ def sum_nested_sequences(
     clusters: Any, parts: Any, edges: Any, cells: Any, always: Any, low: Any, high: Any, rows: Any, sums: Any,
     table: Any, own: Any,
 ) -> None:  # fmt: skip
-    """Write NESTED_CLUSTER_COLUMNS to `rows` [len, clusters, ranks]. See NestedSummation. Empty `kept`: all tokens.
+    """Write NESTED_CLUSTER_COLUMNS to `rows` [len, clusters, ranks]. See NestedSummation. An empty `kept` keeps all.
 
     Entries of parts are added to `sums` [parts, ranks + 1, ...]. The `order` of sequences is sorted by cluster. Work
     buffers of zeros: `table` [ranks + 1, 6] and `own` [ranks, 2].

@@ -27,7 +27,7 @@ _BAND = Axis("", "band")
 def corrections_figure(
     runs: Mapping[str, Mapping[str, Mapping[str, Value]]], name: str, front: Sequence[FrontPoint] = ()
 ) -> Figure | None:
-    """Draw rejection against the remaining K3 per run and correction, or against the ESS without rejection."""
+    """Draw rejection against the remaining K3 per run and correction, or against the ESS if nothing is rejected."""
     every = [values for corrections in runs.values() for values in corrections.values()]
     rejects = any((values.get("rejected_tokens", NOT_RECORDED).value or 0) > 0 for values in every)
     x_key, y_key = ("rejected_tokens", "k3_kept") if rejects else ("loss_scale", "ess_token")
@@ -203,7 +203,7 @@ def verdict_figure(checks: Sequence[Check], name: str) -> Figure | None:
 
 
 def parts_figure(check: Check, name: str) -> Figure:
-    """Draw how much each part of K3 rose: most tokens, the shoulder, and the tail."""
+    """Draw how much each part of K3 rose: bulk (most tokens), shoulder, and tail."""
     texts = {"bulk": "most tokens (bulk)", "tail": "rare tokens (tail)"}
     parts = [part for part in check.parts if part.rise is not None]
     low, high = ([None if part.interval is None else part.interval[end] for part in parts] for end in (0, 1))
@@ -217,7 +217,7 @@ def parts_figure(check: Check, name: str) -> Figure:
 
 
 def contributions_figure(decomposition: Decomposition, name: str) -> Figure | None:
-    """Draw the contributions to a change of K3, split into level and mix, if K3 changed."""
+    """Draw each part's contribution to a change of K3, split into level and mix, if K3 changed."""
     parts = decomposition.parts[:MAX_PARTS]
     if not any(part.total for part in parts):
         return None

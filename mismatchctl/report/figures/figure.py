@@ -74,7 +74,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A line across the figure at a value of one axis, with an interval shaded.
+    """A line across the figure at a value of one axis, with its interval shaded if it has one.
 
     `style` is "mark" for a line, "limit" for a dotted one, "usual" for a range of usual values without a line.
     """
@@ -104,13 +104,13 @@ class Figure:
 
     @property
     def alt(self) -> str:
-        """Alternative text. The table of the numbers has the rest."""
+        """Alternative text. The table of the figure has the numbers."""
         names = ", ".join(mark.name for mark in self.marks[:8] if mark.name)
         axes = " by ".join(filter(None, (self.y.label, self.x.label)))
         return escape_terminal(f"{self.title}: {axes}{f' for {names}' if names else ''}.")
 
     def table(self) -> tuple[list[str], list[list[Cell]]]:
-        """Return the heads and rows of the numbers: a row per x for lines, otherwise a row per point."""
+        """Return the figure's numbers as column heads and rows: a row per x for lines, otherwise a row per point."""
         lines = [mark for mark in self.marks if mark.kind in ("line", "stairs")]
         if lines and len(lines) == len(self.marks):
             return self._line_table(lines)
@@ -146,7 +146,7 @@ class Figure:
         return _csv_line(heads) + "".join(map(_csv_line, rows))
 
     def thin(self) -> Figure:
-        """Return the figure with at most `MAX_SCREEN_POINTS` points per line, about."""
+        """Return the figure with about `MAX_SCREEN_POINTS` points per line at most."""
         return replace(self, marks=tuple(map(_thin_line, self.marks)))
 
 
@@ -293,6 +293,6 @@ class StepAxis:
         return Axis("step", limits=limits, ticks=ticks, named=not self.numeric)
 
     def place(self, label: StepLabel) -> float | None:
-        """Return the position of a step, if the axis has it."""
+        """Return the position of a step, or None if it is not on the axis."""
         found = self._index.get(format_label(label))
         return None if found is None else float(found)

@@ -33,7 +33,7 @@ MAX_CORRECTIONS, MAX_LOGGED = 12, 24
 
 @dataclass(frozen=True)
 class TrendChart:
-    """A figure over the steps. `lines` are metrics with their labels; without, there is a line per correction.
+    """A figure over the steps. `lines` are metrics with their labels. If empty, each correction has a line.
 
     `scale` is an Axis scale, or "percent". `expected` is drawn as a rule.
     """
@@ -220,7 +220,7 @@ class RunFigures:
 
 
 def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> RunFigures:
-    """Describe the figures of a run. `brief` leaves out some, for pages with many runs."""
+    """Describe the figures of a run. `brief` leaves out some figures, for pages with many runs."""
     groups, found, corrections = run.groups, RunFigures(), run.overall.corrections
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:

@@ -60,7 +60,7 @@ class StudyRun:
         return int(np.ravel_multi_index(places, self.study.shape))
 
     def points_along(self, place: int) -> list[int]:
-        """Return the points along one axis, the other axes as at the start."""
+        """Return the points along one axis, with the other axes fixed at the start point."""
         through = list(np.unravel_index(self.start, self.study.shape))
         return [
             int(np.ravel_multi_index([*through[:place], index, *through[place + 1 :]], self.study.shape))
@@ -73,7 +73,7 @@ class StudyRun:
 
 
 def choose_start_point(rows: Sequence[SweepRow]) -> int:
-    """Return the strictest affordable point, or the cheapest. The middle one wins a tie."""
+    """Return the point that rejects most within `MAX_START_REJECTION`, else least. The middle one wins a tie."""
     known = [row for row in rows if row["pareto"]] or list(rows)
     lost = [math.inf if row["rejected_tokens"] is None else row["rejected_tokens"] for row in known]
     affordable = [share for share in lost if share <= MAX_START_REJECTION]
@@ -158,14 +158,14 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
 
 
 def _preset_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
-    """Yield the presets on an axis. Presets at the same place share a rule."""
+    """Yield a line at the threshold of each preset. Presets with the same threshold share a line."""
     for mark in own.sweep.marks:
         if (mark.correction, mark.path) == (own.study.name, path):
             yield ReferenceLine("x", mark.value, name_presets(mark, 1), style="limit")
 
 
 def _target_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
-    """Yield the thresholds that meet the targets, if the correction has one rule."""
+    """Yield a line at each threshold that meets a target, if the correction has only one rule."""
     correction = own.study.correction
     if (correction.weight is not None) + len(correction.gates) != 1:
         return

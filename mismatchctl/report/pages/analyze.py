@@ -371,7 +371,7 @@ class _PageBuilder:
         return [run_figures(run, f"run{at}", brief=self.brief) for at, run in enumerate(self.runs.values())]
 
     def draw(self, index: int, section: str, *, after: int = 0) -> doc.DeferredSection:
-        """Return the figures of one run and section, without the first `after`."""
+        """Return the figures of one run and section, except the first `after` figures."""
         return doc.DeferredSection(lambda: [doc.Figures(getattr(self.figures[index], section)[after:])])
 
     def answer(self) -> doc.Section:

@@ -75,7 +75,7 @@ def _verdict_parts(verdict: api.Verdict) -> Iterator[doc.DocumentPart]:
 
 
 def _list_reasons(verdict: api.Verdict, order: Sequence[api.Check]) -> Iterator[str]:
-    """Yield the reasons of checks, without the sentence that the headline has."""
+    """Yield the reasons of checks, without the sentence that is already in the headline."""
     answer = api.verdict_answer(verdict)
     for check in order:
         reason = escape_terminal(check.reason)
