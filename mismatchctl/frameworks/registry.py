@@ -200,7 +200,7 @@ def column_aliases() -> Mapping[str, str]:
     for found in load_adapters():
         for alias, column in found.columns.items():
             if merged.setdefault(alias, column) != column:
-                raise ValueError(f"{alias} would be {merged[alias]} and {column}")
+                raise ValueError(f"{alias} would mean both {merged[alias]} and {column}")
     return merged
 
 

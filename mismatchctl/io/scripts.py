@@ -367,7 +367,7 @@ def _add_flag_value(found: dict[str, Any], keys: list[str], value: Any) -> bool:
     return False
 
 
-UNPACKING_NOT_READ = "what ** brings is not read; write its options in the call"
+UNPACKING_NOT_READ = "a ** argument is not supported; write its options in the call"
 
 
 @dataclass(frozen=True)

@@ -197,9 +197,7 @@ class Store:
         """Describe an error at a path."""
         if self.is_broken_link(path):
             where = escape_unprintable(os.readlink(path))
-            return DataError(
-                f"this link leads nowhere, to {where}", file=escape_unprintable(path), remedy="mend or remove it"
-            )
+            return DataError(f"broken link to {where}", file=escape_unprintable(path), remedy="repair or remove it")
         number = getattr(error, "errno", None)
         reason = os.strerror(number) if number else first_error_line(error)
         if number == errno.EINVAL:  # our own error about a pipe, a socket or a device
@@ -378,7 +376,7 @@ def find_store(path: str) -> Store:
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise DataError(
-            f"{scheme}:// is not read", file=escape_unprintable(path), remedy=f"copy it to a disk, or to {known}"
+            f"{scheme}:// is not supported", file=escape_unprintable(path), remedy=f"copy it to a disk, or to {known}"
         )
     what, shape, count = _ROOTS.get(scheme, ("bucket", "BUCKET/FOLDER", 1))
     root = rest.split("/")[:count]

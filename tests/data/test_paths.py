@@ -126,7 +126,7 @@ def test_hive_run_and_run_column(tmp_path):
         ("ROWS.CSV", ["ROWS.CSV", "contains no log-probs", "its columns are step"]),
         ("notes.txt", ["notes.txt", "this format is not supported", "JSONL"]),
         ("other", ["other", "contains no dump, only a.txt", "Parquet, Arrow, JSONL"]),
-        ("ftp://bucket/dumps", ["ftp://bucket/dumps", "ftp:// is not read", "s3://"]),
+        ("ftp://bucket/dumps", ["ftp://bucket/dumps", "ftp:// is not supported", "s3://"]),
         ("s3://", ["s3://: ", "missing bucket"]),
         ("s3:///dumps", ["s3:///dumps", "missing bucket"]),
         ("s3://*/dumps", ["s3://*/dumps", "missing bucket"]),
@@ -262,7 +262,7 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path, path):
     write(tmp_path / "a/s.parquet", wide())
     os.symlink(tmp_path / "missing", tmp_path / "a/gone.parquet")
     told = sentence(path)
-    assert told.startswith(f"a/gone.parquet: this link leads nowhere, to {tmp_path}/missing; mend or remove it")
+    assert told.startswith(f"a/gone.parquet: broken link to {tmp_path}/missing; repair or remove it")
     assert ("on_bad='skip'" in told) == (path != "a/gone.parquet")
 
 
@@ -271,7 +271,7 @@ def test_a_link_to_a_folder_that_is_gone_is_no_less_than_one_to_a_file(tmp_path)
     os.symlink(tmp_path / "missing", tmp_path / "a/step_2")
     os.symlink(tmp_path / "missing", tmp_path / "a/README.md")
     for path in ("a", "a/step*"):
-        assert "a/step_2: this link leads nowhere" in sentence(path)
+        assert "a/step_2: broken link to" in sentence(path)
     dump = open_dump(["a"], on_bad="skip")
     assert [file.path for file in dump.files] == ["a/s.parquet"]
 
@@ -342,5 +342,5 @@ def test_a_link_to_itself_is_no_folder(tmp_path):
     write(tmp_path / "dumps" / "b.parquet", wide([2]))
     (tmp_path / "dumps" / "loop").symlink_to("loop")
     (tmp_path / "dumps" / "up").symlink_to("..")
-    with pytest.raises(DataError, match="leads nowhere"):
+    with pytest.raises(DataError, match="broken link"):
         open_dump([str(tmp_path / "dumps")])

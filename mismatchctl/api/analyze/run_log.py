@@ -302,7 +302,7 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
     if steps.isdisjoint(log.rows):
         logged, dumped = _format_some_steps(log.rows), _format_some_steps(steps)
         problem = f"no step of the log is in the dump: it has {logged}, the dump {dumped}"
-        raise DataError(problem, remedy="give both the same steps")
+        raise DataError(problem, remedy="use the same step numbers in both")
 
 
 def _format_some_steps(steps: Mapping[str, Any] | set[str]) -> str:

@@ -185,7 +185,7 @@ def build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, 
     if not count:
         return np.zeros(size, np.float32 if wide else np.bool_ if kind == "b1" else dtype.newbyteorder("="))
     if last >= len(whole):
-        raise DamagedError(f"a tensor of the shape {tuple(size)} whose bytes are not there")
+        raise DamagedError(f"a tensor of the shape {tuple(size)} whose bytes are missing")
     storage.room.take(count * dtype.itemsize)
     strides = tuple(step * dtype.itemsize for step in stride)
     view = np.lib.stride_tricks.as_strided(whole[offset:], tuple(size), strides, writeable=False)
@@ -466,7 +466,7 @@ def _load_zip(stream: Any, data: memoryview, room: ByteBudget) -> Any:
         raise DamagedError("is shorter than its header states")
     found = [name for name in entries if name.endswith("/data.pkl")]
     if len(found) != 1:
-        raise DamagedError("is an archive of another program than torch.save")
+        raise DamagedError("is an archive, but not one that torch.save wrote")
     prefix = found[0].removesuffix("data.pkl")
 
     def record(name: str) -> memoryview:
@@ -487,7 +487,7 @@ def _load_zip(stream: Any, data: memoryview, room: ByteBudget) -> Any:
         if not isinstance(pid[1], TensorStorage):
             raise DamagedError("a tensor without a storage")
         if f"{prefix}data/{pid[2]}" not in entries:
-            raise DamagedError("was cut off: the bytes of a tensor are not there")
+            raise DamagedError("was cut off: the bytes of a tensor are missing")
         return TensorStorage(pid[1].kind, record(f"data/{pid[2]}"), order, room)
 
     return DataUnpickler(BytesIO(record("data.pkl")), TORCH_NAMES, room, stored).load()

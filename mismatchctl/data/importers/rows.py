@@ -405,7 +405,7 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
     if name == "prompt_token_ids" or per_token:
         values = np.asarray(value)
         if values.ndim != 1 or values.dtype.kind not in "iub" or _contains_text(value):
-            raise ValueError("no list of whole numbers")
+            raise ValueError("not a list of whole numbers")
         return values.astype(np.int64)
     if pa.types.is_string(COLUMN_TYPES[name]):
         return str(value.item() if hasattr(value, "item") else value)

@@ -335,7 +335,7 @@ def detect_retokenized(case: Case) -> Detection | None:
         where=_describe_breaks(breaks, float(found.mean()), examples),
         examples=examples,
         positions=breaks.position[examples],
-        rivals={"misaligned": "number of token ids on each side: does one side lose or repeat tokens there?"},
+        rivals={"misaligned": "number of token ids on each side: does one side drop or repeat tokens there?"},
     )
 
 
@@ -589,7 +589,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
         tokens=tokens,
         evidence=(
             make_fact("tokens", share, "share of valid tokens with a constant log-prob that the other side denies"),
-            make_share_fact("sequences", sequences, case.counts > 0, "share of sequences that hold such tokens"),
+            make_share_fact("sequences", sequences, case.counts > 0, "share of sequences that contain such tokens"),
             make_fact("constant", value, "the constant, nats"),
             make_fact("run_length", float(runs.length.mean()), "tokens in a row"),
             make_fact("difference", float(runs.off.mean()), "mean |log ratio| there, nats"),
@@ -651,9 +651,9 @@ def detect_engine_state(case: Case) -> Detection | None:
         rivals["context_mismatch"] = "the prompt's token ids and their positions on each side"
     meanings = {
         "sequences": "share of rows that agree up to a position and not after it",
-        "ratio_mean": "E[ratio] after that position: 1 where these tokens were sampled",
+        "ratio_mean": "E[ratio] after that position: 1 if these tokens were sampled",
         "tokens_after": "tokens from there to the end of the row, median",
-        "at_limit": "1 if rows of the greatest length are concerned, at one distance from it",
+        "at_limit": "1 if only rows of the greatest length are affected, at one distance from their end",
         "by_prompt": "1 if all samples of some prompts are affected and no others",
     }
     return Detection(

@@ -345,7 +345,7 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
         evidence=tuple(evidence),
         where={"sequences": f"{percent(1 - share)}, the rows that differ"},
         examples=np.flatnonzero(other)[:3],
-        rivals={"identical": "recompute the rows that agree: are they a copy of the other column?"},
+        rivals={"identical": "recompute the rows that agree with the trainer: are they copied from the other column?"},
         leaves=case.without(long[case.sequence]),
     )
 

@@ -208,7 +208,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     if rounded:
         rivals["low_precision_logging"] = "the same log-probs with all their digits"
     meanings = {
-        "late": "noise in the last third of a response over that in its middle third",
+        "late": "noise in the last third of a response over the noise in its middle third",
         "shared": "share of the variance tied to tokens of the vocabulary: small, so the weights agree",
         "tail": "share of the K3 on tokens beyond 12 times the noise: a cache leaves most of it below",
         "ratio": "E[ratio] - 1 in standard errors: noise leaves it at 0",

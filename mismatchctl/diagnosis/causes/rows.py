@@ -144,7 +144,7 @@ def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
         text,
         evidence=tuple(evidence),
         where={"tokens": f"all but {other:,} of {tokens:,}" if other else "all"},
-        rivals={"numerical_noise": "recompute one batch with the trainer: exactly equal again, or a copy?"},
+        rivals={"numerical_noise": "recompute one batch with the trainer: if it is not equal, the column is a copy"},
         examples=np.arange(0 if other else min(3, case.size)),
         places=() if different is None else different.places,
         leaves=case.without(case.sound),
@@ -402,7 +402,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     ratio = calibration(case)
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     meanings = {
-        "slope": "of log |difference| by octave of the distance, within sequences; below 0: it fades",
+        "slope": "slope of log |difference| by octave of the distance, within sequences; below 0: it fades",
         "early_over_late": "median difference (in logits) there, relative to the last quarter; other contexts: "
         f"{_SURE_FACTOR:g} and more",
         "ratio": "E[ratio] - 1, 0 if both sides are distributions",
@@ -458,7 +458,7 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
         evidence=(
             make_fact("prompts", prompts, "prompts with several rows"),
             make_fact("alike", whole / prompts, "share of them whose rows are of one kind"),
-            make_fact("expected", expected / prompts, "the same by chance"),
+            make_fact("expected", expected / prompts, "the share above, if it were chance"),
             make_fact("times", found.times, "difference (in logits) of these rows relative to the others"),
         ),
         where={"sequences": percent(float(found.louder.sum()) / found.rows), "prompts": f"{loud} of {prompts}"},
@@ -508,7 +508,7 @@ def detect_position_mismatch(case: Case) -> Detection | None:
         "high" if sure else "medium",
         f"the difference grows {factor:.3g}x from the first tokens to the last quarter of the responses (from "
         f"{size[0]:.2g} to {size[1]:.2g} in the logits): both sides agree near the start and not far from it, as "
-        "where positions or the reach of attention differ",
+        "if positions or the attention window differ",
         evidence=(
             make_fact("late_over_early", factor, meaning),
             make_fact("z", z, "rise of the loudness within responses, in standard errors"),
@@ -517,7 +517,7 @@ def detect_position_mismatch(case: Case) -> Detection | None:
         where={"positions": "late in the response"},
         examples=find_loudest(case, case.counts >= _POSITION_MIN_LENGTH, case.means(np.abs(case.scaled))),
         rivals={
-            "cache_quantization": "the same prompts with the cache in bfloat16: errors of a cache pile up too",
+            "cache_quantization": "the same prompts with the cache in bfloat16: errors of a cache accumulate too",
             "edited_response": "the token ids of each side from the middle of the response on",
         },
         everywhere=True,

@@ -29,8 +29,8 @@ from mismatchctl.results.model import Fact
 
 _ROLLOUT_SAMPLED = "E[ratio] - 1, 0 if the rollout column is the sampling distribution"
 _TRAINER_SAMPLED = "E[1 / ratio] - 1, 0 if the trainer's column is the sampling distribution"
-_LIKELY = "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"
-_STEEPNESS = "how unlikely tokens are scaled against each other: 1 for a temperature, 0 for a bound"
+_LIKELY = "direction of the log ratios of tokens above 0.6: 0 for noise, ±1 if all have one sign"
+_STEEPNESS = "how the log-probs of unlikely tokens scale relative to each other: 1 for a temperature, 0 for a bound"
 
 
 def detect_temperature(case: Case) -> Detection | None:
@@ -45,7 +45,7 @@ def detect_temperature(case: Case) -> Detection | None:
     if not steep:
         rivals["logit_softcap"] = "final_logit_softcapping of the two configurations: bounded logits look similar"
     if not found.sure:
-        rivals["stale_policy"] = "rollout_version and train_version: a policy that became sharper looks similar"
+        rivals["stale_policy"] = "rollout_version and train_version: a policy with lower entropy looks similar"
     ways = ("lose", "gain") if found.likely < 0 else ("gain", "lose")
     fits = "largest E[ratio] - 1 over groups of contexts, in standard errors; 0 for a temperature"
     one, interval = "of the rollout relative to the trainer", found.interval

@@ -137,8 +137,8 @@ def detect_stale_policy(case: Case) -> Detection | None:
             summary += f"; |log ratio| grows {math.exp(growth):.3g}x per version"
     elif ahead:
         summary = (
-            f"the rollout's version is ahead of the trainer's by {-newest:g}: the two count from another number, or "
-            "one is written after the update; no sign of older weights"
+            f"the rollout's version is ahead of the trainer's by {-newest:g}: the counters start at different numbers, "
+            "or one is written after the update. There is no sign of older weights"
         )
     else:
         summary = "the two sides have different weights: tokens differ along the policy's direction of learning" + (
@@ -155,7 +155,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
         evidence.append(make_fact("growth_z", growth_z, "the value above, in standard errors", against=not grows))
     evidence.append(make_fact("systematic", shared, SYSTEMATIC_MEANING, against=not weights_differ))
     if along_z:
-        meaning = "correlation over tokens of the vocabulary with the next update of the weights"
+        meaning = "correlation with the next weight update, over tokens of the vocabulary"
         evidence.append(make_fact("along_learning", along, meaning, against=not learning))
     rivals = {}
     if not lags:
@@ -306,7 +306,7 @@ def detect_stale_step(case: Case) -> Detection | None:
         ),
         where={"steps": format_list(names)},
         examples=find_loudest(case, mine),
-        rivals={"growing_mismatch": "the steps that follow: does it stay?"} if last else {},
+        rivals={"growing_mismatch": "the following steps: does the difference stay?"} if last else {},
     )
 
 
@@ -331,8 +331,8 @@ def _match_worker(case: Case, column: str) -> Detection | None:
     others = max((abs(row.z) for row in rows if row not in high), default=0.0)
     meanings = (
         "its |log ratio| over that of the others, geometric mean",
-        "the difference in standard errors, from the scatter between sequences",
-        "the largest |z| among the others, which compares them with all the rest",
+        "the log of the factor, in standard errors (scatter between sequences)",
+        "the largest |z| among the other values",
     )
     several_lags = len({value for name, _, value in case.evidence.cells if name == LAG_COLUMN}) > 1
     rival = {"quantized_rollout": f"the weight version and the settings (dtype, kernels, cache) that {column} reports"}
@@ -380,7 +380,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         return None  # the lag has settled: it is a stale policy's, and grows no more
     numbers = [step if isinstance(step, (int, float)) else -math.inf for step in case.column("step").tolist()]
     later = np.array([step >= onset for step in numbers], np.bool_)
-    tell = "rollout_version as the engine reports it, not as the trainer believes: did the syncs arrive?"
+    tell = "rollout_version as reported by the engine, not by the trainer: did the syncs arrive?"
     what = "K3" if growth.metric == "k3" else "|log ratio|"
     return Detection(
         "medium" if recorded or z < _GROWTH_SURE_Z else "high",

@@ -89,7 +89,7 @@ def _match_tokens(case: Case) -> Detection | None:
         tokens=case.marked(chosen),
         evidence=(
             make_fact("tokens", count, "tokens that differ far more than the others"),
-            make_fact("rows", sequences, "sequences that hold them"),
+            make_fact("rows", sequences, "sequences that contain these tokens"),
             make_fact("k3_share", share, "their share of the K3 that other causes do not explain"),
             make_fact("probability", probability, "median probability that the trainer gives"),
         ),
@@ -214,7 +214,7 @@ def _match_unrelated(case: Case) -> Detection:
 
 _TRAINER_SAMPLED = "the same of 1 / ratio, 0 if the trainer's column is the sampling distribution"
 _BROKEN_RIVALS = {
-    "other_model": "is this column a draft model's, or from before a logits processor? Score a batch with each",
+    "other_model": "is this column a draft model's, or from before a logits processor? Score a batch with both",
     "mask_wrong": "token_ids under the mask: did the policy sample all of them?",
 }
 _NOISE_RIVALS = {

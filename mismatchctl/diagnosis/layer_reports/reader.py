@@ -502,13 +502,13 @@ def read_layers(path: str) -> list[LayerReport]:
     """Read the reports at a path: a file, or a folder with reports of several ranks or steps.
 
     Raises:
-        DataError: it cannot be read, or is not a report of a known comparator.
+        DataError: it cannot be read, or is not a report of a supported comparator.
     """
     place = Path(path)
     if not place.is_dir():
         tables = _read_tables(place)
         if not tables:
-            raise DataError("not a report of a known comparator", file=path, remedy=KNOWN_FORMATS)
+            raise DataError("not a report of a supported comparator", file=path, remedy=KNOWN_FORMATS)
         if not any(table.rows for table in tables):
             remedy = "run the comparison again and check its log"
             raise DataError("the report compares no tensor", file=path, remedy=remedy)
@@ -550,7 +550,7 @@ def _read_optional(file: Path) -> Sequence[LayerTable]:
 def _read_tables(file: Path) -> Sequence[LayerTable]:
     """Read the tables of a file. Other files have an empty list."""
     if file.suffix.lower() in SPREADSHEET_SUFFIXES:
-        raise DataError("a spreadsheet is not read", file=str(file), remedy=SPREADSHEET_REMEDY)
+        raise DataError("spreadsheets are not supported", file=str(file), remedy=SPREADSHEET_REMEDY)
     text = _read_text(file)
     if file.suffix.lower() in (".csv", ".tsv"):
         return _filter_tables(_read_csv(text, file))

@@ -113,7 +113,7 @@ def find_version(framework: str, word: str) -> SlimeVersion:
         older = [version for version in versions if version.month <= word[:7]]
         if older:
             return older[-1]
-        raise ConfigError(f"{framework}@{word}: the oldest version known here is of {versions[0].month}")
+        raise ConfigError(f"{framework}@{word}: the oldest known version is of {versions[0].month}")
     known = [name for version in versions for name in (version.name, version.label)]
     raise ConfigError(f"unknown {framework} version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}")
 
@@ -425,7 +425,7 @@ def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | No
         return ICEPOP_PATH
     if "mis" in function:
         return MIS_PATH
-    raise ConfigError(f"custom_tis_function_path {given}: only mis.py and icepop_function are known here")
+    raise ConfigError(f"custom_tis_function_path {given}: only mis.py and icepop_function are supported")
 
 
 _CHOICES = {"advantage_estimator": ESTIMATORS, "kl_loss_type": KL_TYPES}
