@@ -11,13 +11,13 @@ from mismatchctl.errors import EXIT_INTERRUPTED
 from mismatchctl.io.process import end_on_signal, install_handlers, signal_exit_code
 
 _COLLECT_AFTER = 300_000
-"""Objects after which unreachable ones are looked for: by far more than are made while modules are imported."""
+"""Number of new objects that starts a garbage collection: far more than imports create."""
 
 
 def main() -> None:
-    """Entry point of the command: signals are dealt with before anything takes time to load."""
+    """Entry point of the command: install signal handlers before anything slow is imported."""
     install_handlers()
-    if not sys.warnoptions:  # what is not finite is told in our words
+    if not sys.warnoptions:  # values that are not finite have our own messages
         warnings.simplefilter("ignore", RuntimeWarning)
     try:
         try:
@@ -26,7 +26,7 @@ def main() -> None:
 
             command()
         finally:
-            end_on_signal()  # here and not below, where an interrupt would leave the handlers of this function
+            end_on_signal()  # here, because the handlers below only cover this block
     except BaseException as ended:
         # a library can turn an interrupt into another error, and typer into an exit code of 1 or 130
         received = signal_exit_code()
@@ -37,7 +37,7 @@ def main() -> None:
                 print("interrupted", file=sys.stderr, flush=True)
         sys.exit(received)
     finally:
-        gc.freeze()  # the process ends: nothing is gained by looking through all that it holds
+        gc.freeze()  # the process ends: skip a last garbage collection
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def _unmatched_experts(whole: Rows) -> Ints | None:
 
 
 AXIS_POINTS = 41
-"""Values of a bound, with the configured one in the middle."""
+"""Number of values of a bound, with the configured value in the middle."""
 MAX_THRESHOLDS = 8
 """Maximum number of movable bounds on one page."""
 _AXIS_REACH = 30.0

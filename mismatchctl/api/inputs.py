@@ -88,17 +88,17 @@ StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
 Values: TypeAlias = Union["NDArray[np.generic]", TorchTensor, ArrowTable, Sequence[object]]
 """One number per token: an array or tensor [B, T], a nested tensor, a list of rows, or a column of lists."""
 Columns: TypeAlias = Mapping[str, Values]
-"""A table as a mapping of columns; `rollout`, `train`, `mask` and `current` stand for the dump's column names."""
+"""A table as a mapping of columns. `rollout`, `train`, `mask` and `current` stand for the dump's column names."""
 Table: TypeAlias = Union[ArrowTable, PandasTable, "pl.LazyFrame", FormattedDataset, Columns]
 """One row per sequence."""
 Source: TypeAlias = StrPath | Table
 """A path (file, folder or glob) or a table in memory. Each is a run."""
 Sources: TypeAlias = Source | Iterable[Source]
-"""One or several."""
+"""One or several of them."""
 CorrectionLike: TypeAlias = Union[str, "os.PathLike[str]", "Correction", Mapping[str, object]]
 """The name of a preset, a YAML or TOML file, a Correction or a mapping."""
 Corrections: TypeAlias = CorrectionLike | Iterable[CorrectionLike]
-"""One or several."""
+"""One or several of them."""
 Texts: TypeAlias = str | Iterable[str]
 """One text or several."""
 Progress: TypeAlias = Callable[[int, int], None]

@@ -24,7 +24,7 @@ from mismatchctl.io.yaml import read_data
 PAGES_FOLDER = "docs/integrations"
 CI_FOLDER = "templates/ci"
 _CI_FILES = {"record.py": "ci/record.py", "prompts.jsonl": "ci/prompts.jsonl"}
-"""Template -> file of the repository."""
+"""Template -> file that it becomes in the user's repository."""
 BEGIN, END = "# >>> mismatchctl init", "# <<< mismatchctl init"
 _PATCHED = re.compile(rf"^[ ]*{BEGIN}\n.*?^[ ]*{END}\n", re.MULTILINE | re.DOTALL)
 

@@ -30,7 +30,7 @@ MIN_ERROR_RATIO = 1.1
 _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _MASK = "sampling_mask"
-"""Part of the option names that record which tokens the engine could sample, for the trainer to apply."""
+"""Part of the names of options that record which tokens the engine could sample, as a mask for the trainer."""
 _VOCABULARY = 1_000_000
 _RAW = ("raw_logprobs", "raw_logits")
 _REPLAY = (

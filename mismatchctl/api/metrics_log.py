@@ -165,7 +165,7 @@ def is_run_log(path: str | Path) -> bool:
     """Return True if a path is a log of metrics by step instead of a dump."""
     try:
         return _is_run_log(Path(path))
-    except OSError:  # whoever opens it says what is wrong
+    except OSError:  # the code that opens it reports the problem
         return False
 
 

@@ -247,7 +247,7 @@ def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, of
 
 RejectionUnit = Literal["tokens", "sequences"]
 _MAX_PROMPTS = 1 << 62
-"""Maximum number of prompts of a batch, above which the draws no longer change."""
+"""Maximum number of prompts drawn for a batch. More prompts no longer change the draws."""
 BATCH_DRAWS = 2000
 STEP_PERMUTATIONS = 999
 STEP_SIGNIFICANCE = 0.05

@@ -24,7 +24,7 @@ DEFAULT_INTERVAL = 10.0
 _MAX_FAILED_LOOKS = 2
 """Maximum consecutive failures, because a file may be removed or replaced while it is read."""
 _MAGIC_BYTES = {b"PAR1": b"PAR1", b"ARRO": b"ROW1"}
-"""First and last four bytes of formats with a final index. Complete files have the two."""
+"""First and last four bytes of formats with a final index. Complete files have both."""
 
 StepKey = tuple[str, int]
 """(run, index of the step)."""

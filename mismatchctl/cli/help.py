@@ -60,7 +60,7 @@ EXAMPLES = {
     "presets": ("presets", "presets show token_tis", "presets frameworks"),
     "mismatchctl": ("demo", "analyze dumps/", "help sweep"),
 }
-"""Three command lines of each page."""
+"""Three example command lines for each help page."""
 METAVARS = {
     "correction": "NAME|FILE|YAML", "config": "FILE", "study_file": "FILE", "framework": "NAME", "by": "COLUMN",
     "column": "COLUMN=NAME", "loss": "LOSS", "kl": "KIND", "loss_agg": "KIND", "vary": "PATH=VALUES",

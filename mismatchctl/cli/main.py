@@ -37,7 +37,7 @@ COMMANDS = {
 }  # fmt: skip
 """The module of each command, in the order of the help."""
 EXIT_BROKEN_PIPE = 141
-"""Exit code of a process ended by a closed pipe in a shell. 1 would mean a bug."""
+"""Exit code that shells report for a process ended by a closed pipe. 1 would mean a bug."""
 
 
 _UsageError: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "UsageError")

@@ -20,7 +20,7 @@ SIGNED_BINS = 2 * MAGNITUDE_BINS
 SIGNED_SHIFT = 17
 """Low bits of a float32 that do not affect its bin."""
 FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
-"""Value of the remaining bits in bin 0."""
+"""Value of the remaining bits of a float32 in bin 0."""
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:

@@ -15,7 +15,7 @@ LOG_RATIO_BOUND = 20.0
 """Log ratios are clamped to +-20 before they become ratios, as in trainers."""
 
 BAND = (0.999, 1.002)
-"""Ratios that count as 1 in a parity check."""
+"""Range of ratios that count as 1 in a parity check."""
 TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 """Factors of the ratio's distance from 1 in F(tau)."""
 INTERVALS = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])

@@ -104,11 +104,11 @@ COLUMNS: tuple[DumpColumn, ...] = (
 
 COLUMNS_BY_NAME: dict[str, DumpColumn] = {column.name: column for column in COLUMNS}
 VERSION_COLUMNS: tuple[str, ...] = ("rollout_version", "train_version")
-"""If a version is given per token, the sequence gets the oldest."""
+"""Columns of weight versions. If a version is given per token, the sequence gets the oldest."""
 TURN_COLUMN = "turn"
-"""Read only on request."""
+"""Column of turns, which is only read on request."""
 REFERENCE_COLUMN = "reference_log_probs"
-"""Column of the third scorer."""
+"""Column of the reference log-probs, from a third scorer."""
 PARTIAL_COLUMNS: tuple[str, ...] = (
     "ref_log_probs",
     REFERENCE_COLUMN,

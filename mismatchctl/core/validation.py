@@ -82,7 +82,7 @@ def _format_value(value: Any) -> str:
 
 OVERFLOW_STATUS = "overflow: not a finite number"
 LARGEST_SUM = 1e300
-"""Stored for a sum that overflowed. Finite, and small enough for a few more operations."""
+"""Value stored for a sum that overflowed. It is finite, and small enough for a few more operations."""
 
 
 def cap_sum(value: float) -> float:

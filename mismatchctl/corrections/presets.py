@@ -219,9 +219,9 @@ def _count_policies(correction: Correction) -> int:
 
 
 SEVERITIES = ("negligible", "moderate", "severe")
-"""Classes of the mismatch in the documents: implementation differences, stale weights, data of other policies."""
+"""Classes of the mismatch in the docs: implementation differences, stale weights, data of other policies."""
 _MIN_ESS = (0.99, 0.9)
-"""ESS that token weights leave of a negligible and of a moderate mismatch. These bounds are ours."""
+"""Minimum ESS of token weights for a negligible and for a moderate mismatch. These bounds are mismatchctl's own."""
 
 
 def classify_severity(ess_token: float) -> str:

@@ -38,7 +38,7 @@ TRAIN_COLUMN = "train_log_probs"
 FLOAT_COLUMNS = (*REQUIRED_COLUMNS, CURRENT_COLUMN, ADVANTAGES_COLUMN)
 """Per-token columns of a TokenBatch."""
 IMPOSSIBLE_TOKENS = "train_log_probs of -inf"
-"""Key of their number in `DecodedBlock.masked`."""
+"""Key of the number of tokens with train probability 0 in `DecodedBlock.masked`."""
 
 
 @dataclass

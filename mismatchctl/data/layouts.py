@@ -31,7 +31,7 @@ from mismatchctl.io.stores import escape_unprintable
 BATCH_TOKENS = 1 << 21
 """Approximate tokens per batch. Larger row groups are decoded in several pieces."""
 _COMPARED_ROWS = 64
-"""Rows whose list ends are compared."""
+"""Maximum number of rows whose list ends are compared."""
 BATCH_ROWS = 1 << 16
 """Sequences per batch, at most: each takes about 500 bytes, with or without tokens."""
 

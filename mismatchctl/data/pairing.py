@@ -21,9 +21,9 @@ from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.stores import escape_unprintable, find_store
 
 IDS = ("sequence_id", "id", "request_id", "custom_id")
-"""Names of the same thing: an id is looked for under each of them."""
+"""Groups of equivalent names. An id is searched under each name of its group."""
 _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logprob", "log_prob")
-"""Names of log-probs that do not tell the side: the option does."""
+"""Names of log-probs that do not name a side. The option of the file determines the side."""
 _SHOWN = 5
 
 
@@ -67,7 +67,7 @@ def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
     for name in names:
         try:
             columns[name] = pa.array([row.get(name) for row in rows])
-        except (pa.ArrowException, OverflowError):  # lists in one row, a text in another
+        except (pa.ArrowException, OverflowError):  # some rows contain lists, others a string
             notes.append(f"{escape_unprintable(name)} is left out: its values are of different kinds")
     return PairedTable(with_prompt_ids(pa.table(columns)), tuple(notes))
 
@@ -244,7 +244,7 @@ def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_W
         for right in rights:
             if len(left[1]) == len(right[1]):
                 return left, right
-    # A scored prompt ends with the response, whose length the other side tells.
+    # A scored prompt ends with the response, whose length is known from the other side.
     for left in lefts:
         for right in rights:
             if right[0] == PROMPT_LOG_PROBS and left[0] != PROMPT_LOG_PROBS and len(right[1]) > len(left[1]):

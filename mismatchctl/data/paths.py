@@ -28,11 +28,11 @@ _HIVE_PATTERN = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
 _SHOWN_NAMES = 5
 _STEP_WORDS = frozenset({"step", "steps", "iter", "iters", "iteration", "it", "update", "rollout", "batch", "epoch"})
 _PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "chunk", "train"})
-"""Words before a number in names of files that together are one run."""
+"""Words before the number in the names of files that together are one run."""
 _RUN_WORDS = frozenset({"run", "seed", "exp", "experiment", "trial", "job", "v", "version", "rep", "arm", "model"})
 """Words before a number in names of runs."""
 _MANY = 8
-"""Files whose names differ in one number are one run from this many on, unless the word before it names runs."""
+"""Minimum number of files whose names differ in one number to be one run, unless the word before it names runs."""
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
 
@@ -109,7 +109,7 @@ _LOG_PROB_LISTS = re.compile(
 _PACKED_NAME = re.compile(rb"\.(parquet|pq|arrow|feather|ipc|jsonl|ndjson)", re.IGNORECASE)
 """Name of a dump in a zip archive."""
 _MOST_LISTED = 20_000
-"""Files of a folder that are looked at by name, so that a large tree costs little."""
+"""Maximum number of files in a folder whose names are checked, so that a large tree costs little."""
 
 
 def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]) -> tuple[list[str], list[str]]:
@@ -217,7 +217,7 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
             known.setdefault(store.resolve(os.sep.join(argument.exact)), argument)
     if not known:
         for path in strangers:
-            _list_foreign_files(path)  # refuses what is packed
+            _list_foreign_files(path)  # refuses compressed files
         if not strangers:
             raise DataError("no path was given", remedy="name the files or the folder of a dump")
         raise DataError(

@@ -88,9 +88,9 @@ class Fault:
 
 
 _FEWEST_ROWS = 2
-"""Rows from which on a fault in all of them is described as a fault of the column."""
+"""Minimum number of rows for a fault in all of them to be described as a fault of the column."""
 EXAMPLE_ROWS = 32
-"""Rows with lists of other lengths whose values are kept."""
+"""Maximum number of rows with lists of different lengths whose values are kept."""
 _FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
 _ENDS = {
     "last": "the lists agree from the start, so the surplus is at the end",

@@ -23,7 +23,7 @@ _MIN_INFORMATIVE = 6
 _MIN_SURPRISE = 14.0  # nats: two samples of a less probable sequence are not equal by chance
 _MOST_ROWS = 1 << 20
 _HASHED_AT_ONCE = 1 << 16
-"""Sequences whose probed tokens are in memory at a time."""
+"""Number of sequences whose probed tokens are in memory at a time."""
 _MOST_NAMES = 8
 _VOCABULARY_BINS = 64
 _NEAR = 1e-4

@@ -72,7 +72,7 @@ def estimate_scale(case: Case) -> LogitScale | None:
     (whole_a, whole_b), apart = sums.sum(axis=1), ((da - db) ** 2).sum()
     if not (whole_a > 0 and whole_b > 0 and apart > 0):
         return None
-    factor = float(np.sqrt(whole_a / whole_b))  # both have noise: neither is regressed on the other
+    factor = float(np.sqrt(whole_a / whole_b))  # both sides have noise, so no regression of one on the other
     explained = 1 - float(((da - factor * db) ** 2).sum() / apart)
     own = np.bincount(case.clusters[where], weights=sums[0] - factor**2 * sums[1], minlength=1)
     used = max(len(np.unique(case.clusters[where])), 2)
@@ -197,7 +197,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
     sums = np.array([np.bincount(case.clusters, case.sums(part))[clusters] for part in (moved, seen)])
     products = sums @ sums.T * used / (used - 1)
     tokens = np.array([moved, seen])
-    single = tokens @ tokens.T  # as if tokens were alone: of few clusters the scatter may be small by chance
+    single = tokens @ tokens.T  # for independent tokens: the scatter of few clusters may be small by chance
     b = float(seen.sum())
     z = t_quantile(INTERVAL_Z, used - 1)
     ends = []
@@ -314,12 +314,12 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
         return None
     sure = min(abs(likely), abs(unlikely)) > _SURE_COHERENCE
     if not sure and drift_correlation(case)[0] > _LEARNING_CORRELATION:
-        return None  # learning sharpens a policy, which looks like a temperature from afar
+        return None  # learning sharpens a policy, which resembles a temperature
     colder = likely < 0
     fitted = None if truncated else _fit_case(case)
     if fitted is not None and (fitted.exponent > 1) == colder:
         temperature, interval = 1 / fitted.exponent, _invert(fitted.interval)
-        if interval is not None:  # which way it goes is known
+        if interval is not None:  # the direction is known
             interval = (interval[0], min(interval[1], 1.0)) if colder else (max(interval[0], 1.0), interval[1])
     else:
         interval, exponents = None, _exponents(case)
@@ -358,7 +358,7 @@ def _fit_case(case: Case) -> PowerFit | None:
         return one or other
     if one.interval is None or other.interval is None:
         return one
-    return replace(  # either may have sampled: the interval is of both
+    return replace(  # either side may be the sampler: the interval covers both cases
         one,
         interval=(min(one.interval[0], other.interval[0]), max(one.interval[1], other.interval[1])),
         misfit=min(one.misfit, other.misfit),

@@ -58,7 +58,7 @@ class TokenMarks:
 
     def tally(self, rows: Rows) -> Tally:
         found = np.flatnonzero(self.counts)
-        some = rows.take(found[:MAX_PLACES])  # each has one at least
+        some = rows.take(found[:MAX_PLACES])  # each has at least one mark
         first = np.flatnonzero(self.of(some))[:MAX_PLACES]
         sequence = np.searchsorted(some.segments.offsets, first, side="right") - 1
         places = (some.file[sequence], some.rows[sequence], some.position_of(first))
@@ -202,7 +202,7 @@ def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], 
     rollout, train = (  # the difference of close float32 is exact
         values.astype(np.float32) if values.dtype.itemsize < 4 else values for values in (rows.rollout, rows.train)
     )
-    look = rows.look if compiled else None  # its sums are rounded otherwise
+    look = rows.look if compiled else None  # its sums are rounded differently
     return Evidence(
         tallies={name: found.tally(rows) for name, found in marked.items() if found.counts.any()},
         cells=sum_levels(rows, rollout, train, rows.mask, ("", LAG_COLUMN, "worker", *by), look),
@@ -234,7 +234,7 @@ def sum_levels(
     the remaining effects of length and doubt. `look` has the terms if the rows were scanned.
     """
     counts, total, certain = _compute_level_terms(rows.segments, rollout, train, sound) if look is None else look.levels
-    some = (counts > 0) & (total > 0)  # one that agrees to the bit says nothing of noise
+    some = (counts > 0) & (total > 0)  # a sequence that agrees to the bit has no noise to measure
     expected = (1.0 + _SMALLEST_DOUBT) * counts[some] - certain[some]
     terms = np.stack([np.log(total[some] / expected), np.log(counts[some]), np.log(expected / counts[some])])
     products = [terms[i] * terms[j] for i in range(len(terms)) for j in range(i, len(terms))]

@@ -82,7 +82,7 @@ def _run_tests(case: Case) -> list[_CauseResult]:
         found.append(_CauseResult(cause, replace(detection, share=detection.share * part), case))
         rest = detection.leaves or case
         same = rest.rollout is case.rollout and rest.train is case.train
-        if rest.reshaped != case.reshaped or not same:  # then repeat the tests that failed
+        if rest.reshaped != case.reshaped or not same:  # the case changed: repeat the tests without a result
             waiting, tested = [*tested, *waiting], []
         told = detection.confidence != "low"
         explained = (*case.explained, cause.id) if told else case.explained

@@ -182,7 +182,7 @@ def fit_slope(cells: Mapping[tuple[GroupValue, GroupValue], Float64s]) -> tuple[
         counts = table[:, 0]
         ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
         most = -NormalDist().inv_cdf(math.exp(-ways)) if ways < _MAX_LOG_WAYS else math.inf
-        return value, math.copysign(min(abs(z), most), z)  # not surer than one of all permutations
+        return value, math.copysign(min(abs(z), most), z)  # at most as sure as one of all permutations
     levels = Levels.of(dict(cells))
     totals = np.array([own for values in levels.by_step.values() for own in values.values()])
     y, error = totals[:, 1] / totals[:, 0], levels.variance / totals[:, 0]

@@ -24,7 +24,7 @@ SYSTEMATIC_MEANING = "share of the variance tied to tokens of the vocabulary in 
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Upper bounds of the noise of the logits in float32 and bfloat16."""
 TOKEN_BOUND_SHARE = 0.15
-"""Share of variance tied to tokens that other positions do not reach. ALiBi reaches 0.07."""
+"""Share of variance tied to tokens above which wrong positions are excluded as the cause. ALiBi reaches 0.07."""
 _MIN_RUN_LENGTH = 4
 _PROBABILITY_BINS = 16
 _LOG_PROB_FLOOR = 8.0
@@ -253,7 +253,7 @@ def mark_rare_tokens(case: Case) -> Bools:
     found: Bools = case.t < _RARE_LOG_PROB
     if found.sum() < _MIN_RARE_TOKENS and len(case.t):
         found = case.t < np.quantile(case.t, 0.02)
-    elif found.mean() > _MAX_RARE_SHARE:  # of an unsure model most tokens are unlikely, and the least likely ones tell
+    elif found.mean() > _MAX_RARE_SHARE:  # an uncertain model: only its least likely tokens count
         found = case.t < np.quantile(case.t, _MAX_RARE_SHARE / 2)
     return found
 

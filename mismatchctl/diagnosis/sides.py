@@ -22,11 +22,11 @@ from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
 
 MIN_RMS = 1e-4
-"""Smaller errors come from float32."""
+"""Smaller errors may come from float32."""
 WRONG_SIDE_FACTOR = 2.0
 SHARED_ERROR_FACTOR = 5.0
 LOUD_RMS = 0.05
-"""More than bfloat16 makes in both sides of most models."""
+"""Larger errors than bfloat16 causes on both sides of most models."""
 OWNER_SHARE = 0.75
 _MAX_WIDTH = 2.0  # between the bounds of a share, if the gap is small compared with shared errors
 _ONE_SIDED = (0.05, 0.95)  # one-sided 95% bounds: decisions do not use the wider interval
@@ -272,9 +272,9 @@ def assign_sides(
     sides = measure_sides(Case.of(evidence, rows))
     if sides is None:
         return list(found), None
-    few = RowSample.of(evidence.sample.hashes, rows, MIN_SAMPLE).rows  # which cause it is shows in fewer than how much
+    few = RowSample.of(evidence.sample.hashes, rows, MIN_SAMPLE).rows  # the cause needs fewer rows than its size
     reference = few.tokens[REFERENCE_COLUMN]
-    few = replace(few, extents={})  # the reference has its own
+    few = replace(few, extents={})  # the reference has other extents
     pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
     strongest = sides.confidence == "high"  # the first finding is then where the error is, whatever shows there
     alike = sides.side == "both" and min(sides.rollout_rms, sides.train_rms) > max(

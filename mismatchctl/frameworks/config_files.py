@@ -176,7 +176,7 @@ def read_raw_configs(path: Path) -> list[RawConfig]:
 
 
 PROGRAM = "<program>"
-"""Key of the Python program that a launch runs."""
+"""Key for the Python program that a launch script runs."""
 
 
 def _launched(script: str, name: str) -> list[RawConfig]:

@@ -227,7 +227,7 @@ def _advise_weight(correction: Correction, weight: Weight, place: str, normalizi
         )
         instead = _replace_rules(correction, weight=weight.model_copy(update={"normalize": "sequence"}))
         yield LintMessage("advice", place, consequence, normalizing, _NORMALIZATION_SOURCE, instead)
-    if low <= 1 < high < math.inf and nearer != high:  # without a bound, or ruinous: said elsewhere
+    if low <= 1 < high < math.inf and nearer != high:  # reported elsewhere if absent or harmful
         consequence = _describe_outside(f"the upper bound {high:g} of {weight.level} weights", useful)
         instead = _replace_rules(correction, weight=_replace_upper_bound(weight, nearer))
         yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES_SOURCE, instead)

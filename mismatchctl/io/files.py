@@ -283,7 +283,7 @@ TOOL_NAME = f"mismatchctl {__version__}"
 PARQUET_METADATA = {"mismatchctl": __version__}
 """Signature in Parquet footers."""
 CAPTIONS_FILE = "captions.md"
-"""Lists the figures in a folder and their CSV files, which cannot contain a signature."""
+"""File that lists the figures in a folder and their CSV files, which cannot contain a signature."""
 _PREFIX_BYTES = 4096
 _SIGNATURES = (
     rb'\{[^\0]*"tool":\s*"mismatchctl"',

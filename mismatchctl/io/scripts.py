@@ -48,7 +48,7 @@ _PRINTS = frozenset(
     {"echo", "printf", "exit", "return", "source", ".", "cat", "tee", "cp", "mv", "rm", "mkdir", "ls", "cd", "sed"}
     | {"ln", "grep", "wget", "curl", "git", "pip", "tar", "unzip", "sleep", "kill", "pkill", "chmod", "read"}
 )
-"""Commands that launch no training, whatever they are given."""
+"""Commands that never launch a training run."""
 _MOST_WORDS = 200_000
 _MOST_NESTED = 4
 _MOST_CHARACTERS = 10_000

@@ -37,7 +37,7 @@ class Unknown(str):
 
 
 MOST_DEPTH = 64
-"""Maximum nesting of mappings and lists: no setting is nested deeper."""
+"""Maximum nesting of mappings and lists. Real settings are not nested deeper."""
 
 PlainValue = str | int | float | bool | None
 

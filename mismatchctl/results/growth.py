@@ -29,9 +29,9 @@ _DURATION_RATIO, _MOST_STARTS, _MOST_ENDS = 1.15, 4096, 30
 _WINDOW = 5
 """Steps on each side of a step for its running median."""
 _OVERSHOOT = 0.5
-"""Minimum share of the change for a bad step right before it to belong to it."""
+"""A bad step right before a change belongs to it if it differs from the earlier level by this share of the change."""
 _BAD_Z, _BAD_FACTOR, _BAD_SHARE = 6.0, 1.5, 0.1
-"""A bad step is this many errors and this factor away from its neighbours. A larger share is not an exception."""
+"""A bad step is this many errors and this factor away from its neighbours. If a larger share is, no step is bad."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ _SHORT_Z_LIMIT = 5.0
 """With fewer steps the scatter between steps is poorly known, so that a change must be clearer."""
 _BLOCKS = 48
 _ROBUST_SHARE = 1 / 3
-"""Share of a change (of the logarithm) that a robust statistic must show, or else a few tokens make it."""
+"""Minimum share of a change (in logarithms) in a robust statistic. Below it, a few tokens cause the change."""
 _SHOWN_STEPS = 5
 NEAR_RISE = 2.71
 """Increase of the weighted squares up to which a ramp fits nearly as well as the best: a one-sided 95% bound."""

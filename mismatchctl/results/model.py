@@ -557,7 +557,7 @@ class InputFile(FiniteModel):
 
 
 MASKED_TOKENS = "masked tokens"
-"""Reason of tokens that `--on-bad mask` masked. Their example is the column without a value."""
+"""Reason of tokens that `--on-bad mask` masked. Their example names the column without a value."""
 
 
 class SkippedData(FiniteModel):

@@ -34,9 +34,9 @@ from mismatchctl.results.summary import summarize_run
 
 _HASH_PATTERN = re.compile("[0-9a-f]{16}")
 _SAME_TOLERANCE = 1e-6
-"""Relative, since the cluster table has nine digits."""
+"""Relative tolerance, since the cluster table has nine digits."""
 _LAYER_TOLERANCE = 2e-4
-"""Relative, since layers have five digits."""
+"""Relative tolerance of layers, which have five digits."""
 _LARGEST_CHECKED = 1e290
 """Larger sums have overflowed and are not checked."""
 

@@ -379,7 +379,7 @@ STATUSES: tuple[Status, ...] = ("FAIL", "CHECK", "OK")
 DUMP_FAULTS = frozenset(
     {"unmasked_padding", "padding_or_sentinel", "duplicated_rows", "length_mismatch", "low_precision_logging"}
 )  # fmt: skip
-"""Causes that spoil the dump and not the training run."""
+"""Causes that make the dump wrong, but not the training run."""
 FAILING_GROWTH = 2.0
 """Growth of K3 from which a run fails."""
 _NEARLY_ALL = 0.95

@@ -22,7 +22,7 @@ from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
 
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
-"""Share of the baseline's tokens above the cap of the bulk and of the shoulder."""
+"""Share of the baseline's tokens above the K3 cap of the bulk and of the shoulder."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
 """Shares of the level for bulk, shoulder, evened K3, lost tokens and total K3. Each detects changes that the others
 miss. With too few lost tokens for a decision, the others get their share."""

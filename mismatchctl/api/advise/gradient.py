@@ -16,7 +16,7 @@ from mismatchctl.api.advise.sample import MIN_SEQUENCES, RunSample
 from mismatchctl.core.batch import Float64s, Ints, Segments
 
 MAX_CONTEXTS, MAX_CHOICES = 256, 128
-"""Size of the table of logits. More previous tokens and tokens are hashed to these numbers."""
+"""Size of the table of logits: previous tokens and tokens. Larger numbers of them are hashed to this size."""
 
 
 _SMALLEST_ALTERNATIVE = 1e-9
@@ -218,9 +218,9 @@ def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
 SIGNIFICANT_STANDARD_ERRORS = 2.0
 """Minimum advantage over "no correction" in a paired comparison, in standard errors."""
 _CAUTION_FACTOR = 0.5
-"""Share of them added to each error before the least is chosen (docs/methods/advice.md shows alternatives)."""
+"""Share of its standard error added to each error before the least is chosen (alternatives: docs/methods/advice.md)."""
 RELIABLE_SEQUENCES = 320
-"""With fewer sequences the advice failed in cases with a known truth (docs/methods/advice.md)."""
+"""With fewer sequences the advice was wrong in cases with a known truth (docs/methods/advice.md)."""
 RANDOM_SPLITS = 20
 _MIN_BATCHES = 8
 _MIN_GAIN = 1e-3

@@ -375,7 +375,7 @@ def _onsets_differ(first: Growth, second: Growth) -> bool | None:
 MIN_CARRIED_SHARE = 0.75
 """Minimum share of the change for a carrier."""
 MIN_CARRIED_RATIO = 1.5
-"""Minimum ratio of this share to its share of the reference's K3: a proportional change does not have a carrier."""
+"""Minimum ratio of this share to the carrier's share of the reference's K3: a proportional change has no carrier."""
 MIN_STANDARD_ERRORS = 3.0
 """Minimum standard errors for a carrier, because it was selected among many parts."""
 _REPLICATES = 2048

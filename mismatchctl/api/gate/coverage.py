@@ -60,9 +60,9 @@ class Tolerances:
 
 DEFAULT_TOLERANCES = Tolerances()
 MUCH_SMALLER_SHARE = 0.75
-"""Minimum share of the baseline's tokens, sequences or steps without a note."""
+"""Share of the baseline's tokens, sequences or steps below which a note is added."""
 _MIN_SMALLER_PROMPTS = 8
-"""Number of shared prompts that by chance all have fewer tokens once in 2^8 dumps."""
+"""Minimum number of shared prompts with fewer tokens. By chance, all have fewer in one of 2^8 dumps."""
 _PAIRED_SHARE = 0.5
 """Share of the clusters of one side that the other side must have for a paired baseline."""
 _COUNT_COLUMNS = ("tokens", "sequences", "squared_length")
@@ -323,7 +323,7 @@ MATCHES = Sequence[tuple[str, RunResult, "RunResult | None"]]
 """Each run with its name and the baseline's run, if any."""
 
 _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
-"""More masked tokens than this are hidden: this much more than in the baseline, and by this factor."""
+"""Masked tokens count as hidden if their share exceeds the baseline's by this much and by this factor."""
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
 """Without a baseline: masked tokens hide the mismatch if half of them are louder than 99.9% of the others."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15

@@ -26,7 +26,7 @@ from mismatchctl.stats.comparison import (
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric
 
 MIN_NIGHTS = 3
-"""Minimum number of accepted results to use the spread between results."""
+"""Minimum number of accepted Results to estimate the spread between Results."""
 _NULL_DRAWS = 1 << 15
 _MIN_ABOVE = 5  # minimum number of draws in a tail
 _SALT = np.uint64(0x6E6967687473)

@@ -454,7 +454,7 @@ TARGET_TEXTS = {
 }
 _THRESHOLD_DIGITS = 6
 _WIDE_INTERVAL, _MIN_DISTANCE = 0.02, 1e-3
-"""Intervals wider than the first are not shown closer to 0 or 1 than the second."""
+"""If an interval is wider than the first, its ends are shown no closer to 0 or 1 than the second."""
 
 SweepRow = Mapping[str, Any]
 Item = TypeVar("Item")

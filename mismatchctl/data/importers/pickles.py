@@ -27,7 +27,7 @@ MOST_DIMENSIONS = 32
 
 
 _MOST_INTEGER_KEY = 1 << 24
-"""Bound of keys that are integers. Equal hashes of larger ones are easy to make."""
+"""Largest integer key. For larger integers it is easy to choose keys with equal hashes."""
 _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
 """Time limit for reading a pickle, plus an allowance per byte of the file."""
 
@@ -295,7 +295,7 @@ _REFUSED_OPCODES = (
     *("PERSID", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"),
     *("EMPTY_SET", "ADDITEMS", "FROZENSET", "NEXT_BUFFER", "READONLY_BUFFER"),
 )
-"""Instructions that build objects of classes, which no number needs."""
+"""Refused instructions: they build objects of classes, which numbers do not need."""
 
 
 class _Memo(dict[int, Any]):
@@ -350,7 +350,7 @@ class DataUnpickler(pickle._Unpickler):
         if not isinstance(function, PickleCall):
             raise DamagedError(f"calls an object that is not a function: {type(function).__name__}")
         self.stack[-1] = value = function(arguments)
-        if isinstance(value, (bytes, bytearray, dict, set, tuple)):  # copies of values that may be named again
+        if isinstance(value, (bytes, bytearray, dict, set, tuple)):  # copies of values that may be referred to again
             self._room.take(len(value))
 
     def _build(self) -> None:

@@ -253,18 +253,18 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "reference_version": pa.int64(),
     "prompt_token_ids": _list_type(pa.int64()),
 }
-"""Columns that a converted file may have, in their order there."""
+"""Columns that a converted file may have, in order, with their types."""
 
 TOKEN_COLUMNS = tuple(
     name for name, kind in COLUMN_TYPES.items() if pa.types.is_list(kind) and name != "prompt_token_ids"
 )
 _LOG_PROB_COLUMNS = tuple(name for name in TOKEN_COLUMNS if name.endswith("log_probs"))
 NEEDED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask")
-"""Columns that every row of a source has a value for, where its layout declares them."""
+"""Columns that need a value in every row, if the layout declares them."""
 
 
 DERIVED = {b"derived": b"hash of the prompt"}
-"""Metadata of a column that a file does not have itself: a joined one takes its place."""
+"""Metadata of a column that was derived, not read from the file. A joined column replaces it."""
 
 
 def layout_schema(layout: FileLayout) -> pa.Schema:
@@ -410,14 +410,14 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
     if pa.types.is_string(COLUMN_TYPES[name]):
         return str(value.item() if hasattr(value, "item") else value)
     if isinstance(value, (Mapping, list, tuple)) or np.size(value) > 1:
-        return None  # a reward of several parts is no number
+        return None  # a reward with several parts is not a number
     if pa.types.is_floating(COLUMN_TYPES[name]):
         return float(value)
     if pa.types.is_boolean(COLUMN_TYPES[name]):
         return bool(value)
     if int(value) != value:
         raise ValueError(f"{value!r} is not whole")
-    return int(np.int64(int(value)))  # refuses what is beyond it
+    return int(np.int64(int(value)))  # refuses values outside its range
 
 
 def _contains_text(value: Any) -> bool:
@@ -427,10 +427,10 @@ def _contains_text(value: Any) -> bool:
 
 
 BATCH_ROWS, BATCH_TOKENS = 512, 1 << 21
-"""Rows of a batch, which becomes a row group, and tokens that end one earlier."""
+"""Maximum rows of a batch, which becomes a row group, and the number of tokens after which it ends earlier."""
 
 _TORCH_SUFFIXES = (".pt", ".pkl")
-"""Files that may name the same values any number of times."""
+"""Suffixes of files that may refer to the same values any number of times."""
 
 
 def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
@@ -498,11 +498,11 @@ def _build_column(values: list[Any], column: pa.Field) -> pa.Array:
 
 LAGS = (-1, 0, 1)
 MIN_PAIRS = 20
-"""Pairs of tokens below which nothing is said."""
+"""Minimum pairs of tokens to detect a shift."""
 MIN_CORRELATION, MIN_CORRELATION_GAIN, MIN_Z = 0.5, 0.3, 4.0
-"""A shift correlates at least so well, by so much better than none, and by so many standard errors (Fisher's z)."""
+"""Minimum correlation after a shift, its gain over no shift, and the gain in standard errors (Fisher's z)."""
 LOG_PROB_FLOOR = 20.0
-"""Log-probs below minus this count as minus this, so that no single token decides."""
+"""Log-probs below minus this value count as minus this value, so that no single token decides."""
 
 Floats = NDArray[np.float32]
 AlignmentSums = NDArray[np.float64]

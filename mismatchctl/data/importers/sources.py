@@ -129,7 +129,7 @@ class ForeignRun:
         offsets = batch["response_mask"].offsets.to_numpy()
         values = [_flat_values(batch, name) for name in ("rollout_log_probs", "train_log_probs", "response_mask")]
         for row, (step, name) in enumerate(zip(steps, batch["sequence_id"].to_pylist(), strict=True)):
-            if step != self._seen_step:  # files come step by step, so that earlier ones can be forgotten
+            if step != self._seen_step:  # files come step by step, so earlier steps can be dropped
                 self._seen, self._seen_step = {}, step
             name = name.removeprefix(f"{path.stem}:")  # a sequence without a name has its file's, and its place there
             key = hashlib.blake2b(repr((str(path.parent), name)).encode(), digest_size=16)
@@ -187,7 +187,7 @@ _converted: dict[tuple[_FileStamp, ...], tuple[list[ConversionOutcome], list[str
 """Outcome of each file of a run and notes, by the location, size and time of the files. Commands open a dump twice."""
 _file_numbers = count()
 _temporary_folder = cache(make_temporary_folder)
-"""Makes a folder once. It is removed when the process ends."""
+"""Creates a temporary folder once. It is removed when the process ends."""
 
 
 def convert_foreign_files(
@@ -205,7 +205,7 @@ def convert_foreign_files(
         stamps = tuple(_file_stamp(one) for one in run)
         if stamps not in _converted:
             _converted[stamps] = _convert_run(run, skip, sum(size for _, size, _ in stamps) <= _MOST_IN_MEMORY)
-        outcomes, notes = _converted[stamps] = _converted.pop(stamps)  # the last one now
+        outcomes, notes = _converted[stamps] = _converted.pop(stamps)  # moved to the end: the most recent one
         while len(_converted) > 1 and sum(map(_table_bytes, _converted.values())) > _MOST_KEPT:
             del _converted[next(iter(_converted))]
         for text in notes:

@@ -33,20 +33,20 @@ from mismatchctl.io.stores import escape_unprintable, walk_files
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MOST_BYTES = 1 << 34
-"""Size of a file that is read as one table."""
+"""Largest size of a file that is read as one table."""
 _EXPANSION, _SMALL = 64, 1 << 28
 """A compressed archive may declare this many times its own size, and this many bytes in any case."""
 _FIRST = 1 << 22
-"""Bytes in which the first record of a file is looked for."""
+"""Number of bytes in which the first record of a file must end."""
 _DEPTH = 3
 """Dimensions of a column: sequences, tokens, and values per token."""
 _TOKEN_IDS = ("responses", "response_ids", "completion_ids", "output_ids")
-"""Names that frameworks use for token ids in one file and for text in another."""
+"""Column names that contain token ids in some files and text in others."""
 _PROMPTS = ("prompt_token_ids", "prompt_ids", "prompt")
-"""Columns that tell prompts apart, if there are no ids: token ids or text."""
+"""Columns that distinguish prompts if there are no ids: token ids or text."""
 
 _SHOWN = 12
-"""Columns that a message lists."""
+"""Maximum number of columns that a message lists."""
 
 JSON_LINES = (".jsonl", ".ndjson")
 TORCH = (".pt", ".pth", ".bin")

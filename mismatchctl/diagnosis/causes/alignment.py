@@ -275,10 +275,10 @@ def detect_misaligned(case: Case) -> Detection | None:
     own = bool(counts.max() < max(_SHIFTED_MIN_ROWS, 0.5 * found.sum()))
     limit = _SHIFTED_CLEAR_AGREEMENT if found.sum() >= _OWN else _SHIFTED_CLEAR_AGREEMENT / 2
     if own and float(np.median(agreement[found])) > limit:
-        return None  # each by its own shift, and none fits well: chance, or something else
+        return None  # different shifts per row, and none fits well: no shift
     long = case.counts > _SHIFTED_MIN_LENGTH
     share = float(found.sum() / long.sum())
-    if counts.max() > _SHIFTED_ALL_SHARE * long.sum():  # then short rows are shifted too
+    if counts.max() > _SHIFTED_ALL_SHARE * long.sum():  # then assume that short rows are shifted too
         shift[~found], found = values[order[0]], case.counts > 0
     whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
     common, fit = int(values[order[0]]), float(np.median(agreement[found]))
@@ -562,7 +562,7 @@ def _match_placeholders(case: Case, cleaned: Case, tallies: dict[str, Tally], ta
 
 _UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 2.0
 _UNSAMPLED_MIN_SHARE = 0.01
-"""A policy that moved far has a few single tokens with log-prob 0 that the trainer denies."""
+"""Share of such tokens for more than low confidence: a policy that moved far has a few with a log-prob of 0, too."""
 
 
 def detect_unsampled_tokens(case: Case) -> Detection | None:
@@ -573,7 +573,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     tokens = runs.tokens(case)
     sequences = np.bincount(case.sequence[tokens], minlength=case.size) > 0
     long = runs[runs.length >= 4]
-    quiet = case.noise < BFLOAT16_NOISE  # then no policy has moved so far
+    quiet = case.noise < BFLOAT16_NOISE  # with so little noise, no policy has moved this far
     if tokens.sum() < (2 if quiet else 8) or sequences.sum() < (2 if quiet else max(2, 0.002 * case.size)):
         return None
     share = float(tokens.sum() / len(case.index))
@@ -609,7 +609,7 @@ _NOISY = 0.04
 _RELATED, _NEAR_END = 0.2, 16
 _SAME, _ROWS, _FEW, _BESIDE = 0.8, 5, 3, 3
 _MANY, _ROUGH = 300, 0.6
-"""Tokens, and error of E[ratio], that are enough to call the tokens sampled."""
+"""Number of tokens, and error of E[ratio], that are enough to call the tokens sampled."""
 _MEMBERS, _IMPROBABLE = 3, 1e-4
 
 
@@ -631,7 +631,7 @@ def detect_engine_state(case: Case) -> Detection | None:
         return None
     tokens = case.marked(after)
     if case.without(tokens).noise > _NOISY and not (at_limit or by_prompt):
-        return None  # the other rows differ too, late in the response perhaps
+        return None  # the other rows also differ, perhaps late in the response
     sure = (at_limit and rows >= _ROWS) or (possible and placed and count >= _ENOUGH)
     sure |= sampled and count >= _MANY and 4 * error < _ROUGH
     doubtful = not sure and (case.filled or case.reshaped)  # rows of a cause on all tokens also rise within rows

@@ -130,7 +130,8 @@ _LOG_READINGS = (
 """Factors that restore natural log-probs."""
 _LOG_BASE_MIN_SHARE, _MUCH_BETTER_FACTOR = 0.05, 0.15
 _CLOSE, _QUIET, _LOUD, _CALIBRATED_Z, _CALIBRATED = 0.02, 0.1, 0.3, 4.0, 0.01
-"""Limits of a reading that holds: remaining over previous difference, logit noise, z and E[ratio] - 1."""
+"""Limits for an interpretation of the values to be accepted: remaining over previous difference, logit noise, z and
+E[ratio] - 1."""
 _MIN_LOG_MULTIPLE, _MAX_MULTIPLE_SPREAD = 0.03, 0.005
 _MULTIPLE_CERTAIN, _MULTIPLE_LIKELY, _MULTIPLE_UNLIKELY, _MULTIPLE_MIN_TOKENS = -0.02, -0.7, -1.0, 30
 _MULTIPLE_RANGES = (
@@ -145,7 +146,7 @@ LogReading = tuple[str, str, float]
 
 def detect_wrong_log_base(case: Case) -> Detection | None:
     if estimate_truncation(case) is not None or {"wrong_sign", "probabilities_not_logs"} & {*case.explained}:
-        return None  # recorded lists show the reason for larger rollout log-probs
+        return None  # a truncation or another reading already explains it
     best, (side, reading, factor) = _find_best_reading(case)
     share = float(best.mean())
     if best.sum() < 3 or share < _LOG_BASE_MIN_SHARE:
@@ -160,7 +161,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
     sampled = abs(ratio.z) < _CALIBRATED_Z or abs(ratio.excess) < _CALIBRATED
     fits = read.noise < _QUIET or (sampled and read.noise < _LOUD)
     if after > _CLOSE * before and not signed and not fits:
-        return None  # the rest is far beyond noise, and the tokens were not sampled from this reading
+        return None  # too large a rest, and not the sampling distribution either
     found = _match_reading(
         case, left, side, best, _describe_reading(side, reading, 1 / factor) + "; read so, the median difference is "
         "{after:.3g} nats, not {before:.3g}", "difference_reread", f"the same with {side}_log_probs times {factor:.4g}",
@@ -383,7 +384,7 @@ _OTHER_WAY, _SLACK, _VIOLATED, _POWER = 0.05, 0.1, 0.04, 0.1
 _BETWEEN, _SPIKE = 0.16, 0.5
 _UNSURE, _ALIKE, _CERTAIN, _TOO_MANY = (-3.0, -0.3), 0.5, 0.8, 2.0
 _SPOILED = 0.05
-"""Share of tokens above which the others are a biased selection."""
+"""Share of wrong tokens above which the other tokens are a biased selection."""
 
 
 def detect_other_token_recorded(case: Case) -> Detection | None:
@@ -423,7 +424,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     allowed, known = float(doubt[certain].sum()), float((far & certain).sum())
     if max(known - 3 * math.sqrt(known), 0.0) / max(allowed, 1e-9) > _TOO_MANY:
         return None
-    # Above 1/2 the column is that of the likeliest token. Sampled ones have weight 1 / p, and 1 - p are far.
+    # If p > 1/2, the column is the likeliest token's. Tokens sampled with p count 1 / p, a share 1 - p is far off.
     likely = own > np.log(0.5)
     expected = float((doubt / p)[likely & ~far].sum())
     affected = min(1.0, float((far & likely).sum()) / expected) if expected > 0 else 1.0

@@ -24,7 +24,7 @@ _FEWEST = 20
 _CONSTANT = 0.995
 _DENSE, _RELATED = 0.01, 0.5
 _AT_ZERO = 0.1
-"""Smallest negative log-likelihood over their median."""
+"""Smallest negative log-likelihood divided by the median one."""
 _RUN, _CHANCE, _COMMON, _LONG_RUN = 3, 1e-6, 0.02, 8
 _FEW_ZEROS, _SINGLE = 3, 24
 """Rows with padding, or the length of a single run."""
@@ -159,7 +159,7 @@ def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
     least = _RUN
     if usual > 0:
         least = max(_RUN, math.ceil(math.log(_CHANCE / max(case.size, 1)) / math.log(min(usual, 0.999))))
-    if r == 0 and t == 0:  # what both sides are certain of stands in runs: a repeated text, a template
+    if r == 0 and t == 0:  # both sides are certain in runs of repeated text or templates
         least = max(least, _LONG_RUN)
         longest = case.counts[used].max()
         if usual > _COMMON and float((case.counts[chosen] == longest).mean()) < _MOST:

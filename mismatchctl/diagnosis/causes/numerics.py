@@ -36,7 +36,7 @@ _TAIL_FACTOR, _TAIL_MIN_NOISE = 12.0, 0.012
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
 """Share of K3 beyond the tail: dense models below, mixtures of experts from and to."""
 _LARGER_MODEL_FACTOR = 3.0
-"""Larger or surer models may have this multiple of the bound, which comes from small models."""
+"""Larger or more certain models may have this multiple of the bound, which comes from small models."""
 _NEAR_BOUND_FACTOR = 1.25
 _NOISE_TRACE_SHARE = 0.004
 _CACHE_LIKE = (8.0, 35.0)
@@ -45,9 +45,9 @@ _FITTING_Z = 4.0
 _ROUNDING_BIAS = 1e-6
 """E[ratio] - 1 that rounding to float32 can cause."""
 UNRELATED_CORRELATION = 0.6
-"""Different weights leave the correlation of the columns above this."""
+"""The correlation of the columns stays above this value if only the model weights differ."""
 MIN_STRUCTURE_TOKENS = 3000
-"""Tokens that are enough for structure in the noise to show."""
+"""Minimum tokens to detect structure in the noise."""
 
 
 @cached_on_case
@@ -414,7 +414,7 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
     if case.reshaped or case.filled or len(case.x) < 500 or case.noise > _VOCABULARY_MAX_NOISE or is_greedy(case):
         return None
     if find_row_kinds(case) is not None:
-        return None  # another vocabulary is one in every row
+        return None  # a different vocabulary affects every row
     inner = np.abs(case.standard) < _VOCABULARY_INNER_Z
     bounded = np.where(inner, np.expm1(np.where(inner, case.x, 0.0)), 0.0)
     lost, z = float(bounded.mean()), case.clustered_z(bounded)

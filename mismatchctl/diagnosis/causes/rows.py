@@ -200,7 +200,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     if matched.sum() < _SWAPPED_MIN_ROWS:
         return None
     found = np.isin(np.arange(case.size), candidates[matched])
-    if matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4:  # then also rows whose other row is not sampled
+    if matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4:  # then also rows without a sampled partner
         found = case.counts > 0 if found.mean() > _SWAPPED_SURE_SHARE else off > _SWAPPED_MIN_DISTANCE
     ids = case.column("sequence_id")
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
@@ -242,7 +242,7 @@ _CONTEXT_MIN_LENGTH, _CONTEXT_Z, _CONTEXT_MAX_SLOPE, _CONTEXT_SURE_SLOPE = 24, -
 _CONTEXT_MIN_NOISE = 1e-3
 _LIKE_WEIGHTS = "Other weights, for example quantized ones, show the same"
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
-"""Early over late differences: quantized weights make up to 1.4, one lost prompt token 2 and more."""
+"""Ratio of early to late differences: quantized weights cause up to 1.4, one lost prompt token 2 and more."""
 
 _BOUNDARIES, _ROWS, _TOKENS, _NEAR = 8, 6, 4, 16
 _JUMP, _JUMP_Z, _JUMP_SURE, _LARGE, _NEARLY_ALL = 0.35, 5.0, 7.0, 1.0, 0.8
@@ -253,7 +253,7 @@ def detect_context_mismatch(case: Case) -> Detection | None:
     if case.reshaped or case.noise < _CONTEXT_MIN_NOISE:
         return None
     if "context_mismatch" in case.explained:
-        return None  # at a turn
+        return None  # a jump at a turn already has a finding
     case = of_one_version(case)
     for boundary, place in (("response", case.place), ("turn", _tokens_since_turn(case))):
         if place is None:
@@ -292,7 +292,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         before, after = (case.part_means(case.loudness, part)[rows] for part in near)
         jump = after - before
         z = max(normal_z(compute_t(jump), len(rows) - 1), _outlying(jump))
-        if best is None or z > best[1] + 1:  # the first of those that are about as clear
+        if best is None or z > best[1] + 1:  # of about equally clear boundaries, the first
             best = jump, z, boundary, rows
     if best is None or best[1] < _JUMP_Z:
         return None
@@ -300,7 +300,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     concerned = np.zeros(case.size, np.bool_)
     concerned[rows[jump > _LARGE / 2]] = True
     share = float(concerned.sum()) / len(rows)
-    if share > _NEARLY_ALL:  # then rows too short to tell are concerned as well
+    if share > _NEARLY_ALL:  # then rows too short for a test are affected too
         concerned[:] = True
     late = concerned[case.where] & (turn >= first)
     early = concerned[case.where] & (turn < first)
@@ -311,7 +311,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     drift = _drift(case, turn, used & concerned[case.where])
     stays = float(parts[1].mean() - parts[0].mean())
     if drift > 0.5 * mean or stays < 0.4 * mean:
-        return None  # it rises within turns as well, by distance; or it does not stay
+        return None  # it also rises within turns, or it does not last
     sizes = [float(np.median(np.abs(case.scaled[used & part]))) for part in (early, late)]
     ratio, everywhere = float(np.exp(np.clip(case.x[late], -20, 7)).mean()), share > _NEARLY_ALL
     meanings = {

@@ -108,7 +108,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     if float(np.quantile(case.x, _TRUNCATED_FEW_SHARE)) < math.log(_TRUNCATED_MIN_KEPT):
         return None
     if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < _TRUNCATED_MIN_MASS:
-        return None  # zeros on tokens that are alone in no nucleus
+        return None  # these log-probs of 0 cannot come from a nucleus of one token
     setting, told = _describe_setting(case, case.t[certain] if nucleus else None)
     kept, below = float(np.exp(np.quantile(case.x, _TRUNCATED_QUANTILE))), float((case.x < 0).mean())
     plain = nucleus or kept < _TRUNCATED_LIGHT_MASS

@@ -103,7 +103,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
         lags[float(value or 0)] += float(sums[0])
     several = len(lags) > 1
     growth, growth_z = fit_slope(cells) if several else (0.0, 0.0)
-    untold = ((0.0, 0.0), (0.0, 0.0))  # tokens do not show different weights under a temperature
+    untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens cannot show that model weights differ
     (shared, shared_z), (along, along_z) = (
         untold if case.reshaped else (systematic_share(case), drift_correlation(case))
     )
@@ -128,7 +128,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
     elif learning and weights_differ:
         confidence = "medium"
     if confidence is None or ("weights_never_updated" in case.explained and not grows):
-        return None  # the same weights are already named
+        return None  # the same stale weights already have a finding
     if behind:
         summary = f"the rollout sampled with weights {_format_lags(behind)} versions older than the trainer's"
         if idle:
@@ -200,7 +200,7 @@ _PREFIX_START, _PREFIX_MIN_PROMPTS, _PREFIX_MIN_TOKENS = 24, 8, 3
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
 """Starts with the same prefix share their noise, without being louder."""
 _PREFIX_MIN_DISTANCE = 0.005
-"""Logits. Arithmetic makes less, for example different experts in the prompt."""
+"""Minimum difference in logits. Arithmetic, such as different experts in the prompt, causes less."""
 _PREFIX_MIN_VARIANCE, _PREFIX_LATE_SHARE, _PREFIX_Z = 0.04, 0.4, 4.5
 """Variance of the level between prompts at the start beyond chance, its late share, and its z."""
 
@@ -290,7 +290,7 @@ def detect_stale_step(case: Case) -> Detection | None:
     out = (z > _STEP_Z) & (away > math.log(_STEP_MIN_FACTOR)) & (found.counts >= MIN_ROWS)
     count = int(out.sum())
     if not count or count > _STEP_MAX_SHARE * number or out[-2:].all():
-        return None  # many are no exception, and the last ones may be the begin of something
+        return None  # many steps are no exception, and the last ones may start a change
     names = [found.steps[i] for i in np.flatnonzero(out)]
     mine = np.array([step in names for step in case.column("step").tolist()], np.bool_)
     factor, last = math.exp(float(away[out].mean())), bool(out[-1])
@@ -363,7 +363,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
     found = measure_steps(case)
     steps, scale = found.steps, np.exp(found.level)
     if len(steps) < _GROWTH_MIN_STEPS or found.freedom < len(steps):
-        return None  # a change between steps is one beyond the scatter within them
+        return None  # the scatter within steps must be known
     own = fit_growth(steps, scale.tolist(), (scale * found.error).tolist(), "abs_log_ratio")
     z = own.z or 0.0
     if own.verdict != "grew" or z < _GROWTH_Z or (own.factor or 0.0) < _GROWTH_MIN_FACTOR:
@@ -377,7 +377,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
     lag = _mean_lag_by_step(case, steps)
     recorded = lag is not None and lag.max() > lag.min()
     if lag is not None and recorded and lag[-1] <= lag[len(lag) // 2]:
-        return None  # the lag has settled: it is a stale policy's, and grows no more
+        return None  # the lag no longer grows: the cause is a stale policy
     numbers = [step if isinstance(step, (int, float)) else -math.inf for step in case.column("step").tolist()]
     later = np.array([step >= onset for step in numbers], np.bool_)
     tell = "rollout_version as reported by the engine, not by the trainer: did the syncs arrive?"
@@ -431,13 +431,13 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     rise, rise_z, own_z = _slopes(level, np.log1p(age), lag)
     steady = _steadiness(means)
     if _first_rise(level, train, ages) < _NEVER_FIRST_Z:
-        return None  # flat at first: something stopped later
+        return None  # no rise at first: updates stopped later
     if rise_z < _NEVER_Z or steady < _NEVER_STEADY or own_z > _NEVER_IDLE or factor < _NEVER_FACTOR:
         return None
     if early < max(_NEVER_EARLY, factor**0.25):
         return None
     if len(lags) > 1 and abs(np.corrcoef(lag, age)[0, 1]) > _NEVER_TRACKED:
-        return None  # the recorded lag grows as well: it explains the rise
+        return None  # the recorded lag also grows and explains the rise
     (shared, shared_z), (along, along_z) = systematic_share(case), drift_correlation(case)
     tied = (shared > _NEVER_TIED and shared_z > 6) or (along > _NEVER_LEARNING and along_z > 4)
     meanings = {

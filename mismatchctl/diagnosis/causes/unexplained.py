@@ -56,7 +56,7 @@ def mark_gross_tokens(case: Case) -> Bools:
     size = np.abs(case.x)
     found: Bools = (size > _GROSS_DISTANCE) & (size > _GROSS_NOISE_FACTOR * max(case.noise, 1e-6))
     tailed = int((np.abs(case.standard) > _TAIL_Z).sum()) - int(found.sum()) > _TAIL_COUNT_FACTOR * int(found.sum())
-    if tailed or case.filled or case.reshaped:  # then they end a tail, or are ratios of unlikely tokens
+    if tailed or case.filled or case.reshaped:  # then they may be the end of a tail, or ratios of unlikely tokens
         found &= size > 3 * _GROSS_DISTANCE
     return found if len(found) and found.mean() < _GROSS_MAX_SHARE else np.zeros(len(found), np.bool_)
 
@@ -72,7 +72,7 @@ def _match_tokens(case: Case) -> Detection | None:
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     most = share * float(case.k3.sum()) > 0.5 * case.whole_k3
     sure = share > 0.3 and sequences > 1 and not case.reshaped
-    more = bool(case.explained) and not most  # probably more of the same
+    more = bool(case.explained) and not most  # probably the same cause again
     sure &= count < _FEW_GROSS * len(case.x) or case.size >= _SURE_ROWS // 2  # a few rows may have a cause of their own
     seats = _find_seats(case, chosen)
     seated = "positions" in seats and count >= _SEAT_MIN_TOKENS  # one long row has many tokens of one worker and step

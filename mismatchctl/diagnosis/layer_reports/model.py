@@ -17,7 +17,7 @@ COMPARE_COMMAND = "python -m sglang.srt.debug_utils.comparator --baseline-path B
 _HOOK_VARIABLES = "DUMPER_ENABLE=1 DUMPER_NON_INTRUSIVE_MODE=all"
 _FILTER_VARIABLE = r"""DUMPER_FILTER='layer_id in [{commas}] or search(r"layers\.{names}\.", name)'"""
 SGLANG_SYNTAX = f"run both sides with `{_HOOK_VARIABLES} {_FILTER_VARIABLE}`, then `{COMPARE_COMMAND}`"
-"""`layer_id` is of dumps placed by hand, and names are those of hooks."""
+"""Spelling of names: `layer_id` in dumps placed by hand, module names in dumps of hooks."""
 SLIME_SYNTAX = (
     "dump these layers on each side, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
     "--sglang-dir SGLANG --layers {layers} --output-json layerwise.json`"

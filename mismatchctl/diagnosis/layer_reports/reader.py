@@ -340,7 +340,7 @@ AMBIGUOUS_NOTE = (
     "and would be bad from its lowest layer on"
 )
 _MAX_TURN_SHARE, _MIN_CHANGES, _MIN_DESCENT = 0.5, 8, 3
-"""Passes and ranks seldom turn. Fewer changes of layer do not show an order."""
+"""Limits for rows in reversed layer order. Passes and ranks rarely reverse, and few changes of layer show no order."""
 _GRADIENT_PATTERN = re.compile(
     r"(?:^|[._/]|__)(?:backward|grads?|gradients?|d?grad_(?:in|out)put)(?=$|[._/\d])", re.IGNORECASE
 )

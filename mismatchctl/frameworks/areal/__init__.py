@@ -365,7 +365,7 @@ class Areal(PlainFramework):
 
 def _read_rows(file: File) -> Iterator[Row]:
     for row in file.batch({*LAYOUT.columns.values(), "attention_mask"}):
-        # prox_logp has T entries about the token after each; the last one is about none.
+        # Entry t of prox_logp is about token t + 1, so the last of its T entries is about none.
         yield {**row, "prox_logp": row["prox_logp"][:-1]}
 
 

@@ -22,7 +22,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         row = {name: to_array(value) for name, value in sample.items()}
         have, remedy = len(row["old_log_probs"]), "convert train_data instead, which is put together"
         check_complete(file, number, have, int(row["response_length"]), remedy)
-        # The file names no samples: tensor-parallel copies have the same values, data-parallel ranks have others.
+        # The file does not name samples. Tensor-parallel copies have equal values, data-parallel ranks different ones.
         values = crc32(row["old_log_probs"].tobytes())
         name = f"{content['call']}:{row['index']}:{values:08x}"
         yield {**row, "sequence_id": name, "micro_batch": f"{content['rank']}:{content['call']}"}

@@ -235,7 +235,7 @@ class NemoRl(PlainFramework):
         if run.step.has("reward"):
             correct = run.step.table["reward"].to_numpy(zero_copy_only=False) == 1
         else:
-            correct = run.row_means(run.advantages) > 0  # as near as it can be told without rewards
+            correct = run.row_means(run.advantages) > 0  # an approximation, since rewards are missing
         right = float(correct[rejected].mean()) if rejected.any() else 0.0
         return found | {"seqmask/masked_correct_pct": right}
 

@@ -51,7 +51,7 @@ class OpenInstruct(PlainFramework):
         lambda low, high: {"use_rho_correction": False},
     )
 
-    loss_key = None  # the sum over tokens is what is differentiated, the mean what is logged
+    loss_key = None  # the gradient is of the sum over tokens, the logged value is the mean
     weighs_always = True
 
     source = "allenai/open-instruct@e6c3044aa620"

@@ -48,7 +48,7 @@ class OpenRlhf(PlainFramework):
 
     columns = {
         "action_log_probs": "train_log_probs",
-        # Inside its loss the name above is the current policy, beside this one: both in a file is an error.
+        # In OpenRLHF's loss, the name above is the current policy and this is the old one. A file with both is refused.
         "old_action_log_probs": "train_log_probs",
         "base_action_log_probs": "ref_log_probs",
         "action_mask": "response_mask",

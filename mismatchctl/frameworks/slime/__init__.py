@@ -223,7 +223,7 @@ ROLLOUT_LAYOUT = FileLayout(
 )
 
 VIME_LAYOUTS = replace(LAYOUT, framework="vime"), replace(ROLLOUT_LAYOUT, framework="vime-rollout")
-"""vime's files are equal to slime's."""
+"""Layouts of vime, whose files are equal to slime's."""
 
 ADAPTER = Adapter(
     name="slime",

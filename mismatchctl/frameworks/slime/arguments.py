@@ -210,7 +210,7 @@ class Arguments:
     rs_lower_bound: float | None = None
     rs_upper_bound: float | None = None
     rs_veto_threshold: float | None = None
-    vetoes_alone: bool = False  # no argument: a version whose veto needs no use_rs
+    vetoes_alone: bool = False  # not an argument: True for versions whose veto does not need use_rs
 
     advantage_estimator: str = "grpo"
     eps_clip: float = 0.2
@@ -312,7 +312,7 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
     }
     path = known["custom_tis_function_path"] = _find_function_path(known.get("custom_tis_function_path"), named)
     if path == MIS_PATH:
-        # Nothing calls mis without use_tis but this flag; a file that turns use_tis off is read with it.
+        # Without use_tis, only this flag calls mis. So it is set for a file that turns use_tis off.
         known.setdefault("get_mismatch_metrics", not known.get("use_tis", False))
     wanted = [*_WEIGHT_KEYS, *(_REJECTION_KEYS if known.get("use_rs") else ())] if known.get("use_tis") else []
     missing = [key for key in wanted if key not in known]

@@ -281,7 +281,7 @@ def _check_bounds(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_advice(written: SlimeConfig) -> Iterator[LintMessage]:
-    # Normalization is no advice here: over a micro-batch of one sequence it cancels sequence weights.
+    # Do not advise normalization: in a micro-batch of one sequence it cancels sequence weights.
     if isinstance(written.correction, Correction):
         yield from check_advice(written.correction, written.weight_place, written.gate_place, "")
 

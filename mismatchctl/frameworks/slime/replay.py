@@ -314,7 +314,7 @@ def _chi2_seq(call: MicroBatch) -> NDArray[Any]:
 
 
 def _k3(call: MicroBatch) -> NDArray[Any]:
-    # Not the series that is right near zero: slime's own rounding is wanted.
+    # Without the series near zero, to have the same rounding as slime.
     k3: NDArray[Any] = exp(call.log_ratio) - call.log_ratio - call.dtype.type(1)
     return k3
 
@@ -442,7 +442,7 @@ _ZEROED = {
 }  # fmt: skip
 _VETOED = _on_final("mis_ratio_mean_after_veto_mask", lambda c: (c.bounded_weights * c.kept).astype(c.dtype),
                     "weight, 0 where rejected", like=Quantity.WEIGHT, condition=MIS_VETO)  # fmt: skip
-"""Only logged in October 2025, when rejected tokens got weight 0."""
+"""Metrics only logged in October 2025, when rejected tokens got weight 0."""
 
 
 DOCUMENTED_NAMES: dict[str, str] = {

@@ -278,7 +278,7 @@ class Verl(Framework):
         "old_log_probs": "train_log_probs",
         "old_log_prob": "train_log_probs",
         "ref_log_prob": "ref_log_probs",
-        # Since 2026 the mask as it was before rejection; response_mask, where both exist, is the one after it.
+        # Since 2026 this is the mask before rejection. If both exist, response_mask is the mask after it.
         "loss_mask": "response_mask",
         "uid": "prompt_id",  # one per prompt, repeated for each of its responses
         "global_step": "step",
@@ -290,7 +290,7 @@ class Verl(Framework):
     def __init__(self, version: VerlVersion) -> None:
         self.about = version
         self.version = version.name
-        # The flat keys stand among others in their section.
+        # The section of the flat keys also contains other keys.
         self.block = ("algorithm",) if version.dialect == "flat" else ("algorithm", "rollout_correction")
 
     @property

@@ -329,7 +329,7 @@ CHI2: Metrics = (
                  "Square of the ratio of the whole row, its logarithm clamped to +-20 before it is doubled", "rows",
                  "mean - 1", Quantity.SQUARED_PRODUCT),
 )  # fmt: skip
-"""Logged since #3984."""
+"""Metrics logged since #3984."""
 
 VETO: Metrics = (
     LoggedMetric("rollout_is_veto_fraction", lambda s: s.row_vetoed, "Whether the row has such a token", "rows",
@@ -338,7 +338,7 @@ VETO: Metrics = (
                  "1 if the token's unclamped ratio is below the veto threshold, 0 without a veto",
                  "tokens", like=Quantity.CATASTROPHIC),
 )  # fmt: skip
-"""Logged until 2026, as 0 if the veto is off."""
+"""Metrics logged until 2026, as 0 if the veto is off."""
 
 
 def weight_of_token(statistics: WeightStatistics) -> Values:
@@ -408,7 +408,7 @@ WEIGHTS: dict[str, Metrics] = {
     "sequence": _ROW_LEVEL_NAMES,
     "geometric": _ROW_LEVEL_NAMES,
 }
-"""Names by level."""
+"""Metrics of the weights, with their names, by level."""
 WEIGHTS_2025_10 = WEIGHTS | {
     "geometric": (
         *_ROW_WEIGHT_NAMES,
@@ -446,7 +446,7 @@ REJECTION: Metrics = (
                   lambda s: s.sample.any_in_row(s.rejected) if s.level == "token" else s.rejected_at_level,
                   "1 if any token of the row is rejected. A row without tokens has a ratio of 1", "rows"),
 )  # fmt: skip
-"""Logged until 2026, without the veto."""
+"""Metrics logged until 2026, without the veto."""
 ANY_REJECTION: Metrics = (
     LoggedMetric("masked_fraction", lambda s: s.flags.astype(s.sample.policy.dtype),
                  "1 if any option rejects the token, else 0, in the data's dtype", "tokens",
@@ -454,7 +454,7 @@ ANY_REJECTION: Metrics = (
     LoggedMetric("seq_masked_fraction", lambda s: s.sample.any_in_row(s.flags),
                  "1 if any option rejects any token of the row", "rows", like=Quantity.REJECTED, basis=ALL_GATES),
 )  # fmt: skip
-"""Logged since 2026, over all options. Each option's own share leaves empty rows out."""
+"""Metrics logged since 2026, over all options. Each option's own share leaves empty rows out."""
 
 _STATISTIC = partial(
     LoggedMetric, quantity=lambda s: s.statistic, scope="tokens",

@@ -214,7 +214,7 @@ def _bound_factors(bounds: Float64s) -> Float64s:
 
 
 _CELLS_PER_EDGE = 4
-"""So that most edges have their own cell."""
+"""Number of cells per edge, so that most edges have their own cell."""
 
 
 def _build_edge_cells(edges: Float64s) -> tuple[Ints, float, float]:

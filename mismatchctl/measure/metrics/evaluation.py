@@ -285,7 +285,7 @@ METRICS_NOT_BY_STEP = (
     | frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("autocorr_lag1", "inflation", "k3_worst_share"))
     | _SPREAD_KEYS - {"beyond_2", "parity_tokens"}
 )
-"""Those, and more that are left out per step, since there may be a thousand steps."""
+"""Metrics that are left out per step, since there may be a thousand steps: REPEATED_METRICS and others."""
 OTHER_PAIR_METRICS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD_KEYS
 """Metrics of other pairs, and of the spread of ratios."""
 METRICS_WITH_GROUP_ERRORS = frozenset(

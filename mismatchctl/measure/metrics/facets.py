@@ -31,10 +31,10 @@ from mismatchctl.measure.metrics.mismatch import nonzero_variance, sequence_mean
 
 ROLLOUT_TOP_COLUMN = "rollout_top_log_probs"
 OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")
-"""Compared with the rollout: the trainer, else the scorer, which has the trainer's weights."""
+"""Columns that the rollout is compared with: the trainer's, else those of the scorer, which has the same weights."""
 DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
 MIN_REST = 1e-6
-"""Minimum probability of the remaining tokens, since float32 sums to 1 no more exactly."""
+"""Minimum probability of the remaining tokens, since sums of float32 equal 1 only with this precision."""
 MIN_TOP_LOG_PROB = -700.0
 """Smaller log-probs count as this value, whose exp is still above 0."""
 MAX_ROUNDED_LOG_PROB = 1e-3

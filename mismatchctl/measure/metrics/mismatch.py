@@ -357,6 +357,6 @@ RATIO_Z = Metric(
     "Beyond ±4 the rollout log-probs do not belong to the sampling distribution. Find the cause before you correct.",
     "change of measure", "no standard error",
 )  # fmt: skip
-"""Computed from the estimate of `ratio_mean`, not from sums."""
+"""Metric that is computed from the estimate of `ratio_mean` instead of sums."""
 MISMATCH_METRICS: tuple[Metric, ...] = (*BASE_METRICS, *PAIR_METRICS, RATIO_Z)
 """Every metric of the mismatch, in the order of tables."""

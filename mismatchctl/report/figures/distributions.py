@@ -23,7 +23,7 @@ _FAR = 1.0
 _MIN_SHARE = 0.0005
 """Bins with a smaller share of the tokens do not affect the title."""
 _PEAK = 3.0
-"""A bin with this many times the mean K3 is worth a title."""
+"""A bin with at least this multiple of the mean K3 is named in the title."""
 
 
 def layers_figure(report: LayerReport, name: str) -> Figure | None:
