@@ -88,7 +88,7 @@ class Checkpoint:
         return values, None if others is None else every[:, 1:]
 
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield logits from position `first` on, in blocks: the layers run once, the head once per block."""
+        """Yield the logits from position `first` in blocks. The layers run once, the head once per block."""
         body = self._model.base_model
         hidden = body(input_ids=ids, use_cache=False)
         for start in range(first, ids.shape[1], POSITIONS_PER_BLOCK):
@@ -117,7 +117,7 @@ def _choose_device(name: str) -> torch.device:
 
 @contextmanager
 def _replace_layer_outputs(body: Any, answer: Any) -> Iterator[None]:
-    """Let the layers return a known output, so that the model only applies its head."""
+    """Replace the layers by their known output, so that the model only computes its head."""
     body.forward = lambda *given, **named: answer
     try:
         yield

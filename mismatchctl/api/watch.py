@@ -60,7 +60,7 @@ class DumpWatcher:
     unfinished: tuple[str, ...] = field(default=(), init=False)
 
     def snapshots(self) -> Iterator[Snapshot | None]:
-        """Yield each check with new data. Yield None once as long as there are no files."""
+        """Yield the result of each check with new data. Yield None once if there are no files yet."""
         engine = IncrementalEngine(LocalEngine(self.threads))
         files, memory, before = _FileMonitor(), _ReportedState(), None
         failures: list[DataError] = []

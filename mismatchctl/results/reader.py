@@ -79,7 +79,7 @@ def _check_run(run: RunResult, names: Sequence[str]) -> Iterator[str]:
 
 
 def _check_content(run: RunResult) -> Iterator[str]:
-    """Check the counts and shares of the content, and what the values of a run say about identical tokens."""
+    """Check the counts and shares of the content, and whether the values about identical tokens agree."""
     found, metrics = run.content, run.overall.metrics
     for key in ("tokens", "sequences"):
         if key not in metrics or metrics[key].value is None:

@@ -287,7 +287,7 @@ def find_brackets(
 
 
 def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
-    """Return the distances within the error of the target, if they are on the grid."""
+    """Return the lowest and highest distance within the error of the target, None beyond the grid."""
     places = np.flatnonzero(inside)
     low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
     return (None if low == 0 else float(_DISTANCE_GRID[low])), (

@@ -249,7 +249,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return the flags, and record the rejections of each gate on whole sequences."""
+        """Return flags of the sequences that pass all gates on whole sequences, and record the rejections of each."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)

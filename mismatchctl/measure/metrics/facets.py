@@ -170,7 +170,7 @@ ROUTING_NAMES = (
 
 
 def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens with known experts and their K3, and by width the tokens that do not fit and rerouted tokens.
+    """Count tokens with known experts and sum their K3. Per layer width, count tokens that do not fit or are rerouted.
 
     A token is rerouted if the sets of experts differ in a layer.
     """
