@@ -311,9 +311,10 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         "",
         *calibration(rows),
         "",
-        "Clean dumps, with workers, steps and version lags drawn at random, down to one row for each:",
+        "False alarms in clean dumps. Their workers, steps and version lags are drawn at random, "
+        "with as little as one row for each:",
         "",
-        "| rows | an alarm at medium or high | at high |",
+        "| rows | dumps with an alarm at medium or high | at high |",
         "|---|---|---|",
         *(
             f"| {size} | {percent(count['medium'], count['dumps'])} | {percent(count['high'], count['dumps'])} |"
@@ -326,7 +327,7 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         "",
         *detection(rows),
         "",
-        "Intervals (95 %) that contain the planted value, by rows:",
+        "Share of the 95 % intervals that contain the planted value, by the number of rows in the dump:",
         "",
         *coverage(rows),
         "",

@@ -138,8 +138,11 @@ class Told:
 def main() -> None:
     torch.set_num_threads(1)
     plans = [plan for plan in (*FRESH, *UNSEEN, *SEEN) if (Path(sys.argv[1]) / f"{plan.name}.pt").exists()]
-    lines = ["", "`clean`: neither a temperature nor a truncation is found.", ""]
-    for title, tried in (("No rule was tried on", False), ("Rules were mended on", True)):
+    lines = ["", "`clean` is right if neither a temperature nor a truncation is found.", ""]
+    for title, tried in (
+        ("Models that were not used to develop the tests:", False),
+        ("Models that were used to develop the tests:", True),
+    ):
         told = Told()
         for plan in plans:
             if (plan.name in TRIED) is tried:

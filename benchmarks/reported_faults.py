@@ -189,12 +189,11 @@ def main() -> None:
     lines = [
         f"{len(rows):,} dumps of random recurrent models with {', '.join(KINDS)}, {seeds} of each kind. Tokens are "
         "really sampled, and one fault is planted.",
-        "No rule was tried on these models.",
+        "The tests were not developed on these models.",
         "",
         *fault_table(rows),
         "",
-        "Findings that name the planted fault, by their confidence. A second finding next to the planted one counts as "
-        "false:",
+        "Findings that name the planted fault, by their confidence. A second finding in the same dump counts as false:",
         "",
         *calibration_table(rows),
         "",

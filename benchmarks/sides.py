@@ -266,7 +266,7 @@ def tables(rows: list[Judged]) -> list[str]:
     ]
     sound = [one for one in rows if one not in faulty and one not in shared]
     return [
-        *lines, "", "Wrong beyond low confidence:", "", *(said or ["- no cases"]), "",
+        *lines, "", "Wrong findings at medium or high confidence:", "", *(said or ["- no cases"]), "",
         f"`faulty_reference` is found in {percent(sum(one.reference for one in faulty), len(faulty))} of the dumps "
         "whose reference is at fault,",
         f"in {percent(sum(one.reference for one in shared), len(shared))} of the dumps whose sides share a fault, "
@@ -291,8 +291,12 @@ def main() -> None:
     for plan in sorted(plans, key=lambda plan: plan.name in TRIED):
         rows = list(judged(plan, folder)) if (folder / "sides" / plan.name).is_dir() else []
         if rows:
-            title = "Rules were tried on" if plan.name in TRIED else "No rule was tried on"
-            lines += [f"{title} `{plan.name}` of `benchmarks/strangers.py`; {len(rows):,} dumps.", "", *tables(rows)]
+            title = "Used to develop the tests" if plan.name in TRIED else "Not used to develop the tests"
+            lines += [
+                f"{title}: the model `{plan.name}` of `benchmarks/strangers.py`, {len(rows):,} dumps.",
+                "",
+                *tables(rows),
+            ]
     between("\n".join(lines), DOCUMENT, BEGIN, END)
 
 

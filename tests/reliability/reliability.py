@@ -75,9 +75,9 @@ def cases(found: list[dict[str, Any]], earlier: int) -> list[str]:
         if case["wrong"]
     ]
     return [
-        "Each case follows from its seed (`tests/reliability/fuzzing.py`). A hundred cases share a process. A case",
-        "that fails there is run again in a separate process. The K3 of sound dumps is checked. A warning of a library",
-        "on stderr is a failure too. Seeds that failed were run again after a fix.",
+        "Each case is generated from a seed (`tests/reliability/fuzzing.py`). A hundred cases run in one process. A",
+        "case that fails there is run again in a separate process. For valid dumps (sound), the K3 is checked too. A",
+        "warning of a library on stderr counts as a failure. Seeds that failed were run again after a fix.",
         f"{earlier:,} other cases ran on earlier code." if earlier else "",
         "",
         "| input | cases |",
@@ -95,8 +95,8 @@ def readers(found: list[dict[str, Any]]) -> list[str]:
     """The section of the cases that have the formats of dumps, engines and logs."""
     by_kind = {kind: [one for one in found if one["kind"] == kind] for kind in sorted({one["kind"] for one in found})}
     return [
-        "A value or a few bytes exchanged in a dump, in one of two paired files (the responses of an engine and the",
-        "trainer's log-probs), or in a log of metrics, with the verbs that read it",
+        "In each case, one value or a few bytes are changed in a dump, in one of two paired files (the responses of an",
+        "engine and the trainer's log-probs), or in a log of metrics. Then the commands that read the file are run",
         "(`tests/reliability/fuzzing_formats.py`).",
         "",
         "| reader | cases | exit code 0 or 3 | exit code 2 or 4 | failures |",
@@ -116,9 +116,9 @@ def natives(found: list[dict[str, Any]]) -> list[str]:
     if not found:
         return ["Not tried."]
     return [
-        "Files that C code decodes, with a few bytes exchanged, decoded in this process like in the tool",
-        "(`tests/reliability/natives.py`): Parquet and Arrow with every encoding that a writer can choose (pages",
-        "without checksums), torch's files, pickles, YAML, TOML and JSON, TensorBoard's events.",
+        "In each case, a few bytes are changed in a file that C code decodes. The file is decoded in the same process, as",
+        "in mismatchctl (`tests/reliability/natives.py`). The formats are Parquet and Arrow with every encoding that a",
+        "writer can choose (pages without checksums), torch files, pickles, YAML, TOML, JSON and TensorBoard events.",
         "",
         "| bytes | files | decoded | refused | crashes and tracebacks |",
         "|---|---|---|---|---|",
@@ -187,8 +187,9 @@ def edited(found: list[dict[str, Any]]) -> list[str]:
     """The section of edited Results."""
     kinds = {re.sub(r"\.\d+(?=\.|$)", ".*", f"{one['file']}:{one['place']}") for one in found}
     return [
-        "One change of the JSON of a worse dump's Result, or of its baseline: removed, null, 0, negative, tiny, huge,",
-        "scaled, text, a list, a mapping, or repeated (`tests/reliability/edited_results.py`).",
+        "In each case, one value is changed in the JSON of the Result of a dump that should fail, or of its baseline: it",
+        "is removed, repeated, scaled, or replaced by null, 0, a negative, tiny or huge number, text, a list or a mapping",
+        "(`tests/reliability/edited_results.py`).",
         "",
         "| file | mutations | failed (3) | undecided or refused (4) | passed (0) | tracebacks |",
         "|---|---|---|---|---|---|",
@@ -200,7 +201,7 @@ def edited(found: list[dict[str, Any]]) -> list[str]:
             for own in [[one for one in found if one["file"] == name]]
         ),
         "",
-        f"They cover {len(kinds):,} kinds of paths, which differ in more than the index in a list.",
+        f"They cover {len(kinds):,} kinds of paths in the JSON. Paths that only differ in a list index are one kind.",
     ]
 
 
@@ -209,7 +210,7 @@ def kills(found: list[dict[str, Any]], earlier: int) -> list[str]:
     verbs, wrong = Counter(kill["verb"] for kill in found), [kill for kill in found if kill["wrong"]]
     early = sum(kill["code"] != 0 for kill in found)
     return [
-        "SIGKILL, SIGTERM and SIGINT at random moments of the commands below and of the recorder. Half of the commands",
+        "The commands below and the recorder get SIGKILL, SIGTERM or SIGINT at a random moment. Half of the commands",
         "replace earlier outputs. Each output must equal the output of an undisturbed run, or the earlier file (JSON",
         "contains times, so its length and structure are compared). Outputs of one command must appear together,",
         "except after SIGKILL. The exit code must belong to the signal, or be 0 if the signal came too late. After the",
@@ -222,7 +223,7 @@ def kills(found: list[dict[str, Any]], earlier: int) -> list[str]:
         *(f"| {verb} | {count:,} |" for verb, count in verbs.items()),
         f"| **all** | **{len(found):,}** |",
         "",
-        f"Lost or left behind: {len(wrong):,}. {early:,} came before the command had ended.",
+        f"Outputs lost or temporary files left behind: {len(wrong):,}. {early:,} kills came before the command had ended.",
         *(["", *(f"- {one['verb']}, {one['signal']}: {brief(one['wrong'])}" for one in wrong)]),
     ]
 
@@ -254,7 +255,7 @@ def _memory_cell(one: dict[str, Any] | None) -> str:
 
 def faults(found: list[dict[str, Any]]) -> list[str]:
     """The section of the faults of the machine."""
-    outcomes = {fault["name"]: brief(fault["wrong"]) or "as it should be" for fault in found}
+    outcomes = {fault["name"]: brief(fault["wrong"]) or "handled correctly" for fault in found}
     return ["| fault | outcome |", "|---|---|", *(f"| {name} | {outcome} |" for name, outcome in outcomes.items())]
 
 
