@@ -135,7 +135,7 @@ def regrets(title: str, found: Sequence[Case]) -> Iterator[str]:
     """Regrets of the advice, and of always taking one correction."""
     yield f"{title} ({len(found)} mismatches): median / 90th percentile / worst regret at a batch of"
     yield ""
-    yield f"| taken | {' | '.join(f'{batch:,}' for batch in BATCHES)} |"
+    yield f"| correction | {' | '.join(f'{batch:,}' for batch in BATCHES)} |"
     yield "|---|---|---|---|"
     yield _row("**the advice**", found, Case.own_regret)
     names = [name for name in found[0].facts["corrections"] if any(name in case.errors[512] for case in found)]
@@ -147,7 +147,7 @@ def regrets(title: str, found: Sequence[Case]) -> Iterator[str]:
 
 def _bars(groups: dict[str, list[Case]]) -> Iterator[str]:
     """The bars beside what each group of mismatches shows."""
-    yield f"| bar | wanted | {' | '.join(f'{name} ({len(found)} mismatches)' for name, found in groups.items())} |"
+    yield f"| criterion | goal | {' | '.join(f'{name} ({len(found)} mismatches)' for name, found in groups.items())} |"
     yield f"|{'---|' * (2 + len(groups))}"
     cells = (_against(found) for found in groups.values())
     yield f"| regret at 512: median / 90th percentile / worst | {_three(BAR)} | {' | '.join(cells)} |"
@@ -180,7 +180,7 @@ def _stable(found: Sequence[Case]) -> str:
 
 def _parts(groups: dict[str, list[Case]]) -> Iterator[str]:
     """Estimated projections and variances against the true ones."""
-    yield "| mismatches | part | estimated against true, median | 80% of them |"
+    yield "| mismatches | part | estimated v true, median | range of 80% of the cases |"
     yield "|---|---|---|---|"
     for group, found in groups.items():
         differences, ratios = [], []

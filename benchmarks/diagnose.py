@@ -224,7 +224,10 @@ def calibration(rows: list[Judged]) -> list[str]:
 
 def detection(rows: list[Judged]) -> list[str]:
     """First findings that name the cause, by plant and rows; and what else came first."""
-    lines = ["| planted | " + " | ".join(map(str, SIZES)) + " | else first |", "|---|" + "---|" * (len(SIZES) + 1)]
+    lines = [
+        "| planted | " + " | ".join(f"{size} rows" for size in SIZES) + " | wrong first findings |",
+        "|---|" + "---|" * (len(SIZES) + 1),
+    ]
     for name in dict.fromkeys(row.plant for row in rows):
         mine = [row for row in rows if row.plant == name]
         cells = []
@@ -239,7 +242,7 @@ def detection(rows: list[Judged]) -> list[str]:
 def coverage(rows: list[Judged]) -> list[str]:
     """How often intervals hold the planted value, by rows; and how often there was none."""
     lines = [
-        "| estimate | " + " | ".join(map(str, SIZES)) + " | all | no interval |",
+        "| estimate | " + " | ".join(f"{size} rows" for size in SIZES) + " | all | no interval |",
         "|---|" + "---|" * (len(SIZES) + 2),
     ]
     for kind, (cause, name) in ESTIMATES.items():
@@ -282,7 +285,7 @@ def folders(folder: Path) -> list[str]:
         mark = "" if good else "not distinguishable: " if alike else "**not** "
         lines.append(f"| {name} | {cause} | {mark}{first} | {others} |")
     print(f"the cause is the first finding in {right} of {len(labels)} dumps")
-    return ["| dump | cause | first finding | others |", "|---|---|---|---|", *lines]
+    return ["| dump | planted cause | first finding | other findings |", "|---|---|---|---|", *lines]
 
 
 def models(plans: Iterable[Architecture], folder: Path) -> list[str]:

@@ -34,7 +34,7 @@ def cost_section(dumps: Path, model: str) -> list[str]:
             f"{100 * (full - plain) / full:.0f} % | {100 * (full - plain) / whole:.1f} % of {whole:.1f} s |"
         )
     return [
-        "| dump | tokens | rows | findings, in process | of the analysis | of the command |",
+        "| dump | tokens | rows | search for causes | share of the analysis | share of the command |",
         "|---|---|---|---|---|---|",
         *rows,
     ]

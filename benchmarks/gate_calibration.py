@@ -204,7 +204,7 @@ def levels(runs: dict[str, Run], splits: int) -> str:
         rows.append((f"{new} v {old}", str(chance), *cells))
         print(rows[-1], file=sys.stderr, flush=True)
     heads = (
-        "prompts, new v baseline", "runs", "failed at 0", "most of a run", "K3 alone at 0", "failed at 25 %",
+        "prompts, new v baseline", "runs", "failed at 0", "highest run", "K3 alone at 0", "failed at 25 %",
         "undecided at 25 %",
     )  # fmt: skip
     return table(heads, rows)

@@ -125,7 +125,15 @@ def powers(models: dict[str, Engines], splits: int, said: int) -> str:
             cells += ["-" if new is None else found(design, engines.first, new, old, splits) for new in planted]
             rows.append(cells)
             print(cells, file=sys.stderr, flush=True)
-    heads = ("model", "prompts", "K3 x, stated (median)", "in four of five", "larger: failed", "scored", "mixed")
+    heads = (
+        "model",
+        "prompts",
+        "stated factor of K3 (median)",
+        "range of 80% of the dumps",
+        "larger: failed",
+        "scored",
+        "mixed",
+    )
     return table(heads, rows)
 
 
@@ -153,7 +161,7 @@ def plans(models: dict[str, Engines], splits: int, said: int) -> str:
                     cells.append(found(design, engines.first, engines.larger(engines.second, 1 + rise), old, splits))
                 rows.append(cells)
                 print(cells, file=sys.stderr, flush=True)
-    heads = ("model", "rise", "prompts", "stated number (median)", "in four of five", "failed when planted")
+    heads = ("model", "rise", "prompts", "computed number (median)", "range of 80% of the dumps", "failed when planted")
     return table(heads, rows)
 
 

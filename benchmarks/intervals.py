@@ -109,7 +109,7 @@ def main() -> None:
     options.add_argument("--draws", type=int, default=200)
     given = options.parse_args()
     heads = (
-        "metric", "prompts", "held", "heavy_tail", "held of these", "missed without a warning",
+        "metric", "prompts", "covered", "heavy_tail", "covered of these", "missed without a warning",
         "runs above 8 %",
     )  # fmt: skip
     show("INTERVALS", table(heads, rows(given.folders, given.draws)), given.write)

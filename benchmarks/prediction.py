@@ -106,7 +106,7 @@ def by_prompt(sample: SequenceSample, share: float, number: int) -> tuple[Sequen
 
 def coverage(samples: dict[str, SequenceSample]) -> str:
     rows = [
-        "| rejected | of | shown | cases | covered by the 95 % interval | mean width |",
+        "| rejected share | unit | used to predict | cases | covered by the 95 % interval | mean width |",
         "|---|---|---|---|---|---|",
     ]
     cases = [

@@ -101,12 +101,13 @@ def compared() -> dict[str, Figure]:
 
 PARTS = (
     Shown(
-        "Over the steps", "Is it getting worse, since when, and does what training sees go along?",
+        "Over the steps", "Does the mismatch grow, since when, and do perplexity and rejected tokens change too?",
         f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()),
         ("k3", "ppl", "over-rejected_tokens"),
     ),
     Shown(
-        "Position and probability", "The distribution of log ratios, and K3 by position and probability.",
+        "Position and probability",
+        "The distribution of the log ratios, and K3 by position in the response and by probability of the token.",
         f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()),
         ("distribution", "joint", "k3_by_position", "k3_by_surprisal"),
     ),
@@ -120,7 +121,8 @@ PARTS = (
         ("tis-geo-gates.0.keep-rejected", "tis-geo-map-rejected_tokens", "tis-geo-front"),
     ),
     Shown(
-        "Two runs", "Changed metrics, and the parts that carry the change.", f"{COMPARE} --figures figures", compared,
+        "Two runs", "The metrics that changed, and the steps and tokens that cause the change.",
+        f"{COMPARE} --figures figures", compared,
         ("change_by_step", "change_by_surprisal", "distribution", "k3_by_position"),
     ),
 )  # fmt: skip

@@ -116,9 +116,9 @@ def natives(found: list[dict[str, Any]]) -> list[str]:
     if not found:
         return ["Not tried."]
     return [
-        "In each case, a few bytes are changed in a file that C code decodes. The file is decoded in the same process, as",
-        "in mismatchctl (`tests/reliability/natives.py`). The formats are Parquet and Arrow with every encoding that a",
-        "writer can choose (pages without checksums), torch files, pickles, YAML, TOML, JSON and TensorBoard events.",
+        "In each case, a few bytes are changed in a file that C code decodes. The file is decoded in the same process,",
+        "as in mismatchctl (`tests/reliability/natives.py`). The formats are Parquet and Arrow with every encoding that",
+        "a writer can choose (pages without checksums), torch files, pickles, YAML, TOML, JSON and TensorBoard events.",
         "",
         "| bytes | files | decoded | refused | crashes and tracebacks |",
         "|---|---|---|---|---|",
@@ -187,9 +187,9 @@ def edited(found: list[dict[str, Any]]) -> list[str]:
     """The section of edited Results."""
     kinds = {re.sub(r"\.\d+(?=\.|$)", ".*", f"{one['file']}:{one['place']}") for one in found}
     return [
-        "In each case, one value is changed in the JSON of the Result of a dump that should fail, or of its baseline: it",
-        "is removed, repeated, scaled, or replaced by null, 0, a negative, tiny or huge number, text, a list or a mapping",
-        "(`tests/reliability/edited_results.py`).",
+        "In each case, one value is changed in the JSON of the Result of a dump that should fail, or of its baseline:",
+        "it is removed, repeated, scaled, or replaced by null, 0, a negative, tiny or huge number, text, a list or a",
+        "mapping (`tests/reliability/edited_results.py`).",
         "",
         "| file | mutations | failed (3) | undecided or refused (4) | passed (0) | tracebacks |",
         "|---|---|---|---|---|---|",
@@ -223,7 +223,8 @@ def kills(found: list[dict[str, Any]], earlier: int) -> list[str]:
         *(f"| {verb} | {count:,} |" for verb, count in verbs.items()),
         f"| **all** | **{len(found):,}** |",
         "",
-        f"Outputs lost or temporary files left behind: {len(wrong):,}. {early:,} kills came before the command had ended.",
+        f"Outputs lost or temporary files left behind: {len(wrong):,}. {early:,} kills came before the command "
+        "had ended.",
         *(["", *(f"- {one['verb']}, {one['signal']}: {brief(one['wrong'])}" for one in wrong)]),
     ]
 
