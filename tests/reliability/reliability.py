@@ -117,8 +117,9 @@ def natives(found: list[dict[str, Any]]) -> list[str]:
         return ["Not tried."]
     return [
         "In each case, a few bytes are changed in a file that C code decodes. The file is decoded in the same process,",
-        "as in mismatchctl (`tests/reliability/natives.py`). The formats are Parquet and Arrow with every encoding that",
-        "a writer can choose (pages without checksums), torch files, pickles, YAML, TOML, JSON and TensorBoard events.",
+        "as in mismatchctl (`tests/reliability/natives.py`). The formats are Parquet and Arrow with every encoding",
+        "that a writer can choose (pages without checksums), torch files, pickles, YAML, TOML, JSON and TensorBoard",
+        "events.",
         "",
         "| bytes | files | decoded | refused | crashes and tracebacks |",
         "|---|---|---|---|---|",
