@@ -73,7 +73,7 @@ def _build_screen(paths: list[Path], page: Document) -> Document:
 
 
 def _report_figures(results: list[Path]) -> dict[str, Figure]:
-    """Return the figures of a single Result, or those of the page for several results."""
+    """Return the figures of a single Result, or the figures of the page for several results."""
     from mismatchctl.report.figures.files import figures_of_page, figures_of_result
     from mismatchctl.report.pages.saved import combined_document
     from mismatchctl.results.reader import is_result, read_result

@@ -40,7 +40,7 @@ class Recorder:
         file_bytes: rows are collected in memory up to this size before compression, then become a file. 0: one file per
             write.
         background: number of writes that may wait for a thread that compresses and writes them. Another call of `write`
-            blocks until there is room. 0: no thread, `write` returns when its file is complete.
+            blocks until there is space. 0: no thread, `write` returns when its file is complete.
         on_error: "raise", or "warn": training never stops, the first error is logged and all are counted in `lost`.
 
     Raises:
@@ -132,14 +132,14 @@ class Recorder:
 
         Args:
             step: the training step, a non-negative integer.
-            rollout_log_probs: per token, nats, as the inference engine reported them. None records only the other side.
-            train_log_probs: per token, nats, recomputed by the trainer with the model weights that sampled, or None.
+            rollout_log_probs: per token, nats, as the engine reported them. Without them, one side is recorded.
+            train_log_probs: per token, nats, recomputed by the trainer with the model weights that sampled, or `None`.
             response_mask: per token, 1 on tokens that the policy sampled: the mask of the loss before any rejection.
             optional: any other column of docs/reference/dump-format.md, or your own per-sequence column for `--by`.
-                None omits the column.
+                `None` omits the column.
 
         Returns:
-            The file that this call completed. None if rows are still in memory, or if there were no rows.
+            The file that this call completed. `None` if rows are still in memory or the call wrote no row.
 
         Raises:
             ValueError: The columns do not fit together. No row of the call is kept.
@@ -170,7 +170,7 @@ class Recorder:
         return None
 
     def _drain(self) -> None:
-        """Write the queued tables in the thread until it receives None."""
+        """Write the queued tables in the thread until the sentinel arrives."""
         while True:
             table = self._queue.get()
             try:

@@ -293,6 +293,6 @@ class StepAxis:
         return Axis("step", limits=limits, ticks=ticks, named=not self.numeric)
 
     def place(self, label: StepLabel) -> float | None:
-        """Return the position of a step, or None if it is not on the axis."""
+        """Return the position of a step if it is on the axis."""
         found = self._index.get(format_label(label))
         return None if found is None else float(found)
