@@ -120,7 +120,7 @@ def gate(
     html: opt.HtmlOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Fail CI if the mismatch got worse (exit 3) or cannot be judged (exit 4)."""
+    """Fail CI if the mismatch got worse (exit 3) or is unclear (exit 4)."""
     markdown, printed = out.resolve_text_output(markdown, json)
     if accept and save_baseline is None:
         raise ConfigError("--accept only works with --save-baseline")

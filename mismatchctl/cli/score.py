@@ -54,7 +54,7 @@ def score(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Score a dump with a checkpoint in high precision, to find which side is wrong.
+    """Score a dump in high precision, to find which side is wrong.
 
     Adds the column reference_log_probs. Sequences are scored one at a time. After an interruption, the same command
     continues. MODEL is a folder written by save_pretrained. Needs the extra `score`.

@@ -360,8 +360,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a rule": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=[1]), "rules are strings"),
     "a number for rules": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=5), "rules are strings"),
     "rules by name": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules={"k3:max=1": 1}), "not a dict"),
-    "no level": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=float("nan")), "not nan"),
-    "a level of 0": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=0), "not 0"),
+    "no level": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=float("nan")), "found nan"),
+    "a level of 0": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=0), "found 0"),
     "a level above all": (
         lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=2),
         "at most 0.5",

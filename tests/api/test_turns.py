@@ -111,7 +111,7 @@ def test_a_column_of_sequences_is_as_any_other(tmp_path: Path) -> None:
 
 
 def test_a_column_of_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"turn holds text .* another name"):
+    with pytest.raises(ConfigError, match=r"turn holds text .* rename the column"):
         analyze([write(tmp_path / "a.parquet", columns(turn=["a", "a", "b", "b", "b"]))], by=["turn"])
 
 
