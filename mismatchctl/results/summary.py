@@ -256,6 +256,16 @@ def find_fixable(findings: Sequence[Finding]) -> Finding | None:
     return next(found, None)
 
 
+def find_growth(findings: Sequence[Finding]) -> float | None:
+    """Return the factor by which K3 grew from its onset on, if a finding has it as evidence."""
+    for finding in findings:
+        facts = {fact.name: fact.value for fact in finding.evidence}
+        factor = facts.get("factor")
+        if finding.confidence != "low" and "onset" in facts and isinstance(factor, float) and factor > 1:
+            return factor
+    return None
+
+
 def is_uncorrectable(finding: Finding) -> bool:
     """Return True if the finding makes corrections useless. Only a finding with high confidence does."""
     return finding.cause not in CAUSES_WITH_VALID_ROLLOUT and finding.confidence == "high"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -37,7 +38,7 @@ from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.report.figures.bars import advice_figure
 from mismatchctl.results.model import Finding
 from tests.cli import command
-from tests.paths import FIXTURES
+from tests.paths import FIXTURES, SAMPLE_DATA
 
 TRUTH = FIXTURES / "advice_truth"
 CASES = sorted(path.name for path in TRUTH.iterdir() if path.is_dir())
@@ -225,6 +226,20 @@ def test_a_healthy_run_gets_the_documents_view_with_its_price() -> None:
     lost = 1 - weights.sum() ** 2 / np.square(weights).sum() / len(weights)
     assert text.startswith("OK bf16: use no correction")
     assert f"documents recommend token_tis (token weight ≤ 2) anyway; its price here: {100 * lost:.3g}% of" in text
+
+
+@pytest.mark.slow
+def test_a_growing_run_is_not_called_ok() -> None:
+    """The advice holds for the mean of the dump, and K3 of its last steps is far above the first ones."""
+    dump = SAMPLE_DATA / "moe"
+    text = " ".join(command.run("advise", dump).stdout.split())
+    columns = ["rollout_log_probs", "train_log_probs", "response_mask"]
+    tokens = pl.read_parquet(dump / "*.parquet", columns=["step", *columns]).explode(columns).filter("response_mask")
+    x = tokens["train_log_probs"].cast(pl.Float64) - tokens["rollout_log_probs"].cast(pl.Float64)
+    k3 = tokens.select("step", k3=x.exp() - 1 - x).group_by("step").mean().sort("step")["k3"]
+    factor = float(re.findall(r"K3 grew ([\d.]+)x", text)[0])
+    assert text.startswith("CHECK moe: use no correction") and text.endswith(f"diagnose {dump}")
+    assert 0.5 < factor / (k3[-3:].mean() / k3[:5].mean()) < 2
 
 
 class TestLossScaleIsReported:

@@ -57,6 +57,7 @@ class RunAdvice(TextView, FiniteModel):
 
     Attributes:
         fix_first: a bug to fix before any correction, if there is one. The ranking only applies until it is fixed.
+        growth: factor by which K3 grew within the dump, null if it did not. The advice is for the mean of the dump.
         advice: at most five corrections.
         yours: the user's corrections, compared with the ranking in the same units and without limits.
         default: the correction that documents recommend by default (token weights up to 2), if it was a candidate.
@@ -75,6 +76,7 @@ class RunAdvice(TextView, FiniteModel):
     """
 
     fix_first: Finding | None = None
+    growth: float | None = None
     advice: list[RankedCorrection] = Field(default_factory=list)
     yours: list[RankedCorrection] = Field(default_factory=list)
     framework: str = ""
@@ -164,10 +166,10 @@ MIN_SHOWN_GAIN = 1e-3
 
 
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
-    """Return OK if nothing should change, FAIL for a bug that no correction repairs, else CHECK."""
+    """Return OK without a needed correction or growth of K3, FAIL for a bug that no correction repairs, else CHECK."""
     if advice.fix_first is not None:
         return "FAIL" if is_uncorrectable(advice.fix_first) else "CHECK"
-    return "OK" if advice.advice and advice.advice[0].name == "none" else "CHECK"
+    return "OK" if advice.advice and advice.advice[0].name == "none" and advice.growth is None else "CHECK"
 
 
 def advice_headline(advice: RunAdvice) -> str:

@@ -50,7 +50,7 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.registry import load_framework
-from mismatchctl.results.summary import LOSS_SCALE_RANGE, find_fixable, is_uncorrectable
+from mismatchctl.results.summary import LOSS_SCALE_RANGE, find_fixable, find_growth, is_uncorrectable
 
 VALIDATED_RESPONSE_TOKENS = 128
 """Maximum response length in the validation of the advice (docs/methods/advice.md)."""
@@ -345,7 +345,8 @@ def advise(
     candidates = unique_candidates(
         corrections or (framework_candidates(framework) if framework else default_candidates())
     )
-    fixes = {run: find_fixable(found) for run, found in diagnose(paths, rename=rename).runs.items()}
+    findings = diagnose(paths, rename=rename).runs
+    fixes = {run: find_fixable(found) for run, found in findings.items()}
     try:
         samples = read_samples(paths, rename, progress)
     except DataError as error:
@@ -356,5 +357,5 @@ def advise(
     for run, finding in fixes.items():
         # a cause can be wrong, so the ranking never depends on it
         advice = rank_corrections(samples.pop(run), candidates, batch, limits or Limits(), known, yours)
-        result[run] = advice.model_copy(update={"fix_first": finding})
+        result[run] = advice.model_copy(update={"fix_first": finding, "growth": find_growth(findings[run])})
     return Advice(result)

@@ -56,6 +56,8 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
     for own in advice.yours:
         text = api.compare_with_yours(own, best).removeprefix("yours: ")
         rows.append(("yours", f"{text}{f'; {own.outcome}' if own.outcome else ''}"))
+    if advice.growth is not None:
+        rows.append(("trend", f"K3 grew {advice.growth:.3g}x within this dump: repeat the advice on its last steps"))
     size = f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} per update"
     yield doc.Facts([*rows, ("data", f"{advice.severity} mismatch; {size}")])
 
@@ -87,6 +89,8 @@ def _next_command(advice: api.RunAdvice, paths: Sequence[str]) -> str:
         return format_command("diagnose", paths)
     if not advice.advice:
         return format_command("sweep", paths)
+    if advice.advice[0].name == "none" and advice.growth is not None:
+        return format_command("diagnose", paths)
     if advice.advice[0].name == "none":
         return format_command("gate", paths, "--save-baseline ok.json --accept")
     return format_command("analyze", paths, f"-c {advice.advice[0].name}")
