@@ -189,7 +189,8 @@ def main() -> None:
     lines = [
         f"{len(rows):,} dumps of random recurrent models with {', '.join(KINDS)}, {seeds} of each kind. Tokens are "
         "really sampled, and one fault is planted.",
-        "The tests were not developed on these models.",
+        "Models of other seeds were used to develop the tests. An earlier table of the models of this seed had been "
+        "seen.",
         "",
         *fault_table(rows),
         "",

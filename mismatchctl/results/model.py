@@ -46,7 +46,7 @@ class Fact(FiniteModel):
 
 
 class RivalCause(FiniteModel):
-    """Another cause that would look the same in this dump, and the column or experiment that tells them apart."""
+    """Another cause that would look the same in this dump, and the column or experiment that separates the two."""
 
     cause: str
     tell: str

@@ -20,8 +20,6 @@ from torch import Tensor
 from mismatchctl.core import bins
 from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import Ratios
-from mismatchctl.corrections.model import Correction
-from mismatchctl.measure.columns import Columns, TokenLoss, correction_columns
 from mismatchctl.measure.kernels.kernel import (
     BREAKDOWNS,
     BUCKETS,
@@ -204,6 +202,8 @@ def build_device_kernel(devices: Sequence[str]) -> Kernel:
 class DeviceKernel(Kernel):
     """The arithmetic on devices. Each thread uses one."""
 
+    evaluates_all_tokens = True
+
     def __init__(self, devices: tuple[str, ...]) -> None:
         self._devices, self.device = devices, f"{_device_names(devices)} with torch {torch.__version__}"
 
@@ -233,18 +233,6 @@ class DeviceKernel(Kernel):
         chosen[sequences] = True
         outside = (ratios.log_ratio <= low) | (ratios.log_ratio >= high)
         return np.flatnonzero(ratios.segments.spread(chosen) & outside)
-
-    def correction_columns(
-        self,
-        correction: Correction,
-        ratios: Mapping[str, Ratios],
-        k3: Float64s,
-        batch: TokenBatch,
-        plain: TokenLoss | None = None,
-        *,
-        losses: bool = False,
-    ) -> tuple[Columns, Columns]:
-        return correction_columns(correction, ratios, k3, batch, plain, losses=losses, all_tokens=True)
 
 
 def _device_names(devices: Sequence[str]) -> str:

@@ -80,6 +80,7 @@ class Kernel:
 
     device: str | None = None  # name of the device, if it is not the CPU
     has_nested_loops = False  # see CompiledKernel
+    evaluates_all_tokens = False  # True if a choice of sequences costs more than their tokens
 
     def compute_ratios(self, policy: Floats, reference: Floats, segments: Segments) -> Ratios:
         return Ratios(policy, reference, segments)
@@ -121,7 +122,8 @@ class Kernel:
         losses: bool = False,
     ) -> tuple[Columns, Columns]:
         """Return the sum columns and maximum columns of a correction before normalization."""
-        return correction_columns(correction, ratios, k3, batch, plain, losses=losses)
+        all_tokens = self.evaluates_all_tokens
+        return correction_columns(correction, ratios, k3, batch, plain, losses=losses, all_tokens=all_tokens)
 
 
 def sum_tokens(ratios: Ratios, neighbours: Sequence[Float64s]) -> tuple[Float64s, Float64s]:
