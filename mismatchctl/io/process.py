@@ -88,10 +88,11 @@ def system_bytes(name: str) -> int | None:
 
 
 def container_bytes() -> int | None:
-    """Return the memory limit of this process's container, if it has one."""
+    """Return the memory limit of this process's container, if any. cgroup v1 writes a huge number instead of none."""
     for path in _CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            return int(file.read())
+            limit = int(file.read())
+            return limit if limit < (system_bytes("SC_PHYS_PAGES") or 1 << 62) else None
     return None
 
 

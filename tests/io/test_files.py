@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mismatchctl.errors import ConfigError
+from mismatchctl.io import process
 from mismatchctl.io.files import (
     _machine_id,
     atomic_output,
@@ -158,3 +159,17 @@ def test_a_small_file_takes_no_memory_of_the_size_that_is_allowed(tmp_path: Path
     assert read_regular_file("/proc/self/status", 1 << 20).startswith(b"Name:")  # its size is said to be 0
     with pytest.raises(OSError, match="is larger than"):
         read_regular_file(tmp_path / "a", 1_999_999)
+
+
+@pytest.mark.parametrize(
+    ("written", "limit"),
+    [("2000000000\n", 2_000_000_000), ("max\n", None), ("9223372036854771712\n", None), (None, None)],
+)
+def test_a_container_without_a_limit_has_none(
+    written: str | None, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cgroup v2 writes "max", and cgroup v1 a number near 2**63."""
+    if written is not None:
+        (tmp_path / "memory").write_text(written)
+    monkeypatch.setattr(process, "_CGROUP_LIMITS", (str(tmp_path / "memory"),))
+    assert process.container_bytes() == limit
