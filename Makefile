@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.test-installed
-BENCHMARKS := docs/methods/benchmarks.md
+BENCHMARKS := benchmarks/results.md
 
 # one that runs: a name on the path may be a launcher without a Python behind it
 python_of = $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null)
@@ -33,7 +33,7 @@ conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code agai
 	$(BIN)/python -m tests.conformance.compare_slime
 	$(BIN)/python -m tests.conformance.compare_peers
 
-bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recording cost, into docs/
+bench: $(TEST_INSTALLED)  ## measure speed and memory, write benchmarks/results.md
 	$(BIN)/python benchmarks/analyze.py --write $(BENCHMARKS)
 	$(BIN)/python benchmarks/memory.py --write $(BENCHMARKS)
 	$(BIN)/python benchmarks/sweep.py --write $(BENCHMARKS)
@@ -76,7 +76,7 @@ docs: $(TEST_INSTALLED)  ## write the reference pages from the code and build th
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build --strict
 
-gallery: $(TEST_INSTALLED)  ## draw docs/guides/gallery.md and its pictures from sample_data
+gallery: $(TEST_INSTALLED)  ## draw the figures of docs/guides/reports.md from sample_data
 	$(BIN)/python docs/gallery.py
 
 clean:  ## remove what the other targets made

@@ -1,7 +1,7 @@
 """What `analyze` costs: against a bare decode of the same columns, and its start.
 
-    python benchmarks/analyze.py --write docs/methods/benchmarks.md
-    python benchmarks/analyze.py --start --write docs/methods/benchmarks.md
+    python benchmarks/analyze.py --write benchmarks/results.md
+    python benchmarks/analyze.py --start --write benchmarks/results.md
 
 Every case runs in a fresh process, the cases interleaved. Imports and the loading of compiled loops are not counted
 in the first table and are what the last one is about.

@@ -1,6 +1,6 @@
 """What users do today beside `analyze` and `sweep`: padded torch tensors, for the same outputs.
 
-    python benchmarks/baselines.py --write docs/methods/benchmarks.md
+    python benchmarks/baselines.py --write benchmarks/results.md
 
 One correction truncates token weights and rejects sequences by their geometric mean ratio; fifty are a grid of both
 thresholds. Every case runs in a fresh process on one thread, the cases interleaved; imports are not counted. Before

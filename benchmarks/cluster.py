@@ -1,6 +1,6 @@
 """Ray against threads, with and without a worker that is killed. Writes a Markdown table.
 
-python benchmarks/cluster.py [--files 32] [--tokens 4000000] [--repeats 5] [--write docs/methods/benchmarks.md]
+python benchmarks/cluster.py [--files 32] [--tokens 4000000] [--repeats 5] [--write benchmarks/results.md]
 
 Every case is a process of its own with a Ray of its own on this machine; its start is not counted. On more workers than
 processors, only the sameness of the bytes means something.

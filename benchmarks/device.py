@@ -1,6 +1,6 @@
 """What an accelerator gives: the arithmetic alone against the copy of its tokens, and whole analyses against the CPU's.
 
-    python benchmarks/device.py --write docs/methods/benchmarks.md
+    python benchmarks/device.py --write benchmarks/results.md
 
 Whole analyses run in fresh processes, interleaved, and count the start of torch and of the device. Without an
 accelerator the tables say so.

@@ -1,6 +1,6 @@
 """What Arrow files save and cost beside Parquet: bytes, a bare decode, reading with all checks, and an analysis.
 
-    python benchmarks/formats.py --write docs/methods/benchmarks.md
+    python benchmarks/formats.py --write benchmarks/results.md
 
 Every case runs in a fresh process, the cases interleaved; one thread. Files come from the page cache.
 """

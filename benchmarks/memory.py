@@ -1,6 +1,6 @@
 """The peak memory of every verb that reads tokens, as dumps grow.
 
-    python benchmarks/memory.py --write docs/methods/benchmarks.md
+    python benchmarks/memory.py --write benchmarks/results.md
 
 Every command runs in a fresh process, with one thread. The larger dumps are the smallest one's files again under other
 names. Dumps of odd shapes are made twice, the second time twice as large: what is quadratic takes four times as long.

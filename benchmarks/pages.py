@@ -1,6 +1,6 @@
 """Measure the size of pages and the time that a browser takes to open them.
 
-    python benchmarks/pages.py --write docs/methods/benchmarks.md
+    python benchmarks/pages.py --write benchmarks/results.md
 
 Results made by hand, of many steps and corrections, as pages; each is opened several times in Chromium, alone.
 """

@@ -1,6 +1,6 @@
 """What an analysis pays for pairs of policies, of which a dump with current log-probs has three.
 
-    python benchmarks/pairs.py --write docs/methods/benchmarks.md
+    python benchmarks/pairs.py --write benchmarks/results.md
 
 Each case leaves something out, in a fresh process; cases are interleaved.
 """

@@ -1,6 +1,6 @@
 """What recording costs a training loop, and which settings of a file are read fastest.
 
-    python benchmarks/recorder.py --tokens 4e6 --repeat 7 --write docs/methods/benchmarks.md
+    python benchmarks/recorder.py --tokens 4e6 --repeat 7 --write benchmarks/results.md
 
 One process on one thread, the cases interleaved; medians of wall time, and of ratios of processor time within a
 round. Files lie in the page cache; a disk has a speed of its own.

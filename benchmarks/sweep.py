@@ -1,6 +1,6 @@
 """What a sweep costs: 1,000 points against one `analyze`, against single runs, and against a padded torch loop.
 
-    python benchmarks/sweep.py --tokens 20e6 --repeat 3 --write docs/methods/benchmarks.md
+    python benchmarks/sweep.py --tokens 20e6 --repeat 3 --write benchmarks/results.md
 
 Every case runs in a fresh process on one thread (its processor time counts, imports included), the cases interleaved;
 the table gives medians and their ratio to one `analyze` of the same round, and the peak of resident memory (VmHWM).

@@ -1,6 +1,6 @@
 """What a third column costs: a dump with and without `reference_log_probs`, analyzed, and decoded alone.
 
-    python benchmarks/third_column.py --write docs/methods/benchmarks.md
+    python benchmarks/third_column.py --write benchmarks/results.md
 
 Each case is a fresh process of one thread; cases are interleaved, and compared within their round.
 """

@@ -1,6 +1,6 @@
 """What final weights of padded log-probs cost: a padded helper as trainers have it, against `mismatchctl.weights`.
 
-    python benchmarks/weights.py --repeat 7 --write docs/methods/benchmarks.md
+    python benchmarks/weights.py --repeat 7 --write benchmarks/results.md
 
 The padded helper is written for this benchmark: torch, [B, T] throughout, as trainers' own helpers compute: clamp,
 exponent, sums over masked positions, bound, mask, division by the mean. One process, one thread; cases interleaved,

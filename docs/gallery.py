@@ -1,6 +1,6 @@
-"""The gallery: docs/guides/gallery.md and its pictures, made from sample_data by `make gallery`.
+"""Draw the figures of docs/guides/reports.md from sample_data (`make gallery`).
 
-Every picture is one that a command gives; the page names it.
+A command of mismatchctl writes each of these figures, and the page names the command.
 """
 
 from __future__ import annotations
@@ -56,15 +56,13 @@ SWEEP = "mismatchctl sweep sample_data/moe --vary weight.truncate=1.1:4:20:log -
 COMPARE = "mismatchctl compare sample_data/dense sample_data/moe"
 
 
-INTRODUCTION = """\
-Figures of `sample_data`: two small models with two planted faults, a cache in fp8 and a weight synchronization that
-hangs. The title of a figure is its message. `--figures DIR` writes figures as SVG, PNG or PDF, with their numbers as
-CSV. `--html` writes a page with all of them."""
+PAGE = ROOT / "docs/guides/reports.md"
+MARK = "<!-- Below this line, `make gallery` (docs/gallery.py) writes the page from sample_data. -->\n"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Figures of one command, and why one looks at them."""
+    """Figures of one command, and the question that they answer."""
 
     title: str
     why: str
@@ -129,14 +127,14 @@ PARTS = (
 
 
 def terminal() -> str:
-    """What `analyze` prints, as a picture."""
+    """Return the output of `analyze` as a picture."""
     console = Console(width=WIDTH, record=True, file=io.StringIO(), force_terminal=True, legacy_windows=False)
     print_document(analyze_page.document(of_moe()), console)
     return console.export_svg(title=f"$ {ANALYZE}", code_format=TERMINAL, unique_id="terminal")
 
 
 def pictures() -> Iterator[tuple[str, bytes]]:
-    """Names in docs/guides/gallery with what stands there."""
+    """Yield the name and content of each file in docs/guides/gallery."""
     yield "terminal.svg", terminal().encode()
     for number, part in enumerate(PARTS):
         figures = part.figures()
@@ -145,31 +143,31 @@ def pictures() -> Iterator[tuple[str, bytes]]:
 
 
 def page() -> str:
-    """docs/guides/gallery.md."""
+    """Return docs/guides/reports.md with new figures below the mark."""
+    before, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
     lines = [
-        "# Gallery", "", "<!-- Written by docs/guides/gallery.py from sample_data (`make gallery`). -->", "",
-        *INTRODUCTION.splitlines(), "",
-        "## In the terminal", "", f"![{ANALYZE}](gallery/terminal.svg)", "", "```console", f"$ {ANALYZE}", "```", "",
+        before + mark, "### The terminal", "",
+        f"![{ANALYZE}](gallery/terminal.svg)", "", "```console", f"$ {ANALYZE}", "```", "",
     ]  # fmt: skip
     for number, part in enumerate(PARTS):
         figures = part.figures()
-        lines += [f"## {part.title}", "", part.why, "", "```console", f"$ {part.command}", "```", ""]
+        lines += [f"### {part.title}", "", part.why, "", "```console", f"$ {part.command}", "```", ""]
         for name in part.names:
             figure = figures[name]
             alt = escape_markdown(figure.alt).replace("\n", " ")
-            lines += [f"### {escape_markdown(figure.title)}", "", f"![{alt}](gallery/{number}-{name}.svg)", ""]
+            lines += [f"#### {escape_markdown(figure.title)}", "", f"![{alt}](gallery/{number}-{name}.svg)", ""]
             lines += [f"{escape_markdown(figure.subject)}. {escape_markdown(figure.caption)}", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> None:
-    """Write all of it anew."""
+    """Write the pictures and the page."""
     FIGURES.mkdir(exist_ok=True)
     for old in FIGURES.glob("*.svg"):
         old.unlink()
     for name, content in pictures():
         (FIGURES / name).write_bytes(content)
-    FIGURES.with_suffix(".md").write_text(page(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
     take_screenshot(ROOT / "docs" / "report.png")
 
 

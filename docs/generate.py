@@ -192,16 +192,18 @@ def presets() -> str:
     rows = ["| " + " | ".join(_cell(str(value)) for value in row.values()) + " |" for row in every]
     return "\n".join(
         [
-            "# Presets",
+            "# Presets and correction files",
             NOTICE,
-            "`mismatchctl presets --table` prints this; `presets show NAME` one of them as YAML. Rollout is the policy",
-            "that sampled, train the trainer's recomputation, current the one that is updated. In bypass mode there is",
-            "no recomputation: PPO's ratio, or the weight, is taken to the rollout.",
+            "A preset is a correction with a name. `mismatchctl presets --table` prints the table below, and",
+            "`presets show NAME` prints a preset as YAML. There are three policies: *rollout* sampled the tokens, *train* is",
+            "the trainer's recomputation, and *current* is the policy that is being updated. In bypass mode there is no",
+            "recomputation, so PPO's ratio or the importance weight compares the current policy with the rollout policy.",
             "",
             "| " + " | ".join(TRAIT_TITLES.values()) + " |",
             "|" + "---|" * len(TRAIT_TITLES),
             *rows,
             "",
+            *_correction_files(),
         ]
     )
 
@@ -226,12 +228,12 @@ def causes() -> str:
     )
 
 
-def configuration() -> str:
-    """Return the fields of a correction file as Markdown."""
+def _correction_files() -> list[str]:
+    """Return the fields of a correction file."""
     schema = Correction.model_json_schema()
     lines = [
-        "# Correction files",
-        NOTICE,
+        "## Correction files",
+        "",
         "`-c FILE` and `-c '{...}'` read a correction as YAML, TOML or JSON. `mismatchctl presets show NAME` prints a",
         "preset in this form. `--config FILE` reads the configuration of a framework ([guide](../guides/configs.md)).",
         "",
@@ -245,13 +247,13 @@ def configuration() -> str:
         "",
     ]
     for title, model in (("Correction", schema), *schema["$defs"].items()):
-        lines += [f"## {title}", "", "| field | values | default | meaning |", "|---|---|---|---|"]
+        lines += [f"### {title}", "", "| field | values | default | meaning |", "|---|---|---|---|"]
         for name, field in model["properties"].items():
             values, default = _values(field), json.dumps(field["default"]) if "default" in field else ""
             meaning = _cell(_plain(field.get("description", "")))
             lines.append(f"| `{name}` | {values} | {f'`{default}`' if default else ''} | {meaning} |")
         lines.append("")
-    return "\n".join(lines)
+    return lines
 
 
 def _values(field: dict[str, Any]) -> str:
@@ -574,7 +576,6 @@ DOCUMENTS = {
     "reference/dump-format.md": contract,
     "reference/metrics.md": metrics,
     "reference/presets.md": presets,
-    "reference/configuration.md": configuration,
     "reference/causes.md": causes,
     "reference/errors.md": errors,
     "reference/commands.md": cli,

@@ -1,4 +1,4 @@
-"""The gallery of docs/: what its script makes of sample_data is what stands there."""
+"""The figures of docs/guides/reports.md equal the figures that docs/gallery.py draws from sample_data."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def script() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def made(script: dict[str, Any]) -> dict[str, str]:
     pictures = {f"gallery/{name}": content.decode() for name, content in script["pictures"]()}
-    return pictures | {"gallery.md": script["page"]()}
+    return pictures | {"reports.md": script["page"]()}
 
 
 def test_the_page_is_what_the_script_makes(made: dict[str, str]) -> None:
-    assert (DOCS / "guides/gallery.md").read_text(encoding="utf-8") == made["gallery.md"], "run `make gallery`"
+    assert (DOCS / "guides/reports.md").read_text(encoding="utf-8") == made["reports.md"], "run `make gallery`"
 
 
 def test_its_pictures_are_those_of_the_script(made: dict[str, str]) -> None:
     """All that the page shows, and nothing else, with the same message; the bytes are those of one matplotlib."""
-    shown = re.findall(r"\]\((gallery/[^)]+)\)", made["gallery.md"])
+    shown = re.findall(r"\]\((gallery/[^)]+)\)", made["reports.md"])
     held = {f"gallery/{place.name}": place.read_text("utf-8") for place in (DOCS / "guides/gallery").iterdir()}
-    assert sorted(shown) == sorted(held) == sorted(set(made) - {"gallery.md"})
+    assert sorted(shown) == sorted(held) == sorted(set(made) - {"reports.md"})
     for name, content in held.items():
         titles = [re.findall("<dc:title>(.*?)</dc:title>|<title>(.*?)</title>", text) for text in (content, made[name])]
         assert titles[0] == titles[1], name

@@ -191,8 +191,8 @@ print(json.dumps([
 
 @pytest.mark.process
 def test_a_framework_is_added_by_one_folder_and_one_line(tmp_path: Path) -> None:
-    """Use the blocks of docs/development/framework.md."""
-    page = (ROOT / "docs/development/framework.md").read_text()
+    """Use the blocks of CONTRIBUTING.md."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
     (adapter_on_page,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (line,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     names, named = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
