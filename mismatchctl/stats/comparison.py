@@ -162,7 +162,8 @@ def find_layers(
 def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: float = 0.05) -> list[ExcessStatistic]:
     low, high = old.find_cap(BULK_SHARE), old.find_cap(SHOULDER_SHARE)
     sizes = new.tokens.sum(1), old.tokens.sum(1)
-    limited = [new.capped, _allowed_sums(old.capped, old.tokens[:, :, None], allowance)]
+    risen = old.scale(1 + allowance.relative) if allowance.relative else old  # a capped K3 rises less than K3 itself
+    limited = [new.capped, risen.capped + allowance.absolute * old.tokens[:, :, None]]
     bulk = _excess_within_bins(new, old, *(each[:, :, low] for each in limited))
     shoulder = _excess_within_bins(new, old, *(each[:, :, high] for each in limited))
     evened = _excess_within_bins(new, old, *(each[:, :, -1] * EVENED_WEIGHTS for each in limited))
@@ -170,15 +171,10 @@ def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: 
     lost = _lost_statistic(new, old, counts, *bulk)
     if sum(np.count_nonzero(count) for count in counts) < decisive_cluster_count(len(new.k3), len(old.k3), level):
         lost = np.zeros(len(new.k3)), np.zeros(len(old.k3))
-    allowed = _allowed_sums(old.k3, old.tokens.sum(1), allowance)
-    whole = _excess_over_limit(new.k3, sizes[0], allowed, sizes[1])
+    whole = _excess_over_limit(new.k3, sizes[0], risen.k3 + allowance.absolute * sizes[1], sizes[1])
     bulk, shoulder = _clip(bulk, sizes, _CLIPPED_BULK), _clip(shoulder, sizes, _CLIPPED_SHOULDER)
     found = {"bulk": bulk, "shoulder": shoulder, "evened": evened, "lost": lost, "whole": whole}
     return [ExcessStatistic(*values, LEVEL_SHARES[name]) for name, values in found.items()]
-
-
-def _allowed_sums(old: Float64s, size: Float64s, allowance: Allowance) -> Float64s:
-    return old * (1 + allowance.relative) + allowance.absolute * size
 
 
 def _excess_over_limit(

@@ -198,6 +198,18 @@ def test_no_allowance_outweighs_lost_tokens(allowance: Allowance) -> None:
     assert 5 < found.statistics[3].new.sum() < 7
 
 
+@pytest.mark.parametrize(("factor", "fails"), [(1.2, False), (1.7, True)])
+def test_an_allowance_is_a_rise_of_every_token(factor: float, fails: bool) -> None:
+    """A fifth of the tokens hold nearly all of K3: capped, it rises far less than K3 itself."""
+    rng = np.random.default_rng(11)
+    large = rng.random((32, 300)) < 0.15
+    rollout, x = -rng.exponential(0.6, (32, 300)), rng.normal(size=(32, 300)) * np.where(large, 0.05, 0.002)
+    new = sample(rollout[:16], np.sqrt(factor) * x[:16])
+    found = compare_samples(new, sample(rollout[16:], x[16:], 100), K3, Allowance(relative=0.25))
+    assert (found.p <= 0.05) == fails
+    assert found.statistics[0].exceeds_limit == fails
+
+
 def test_lost_tokens_that_the_baseline_has_too_are_none() -> None:
     rollout, x = tokens(1, 16, 200)
     x[:, 7] = -1.0

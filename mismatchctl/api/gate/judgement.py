@@ -212,10 +212,11 @@ def judge(
         elif check.outcome == "failed" and check.kind in TREND_KINDS:
             check.outcome = "passed"
         elif check.outcome == "failed":
-            other = _describe_other_statistic(check)
-            beyond = f"{other}, but within noise" if other else NOISE_REASON
-            passes = bool(check.reason) and not _is_far_above(check)
-            check.outcome, check.reason = ("passed" if passes else "undecided"), check.reason or beyond
+            if not exceeds_limit(check):
+                check.outcome, check.reason = "passed", ""
+            else:
+                passes = bool(check.reason) and not _is_far_above(check)
+                check.outcome, check.reason = ("passed" if passes else "undecided"), check.reason or NOISE_REASON
     checks += check_coverage(result, rules, baseline, limits)
     if against.fixed_tokens:
         checks += check_fixed_tokens(result, baseline)
@@ -426,12 +427,10 @@ class _CaseJudge:
         check.reason = FEW_TOKENS_REASON if check.outcome == "failed" and not found.affects_most_tokens else ""
         if check.outcome == "passed" and self._is_diluted(case, sample, baseline):
             check.outcome, check.reason = "undecided", DILUTED_REASON
-        if not lower:
-            risen = check.outcome == "failed" and (check.p or 0.0) <= self._level
-            factor = detectable_factor(sample, baseline, metric, case.bound, self._level, risen=risen)
-            check.detectable = None if factor is None or check.baseline is None else factor * check.baseline
-            if risen and check.detectable is not None and check.value is not None and check.detectable > check.value:
-                check.detectable = None  # the observed rise is smaller, because it does not affect every token
+        failed = check.outcome == "failed" and (check.p or 0.0) <= self._level
+        if not lower and not failed and check.baseline is not None:
+            factor = detectable_factor(sample, baseline, metric, case.bound, self._level)
+            check.detectable = None if factor is None else factor * check.baseline
 
     def _is_diluted(self, case: _Case, sample: ClusterSample, baseline: ClusterSample) -> bool:
         """Return True if the clusters that both sides have are worse than allowed, and others hide that."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -12,19 +12,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.bins import LAYER_K3
 from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.stats.comparison import (
-    BULK_SHARE,
     Allowance,
     ExcessStatistic,
     count_lost_tokens,
     decisive_cluster_count,
-    find_layers,
     is_layered,
     k3_statistics,
     linear_statistic,
-    rise_within_bins,
 )
 from mismatchctl.stats.resampling import count_relabelings
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence
@@ -249,19 +245,9 @@ def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: f
 
 
 def detectable_factor(
-    sample: ClusterSample,
-    baseline: ClusterSample,
-    metric: TableMetric,
-    allowance: Allowance,
-    level: float,
-    *,
-    risen: bool = False,
+    sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, allowance: Allowance, level: float
 ) -> float | None:
-    """Return the smallest factor on the baseline's value that is detected with the target power, if any.
-
-    If the metric has `risen`, the rise, which also increases the noise, is removed first.
-    """
-    sample = _remove_bulk_rise(sample, baseline, metric) if risen else sample
+    """Return the smallest factor on the baseline's value that is detected with the target power, if any."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     population = ClusterPopulation.of(sample, baseline, sizes.fold(min(len(sample), len(baseline))))
     made = plant_effect(population, metric, allowance)
@@ -269,25 +255,6 @@ def detectable_factor(
         return None
     of = made
     return _smallest_factor(lambda factor: estimate_power(of(factor), population, sizes, level) >= TARGET_POWER)
-
-
-def _remove_bulk_rise(sample: ClusterSample, baseline: ClusterSample, metric: TableMetric) -> ClusterSample:
-    """Divide the K3 of all tokens by the rise of the bulk (most tokens)."""
-    layers = find_layers(sample, baseline, metric, lower=False)
-    if layers is None:
-        return sample
-    new, old = layers
-
-    def is_calm(by: float) -> bool:
-        return not rise_within_bins(new.scale(1 / by), old, old.find_cap(BULK_SHARE)) > 1
-
-    rise = None if is_calm(1.0) else _smallest_factor(is_calm)
-    if rise is None:
-        return sample
-    calm, sums = new.scale(1 / rise), sample.sums.copy()
-    sums[:, sample.columns["k3"]] = calm.k3
-    sums[:, [sample.columns[name] for name in LAYER_K3]] = calm.capped.reshape(len(sample), -1)
-    return replace(sample, sums=sums)
 
 
 def _smallest_factor(found: Callable[[float], bool]) -> float | None:
