@@ -39,7 +39,7 @@ def failing(new: int, old: int, factor: float, dumps: int, *, paired: bool = Fal
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("new", "old", "paired"), [(6, 6, False), (20, 20, False), (6, 24, False), (10, 10, True)])
-def test_what_is_said_is_found_in_four_of_five(new: int, old: int, paired: bool) -> None:
+def test_what_is_said_is_found_in_at_least_four_of_five(new: int, old: int, paired: bool) -> None:
     said = []
     for seed in range(1000, 1012):
         prompts = 500 + seed if paired else None
@@ -48,8 +48,9 @@ def test_what_is_said_is_found_in_four_of_five(new: int, old: int, paired: bool)
         found = detectable_factor(one, other, K3, TOLERATED, LEVEL)
         assert found is not None
         said.append(found)
-    power = failing(new, old, float(np.median(said)), 60, paired=paired)
-    assert 0.65 <= power <= 0.97  # binomial: a standard error of 0.05, and what is said varies
+    powers = [failing(new, old, 1 + share * (float(np.median(said)) - 1), 60, paired=paired) for share in (1.0, 0.7)]
+    assert powers[0] >= 0.75  # binomial: a standard error of 0.05, and what is said varies
+    assert powers[1] < 0.8
 
 
 @pytest.mark.slow
@@ -113,7 +114,7 @@ def test_other_metrics_are_multiplied() -> None:
     expected = 1.0
     for _ in range(50):  # normal theory, equal tokens everywhere: the noise of what rose is larger, too
         spread = np.sqrt(np.mean(variances) * (expected**2 + 1))
-        expected = 1 + (1.685 + 0.842) * spread
+        expected = 1 + (1.685 + 1.282) * spread
     assert factor is not None and factor - 1 == pytest.approx(expected - 1, rel=0.15)
 
 

@@ -142,9 +142,9 @@ def test_the_verdict_is_told_in_sentences(places: dict[str, Path]) -> None:
     assert " prompts, the same as in the baseline" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Details: -v   Next: mismatchctl diagnose ")
     full = run("gate", places["worse"], "--baseline", places["baseline"], "--rule", "k3:increase=25%", "-v").stdout
-    assert full.splitlines()[0] == done.stdout.splitlines()[0] and "would be found in 4 of 5 dumps" in " ".join(
-        full.split()
-    )
+    assert full.splitlines()[0] == done.stdout.splitlines()[0]
+    passed = run("gate", places["worse"], "--baseline", places["baseline"], "--rule", "k3:increase=900%", "-v").stdout
+    assert "would be found in at least 4 of 5 dumps" in " ".join(passed.split())
     assert re.search(
         r"K3 = 0\.00\d+ nats/token \(limit 0\.00\d+, 25% above the baseline's 0\.00\d+\)", " ".join(full.split())
     )

@@ -268,7 +268,9 @@ def describe_basis(check: Check) -> str:
     if check.detectable is not None:
         least = format_number(check.detectable, check.unit)
         below = check.limit is not None and check.detectable < check.limit
-        parts.append(f"a rise to {least}{_format_relative(check)} would be found in 4 of 5 dumps{_BELOW_LIMIT * below}")
+        parts.append(
+            f"a rise to {least}{_format_relative(check)} would be found in at least 4 of 5 dumps{_BELOW_LIMIT * below}"
+        )
     return "; ".join(parts)
 
 

@@ -183,7 +183,9 @@ def plan_document(needs: Sequence[SampleSizePlan]) -> doc.Document:
         (doc.ColumnHeader("compared", numeric=False, drop=3),
          lambda need: "the same clusters" if need.paired else "with others"),
     )  # fmt: skip
-    section.add(doc.Table.of("Data on each side to find a rise in 4 of 5 dumps", needs, columns, reach=doc.EVERYWHERE))
+    section.add(
+        doc.Table.of("Data on each side to find a rise in at least 4 of 5 dumps", needs, columns, reach=doc.EVERYWHERE)
+    )
     section.add(
         *(doc.Note(f"{need.run} {need.metric}: {need.status}", "alarm") for need in needs if need.status != "ok")
     )
