@@ -65,7 +65,6 @@ def analyze(
     baseline: StrPath | Result | None = ...,
     findings: bool = ...,
     sequences: StrPath | None = ...,
-    join: StrPath | None = ...,
     threads: int | None = ...,
     engine: Engine | None = ...,
     device: Literal["auto", "cpu", "cuda"] = ...,
@@ -110,7 +109,6 @@ def analyze(
     baseline: StrPath | Result | None = None,
     findings: bool = True,
     sequences: StrPath | None = None,
-    join: StrPath | None = None,
     threads: int | None = None,
     engine: Engine | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -140,7 +138,6 @@ def analyze(
         baseline: An accepted Result, or its file. The summary compares K3 with it.
         findings: Also diagnose the causes of the mismatch.
         sequences: Write one row per sequence to this Parquet file.
-        join: Add the columns of this Parquet file to the rows of `sequences`.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         device: Where token arithmetic runs. `"auto"` takes a GPU if there is one and the dump is large enough.
@@ -171,7 +168,6 @@ def analyze(
         on_bad=on_bad,
         progress=progress,
         sequences=None if sequences is None else os.fspath(sequences),
-        join=None if join is None else os.fspath(join),
         framework=_find_framework(framework),
         replay=ReplayOptions(micro_batch_size),
         log=None if against is None else read_run_log(Path(against)),

@@ -20,129 +20,102 @@ if TYPE_CHECKING:
     from mismatchctl.api.gate.verdict import Verdict
 
 
-UndecidedPolicy = Literal["fail", "warn", "pass"]
 baseline_option = partial(typer.Option, rich_help_panel="Baselines")
-
-PathsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="DUMPS...", help="Dumps (files, folders or globs), or a Result.")
-]
-RuleOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rule", help="Require a rule, as in k3:max=0.01,increase=20%,per=step, or the rules of a file (repeatable)."
-    ),
-]
-BitwiseOption = Annotated[bool, typer.Option("--expect-bitwise", help="Require that all log-probs are identical.")]
-UndecidedOption = Annotated[
-    UndecidedPolicy, typer.Option(help="If a rule cannot be judged: exit 4 (fail), exit 0 with a warning, or exit 0.")
-]
-LevelOption = Annotated[
-    float,
-    typer.Option(
-        min=1e-4, max=0.5, help="Probability that the gate fails without a real change, for all rules together."
-    ),
-]
-MaxSkippedOption = Annotated[
-    str,
-    typer.Option(
-        metavar="SHARE",
-        help="Undecided if a larger share of sequences, tokens or files is skipped as bad, or repeated.",
-    ),
-]
-MaxMissingOption = Annotated[
-    str,
-    baseline_option(
-        metavar="SHARE", help="Undecided if a larger share of the baseline's steps, prompts or responses is missing."
-    ),
-]
-DifferentModelOption = Annotated[
-    bool,
-    baseline_option(
-        "--allow-different-model", help="Judge the dump even if its model or engine is not the baseline's."
-    ),
-]
-PlanOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SHARE",
-        help="Print the number of sequences needed to detect a rise by this share, as in 20%, and stop.",
-    ),
-]
-
-BaselineOption = Annotated[Path | None, baseline_option(help="Compare with this accepted Result.")]
-HistoryOption = Annotated[Path | None, baseline_option(help="Judge the trend over this folder of accepted Results.")]
-LastOption = Annotated[int, baseline_option(min=1, help="Use the last N Results of --history.")]
-FixedTokensOption = Annotated[
-    bool, baseline_option("--fixed-tokens", help="Require that the dump has the baseline's tokens, scored again.")
-]
-SaveBaselineOption = Annotated[
-    Path | None,
-    baseline_option(help="If the dump passes, save its Result to FILE, or to a folder under the next number."),
-]
-AcceptOption = Annotated[bool, baseline_option("--accept", help="Save the baseline regardless of the verdict.")]
-
-JsonOption = Annotated[bool, opt.output_option("--json", help="Print the verdict as JSON.")]
-JUnitOption = Annotated[Path | None, opt.output_option(help="Write the verdict as JUnit XML.")]
-MarkdownOption = Annotated[
-    Path | None, opt.output_option(help="Write the verdict as Markdown to FILE, or to stdout with -.")
-]
-ForceOption = Annotated[bool, opt.output_option("--force", help="Overwrite reports and baselines.")]
 
 
 @opt.flatten_options
 def gate(
     *,
-    paths: PathsArgument = None,
-    pair: opt.PairOptions,
-    rule: RuleOption = None,
-    expect_bitwise: BitwiseOption = False,
+    inputs: opt.InputOptions,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Require a rule, as in k3:max=0.01,increase=20%,per=step, or the rules of a file (repeatable)."
+        ),
+    ] = None,
+    expect_bitwise: Annotated[
+        bool, typer.Option("--expect-bitwise", help="Require that all log-probs are identical.")
+    ] = False,
     correction: opt.CorrectionOption = None,
-    column: opt.ColumnOption = None,
     micro_batch_size: opt.MicroBatchOption = None,
-    on_undecided: UndecidedOption = "fail",
-    level: LevelOption = 0.05,
-    max_skipped: MaxSkippedOption = "1%",
-    max_missing: MaxMissingOption = "5%",
-    allow_different_model: DifferentModelOption = False,
-    plan: PlanOption = None,
-    verbose: opt.VerboseOption = False,
-    quiet: opt.QuietOption = False,
+    on_undecided: Annotated[
+        Literal["fail", "warn", "pass"],
+        typer.Option(help="If a rule cannot be judged: exit 4 (fail), exit 0 with a warning, or exit 0."),
+    ] = "fail",
+    level: Annotated[
+        float,
+        typer.Option(
+            min=1e-4, max=0.5, help="Probability that the gate fails without a real change, for all rules together."
+        ),
+    ] = 0.05,
+    max_skipped: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="Undecided if a larger share of sequences, tokens or files is skipped as bad, or repeated.",
+        ),
+    ] = "1%",
+    max_missing: Annotated[
+        str,
+        baseline_option(
+            metavar="SHARE",
+            help="Undecided if a larger share of the baseline's steps, prompts or responses is missing.",
+        ),
+    ] = "5%",
+    allow_different_model: Annotated[
+        bool,
+        baseline_option(
+            "--allow-different-model", help="Judge the dump even if its model or engine is not the baseline's."
+        ),
+    ] = False,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Print the number of sequences needed to detect a rise by this share, as in 20%, and stop.",
+        ),
+    ] = None,
     engine: opt.EngineOptions,
-    baseline: BaselineOption = None,
-    history: HistoryOption = None,
-    last: LastOption = 10,
-    fixed_tokens: FixedTokensOption = False,
-    save_baseline: SaveBaselineOption = None,
-    accept: AcceptOption = False,
-    json: JsonOption = False,
-    junit: JUnitOption = None,
-    markdown: MarkdownOption = None,
-    html: opt.HtmlOption = None,
-    force: ForceOption = False,
+    baseline: Annotated[Path | None, baseline_option(help="Compare with this accepted Result.")] = None,
+    history: Annotated[
+        Path | None, baseline_option(help="Judge the trend over this folder of accepted Results.")
+    ] = None,
+    last: Annotated[int, baseline_option(min=1, help="Use the last N Results of --history.")] = 10,
+    fixed_tokens: Annotated[
+        bool, baseline_option("--fixed-tokens", help="Require that the dump has the baseline's tokens, scored again.")
+    ] = False,
+    save_baseline: Annotated[
+        Path | None,
+        baseline_option(help="If the dump passes, save its Result to FILE, or to a folder under the next number."),
+    ] = None,
+    accept: Annotated[bool, baseline_option("--accept", help="Save the baseline regardless of the verdict.")] = False,
+    junit: Annotated[Path | None, opt.output_option(help="Write the verdict as JUnit XML.")] = None,
+    outputs: opt.OutputOptions,
 ) -> None:
-    """Fail CI if the mismatch got worse (exit 3) or is unclear (exit 4)."""
-    markdown, printed = out.resolve_text_output(markdown, json)
+    """Fail CI if the mismatch got worse (exit 3) or is unclear (exit 4).
+
+    DUMPS may also be a Result or a metrics log.
+    """
+    quiet = outputs.quiet
     if accept and save_baseline is None:
         raise ConfigError("--accept only works with --save-baseline")
-    if plan is not None and (save_baseline or junit or markdown or printed or html):
+    if plan is not None and (save_baseline or junit or outputs.markdown or outputs.html):
         raise ConfigError("--plan does not judge; leave out --save-baseline, --junit, --markdown and --html")
-    paths, sides = paths or [], pair.sides()
     into_folder = save_baseline is not None and save_baseline.is_dir()
-    kept, shown = None if into_folder else save_baseline, (junit, markdown, html)
+    kept = None if into_folder else save_baseline
     before = None if baseline == kept else baseline  # a new baseline may replace the old one
-    out.check_output_paths(kept, *shown, force=force, inputs=[*paths, *(sides or ()), before], baseline=kept)
-    if sides is None and opt.are_logs(paths):
-        given = {"--baseline": baseline, "--history": history, "--save-baseline": save_baseline, "--plan": plan,
-                 "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
-        if needless := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{paths[0]}: is a metrics log without tokens; leave out {', '.join(needless)}")
+    outputs.check(kept, junit, inputs=[*inputs.files, before], baseline=kept)
+    given = {"--baseline": baseline, "--history": history, "--save-baseline": save_baseline, "--plan": plan,
+             "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
+    if inputs.are_logs(given):
         from mismatchctl.api.gate.gate import judge_logs
         from mismatchctl.api.gate.rules import parse_rules
 
-        verdict = judge_logs(paths, [one for text in rule or () for one in parse_rules(text, any_name=True)], level)
+        wanted = [one for text in rule or () for one in parse_rules(text, any_name=True)]
+        verdict = judge_logs(inputs.names, wanted, level)
         with out.write_together(quiet):
-            _write_reports(verdict, junit, markdown, html)
-        _print_verdict(verdict, paths, printed, quiet=quiet, json=json, verbose=verbose)
+            _write_verdict(verdict, outputs, junit)
+        _print_verdict(verdict, inputs.names, outputs)
         raise typer.Exit(_exit_code(verdict, on_undecided, quiet))
 
     from mismatchctl.api.gate.coverage import Tolerances
@@ -158,10 +131,10 @@ def gate(
         opt.parse_share("--max-missing", max_missing, 1, "name a share from 0 to 1, such as 5%"),
         allow_different_model,
     )
-    where, sources = engine.build(), pair.sources(paths, quiet)
+    where, sources = engine.build(), inputs.sources(quiet)
     with out.progress_bar(quiet) as progress:
         result = load_result(
-            sources, rules, corrections, rename=opt.parse_renames(column), progress=progress, engine=where,
+            sources, rules, corrections, rename=inputs.rename, progress=progress, engine=where,
             micro_batch_size=micro_batch_size,
         )  # fmt: skip
     if regression is not None:
@@ -169,32 +142,22 @@ def gate(
 
         found = plan_sample_sizes(result, rules, regression, against, level)
         data = [need.model_dump(mode="json") for need in found]
-        out.print_json_or_page(data, lambda: plan_document(found), as_json=json, quiet=quiet)
+        out.print_json_or_page(data, lambda: plan_document(found), as_json=outputs.json, quiet=quiet)
         return
     out.print_warnings(result.warnings, quiet)
     verdict = judge(result, rules, replace(against, accept=accept), level, limits)
     with out.write_together(quiet):
-        _write_reports(verdict, junit, markdown, html)
+        _write_verdict(verdict, outputs, junit)
         if save_baseline is not None:
             from mismatchctl.api.gate.gate import make_baseline, write_baseline
 
-            on_screen = not (quiet or json or printed) and any(
-                check.reason == no_baseline() for check in verdict.checks
-            )
-            remedy = "" if on_screen else ". Add --accept to save it regardless"
+            first = any(check.reason == no_baseline() for check in verdict.checks)
+            remedy = "" if first and outputs.has_screen else ". Add --accept to save it regardless"
             if verdict.outcome == "passed" or accept:
                 write_baseline(make_baseline(result, verdict, rules, by_hand=accept), save_baseline)
             else:
                 out.print_message(f"{save_baseline}: not written, because the verdict is {verdict.outcome}{remedy}")
-    _print_verdict(
-        verdict,
-        pair.words(paths),
-        printed,
-        quiet=quiet,
-        json=json,
-        verbose=verbose,
-        saved=str(save_baseline) if accept else "",
-    )
+    _print_verdict(verdict, inputs.words, outputs, saved=str(save_baseline) if accept else "")
     raise typer.Exit(EXIT_OK if accept else _exit_code(verdict, on_undecided, quiet))
 
 
@@ -205,36 +168,28 @@ def _parse_rules(texts: Sequence[str], expect_bitwise: bool) -> Sequence[Rule]:
     return [*rules, *([BITWISE_RULE] if expect_bitwise else [])] or DEFAULT_RULES
 
 
-def _write_reports(verdict: Verdict, junit: Path | None, markdown: Path | None, html: Path | None) -> None:
+def _write_verdict(verdict: Verdict, outputs: opt.OutputOptions, junit: Path | None) -> None:
     from mismatchctl.report.markdown import junit_xml
     from mismatchctl.report.pages.gate import document
 
+    outputs.write(verdict.to_json, lambda: document(verdict))
     if junit is not None:
         out.write_files([(junit, junit_xml(verdict))])
-    out.write_files(out.render_page_files(lambda: document(verdict), html, markdown))
 
 
-def _print_verdict(
-    verdict: Verdict, paths: Sequence[str], as_markdown: bool, *, quiet: bool, json: bool, verbose: bool,
-    saved: str = "",
-) -> None:  # fmt: skip
+def _print_verdict(verdict: Verdict, paths: Sequence[str], outputs: opt.OutputOptions, saved: str = "") -> None:
     """Print the verdict, and write the summary and annotations of GitHub Actions."""
     from mismatchctl.report.markdown import render_markdown, workflow_commands
     from mismatchctl.report.pages.gate import document, gate_screen
 
     page = document(verdict)
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary:
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         _append_text(Path(summary), render_markdown(page))
-    if as_markdown:
-        out.print_markdown(page)
-    elif json:
-        out.print_json(verdict.model_dump(mode="json"))
-    elif not quiet:
-        out.print_page(gate_screen(verdict, paths, page=page if verbose else None, saved=saved), whole=verbose)
+    shown = page if outputs.verbose else None
+    outputs.show(verdict.to_json, lambda: page, lambda: gate_screen(verdict, paths, page=shown, saved=saved))
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(verdict):
-            typer.echo(line, err=json or as_markdown)
+            typer.echo(line, err=bool(outputs.printed))
 
 
 def _append_text(place: Path, text: str) -> None:
@@ -245,7 +200,7 @@ def _append_text(place: Path, text: str) -> None:
         out.print_message(f"warning: the summary cannot be written to {place}: {error.strerror or error}")
 
 
-def _exit_code(verdict: Verdict, on_undecided: UndecidedPolicy, quiet: bool) -> int:
+def _exit_code(verdict: Verdict, on_undecided: str, quiet: bool) -> int:
     if verdict.outcome == "undecided" and on_undecided != "fail":
         if on_undecided == "warn":
             out.print_message("warning: undecided, let through by --on-undecided warn", quiet)

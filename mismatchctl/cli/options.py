@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,10 +17,15 @@ from mismatchctl.cli.help import ADVANCED
 from mismatchctl.cli.output import (
     check_output_paths,
     contains_dump,
+    open_page,
+    print_markdown,
     print_message,
+    print_page,
+    print_warnings,
     render_page_files,
     require_local_path,
     write_files,
+    write_together,
 )
 from mismatchctl.errors import ConfigError
 
@@ -64,10 +69,6 @@ pair_option = partial(typer.Option, rich_help_panel="Two files, one per side, in
 execution_option = partial(typer.Option, rich_help_panel=ADVANCED)
 """An option in the help panel of options that do not change the result."""
 
-PathsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="DUMPS...", help="Files, folders or globs of any supported format. Each is a run."),
-]
 CorrectionOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -154,22 +155,41 @@ class PairOptions:
             raise ConfigError("--rollout and --train need each other, one file per side")
         return self.rollout, self.train
 
-    def words(self, paths: Sequence[str]) -> list[str]:
-        """Return the arguments that pass the same data to another command."""
-        sides = self.sides()
-        if sides is None:
-            return list(paths)
-        on = ["--on", self.on] if self.on else []
-        return ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
 
-    def sources(self, paths: Sequence[str], quiet: bool) -> Sequence[DumpSource]:
+@dataclass(frozen=True)
+class InputOptions(PairOptions):
+    """The dumps of a command: paths, or two files matched by id."""
+
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DUMPS...", help="Files, folders or globs of any supported format. Each is a run."),
+    ] = None
+    column: ColumnOption = None
+
+    @property
+    def names(self) -> list[str]:
+        return self.paths or []
+
+    @property
+    def files(self) -> list[str | Path]:
+        """The files that are read, which no output may overwrite."""
+        return [*self.names, *(self.sides() or ())]
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments that pass the same data to another command."""
+        sides = self.sides()
+        on = ["--on", self.on] if self.on else []
+        return self.names if sides is None else ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
+
+    def sources(self, quiet: bool) -> Sequence[DumpSource]:
         """Return the paths, or the two files matched by id, and print a note about unmatched ids."""
         sides = self.sides()
-        if sides is None and not paths:
+        if sides is None and not self.paths:
             raise ConfigError("missing argument DUMPS; name a dump, or two files with --rollout and --train")
         if sides is None:
-            return paths
-        if paths:
+            return self.names
+        if self.paths:
             raise ConfigError("use either DUMPS or --rollout and --train")
         from mismatchctl.data.pairing import pair
 
@@ -177,6 +197,18 @@ class PairOptions:
         for note in paired.notes:
             print_message(note, quiet)
         return [paired.source(*sides)]
+
+    @property
+    def rename(self) -> dict[str, str]:
+        return parse_renames(self.column)
+
+    def are_logs(self, given: Mapping[str, object]) -> bool:
+        """Return True if the paths are metrics logs. The options in `given` need a dump."""
+        if self.sides() is not None or not are_logs(self.names):
+            return False
+        if needless := [name for name, value in given.items() if value]:
+            raise ConfigError(f"{self.names[0]}: is a metrics log without tokens; leave out {', '.join(needless)}")
+        return True
 
 
 @dataclass(frozen=True)
@@ -236,19 +268,45 @@ def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
 
 
 @dataclass(frozen=True)
-class FigureOptions:
-    """The options of figures as files."""
+class OutputOptions:
+    """The options of what a command writes and prints."""
 
+    json: Annotated[bool, output_option("--json", help="Print JSON.")] = False
+    output: Annotated[Path | None, output_option("--output", "-o", help="Write JSON to FILE, or to stdout with -.")] = (
+        None
+    )
+    html: HtmlOption = None
+    markdown: MarkdownOption = None
+    open_: OpenOption = False
     figures: Annotated[
         Path | None, output_option(metavar="FOLDER", help="Write each figure to this folder, with its numbers as CSV.")
     ] = None
     figure_format: Annotated[
         Literal["svg", "png", "pdf"], typer.Option(rich_help_panel=ADVANCED, help="Format of --figures.")
     ] = "svg"
+    force: ForceOption = False
+    verbose: VerboseOption = False
+    quiet: QuietOption = False
 
-    def check(self, inputs: Iterable[str | Path | None] = ()) -> None:
-        """Check the output folder before any work."""
-        folder = self.figures
+    @property
+    def printed(self) -> list[str]:
+        """The options that print to stdout instead of the screen."""
+        places = {"-o": self.output, "--markdown": self.markdown}
+        return [*["--json"] * self.json, *(f"{flag} -" for flag, place in places.items() if str(place) == "-")]
+
+    @property
+    def has_screen(self) -> bool:
+        return not (self.quiet or self.printed)
+
+    def check(self, *more: Path | None, inputs: Iterable[str | Path | None], baseline: Path | None = None) -> None:
+        """Check the outputs before any work."""
+        folder, inputs = self.figures, list(inputs)
+        if len(self.printed) > 1:
+            raise ConfigError(f"{self.printed[0]} and {self.printed[1]} both write to stdout: give one of them")
+        files = [None if str(place) == "-" else place for place in (self.output, self.markdown)]
+        check_output_paths(*files, self.html, *more, force=self.force, inputs=inputs, baseline=baseline)
+        if self.open_ and self.html is None:
+            raise ConfigError("--open needs --html FILE")
         if folder is None:
             return
         require_local_path(folder)
@@ -259,35 +317,62 @@ class FigureOptions:
         if contains_dump(folder, inputs):
             raise ConfigError(f"--figures {folder}: contains the input dump; choose another folder")
 
-    def write_page(self, made: Callable[[], Document], html: Path | None, *, force: bool) -> None:
-        """Write the page and the figure files that the options request."""
-        if html is None and self.figures is None:
-            return
-        from mismatchctl.report.figures.files import figures_of_page
+    def write(
+        self, data: Callable[[], str], page: Callable[[], Document],
+        figures: Callable[[], Mapping[str, Figure]] | None = None, save: Callable[[Path], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Write the requested files. `figures` replace those of the page, and `save` replaces the JSON file."""
+        markdown = None if str(self.markdown) == "-" else self.markdown
+        write_files(render_page_files(page, self.html, markdown))
+        if self.output is not None and str(self.output) != "-":
+            (save or (lambda place: write_files([(place, data().encode())])))(self.output)
+        if self.figures is not None:
+            from mismatchctl.report.figures.files import figures_of_page
 
-        page = made()
-        write_files(render_page_files(lambda: page, html))
-        self.write(lambda: figures_of_page(page), force=force)
+            self.write_figures(self.figures, figures() if figures is not None else figures_of_page(page()))
 
-    def write(self, drawn: Callable[[], Mapping[str, Figure]], *, force: bool) -> None:
+    def write_figures(self, folder: Path, drawn: Mapping[str, Figure]) -> None:
         """Write every figure with its numbers, and the captions. The folder is created if necessary."""
-        if self.figures is None:
-            return
         from mismatchctl.report.figures.files import figure_files
 
-        folder, made = self.figures, list(figure_files(drawn(), self.figure_format))
-        is_new = not folder.exists()
+        made, is_new = list(figure_files(drawn, self.figure_format)), not folder.exists()
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--figures {folder}: cannot create the folder: {error.strerror or error}") from None
-        check_output_paths(*(folder / name for name, _ in made), force=force)
+        check_output_paths(*(folder / name for name, _ in made), force=self.force)
         try:
             write_files((folder / name, make()) for name, make in made)
         except BaseException:
             if is_new:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
+
+    def finish(
+        self, data: Callable[[], str], page: Callable[[], Document], screen: Callable[[], Document],
+        warnings: Callable[[], Iterable[str]] = tuple, figures: Callable[[], Mapping[str, Figure]] | None = None,
+        save: Callable[[Path], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Write all files together, then print."""
+        page = cache(page)
+        with write_together(self.quiet):
+            self.write(data, page, figures, save)
+        self.show(data, page, screen, warnings)
+
+    def show(
+        self, data: Callable[[], str], page: Callable[[], Document], screen: Callable[[], Document],
+        warnings: Callable[[], Iterable[str]] = tuple,
+    ) -> None:  # fmt: skip
+        """Open the page if requested, and print Markdown, the JSON with its warnings, or the screen."""
+        if self.open_ and self.html is not None:
+            open_page(self.html)
+        if str(self.markdown) == "-":
+            print_markdown(page())
+        elif self.printed:
+            print_warnings(warnings(), self.quiet)
+            typer.echo(data(), nl=False)
+        elif not self.quiet:
+            print_page(screen(), whole=self.verbose)
 
 
 def select_corrections(

@@ -63,19 +63,12 @@ def render_page_files(
         yield markdown, render_markdown(page()).encode()
 
 
-def page_opener(html: Path | None, *, wanted: bool) -> Callable[[], None]:
-    """Return a function that opens the page in the browser, if `wanted`."""
-    if wanted and html is None:
-        raise ConfigError("--open needs --html FILE")
+def open_page(html: Path) -> None:
+    """Open a page in the browser."""
+    import webbrowser
 
-    def done() -> None:
-        if wanted and html is not None:
-            import webbrowser
-
-            if not webbrowser.open(html.resolve().as_uri()):
-                print_message(f"warning: no browser could be started; the page is {html}")
-
-    return done
+    if not webbrowser.open(html.resolve().as_uri()):
+        print_message(f"warning: no browser could be started; the page is {html}")
 
 
 def print_message(text: str, quiet: bool = False) -> None:
@@ -198,23 +191,6 @@ def check_output_paths(
         raise ConfigError(f"{read}: is an input too; choose another file")
     if read is not None:
         raise ConfigError(f"{read}: is inside the input dump; choose a file next to it")
-
-
-def resolve_json_output(output: Path | None, as_json: bool) -> tuple[Path | None, bool]:
-    """Return the file of `-o`, and True if JSON goes to stdout."""
-    output, printed = resolve_text_output(output, as_json, "-o")
-    return output, as_json or printed
-
-
-def resolve_text_output(
-    place: Path | None, as_json: bool = False, flag: str = "--markdown"
-) -> tuple[Path | None, bool]:
-    """Return the file of an option, and True if its value is `-`, which is stdout."""
-    if str(place) != "-":
-        return place, False
-    if as_json:
-        raise ConfigError(f"--json and {flag} - both write to stdout: give one of them")
-    return None, True
 
 
 def _reads_file(text: str, place: Path) -> bool:

@@ -11,7 +11,7 @@ from mismatchctl.cli.options import ForceOption, OpenOption, QuietOption
 from mismatchctl.cli.output import (
     check_output_paths,
     make_folder,
-    page_opener,
+    open_page,
     print_message,
     print_page,
     progress_bar,
@@ -60,7 +60,6 @@ def demo(
     make_folder(out)
     report, saved = out / "report.html", out / "result.json"
     check_output_paths(report, saved, force=force)
-    open_page = page_opener(report, wanted=open_)
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.frameworks.registry import default_corrections
     from mismatchctl.io.files import find_packaged_folder
@@ -71,7 +70,8 @@ def demo(
         result = analyze([str(samples / run) for run in RUNS], default_corrections(), progress=progress)
         write_files(render_page_files(lambda: document(result), report))
         write_files([(saved, result.to_json().encode())])
-    open_page()
+    if open_:
+        open_page(report)
     if not quiet:
         following = "mismatchctl demo --copy sample_data && mismatchctl diagnose sample_data/moe"
         print_page(analyze_screen(result, [], asked=False, following=following, report=str(report)))

@@ -185,15 +185,6 @@ def make_temporary_folder() -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    folder = make_temporary_folder()
-    try:
-        yield folder
-    finally:
-        remove_folder(folder)
-
-
 def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     _own_folders.discard(folder)

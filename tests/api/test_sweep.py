@@ -300,33 +300,12 @@ def test_targets_out_of_reach_say_so() -> None:
         (["--target-rejection", "words=0.1"], "tokens=0.05 or sequences=0.05"),
         (["--target-rejection", "7"], "between 0 and 1"),
         (["-o", "sweep.xlsx"], ".parquet, .csv, .json"),
-        (["--sweep", "nowhere.yaml"], "No such file"),
     ],
 )
 def test_wrong_words_are_one_sentence(words: list[str], message: str) -> None:
     done = run(SAMPLE, *words)
     assert done.exit_code == 2 and message in " ".join(done.stderr.split()), done.stderr
     assert done.stderr.count("\n") == 1 and done.stdout == ""
-
-
-def test_a_file_of_studies(tmp_path: Path) -> None:
-    text = """
-    - correction: token_tis
-      vary: {weight.truncate: [1.5, 1e1], weight.level: "token,sequence"}
-    - correction: {name: mine, gates: [{level: token, keep: [0.5, 2]}]}
-      vary: {gates.0.keep: "1.01:3:5:log"}
-    """
-    path, out = tmp_path / "studies.yaml", tmp_path / "sweep.json"
-    path.write_text(text)
-    done = run(SAMPLE, "--sweep", str(path), "-o", str(out), "-q")
-    assert done.exit_code == 0 and done.stdout == "", done.stderr
-    data = json.loads(out.read_text())
-    table = pl.DataFrame(data["table"])
-    overall = table.filter(pl.col("scope") == "overall")
-    assert overall["correction"].to_list() == ["token_tis"] * 4 + ["mine"] * 5
-    assert overall["weight.level"].to_list()[:4] == ["token", "sequence"] * 2
-    path.write_text("- {correction: token_tis, varry: {}}")
-    assert "a study is a mapping" in run(SAMPLE, "--sweep", str(path)).stderr
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from mismatchctl.cli.options import FigureOptions
+from mismatchctl.cli.options import OutputOptions
 from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
 from tests.factories.dumps import write_dump
@@ -49,7 +49,6 @@ def test_bare_command_answers(dump: Path) -> None:
         (["analyze", "{dump}", "--html", "absent/report.html"], 2, "absent"),
         (["analyze", "{dump}", "-o", "absent/result.json"], 2, "absent"),
         (["analyze", "{dump}", "--json", "-o", "-"], 2, "stdout"),
-        (["analyze", "{dump}", "--join", "mine.parquet"], 2, "--sequences"),
         (["analyze", "{dump}", "-c", "pure_is"], 4, "current_log_probs"),
         (["analyze", "absent"], 4, "absent"),
         (["analyze", "{empty}"], 4, "empty"),
@@ -152,7 +151,7 @@ def test_nothing_is_written_amid_the_dump_that_is_read(dump: Path, tmp_path: Pat
         done = run(*words, "--force")
         assert (done.exit_code, sorted(dump.iterdir())) == (2, before), words
         assert "input dump" in done.stderr and done.stderr.count("\n") == 1, words
-    FigureOptions(dump / "figures").check([dump])
+    OutputOptions(figures=dump / "figures").check(inputs=[dump])
     run("analyze", dump, "-q", "-o", dump / "r.json", "--html", dump / "r.html", code=0)
     run("analyze", dump, "-q", code=0)
 
@@ -185,16 +184,12 @@ def test_corrections_from_files_and_mappings(dump: Path, tmp_path: Path) -> None
     assert result["corrections"][-1]["weight"] == {"zero": [0.9, 1.1]}
 
 
-def test_sequences_and_join(dump: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine.parquet"
-    rows = [(step, sequence) for step in range(3) for sequence in range(8)]
-    pl.DataFrame(
-        {"step": [step for step, _ in rows], "sequence_id": [s for _, s in rows], "tag": [f"{a}-{b}" for a, b in rows]}
-    ).write_parquet(mine)
+def test_sequences(dump: Path, tmp_path: Path) -> None:
     out = tmp_path / "sequences.parquet"
-    run("analyze", dump, "--sequences", out, "--join", mine, "-c", "miles-moe-2", "--by", "worker", code=0)
+    run("analyze", dump, "--sequences", out, "-c", "miles-moe-2", "--by", "worker", code=0)
     table = pl.read_parquet(out)
-    assert table["tag"].to_list() == [f"{a}-{b}" for a, b in rows]
+    places = [(step, sequence) for step in range(3) for sequence in range(8)]
+    assert list(zip(table["step"], table["sequence_id"], strict=True)) == places
     result = json.loads(run("analyze", dump, "--json", "-c", "miles-moe-2").stdout)["runs"]["healthy"]["overall"]
     kept = result["corrections"]["miles-moe-2"]["kept_tokens"]["value"]
     assert table["miles-moe-2.kept_tokens"].sum() == kept

@@ -108,7 +108,6 @@ def test_the_first_output_does_not_stay_when_the_second_fails(
         ["analyze", ".", "--sequences", "dump.parquet"],
         ["analyze", "*.parquet", "--sequences", "dump.parquet"],
         ["analyze", "dump.parquet", "--sequences", "link.parquet"],
-        ["analyze", "dump.parquet", "--sequences", "q.parquet", "--join", "other.parquet", "-o", "other.parquet"],
         ["convert", "dump.parquet", "dump.parquet"],
         ["sweep", "dump.parquet", "-o", "dump.parquet"],
         ["compare", "dump.parquet", "other.parquet", "--html", "other.parquet"],

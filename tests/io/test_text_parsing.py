@@ -186,7 +186,6 @@ FLAGS = {
     "-c": ["analyze", DUMP, "-q", "-c"],
     "--config": ["analyze", DUMP, "-q", "--config"],
     "--rule": ["gate", DUMP, "-q", "--rule"],
-    "--sweep": ["sweep", DUMP, "-q", "--sweep"],
     "lint": ["lint"],
 }
 BAD = {

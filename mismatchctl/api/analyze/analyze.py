@@ -153,7 +153,6 @@ def analyze(
     threads: int | None = None,  # units read at the same time in this process, without an `engine`
     progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
-    join: str | Path | None = None,  # add the columns of this Parquet file to `sequences`
     # replay each step with each correction that the framework supports. Memory grows by one step.
     framework: Framework | None = None,
     replay: ReplayOptions = DEFAULT_REPLAY_OPTIONS,  # how the framework's steps are replayed, by default in float64
@@ -208,7 +207,7 @@ def analyze(
     kept += [] if by_turn is None else [(by_turn, "turns")]
     causes = make_collector(dump, plan.by)
     work = _AnalysisPass(plan, turns, causes.empty(), findings, framework is not None)
-    with SequenceFile(sequences, join, plan) as rows:
+    with SequenceFile(sequences, plan) as rows:
         for done, may_grow in reading.parts(work, engine or LocalEngine(threads), progress, micro_batches):
             for groups, what in kept:
                 groups.add(getattr(done, what))

@@ -28,7 +28,6 @@ from mismatchctl.core.validation import (
 )
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
-from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.io.files import (
     PARQUET_METADATA,
     atomic_output,
@@ -463,17 +462,13 @@ _JOIN_KEYS = ("_run", "_step", "_scope")
 class SequenceFile:
     """Writer of per-sequence rows, in input order. It is inactive without a path."""
 
-    def __init__(self, path: str | Path | None, join: str | Path | None, plan: MeasurePlan) -> None:
-        if join is not None and path is None:
-            raise ConfigError(f"{option('join')} needs {option('sequences')}: it adds columns to that file")
-        self._path, self._join, self._plan = path, join, plan
+    def __init__(self, path: str | Path | None, plan: MeasurePlan) -> None:
+        self._path, self._plan = path, plan
         self._folder: Path | None = None
         self._parts = 0
 
     def __enter__(self) -> SequenceFile:
         if self._path is not None:
-            if self._join is not None:
-                self._joined_keys(self._scan(self._join))  # report a wrong --join before the pass
             self._folder = make_temporary_folder()
         return self
 
@@ -507,7 +502,7 @@ class SequenceFile:
         self._parts += 1
 
     def finish(self, factors: NormalizationFactors) -> None:
-        """Normalize the weights, join columns and write the file atomically."""
+        """Normalize the weights and write the file atomically."""
         if self._folder is None or self._path is None:
             return
         import polars as pl
@@ -515,8 +510,6 @@ class SequenceFile:
         parts = [pl.scan_parquet(self._folder / f"{part:08d}.parquet") for part in range(self._parts)]
         frame = pl.concat(parts, how="diagonal_relaxed")
         frame = replace_nonfinite_in_table(self._normalized(frame, factors).drop(_JOIN_KEYS))
-        if self._join is not None:
-            frame = self._joined(frame, self._scan(self._join))
         with atomic_output(self._path) as temporary:
             frame.sink_parquet(temporary, metadata=PARQUET_METADATA)
 
@@ -536,38 +529,6 @@ class SequenceFile:
         joined = frame.join(table, on=list(_JOIN_KEYS), how="left", maintain_order="left")
         scaled = [pl.col(weight) / pl.col(factor) for factor, weight in named.items()]
         return joined.with_columns(scaled).drop(list(named))
-
-    def _joined(self, frame: pl.LazyFrame, other: pl.LazyFrame) -> pl.LazyFrame:
-        import polars as pl
-
-        keys = self._joined_keys(other)
-        ours = frame.collect_schema()
-        theirs = other.collect_schema()
-        cast = [pl.col(key).cast(ours[key]) for key in keys if ours[key] != theirs[key]]
-        return frame.join(other.with_columns(cast), on=keys, how="left", suffix="_joined", maintain_order="left")
-
-    def _joined_keys(self, other: pl.LazyFrame) -> list[str]:
-        theirs = other.collect_schema().names()
-        keys: list[str] = [name for name in ("run", "step", "sequence_id") if name in theirs]
-        if "sequence_id" not in keys:
-            raise DataError(
-                "no column sequence_id to join on",
-                file=str(self._join),
-                remedy="add sequence_id, and step and run if sequences repeat across them",
-            )
-        return keys
-
-    @staticmethod
-    def _scan(path: str | Path) -> pl.LazyFrame:
-        import polars as pl
-
-        try:
-            frame = pl.scan_parquet(path)
-            frame.collect_schema()
-        except (OSError, pl.exceptions.PolarsError) as error:
-            problem = str(error).splitlines()[0]
-            raise DataError(problem, file=str(path), remedy=f"{option('join')} takes a Parquet file") from None
-        return frame
 
 
 def encode_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> tuple[bytes, ...]:

@@ -210,43 +210,6 @@ def validate_study(study: Study) -> Study:
     return study
 
 
-def studies_from_mapping(data: Any, named: Mapping[str, Any], where: str) -> tuple[Study, ...]:
-    """Parse the studies of a file: a list of `{correction: NAME or mapping, vary: {path: values}}`."""
-    found = []
-    for item in study_items(data, where):
-        correction = item["correction"]
-        made = named[correction] if isinstance(correction, str) else parse_correction(correction, where)
-        axes = tuple(_build_axis(path, values, where) for path, values in item["vary"].items())
-        found.append(validate_study(Study(made, axes)))
-    return tuple(found)
-
-
-def study_items(data: Any, where: str) -> list[dict[str, Any]]:
-    """Return the entries of a file of studies, each with a `correction` and what to `vary`."""
-    items = data.get("studies", data) if isinstance(data, dict) else data
-    items = items if isinstance(items, list) else [items]
-    for item in items:
-        if not isinstance(item, dict) or not isinstance(item.get("vary"), dict) or not item["vary"]:
-            raise ConfigError(f"{where}: a study is a mapping with correction and vary, vary one of paths to values")
-        if not isinstance(item.get("correction"), (str, dict)):
-            raise ConfigError(
-                f"{where}: correction is the name of a preset, a file, or a mapping with weight and gates"
-            )
-        unknown = next((str(key) for key in item if key not in ("correction", "vary")), None)
-        if unknown is not None:
-            raise ConfigError(f"{where}: unknown key {unknown!r}{suggestion(unknown, ('correction', 'vary'))}")
-    return items
-
-
-def _build_axis(path: Any, values: Any, where: str) -> ThresholdAxis:
-    if isinstance(values, list):
-        known = tuple(dict.fromkeys(_numeric_value(value, f"{where}: {path}") for value in values))
-        if not known:
-            raise ConfigError(f"{where}: {path} is empty")
-        return ThresholdAxis(str(path), known, _is_geometric(known))
-    return ThresholdAxis.parse(str(path), str(values), where)
-
-
 def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:
     """Set a value at a path of `data`. Containers on the path are copied, because they may be shared."""
     parts = path.split(".")
@@ -295,10 +258,6 @@ def _parse_value(text: str, where: str) -> AxisValue:
     if not math.isfinite(value):
         raise ConfigError(f"{where}: {text} is not a finite number; write none for an open side")
     return value
-
-
-def _numeric_value(value: Any, where: str) -> AxisValue:
-    return value if isinstance(value, bool) or value is None else _parse_value(str(value), where)
 
 
 def _is_geometric(values: Sequence[AxisValue]) -> bool:

@@ -114,14 +114,8 @@ def analyze_screen(
     return screen
 
 
-def document(
-    result: Result, objectives: tuple[Sequence[str], Sequence[str]] = ((), ()), sweeps: Sequence[Sweep] = ()
-) -> doc.Document:
-    """Build the page of a Result.
-
-    `objectives` are the KL estimators and loss aggregations to show. The fronts of `sweeps` are shown with the
-    corrections.
-    """
+def document(result: Result, sweeps: Sequence[Sweep] = ()) -> doc.Document:
+    """Build the page of a Result. The fronts of `sweeps` are shown with the corrections."""
     page, origin = _PageBuilder(result, sweeps), result.provenance
     head = replace(_headline(page.judged), facts=_size_facts(result), subtitle="analyze")
     made = doc.Document(head, version=escape_terminal(origin.version))
@@ -136,8 +130,6 @@ def document(
     )  # fmt: skip
     for index, (name, run) in enumerate(result.runs.items()):
         shown, anchor = escape_terminal(name), f"run-{index}"
-        if any(objectives):
-            made.add(tables.objectives_section(run, shown if page.several else "it", anchor, *objectives))
         made.add(tables.run_log_section(run, shown, anchor, origin))
     made.glossary = lambda: [
         ("The mismatch, and other pairs of policies", page.registry.entries("m")),

@@ -11,8 +11,7 @@ from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.tokenizer import load_vocabulary
 from mismatchctl.io.yaml import dump_yaml
-from mismatchctl.measure.metrics.facets import kl_key
-from mismatchctl.measure.metrics.metric import AGGREGATION_SUFFIXES, AGGREGATIONS, Metric
+from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.report import document as doc
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, group_table, number_cell, text_cell, value_cell
 from mismatchctl.results import model
@@ -179,29 +178,6 @@ def logged_table(run: model.RunResult, framework: str) -> doc.Table:
     rows = [(name, *item) for name, names in run.logged.items() for item in names.items()]
     left_out = f"{len(chosen)} of {steps:,} steps; the JSON result holds all of them." if len(chosen) < steps else ""
     return doc.Table.of(caption, rows, columns, left_out=left_out)
-
-
-def objectives_section(
-    run: model.RunResult, name: str, anchor: str, kinds: Sequence[str], aggregations: Sequence[str]
-) -> doc.Section:
-    """Build the table of KL and loss values, with one column per aggregation."""
-    chosen = aggregations or AGGREGATIONS
-    metrics, rows = run.overall.metrics, dict[str, list[model.Value]]()
-    for kind in kinds:
-        for unbiased in (False, True):
-            values = [metrics[kl_key(kind, each, unbiased=unbiased)] for each in chosen]
-            rows[f"KL to ref, {kind}{', unbiased' if unbiased else ''}"] = values
-    for correction, found in run.overall.corrections.items():
-        if aggregations and "loss" in found:
-            rows[f"loss, {correction}"] = [found[f"loss{AGGREGATION_SUFFIXES[each]}"] for each in chosen]
-
-    def value(place: int) -> Callable[[tuple[str, list[model.Value]]], doc.TableCell]:
-        return lambda item: value_cell(item[1][place], "")
-
-    columns: list[Any] = [("objective", lambda item: text_cell(item[0], "name"))]
-    columns += [(doc.ColumnHeader(each, drop=0, short=each), value(place)) for place, each in enumerate(chosen)]
-    table = doc.Table.of(f"Loss that {name} would minimize", rows.items(), columns, reach=doc.TERMINAL_AND_PAGE)
-    return doc.Section("Minimized objective", f"{anchor}-objectives", folded=True).add(table)
 
 
 def run_log_section(run: model.RunResult, name: str, anchor: str, provenance: model.Provenance) -> doc.Section:
