@@ -18,9 +18,10 @@ from mismatchctl.io import process
 from mismatchctl.io.files import (
     _machine_id,
     atomic_output,
+    make_temporary_folder,
     read_regular_file,
+    remove_folder,
     replace_together,
-    temporary_folder,
     write_atomically,
 )
 from tests.cli.command import run
@@ -51,8 +52,9 @@ def test_what_dead_processes_left_is_swept(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / f"mismatchctl-{machine}-{gone.pid}-0123456789ab"
     folder.mkdir()
-    with temporary_folder() as own:
-        assert own.is_dir() and not folder.exists()
+    own = make_temporary_folder()
+    assert own.is_dir() and not folder.exists()
+    remove_folder(own)
     assert not own.exists()
 
 
