@@ -28,7 +28,7 @@ from mismatchctl.api.advise.candidates import (
     framework_candidates,
 )
 from mismatchctl.api.advise.gradient import GradientReference, Surrogate, choose_correction
-from mismatchctl.api.advise.sample import RunSample, _cap_prompts, _concatenate_parts, _SamplePart, read_samples
+from mismatchctl.api.advise.sample import PromptSample, RunSample, read_samples
 from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.corrections.labels import correction_label
@@ -542,15 +542,16 @@ def test_what_was_cut_leaves_no_room_to_larger_hashes(group: list[int], monkeypa
     monkeypatch.setattr("mismatchctl.api.advise.sample.MAX_TOKENS", 1000)
     monkeypatch.setattr("mismatchctl.api.advise.sample.MIN_SEQUENCES", 2)
     dump = [[(number, 90) for number in range(10)], [(20, 1200), (20, 10)], [(30, 50), (40, 60), (41, 1000)]]
-    parts: list[_SamplePart] = []
+    sample = PromptSample()
     for place in group:
         hashes, lengths = zip(*dump[place], strict=True)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         x = -np.ones(offsets[-1])
-        batch = TokenBatch(Segments(offsets), x, x, rows=np.arange(len(lengths)), columns={})
-        parts = _cap_prompts([*parts, _SamplePart(batch, np.array(hashes, np.uint64), None, len(lengths))], 2)
-    (left,) = _cap_prompts([_concatenate_parts(_cap_prompts(parts))])
-    assert sorted(left.hashes.tolist()) == list(range(10)) and left.seen == 15
+        columns = {"\0prompt": np.array(hashes, np.uint64)}
+        sample.add(TokenBatch(Segments(offsets), x, x, rows=np.arange(len(lengths)), columns=columns))
+    sample.shrink()
+    left = np.concatenate([part.columns["\0prompt"] for part in sample.parts])
+    assert sorted(left.tolist()) == list(range(10)) and sample.seen == 15
 
 
 def test_normalized_weights_have_a_mean_of_one() -> None:

@@ -17,7 +17,7 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import open_dump
 from mismatchctl.frameworks.registry import column_aliases
-from mismatchctl.measure.cluster_table import Hashes, cluster_hashes, hash_values, mix_hashes
+from mismatchctl.measure.cluster_table import cluster_hashes, hash_values, mix_hashes
 
 MAX_TOKENS = 1 << 21
 """Maximum tokens of a run. Larger runs are reduced to whole prompts with the smallest hashes."""
@@ -27,28 +27,21 @@ OPTIONAL_COLUMNS = (
     "current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run", "reward", "micro_batch",
     "rollout_version", "train_version",
 )  # fmt: skip
+_PROMPT_HASH = "\0prompt"
+"""Column with the hash of each sequence's prompt."""
 
 
 @dataclass(frozen=True)
 class RunSample:
-    """Sequences of one run, ordered by step and prompt.
-
-    Attributes:
-        token_ids: token ids [T], if the dump has them.
-        advantages: advantages [T] of the dump, or reward minus the mean of the prompt's other responses.
-        cluster: index of the (step, prompt) of each sequence [S], in hash order.
-        step: index of the step of each sequence [S], in step order.
-        steps: labels of the steps, empty if the dump lacks them.
-        dump_sequences: sequences of the dump, including those beyond the cap.
-    """
+    """Sequences of one run, ordered by step and prompt."""
 
     batch: TokenBatch
-    token_ids: Ints | None
-    advantages: Float64s | None
-    cluster: Ints
-    step: Ints
-    steps: tuple[Any, ...] = ()
-    dump_sequences: int = 0
+    token_ids: Ints | None  # [T]
+    advantages: Float64s | None  # of the dump [T], or reward minus the mean of the prompt's other responses
+    cluster: Ints  # index of the (step, prompt) of each sequence [S], in hash order
+    step: Ints  # index of the step of each sequence [S], in step order
+    steps: tuple[Any, ...] = ()  # labels of the steps, empty if the dump lacks them
+    dump_sequences: int = 0  # including those beyond the cap
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -73,143 +66,125 @@ def read_samples(
 ) -> dict[str, RunSample]:
     """Read a sample of each run."""
     dump = open_dump(
-        paths,
-        rename=rename or {},
-        aliases=column_aliases(),
-        by=(),
-        wanted=OPTIONAL_COLUMNS,
-        watched=(TOKEN_IDS_COLUMN,),
-        on_bad="error",
-    )
-    found: dict[str, list[_SamplePart]] = {}
+        paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=OPTIONAL_COLUMNS,
+        watched=(TOKEN_IDS_COLUMN,), on_bad="error",
+    )  # fmt: skip
+    found: dict[str, PromptSample] = {}
     seen: list[Rows] = []
     done, expected = 0, sum(unit.tokens for unit in dump.units)
     for unit in dump.units:
         for batch in dump.read(unit, Problems(), seen.append):
-            for run, part in _split_by_run(batch, seen[-1], unit.file.run):
-                found[run] = _cap_prompts([*found.get(run, []), part], 2)
+            known = _add_ids_and_hashes(batch, seen[-1])
             seen.clear()
+            names = known.columns.get("run", np.full(len(known), unit.file.run, object))
+            for name in dict.fromkeys(names.tolist()):
+                found.setdefault(str(name), PromptSample()).add(known.take(np.flatnonzero(names == name)))
         done += unit.tokens
         if progress is not None:
             progress(done, expected)
-    dump.require_tokens(sum(part.batch.tokens for parts in found.values() for part in parts))
+    dump.require_tokens(sum(batch.tokens for sample in found.values() for batch in sample.parts))
     return {run: _build_sample(found.pop(run)) for run in [*found]}
 
 
-@dataclass(frozen=True)
-class _SamplePart:
-    """Sequences out of `seen`, with prompt hashes below `cut` and token ids."""
-
-    batch: TokenBatch
-    hashes: Hashes
-    token_ids: Ints | None
-    seen: int
-    cut: int = 1 << 64
-
-    def take(self, chosen: Ints) -> _SamplePart:
-        ids = self.token_ids
-        picked = None if ids is None else ids[self.batch.segments.token_indices(chosen)]
-        return _SamplePart(self.batch.take(chosen), self.hashes[chosen], picked, len(chosen), self.cut)
-
-    def below(self, cut: int) -> _SamplePart:
-        """Return the sequences with hashes below `cut`, with the same number seen."""
-        return replace(self.take(np.flatnonzero(self.hashes < cut)), seen=self.seen, cut=cut)
-
-
-def _split_by_run(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _SamplePart]]:
+def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
+    """Add the hash of each sequence's prompt, and the token ids if every token has one."""
     ids = rows.tokens.get(TOKEN_IDS_COLUMN)
     ids = None if ids is None or ids.ndim != 1 else ids[rows.mask]
-    if ids is not None and (len(ids) != batch.tokens or np.isnan(ids.astype(np.float64)).any()):
-        ids = None
-    whole = _SamplePart(batch, cluster_hashes(batch), None if ids is None else ids.astype(np.int64), len(batch))
-    names = batch.columns.get("run")
-    if names is None:
-        return [(run, whole)]
-    return [(str(name), whole.take(np.flatnonzero(names == name))) for name in dict.fromkeys(names.tolist())]
+    if ids is None or len(ids) != batch.tokens or np.isnan(ids.astype(np.float64)).any():
+        extra = {}
+    else:
+        extra = {TOKEN_IDS_COLUMN: ids.astype(np.int64)}
+    return replace(batch, extra_columns=extra, columns={**batch.columns, _PROMPT_HASH: cluster_hashes(batch)})
 
 
-def _cap_prompts(parts: list[_SamplePart], slack: int = 1) -> list[_SamplePart]:
-    """Keep the prompts with the smallest hashes if the sample is larger than `slack` times the cap.
+class PromptSample:
+    """The sequences of a run whose prompts have the smallest hashes.
 
     A prompt is left out because of the prompts before it, and more data only adds to those. So a cut is final, and
     larger hashes stay excluded in any reading order.
     """
-    cut = min(part.cut for part in parts)
-    parts = [part if part.cut == cut else part.below(cut) for part in parts]
-    tokens, sequences = sum(part.batch.tokens for part in parts), sum(len(part.batch) for part in parts)
-    if tokens <= slack * MAX_TOKENS or sequences <= slack * MIN_SEQUENCES:
-        return parts
-    joined = _concatenate_parts(parts)
-    hashes, prompt, responses = np.unique(joined.hashes, return_inverse=True, return_counts=True)
-    fits = np.cumsum(np.bincount(prompt, joined.batch.segments.lengths)) <= MAX_TOKENS
-    beyond = hashes[~fits & (np.cumsum(responses) - responses >= MIN_SEQUENCES)]
-    return [joined.below(int(beyond[0])) if len(beyond) else joined]
+
+    def __init__(self) -> None:
+        self.parts: list[TokenBatch] = []
+        self.seen = 0
+        self._cut: int | None = None
+
+    def add(self, batch: TokenBatch) -> None:
+        self.seen += len(batch)
+        self.parts.append(batch if self._cut is None else self._below(batch, self._cut))
+        self.shrink(slack=2)
+
+    def shrink(self, slack: int = 1) -> None:
+        """Keep the smallest hashes if the sample is larger than `slack` times the cap."""
+        tokens, sequences = sum(part.tokens for part in self.parts), sum(map(len, self.parts))
+        if tokens <= slack * MAX_TOKENS or sequences <= slack * MIN_SEQUENCES:
+            return
+        joined = _concatenate(self.parts)
+        hashes, prompt, responses = np.unique(joined.columns[_PROMPT_HASH], return_inverse=True, return_counts=True)
+        fits = np.cumsum(np.bincount(prompt, joined.segments.lengths)) <= MAX_TOKENS
+        beyond = hashes[~fits & (np.cumsum(responses) - responses >= MIN_SEQUENCES)]
+        if len(beyond):
+            self._cut = int(beyond[0])
+            joined = self._below(joined, self._cut)
+        self.parts = [joined]
+
+    @staticmethod
+    def _below(batch: TokenBatch, cut: int) -> TokenBatch:
+        return batch.take(np.flatnonzero(batch.columns[_PROMPT_HASH] < cut))
 
 
-def _concatenate_parts(parts: Sequence[_SamplePart]) -> _SamplePart:
-    batches = [part.batch for part in parts]
+def _concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
+    def joined(name: str, fill: Callable[[TokenBatch], NDArray[Any]] | None = None) -> NDArray[Any] | None:
+        """Join an attribute. If some batches lack it, `fill` computes theirs, or it is left out."""
+        arrays = [getattr(batch, name) for batch in batches]
+        if all(array is None for array in arrays):
+            return None
+        arrays = [fill(own) if fill and array is None else array for array, own in zip(arrays, batches, strict=True)]
+        return None if any(array is None for array in arrays) else np.concatenate(arrays)
+
     lengths = np.concatenate([batch.segments.lengths for batch in batches])
-    names = dict.fromkeys(name for batch in batches for name in batch.columns)
-
-    def joined(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
-        given = [array for array in arrays if array is not None]
-        return np.concatenate(given) if len(given) == len(arrays) else None
-
-    def column(name: str) -> NDArray[Any]:
-        return np.concatenate([batch.columns.get(name, np.full(len(batch), None, object)) for batch in batches])
-
-    gaps = any(batch.position is not None for batch in batches)
-    position = np.concatenate([batch.positions for batch in batches]) if gaps else None
-    batch = TokenBatch(
+    columns = {
+        name: np.concatenate([batch.columns.get(name, np.full(len(batch), None, object)) for batch in batches])
+        for name in dict.fromkeys(name for batch in batches for name in batch.columns)
+    }
+    extra = [name for name in batches[0].extra_columns if all(name in batch.extra_columns for batch in batches)]
+    return TokenBatch(
         Segments.from_lengths(lengths),
         np.concatenate([batch.rollout for batch in batches]),
         np.concatenate([batch.train for batch in batches]),
-        current=joined([batch.current for batch in batches]),
-        position=position,
-        advantages=joined([batch.advantages for batch in batches]),
-        columns={name: column(name) for name in names},
+        current=joined("current"),
+        position=joined("position", lambda batch: batch.positions),
+        advantages=joined("advantages"),
+        columns=columns,
         rows=np.arange(len(lengths)),
-        impossible=_concatenate_counts(batches),
-        impossible_near=_concatenate_near(batches),
+        extra_columns={name: np.concatenate([batch.extra_columns[name] for batch in batches]) for name in extra},
+        impossible=joined("impossible", lambda batch: np.zeros(len(batch), np.int64)),
+        impossible_near=joined("impossible_near", _near_nothing_impossible),
     )
-    hashes = np.concatenate([part.hashes for part in parts])
-    ids = joined([part.token_ids for part in parts])
-    return _SamplePart(batch, hashes, ids, sum(part.seen for part in parts), min(part.cut for part in parts))
 
 
-def _concatenate_counts(batches: Sequence[TokenBatch]) -> Ints | None:
-    if all(batch.impossible is None for batch in batches):
-        return None
-    none = np.zeros(1, np.int64)
-    return np.concatenate([none.repeat(len(b)) if b.impossible is None else b.impossible for b in batches])
+def _near_nothing_impossible(batch: TokenBatch) -> Ints:
+    near = np.zeros((batch.tokens, 3), np.int64)
+    near[adjacent_segments(batch).offsets[:-1], 0] = 1
+    return near
 
 
-def _concatenate_near(batches: Sequence[TokenBatch]) -> Ints | None:
-    if all(batch.impossible_near is None for batch in batches):
-        return None
-    found = []
-    for batch in batches:
-        near = np.zeros((batch.tokens, 3), np.int64)
-        near[adjacent_segments(batch).offsets[:-1], 0] = 1
-        found.append(near if batch.impossible_near is None else batch.impossible_near)
-    return np.concatenate(found)
-
-
-def _build_sample(parts: list[_SamplePart]) -> RunSample:
+def _build_sample(found: PromptSample) -> RunSample:
     """Order the sequences by the hash of their prompt and step, independent of the reading order."""
-    joined = _concatenate_parts(_cap_prompts(parts))
-    parts.clear()  # free memory before making another copy
-    named = joined.batch.columns.get("step")
-    steps = np.zeros(len(joined.batch)) if named is None else named
+    found.shrink()
+    joined = _concatenate(found.parts)
+    found.parts.clear()  # free memory before making another copy
+    named = joined.columns.get("step")
+    steps = np.zeros(len(joined)) if named is None else named
     labels, step = np.unique(steps.astype(str) if steps.dtype == object else steps, return_inverse=True)
-    mixed = mix_hashes(joined.hashes, hash_values(step))
-    content = joined.batch.segments.sum(joined.batch.rollout)
-    order = np.lexsort((content, joined.batch.segments.lengths, mixed))
-    part = joined.take(order)
+    mixed = mix_hashes(joined.columns[_PROMPT_HASH], hash_values(step))
+    content = joined.segments.sum(joined.rollout)
+    order = np.lexsort((content, joined.segments.lengths, mixed))
+    batch = joined.take(order)
     _, cluster = np.unique(mixed[order], return_inverse=True)
-    advantages = _read_advantages(part.batch, cluster)
     known = () if named is None else tuple(labels.tolist())
-    return RunSample(part.batch, part.token_ids, advantages, cluster, step[order], known, joined.seen)
+    ids, advantages = batch.extra_columns.get(TOKEN_IDS_COLUMN), _read_advantages(batch, cluster)
+    return RunSample(batch, ids, advantages, cluster, step[order], known, found.seen)
 
 
 def _read_advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
