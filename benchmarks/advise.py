@@ -27,8 +27,8 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from mismatchctl.api.advise.advice import MIN_LOSS_SCALE  # noqa: E402
-from mismatchctl.api.advise.advise import _measure_candidates  # noqa: E402
-from mismatchctl.api.advise.candidates import MAX_REJECTION, Limits  # noqa: E402
+from mismatchctl.api.advise.advise import measure_candidates  # noqa: E402
+from mismatchctl.api.advise.candidates import MAX_REJECTION, Limits, choose_reference  # noqa: E402
 from mismatchctl.api.advise.gradient import (  # noqa: E402
     CandidateRanking,
     GradientProducts,
@@ -103,16 +103,16 @@ def cases(folder: Path) -> Iterator[Case]:
         errors = {batch: {name: true_error(f, norm2, batch) for name, f in usable.items()} for batch in BATCHES}
 
         with np.errstate(all="ignore"):
-            measured = _measure_candidates(sample, corrections, Limits())
-            scales = {name: found.loss_scale for name, found in measured.usable.items()}
-            scale, sure = len(sample) / len(measured.products["none"]), required_standard_errors(len(sample))
+            measured, products, _ = measure_candidates(sample, choose_reference(sample), corrections, Limits())
+            scales = {name: found.loss_scale for name, found in measured.items()}
+            shrinking = {name for name, scale in scales.items() if scale < MIN_LOSS_SCALE}
+            scale, sure = len(sample) / len(products["none"]), required_standard_errors(len(sample))
             choices = {
-                batch: choose_correction(measured.products, scale / batch, sure, shrinking=measured.shrinking)
-                for batch in BATCHES
+                batch: choose_correction(products, scale / batch, sure, shrinking=shrinking) for batch in BATCHES
             }
-            stable = split_stability(measured.products, scale / 512, sure, measured.shrinking)
+            stable = split_stability(products, scale / 512, sure, shrinking)
         scales |= {name: 1.0 for name in usable if name not in scales}
-        yield Case(path.parent.name, truth, errors, choices, measured.products, scales, stable)
+        yield Case(path.parent.name, truth, errors, choices, products, scales, stable)
 
 
 def _row(name: str, found: Sequence[Case], regret: Callable[[Case, int], float | None]) -> str:

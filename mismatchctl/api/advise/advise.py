@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ VALIDATED_RESPONSE_TOKENS = 128
 
 
 def describe_candidate(
-    name: str, own: Candidate, choice: CandidateRanking, sample: RunSample, framework: Framework | None
+    name: str, own: Candidate, choice: CandidateRanking, framework: Framework | None
 ) -> RankedCorrection:
     found, (gain, gain_se) = choice.moments[name], choice.gain(name)
     return RankedCorrection(
@@ -171,7 +170,7 @@ def _explain_reference(reference: BiasReference) -> str:
     )
 
 
-_DEFAULT_CORRECTION = Correction(name="token_truncate_2", weight=Weight(truncate=2.0))
+_DEFAULT = Correction(name="token_truncate_2", weight=Weight(truncate=2.0))
 MAX_BATCHES = 64
 MAX_ADVISED = 5
 _MIN_CLUSTERS = 16
@@ -199,56 +198,53 @@ def rank_corrections(
         "framework": framework.title if framework is not None else "",
     }
     if sample.batch.tokens:
-        known["severity"] = classify_severity(evaluate_candidate(_DEFAULT_CORRECTION, sample)[0].ess)
+        known["severity"] = classify_severity(evaluate_candidate(_DEFAULT, sample)[0].ess)
     why = _reason_not_rankable(sample, update)
     if why:
         notes = [why, *(_loss_scale_notes(sample, yours) if sample.batch.tokens else ())]
         return RunAdvice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": notes})
     critical = required_standard_errors(len(sample))
     with np.errstate(all="ignore"):  # overflows cannot be ranked
-        measured = _measure_candidates(sample, corrections, limits, yours)
-        scale = len(sample) / len(measured.products["none"]) / update
-        shrinking = measured.shrinking
-        choice = choose_correction(measured.products, scale, critical, shrinking=shrinking, unranked=measured.unranked)
-    known["k_hat"] = measured.reference.k_hat
+        reference = choose_reference(sample)
+        usable, products, refused = measure_candidates(sample, reference, corrections, limits)
+        mine, of_mine, _ = measure_candidates(sample, reference, yours)
+        own = {f"yours: {name}": one for name, one in mine.items()}
+        unranked = {f"yours: {name}": one for name, one in of_mine.items()}
+        scale = len(sample) / len(products["none"]) / update
+        measured = usable | own
+        shrinking = {name for name, one in measured.items() if one.loss_scale < MIN_LOSS_SCALE}
+        choice = choose_correction(products, scale, critical, shrinking=shrinking, unranked=unranked)
+    known["k_hat"] = reference.k_hat
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return RunAdvice.model_validate(known | {"notes": [_TOO_LARGE]})
-    refused = {
-        each.name: why for each in (*corrections, *yours) if (why := _missing_column(each, sample))
-    } | measured.refused
+    lacking = {each.name: why for each in (*corrections, *yours) if (why := _missing_column(each, sample))}
+    # documents recommend token weights up to 2 by default
+    default = next(
+        (name for name, one in usable.items() if not one.correction.gates and one.correction.weight == _DEFAULT.weight),
+        None,
+    )
 
-    candidates = measured.usable | measured.yours
-    default = next((name for name, own in measured.usable.items() if _is_default(own.correction)), None)
+    def describe(name: str) -> RankedCorrection:
+        return describe_candidate(name, measured[name], choice, framework)
+
     return RunAdvice.model_validate(
         {
             **known,
             "basis": "gradient" if sample.token_ids is not None else "probabilities",
-            "advice": [
-                describe_candidate(name, measured.usable[name], choice, sample, framework)
-                for name in choice.order[:MAX_ADVISED]
-            ],
-            "default": (
-                None
-                if default is None
-                else describe_candidate(default, measured.usable[default], choice, sample, framework)
-            ),
-            "yours": [describe_candidate(name, own, choice, sample, framework) for name, own in measured.yours.items()],
-            "reference": measured.reference.correction.name,
-            "sequence_mean": measured.reference.sequence_mean,
-            "lower_bound": measured.reference.lower_bound,
-            "stable": split_stability(measured.products, scale, critical, shrinking),
-            "notes": advice_notes(sample, measured.reference, choice, refused),
+            "advice": [describe(name) for name in choice.order[:MAX_ADVISED]],
+            "default": None if default is None else describe(default),
+            "yours": [describe(name) for name in own],
+            "reference": reference.correction.name,
+            "sequence_mean": reference.sequence_mean,
+            "lower_bound": reference.lower_bound,
+            "stable": split_stability(products, scale, critical, shrinking),
+            "notes": advice_notes(sample, reference, choice, lacking | refused),
             "front": {
-                name: (max(found.bias2, 0.0), choice.variance(name), candidates[name].rejected_tokens)
+                name: (max(found.bias2, 0.0), choice.variance(name), measured[name].rejected_tokens)
                 for name, found in choice.moments.items()
             },
         }
     )
-
-
-def _is_default(correction: Correction) -> bool:
-    """Return True for token weights up to 2, which documents recommend by default."""
-    return not correction.gates and correction.weight == _DEFAULT_CORRECTION.weight
 
 
 def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterator[str]:
@@ -274,46 +270,25 @@ def _reason_not_rankable(sample: RunSample, update: int) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _MeasuredCandidates:
-    """Candidates within the limits and the user's corrections, with the inner products of their gradients."""
-
-    reference: BiasReference
-    usable: dict[str, Candidate]
-    yours: dict[str, Candidate]
-    refused: dict[str, str]
-    products: dict[str, GradientProducts]
-    unranked: dict[str, GradientProducts]
-
-    @property
-    def shrinking(self) -> frozenset[str]:
-        """Names of the corrections that mostly lower the learning rate."""
-        return frozenset(name for name, own in (self.usable | self.yours).items() if own.is_shrinking)
-
-
-def _measure_candidates(
-    sample: RunSample, corrections: Sequence[Correction], limits: Limits, yours: Sequence[Correction] = ()
-) -> _MeasuredCandidates:
-    """Apply corrections and compare their gradients with the reference gradients."""
-    measured = _MeasuredCandidates(choose_reference(sample), {}, {}, {}, {}, {})
+def measure_candidates(
+    sample: RunSample, reference: BiasReference, corrections: Sequence[Correction], limits: Limits | None = None
+) -> tuple[dict[str, Candidate], dict[str, GradientProducts], dict[str, str]]:
+    """Return the corrections within the limits, the inner products of their gradients, and why others are refused."""
+    if not corrections:
+        return {}, {}, {}
     surrogate = Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
-    reference = GradientReference.of(surrogate.gradients(apply_to_sample(measured.reference.correction, sample)))
+    unbiased = GradientReference.of(surrogate.gradients(apply_to_sample(reference.correction, sample)))
+    usable, products, refused = dict[str, Candidate](), dict[str, GradientProducts](), dict[str, str]()
     for each in corrections:
         if _missing_column(each, sample):
             continue
         own, applied = evaluate_candidate(each, sample)
-        why = limits.refuse(each, own.rejected_tokens, own.ess) if each.name != "none" else ""
-        if why:
-            measured.refused[each.name] = why
+        if limits is not None and each.name != "none" and (why := limits.refuse(each, own.rejected_tokens, own.ess)):
+            refused[each.name] = why
             continue
-        measured.usable[each.name] = own
-        measured.products[each.name] = reference.inner_products(surrogate.gradients(applied))
-    for each in yours:
-        if not _missing_column(each, sample):
-            name = f"yours: {each.name}"
-            measured.yours[name], applied = evaluate_candidate(each, sample)
-            measured.unranked[name] = reference.inner_products(surrogate.gradients(applied))
-    return measured
+        usable[each.name] = own
+        products[each.name] = unbiased.inner_products(surrogate.gradients(applied))
+    return usable, products, refused
 
 
 def _missing_column(correction: Correction, sample: RunSample) -> str:

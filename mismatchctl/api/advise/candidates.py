@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mismatchctl.api.advise.advice import MIN_LOSS_SCALE
 from mismatchctl.api.advise.sample import RunSample
 from mismatchctl.api.scan import apply_trims
 from mismatchctl.core.batch import Float64s
@@ -31,7 +30,14 @@ _GEOMETRIC_BOUNDS = (1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05)
 
 def default_candidates() -> list[Correction]:
     """Return every kind of correction over the thresholds that frameworks use."""
-    return [NO_CORRECTION, *filter(None, map(named_correction, _candidate_names()))]
+    names = [format_rule_name("token_truncate", bound) for bound in _TRUNCATION_BOUNDS]
+    names += [format_rule_name(rule, *ends) for ends in _TOKEN_INTERVALS for rule in ("token_clip", "icepop")]
+    names.append("token_mask_0.5_2")
+    rules = ("seq_truncate", "seq_mis", "seq_reject")
+    names += [format_rule_name(rule, bound) for bound in _SEQUENCE_BOUNDS for rule in rules]
+    geometric = [format_rule_name("geo", bound) for bound in _GEOMETRIC_BOUNDS]
+    names += [name for geo in geometric for name in (geo, f"{geo}_token_truncate_2")]
+    return [NO_CORRECTION, *filter(None, map(named_correction, [*names, "veto_1e-4_token_truncate_2"]))]
 
 
 def framework_candidates(framework: str) -> list[Correction]:
@@ -57,34 +63,13 @@ def unique_candidates(corrections: Sequence[Correction]) -> list[Correction]:
     return list(found.values())
 
 
-def _candidate_names() -> Iterator[str]:
-    for bound in _TRUNCATION_BOUNDS:
-        yield format_rule_name("token_truncate", bound)
-    for interval in _TOKEN_INTERVALS:
-        yield format_rule_name("token_clip", *interval)
-        yield format_rule_name("icepop", *interval)
-    yield "token_mask_0.5_2"
-    for bound in _SEQUENCE_BOUNDS:
-        yield from (format_rule_name(rule, bound) for rule in ("seq_truncate", "seq_mis", "seq_reject"))
-    for bound in _GEOMETRIC_BOUNDS:
-        yield format_rule_name("geo", bound)
-        yield f"{format_rule_name('geo', bound)}_token_truncate_2"
-    yield "veto_1e-4_token_truncate_2"
-
-
 @dataclass(frozen=True)
 class CorrectedSample:
-    """A correction applied to a sample.
+    """A correction applied to a sample."""
 
-    Attributes:
-        weights: final weights [T], 0 for rejected tokens.
-        kept: tokens of each sequence that contribute to the loss [S].
-        counted: tokens of each sequence in the denominator of the loss [S].
-    """
-
-    weights: Float64s
-    kept: Float64s
-    counted: Float64s
+    weights: Float64s  # final weights [T], 0 for rejected tokens
+    kept: Float64s  # tokens of each sequence that contribute to the loss [S]
+    counted: Float64s  # tokens of each sequence in the denominator of the loss [S]
 
     @property
     def loss_scale(self) -> float:
@@ -94,18 +79,13 @@ class CorrectedSample:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A correction and its costs on a sample: shares, loss scale, and the kept tokens of each sequence [S]."""
+    """A correction and its costs on a sample."""
 
     correction: Correction
     rejected_tokens: float
     rejected_sequences: float
     ess: float
     loss_scale: float
-    kept: Float64s
-
-    @property
-    def is_shrinking(self) -> bool:
-        return self.loss_scale < MIN_LOSS_SCALE
 
 
 def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSample:
@@ -121,11 +101,7 @@ def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSampl
         found.weights[first : first + block.tokens] = np.where(own.kept.expand(), weights, 0.0)
         found.kept[rows], found.counted[rows] = own.kept.counts, own.counted.counts
     means = _weight_divisors(correction, of_all, sample)
-    return (
-        found
-        if means is None
-        else CorrectedSample(found.weights / batch.segments.spread(means), found.kept, found.counted)
-    )
+    return found if means is None else replace(found, weights=found.weights / batch.segments.spread(means))
 
 
 def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candidate, CorrectedSample]:
@@ -133,14 +109,10 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
     applied = apply_to_sample(correction, sample)
     filled, tokens = sample.batch.segments.nonempty, sample.batch.tokens
     gone = float(((applied.kept == 0) & filled).sum() / max(int(filled.sum()), 1))
-    ess = effective_sample_size(float(applied.weights.sum()), float(applied.weights @ applied.weights), tokens)
+    total, squares = float(applied.weights.sum()), float(applied.weights @ applied.weights)
+    ess = total**2 / squares / tokens if squares > 0 and math.isfinite(squares) else 0.0
     rejected = 1 - float(applied.kept.sum()) / tokens
-    return Candidate(correction, rejected, gone, ess, applied.loss_scale, applied.kept), applied
-
-
-def effective_sample_size(total: float, squares: float, tokens: float) -> float:
-    """Return the effective sample size as a share of the tokens, from sums of weights and squared weights."""
-    return total**2 / squares / tokens if squares > 0 and math.isfinite(squares) else 0.0
+    return Candidate(correction, rejected, gone, ess, applied.loss_scale), applied
 
 
 def _weight_divisors(correction: Correction, sums: Float64s, sample: RunSample) -> Float64s | None:
@@ -188,24 +160,18 @@ CONVERGENCE_RANGE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction used as unbiased.
-
-    Attributes:
-        sequence_mean: mean over tokens of the sequence weights truncated at 10.
-        k_hat: tail index of the sequence weights, if defined.
-        is_heavy: True if the tail of the sequence weights is not in the sample, because k-hat exceeds its limit.
-        lower_bound: True if the reference omits bias that the sample cannot show.
-    """
+    """The correction used as unbiased."""
 
     correction: Correction
-    sequence_mean: float
-    k_hat: float | None
-    is_heavy: bool
-    lower_bound: bool
+    sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
+    k_hat: float | None  # tail index of the sequence weights
+    is_heavy: bool  # the tail of the sequence weights is not in the sample, because k-hat exceeds its limit
+    is_per_token: bool
 
     @property
-    def is_per_token(self) -> bool:
-        return self.correction is _TOKEN_REFERENCE
+    def lower_bound(self) -> bool:
+        """True if the reference omits bias that the sample cannot show."""
+        return self.is_heavy or self.is_per_token
 
 
 def choose_reference(sample: RunSample) -> BiasReference:
@@ -219,9 +185,7 @@ def choose_reference(sample: RunSample) -> BiasReference:
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))
     mean = float(apply_to_sample(_SEQUENCE_REFERENCE, sample).weights.mean())
     converges = CONVERGENCE_RANGE[0] < mean < CONVERGENCE_RANGE[1]
-    return BiasReference(
-        _SEQUENCE_REFERENCE if converges else _TOKEN_REFERENCE, mean, k_hat, is_heavy, is_heavy or not converges
-    )
+    return BiasReference(_SEQUENCE_REFERENCE if converges else _TOKEN_REFERENCE, mean, k_hat, is_heavy, not converges)
 
 
 def sequence_k_hat(sample: RunSample) -> float | None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,19 +29,12 @@ PROBABILITY_BINS = 8
 
 @dataclass(frozen=True)
 class GradientMoments:
-    """Moments of the gradients of batches for one correction relative to a reference, in units of the surrogate.
+    """Moments of the gradients of batches for one correction relative to a reference, in units of the surrogate."""
 
-    Attributes:
-        bias2: unbiased estimate of the squared norm of the mean difference. It may be slightly negative.
-        variance: trace of the covariance of the gradient of one batch.
-        bias2_se: jackknife standard error of `bias2`.
-        errors: squared distance of each batch's gradient to the reference mean [batches], for paired comparisons.
-    """
-
-    bias2: float
-    variance: float
-    bias2_se: float
-    errors: Float64s
+    bias2: float  # unbiased estimate of the squared norm of the mean difference. It may be slightly negative.
+    variance: float  # trace of the covariance of the gradient of one batch
+    bias2_se: float  # jackknife standard error
+    errors: Float64s  # squared distance of each batch's gradient to the reference mean [batches]
 
 
 @dataclass(frozen=True)
@@ -129,7 +121,10 @@ class Surrogate:
         """Divide the sample into batches. `batch` is the ascending batch of each sequence [S]."""
         assert sample.advantages is not None
         segments, train = sample.batch.segments, sample.batch.train
-        ids = sample.token_ids if sample.token_ids is not None else _probability_ranks(train)
+        ids = sample.token_ids
+        if ids is None:
+            bounds = np.quantile(train, np.arange(1, PROBABILITY_BINS) / PROBABILITY_BINS)
+            ids = np.searchsorted(bounds, train).astype(np.int64)
         self._batch = batch
         self._bounds = np.concatenate([[0], np.cumsum(np.bincount(batch, segments.lengths))]).astype(np.int64).tolist()
         uncertainty = -np.expm1(np.minimum(train.astype(np.float64), 0.0))
@@ -149,14 +144,12 @@ class Surrogate:
         counted = np.maximum(np.bincount(self._batch, applied.counted), 1)
         found = np.empty((len(counted), self._contexts * self._choices))
         for row, (start, stop) in enumerate(pairwise(self._bounds)):
-            table = np.bincount(self.feature[start:stop], terms[start:stop], found.shape[1]) / counted[row]
-            found[row] = self._subtract_alternatives(table.reshape(self._contexts, self._choices)).ravel()
+            flat = np.bincount(self.feature[start:stop], terms[start:stop], found.shape[1]) / counted[row]
+            table = flat.reshape(self._contexts, self._choices)
+            share = table / np.maximum(self._others, _SMALLEST_ALTERNATIVE)
+            # the sum of each context's logits moves to the alternatives of each token
+            found[row] = (table - self._alternatives * (share.sum(axis=1, keepdims=True) - share)).ravel()
         return found
-
-    def _subtract_alternatives(self, table: Float64s) -> Float64s:
-        """Move the sum of each context's logits to the alternatives of each token [contexts, choices]."""
-        share = table / np.maximum(self._others, _SMALLEST_ALTERNATIVE)
-        return np.asarray(table - self._alternatives * (share.sum(axis=1, keepdims=True) - share))
 
 
 def _jackknife_error(without: Float64s) -> float:
@@ -175,38 +168,19 @@ def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
 
 def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
     """Return the number of contexts and choices, and the feature of each token [T]: (previous token, token)."""
-    size, code = _encode_ids(ids)
+    known, code = np.unique(ids, return_inverse=True)
+    size = len(known)
     before = np.concatenate([[size], code[:-1]])
     before[segments.offsets[:-1][segments.nonempty]] = size
     contexts, choices = size + 1, size
     if contexts * choices > MAX_CONTEXTS * MAX_CHOICES:
         contexts, choices = MAX_CONTEXTS, MAX_CHOICES
-        before, code = _hash_codes(before, contexts), _hash_codes(code, choices)
+        mixed = [part.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) for part in (before, code)]
+        before, code = (
+            (part >> np.uint64(64 - size.bit_length() + 1)).astype(np.int64)
+            for part, size in zip(mixed, (contexts, choices), strict=True)
+        )
     return contexts, choices, (before * choices + code).astype(np.int32)
-
-
-def _hash_codes(codes: Ints, count: int) -> Ints:
-    """Hash codes to 0 to count - 1. `count` is a power of two."""
-    mixed = codes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return (mixed >> np.uint64(64 - count.bit_length() + 1)).astype(np.int64)
-
-
-def _encode_ids(ids: Ints) -> tuple[int, Ints]:
-    """Return the number of ids, and the rank of each token's id [T]."""
-    low, high = int(ids.min()), int(ids.max())
-    if high - low > len(ids) + (1 << 20):
-        known, code = np.unique(ids, return_inverse=True)
-        return len(known), code
-    present = np.zeros(high - low + 1, np.bool_)
-    present[ids - low] = True
-    place = np.cumsum(present) - 1
-    return int(place[-1]) + 1, place[ids - low]
-
-
-def _probability_ranks(log_probs: NDArray[np.floating[Any]]) -> Ints:
-    """Return the quantile bin of each token's log-prob [T]."""
-    bounds = np.quantile(log_probs, np.arange(1, PROBABILITY_BINS) / PROBABILITY_BINS)
-    return np.searchsorted(bounds, log_probs).astype(np.int64)
 
 
 def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
