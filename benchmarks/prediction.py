@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-from mismatchctl.api.predict import (  # noqa: E402
+from mismatchctl.api.predict import (  # noqa: E402  # noqa: E402
+    CHECK_QUANTILES,
     LENGTH_GRID,
     Prediction,
     SequenceSample,
+    predict_at_length,
     predict_at_step,
     predict_batch_rejection,
+    rejection_at_length,
 )
-from mismatchctl.api.predict_length import CHECK_QUANTILES, predict_at_length, rejection_at_length  # noqa: E402
 from mismatchctl.corrections.model import Correction, Gate  # noqa: E402
 from tests.factories.sequence_samples import read_sample  # noqa: E402
 

@@ -16,11 +16,11 @@ from scipy import stats
 from mismatchctl.api.predict import (
     LENGTH_GRID,
     SequenceSample,
+    predict_at_length,
     predict_at_step,
     predict_batch_rejection,
     student_quantile,
 )
-from mismatchctl.api.predict_length import predict_at_length
 from mismatchctl.corrections.model import Correction
 from mismatchctl.results.growth import fit_growth
 from tests.factories.sequence_samples import read_sample

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from mismatchctl.api.predict import predict_batch_rejection
-from mismatchctl.api.predict_length import predict_at_length
+from mismatchctl.api.predict import predict_at_length, predict_batch_rejection
 from mismatchctl.api.sweep.result import ForecastRequest
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from mismatchctl.api.predict import BackTest, Prediction, SequenceSample, predict_at_step, predict_batch_rejection
-from mismatchctl.api.predict_length import predict_at_length
+from mismatchctl.api.predict import (
+    BackTest,
+    Prediction,
+    SequenceSample,
+    predict_at_length,
+    predict_at_step,
+    predict_batch_rejection,
+)
 from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study, ThresholdAxis
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import DASH, format_number
