@@ -26,7 +26,7 @@ from mismatchctl.core.validation import FiniteModel
 from mismatchctl.data.importers.tables import first_record
 from mismatchctl.data.paths import contains_dump
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.adapter import Meaning
+from mismatchctl.frameworks.adapter import LoggedMetric
 from mismatchctl.frameworks.glossary import find_certain_metric, find_meanings
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import read_first_bytes
@@ -281,7 +281,7 @@ def _step(text: str) -> int | float | str:
     return int(value) if value.is_integer() else value
 
 
-def _meanings(name: str) -> dict[Meaning, list[str]]:
+def _meanings(name: str) -> dict[LoggedMetric, list[str]]:
     """Return the mismatch meanings of a logged name in all frameworks, or an empty dict."""
     first, _, rest = name.partition("/")
     for candidate in (name, *([rest] if rest and first.lower() in _PREFIXES else [])):
@@ -316,7 +316,7 @@ def _rank(name: str) -> tuple[int, int]:
     return 3, len(name)
 
 
-def _mismatch(name: str, run: LoggedValues, found: Mapping[Meaning, list[str]]) -> LoggedSeries:
+def _mismatch(name: str, run: LoggedValues, found: Mapping[LoggedMetric, list[str]]) -> LoggedSeries:
     metric = find_certain_metric(name) or ""
     titles = dict.fromkeys(title.partition("@")[0] for own in found.values() for title in own)
     series = LoggedSeries(

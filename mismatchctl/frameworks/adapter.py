@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -17,7 +19,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import suggestion
 from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.io.scripts import PythonCall
-from mismatchctl.io.yaml import Unknown
+from mismatchctl.io.yaml import Unknown, read_data
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -239,48 +241,10 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Loss:
-    """A framework's policy loss for one training step, and its logged metrics."""
-
-    value: float  # the loss
-    metrics: dict[str, float]  # logged names and values
-    # derivative by each current log-prob, of each row over all its tokens, 0 where masked. None if unknown.
-    gradient: list[NDArray[np.floating[Any]]] | None = None
-
-
-@dataclass(frozen=True)
-class Condition:
-    """The configurations that log a metric: a description and a test of the framework's arguments."""
-
-    words: str
-    is_met: Callable[[Any], bool]
-
-
-ANY_CONFIGURATION = Condition("", lambda arguments: True)
-
-
-@dataclass(frozen=True)
 class LoggedMetric:
-    """One number that a framework logs: a quantity, reduced over a scope."""
+    """One number that a framework logs under one configuration: a quantity, reduced over a scope."""
 
-    name: str  # the name, without the prefixes of its version and its rule
-    # computes the values of the scope from the framework's statistics of a batch
-    quantity: Callable[[Any], NDArray[Any]]
-    words: str  # description of the quantity
-    scope: str  # the tokens or rows in the reduction
-    reduction: str = "mean"  # how they become one number
-    like: Quantity | None = None  # the quantity in the registry of metrics, or None
-    basis: str = "train/rollout"  # the compared policies, or weights at a stage
-    condition: Condition = ANY_CONFIGURATION  # the configurations that log it
-    # `current`: it needs the current policy. `anchor`: only if rollout log-probs replace the old ones.
-    needs: Literal["", "anchor", "current"] = ""
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """Meaning of one name under one configuration."""
-
-    name: str  # the name as logged, with all prefixes
+    name: str  # the name as logged. In a table: without the prefixes of its version and its rule.
     when: str  # the configuration that logs it. Empty: all.
     quantity: str  # description of the quantity
     over: str  # the tokens or sequences in the reduction
@@ -289,13 +253,45 @@ class Meaning:
     basis: str = "train/rollout"  # the two policies, or weights at a stage
     logged_as: str = ""  # this version's name for a name in documents or earlier versions. Empty: the same name.
     until: str = ""  # the last version that logged this name. Empty: this version logs it, or no version did.
+    values: str = ""  # the framework's function that computes the quantity. Empty: the table does not compute it.
 
     @property
     def measure(self) -> Measure | None:
-        """The meaning in parts that can be compared with the metrics of the registry."""
+        """The metric in parts that can be compared with the metrics of the registry."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
+
+
+_BRACES = re.compile(r"\{([^}]*)\}")
+_OPTIONAL_COLUMNS: list[Any] = [None, "", ""]
+
+
+@cache
+def read_metrics(folder: Path) -> dict[str, tuple[LoggedMetric, ...]]:
+    """Read the rows of a framework's names.yaml by section. Rows outside of a section have the section "".
+
+    A row is `name: [quantity, over, reduction, basis]`, and optionally the registry's quantity, `values` and `when`.
+    `{a,b}` in a name is expanded, and `{}` in the reduction and in `values` is the last expansion.
+    """
+    from mismatchctl.measure.metrics.metric import Quantity
+
+    tables: dict[str, dict[str, list[Any]]] = {"": {}}
+    for name, row in read_data(folder / "names.yaml").items():
+        tables |= {name: row} if isinstance(row, dict) else {"": tables[""] | {name: row}}
+    found: dict[str, tuple[LoggedMetric, ...]] = {}
+    for section, rows in tables.items():
+        metrics = []
+        for pattern, row in rows.items():
+            quantity, over, reduction, basis, like, values, when = [*row, *_OPTIONAL_COLUMNS[len(row) - 4 :]]
+            for chosen in product(*(part.split(",") for part in _BRACES.findall(pattern))):
+                how, of = (text.format(*chosen[-1:]) for text in (reduction, values))
+                name = _BRACES.sub("{}", pattern).format(*chosen)
+                metrics.append(LoggedMetric(
+                    name, when, quantity, over, how, Quantity[like] if like else None, basis, values=of
+                ))  # fmt: skip
+        found[section] = tuple(metrics)
+    return found
 
 
 @dataclass(frozen=True)
@@ -409,15 +405,11 @@ class Framework(ABC):
         return {}
 
     @abstractmethod
-    def meanings(self) -> list[Meaning]: ...
+    def meanings(self) -> list[LoggedMetric]: ...
 
     def logged_key(self, name: str) -> str:
         """Convert a name of `meanings` to the key in `Replay.logged`."""
         return name
-
-    @abstractmethod
-    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        """Compute the framework's policy loss on these rows. Options have the framework's names."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from mismatchctl.core.formatting import COUNT_UNITS
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import Meaning
+from mismatchctl.frameworks.adapter import LoggedMetric
 from mismatchctl.frameworks.registry import load_adapters, load_framework
 from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.metrics.corrections import correction_metrics
@@ -42,18 +42,18 @@ class MetricLookup:
 
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is a key of the registry.
-    meanings: tuple[Meaning, ...]  # one meaning for each kind of configuration. Empty for a key of the registry.
+    meanings: tuple[LoggedMetric, ...]  # one meaning for each kind of configuration. Empty for a key of the registry.
     # `metrics` (in a run of a Result), `corrections` (in each of its corrections) or `logged` (the framework's logged
-    # values per step and correction, in a Result made with `framework` or in `Replay.logged`). `Framework.loss`
-    # computes values of a loss that `logged` does not contain.
+    # values per step and correction, in a Result made with `framework` or in `Replay.logged`). Values of
+    # a loss that it does not contain are not computed.
     source: Literal["metrics", "corrections", "logged"]
     key: str  # the key in the source
     status: str = "ok"  # `ok`, or a note that no code has logged the name. The number is then the documented formula's.
 
 
-def find_meanings(name: str) -> dict[Meaning, list[str]]:
+def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
     """Return the meanings of a logged or documented name, with framework versions. A prefix is optional."""
-    found: dict[Meaning, list[str]] = {}
+    found: dict[LoggedMetric, list[str]] = {}
     for adapter in load_adapters():
         for title, meanings in _find_newest(adapter.titles, name):
             for meaning in meanings:
@@ -125,7 +125,7 @@ def canonical_name(name: str) -> str:
     return lower if re.sub(r"^gate\d+_", "gate0_", lower) in _index_sources() else name
 
 
-def _find_metric(meanings: tuple[Meaning, ...], correction: Correction | None) -> Metric | None:
+def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
     """Return the metric that equals all of the meanings for a correction.
 
     Bounded weights are final without a normalization. In bypass mode the current policy replaces train.
@@ -155,12 +155,12 @@ def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
     return found | {each.key: "metrics" for each in (*MISMATCH_METRICS, *other_metrics())}
 
 
-def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[Meaning, ...]]]:
+def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[LoggedMetric, ...]]]:
     """Return the newest version that has a name, with its meanings there, or an empty list."""
     return next(([(title, found)] for title in titles if (found := _find_by_name(title, name))), [])
 
 
-def _find_by_name(title: str, name: str) -> tuple[Meaning, ...]:
+def _find_by_name(title: str, name: str) -> tuple[LoggedMetric, ...]:
     """Return the meanings of a name in one version: the exact name, else with a prefix, else without `all`."""
     meanings = _load_meanings(title)
     same = tuple(item for item in meanings if item.name == name)
@@ -168,14 +168,14 @@ def _find_by_name(title: str, name: str) -> tuple[Meaning, ...]:
     return _find_by_name(title, name.replace("/all/", "/")) if not found and "/all/" in name else found
 
 
-def _iterate_meanings() -> Iterator[tuple[str, tuple[Meaning, ...]]]:
+def _iterate_meanings() -> Iterator[tuple[str, tuple[LoggedMetric, ...]]]:
     for adapter in load_adapters():
         for title in adapter.titles:
             yield title, _load_meanings(title)
 
 
 @cache
-def _load_meanings(title: str) -> tuple[Meaning, ...]:
+def _load_meanings(title: str) -> tuple[LoggedMetric, ...]:
     return tuple(load_framework(title).meanings())
 
 
@@ -236,8 +236,9 @@ def _format_versions(titles: Sequence[str]) -> str:
     return ", ".join(f"{framework} {' '.join(versions)}" for framework, versions in by_framework.items())
 
 
-def meanings_as_data(found: Mapping[Meaning, Sequence[str]]) -> list[dict[str, Any]]:
-    return [asdict(meaning) | {"frameworks": list(frameworks)} for meaning, frameworks in found.items()]
+def meanings_as_data(found: Mapping[LoggedMetric, Sequence[str]]) -> list[dict[str, Any]]:
+    rows = ((asdict(metric), frameworks) for metric, frameworks in found.items())
+    return [{key: row[key] for key in row if key != "values"} | {"frameworks": list(titles)} for row, titles in rows]
 
 
 def metric_title(metric: Metric) -> str:

@@ -47,8 +47,8 @@ class LintMessage:
 
 
 @dataclass(frozen=True)
-class TrapText:
-    """Texts of one trap. Consequence and fix contain names of values in braces."""
+class Trap:
+    """Texts of one documented trap. Consequence and fix contain names of values in braces."""
 
     level: Level
     consequence: str
@@ -61,9 +61,9 @@ class TrapText:
 
 
 @cache
-def load_traps(module: str) -> dict[str, TrapText]:
-    """Read traps.yaml in the folder of a module."""
-    return {name: TrapText(**texts) for name, texts in read_data(Path(module).with_name("traps.yaml")).items()}
+def load_traps(folder: Path) -> dict[str, Trap]:
+    """Read a framework's traps.yaml."""
+    return {name: Trap(**texts) for name, texts in read_data(folder / "traps.yaml").items()}
 
 
 def is_text_of_number(value: object) -> bool:

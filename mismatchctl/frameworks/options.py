@@ -7,8 +7,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
 from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,16 +27,15 @@ from mismatchctl.frameworks.adapter import (
     Dtype,
     Framework,
     Hidden,
-    Loss,
-    Meaning,
+    LoggedMetric,
     Replay,
     ReplayOptions,
     UnreadKey,
     is_typo_of,
+    read_metrics,
 )
-from mismatchctl.frameworks.lint import Level, LintMessage, check_bounds
+from mismatchctl.frameworks.lint import LintMessage, check_bounds, load_traps
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
-from mismatchctl.io.yaml import read_data
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,7 +105,6 @@ def merge_options(parts: Iterable[Options]) -> Options:
     return made
 
 
-_BRACES = re.compile(r"\{([^}]*)\}")
 _MAX_STACKS = 64
 """Maximum number of combinations of forms."""
 
@@ -119,27 +115,6 @@ class ConfiguredCorrection(Correction):
     """A Correction with the options that it was read from. A loss and its metrics depend on them."""
 
     _options: Options = PrivateAttr(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Trap:
-    """A documented trap: a condition on options, and the LintMessage."""
-
-    caught: Callable[[Options], bool]
-    level: Level
-    place: str
-    consequence: str
-    fix: str
-
-
-@dataclass(frozen=True)
-class Switch:
-    """An option, off by default, that enables the correction. A configuration with only its block counts as enabled."""
-
-    option: str
-    place: str
-    consequence: str
-    fix: str
 
 
 class Watched(dict[str, Any]):
@@ -180,14 +155,20 @@ class PlainFramework(Framework):
     # its column name -> schema column, for names that have other meanings elsewhere
     own_columns: Mapping[str, str] = {}
     source: str = ""  # its code, which traps refer to
-    traps: Sequence[Trap] = ()  # documented traps
-    switch: Switch | None = None  # the option that enables the correction, if it is separate from the rules
+    traps: Mapping[str, Callable[[Options], bool]] = {}  # conditions of the traps in traps.yaml, by name
+    # the option that enables the correction, if it is separate from the rules. A configuration with only the block of
+    # the correction counts as enabled.
+    switch: str = ""
     forms: Sequence[Callable[[Any, Any], Options]] = ()  # ways to write a weight rule and gates between two bounds
     loss_key: str | None = "loss"  # logged name of the loss, or None
     weighs_always: bool = False  # True if every configuration has weights
 
     def __init__(self, version: str) -> None:
         self.version = version
+
+    @property
+    def _folder(self) -> Path:
+        return Path(inspect.getfile(type(self))).parent
 
     @property
     def _places(self) -> tuple[Place, ...]:
@@ -314,7 +295,7 @@ class PlainFramework(Framework):
         return any(True for _ in self.find(native))
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
-        return self.switch is None or any(name == self.switch.option for _, name, _ in self.find(native))
+        return not self.switch or any(name == self.switch for _, name, _ in self.find(native))
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
         """Return True if a value at this place is an option or part of one."""
@@ -399,10 +380,10 @@ class PlainFramework(Framework):
         try:
             with self._taking_values():
                 options = self.read(native)
-                for trap in self.traps:
+                for name, is_caught in self.traps.items():
                     watched = Watched(options)
-                    if trap.caught(watched) and not self._depends(watched, native, hidden):
-                        found.append(LintMessage(trap.level, trap.place, trap.consequence, trap.fix, self.source))
+                    if is_caught(watched) and not self._depends(watched, native, hidden):
+                        found.append(load_traps(self._folder)[name].message(self.source))
                 watched = Watched(options)
                 weight, gates = self.rules(watched)
                 made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
@@ -429,28 +410,27 @@ class PlainFramework(Framework):
 
     def _off(self, native: Mapping[str, Any], made: Correction) -> list[LintMessage]:
         """Report that the option that enables the correction is missing."""
-        switch = self.switch
-        given = {name for _, name, _ in self.find(native)}
-        if switch is None or made.weight is None or switch.option in given or not self.recognizes(native):
+        if self.is_on(native) or made.weight is None or not self.recognizes(native):
             return []
-        return [LintMessage("warning", switch.place, switch.consequence, switch.fix, self.source)]
+        return [load_traps(self._folder)["switched_off"].message(self.source)]
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Return the place of each threshold, in the keys of the block."""
         return [".".join(self.block)] * len(correction.gates)
 
-    def _run(self, table: pa.Table, correction: Correction, dtype: Dtype, **changes: Any) -> ConfiguredStep:
+    def configure(self, table: pa.Table, correction: Correction, dtype: Dtype) -> ConfiguredStep:
+        """Return the rows under the options of a correction."""
         said, unsaid = self.native(correction)
         if unsaid:
             raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")
-        options = self.read(said | changes)
-        return self.prepared(Step.read(table, dtype, {**self.columns, **self.own_columns}), options, correction)
+        step = Step.read(table, dtype, {**self.columns, **self.own_columns})
+        return self.prepared(step, self.read(said), correction)
 
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
         """Replay a step as one batch on one rank."""
-        run = self._run(table, correction, options.dtype)
+        run = self.configure(table, correction, options.dtype)
         with np.errstate(all="ignore"):
             logged = self.metrics(run)
             if run.has_loss and self.loss_key is not None:
@@ -469,37 +449,9 @@ class PlainFramework(Framework):
     def shown_keep(self, run: ConfiguredStep) -> Bools:
         return run.keep
 
-    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        """Compute value, gradient by each current log-prob, and logged metrics."""
-        dtype = options.pop("dtype", "float64")
-        run = self._run(table, correction, dtype, **options)
-        if not run.has_loss:
-            raise ConfigError("the loss needs the columns current_log_probs and advantages")
-        with np.errstate(all="ignore"):
-            value, gradient = sum_terms(self.terms(run))
-            logged = {name: float(number) for name, number in self.metrics(run).items()}
-        return Loss(
-            value, logged if self.loss_key is None else logged | {self.loss_key: value}, run.step.by_row(gradient)
-        )
-
-    def meanings(self) -> list[Meaning]:
-        return list(_read_meanings(Path(inspect.getfile(type(self))).with_name("names.yaml"), self.version))
-
-
-@cache
-def _read_meanings(place: Path, version: str) -> tuple[Meaning, ...]:
-    """Read a version's names.yaml. `{a,b}` in a name is expanded, and `{}` in a description is the last expansion."""
-    said: dict[str, Any] = read_data(place)
-    own = {name: words for name, words in said.items() if not name.startswith("@")}
-    own |= said.get(f"@{version}", {})
-    found = []
-    for pattern, (what, over, how, basis) in own.items():
-        ends = [part.split(",") for part in _BRACES.findall(pattern)]
-        form = _BRACES.sub("{}", pattern)
-        for chosen in product(*ends):
-            reduction = how.format(chosen[-1]) if chosen else how
-            found.append(Meaning(form.format(*chosen), "", what, over, reduction, None, basis))
-    return tuple(found)
+    def meanings(self) -> list[LoggedMetric]:
+        sections = read_metrics(self._folder)
+        return [*sections[""], *sections.get(f"@{self.version}", ())]
 
 
 def make_off_policy_gate(limit: float, **more: Any) -> Gate:

@@ -204,22 +204,6 @@ def _each_token(tally: Tally, key: tuple[Any, ...], rows: pa.Table, out: Replay)
         tally.check(golden["mask"] == keep, key, f"kept tokens of {sequence}", golden["mask"], keep, last_bit)
 
 
-def compare_losses(impl: str) -> Tally:
-    """The flags of the loss given to `loss`, not to the correction."""
-    tally = Tally()
-    for key, expected in _metrics(impl).items():
-        batch, step, name, dtype, reducer = key
-        config = configs()[name]
-        if not config["loss"]:
-            continue
-        own = framework(impl).correction(correcting(config))
-        options = config["loss"] | {"calculate_per_token_loss": reducer == "token_mean", "dtype": dtype}
-        out = framework(impl).loss(table(batch, step), own, **options)
-        tally.check(agree("loss", expected["loss"], out.value, dtype), key, "value", expected["loss"], out.value)
-        _values(tally, expected, out.metrics, key)
-    return tally
-
-
 def compare_errors(impl: str) -> Tally:
     """What is rejected, with slime's message; everything else is accepted."""
     tally = Tally()
@@ -282,7 +266,6 @@ def _on_a_veto(own: Correction, sequences: TokenBatch) -> Any:
 
 PARTS: dict[str, Callable[[str], Tally]] = {
     "logged values, masks, weights": compare_logged,
-    "losses": compare_losses,
     "rejected configurations": compare_errors,
     "as corrections": compare_corrections,
 }

@@ -93,8 +93,6 @@ def compare_logged(version: str) -> Tally:
             rows, dtype, step = table(batch, run["step"]), run["dtype"], run["step"]
             where = f"{batch} {step} {dtype}"
             tally.values(run["debug_metrics"], framework.debug_metrics(rows, dtype), dtype, where)
-            if "current_vs_rollout" in run:
-                tally.values(run["current_vs_rollout"], framework.actor_metrics(rows, dtype), dtype, where)
             for name, values in _logged(run):
                 out = framework.replay(rows, corrections(version)[name], ReplayOptions(dtype=dtype))
                 tally.values(values, out.logged, dtype, f"{where} {name}")
@@ -168,53 +166,6 @@ def _tokens(tally: Tally, golden: Mapping[int, Any], out: Any, rows: pa.Table, w
         tally.check(same, f"{where}: weights of {sequence}", wanted["weights"], out.weights)
 
 
-def compare_losses(version: str) -> Tally:
-    """Losses, and the actor's metrics beside them."""
-    tally, framework = Tally(), load_framework(f"verl@{version}")
-    losses, configs = expected(version)["losses"], expected(version)["configs"]["configs"]
-    for run in losses["runs"]:
-        rows, dtype = table(run["batch"], run["step"]), run["dtype"]
-        for index, entry in enumerate(losses["entries"]):
-            native = configs[entry["correction"]]["kwargs"] if entry["correction"] else {}
-            correction = framework.correction(native | entry.get("overrides", {}))
-            options = _options(entry, run, losses["clip_settings"], version)
-            out = framework.loss(rows, correction, dtype=dtype, **options)
-            where = f"{run['batch']} {run['step']} {dtype} {entry}"
-            wanted = float(run["loss"][index])
-            same = _losses_agree(wanted, out.value, run, options, dtype)
-            tally.check(same, f"{where}: loss", wanted, out.value)
-            actor = {name: value for name, value in out.metrics.items() if name.startswith("actor/")}
-            tally.values(_column(run["metrics"], index), actor, dtype, where)
-        added = run.get("bypass_rollout_corr_metrics", {"keys": ()})
-        for index, key in enumerate(added["keys"]):
-            name, _, loss_type = key.partition("|")
-            override = {"loss_type": loss_type} if loss_type else {"use_policy_gradient": True}
-            correction = framework.correction(configs[name]["kwargs"] | {"bypass_mode": True} | override)
-            logged = framework.loss(rows, correction, dtype=dtype).metrics
-            found = {name: value for name, value in logged.items() if name.startswith("rollout_corr/")}
-            wanted_all = added["common_metrics"] | _column(added["metrics"], index)
-            tally.values(wanted_all, found, dtype, f"{run['batch']} {run['step']} {dtype} {key}")
-    return tally
-
-
-def _options(entry: Run, run: Run, clips: Run, version: str) -> dict[str, Any]:
-    options = clips[entry["clip"]] | {"loss_mode": entry["loss_mode"], "loss_agg_mode": entry["agg"]}
-    if entry["padded_length"] != "batch":
-        options["padded_length"] = entry["padded_length"]
-    if entry["global_batch_info"]:
-        sizes = {"dp_size": 1, "batch_num_tokens": run["n_valid_tokens"], "global_batch_size": run["n_sequences"]}
-        options["global_batch_info"] = sizes | ({"loss_scale_factor": 256} if version == "d" else {})
-    return options
-
-
-def _losses_agree(wanted: float, found: float, run: Run, options: Run, dtype: str) -> bool:
-    """A float32 loss is a sum of terms of about 1 that cancel: it is known to 1e-6 of their number."""
-    if dtype == "float64" or not math.isfinite(wanted):
-        return agree("loss", wanted, found, "float64")
-    terms = {"token-sum": run["n_valid_tokens"], "seq-mean-token-sum": run["n_valid_tokens"] / run["n_sequences"]}
-    return abs(wanted - found) <= 3e-6 * abs(wanted) + 1e-6 * terms.get(options["loss_agg_mode"], 1.0)
-
-
 def compare_errors(version: str) -> Tally:
     """What verl rejects, in its words; what it accepts although nobody should write it."""
     tally, framework = Tally(), load_framework(f"verl@{version}")
@@ -238,7 +189,6 @@ def compare_errors(version: str) -> Tally:
 
 PARTS: dict[str, Callable[[str], Tally]] = {
     "logged values, masks, weights": compare_logged,
-    "losses": compare_losses,
     "rejected configurations": compare_errors,
 }
 

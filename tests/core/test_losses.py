@@ -8,7 +8,6 @@ import torch
 
 from mismatchctl.core.batch import Segments
 from mismatchctl.core.losses import cispo_loss, factor_loss, kl_estimate, low_variance_kl, off_policy_mask, ppo_loss
-from mismatchctl.frameworks.verl.losses import reduce_sequences
 
 LENGTHS = [4, 1, 0, 7, 12]
 SEGMENTS = Segments.from_lengths(LENGTHS)
@@ -16,7 +15,6 @@ TOKENS = sum(LENGTHS)
 RNG = np.random.default_rng(8)
 CURRENT, ANCHOR = (-RNG.exponential(1.0, TOKENS) for _ in range(2))
 ADVANTAGES = RNG.normal(0, 1, TOKENS)
-KEPT = RNG.random(TOKENS) < 0.7
 
 
 def t(values: np.ndarray) -> torch.Tensor:
@@ -110,11 +108,5 @@ def test_opsm_takes_bad_tokens_of_sequences_that_drifted() -> None:
     assert 0 < masked.sum() < TOKENS
 
 
-def test_losses_are_summed_up_over_sequences_as_said() -> None:
-    losses = factor_loss(ADVANTAGES, CURRENT, 1.0).losses
-    assert losses == pytest.approx(-ADVANTAGES * CURRENT)
-    rows = np.split(np.where(KEPT, losses, 0), SEGMENTS.offsets[1:-1])
-    kept = [row.sum() for row in np.split(KEPT, SEGMENTS.offsets[1:-1])]
-    assert reduce_sequences(losses, SEGMENTS, KEPT, "sum") == pytest.approx([row.sum() for row in rows])
-    means = [row.sum() / max(count, 1) for row, count in zip(rows, kept, strict=True)]
-    assert reduce_sequences(losses, SEGMENTS, KEPT, "mean") == pytest.approx(means)
+def test_a_constant_factor_weights_reinforce() -> None:
+    assert factor_loss(ADVANTAGES, CURRENT, 0.5).losses == pytest.approx(-0.5 * ADVANTAGES * CURRENT)

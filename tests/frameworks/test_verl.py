@@ -226,28 +226,6 @@ def test_every_logged_name_has_a_meaning(version: str) -> None:
     assert all(meaning.quantity for meaning in load_framework(f"verl@{version}").meanings())
 
 
-def test_loss_options_are_checked() -> None:
-    framework, rows = load_framework("verl"), table("edge", 1)
-    for options, words in (
-        ({"clip_ratio_hi": 0.3}, "did you mean 'clip_ratio_high'"),
-        ({"clip_ratio_c": 1.0}, "must be > 1"),
-        ({"loss_agg_mode": "mean"}, "Invalid loss_agg_mode"),
-        ({"loss_mode": "vanila"}, "did you mean 'vanilla'"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            framework.loss(rows, Correction(), **options)
-    with pytest.raises(ConfigError, match="token-sum"):
-        load_framework("verl@c2").loss(rows, Correction(), loss_agg_mode="token-sum")
-
-
-def test_losses_over_ranks_are_multiplied_back() -> None:
-    with pytest.raises(ConfigError, match="global_batch_size is required when dp_size > 1"):
-        load_framework("verl").loss(table("moe", 12), Correction(), dp_size=2, loss_agg_mode="seq-mean-token-mean")
-    framework, rows = load_framework("verl"), table("moe", 12)
-    one = framework.loss(rows, Correction(), batch_num_tokens=5000).value
-    assert framework.loss(rows, Correction(), batch_num_tokens=10_000, dp_size=2).value == pytest.approx(one)
-
-
 @pytest.mark.parametrize(("version", "extremes"), [("c1", True), ("c2", True), ("d", False)])
 def test_an_actor_in_bypass_mode_logs_means_over_its_micro_batches(version: str, extremes: bool) -> None:
     rows, own = table("moe", 12), load_framework(f"verl@{version}")
@@ -292,16 +270,4 @@ def test_weights_that_are_not_applied_are_logged_and_reject(mode: str) -> None:
     assert with_weights.logged == without.logged
     assert without.weights is None
     assert all(np.array_equal(a, b) for a, b in zip(with_weights.keep, without.keep, strict=True))
-    assert own.loss(rows, unapplied) == own.loss(rows, applied, rollout_is=False) != own.loss(rows, applied)
     assert own.native(unapplied)[0]["rollout_is"] is False
-
-
-@pytest.mark.parametrize("version", ["c1", "c2"])
-def test_ppo_in_bypass_mode_rejects_nothing_until_2026(version: str) -> None:
-    rows, own = table("moe", 12), load_framework(f"verl@{version}")
-    plain = own.correction({"bypass_mode": True})
-    rejecting = own.correction({"bypass_mode": True, "rollout_rs": "token", "rollout_rs_threshold": 1.01})
-    assert own.loss(rows, rejecting).value == own.loss(rows, plain).value
-    new = load_framework("verl")
-    native = {"bypass_mode": True, "rollout_rs": "token_k1", "rollout_rs_threshold": 1.01}
-    assert new.loss(rows, new.correction(native)).value != new.loss(rows, new.correction({"bypass_mode": True})).value

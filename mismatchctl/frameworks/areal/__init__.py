@@ -16,7 +16,7 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import NOTHING_HIDDEN, File, FileLayout, Hidden, Row
 from mismatchctl.frameworks.lint import LintMessage
-from mismatchctl.frameworks.options import PlainFramework, Rules, Switch, Trap, make_adapter, read_choice
+from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 
@@ -162,7 +162,8 @@ def _rule(options: Options) -> Options:
     return options["rejection_sampling"] or {}
 
 
-def _is_number(value: Any) -> bool:
+def _has_number(options: Options, key: str) -> bool:
+    value = _rule(options).get(key)
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -202,54 +203,29 @@ class Areal(PlainFramework):
 
     loss_key = "actor_loss"
 
-    switch = Switch(
-        "use_decoupled_loss",
-        "actor.use_decoupled_loss",
-        "it is false by default in AReaL: without it log ratios are 0, and the rule keeps everything",
-        "give use_decoupled_loss true, as it is taken to be given here",
-    )
+    switch = "use_decoupled_loss"
 
     source = "areal-project/AReaL@cbff54d645d2"
-    traps = (
-        Trap(lambda o: o["rejection_sampling"] is None and bool(o["use_decoupled_loss"]), "warning",
-             "actor.rejection_sampling",
-             "without it no weight corrects the mismatch: only the update ratio is left", "give rejection_sampling"),
-        Trap(lambda o: _rule(o).get("action") == "clamp" and _rule(o).get("metric", "ratio") != "ratio", "error",
-             "actor.rejection_sampling.action",
-             "RejectionSamplingConfig.__post_init__ raises ValueError: action clamp takes metric ratio only",
-             "use action mask"),
-        Trap(lambda o: _is_number(_rule(o).get("upper")) and _rule(o)["metric"] == "ratio" and _rule(o)["upper"] <= 1,
-             "error", "actor.rejection_sampling.upper",
-             "RejectionSamplingConfig.__post_init__ raises ValueError: the upper bound of a ratio must be above 1",
-             "give 2.0 or 5.0"),
-        Trap(lambda o: _is_number(_rule(o).get("lower")) and _rule(o)["metric"] == "ratio" and _rule(o)["lower"] <= 0,
-             "error", "actor.rejection_sampling.lower",
-             "RejectionSamplingConfig.__post_init__ raises ValueError: the lower bound of a ratio must be positive",
-             "give 0.5, or leave it out"),
-        Trap(lambda o: (_is_number(_rule(o).get("upper")) and _rule(o)["metric"] in ("kl_k2", "kl_k3")
-                        and _rule(o)["upper"] <= 0),
-             "error", "actor.rejection_sampling.upper",
-             "RejectionSamplingConfig.__post_init__ raises ValueError: the upper bound must be positive",
-             "give a positive bound"),
-        Trap(lambda o: (_is_number(_rule(o).get("lower")) and _is_number(_rule(o).get("upper"))
-                        and _rule(o)["lower"] > _rule(o)["upper"]),
-             "error", "actor.rejection_sampling.lower",
-             "RejectionSamplingConfig.__post_init__ raises ValueError: lower cannot be above upper",
-             "swap the bounds"),
-        Trap(lambda o: (o["rejection_sampling"] or {}).get("metric") == "binary_kl", "error",
-             "actor.rejection_sampling.metric",
-             "the shipped configuration class refuses binary_kl; and in float32 it rejects every token whose "
-             "probability rounds to 1", "use kl_k3, or patch the class"),
-        Trap(lambda o: (o["rejection_sampling"] or {}).get("metric") == "kl_k3", "info",
-             "actor.rejection_sampling.metric",
-             "the help says r - log r - 1, the code takes exp(-d) - 1 + d", "set the threshold for that"),
-        Trap(lambda o: o["prox_logp_method"] == "reuse_train_logp" and o["ppo_n_minibatches"] > 1, "warning",
-             "actor.ppo_n_minibatches",
-             "reuse_train_logp forces it to 1", "set it to 1"),
-        Trap(lambda o: o["rejection_sampling"] is not None and not o["use_decoupled_loss"], "warning",
-             "actor.use_decoupled_loss",
-             "without it log ratios are 0: the rule keeps everything", "set use_decoupled_loss true"),
-    )  # fmt: skip
+    traps = {
+        "no_rule": lambda o: o["rejection_sampling"] is None and bool(o["use_decoupled_loss"]),
+        "clamps_ratios_only": lambda o: (
+            _rule(o).get("action") == "clamp" and _rule(o).get("metric", "ratio") != "ratio"
+        ),
+        "upper_too_low": lambda o: _has_number(o, "upper") and _rule(o)["metric"] == "ratio" and _rule(o)["upper"] <= 1,
+        "lower_not_positive": lambda o: (
+            _has_number(o, "lower") and _rule(o)["metric"] == "ratio" and _rule(o)["lower"] <= 0
+        ),
+        "upper_not_positive": lambda o: (
+            _has_number(o, "upper") and _rule(o)["metric"] in ("kl_k2", "kl_k3") and _rule(o)["upper"] <= 0
+        ),
+        "bounds_reversed": lambda o: (
+            _has_number(o, "lower") and _has_number(o, "upper") and _rule(o)["lower"] > _rule(o)["upper"]
+        ),
+        "binary_kl": lambda o: _rule(o).get("metric") == "binary_kl",
+        "reversed_k3": lambda o: _rule(o).get("metric") == "kl_k3",
+        "one_minibatch": lambda o: o["prox_logp_method"] == "reuse_train_logp" and o["ppo_n_minibatches"] > 1,
+        "keeps_everything": lambda o: o["rejection_sampling"] is not None and not o["use_decoupled_loss"],
+    }
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
         """Check a configuration. Without the decoupled loss, a missing correction is not reported."""

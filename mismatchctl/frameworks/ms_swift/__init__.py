@@ -12,7 +12,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import File, FileLayout, Row
-from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter, make_off_policy_gate
+from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
@@ -64,20 +64,11 @@ class MsSwift(PlainFramework):
     ) + ((lambda low, high: {"off_policy_sequence_mask_delta": high}), lambda low, high: {})
 
     source = "modelscope/ms-swift@3602360a5"
-    traps = (
-        Trap(lambda o: str(o["rollout_importance_sampling_mode"]).startswith("sequence"), "info",
-             "rollout_importance_sampling_mode",
-             "the sequence's ratio is a geometric mean here, a product in TRL under the same word: a threshold of 2 "
-             "never acts",
-             "give a threshold near 1, such as 1.01"),
-        Trap(lambda o: o["loss_type"] == "cispo" and (o["epsilon_high"] is None or o["epsilon_high"] < 1), "warning",
-             "epsilon_high",
-             "CISPO bounds the ratio by epsilon_high itself: with 0.2 every larger ratio becomes 0.2",
-             "give the bound itself, such as 5.0"),
-        Trap(lambda o: str(o["rollout_importance_sampling_mode"]).endswith("mask"), "info",
-             "rollout_importance_sampling_mode",
-             "ess counts masked tokens with the weight 1/C: masking hardly lowers it", "look at clipped_frac too"),
-    )  # fmt: skip
+    traps = {
+        "geometric": lambda o: str(o["rollout_importance_sampling_mode"]).startswith("sequence"),
+        "cispo_bound": lambda o: o["loss_type"] == "cispo" and (o["epsilon_high"] is None or o["epsilon_high"] < 1),
+        "ess_of_mask": lambda o: str(o["rollout_importance_sampling_mode"]).endswith("mask"),
+    }
 
     def rules(self, options: Options) -> Rules:
         mode, high = options["rollout_importance_sampling_mode"], options["rollout_importance_sampling_threshold"]

@@ -13,7 +13,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import File, FileLayout, Row
-from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter
+from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, k3
 
 _LOSS_DEFAULTS: Options = {
@@ -80,25 +80,18 @@ class NemoRl(PlainFramework):
     weighs_always = True
 
     source = "NVIDIA-NeMo/RL@7ea279abfbeb"
-    traps = (
-        Trap(lambda o: (o["loss"]["truncated_importance_sampling_type"] is not None
-                        and not o["loss"]["use_importance_sampling_correction"]),
-             "error", "loss_fn.truncated_importance_sampling_type",
-             "without use_importance_sampling_correction no weight is computed: the type has no effect",
-             "set use_importance_sampling_correction true"),
-        Trap(lambda o: bool(o["loss"]["use_importance_sampling_correction"]),
-             "info", "loss_fn.truncated_importance_sampling_type",
-             "a log ratio above 88.7 overflows float32: its weight becomes 0, not the bound, and is not counted as out "
-             "of bounds", "watch for such tokens"),
-        Trap(lambda o: (o["loss"]["truncated_importance_sampling_type"] is None
-                        and o["loss"]["truncated_importance_sampling_ratio"] is not None),
-             "warning", "loss_fn.truncated_importance_sampling_ratio",
-             "without truncated_importance_sampling_type weights are not truncated: they are unbounded",
-             "set truncated_importance_sampling_type tis"),
-        Trap(lambda o: bool(o["loss"]["force_on_policy_ratio"]), "info", "loss_fn.force_on_policy_ratio",
-             "prev_logprobs is all zero in the dump: the forward pass is skipped",
-             "do not measure a mismatch from such a dump"),
-    )  # fmt: skip
+    traps = {
+        "type_without_correction": lambda o: (
+            o["loss"]["truncated_importance_sampling_type"] is not None
+            and not o["loss"]["use_importance_sampling_correction"]
+        ),
+        "overflow": lambda o: bool(o["loss"]["use_importance_sampling_correction"]),
+        "unbounded": lambda o: (
+            o["loss"]["truncated_importance_sampling_type"] is None
+            and o["loss"]["truncated_importance_sampling_ratio"] is not None
+        ),
+        "no_recomputation": lambda o: bool(o["loss"]["force_on_policy_ratio"]),
+    }
 
     def rules(self, options: Options) -> Rules:
         loss, gates = options["loss"], []

@@ -12,7 +12,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import File, FileLayout, Row
-from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter
+from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 
@@ -55,15 +55,10 @@ class OpenInstruct(PlainFramework):
     weighs_always = True
 
     source = "allenai/open-instruct@e6c3044aa620"
-    traps = (
-        Trap(lambda o: bool(o["rho_mask_sequence_level"] or o["rho_mask_tv_divergence"]), "warning",
-             "rho_mask_sequence_level",
-             "a sequence is a packed row: several responses share one mean", "do not pack, or mask tokens"),
-        Trap(lambda o: bool(o["rho_mask_tv_divergence"] and o["rho_mask_lower_bound"]), "warning",
-             "rho_mask_lower_bound",
-             "with rho_mask_tv_divergence it drops sequences that differ LESS",
-             "set rho_mask_upper_bound instead"),
-    )  # fmt: skip
+    traps = {
+        "packed_rows": lambda o: bool(o["rho_mask_sequence_level"] or o["rho_mask_tv_divergence"]),
+        "drops_near": lambda o: bool(o["rho_mask_tv_divergence"] and o["rho_mask_lower_bound"]),
+    }
 
     def rules(self, options: Options) -> Rules:
         if not options["use_rho_correction"]:

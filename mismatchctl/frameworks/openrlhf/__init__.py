@@ -10,7 +10,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import FileLayout
-from mismatchctl.frameworks.options import PlainFramework, Rules, Switch, Trap, make_adapter
+from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
 _TYPES = ("tis", "icepop", "seq-mask-tis")
@@ -59,16 +59,12 @@ class OpenRlhf(PlainFramework):
     loss_key = "policy_loss"
 
     source = "OpenRLHF/OpenRLHF@3c3be6234e0c"
-    traps = (
-        Trap(lambda o: o.get("type") == "seq-mask-tis" or o.get("is_correction_level") == "seq", "info",
-             "is_correction_type",
-             "seq-mask-tis leaves the weights of kept sequences unbounded: the documents call it a clamp, the code "
-             "does not clamp", "use tis for a bound"),
-        Trap(lambda o: (o["policy_loss_type"] == "gspo" and bool(o.get("correct", True))
-                        and o.get("is_correction_level") != "off"), "warning", "policy_loss_type",
-             "gspo uses the rollout's log-probs as the old ones and does not filter",
-             "do not count on the correction with gspo"),
-    )  # fmt: skip
+    traps = {
+        "unbounded": lambda o: o.get("type") == "seq-mask-tis" or o.get("is_correction_level") == "seq",
+        "gspo": lambda o: (
+            o["policy_loss_type"] == "gspo" and bool(o.get("correct", True)) and o.get("is_correction_level") != "off"
+        ),
+    }
 
     def __init__(self, version: str) -> None:
         super().__init__(version)
@@ -94,12 +90,7 @@ class OpenRlhf(PlainFramework):
                 ),
                 lambda low, high: {"correct": False},
             )
-            self.switch = Switch(
-                "correct",
-                "is_correction_enable",
-                "without is_correction_enable OpenRLHF does not correct, with any type and threshold",
-                "give --algo.advantage.is_correction_enable, as it is taken to be given here",
-            )
+            self.switch = "correct"
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:

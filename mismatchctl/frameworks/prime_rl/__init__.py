@@ -13,7 +13,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import File, FileLayout, Row
-from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter
+from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step, k3
 
 _LATER_KEYS = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
@@ -54,13 +54,7 @@ class PrimeRl(PlainFramework):
     block = ("trainer", "loss")
 
     source = "PrimeIntellect-ai/prime-rl@559b44772e47"
-    traps = (
-        Trap(lambda o: o["kl_tau"] > 0, "info", "kl_tau",
-             "the penalty on squared log ratios is taken on dropped tokens too", "set kl_tau 0 to leave them out"),
-        Trap(lambda o: o["type"] == "default", "info", "type",
-             "type default, dppo_mask_low and _high are gone after 2026-08-27 (pull request 3418): IPO follows",
-             "use type ipo there"),
-    )  # fmt: skip
+    traps = {"penalty_on_dropped": lambda o: o["kl_tau"] > 0, "default_gone": lambda o: o["type"] == "default"}
 
     def __init__(self, version: str) -> None:
         super().__init__(version)

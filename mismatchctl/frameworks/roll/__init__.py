@@ -12,7 +12,7 @@ from mismatchctl.corrections.application import GateOutcome, adjacent_segments
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import FileLayout
-from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, check_flag, make_adapter, read_choice
+from mismatchctl.frameworks.options import PlainFramework, Rules, check_flag, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
 _WEIGHT_DEFAULTS: Options = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}
@@ -77,15 +77,15 @@ class Roll(PlainFramework):
     weighs_always = True
 
     source = "alibaba/ROLL@8eb27cc2dc34"
-    traps = (
-        Trap(lambda o: o["loss_agg_mode"] == "token-mean" and any(one.get("enabled") for one in o["filters"]),
-             "error", "loss_agg_mode",
-             "with token-mean the loss ignores the mask: filters have no effect", "use seq-mean-token-mean"),
-        Trap(lambda o: (len({one.get("agg_type", "token") for one in o["filters"] if one.get("enabled")})
-                        < sum(bool(one.get("enabled")) for one in o["filters"])),
-             "warning", "train_infer_correction.filters",
-             "two filters of one agg_type log under one name: the last is seen", "use different agg_types"),
-    )  # fmt: skip
+    traps = {
+        "ignores_mask": lambda o: (
+            o["loss_agg_mode"] == "token-mean" and any(one.get("enabled") for one in o["filters"])
+        ),
+        "same_name": lambda o: (
+            len({one.get("agg_type", "token") for one in o["filters"] if one.get("enabled")})
+            < sum(bool(one.get("enabled")) for one in o["filters"])
+        ),
+    }
 
     def _filters(self, options: Options) -> list[Options]:
         found = []

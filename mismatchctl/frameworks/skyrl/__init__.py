@@ -14,7 +14,7 @@ from mismatchctl.corrections.application import GateOutcome
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import File, FileLayout, Row, is_typo_of, to_array
-from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter, read_choice
+from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
 _BLOCK_DEFAULTS: Options = {
@@ -109,19 +109,16 @@ class SkyRl(PlainFramework):
     weighs_always = True
 
     source = "NovaSky-AI/SkyRL@a9564572eb8e"
-    traps = (
-        Trap(lambda o: o["policy_loss_type"] not in (*_LOSSES, *_NOT_COMPUTED), "unknown", "policy_loss_type",
-             "is no loss of SkyRL's own: what the loss that the script registers does with weights is not known here",
-             "read the registered function"),
-        Trap(lambda o: (o["off_policy_correction"]["outlier_token_is_threshold_high"] is not None
-                        and o["off_policy_correction"]["outlier_token_is_threshold_low"] is None),
-             "info", "off_policy_correction.outlier_token_is_threshold_low",
-             "only ratios above the bound veto", "give 1e-4 as the lower one"),
-        Trap(lambda o: sum(o["off_policy_correction"][f"token_mask_is_threshold_{side}"] is None
-                           for side in ("low", "high")) == 1,
-             "error", "off_policy_correction.token_mask_is_threshold_low",
-             "the mask of tokens needs two bounds: with one it has no effect", "give both"),
-    )  # fmt: skip
+    traps = {
+        "own_loss": lambda o: o["policy_loss_type"] not in (*_LOSSES, *_NOT_COMPUTED),
+        "upper_veto_only": lambda o: (
+            o["off_policy_correction"]["outlier_token_is_threshold_high"] is not None
+            and o["off_policy_correction"]["outlier_token_is_threshold_low"] is None
+        ),
+        "one_bound": lambda o: (
+            sum(o["off_policy_correction"][f"token_mask_is_threshold_{side}"] is None for side in ("low", "high")) == 1
+        ),
+    }
 
     def read(self, native: Mapping[str, Any]) -> Options:
         options = super().read(native)

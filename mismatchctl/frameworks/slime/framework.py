@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.corrections.model import Correction, Gate
-from mismatchctl.errors import ConfigError, option, suggestion
+from mismatchctl.errors import ConfigError, option
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
     NOTHING_HIDDEN,
     Framework,
     Hidden,
-    Loss,
-    Meaning,
+    LoggedMetric,
     Replay,
     ReplayOptions,
     UnreadKey,
@@ -137,7 +136,7 @@ class SlimeConfig:
 
     def trap(self, name: str, place: str = "", /, *, instead: Correction | None = None, **values: Any) -> LintMessage:
         """Create the finding of traps.yaml with this name, at an argument."""
-        made = load_traps(__file__)[name].message(self.source, instead, **values)
+        made = load_traps(Path(__file__).parent)[name].message(self.source, instead, **values)
         return replace(made, place=self.place(place or made.place))
 
     @property
@@ -393,25 +392,10 @@ class Slime(Framework):
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
         """Replay a step. Newer versions divide by rollouts: `rollout_ids` identifies them, else each row is one."""
-        return self._replay(table, self._arguments(correction), options)
-
-    def _replay(self, table: pa.Table, given: Arguments, options: ReplayOptions) -> Replay:
         from mismatchctl.frameworks.slime.replay import ReplayedStep
 
         own = self.columns | {"log_probs": "train_log_probs"}  # the table is known to be slime's
-        return ReplayedStep(self.about, given, table, options, own).replay()
-
-    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        dtype, given = options.pop("dtype", "float64"), self._arguments(correction)
-        known = [field.name for field in fields(Arguments)]
-        unknown = sorted(set(options) - {*known, "entropy_coef"})
-        if unknown:
-            raise ConfigError(f"slime: unknown option {unknown[0]!r}{suggestion(unknown[0], known)}")
-        chosen = self._checked(replace(read_arguments({**given.native(), **options}), vetoes_alone=given.vetoes_alone))
-        logged = self._replay(table, chosen, ReplayOptions(dtype=dtype)).logged
-        if "loss" not in logged:
-            raise ConfigError("the loss needs the columns current_log_probs and advantages")
-        return Loss(logged["loss"], logged)
+        return ReplayedStep(self.about, self._arguments(correction), table, options, own).replay()
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
         """Return names that need more data. The KL loss reads a reference policy, and OPSM counts masked tokens too."""
@@ -420,7 +404,7 @@ class Slime(Framework):
         found = dict.fromkeys(("kl_loss", "loss"), "ref_log_probs in every row") if lacks_reference else {}
         return found | ({"opsm_clipfrac": "masked tokens"} if given.use_opsm else {})
 
-    def meanings(self) -> list[Meaning]:
+    def meanings(self) -> list[LoggedMetric]:
         from mismatchctl.frameworks.slime.replay import list_meanings
 
         return list_meanings(self.about)

@@ -10,7 +10,7 @@ from mismatchctl.core.losses import Array, LossTerm
 from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import File, FileLayout, Row
-from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter
+from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 from mismatchctl.io.scripts import PythonCall
 from mismatchctl.io.yaml import Unknown
@@ -49,10 +49,7 @@ class TinkerCookbook(PlainFramework):
     loss_key = None
 
     source = "thinking-machines-lab/tinker-cookbook@9dfcc3a2cf44"
-    traps = (
-        Trap(lambda o: o["loss_fn"] == "importance_sampling", "info", "loss_fn",
-             "importance_sampling bounds no ratio", "use ppo or cispo for a bound"),
-    )  # fmt: skip
+    traps = {"unbounded": lambda o: o["loss_fn"] == "importance_sampling"}
 
     def rules(self, options: Options) -> Rules:
         kind = options["loss_fn"]

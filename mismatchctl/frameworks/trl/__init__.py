@@ -15,7 +15,7 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import NOTHING_HIDDEN, File, FileLayout, Hidden, Row
 from mismatchctl.frameworks.lint import LintMessage
-from mismatchctl.frameworks.options import PlainFramework, Rules, Switch, Trap, make_adapter, make_off_policy_gate
+from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 from mismatchctl.io.scripts import PythonCall
 from mismatchctl.io.yaml import Unknown
@@ -80,25 +80,12 @@ class Trl(PlainFramework):
     ) + ((lambda low, high: {"correct": False}),)
 
     source = "huggingface/trl@f2cd57710ae3"
-    traps = (
-        Trap(lambda o: bool(o["correct"]) and str(o["mode"]).startswith("sequence"), "info",
-             "vllm_importance_sampling_mode",
-             "a sequence's ratio is the product over its tokens, not a mean: it leaves any interval as responses grow",
-             "use token_truncate or token_mask for long responses"),
-        Trap(lambda o: o["loss_type"] == "cispo" and o["eps"][1] < 1, "warning", "epsilon_high",
-             "CISPO bounds the ratio by epsilon_high itself, not by 1 + epsilon_high: with 0.2 every larger ratio "
-             "becomes 0.2",
-             "give the bound itself, such as 5.0"),
-        Trap(lambda o: bool(o["correct"]) and not o["use_vllm"], "warning", "use_vllm",
-             "without vLLM TRL does not correct, with any vllm_importance_sampling_mode", "set use_vllm true"),
-    )  # fmt: skip
-
-    switch = Switch(
-        "use_vllm",
-        "use_vllm",
-        "without it TRL does not sample with vLLM and does not correct, with any vllm_importance_sampling_mode",
-        "give use_vllm true, as it is taken to be given here",
-    )
+    traps = {
+        "product": lambda o: bool(o["correct"]) and str(o["mode"]).startswith("sequence"),
+        "cispo_bound": lambda o: o["loss_type"] == "cispo" and o["eps"][1] < 1,
+        "no_vllm": lambda o: bool(o["correct"]) and not o["use_vllm"],
+    }
+    switch = "use_vllm"
 
     def read(self, native: Mapping[str, Any]) -> Options:
         options = super().read(native)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, PrivateAttr, ValidationError
@@ -496,7 +497,7 @@ class VerlConfig:
         self, name: str, key: str = "", /, *, at: str | None = None, instead: Correction | None = None, **values: Any
     ) -> LintMessage:
         """Create the finding of traps.yaml with this name, at a key of rollout correction or `at` another place."""
-        made = load_traps(__file__)[name].message(self.source, instead, **values)
+        made = load_traps(Path(__file__).parent)[name].message(self.source, instead, **values)
         return replace(made, place=self.place(key or made.place) if at is None else at)
 
     @property

@@ -18,8 +18,7 @@ from mismatchctl.frameworks.adapter import (
     Dtype,
     Framework,
     Hidden,
-    Loss,
-    Meaning,
+    LoggedMetric,
     Replay,
     ReplayOptions,
     UnreadKey,
@@ -261,7 +260,7 @@ RULES: tuple[Callable[[VerlConfig], Iterator[LintMessage]], ...] = (
         c.version.icepop and c.settings["rollout_is"] == "sequence" and isinstance(c.correction, Correction)
         and c.correction.weight is not None and c.correction.weight.zero is not None)),
     trap_if("nan_loss", lambda c: (
-        c.version.agg_denominators == "global" and c.gates and {"at": c.gate_place(c.gates[0])})),
+        c.version.empty_loss_is_nan and c.gates and {"at": c.gate_place(c.gates[0])})),
     _check_advice,
 )  # fmt: skip
 
@@ -339,21 +338,8 @@ class Verl(Framework):
             return self._by_micro_batches(step, plan, batches)
         return self._replay(step, plan)
 
-    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        """Compute verl's policy loss. `losses.LossOptions` lists the options, which have verl's names.
-
-        `correction.loss` selects the anchor and, without `loss_mode`, the loss.
-        """
-        from mismatchctl.frameworks.verl.losses import LossOptions, compute_policy_loss
-
-        chosen = LossOptions.read(options, self.about)
-        step = self._step(table, chosen.dtype)
-        plan = self._plan(correction)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return compute_policy_loss(step, self._compute(step, plan), plan, correction.loss, chosen, self.about)
-
-    def meanings(self) -> list[Meaning]:
-        from mismatchctl.frameworks.verl.losses import list_meanings
+    def meanings(self) -> list[LoggedMetric]:
+        from mismatchctl.frameworks.verl.metrics import list_meanings
 
         return list_meanings(self.about)
 
@@ -372,13 +358,6 @@ class Verl(Framework):
     def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
         """Compute the debug metrics. verl logs them if it recomputes log-probs, not in bypass mode."""
         return self.debug_metrics(table, dtype) if correction.loss == "ppo" else {}
-
-    def actor_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
-        """Compute off-policy metrics of current_log_probs. The actor of 2025-11 logs them in all modes."""
-        from mismatchctl.frameworks.verl.metrics import compute_values, measure_off_policy
-
-        sample = _make_sample(self._step(table, dtype), "current_log_probs")
-        return compute_values(*measure_off_policy(sample, self.about))
 
     def _step(self, table: pa.Table, dtype: str) -> Step:
         from mismatchctl.frameworks.step import Step

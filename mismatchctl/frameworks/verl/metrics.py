@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,10 +18,10 @@ from mismatchctl.core.losses import exp
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.adapter import LoggedMetric, Meaning
-from mismatchctl.frameworks.verl.configuration import VerlPlan, find_rs_option
+from mismatchctl.frameworks.adapter import LoggedMetric, read_metrics
+from mismatchctl.frameworks.verl.configuration import RS_OPTIONS, VerlPlan, find_rs_option
 from mismatchctl.frameworks.verl.versions import VerlVersion
-from mismatchctl.measure.metrics.metric import ALL_GATES, RAW_WEIGHTS, VALID_TOKENS, Quantity
+from mismatchctl.measure.metrics.metric import BOUNDED_WEIGHTS, KEPT_TOKENS, VALID_SEQUENCES, VALID_TOKENS
 
 Values = NDArray[Any]
 
@@ -85,15 +86,6 @@ def mean_in_dtype(values: Values) -> Floats:
     return np.asarray(total / np.asarray(max(len(values), 1), dtype))
 
 
-def _mean_minus_one(values: Floats) -> Floats:
-    return mean_in_dtype(values) - np.asarray(1, values.dtype)
-
-
-def _sample_std(values: Floats) -> float:
-    """Compute the sample standard deviation (n - 1), or 0 of a single value."""
-    return float(np.std(values, ddof=1, dtype=np.float64)) if len(values) > 1 else 0.0
-
-
 def _population_std(values: Floats) -> float:
     """Compute the population standard deviation from the mean of squares. Small values cancel, like in verl."""
     if len(values) <= 1:
@@ -113,10 +105,10 @@ def _ess(values: Floats) -> float:
 
 REDUCTIONS: dict[str, Callable[[Values], Any]] = {
     "mean": mean_in_dtype,
-    "mean - 1": _mean_minus_one,
+    "mean - 1": lambda values: mean_in_dtype(values) - np.asarray(1, values.dtype),
     "max": np.max,
     "min": np.min,
-    "std": _sample_std,
+    "std": lambda values: np.std(values, ddof=1, dtype=np.float64) if len(values) > 1 else 0.0,
     "spread": _population_std,
     "ess": _ess,
 }
@@ -287,252 +279,164 @@ class RejectionStatistics:
     """Tokens that any rejection drops."""
 
     sample: PolicyPair
-    flags: Bools
+    rejected: Bools
 
 
-Statistics = OffPolicyStatistics | WeightStatistics | VetoStatistics | EstimatorStatistics | RejectionStatistics
+VALUES: dict[str, Callable[[Any], Values]] = {
+    "train_ppl": lambda s: exp(s.policy_log_ppl),
+    "train_log_ppl": lambda s: s.policy_log_ppl,
+    "rollout_ppl": lambda s: exp(s.reference_log_ppl),
+    "rollout_log_ppl": lambda s: s.reference_log_ppl,
+    "log_ppl_diff": lambda s: s.log_ppl_diff,
+    "log_ppl_abs_diff": lambda s: np.abs(s.log_ppl_diff),
+    "ppl_ratio": lambda s: exp(s.log_ppl_diff),
+    "k1": lambda s: -s.sample.log_ratio,
+    "k3": lambda s: exp(s.sample.log_ratio) - s.sample.log_ratio - 1,
+    "squared_ratio": lambda s: clamped_ratio(s.sample.log_ratio) ** 2,
+    "squared_product": lambda s: exp(2 * clamp_log_ratio(s.sample.level("sequence"))),
+    "catastrophic": lambda s: s.catastrophic,
+    "row_vetoed": lambda s: s.row_vetoed,
+    "weight": lambda s: s.weight,
+    "clamped_weight": lambda s: np.clip(s.weight, 0 if s.measures_applied else s.lower, s.upper),
+    "bounded_weight": lambda s: s.applied,
+    "bounded_row_weight": lambda s: s.sample.row_mean(s.applied),
+    "row_weight": lambda s: s.row_weight,
+    "weight_distance": lambda s: np.abs(s.row_weight - 1),
+    "rows_high": lambda s: s.row_of_fractions > s.upper,
+    "rows_low": lambda s: s.row_of_fractions < s.lower,
+    "high": lambda s: s.high,
+    "low": lambda s: s.low,
+    "high_tokens": lambda s: s.sample.over_tokens(s.high, s.level),
+    "low_tokens": lambda s: s.sample.over_tokens(s.low, s.level),
+    "largest_ratio": lambda s: exp(np.minimum(s.log_ratio, LOG_RATIO_BOUND)),
+    "smallest_ratio": lambda s: exp(s.log_ratio),
+    "outside": lambda s: s.outside_raw,
+    "rejected": lambda s: s.rejected,
+    "rejected_number": lambda s: s.rejected.astype(s.sample.policy.dtype),
+    "rejected_rows": lambda s: s.sample.any_in_row(s.rejected) if s.level == "token" else s.rejected_at_level,
+    "any_rejected": lambda s: s.sample.any_in_row(s.rejected),
+    "any_rejected_number": lambda s: s.sample.any_in_row(s.rejected).astype(s.sample.policy.dtype),
+    "statistic": lambda s: s.statistic,
+    "clamped_statistic": lambda s: np.clip(s.statistic, s.gate.keep[0] or 0.0, s.upper),
+    "row_statistic": lambda s: s.row_statistic,
+    "row_distance": lambda s: np.abs(s.row_statistic),
+    "above": lambda s: s.statistic > s.upper,
+    "below": lambda s: s.statistic < s.lower,
+    "row_above": lambda s: s.row_statistic > s.upper,
+    "row_below": lambda s: s.row_statistic < s.lower,
+}
+"""Values that names.yaml refers to, of all tokens or rows in a metric's scope."""
+
 Metrics = tuple[LoggedMetric, ...]
-"""Scopes: all valid tokens, all `rows` (empty rows count, with 0/0 as 0), or only `filled` rows."""
-
-_LOG_PPL_DIFF = partial(
-    LoggedMetric, quantity=lambda s: s.log_ppl_diff, scope="rows", like=Quantity.LOG_PPL_DIFF,
-    words="Log perplexity of the row under train minus under rollout",
-)  # fmt: skip
-OFF_POLICY: Metrics = (
-    LoggedMetric("training_ppl", lambda s: exp(s.policy_log_ppl), "Perplexity of the row under train", "rows",
-                 like=Quantity.TRAIN_PPL),
-    LoggedMetric("training_log_ppl", lambda s: s.policy_log_ppl, "Minus the mean log-prob of the row under train",
-                 "rows", like=Quantity.TRAIN_LOG_PPL),
-    LoggedMetric("kl", lambda s: -s.sample.log_ratio,
-                 "Log-prob of rollout minus train, per token: its mean estimates KL(rollout, train)", "tokens",
-                 like=Quantity.K1),
-    LoggedMetric("k3_kl", lambda s: exp(s.sample.log_ratio) - s.sample.log_ratio - 1,
-                 "exp(x) - x - 1 of the log ratio x, per token, not clamped; the formula cancels in float32", "tokens",
-                 like=Quantity.K3),
-    LoggedMetric("rollout_ppl", lambda s: exp(s.reference_log_ppl), "Perplexity of the row under rollout", "rows",
-                 like=Quantity.ROLLOUT_PPL),
-    LoggedMetric("rollout_log_ppl", lambda s: s.reference_log_ppl, "Minus the mean log-prob of the row under rollout",
-                 "rows", like=Quantity.ROLLOUT_LOG_PPL),
-    _LOG_PPL_DIFF("log_ppl_diff"),
-    LoggedMetric("log_ppl_abs_diff", lambda s: np.abs(s.log_ppl_diff), "Distance of the row's two log perplexities",
-                 "rows", like=Quantity.LOG_PPL_ABS_DIFF),
-    _LOG_PPL_DIFF("log_ppl_diff_max", reduction="max"),
-    _LOG_PPL_DIFF("log_ppl_diff_min", reduction="min"),
-    LoggedMetric("ppl_ratio", lambda s: exp(s.log_ppl_diff),
-                 "Perplexity of the row under train over the one under rollout", "rows", like=Quantity.PPL_RATIO),
-)  # fmt: skip
-CHI2: Metrics = (
-    LoggedMetric("chi2_token", lambda s: clamped_ratio(s.sample.log_ratio) ** 2,
-                 "Square of the ratio, per token, clamped to exp(+-20) before it is squared", "tokens", "mean - 1",
-                 Quantity.SQUARED_RATIO),
-    LoggedMetric("chi2_seq", lambda s: exp(2 * clamp_log_ratio(s.sample.level("sequence"))),
-                 "Square of the ratio of the whole row, its logarithm clamped to +-20 before it is doubled", "rows",
-                 "mean - 1", Quantity.SQUARED_PRODUCT),
-)  # fmt: skip
-"""Metrics logged since #3984."""
-
-VETO: Metrics = (
-    LoggedMetric("rollout_is_veto_fraction", lambda s: s.row_vetoed, "Whether the row has such a token", "rows",
-                 like=Quantity.CATASTROPHIC),
-    LoggedMetric("rollout_is_catastrophic_token_fraction", lambda s: s.catastrophic,
-                 "1 if the token's unclamped ratio is below the veto threshold, 0 without a veto",
-                 "tokens", like=Quantity.CATASTROPHIC),
-)  # fmt: skip
-"""Metrics logged until 2026, as 0 if the veto is off."""
 
 
-def weight_of_token(statistics: WeightStatistics) -> Values:
-    """Return the measured weights, which `list_meanings` describes by version."""
-    return statistics.weight
+def _join_tables(*names: str) -> Metrics:
+    tables = read_metrics(Path(__file__).parent)
+    return tuple(metric for name in names for metric in tables[name])
 
 
-def is_high(statistics: WeightStatistics) -> Values:
-    """Return the flags of ratios above the upper threshold, which `list_meanings` describes by version."""
-    return statistics.high
+def _weight_table(level: str, version: VerlVersion) -> Metrics:
+    """#3915 of 2025-10 weights the geometric fractions by tokens, and #3984 counts rows."""
+    kind = level if level == "token" or (level == "geometric" and version.dialect == "flat") else "row"
+    return _join_tables("weights", f"{kind}_weights")
 
 
-_on_weights = partial(LoggedMetric, basis=RAW_WEIGHTS)
-_WEIGHT = partial(
-    _on_weights, quantity=weight_of_token, scope="tokens", like=Quantity.WEIGHT,
-    words="Weight of the token: since 2026 after its bound, until then before",
-)  # fmt: skip
-_CLAMPED_WEIGHT = partial(
-    LoggedMetric, quantity=lambda s: np.clip(s.weight, 0 if s.measures_applied else s.lower, s.upper), scope="tokens",
-    words="Weight of the token, clamped into the thresholds: since 2026 at the upper one only", like=Quantity.WEIGHT,
-    basis="weights clamped into their thresholds",
-)  # fmt: skip
-_ROW_WEIGHT = partial(
-    _on_weights, quantity=lambda s: s.row_weight, words="Mean weight of the row's tokens, 0 without any", scope="rows"
-)
-_COMMON_WEIGHT_NAMES: Metrics = (
-    _WEIGHT("mean"),
-    _CLAMPED_WEIGHT("std", reduction="spread"),
-    _CLAMPED_WEIGHT("eff_sample_size", reduction="ess"),
-    _ROW_WEIGHT("seq_mean"),
-    _ROW_WEIGHT("seq_std", reduction="std"),
-    _ROW_WEIGHT("seq_max", reduction="max"),
-    _ROW_WEIGHT("seq_min", reduction="min"),
-    _on_weights("seq_max_deviation", lambda s: np.abs(s.row_weight - 1), "Distance of the row's mean weight from 1",
-                "rows", "max"),
-    _on_weights("seq_fraction_high", lambda s: s.row_of_fractions > s.upper,
-                "1 if the row's mean weight before the bound is above the upper threshold", "rows"),
-    _on_weights("seq_fraction_low", lambda s: s.row_of_fractions < s.lower,
-                "1 if the row's mean weight before the bound is below the lower threshold", "rows"),
-)  # fmt: skip
+def _factor_table(level: str, version: VerlVersion) -> Metrics:
+    """The mean that weights are divided by. #4070 includes empty rows, which lower the mean, #3980 leaves them out."""
+    return _join_tables(f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor")
 
 
-def _ratio_fractions(scope: str) -> Metrics:
-    which = "the {} threshold; rows compare logarithms, the threshold's in float32"
-    high = f"1 if the ratio is above {which.format('upper')}"
-    return (
-        _on_weights("ratio_fraction_high", is_high, high, scope, like=Quantity.ABOVE),
-        _on_weights("ratio_fraction_low", lambda s: s.low, f"1 if the ratio is below {which.format('lower')}", scope),
-    )
+def _estimate_table(statistic: str, level: str) -> Metrics:
+    by_level = "token_estimate" if level == "token" else "row_estimate"
+    return _join_tables("estimate", by_level, *(["k1_estimate"] if statistic == "k1" else []))
 
 
-_ROW_WEIGHT_NAMES: Metrics = (
-    *_COMMON_WEIGHT_NAMES,
-    _on_weights("max", lambda s: exp(np.minimum(s.log_ratio, LOG_RATIO_BOUND)),
-                "Ratio at the rule's level, per row, clamped above: so verl takes the largest", "rows", "max"),
-    _on_weights("min", lambda s: exp(s.log_ratio),
-                "Ratio at the rule's level, per row, not clamped: so verl takes the smallest", "rows", "min"),
-)  # fmt: skip
-_ROW_LEVEL_NAMES = (*_ROW_WEIGHT_NAMES, *_ratio_fractions("rows"))
-WEIGHTS: dict[str, Metrics] = {
-    "token": (
-        *_COMMON_WEIGHT_NAMES,
-        _WEIGHT("max", reduction="max"),
-        _WEIGHT("min", reduction="min"),
-        *_ratio_fractions("tokens"),
-    ),
-    "sequence": _ROW_LEVEL_NAMES,
-    "geometric": _ROW_LEVEL_NAMES,
-}
-"""Metrics of the weights, with their names, by level."""
-WEIGHTS_2025_10 = WEIGHTS | {
-    "geometric": (
-        *_ROW_WEIGHT_NAMES,
-        _on_weights("ratio_fraction_high", lambda s: s.sample.over_tokens(s.high, s.level),
-                    "1 if the ratio of the token's row is above the upper threshold", "tokens"),
-        _on_weights("ratio_fraction_low", lambda s: s.sample.over_tokens(s.low, s.level),
-                    "1 if the ratio of the token's row is below the lower threshold", "tokens"),
-    )
-}  # fmt: skip
-"""Names in 2025-10. #3915 weights the geometric fractions by tokens, and #3984 counts rows."""
-
-ICEPOP: Metrics = (
-    _on_weights(
-        "oob_ratio", lambda s: s.outside_raw, "Whether the token's ratio lies outside the thresholds", "tokens"
-    ),
-)
-_ROW_FACTOR = partial(
-    _on_weights, "batch_norm_factor", lambda s: s.sample.row_mean(s.applied),
-    "Mean of the row's weights after their bound, 0 without tokens",
-)  # fmt: skip
-NORMALIZATION: dict[str, LoggedMetric] = {
-    "token": _on_weights("batch_norm_factor", lambda s: s.applied, "Weight of the token after its bound", "tokens"),
-    "sequence": _ROW_FACTOR("filled"),
-}
-"""The mean that weights are divided by, before rejection, by level."""
-NORMALIZATION_2025_11 = NORMALIZATION | {"sequence": _ROW_FACTOR("rows")}
-"""The mean in 2025-11. #4070 includes empty rows, which lower the mean. #3980 leaves them out."""
-
-_on_rejection = partial(LoggedMetric, like=Quantity.REJECTED, basis="rejection without the veto")
-REJECTION: Metrics = (
-    _on_rejection("masked_fraction", lambda s: s.rejected,
-                  "1 if the clamped ratio of the token (or of its row) is outside the thresholds, which are inclusive",
-                  "tokens"),
-    _on_rejection("seq_masked_fraction",
-                  lambda s: s.sample.any_in_row(s.rejected) if s.level == "token" else s.rejected_at_level,
-                  "1 if any token of the row is rejected. A row without tokens has a ratio of 1", "rows"),
-)  # fmt: skip
-"""Metrics logged until 2026, without the veto."""
-ANY_REJECTION: Metrics = (
-    LoggedMetric("masked_fraction", lambda s: s.flags.astype(s.sample.policy.dtype),
-                 "1 if any option rejects the token, else 0, in the data's dtype", "tokens",
-                 like=Quantity.REJECTED, basis=ALL_GATES),
-    LoggedMetric("seq_masked_fraction", lambda s: s.sample.any_in_row(s.flags),
-                 "1 if any option rejects any token of the row", "rows", like=Quantity.REJECTED, basis=ALL_GATES),
-)  # fmt: skip
-"""Metrics logged since 2026, over all options. Each option's own share leaves empty rows out."""
-
-_STATISTIC = partial(
-    LoggedMetric, quantity=lambda s: s.statistic, scope="tokens",
-    words="The statistic at the option's level. Each token has the value of its row",
-)  # fmt: skip
-_ROW_STATISTIC = partial(
-    LoggedMetric, quantity=lambda s: s.row_statistic, scope="filled",
-    words="The row's statistic, or the mean over its tokens for a token option",
-)  # fmt: skip
-_LOWER = "is below the lower bound, which k2 and k3 do not have"
-_row_above = partial(
-    LoggedMetric, quantity=lambda s: s.row_statistic > s.upper, scope="filled",
-    words="1 if the row's statistic is above the upper bound",
-)  # fmt: skip
-_row_below = partial(
-    LoggedMetric, quantity=lambda s: s.row_statistic < s.lower, scope="filled",
-    words=f"1 if the row's statistic {_LOWER}",
-)  # fmt: skip
-_COMMON_ESTIMATE_NAMES: Metrics = (
-    _STATISTIC("mean"),
-    LoggedMetric("std", lambda s: np.clip(s.statistic, s.gate.keep[0] or 0.0, s.upper),
-                 "The statistic of the token, clamped into the bounds", "tokens", "spread"),
-    _ROW_STATISTIC("seq_mean"),
-    _ROW_STATISTIC("seq_std", reduction="std"),
-    _ROW_STATISTIC("seq_max", reduction="max"),
-    _ROW_STATISTIC("seq_min", reduction="min"),
-    LoggedMetric("seq_max_deviation", lambda s: np.abs(s.row_statistic), "Absolute value of the row's statistic",
-                 "filled", "max"),
-    _row_above("seq_fraction_high"),
-    LoggedMetric("masked_fraction", lambda s: s.rejected.astype(s.statistic.dtype),
-                 "1 if the token is rejected, else 0, averaged in the data's dtype", "tokens"),
-    LoggedMetric("seq_masked_fraction", lambda s: s.sample.any_in_row(s.rejected).astype(s.statistic.dtype),
-                 "1 if any token of the row is rejected, else 0, in the data's dtype", "filled"),
-)  # fmt: skip
-_TOKEN_ESTIMATE_NAMES: Metrics = (
-    _STATISTIC("max", reduction="max"),
-    _STATISTIC("min", reduction="min"),
-    LoggedMetric("fraction_high", lambda s: s.statistic > s.upper,
-                 "1 if the token's statistic is above the upper bound", "tokens"),
-    LoggedMetric("fraction_low", lambda s: s.statistic < s.lower, f"Whether the token's statistic {_LOWER}", "tokens"),
-)  # fmt: skip
-_ROW_ESTIMATE_NAMES: Metrics = (
-    _ROW_STATISTIC("max", reduction="max"),
-    _ROW_STATISTIC("min", reduction="min"),
-    _row_above("fraction_high"),
-    _row_below("fraction_low"),
-)
+def _off_policy_table(version: VerlVersion) -> tuple[Metrics, str]:
+    """Return the metrics of the policies' distance, which all configurations log, and their prefix."""
+    if version.dialect == "flat":
+        return _join_tables("off_policy"), f"{version.prefix}mismatch_"
+    return _join_tables("off_policy", "chi2"), version.prefix
 
 
-def estimator_names(statistic: str, level: str) -> Metrics:
-    by_level = _TOKEN_ESTIMATE_NAMES if level == "token" else _ROW_ESTIMATE_NAMES
-    return (*_COMMON_ESTIMATE_NAMES, *by_level, *((_row_below("seq_fraction_low"),) if statistic == "k1" else ()))
-
-
-def compute_values(metrics: Iterable[LoggedMetric], subject: Statistics, prefix: str) -> dict[str, float]:
+def compute_values(metrics: Metrics, subject: Any, prefix: str) -> dict[str, float]:
     logged = {}
     for metric in metrics:
-        values = metric.quantity(subject)
-        if metric.scope == "filled":
+        values = VALUES[metric.values](subject)
+        if metric.over == "filled":
             values = values[subject.sample.segments.nonempty]
         logged[prefix + metric.name] = float(REDUCTIONS[metric.reduction](values))
     return logged
 
 
+_SCOPE_WORDS = {
+    "tokens": VALID_TOKENS,
+    "kept": KEPT_TOKENS,
+    "rows": "all sequences, those without a valid token too",
+    "filled": VALID_SEQUENCES,
+}
+_REDUCTION_WORDS = {
+    "mean - 1": "mean",
+    "std": "standard deviation (n - 1)",
+    "spread": "standard deviation (n)",
+    "ess": "1 / mean of the squares of the values over their mean",
+}
+
+
+def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
+    """List every name that a version can log, once per configuration with a different meaning."""
+    return [
+        replace(
+            row,
+            name=prefix + row.name,
+            when=when,
+            quantity=f"{row.quantity}, less 1" if row.reduction == "mean - 1" else row.quantity,
+            over=VALID_TOKENS if version.zeroes_rejected and row.over == "kept" else _SCOPE_WORDS[row.over],
+            reduction=_REDUCTION_WORDS.get(row.reduction, row.reduction),
+            # These names describe the ratios that rejection compares, instead of weights.
+            like=None if prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction") else row.like,
+            basis=_find_basis(row, version),
+        )
+        for table, prefix, when in _iterate_tables(version)
+        for row in table
+    ]
+
+
+def _find_basis(row: LoggedMetric, version: VerlVersion) -> str:
+    if row.values == "high" and version.dialect == "flat":
+        return "ratios, which mask mode rejects by the same thresholds"
+    return BOUNDED_WEIGHTS if row.values == "weight" and version.measures_applied else row.basis
+
+
+def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Metrics, str, str]]:
+    """Iterate over the tables, with prefix and logging condition."""
+    weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
+    yield *_off_policy_table(version), ""
+    if version.dialect == "flat":
+        for level in ("token", "sequence", "geometric"):
+            yield _weight_table(level, version), weights, f"rollout_is_level: {level}"
+        yield _join_tables("rejection"), weights, "rollout_is_mode: mask"
+    else:
+        for level in ("token", "sequence"):
+            yield _weight_table(level, version), weights, f"rollout_is: {level}"
+    if version.normalizes:
+        for level in ("token", "sequence"):
+            yield _factor_table(level, version), weights, f"rollout_is: {level}, rollout_is_batch_normalize"
+    if version.dialect == "ratio":
+        for level in ("token", "sequence", "geometric"):
+            table = (*_weight_table(level, version), *_join_tables("rejection"))
+            yield table, rejection, f"rollout_rs: {level}"
+    if version.dialect == "estimator":
+        yield _join_tables("icepop"), weights, "rollout_is_threshold: lower_upper"
+        for option, (statistic, level) in RS_OPTIONS.items():
+            yield _estimate_table(statistic, level), f"{rejection}{option}_", f"rollout_rs: {option}"
+        yield _join_tables("any_rejection"), rejection, "rollout_rs"
+    else:
+        yield _join_tables("veto"), version.prefix, ""
+    yield _join_tables("debug"), _DEBUG_PREFIX, "not in bypass mode"
+    yield _join_tables("loss"), "actor/", ""
+
+
 _DEBUG_PREFIX = "training/rollout_"
-_APART = "distance of the token's two probabilities"
-DEBUG_MEANINGS: tuple[Meaning, ...] = tuple(
-    Meaning(f"{_DEBUG_PREFIX}{name}", "not in bypass mode", quantity, VALID_TOKENS, how, like)
-    for name, quantity, how, like in (
-        ("probs_diff_valid", "1 where any token is valid, else 0", "max", None),
-        ("probs_diff_max", _APART, "max", Quantity.PROB_DIFF),
-        ("probs_diff_mean", _APART, "mean", Quantity.PROB_DIFF),
-        ("probs_diff_std", _APART, "standard deviation (n - 1)", Quantity.PROB_DIFF),
-        ("actor_probs_pearson_corr", "probabilities of the token under train and rollout", "Pearson correlation",
-         Quantity.PROBS),
-    )
-)  # fmt: skip
-"""Meanings of the names in calculate_debug_metrics, before any rejection."""
 
 
 def compute_debug_metrics(train: Floats, rollout: Floats) -> dict[str, float]:
@@ -551,14 +455,10 @@ def compute_debug_metrics(train: Floats, rollout: Floats) -> dict[str, float]:
             float(apart.std(ddof=1)) if len(apart) > 1 else math.nan,
             float(a @ b) / scale if scale else math.nan,
         ]
-    return {meaning.name: value for meaning, value in zip(DEBUG_MEANINGS, values, strict=True)}
+    return {_DEBUG_PREFIX + row.name: value for row, value in zip(_join_tables("debug"), values, strict=True)}
 
 
 _MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by less
-
-
-Measurement = tuple[Iterable[LoggedMetric], Statistics, str]
-"""Names, the statistics to reduce, and the names' prefix."""
 
 
 @dataclass(frozen=True)
@@ -567,15 +467,7 @@ class CorrectionOutcome:
 
     weights: Floats | None  # final weights of the valid tokens [T], or None without weights
     kept: Bools  # kept valid tokens [T]
-    measured: tuple[Measurement, ...]  # the logged measurements
-    # the mean that weights were divided by, under its name. Empty without normalization.
-    factor: Mapping[str, float] = field(default_factory=dict)
-
-    @cached_property
-    def logged(self) -> dict[str, float]:
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = {name: value for part in self.measured for name, value in compute_values(*part).items()}
-            return values | dict(self.factor)
+    logged: dict[str, float]
 
 
 def reduce_micro_batches(parts: Sequence[Mapping[str, float]], version: VerlVersion) -> dict[str, float]:
@@ -589,74 +481,68 @@ def reduce_micro_batches(parts: Sequence[Mapping[str, float]], version: VerlVers
     return found
 
 
-def measure_off_policy(sample: PolicyPair, version: VerlVersion) -> Measurement:
-    """Measure the distance of the policies, which all configurations log. Bypass mode of 2025-11 logs it separately."""
-    if version.dialect == "flat":
-        return OFF_POLICY, OffPolicyStatistics(sample), f"{version.prefix}mismatch_"
-    return (*OFF_POLICY, *CHI2), OffPolicyStatistics(sample), version.prefix
-
-
 def compute_correction(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> CorrectionOutcome:
     if version.dialect == "flat":
         return _compute_flat(sample, plan, version)
-    weights, weighted, factor = _compute_weights(sample, plan.weight, version)
+    weights, logged, factor = _compute_weights(sample, plan.weight, version)
     kept, rejected = _compute_rejections(sample, plan, version)
-    return CorrectionOutcome(weights, kept, (*weighted, *rejected, measure_off_policy(sample, version)), factor)
+    return CorrectionOutcome(weights, kept, logged | rejected | _measure_off_policy(sample, version) | factor)
+
+
+def _measure_off_policy(sample: PolicyPair, version: VerlVersion) -> dict[str, float]:
+    table, prefix = _off_policy_table(version)
+    return compute_values(table, OffPolicyStatistics(sample), prefix)
 
 
 def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> CorrectionOutcome:
     """Compute the correction of 2025-10: one ratio and two thresholds, or no correction without a threshold."""
     weight, kept = plan.weight, np.ones(len(sample.policy), np.bool_)
     if weight is None:
-        return CorrectionOutcome(None, kept, ())
+        return CorrectionOutcome(None, kept, {})
     low, high = plan.rejections[0].keep if plan.rejections else (weight.watch_low, weight.truncate)
     upper = math.inf if high is None else high
     subject = WeightStatistics(sample, weight.level, 1.0 / upper if low is None else low, upper)
-    table = WEIGHTS_2025_10[weight.level]
+    table = _weight_table(weight.level, version)
     veto = VetoStatistics(sample, plan.veto)
     if plan.rejections:
-        table = (*table, *REJECTION)
+        table = (*table, *_join_tables("rejection"))
         kept &= ~subject.rejected
     kept &= ~veto.rejected
     weights = subject.raw if plan.rejections else subject.applied
-    return CorrectionOutcome(
-        weights * kept if version.zeroes_rejected else weights,
-        np.ones_like(kept) if version.zeroes_rejected else kept,
-        (
-            (table, subject, f"{version.prefix}rollout_is_"),
-            (VETO, veto, version.prefix),
-            measure_off_policy(sample, version),
-        ),
-    )
+    logged = compute_values(table, subject, f"{version.prefix}rollout_is_")
+    logged |= compute_values(_join_tables("veto"), veto, version.prefix) | _measure_off_policy(sample, version)
+    if version.zeroes_rejected:
+        return CorrectionOutcome(weights * kept, np.ones_like(kept), logged)
+    return CorrectionOutcome(weights, kept, logged)
 
 
-def _compute_rejections(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> tuple[Bools, list[Measurement]]:
-    kept = np.ones(len(sample.policy), np.bool_)
-    prefix = f"{version.prefix}rollout_rs_"
-    measured: list[Measurement] = []
+def _compute_rejections(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> tuple[Bools, dict[str, float]]:
+    kept, prefix = np.ones(len(sample.policy), np.bool_), f"{version.prefix}rollout_rs_"
+    logged: dict[str, float] = {}
     for gate in plan.rejections:
         if version.dialect == "estimator":
             rule: WeightStatistics | EstimatorStatistics = EstimatorStatistics(sample, gate)
-            measured.append((estimator_names(gate.statistic, gate.level), rule, f"{prefix}{find_rs_option(gate)}_"))
+            table, own = _estimate_table(gate.statistic, gate.level), f"{prefix}{find_rs_option(gate)}_"
         else:
             low, high = gate.keep
             rule = WeightStatistics(sample, gate.level, low or 0.0, math.inf if high is None else high)
-            measured.append(((*WEIGHTS[gate.level], *REJECTION), rule, prefix))
+            table, own = (*_weight_table(gate.level, version), *_join_tables("rejection")), prefix
+        logged |= compute_values(table, rule, own)
         kept &= ~rule.rejected
     if version.dialect == "ratio":
         veto = VetoStatistics(sample, plan.veto)
-        return kept & ~veto.rejected, [*measured, (VETO, veto, version.prefix)]
+        return kept & ~veto.rejected, logged | compute_values(_join_tables("veto"), veto, version.prefix)
     if plan.rejections:
-        measured.append((ANY_REJECTION, RejectionStatistics(sample, ~kept), prefix))
-    return kept, measured
+        logged |= compute_values(_join_tables("any_rejection"), RejectionStatistics(sample, ~kept), prefix)
+    return kept, logged
 
 
 def _compute_weights(
     sample: PolicyPair, weight: Weight | None, version: VerlVersion
-) -> tuple[Floats | None, list[Measurement], dict[str, float]]:
-    """Compute the final weights, their measurements before normalization, and the normalization factor."""
+) -> tuple[Floats | None, dict[str, float], dict[str, float]]:
+    """Compute the final weights, their metrics before normalization, and the normalization factor by name."""
     if weight is None:
-        return None, [], {}
+        return None, {}, {}
     low, upper = weight.bounds
     zero = weight.zero is not None
     subject = WeightStatistics(
@@ -669,11 +555,11 @@ def _compute_weights(
         fractions_applied=version.fractions_applied,
     )
     prefix = f"{version.prefix}rollout_is_"
-    measured: list[Measurement] = [((*WEIGHTS[weight.level], *(ICEPOP if zero else ())), subject, prefix)]
+    table = (*_weight_table(weight.level, version), *(_join_tables("icepop") if zero else ()))
+    logged = compute_values(table, subject, prefix)
     if weight.normalize == "none":
-        return subject.applied, measured, {}
-    name = NORMALIZATION_2025_11 if version.normalizes_empty else NORMALIZATION
-    ((key, mean),) = compute_values((name[weight.level],), subject, prefix).items()
+        return subject.applied, logged, {}
+    ((key, mean),) = compute_values(_factor_table(weight.level, version), subject, prefix).items()
     if not mean > _MIN_MEAN_WEIGHT:
-        return subject.applied, measured, {key: 1.0}
-    return subject.applied / np.asarray(mean, subject.applied.dtype), measured, {key: mean}
+        return subject.applied, logged, {key: 1.0}
+    return subject.applied / np.asarray(mean, subject.applied.dtype), logged, {key: mean}

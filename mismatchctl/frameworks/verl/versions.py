@@ -31,15 +31,12 @@ class VerlVersion:
     zeroes_rejected: bool = False
     normalizes: bool = False  # True if weights can be normalized over the batch
     normalizes_empty: bool = False  # True if empty sequences count in that mean
-    # denominators of losses: `mask` (local counts, 0/0 is 0), `global` (sizes from the trainer) or `scaled` (like
-    # `global`, and seq-mean-token-sum-norm is divided by the sequences too)
-    agg_denominators: Literal["mask", "global", "scaled"] = "mask"
+    empty_loss_is_nan: bool = False  # True if a micro-batch without kept tokens has the loss nan
     icepop: bool = False  # True if a threshold "lo_hi" sets weights outside to 0
     measures_applied: bool = False  # True if metrics of weights describe bounded weights
     fractions_applied: bool = False  # True if rollout_is_seq_fraction_* describe bounded weights
     defaults_to_v1: bool = False  # True if the V1 trainer runs unless `trainer.use_v1` is false
     records_log_probs: bool = False  # default of `rollout.calculate_log_probs`
-    gspo_follows: bool = False  # True if `gspo` is aggregated according to loss_agg_mode
     note: str = ""  # differences from the release that it represents
 
     @property
@@ -105,9 +102,9 @@ VERSIONS: tuple[VerlVersion, ...] = (
     VerlVersion("2025-11-12", "c1", "2025-11-12", "2c6c65cb0", (4070,), "ratio", "rollout_corr/", _NORMALIZED_KEYS,
             normalizes=True, normalizes_empty=True),
     VerlVersion("2025-11-25", "c2", "2025-11-25", "2a36450b7", (3980,), "ratio", "rollout_corr/", _NORMALIZED_KEYS,
-            normalizes=True, agg_denominators="global"),
+            normalizes=True, empty_loss_is_nan=True),
     VerlVersion("2026-08", "d", "2026-08-22", "1dda039b9", (), "estimator", "rollout_corr/", _ESTIMATOR_KEYS,
-            normalizes=True, agg_denominators="scaled", icepop=True, measures_applied=True, defaults_to_v1=True,
+            normalizes=True, icepop=True, measures_applied=True, defaults_to_v1=True,
             records_log_probs=True),
 )  # fmt: skip
 """Oldest first."""
@@ -125,7 +122,7 @@ RELEASES: dict[str, VerlVersion] = {
     "0.8.0": replace(_BEFORE_V1, name="0.8.0", letter="", date="2026-06-01", commit="7aed6b230", fractions_applied=True,
                      note="its losses are those of 2026-08"),
     "0.9.0": replace(_D, name="0.9.0", letter="", date="2026-08-14", commit="483b8a009"),
-    "0.9.1": replace(_D, name="0.9.1", letter="", date="2026-09-20", commit="", gspo_follows=True),
+    "0.9.1": replace(_D, name="0.9.1", letter="", date="2026-09-20", commit=""),
 }  # fmt: skip
 """Releases on PyPI, compared with the snapshots file by file."""
 

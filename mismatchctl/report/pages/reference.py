@@ -8,7 +8,7 @@ from typing import Any
 from mismatchctl.core.formatting import shorten
 from mismatchctl.core.schema import COLUMNS, list_aliases
 from mismatchctl.corrections.presets import TRAIT_TITLES, Preset, list_traits
-from mismatchctl.frameworks.adapter import Meaning
+from mismatchctl.frameworks.adapter import LoggedMetric
 from mismatchctl.frameworks.glossary import FACT_FIELDS, Sections, describe_names, metric_title
 from mismatchctl.report import document as doc
 from mismatchctl.report.tables import text_cell
@@ -77,7 +77,9 @@ def _make_screen(title: str, rows: Sequence[tuple[str, str]], following: str) ->
     return screen
 
 
-def metric_document(found: Sections, meanings: Mapping[Meaning, Sequence[str]], *, whole: bool = True) -> doc.Document:
+def metric_document(
+    found: Sections, meanings: Mapping[LoggedMetric, Sequence[str]], *, whole: bool = True
+) -> doc.Document:
     """Build the page of one metric, or of a name that frameworks log. Without `whole`, long lists are cut."""
     made = doc.Document(doc.Headline(""))
     made.commands = [*([] if whole else [("Details", "-v")]), ("Next", "mismatchctl analyze DUMPS")]
