@@ -92,6 +92,26 @@ class FileLayout:
         return "train_log_probs" not in self.columns
 
 
+def read_layout(
+    module: str,
+    name: str,
+    rows: Callable[[File], Iterator[Row]],
+    recognizes: Callable[[File], bool] = lambda file: True,
+) -> FileLayout:
+    """Read a layout in layouts.yaml, in the folder of a module. The keys are the fields of FileLayout."""
+    made = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in _read_layouts(module)[name].items()
+    }
+    made["next_token"] = frozenset(made.get("next_token", ()))
+    return FileLayout(framework=name, rows=rows, recognizes=recognizes, **made)
+
+
+@cache
+def _read_layouts(module: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = read_data(Path(module).with_name("layouts.yaml"))
+    return found
+
+
 def to_array(value: Any) -> Any:
     """Convert to an array, with half precision as float32. Other values are returned unchanged."""
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value

@@ -14,7 +14,7 @@ from mismatchctl.core.batch import Bools
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import NOTHING_HIDDEN, File, FileLayout, Hidden, Row
+from mismatchctl.frameworks.adapter import NOTHING_HIDDEN, File, Hidden, Row, read_layout
 from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
@@ -345,27 +345,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         yield {**row, "prox_logp": row["prox_logp"][:-1]}
 
 
-LAYOUT = FileLayout(
-    framework="areal",
-    columns={
-        "rollout_log_probs": "logprobs",
-        "train_log_probs": "prox_logp",
-        "response_mask": "loss_mask",
-        "token_ids": "input_ids",
-        "reward": "rewards",
-        "rollout_version": "versions",
-        "turn": "turn_ids",
-    },
-    token_versions=("rollout_version",),
-    prompt=True,
-    padding="right",
-    mask="1 on sampled tokens",
-    patterns=("*.pt",),
-    rows=_read_rows,
-    next_token=frozenset({"train_log_probs"}),
-    keys=("prox_logp", "logprobs", "loss_mask"),
-)
-"""A trajectory batch before compute_advantages, saved with torch.save."""
+LAYOUT = read_layout(__file__, "areal", _read_rows)
 
 
 ADAPTER = make_adapter(Areal, versions=("2026-08", "4aef98d"), default="4aef98d", layouts=(LAYOUT,))

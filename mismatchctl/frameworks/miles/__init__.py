@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.adapter import Adapter, File, FileLayout, Row, to_array
+from mismatchctl.frameworks.adapter import Adapter, File, Row, read_layout, to_array
 from mismatchctl.frameworks.slime import check_complete, take_response
 from mismatchctl.frameworks.slime.arguments import find_version, list_months, recognize
 from mismatchctl.frameworks.slime.framework import Slime
@@ -28,22 +28,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         yield {**row, "sequence_id": name, "micro_batch": f"{content['rank']}:{content['call']}"}
 
 
-LAYOUT = FileLayout(
-    framework="miles-policy-loss",
-    columns={
-        "rollout_log_probs": "rollout_log_probs",
-        "train_log_probs": "old_log_probs",
-        "current_log_probs": "train_log_probs",
-        "response_mask": "local_loss_mask",
-        "advantages": "advantages",
-        "micro_batch": "micro_batch",
-    },
-    mask="1 on sampled tokens, 0 on tool tokens and removed samples",
-    patterns=("rank_*_call_*.pt",),
-    rows=_read_rows,
-    duplicates=True,
-    keys=("call", "samples"),
-)
+LAYOUT = read_layout(__file__, "miles-policy-loss", _read_rows)
 
 
 def _read_dashboard_rows(file: File) -> Iterator[Row]:
@@ -60,13 +45,7 @@ def _read_dashboard_rows(file: File) -> Iterator[Row]:
         raise DataError(f"is not a Parquet file: {str(error).splitlines()[0]}", file=str(file.path)) from error
 
 
-DASHBOARD_LAYOUT = FileLayout(
-    framework="miles-dashboard",
-    columns={"rollout_log_probs": "rollout_log_probs", "response_mask": "mask", "token_ids": "response_ids"},
-    mask="1 on sampled tokens, 0 on tool tokens; none saved: all 1, removed samples too",
-    patterns=("dashboard_columns/rollout_*.parquet",),
-    rows=_read_dashboard_rows,
-)
+DASHBOARD_LAYOUT = read_layout(__file__, "miles-dashboard", _read_dashboard_rows)
 
 
 ADAPTER = Adapter(

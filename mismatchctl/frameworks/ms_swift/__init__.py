@@ -11,7 +11,7 @@ from mismatchctl.core import losses
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
@@ -202,25 +202,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         yield row
 
 
-LAYOUT = FileLayout(
-    framework="ms-swift",
-    columns={
-        "rollout_log_probs": "rollout_per_token_logps",
-        "train_log_probs": "old_per_token_logps",
-        "response_mask": "completion_mask",
-        "token_ids": "completion_tokens",
-        "ref_log_probs": "ref_per_token_logps",
-        "advantages": "advantages",
-        "truncated": "truncated_mask",
-        "prompt_token_ids": "prompt",
-    },
-    padding="right",
-    mask="1 on sampled tokens",
-    patterns=("*.pt",),
-    rows=_read_rows,
-    keys=("rollout_per_token_logps", "old_per_token_logps", "completion_mask"),
-)
-"""The dict of a batch as `_compute_loss_and_metrics` gets it, saved with torch.save."""
+LAYOUT = read_layout(__file__, "ms-swift", _read_rows)
 
 
 ADAPTER = make_adapter(MsSwift, versions=("2026-08",), layouts=(LAYOUT,))

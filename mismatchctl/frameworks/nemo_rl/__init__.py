@@ -12,7 +12,7 @@ from mismatchctl.core import losses
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, k3
 
@@ -276,23 +276,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         yield {**row, "step": int(step[1]) if step else None}
 
 
-LAYOUT = FileLayout(
-    framework="nemo-rl",
-    columns={
-        "rollout_log_probs": "generation_logprobs",
-        "train_log_probs": "prev_logprobs",
-        "response_mask": "token_loss_mask",
-        "token_ids": "token_ids",
-        "advantages": "advantages",
-        "reward": "rewards",
-    },
-    prompt=True,
-    padding="right",
-    mask="1 on sampled tokens; rows with sample_loss_mask 0 are left out of training",
-    patterns=("train_data_step*.jsonl",),
-    rows=_read_rows,
-)
-"""`train_data_step*.jsonl`."""
+LAYOUT = read_layout(__file__, "nemo-rl", _read_rows)
 
 
 ADAPTER = make_adapter(NemoRl, versions=("2026-08",), layouts=(LAYOUT,))

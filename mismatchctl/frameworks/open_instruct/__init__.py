@@ -11,7 +11,7 @@ from mismatchctl.core import losses
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
@@ -136,21 +136,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         yield {**line, "sequence_id": line["sample_idx"], "mask": [1] * len(line["response_tokens"])}
 
 
-LAYOUT = FileLayout(
-    framework="open-instruct",
-    columns={
-        "rollout_log_probs": "logprobs",
-        "response_mask": "mask",
-        "token_ids": "response_tokens",
-        "prompt_id": "prompt_idx",
-        "advantages": "advantage",
-        "reward": "reward",
-    },
-    mask="1 on the whole response: the file does not say which tokens a tool wrote",
-    patterns=("*_rollouts_[0-9]*.jsonl",),
-    rows=_read_rows,
-)
-"""`{run}_rollouts_*.jsonl`, without train log-probs."""
+LAYOUT = read_layout(__file__, "open-instruct", _read_rows)
 
 
 ADAPTER = make_adapter(OpenInstruct, versions=("2026-08",), layouts=(LAYOUT,))

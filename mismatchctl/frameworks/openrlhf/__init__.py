@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mismatchctl.core import losses
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import FileLayout
+from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
@@ -215,25 +215,11 @@ class OpenRlhf(PlainFramework):
         return float(rows[run.lengths > 0].mean())
 
 
-LAYOUT: FileLayout = FileLayout(
-    framework="openrlhf",
-    columns={
-        "rollout_log_probs": "rollout_log_probs",
-        "train_log_probs": "action_log_probs",
-        "response_mask": "action_mask",
-        "token_ids": "sequences",
-        "advantages": "advantages",
-        "reward": "rewards",
-    },
-    prompt=True,
-    padding="right",
-    mask="1 on sampled tokens",
-    patterns=("*.pt",),
-    rows=lambda file: file.batch({*LAYOUT.columns.values(), "attention_mask"}),
-    next_token=frozenset({"rollout_log_probs", "train_log_probs", "response_mask", "advantages"}),
-    keys=("action_log_probs", "action_mask", "rollout_log_probs"),
-)
-"""An Experience, saved with torch.save as a dict."""
+def _read_rows(file: File) -> Iterator[Row]:
+    return file.batch({*LAYOUT.columns.values(), "attention_mask"})
+
+
+LAYOUT = read_layout(__file__, "openrlhf", _read_rows)
 
 
 ADAPTER = make_adapter(OpenRlhf, versions=("0.11.2", "0.11"), layouts=(LAYOUT,))

@@ -12,7 +12,7 @@ from mismatchctl.core import losses
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step, k3
 
@@ -226,24 +226,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         yield {**line, "sequence_id": None if index is None else f"{rank}:{index}"}
 
 
-LAYOUT = FileLayout(
-    framework="prime-rl",
-    columns={
-        "rollout_log_probs": "inference_logprobs",
-        "train_log_probs": "trainer_logprobs",
-        "current_log_probs": "trainer_logprobs",  # of the policy being updated: nothing is recomputed before
-        "response_mask": "loss_mask",
-        "token_ids": "token_ids",
-        "advantages": "advantages",
-        "entropy": "entropy",
-        "micro_batch": "micro_step",
-    },
-    prompt=True,
-    mask="true on sampled tokens that are trained on",
-    patterns=("rank_*.jsonl",),
-    rows=_read_rows,
-)
-"""`token_exports/step_*/rank_*.jsonl`."""
+LAYOUT = read_layout(__file__, "prime-rl", _read_rows)
 
 
 ADAPTER = make_adapter(PrimeRl, versions=("2026-10", "2026-09", "2026-08"), default="2026-08", layouts=(LAYOUT,))

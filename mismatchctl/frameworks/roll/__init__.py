@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.application import GateOutcome, adjacent_segments
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import FileLayout
+from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.options import PlainFramework, Rules, check_flag, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
@@ -194,25 +195,11 @@ class Roll(PlainFramework):
         return float((passed.sum() + inside) / max(run.tokens, 1))
 
 
-LAYOUT: FileLayout = FileLayout(
-    framework="roll",
-    columns={
-        "rollout_log_probs": "infer_logprobs",
-        "train_log_probs": "old_log_probs",
-        "response_mask": "response_mask",
-        "token_ids": "input_ids",
-        "advantages": "advantages",
-        "reward": "response_level_rewards",
-    },
-    prompt=True,
-    padding="right",
-    mask="1 on sampled tokens",
-    patterns=("*.pt",),
-    rows=lambda file: file.batch({*LAYOUT.columns.values(), "attention_mask"}),
-    next_token=frozenset({"rollout_log_probs", "train_log_probs", "advantages"}),
-    keys=("infer_logprobs", "old_log_probs"),
-)
-"""Tensors of a batch, saved with torch.save."""
+def _read_rows(file: File) -> Iterator[Row]:
+    return file.batch({*LAYOUT.columns.values(), "attention_mask"})
+
+
+LAYOUT = read_layout(__file__, "roll", _read_rows)
 
 
 ADAPTER = make_adapter(Roll, versions=("2026-08",), layouts=(LAYOUT,))

@@ -13,7 +13,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.application import GateOutcome
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.adapter import File, FileLayout, Row, is_typo_of, to_array
+from mismatchctl.frameworks.adapter import File, Row, is_typo_of, read_layout, to_array
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
@@ -388,26 +388,7 @@ def _read_prompt(row: Row, width: int) -> Any:
     return row["sequences"][:-width][attention[:-width] != 0]
 
 
-LAYOUT = FileLayout(
-    framework="skyrl",
-    columns={
-        "rollout_log_probs": "rollout_logprobs",
-        "train_log_probs": "action_log_probs",
-        "response_mask": "loss_mask",
-        "token_ids": "response_ids",
-        "ref_log_probs": "base_action_log_probs",
-        "advantages": "advantages",
-        "prompt_id": "uid",
-        "prompt_token_ids": "prompt",
-    },
-    padding="left",
-    mask="above 0 on sampled tokens that are trained on; the last pad_size rows are copies and left out",
-    weighted=True,
-    patterns=("*_training_input.pkl",),
-    rows=_read_rows,
-    missing=(-9999.0,),
-)
-"""`dumped_data/global_step_*_training_input.pkl`."""
+LAYOUT = read_layout(__file__, "skyrl", _read_rows)
 
 
 ADAPTER = make_adapter(SkyRl, versions=("2026-08",), layouts=(LAYOUT,))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.adapter import Adapter, File, FileLayout, Row, to_array
+from mismatchctl.frameworks.adapter import Adapter, File, Row, read_layout, to_array
 from mismatchctl.frameworks.slime.arguments import find_version, list_months, recognize
 from mismatchctl.frameworks.slime.framework import Slime
 
@@ -157,25 +157,11 @@ def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: value[number] for name, value in columns.items()} for number in range(count)]
 
 
-LAYOUT = FileLayout(
-    framework="slime",
-    columns={
-        "rollout_log_probs": "rollout_log_probs",
-        "train_log_probs": "log_probs",
-        "response_mask": "loss_masks",
-        "token_ids": "response_ids",
-        "ref_log_probs": "ref_log_probs",
-        "advantages": "advantages",
-        "reward": "rewards",
-        "rollout_ids": "rollout_ids",
-        "prompt_token_ids": "prompt",
-        "truncated": "truncated",
-    },
-    mask="1 on sampled tokens, 0 on tool tokens and removed samples",
-    patterns=("[0-9]*.pt",),
-    rows=_read_rows,
-    duplicates=True,
-    recognizes=lambda file: file.has_keys("rollout_data", "rollout_id") or file.has_keys("format_version", "samples"),
+LAYOUT = read_layout(
+    __file__,
+    "slime",
+    _read_rows,
+    lambda file: file.has_keys("rollout_data", "rollout_id") or file.has_keys("format_version", "samples"),
 )
 
 
@@ -203,23 +189,11 @@ def take_response(tokens: list[int], length: int, mask: Any) -> Row:
     return {"response_ids": tokens[len(tokens) - length :], "mask": [1] * length if mask is None else mask}
 
 
-ROLLOUT_LAYOUT = FileLayout(
-    framework="slime-rollout",
-    columns={
-        "rollout_log_probs": "rollout_log_probs",
-        "response_mask": "mask",
-        "token_ids": "response_ids",
-        "prompt_id": "prompt_id",
-        "rollout_ids": "rollout_ids",
-        "reward": "reward",
-        "rollout_version": "rollout_version",
-        "prompt_token_ids": "prompt",
-        "truncated": "truncated",
-    },
-    mask="1 on sampled tokens, 0 on tool tokens and removed samples; none saved: all 1",
-    patterns=("[0-9]*.pt",),
-    rows=_read_rollout_rows,
-    recognizes=lambda file: file.has_keys("rollout_id", "samples") and not file.has_keys("format_version"),
+ROLLOUT_LAYOUT = read_layout(
+    __file__,
+    "slime-rollout",
+    _read_rollout_rows,
+    lambda file: file.has_keys("rollout_id", "samples") and not file.has_keys("format_version"),
 )
 
 VIME_LAYOUTS = replace(LAYOUT, framework="vime"), replace(ROLLOUT_LAYOUT, framework="vime-rollout")

@@ -9,7 +9,7 @@ from mismatchctl.core import losses
 from mismatchctl.core.losses import Array, LossTerm
 from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 from mismatchctl.io.scripts import PythonCall
@@ -119,26 +119,7 @@ def _read_prompt(line: Mapping[str, Any], row: Row) -> list[int] | None:
     return tokens[: first + 1] if len(tokens) > first else None
 
 
-LAYOUT = FileLayout(
-    framework="tinker",
-    columns={
-        "rollout_log_probs": "loss_fn_inputs.logprobs",
-        "train_log_probs": "loss_fn_outputs.logprobs",
-        "current_log_probs": "loss_fn_outputs.logprobs",  # of the policy being updated: nothing is recomputed before
-        "response_mask": "loss_fn_inputs.mask",
-        "token_ids": "loss_fn_inputs.target_tokens",
-        "advantages": "loss_fn_inputs.advantages",
-        "prompt_token_ids": "prompt",
-    },
-    prompt=True,
-    mask="1 on sampled tokens; it is removed before a datum is sent, so save the datum before that",
-    patterns=("datums_step*.jsonl",),
-    rows=_read_rows,
-    next_token=frozenset(
-        {"rollout_log_probs", "train_log_probs", "current_log_probs", "response_mask", "token_ids", "advantages"}
-    ),
-)
-"""`datums_step*.jsonl`, one Datum of forward_backward and what it returned per line."""
+LAYOUT = read_layout(__file__, "tinker", _read_rows)
 
 
 ADAPTER = make_adapter(TinkerCookbook, versions=("2026-08",), layouts=(LAYOUT,), classes={CONFIG_CLASS: read_call})

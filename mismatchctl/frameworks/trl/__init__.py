@@ -13,7 +13,7 @@ from mismatchctl.core.batch import Bools
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import NOTHING_HIDDEN, File, FileLayout, Hidden, Row
+from mismatchctl.frameworks.adapter import NOTHING_HIDDEN, File, Hidden, Row, read_layout
 from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options
@@ -223,34 +223,8 @@ def _read_rows(file: File) -> Iterator[Row]:
         yield {**row, "mask": mask if tools is None else mask * np.asarray(tools), "prompt": prompt}
 
 
-LAYOUT = FileLayout(
-    framework="trl",
-    columns={
-        "rollout_log_probs": "sampling_per_token_logps",
-        "train_log_probs": "old_per_token_logps",
-        "response_mask": "mask",
-        "token_ids": "completion_ids",
-        "advantages": "advantages",
-        "ref_log_probs": "ref_per_token_logps",
-        "prompt_token_ids": "prompt",
-    },
-    padding="right",
-    mask="1 on completion tokens that no tool wrote",
-    patterns=("*.pt",),
-    rows=_read_rows,
-    keys=("sampling_per_token_logps", "completion_mask"),
-)
-"""The dict of `_generate_and_score_completions`, saved with torch.save."""
-
-
-COMPLETIONS_LAYOUT = FileLayout(
-    framework="trl-completions",
-    columns={},
-    mask="none",
-    patterns=("completions/completions_[0-9]*.parquet",),
-    rows=lambda path: iter(()),
-)
-"""TRL's own completions file, which contains only text."""
+LAYOUT = read_layout(__file__, "trl", _read_rows)
+COMPLETIONS_LAYOUT = read_layout(__file__, "trl-completions", lambda path: iter(()))
 
 
 ADAPTER = make_adapter(

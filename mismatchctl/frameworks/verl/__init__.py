@@ -8,7 +8,7 @@ from typing import Any
 
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError, suggestion
-from mismatchctl.frameworks.adapter import Adapter, File, FileLayout, Row
+from mismatchctl.frameworks.adapter import Adapter, File, Row, read_layout
 from mismatchctl.frameworks.verl.configuration import (
     ACTOR_BLOCK,
     ACTOR_CAP,
@@ -203,34 +203,13 @@ def _read_rows(file: File) -> Iterator[Row]:
     )
 
 
-LAYOUT = FileLayout(
-    framework="verl",
-    columns={
-        "rollout_log_probs": "rollout_log_probs",
-        "train_log_probs": "old_log_probs",
-        "response_mask": "loss_mask, else response_mask",
-        "token_ids": "responses",
-        "ref_log_probs": "ref_log_prob",
-        "advantages": "advantages",
-    },
-    padding="right",
-    mask="1 on sampled tokens; rejection sampling writes its result into response_mask, not into loss_mask",
-    patterns=("*.dp", "tq_batch.pt"),
-    rows=_read_rows,
+LAYOUT = read_layout(__file__, "verl", _read_rows)
+TEXT_LAYOUT = read_layout(
+    __file__,
+    "verl-rollout-data",
+    lambda file: iter(()),
+    lambda file: {"input", "output", "score", "step"} <= file.first_line().keys(),
 )
-
-
-TEXT_LAYOUT = FileLayout(
-    framework="verl-rollout-data",
-    columns={},
-    mask="none",
-    patterns=("*.jsonl",),
-    rows=lambda file: iter(()),
-    remedy="to get log-probs, set actor_rollout_ref.rollout.calculate_log_probs=True and record the batch "
-    "(docs/integrations/verl.md)",
-    recognizes=lambda file: {"input", "output", "score", "step"} <= file.first_line().keys(),
-)
-"""The files of `trainer.rollout_data_dir`, which contain only text."""
 
 
 ADAPTER = Adapter(
