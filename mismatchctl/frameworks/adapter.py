@@ -75,7 +75,7 @@ class FileLayout:
     rows: Callable[[File], Iterator[Row]] = field(repr=False)  # reads one file, with its own column names
     prompt: bool = False  # True if the token axis includes the prompt
     padding: Literal["left", "right", "none"] = "none"  # the side of padding
-    next_token: frozenset[str] = frozenset()  # schema columns whose entry j is about token j + 1
+    next_token: Collection[str] = ()  # schema columns whose entry j is about token j + 1
     # True if the mask contains weights, which are above 0 for valid tokens. Otherwise it is 0 or 1.
     weighted: bool = False
     token_versions: tuple[str, ...] = ()  # version columns with one value per token
@@ -99,11 +99,9 @@ def read_layout(
     recognizes: Callable[[File], bool] = lambda file: True,
 ) -> FileLayout:
     """Read a layout in layouts.yaml, in the folder of a module. The keys are the fields of FileLayout."""
-    made = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in _read_layouts(module)[name].items()
-    }
-    made["next_token"] = frozenset(made.get("next_token", ()))
-    return FileLayout(framework=name, rows=rows, recognizes=recognizes, **made)
+    found = _read_layouts(module)[name].items()
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found}
+    return FileLayout(name, rows=rows, recognizes=recognizes, **fields)
 
 
 @cache
