@@ -189,7 +189,7 @@ def pair(rollout: StrPath, train: StrPath, on: Texts = ()) -> pa.Table:
         train: The trainer's log-probs of the same sequences.
         on: Columns that identify a row. Default: the id that both files have. Example: `on="id"`.
     """
-    from mismatchctl.data.pairing import pair as match
+    from mismatchctl.data.conversion import pair as match
 
     found = match(Path(rollout), Path(train), list_texts(on, "on: give names"))
     return found.table.replace_schema_metadata({"notes": "\n".join(found.notes)} if found.notes else None)

@@ -37,7 +37,7 @@ def convert(
 
     Other commands can also read SOURCE directly, but a converted file is faster to read. No code in SOURCE is executed.
 
-    No file is written if the log-probs are shifted by one token. docs/reference/framework-files.md lists the formats.
+    docs/reference/framework-files.md lists the formats.
     """
     from mismatchctl.data.conversion import convert_dump as run
     from mismatchctl.data.conversion import convert_pair

@@ -191,7 +191,7 @@ class InputOptions(PairOptions):
             return self.names
         if self.paths:
             raise ConfigError("use either DUMPS or --rollout and --train")
-        from mismatchctl.data.pairing import pair
+        from mismatchctl.data.conversion import pair
 
         paired = pair(*sides, self.keys)
         for note in paired.notes:

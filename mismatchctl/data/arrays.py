@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Ints
-from mismatchctl.core.schema import COLUMNS_BY_NAME, NESTED_KINDS, ColumnKind, DumpColumn
+from mismatchctl.core.schema import COLUMNS_BY_NAME, ColumnKind, DumpColumn
 
 NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE = "numbers", "true/false", "text", "nothing"
 
@@ -28,17 +29,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or is_list_view(kind)
-    )
+    return isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)) or _is_list_view(kind)
 
 
-def is_list_view(kind: pa.DataType) -> bool:
-    """Return True for a list view. Older pyarrow does not have this type."""
-    return str(kind).startswith(("list_view<", "large_list_view<"))
+def _is_list_view(kind: pa.DataType) -> bool:
+    return str(kind).startswith(("list_view<", "large_list_view<"))  # older pyarrow does not have this type
 
 
 def describe_type(kind: pa.DataType) -> str:
@@ -69,39 +64,43 @@ def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str 
         kind = plain_type(kind.value_type)
         if pa.types.is_null(kind):
             return None  # lists that are all empty may have the null type
-    wanted = _find_element_misfit(column.kind, kind)
-    return None if wanted is None else f"holds {describe_type(kind)} ({kind}) where {wanted} are needed"
+    wanted, fits = _ELEMENT_TYPES.get(
+        column.kind, (column.kind.value.partition(",")[0], lambda kind: _is_list_of(kind, "is_integer"))
+    )
+    return None if fits(kind) else f"holds {describe_type(kind)} ({kind}) where {wanted} are needed"
 
 
-def _find_element_misfit(kind: ColumnKind, actual: pa.DataType) -> str | None:
-    """Return the expected type of an element, unless `actual` fits."""
-    number = describe_type(actual) == NUMBER_TYPE
-    if kind is ColumnKind.LOG_PROBS:
-        return None if pa.types.is_floating(actual) else "floats"
-    if kind is ColumnKind.MASK:
-        return None if (number or pa.types.is_boolean(actual)) else "0/1 or true/false"
-    if kind is ColumnKind.TOKENS:
-        return None if pa.types.is_integer(actual) else "integers"
-    if kind is ColumnKind.PER_TOKEN_OR_SCALAR:
-        return None if number else "numbers"
-    if kind is ColumnKind.NUMBER:
-        return None if (number or pa.types.is_boolean(actual)) else "numbers"
-    if kind is ColumnKind.PROMPT:
-        return None if is_list(actual) and pa.types.is_integer(plain_type(actual).value_type) else "lists of integers"
-    if kind in NESTED_KINDS:
-        wanted = pa.types.is_floating if kind is ColumnKind.TOP_LOG_PROBS else pa.types.is_integer
-        fits = is_list(actual) and (wanted(plain_type(actual.value_type)) or pa.types.is_null(actual.value_type))
-        return None if fits else kind.value.partition(",")[0]
-    return "integers or strings" if pa.types.is_nested(actual) else None
+def _is_number(kind: pa.DataType) -> bool:
+    return describe_type(kind) == NUMBER_TYPE
+
+
+def _is_number_or_flag(kind: pa.DataType) -> bool:
+    return describe_type(kind) in (NUMBER_TYPE, FLAG_TYPE)
+
+
+def _is_list_of(kind: pa.DataType, words: str) -> bool:
+    """Return True for lists of floats or integers, or lists that are all empty."""
+    value = plain_type(kind.value_type) if is_list(kind) else kind
+    return is_list(kind) and (pa.types.is_null(value) or bool(getattr(pa.types, words)(value)))
+
+
+_ELEMENT_TYPES: dict[ColumnKind, tuple[str, Callable[[pa.DataType], bool]]] = {
+    ColumnKind.LOG_PROBS: ("floats", pa.types.is_floating),
+    ColumnKind.MASK: ("0/1 or true/false", _is_number_or_flag),
+    ColumnKind.TOKENS: ("integers", pa.types.is_integer),
+    ColumnKind.PER_TOKEN_OR_SCALAR: ("numbers", _is_number),
+    ColumnKind.NUMBER: ("numbers", _is_number_or_flag),
+    ColumnKind.PROMPT: ("lists of integers", lambda kind: _is_list_of(kind, "is_integer")),
+    ColumnKind.ID: ("integers or strings", lambda kind: not pa.types.is_nested(kind)),
+    ColumnKind.TOP_LOG_PROBS: (
+        ColumnKind.TOP_LOG_PROBS.value.partition(",")[0], lambda kind: _is_list_of(kind, "is_floating")
+    ),
+}  # fmt: skip
+"""Expected type of an element in words, and its test. Other columns have a list of integers per token."""
 
 
 def is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-    )
+    return str(kind) in ("string", "large_string", "binary", "large_binary")
 
 
 _LONG_TEXT, _KEPT_TEXT = 1 << 10, 40
@@ -159,7 +158,7 @@ class ListColumn:
         """Split an array of any list type, sliced or not."""
         # `values` is the whole child array even of a slice, and `flatten` drops what null rows hide: only
         # `values` together with the slice's own offsets is safe.
-        if is_list_view(array.type):  # a cast to lists would assume that they are in order
+        if _is_list_view(array.type):  # a cast to lists would assume that they are in order
             starts = array.offsets.to_numpy().astype(np.int64, copy=False)
             lengths = array.sizes.to_numpy().astype(np.int64, copy=False)
         elif pa.types.is_fixed_size_list(array.type):
@@ -187,9 +186,12 @@ class ListColumn:
             return self.values.slice(0, 0)
         if np.array_equal(starts[1:], ends[:-1]):
             return self.values.slice(int(starts[0]), int(ends[-1] - starts[0]))
-        before = np.cumsum(lengths) - lengths
-        index = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
-        return self.values.take(pa.array(index))
+        return self.values.take(pa.array(concatenate_ranges(starts, lengths)))
+
+
+def concatenate_ranges(starts: Ints, lengths: Ints) -> Ints:
+    """Return the indices of ranges of a flat array, one after another."""
+    return np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
 
 
 def find_nulls(array: pa.Array) -> Bools | None:
@@ -221,26 +223,18 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
     if pa.types.is_boolean(kind) and number:
         array, kind = array.cast(pa.int8()).cast(pa.float64()), pa.float64()
     if pa.types.is_integer(kind):
-        return _to_integers(array, as_ids=column is not None and not number)
+        above = pa.types.is_uint64(kind) and len(array) and to_numpy(array).max() > 2**63 - 1
+        if array.null_count == 0 and not above:
+            return to_numpy(array).astype(np.int64, copy=False)
+        if column is not None and not number:
+            return _object_array(array.to_pylist())
+        values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return values.astype(np.float64)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         exact = array.cast(pa.float64()) if pa.types.is_decimal(kind) else array
-        values: NDArray[Any] = exact.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
-        if column is None or number:
-            return values
-        return _restore_ids(values, is_step=column.name == "step")
-    if pa.types.is_null(kind) and number:
-        return np.full(len(array), np.nan)
-    return _to_objects(array)
-
-
-def _to_integers(array: pa.Array, as_ids: bool) -> NDArray[Any]:
-    wide = pa.types.is_uint64(array.type) and len(array) and to_numpy(array).max() > 2**63 - 1
-    if array.null_count == 0 and not wide:
-        return to_numpy(array).astype(np.int64, copy=False)
-    if as_ids:
-        return _object_array(array.to_pylist())
-    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return values.astype(np.float64)
+        values = exact.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+        return values if column is None or number else _restore_ids(values, is_step=column.name == "step")
+    return np.full(len(array), np.nan) if pa.types.is_null(kind) and number else _to_objects(array)
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
@@ -282,27 +276,17 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 
 def _to_objects(array: pa.Array) -> NDArray[Any]:
-    """Convert values to strings or flags. Bytes that are not UTF-8 are escaped."""
+    """Convert values to strings or flags. Bytes that are not UTF-8 are escaped, also in strings, as Parquet allows."""
     kind = plain_type(array.type)
-    if (
-        describe_type(kind) == TEXT_TYPE
-        or describe_type(kind).endswith("binary")
-        or pa.types.is_fixed_size_binary(kind)
-    ):
-        # Parquet does not promise that strings are valid UTF-8.
-        raw = array.cast(pa.binary() if pa.types.is_fixed_size_binary(kind) else pa.large_binary()).to_pylist()
+    is_fixed = pa.types.is_fixed_size_binary(kind)
+    if describe_type(kind) == TEXT_TYPE or describe_type(kind).endswith("binary") or is_fixed:
+        raw = array.cast(pa.binary() if is_fixed else pa.large_binary()).to_pylist()
         return _object_array([None if cell is None else cell.decode(errors="backslashreplace") for cell in raw])
-    values = _to_python(array)
-    return _object_array([value if value is None or isinstance(value, bool) else str(value) for value in values])
-
-
-def _to_python(array: pa.Array) -> list[Any]:
-    """Convert Arrow values to Python values. Timestamps finer than microseconds become strings or integers."""
     try:
-        return array.to_pylist()  # type: ignore[no-any-return]
-    except (ValueError, OverflowError):
-        finer = array.cast(pa.int64() if pa.types.is_duration(array.type) else pa.string())
-        return [None if value is None else str(value) for value in finer.to_pylist()]
+        values = array.to_pylist()
+    except (ValueError, OverflowError):  # times finer than microseconds
+        values = array.cast(pa.int64() if pa.types.is_duration(array.type) else pa.string()).to_pylist()
+    return _object_array([value if value is None or isinstance(value, bool) else str(value) for value in values])
 
 
 def _object_array(values: list[Any]) -> NDArray[Any]:

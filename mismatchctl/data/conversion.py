@@ -1,21 +1,25 @@
-"""Convert files of frameworks, and Parquet dumps, to one Parquet dump, and join columns of other files."""
+"""Convert files of frameworks, and Parquet dumps, to one Parquet dump, join columns of other files, and pair two files.
+
+A pair has one file per side: the rollout's log-probs and the trainer's, matched by an id.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS
-from mismatchctl.data.arrays import ListColumn, to_plain_array
-from mismatchctl.data.files import DumpFile, read_pieces
+from mismatchctl.core.schema import COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS, ColumnKind
+from mismatchctl.data.arrays import ListColumn, is_list, to_plain_array
+from mismatchctl.data.files import DumpFile, read_footer, read_pieces
+from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.importers.rows import (
     BATCH_ROWS,
     COLUMN_TYPES,
@@ -29,83 +33,57 @@ from mismatchctl.data.importers.rows import (
     read_raw_batches,
     recognize_layout,
 )
-from mismatchctl.data.importers.sources import (
-    ForeignRun,
-    skipped_notes,
+from mismatchctl.data.importers.sources import ForeignRun, skipped_notes
+from mismatchctl.data.importers.tables import (
+    PROMPT_LOG_PROBS,
+    is_engine_file,
+    is_table,
+    read_table,
+    with_prompt_ids,
 )
-from mismatchctl.data.importers.tables import is_table
 from mismatchctl.data.layouts import find_mismatched_lists
-from mismatchctl.data.pairing import pair
-from mismatchctl.data.paths import contains_dump
+from mismatchctl.data.paths import UnopenedFile, contains_dump
 from mismatchctl.data.reader import Dump, open_dump
-from mismatchctl.errors import DataError
+from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import atomic_output
-from mismatchctl.io.parquet_footer import check_footer
-from mismatchctl.io.stores import walk_files
+from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line, walk_files
 
-JOIN_KEYS = ("step", "sequence_id")
 SequenceKey = tuple[str | None, ...]
 
 
-def open_join(place: Path) -> JoinedColumns:
-    """Read Parquet files or files of a framework, whose columns may be incomplete."""
-    paths = sorted(path for path in walk_files(place) if path.suffix == ".parquet") if place.is_dir() else []
-    if place.is_file() and not find_candidates(place):
-        paths = [place]
-    if paths:
-        with _explain_decoding(place, "is no Parquet file"):
-            tables = [_read_parquet(path) for path in paths]
-    else:
-        batches = [list(read_raw_batches(path, layout)) for path in find_candidates(place)
-                   if (layout := recognize_layout(path)) is not None]  # fmt: skip
-        tables = [pa.Table.from_batches(found).combine_chunks() for found in batches if found]
-    if not tables:
-        raise DataError("does not contain columns to join", file=str(place))
-    return JoinedColumns(place, tables)
-
-
-def _read_parquet(path: Path) -> pa.Table:
-    with pa.OSFile(str(path)) as file:
-        check_footer(file)
-        return pq.read_table(file).combine_chunks()
-
-
-@contextmanager
-def _explain_decoding(place: Path, problem: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
-        raise DataError(f"{problem}: {str(error).splitlines()[0]}", file=str(place)) from error
-
-
 class JoinedColumns:
-    """Sequences that are looked up by id.
+    """Sequences that are looked up by id, in Parquet files or files of a framework. Their columns may be incomplete.
 
     Attributes:
         columns: canonical name -> name in the files.
         found: number of sequences that were found.
     """
 
-    def __init__(self, place: Path, tables: Sequence[pa.Table]) -> None:
+    def __init__(self, place: Path) -> None:
         """Match the columns. Canonical names take precedence over framework aliases."""
-        self._place, self._tables = place, tables
-        self._rows: dict[tuple[str, ...], dict[SequenceKey, tuple[int, int]]] = {}
+        self._place = place
+        self._rows: dict[tuple[str, ...], dict[SequenceKey, int]] = {}
         self.found = 0
-        aliases = column_aliases()
+        tables = list(_read_joined_tables(place))
+        if not tables:
+            raise DataError("does not contain columns to join", file=str(place))
         shared = set.intersection(*(set(table.column_names) for table in tables))
         ordered = sorted(shared, key=lambda name: (name in COLUMN_TYPES, name))
-        self.columns = {aliases.get(name, name): name for name in ordered}
+        with self._explain("its files do not have the same types"):
+            self._table = pa.concat_tables([table.select(ordered) for table in tables])
+        self.columns = {column_aliases().get(name, name): name for name in ordered}
         if "sequence_id" not in self.columns:
             remedy = "write the ids that the other file has"
             raise DataError("the column does not exist", file=str(place), column="sequence_id", remedy=remedy)
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-        keys = tuple(name for name in JOIN_KEYS if name in self.columns and name in batch.schema.names)
+        keys = tuple(name for name in ("step", "sequence_id") if name in self.columns and name in batch.schema.names)
         if "sequence_id" not in keys:
             raise DataError("has neither sequence_id nor another key, so it cannot be joined", file=str(path))
         added = [name for name in COLUMN_TYPES if name in self.columns and name not in batch.schema.names]
-        if "prompt_id" in self.columns and _is_derived(batch.schema):
+        derived = "prompt_id" in batch.schema.names and batch.schema.field("prompt_id").metadata == DERIVED
+        if "prompt_id" in self.columns and derived:  # ids of another file are better
             batch = batch.drop_columns(["prompt_id"])
             added.append("prompt_id")
         partial = all(name in (*PARTIAL_COLUMNS, "reference_version") for name in added)
@@ -114,43 +92,54 @@ class JoinedColumns:
         known = next(batch[name] for name in REQUIRED_COLUMNS if name in batch.schema.names)
         if not pa.types.is_list(known.type):
             raise DataError("has one row per token, and joining is by sequence", file=str(path))
-        lengths = np.diff(known.offsets.to_numpy())
         for name in added:
-            with _explain_decoding(self._place, f"its {name} cannot be read"):
-                values = [place and self._tables[place[0]][self.columns[name]][place[1]].as_py() for place in places]
-            self._check(name, values, lengths, batch, path)
+            with self._explain(f"its {name} cannot be read"):
+                values = self._table[self.columns[name]].take(pa.array(places, pa.int64())).to_pylist()
+            self._check(name, values, np.diff(known.offsets.to_numpy()).tolist(), batch, path)
             column = pa.field(name, COLUMN_TYPES[name], nullable=name not in NEEDED_COLUMNS)
-            with _explain_decoding(self._place, f"its {name} is of another kind than {COLUMN_TYPES[name]}"):
+            with self._explain(f"its {name} is of another kind than {COLUMN_TYPES[name]}"):
                 batch = batch.append_column(column, pa.array(values, COLUMN_TYPES[name]))
         return batch
 
-    def _find(self, keys: tuple[str, ...], key: SequenceKey, path: Path, partial: bool) -> tuple[int, int] | None:
-        """Return table and row of a sequence. If `partial`, it may be missing."""
+    @contextmanager
+    def _explain(self, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
+            raise DataError(f"{problem}: {first_error_line(error)}", file=str(self._place)) from error
+
+    def _find(self, keys: tuple[str, ...], key: SequenceKey, path: Path, partial: bool) -> int | None:
+        """Return the row of a sequence. If `partial`, it may be missing."""
         if keys not in self._rows:
-            self._rows[keys] = self._index(keys)
+            index = self._rows[keys] = {}
+            for row, own in enumerate(_keys(self._table, [self.columns[name] for name in keys])):
+                if index.setdefault(own, row) != row:
+                    raise DataError(f"{_describe_key(keys, own)} occurs twice", file=str(self._place), row=row)
         if key not in self._rows[keys] and not partial:
-            named = _describe_key(keys, key)
-            raise DataError(f"{named} is not in {self._place}", file=str(path), remedy="join a file of the same run")
+            problem = f"{_describe_key(keys, key)} is not in {self._place}"
+            raise DataError(problem, file=str(path), remedy="join a file of the same run")
         return self._rows[keys].get(key)
 
-    def _index(self, keys: tuple[str, ...]) -> dict[SequenceKey, tuple[int, int]]:
-        index: dict[SequenceKey, tuple[int, int]] = {}
-        for number, table in enumerate(self._tables):
-            for row, key in enumerate(_keys(table, [self.columns[name] for name in keys])):
-                if index.setdefault(key, (number, row)) != (number, row):
-                    raise DataError(f"{_describe_key(keys, key)} occurs twice", file=str(self._place), row=row)
-        return index
-
-    def _check(self, name: str, values: Sequence[Any], lengths: Any, batch: pa.RecordBatch, path: Path) -> None:
+    def _check(self, name: str, values: list[Any], lengths: list[int], batch: pa.RecordBatch, path: Path) -> None:
         if name not in TOKEN_COLUMNS:
             return
-        for row, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
+        for row, (value, length) in enumerate(zip(values, lengths, strict=True)):
             if value is None and name in PARTIAL_COLUMNS:
                 continue
             if not isinstance(value, list) or len(value) != length or None in value:
                 have = "none" if not isinstance(value, list) else "nulls" if None in value else f"{len(value)} values"
                 problem = f"{self._place} has {have} of sequence {batch['sequence_id'][row]}, which has {length} tokens"
                 raise DataError(problem, file=str(path), column=name, remedy="join one value per response token")
+
+
+def _read_joined_tables(place: Path) -> Iterator[pa.Table]:
+    paths = sorted(path for path in walk_files(place) if path.suffix == ".parquet") if place.is_dir() else []
+    candidates = [] if paths else find_candidates(place)
+    for path in paths if paths or candidates or place.is_dir() else [place]:
+        yield read_whole_file(path)
+    for path in candidates:
+        if (layout := recognize_layout(path)) is not None and (batches := list(read_raw_batches(path, layout))):
+            yield pa.Table.from_batches(batches)
 
 
 def _keys(table: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Iterator[SequenceKey]:
@@ -160,11 +149,6 @@ def _keys(table: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Iterator[Se
 
 def _describe_key(names: Sequence[str], key: SequenceKey) -> str:
     return ", ".join(f"{name} {value}" for name, value in zip(names, key, strict=True))
-
-
-def _is_derived(schema: pa.Schema) -> bool:
-    """Return True if prompt ids are hashes of prompts, so that ids of another file are better."""
-    return "prompt_id" in schema.names and schema.field("prompt_id").metadata == DERIVED
 
 
 _CHECKED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
@@ -183,7 +167,8 @@ def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
     first = 0
     for table in read_pieces(everything, list(everything.columns), range(file.row_groups), rows):
-        _check_lists(table, file, first)
+        if file.layout == "wide":
+            _check_lists(table, file, first)
         first += len(table)
         renamed = table.rename_columns([canonical.get(name, name) for name in table.column_names])
         for name, value in file.partition.items():
@@ -194,8 +179,6 @@ def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.
 
 
 def _check_lists(table: pa.Table, file: DumpFile, first: int) -> None:
-    if file.layout == "long":
-        return
     named = {
         column: file.columns[column] for column in _CHECKED_COLUMNS if column in file.columns and file.is_list(column)
     }
@@ -216,10 +199,6 @@ def _remove_nulls(batch: pa.RecordBatch, file: DumpFile) -> pa.RecordBatch:
         fields.append(pa.field(field.name, kind, nullable=field.nullable))
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-
-
-Progress = Callable[[int, int], None]
-Batches = Iterator[tuple[Path, pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -243,7 +222,7 @@ def convert_dump(
     framework: str = "",
     *,
     join: Path | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ConversionResult:
     """Write the sequences of a file or folder to `out`, atomically."""
     named = str(place)
@@ -251,24 +230,33 @@ def convert_dump(
     paths = find_candidates(Path(named), framework) if is_foreign else []
     if not framework and all(is_table(path) and recognize_layout(path) is None for path in paths):
         paths = []
-    joined = None if join is None else open_join(join)
-    source = ForeignRun(named, joined)
-    batches = _read_batches(source, paths, framework, progress) if paths else _rewrite_batches(named, joined, progress)
+    joined = None if join is None else JoinedColumns(join)
+    source = ForeignRun(named, joined, () if joined is None else joined.columns)
+    parts = [(path, path.stat().st_size, source.read(path, framework)) for path in paths]
+    if not paths:
+        parts = [(Path(one.path), one.size, read_parquet_batches(one)) for one in open_parquet_dump(named).files]
+    done, total = 0, sum(size for _, size, _ in parts)
     with ExitStack() as stack:
         temporary = stack.enter_context(atomic_output(out))
         writer, rows, tokens = None, 0, 0
-        for path, batch in batches:
-            writer = writer or stack.enter_context(open_parquet_writer(temporary, batch.schema))
-            writer.write_batch(fit_schema(batch, writer.schema, path))
-            rows, tokens = rows + len(batch), tokens + _count_tokens(batch)
+        for path, size, batches in parts:
+            for batch in batches:
+                batch = batch if paths or joined is None else joined(batch, path)
+                writer = writer or stack.enter_context(open_parquet_writer(temporary, batch.schema))
+                writer.write_batch(fit_schema(batch, writer.schema, path))
+                rows, tokens = rows + len(batch), tokens + _count_tokens(batch)
+            done += size
+            if progress is not None:
+                progress(done, total)
+        if paths:
+            source.finish()
         if writer is None:
             raise DataError("does not contain sequences", file=named)
         if joined is not None and not joined.found:
             remedy = "join a file of the same run"
             raise DataError(f"its sequences are not in {join}", file=named, remedy=remedy)
-    return ConversionResult(
-        rows, tokens, source.missing, source.copies, compressed_file_notes(Path(named), framework) if paths else ()
-    )
+    passed_over = compressed_file_notes(Path(named), framework) if paths else ()
+    return ConversionResult(rows, tokens, source.missing, source.copies, passed_over)
 
 
 def convert_pair(rollout: Path, train: Path, out: Path, on: Sequence[str] = ()) -> ConversionResult:
@@ -280,29 +268,6 @@ def convert_pair(rollout: Path, train: Path, out: Path, on: Sequence[str] = ()) 
     return ConversionResult(len(table), tokens, passed_over=paired.notes)
 
 
-def _read_batches(source: ForeignRun, paths: Sequence[Path], framework: str, progress: Progress | None) -> Batches:
-    sizes = {path: path.stat().st_size for path in paths}
-    done = 0
-    for path in paths:
-        for batch in source.read(path, framework):
-            yield path, batch
-        done += sizes[path]
-        if progress is not None:
-            progress(done, sum(sizes.values()))
-    source.finish()
-
-
-def _rewrite_batches(place: str, joined: JoinedColumns | None, progress: Progress | None) -> Batches:
-    dump, done = open_parquet_dump(place), 0
-    total = sum(file.size for file in dump.files)
-    for file in dump.files:
-        for batch in read_parquet_batches(file):
-            yield Path(file.path), batch if joined is None else joined(batch, Path(file.path))
-        done += file.size
-        if progress is not None:
-            progress(done, total)
-
-
 def _count_tokens(batch: pa.RecordBatch) -> int:
     if "response_mask" in batch.schema.names:
         mask = batch["response_mask"]
@@ -311,3 +276,263 @@ def _count_tokens(batch: pa.RecordBatch) -> int:
         return int(pc.sum(valid).as_py() or 0)
     column = batch["rollout_log_probs"]
     return len(column.flatten()) if pa.types.is_list(column.type) else len(column)
+
+
+IDS = ("sequence_id", "id", "request_id", "custom_id")
+"""Groups of equivalent names. An id is searched under each name of its group."""
+_GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logprob", "log_prob")
+"""Names of log-probs that do not name a side. The option of the file determines the side."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class PairedTable:
+    """Both sides as one table."""
+
+    table: pa.Table
+    notes: tuple[str, ...] = ()
+
+    def source(self, rollout: Path, train: Path) -> MemoryTable:
+        return MemoryTable.of(self.table, f"{rollout} with {train}", run=rollout.stem)
+
+
+def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
+    sides = (_Side.read(rollout, "rollout_log_probs"), _Side.read(train, "train_log_probs"))
+    keys = on or _common_id(*sides)
+    places = [side.index(keys) for side in sides]
+    shared = [key for key in places[0] if key in places[1]]
+    if not shared:
+        examples = " and ".join(
+            f"{side.name} has {_named(list(found)[:2])}" for side, found in zip(sides, places, strict=True)
+        )
+        raise DataError(f"no {', '.join(keys)} occurs in the two files: {examples}", file=str(rollout))
+    notes = []
+    for here, there in ((0, 1), (1, 0)):
+        if alone := [key for key in places[here] if key not in places[there]]:
+            which = f"{len(alone):,} of {len(places[here]):,} rows of {sides[here].name}"
+            notes.append(f"{which} are not in {sides[there].name} and are left out: {_named(alone)}")
+    rows, unlike = [], []
+    for key in shared:
+        row, differ = _join(sides, places[0][key], places[1][key])
+        rows.append({"sequence_id": ":".join(key), **row})
+        unlike += [key] if differ else []
+    if unlike:
+        notes.append(
+            f"token ids differ between the files in {len(unlike):,} of {len(shared):,} sequences: {_named(unlike)}"
+        )
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, OverflowError):  # some rows contain lists, others a string
+            notes.append(f"{escape_unprintable(name)} is left out: its values are of different kinds")
+    return PairedTable(with_prompt_ids(pa.table(columns)), tuple(notes))
+
+
+def _named(keys: Sequence[tuple[str, ...]]) -> str:
+    more = f" and {len(keys) - _SHOWN:,} more" if len(keys) > _SHOWN else ""
+    return ", ".join(escape_unprintable(":".join(key)) for key in keys[:_SHOWN]) + more
+
+
+def _common_id(rollout: _Side, train: _Side) -> tuple[str, ...]:
+    if all(side.id_column("id") is not None for side in (rollout, train)):
+        return ("id",)
+    lacking = next(side for side in (rollout, train) if side.id_column("id") is None)
+    columns = ", ".join(map(escape_unprintable, lacking.columns))
+    raise ConfigError(f"{lacking.path}: missing column id; name the column that identifies a row with --on: {columns}")
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One file."""
+
+    path: Path
+    canonical: str
+    columns: Mapping[str, list[Any]]
+    log_probs: str | None
+
+    @property
+    def name(self) -> str:
+        return escape_unprintable(self.path.name)
+
+    @classmethod
+    def read(cls, path: Path, canonical: str) -> _Side:
+        table = _by_sequence(read_table(path) if is_table(path) else read_whole_file(path), canonical)
+        engine = is_table(path) and is_engine_file(path)
+        columns = {name: table[name].to_pylist() for name in table.schema.names}
+        return cls(path, canonical, columns, _log_probs(table, canonical, engine, path))
+
+    def id_column(self, name: str) -> str | None:
+        """Return the column of a key. A column of ids may have another name."""
+        if name in self.columns:
+            return name
+        return next((one for one in IDS if one in self.columns), None) if name in IDS else None
+
+    def index(self, keys: Sequence[str]) -> dict[tuple[str, ...], int]:
+        values = []
+        for key in keys:
+            column = self.id_column(key)
+            if column is None:
+                near = suggestion(key, self.columns)
+                columns = ", ".join(map(escape_unprintable, self.columns))
+                raise ConfigError(f"{self.path}: unknown column {key!r}{near}; the columns are {columns}")
+            values.append(self.columns[column])
+        found: dict[tuple[str, ...], int] = {}
+        for row, parts in enumerate(zip(*values, strict=True)):
+            if any(part is None for part in parts):
+                raise DataError(f"a row without {', '.join(keys)}", file=str(self.path), row=row)
+            name = tuple(str(part) for part in parts)
+            if found.setdefault(name, row) != row:
+                remedy = "name every column that identifies a row: --on step,id"
+                raise DataError(
+                    f"{_named([name])} is in rows {found[name]} and {row}", file=str(self.path), row=row, remedy=remedy
+                )
+        return found
+
+    def candidates(self, row: int) -> list[tuple[str, list[Any]]]:
+        """Return the log-probs of the response and of a scored prompt."""
+        names = [name for name in (self.log_probs, PROMPT_LOG_PROBS) if name is not None and name in self.columns]
+        found = [(name, self.columns[name][row]) for name in names]
+        for name, value in found:
+            numbers = isinstance(value, list) and all(one is None or isinstance(one, (int, float)) for one in value)
+            if value is not None and not numbers:
+                problem = "the row holds something else than a list of numbers"
+                raise DataError(problem, file=str(self.path), row=row, column=name, remedy="write log-probs as numbers")
+        return [(name, value) for name, value in found if value is not None]
+
+
+def read_whole_file(path: Path) -> pa.Table:
+    """Read all columns of a Parquet or Arrow file."""
+    if not path.is_file():
+        raise DataError("the file does not exist", file=str(path))
+    location = find_store(str(path)).location(str(path))
+    contents = read_footer(UnopenedFile(location, escape_unprintable(str(path)), path.stem)).contents
+    with find_store(location).open(location) as file:
+        tables = list(contents.decode(file, range(len(contents.rows)), contents.schema.names, None))
+    return pa.concat_tables(tables) if tables else pa.table({})
+
+
+def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
+    """Collect the tokens of each sequence, if the table has one row per token."""
+    found = [name for name in _names(table, canonical) if pa.types.is_floating(table.schema.field(name).type)]
+    keys = [name for name in (*IDS, "step", "run") if name in table.schema.names]
+    if not found or not keys or any(is_list(kind) for kind in table.schema.types):
+        return table
+    import polars as pl
+
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    frame = frame.sort("position", maintain_order=True) if "position" in frame.columns else frame
+    aliases = column_aliases()
+    known = {name: COLUMNS_BY_NAME.get(aliases.get(name, name)) for name in frame.columns}
+    per_token = [name for name, column in known.items() if name in found or (column is not None and column.per_token)]
+    rest = [name for name in frame.columns if name not in (*keys, *per_token)]
+    grouped = frame.group_by(keys, maintain_order=True).agg(pl.col(per_token), pl.col(rest).first())
+    return grouped.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _names(table: pa.Table, canonical: str) -> list[str]:
+    """Return the columns that may contain the log-probs of a side, the likeliest first."""
+    aliases = column_aliases()
+    known = [name for name in table.schema.names if aliases.get(name) == canonical]
+    return [name for name in dict.fromkeys((canonical, *known, *_GENERIC)) if name in table.schema.names]
+
+
+def _log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -> str | None:
+    found = [*_names(table, canonical), *(["rollout_log_probs"] if engine else [])]
+    for name in found:
+        if name in table.schema.names and is_list(table.schema.field(name).type):
+            return name
+    if PROMPT_LOG_PROBS in table.schema.names:
+        return None
+    floats = [one.name for one in table.schema if is_list(one.type) and pa.types.is_floating(one.type.value_type)]
+    if len(floats) == 1:
+        return str(floats[0])
+    columns = ", ".join(map(escape_unprintable, table.schema.names))
+    raise DataError(f"missing column {canonical}", file=str(path), remedy=f"rename a column; the columns are {columns}")
+
+
+def _join(sides: tuple[_Side, _Side], first: int, second: int) -> tuple[dict[str, Any], bool]:
+    rollout, train = sides
+    left, right = _matching(rollout, first, train, second)
+    row: dict[str, Any] = {}
+    tokens = []
+    for side, number, (name, values, window) in ((train, second, right), (rollout, first, left)):
+        for column, value in _canonical(side, number):
+            if isinstance(value, list):
+                full = len(side.columns[name][number]) if side.columns[name][number] is not None else 0
+                if column in COLUMNS_BY_NAME and COLUMNS_BY_NAME[column].kind is ColumnKind.PROMPT:
+                    row.setdefault(column, value)
+                elif column != "response_mask" and len(value) == full and name != PROMPT_LOG_PROBS:
+                    value = value[window]
+                    tokens += [value] if column == "token_ids" else []
+                    row.setdefault(column, value)
+            elif column != "response_mask":
+                row.setdefault(column, value)
+        row[side.canonical] = values
+    for side, number, (name, _, window) in ((rollout, first, left), (train, second, right)):
+        mask = _full_mask(side, number)
+        if mask is not None and name != PROMPT_LOG_PROBS:
+            if len(mask[window]) == len(left[1]):
+                row["response_mask"] = mask[window]
+            break
+    return row, len(tokens) == 2 and tokens[0] != tokens[1] and len(tokens[0]) == len(tokens[1])
+
+
+_Window = tuple[str, list[Any], slice]
+
+
+def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_Window, _Window]:
+    """Choose log-probs of the same length on both sides, or the first ones."""
+    lefts, rights = list(_windows(rollout, first)), list(_windows(train, second))
+    if not lefts or not rights:
+        side, row = (rollout, first) if not lefts else (train, second)
+        raise DataError("missing log-probs", file=str(side.path), row=row)
+    pairs = list(product(lefts, rights))
+    for left, right in pairs:
+        if len(left[1]) == len(right[1]):
+            return left, right
+    # A scored prompt ends with the response, whose length is known from the other side.
+    for left, right in pairs:
+        if right[0] == PROMPT_LOG_PROBS and left[0] != PROMPT_LOG_PROBS and len(right[1]) > len(left[1]):
+            return left, (right[0], right[1][len(right[1]) - len(left[1]) :], slice(0))
+        if left[0] == PROMPT_LOG_PROBS and right[0] != PROMPT_LOG_PROBS and len(left[1]) > len(right[1]):
+            return (left[0], left[1][len(left[1]) - len(right[1]) :], slice(0)), right
+    return lefts[0], rights[0]
+
+
+def _windows(side: _Side, row: int) -> Iterator[_Window]:
+    """Yield the log-probs of a row, first without padding, then with it."""
+    for name, values in side.candidates(row):
+        mask = _full_mask(side, row)
+        if mask is not None and name != PROMPT_LOG_PROBS and len(mask) == len(values):
+            inside = np.flatnonzero([bool(one) for one in mask])
+            window = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
+            yield name, values[window], window
+        yield name, values, slice(None)
+        if name != PROMPT_LOG_PROBS:
+            held = np.flatnonzero([one not in (None, 0) and one == one for one in values])
+            padded = slice(0, int(held[-1]) + 1) if len(held) else slice(0, 0)
+            if padded.stop < len(values):
+                yield name, values[padded], padded
+
+
+def _full_mask(side: _Side, row: int) -> list[Any] | None:
+    aliases = column_aliases()
+    found = (name for name in side.columns if "response_mask" in (name, aliases.get(name)))
+    value = next((side.columns[name][row] for name in found), None)
+    if isinstance(value, list) and any(one not in (0, 1) for one in value):
+        problem = "response_mask must contain only 0 and 1"
+        raise DataError(problem, file=str(side.path), row=row, remedy="write 0 and 1, or false and true")
+    return value if isinstance(value, list) else None
+
+
+def _canonical(side: _Side, row: int) -> Iterator[tuple[str, Any]]:
+    """Yield the other columns of a row under the names of the schema."""
+    aliases = column_aliases()
+    skipped = {side.log_probs, PROMPT_LOG_PROBS, "position", *IDS}
+    for name, values in side.columns.items():
+        column = aliases.get(name, name)
+        if name not in skipped and column not in ("rollout_log_probs", "train_log_probs") and values[row] is not None:
+            yield column, values[row]

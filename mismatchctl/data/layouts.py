@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Floats, Ints, Segments
 from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS
-from mismatchctl.data.arrays import ListColumn, find_changes, find_nulls, to_numpy, to_plain_array, to_positions
-from mismatchctl.data.blocks import MASK_COLUMN, POSITION_COLUMN, DecodedBlock
+from mismatchctl.data.arrays import (
+    ListColumn,
+    concatenate_ranges,
+    find_changes,
+    find_nulls,
+    to_numpy,
+    to_plain_array,
+    to_positions,
+)
+from mismatchctl.data.blocks import POSITION_COLUMN, DecodedBlock
 from mismatchctl.data.catalog import SEQUENCE_KEYS
 from mismatchctl.data.files import DumpFile, ReadUnit, read_pieces
 from mismatchctl.data.formats import MOST_SEQUENCE_TOKENS
@@ -28,6 +34,7 @@ from mismatchctl.data.problems import (
 from mismatchctl.errors import DataError
 from mismatchctl.io.stores import escape_unprintable
 
+TOKEN_IDS_COLUMN = "token_ids"
 BATCH_TOKENS = 1 << 21
 """Approximate tokens per batch. Larger row groups are decoded in several pieces."""
 _COMPARED_ROWS = 64
@@ -38,18 +45,14 @@ BATCH_ROWS = 1 << 16
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
     """Decode a unit, in pieces if it is large. The pieces only depend on the file."""
-    for first, table in read_wide_tables(unit, [*columns, *watched]):
-        yield build_wide_block(unit.file, table, np.arange(first, first + len(table)), columns, watched)
-
-
-def read_wide_tables(unit: ReadUnit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
     rows = None
     if unit.tokens > BATCH_TOKENS * 3 // 2 or unit.rows > BATCH_ROWS:
         rows = max(1, min(unit.rows * BATCH_TOKENS // max(unit.tokens, 1), BATCH_ROWS))
     first = unit.start
-    for table in read_pieces(unit.file, columns, range(unit.row_group, unit.row_group + unit.row_groups), rows):
+    groups = range(unit.row_group, unit.row_group + unit.row_groups)
+    for table in read_pieces(unit.file, [*columns, *watched], groups, rows):
         for piece in _split_by_tokens(unit.file, table, first):
-            yield first, piece
+            yield _build_wide_block(unit.file, piece, np.arange(first, first + len(piece)), columns, watched)
             first += len(piece)
 
 
@@ -77,12 +80,8 @@ def _count_values(column: pa.ChunkedArray) -> int:
     return sum(len(getattr(chunk, "storage", chunk).values) for chunk in column.chunks)
 
 
-def build_wide_block(
-    file: DumpFile,
-    table: pa.Table,
-    rows: Ints,
-    columns: Collection[str],
-    watched: Collection[str] = (),
+def _build_wide_block(
+    file: DumpFile, table: pa.Table, rows: Ints, columns: Collection[str], watched: Collection[str]
 ) -> DecodedBlock:
     """Concatenate the tokens of rows whose lists match, and record the other rows as faults."""
     arrays = {column: to_plain_array(table.column(file.columns[column])) for column in columns}
@@ -92,35 +91,29 @@ def build_wide_block(
     named = table.column(file.columns["run"]) if "run" in file.columns else None
     apart = _unequal(file, lists, named, rows) if faults else {}
     keep: Bools | None = None
+    lengths, left_out = lists[REQUIRED_COLUMNS[0]].lengths, 0
     if faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in faults]))
-        rows = rows[keep]
-    lengths = lists[REQUIRED_COLUMNS[0]].lengths
-    left_out = 0
-    if keep is not None:
         left_out = int(np.max([each.lengths[~keep] for each in lists.values()], axis=0).sum())
-        lengths = lengths[keep]
-    chosen = None if keep is None else pa.array(keep)
-    watched_arrays = {column: to_plain_array(table.column(file.columns[column])) for column in watched}
-    unchecked = {column: ListColumn.of(array) for column, array in watched_arrays.items() if file.is_list(column)}
+        rows, lengths = rows[keep], lengths[keep]
+        arrays = {column: array.filter(pa.array(keep)) for column, array in arrays.items() if column not in lists}
+    unchecked = {column: to_plain_array(table.column(file.columns[column])) for column in watched}
     watched_tokens = {
-        column: _watched_values(column, column_lists, keep, lengths) for column, column_lists in unchecked.items()
+        column: _watched_values(column, ListColumn.of(array), keep, lengths)
+        for column, array in unchecked.items()
+        if file.is_list(column)
     }
     return DecodedBlock(
         file=file,
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        offsets=Segments.from_lengths(lengths).offsets,
         rows=rows,
         tokens={column: column_lists.flat(keep) for column, column_lists in lists.items()},
-        values={
-            column: array if chosen is None else array.filter(chosen)
-            for column, array in arrays.items()
-            if column not in lists
-        },
+        values={column: array for column, array in arrays.items() if column not in lists},
         watched_tokens={column: values for column, values in watched_tokens.items() if values is not None},
         watched_values={
-            column: array if chosen is None else array.filter(chosen)
-            for column, array in watched_arrays.items()
-            if column not in unchecked
+            column: array if keep is None else array.filter(pa.array(keep))
+            for column, array in unchecked.items()
+            if column not in watched_tokens
         },
         faults=faults,
         unequal=apart,
@@ -162,17 +155,16 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
     """Return the elements of an unchecked column, unless its lists have other lengths than the log-probs.
 
-    In a partial column, the tokens of sequences with other lengths become null.
+    In a partial column and in token ids, the tokens of sequences with other lengths become null.
     """
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)
     fits = own == lengths
-    if column not in PARTIAL_COLUMNS or not (fits & (lengths > 0)).any():
+    if column not in (*PARTIAL_COLUMNS, TOKEN_IDS_COLUMN) or not (fits & (lengths > 0)).any():
         return None
-    starts = (lists.starts if keep is None else lists.starts[keep]) - (np.cumsum(lengths) - lengths)
-    index = np.repeat(starts, lengths) + np.arange(int(lengths.sum()))
-    return lists.values.take(pa.array(index, mask=np.repeat(~fits, lengths)))
+    starts = np.where(fits, lists.starts if keep is None else lists.starts[keep], 0)
+    return lists.values.take(pa.array(concatenate_ranges(starts, lengths), mask=np.repeat(~fits, lengths)))
 
 
 def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: Ints) -> Iterator[Fault]:
@@ -214,11 +206,11 @@ def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
     """Decode a unit in pieces of whole sequences. `broken` contains the sequences that are not contiguous."""
-    for stretch in read_sequences(unit, [*columns, *watched]):
+    for stretch in _read_sequences(unit, [*columns, *watched]):
         yield _build_long_block(unit.file, stretch, broken, watched)
 
 
-def read_sequences(unit: ReadUnit, columns: Collection[str]) -> Iterator[LongSequences]:
+def _read_sequences(unit: ReadUnit, columns: Collection[str]) -> Iterator[LongSequences]:
     """Yield whole sequences of a unit, about `BATCH_TOKENS` rows at a time."""
     columns = dict.fromkeys([*columns, *(column for column in SEQUENCE_KEYS if column in unit.file.columns)])
     parts: list[pa.Table] = []
@@ -282,136 +274,62 @@ def _build_sequences(file: DumpFile, table: pa.Table, columns: Collection[str], 
 def _build_long_block(
     file: DumpFile, stretch: LongSequences, broken: Mapping[int, str], watched: Collection[str]
 ) -> DecodedBlock:
-    columns = {column: array for column, array in stretch.columns.items() if column not in watched}
-    unchecked = {column: array for column, array in stretch.columns.items() if column in watched}
-    tokens = {column: array for column, array in columns.items() if file.is_per_token(column)}
-    watched_tokens = {column: array for column, array in unchecked.items() if file.is_per_token(column)}
     starts = pa.array(stretch.starts)
-    per_sequence = {column: array for column, array in columns.items() if column not in tokens}
+    tokens, values, watched_tokens, watched_values = (
+        {
+            column: array if per_token else array.take(starts)
+            for column, array in stretch.columns.items()
+            if (column in watched) is unchecked and file.is_per_token(column) is per_token
+        }
+        for unchecked in (False, True)
+        for per_token in (True, False)
+    )
     block = DecodedBlock(
         file=file,
         offsets=np.append(stretch.starts, stretch.length),
         rows=stretch.first + stretch.starts,
         tokens={column: tokens[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *tokens))},
-        values={column: array.take(starts) for column, array in per_sequence.items()},
+        values=values,
         watched_tokens=watched_tokens,
-        watched_values={
-            column: array.take(starts) for column, array in unchecked.items() if column not in watched_tokens
-        },
+        watched_values=watched_values,
     )
-    _check_complete(block, broken)
-    _check_ids(block, stretch)
-    _check_constant(block, per_sequence)
-    _check_positions(block, stretch)
-    return block
-
-
-def _check_complete(block: DecodedBlock, broken: Mapping[int, str]) -> None:
     for row in sorted(broken):
         at = np.flatnonzero(block.rows == row)
         if len(at):
             reason = "sequence_id: in several pieces"
             block.faults.append(Fault("sequence_id", reason, block.rows[at], row, broken[row], SORT_REMEDY))
-
-
-def _check_ids(block: DecodedBlock, stretch: LongSequences) -> None:
     missing = find_nulls(stretch.columns["sequence_id"])
     if missing is not None:
         block.add_faults("sequence_id", "sequence_id: missing", np.flatnonzero(missing), "the row lacks sequence_id")
-
-
-def _check_constant(block: DecodedBlock, per_sequence: Mapping[str, pa.Array]) -> None:
-    """Record changes of a per-sequence column within a sequence."""
-    for column, array in per_sequence.items():
-        if column not in SEQUENCE_KEYS:
-            differ = np.append(False, find_changes(array))
-            differ[block.offsets[:-1]] = False
-            _note_long_faults(block, column, f"{column}: changes within a sequence", differ)
-
-
-def _check_positions(block: DecodedBlock, stretch: LongSequences) -> None:
-    position = stretch.columns[POSITION_COLUMN]
-    missing = find_nulls(position)
-    if missing is not None:
-        bad = np.flatnonzero(missing)
-        block.add_faults(
-            POSITION_COLUMN, "position: missing", bad, "the row has no position, or none that is a whole number"
-        )
-    values = to_numpy(position)
     inside = np.ones(stretch.length, np.bool_)
-    inside[block.offsets[:-1]] = False
-    if stretch.length < 2:
-        return
+    inside[stretch.starts] = False
+    for column in values:
+        if column not in SEQUENCE_KEYS:
+            changes = np.append(False, find_changes(stretch.columns[column])) & inside
+            _note_changes(block, column, changes)
+    _check_positions(block, stretch, inside)
+    return block
+
+
+def _check_positions(block: DecodedBlock, stretch: LongSequences, inside: Bools) -> None:
+    position = stretch.columns[POSITION_COLUMN]
+    missing, values = find_nulls(position), to_numpy(position)
+    if missing is not None:
+        problem = "the row has no position, or none that is a whole number"
+        block.add_faults(POSITION_COLUMN, "position: missing", np.flatnonzero(missing), problem)
     bad = np.flatnonzero(inside[1:] & ~(values[1:] > values[:-1])) + 1
     if len(bad):
         problem = f"position {values[bad[0]]} follows {values[bad[0] - 1]}: positions must ascend in a sequence"
         block.add_faults(POSITION_COLUMN, "position: not ascending", bad, problem, SORT_REMEDY)
-    _check_steps(block, stretch, inside, values)
+    if "step" in stretch.columns:  # a step that changes while id and position continue
+        goes_on = ~inside[1:] & (values[1:] == values[:-1] + 1)
+        for column in ("sequence_id", "run"):
+            if column in stretch.columns:
+                goes_on &= ~find_changes(stretch.columns[column])
+        _note_changes(block, "step", np.append(False, goes_on))
 
 
-def _check_steps(block: DecodedBlock, stretch: LongSequences, inside: Bools, values: NDArray[Any]) -> None:
-    """Record sequences whose step changes while id and position continue."""
-    if "step" not in stretch.columns:
-        return
-    same_id = ~find_changes(stretch.columns["sequence_id"])
-    goes_on = same_id & ~inside[1:] & (values[1:] == values[:-1] + 1)
-    if "run" in stretch.columns:
-        goes_on &= ~find_changes(stretch.columns["run"])
-    _note_long_faults(block, "step", "step: changes within a sequence", np.append(False, goes_on))
-
-
-def _note_long_faults(block: DecodedBlock, column: str, reason: str, flags: Bools) -> None:
-    bad = np.flatnonzero(flags)
-    if len(bad):
-        block.add_faults(column, reason, bad, f"{column} changes within a sequence", SORT_REMEDY)
-
-
-TOKEN_IDS_COLUMN = "token_ids"
-
-
-def read_token_ids(units: Sequence[ReadUnit], rows: Collection[int]) -> dict[int, NDArray[Any]]:
-    """Return the token ids of the valid tokens of the sequences at `rows`. All `units` belong to one file."""
-    wanted = np.unique(np.fromiter(rows, np.int64, len(rows)))
-    result: dict[int, NDArray[Any]] = {}
-    for unit in units:
-        inside = wanted[(wanted >= unit.start) & (wanted < unit.start + unit.rows)]
-        if len(inside) and TOKEN_IDS_COLUMN in unit.file.columns:
-            result.update(_read_wide_ids(unit, inside) if unit.file.layout == "wide" else _read_long_ids(unit, inside))
-    return result
-
-
-def _id_columns(unit: ReadUnit) -> list[str]:
-    return [TOKEN_IDS_COLUMN, *([MASK_COLUMN] if MASK_COLUMN in unit.file.columns else [])]
-
-
-def _read_wide_ids(unit: ReadUnit, rows: Ints) -> Iterator[tuple[int, NDArray[Any]]]:
-    columns = _id_columns(unit)
-    for first, table in read_wide_tables(unit, columns):
-        lists = [ListColumn.of(to_plain_array(table.column(unit.file.columns[column]))) for column in columns]
-        for row in rows[(rows >= first) & (rows < first + len(table))].tolist():
-            ids, *mask = (
-                own.values.slice(int(own.starts[row - first]), int(own.lengths[row - first])) for own in lists
-            )
-            yield from _valid_ids(row, ids, mask)
-
-
-def _read_long_ids(unit: ReadUnit, rows: Ints) -> Iterator[tuple[int, NDArray[Any]]]:
-    for stretch in read_sequences(unit, _id_columns(unit)):
-        ends = np.append(stretch.starts[1:], stretch.length)
-        for begin, end in zip(stretch.starts.tolist(), ends.tolist(), strict=True):
-            if stretch.first + begin in rows:
-                ids = stretch.columns[TOKEN_IDS_COLUMN].slice(begin, end - begin)
-                mask = (
-                    [stretch.columns[MASK_COLUMN].slice(begin, end - begin)] if MASK_COLUMN in stretch.columns else []
-                )
-                yield from _valid_ids(stretch.first + begin, ids, mask)
-
-
-def _valid_ids(row: int, ids: pa.Array, mask: Sequence[pa.Array]) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield the ids of valid tokens, unless the mask has another length or an id is missing."""
-    if mask and len(mask[0]) != len(ids):
-        return
-    valid = to_numpy(mask[0]) == 1 if mask else slice(None)
-    missing = find_nulls(ids)
-    if missing is None or not missing[valid].any():
-        yield row, to_numpy(ids)[valid]
+def _note_changes(block: DecodedBlock, column: str, flags: Bools) -> None:
+    if flags.any():
+        problem = f"{column} changes within a sequence"
+        block.add_faults(column, f"{column}: changes within a sequence", np.flatnonzero(flags), problem, SORT_REMEDY)

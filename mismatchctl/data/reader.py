@@ -8,11 +8,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import TokenBatch
 from mismatchctl.core.schema import COLUMNS, COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS
+from mismatchctl.data.arrays import to_numpy
 from mismatchctl.data.blocks import (
     ADVANTAGES_COLUMN,
     CURRENT_COLUMN,
@@ -33,7 +35,7 @@ from mismatchctl.data.catalog import (
     split_unit,
 )
 from mismatchctl.data.files import NO_ROW_REMEDY, ColumnNames, DumpFile, FileFooter, HiveValue, ReadUnit
-from mismatchctl.data.layouts import read_long, read_token_ids, read_wide
+from mismatchctl.data.layouts import TOKEN_IDS_COLUMN, read_long, read_wide
 from mismatchctl.data.paths import DumpSource, UnopenedFile, discover_files, find_unread_files
 from mismatchctl.data.problems import Problems
 from mismatchctl.errors import ConfigError, DataError, option, suggestion
@@ -237,7 +239,23 @@ class Dump:
 
         Rows without token ids are left out. Only the units that contain the rows are read.
         """
-        return read_token_ids([unit for unit in self.units if unit.file.index == file_index], rows)
+        wanted, found = np.unique(np.fromiter(rows, np.int64, len(rows))), {}
+        part = copy.copy(self)
+        part._columns, part._watched = (*REQUIRED_COLUMNS, MASK_COLUMN), (TOKEN_IDS_COLUMN,)
+        for unit in self.units:
+            inside = (wanted >= unit.start) & (wanted < unit.start + unit.rows)
+            if unit.file.index != file_index or TOKEN_IDS_COLUMN not in unit.file.columns or not inside.any():
+                continue
+            for block in part._blocks(unit):
+                ids = block.watched_tokens.get(TOKEN_IDS_COLUMN)
+                if ids is None:
+                    continue
+                for place in np.flatnonzero(np.isin(block.rows, wanted)):
+                    tokens = slice(*block.offsets[place : place + 2].tolist())
+                    own = ids[tokens].filter(pa.array(block.mask[tokens]))
+                    if not own.null_count:
+                        found[int(block.rows[place])] = to_numpy(own)
+        return found
 
     def require_tokens(self, total: int, problems: Problems | None = None) -> None:
         """Raise if all tokens of the dump are masked."""

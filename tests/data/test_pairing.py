@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import mismatchctl as mm
-from mismatchctl.data.importers.responses import is_response, read_responses
-from mismatchctl.data.pairing import pair
+from mismatchctl.data.conversion import pair
+from mismatchctl.data.importers.tables import is_response, read_responses
 from mismatchctl.errors import ConfigError, DataError
 from tests.cli.command import run
 from tests.factories.format_files import ENGINES, FORMATS, make_rows, write_truth

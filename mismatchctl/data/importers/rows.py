@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,13 +60,10 @@ def find_compressed(place: Path, framework: str = "") -> list[Path]:
 
 def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
     """Return a note about compressed files, which are not read."""
-    lost = find_compressed(place, framework)
+    if not (lost := find_compressed(place, framework)):
+        return []
     more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-    return (
-        [f"{escape_unprintable(str(lost[0]))}{more}: packed, so not read; unpack what belongs to the run"]
-        if lost
-        else []
-    )
+    return [f"{escape_unprintable(str(lost[0]))}{more}: packed, so not read; unpack what belongs to the run"]
 
 
 def _find_by_name(place: Path, framework: str) -> list[Path]:
@@ -196,12 +192,8 @@ class OpenFile:
         content = self.torch()
         if not isinstance(content, dict):
             raise DataError("does not contain a dict of tensors", file=str(self.path))
-        columns = {name: to_array(content[name]) for name in names if name in content}
-        columns = {
-            name: value
-            for name, value in columns.items()
-            if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim)
-        }
+        given = {name: to_array(content[name]) for name in names if name in content}
+        columns = {name: value for name, value in given.items() if isinstance(value, (list, tuple)) or np.ndim(value)}
         counts = {len(value) for value in columns.values()}
         if len(counts) > 1:
             listed = ", ".join(f"{name} {len(value)}" for name, value in columns.items())
@@ -287,13 +279,9 @@ def layout_schema(layout: FileLayout) -> pa.Schema:
 
 def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
     """Yield rows with per-token columns as arrays of one length, without prompt and padding."""
-    for number, raw in enumerate(_read_raw_rows(layout, path)):
-        yield _build_row(layout, path, number, raw)
-
-
-def _read_raw_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
     try:
-        yield from layout.rows(OpenFile(path))
+        for number, raw in enumerate(layout.rows(OpenFile(path))):
+            yield _build_row(layout, path, number, raw)
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", file=str(path)) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -429,9 +417,6 @@ def _contains_text(value: Any) -> bool:
 BATCH_ROWS, BATCH_TOKENS = 512, 1 << 21
 """Maximum rows of a batch, which becomes a row group, and the number of tokens after which it ends earlier."""
 
-_TORCH_SUFFIXES = (".pt", ".pkl")
-"""Suffixes of files that may refer to the same values any number of times."""
-
 
 def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
     """Open a writer with the settings of the recorder and our signature."""
@@ -447,9 +432,10 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
     tokens, most = 0, path.stat().st_size
     for rows in _split_rows(read_rows(layout, path)):
         tokens += sum(len(row["response_mask"]) for row in rows)
-        if path.suffix in _TORCH_SUFFIXES and tokens > most:
+        if path.suffix in (".pt", ".pkl") and tokens > most:  # they may refer to the same values any number of times
             raise DataError(f"holds {tokens:,} tokens in {most:,} bytes: it names the same ones again", file=str(path))
-        batch = _build_batch(rows, layout_schema(layout))
+        columns = [pa.array([row[one.name] for row in rows], one.type) for one in layout_schema(layout)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=layout_schema(layout))
         if schema is None:
             schema = pa.schema([one for one in batch.schema if batch[one.name].null_count < len(batch)])
         yield fit_schema(batch, schema, path)
@@ -476,81 +462,3 @@ def _split_rows(rows: Iterator[Row]) -> Iterator[list[Row]]:
             part, tokens = [], 0
     if part:
         yield part
-
-
-def _build_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [_build_column([row[one.name] for row in rows], one) for one in schema], schema=schema
-    )
-
-
-def _build_column(values: list[Any], column: pa.Field) -> pa.Array:
-    if not pa.types.is_list(column.type):
-        return pa.array(values, column.type)
-    absent = [value is None for value in values]
-    lengths = [0 if value is None else len(value) for value in values]
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-    filled = [value for value in values if value is not None and len(value)]
-    elements = pa.array(np.concatenate(filled) if filled else [], column.type.value_type)
-    nulls = pa.array(absent) if any(absent) else None
-    return pa.ListArray.from_arrays(offsets, elements, type=column.type, mask=nulls)
-
-
-LAGS = (-1, 0, 1)
-MIN_PAIRS = 20
-"""Minimum pairs of tokens to detect a shift."""
-MIN_CORRELATION, MIN_CORRELATION_GAIN, MIN_Z = 0.5, 0.3, 4.0
-"""Minimum correlation after a shift, its gain over no shift, and the gain in standard errors (Fisher's z)."""
-LOG_PROB_FLOOR = 20.0
-"""Log-probs below minus this value count as minus this value, so that no single token decides."""
-
-Floats = NDArray[np.float32]
-AlignmentSums = NDArray[np.float64]
-
-
-def alignment_sums(
-    rollout: Floats, train: Floats, mask: NDArray[np.bool_], offsets: NDArray[np.int64]
-) -> AlignmentSums:
-    """Return sums over pairs (rollout token i, train token i + lag) of valid tokens, additive over parts."""
-    sequence = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    x, y = (np.sqrt(np.clip(-values.astype(np.float64), 0, LOG_PROB_FLOOR)) for values in (rollout, train))
-    good = mask & np.isfinite(rollout) & np.isfinite(train)
-    sums = np.zeros((len(LAGS), 6))
-    for index, lag in enumerate(LAGS):
-        first, second = slice(max(-lag, 0), len(x) - max(lag, 0)), slice(max(lag, 0), len(x) - max(-lag, 0))
-        both = good[first] & good[second] & (sequence[first] == sequence[second])
-        a, b = x[first][both], y[second][both]
-        sums[index] = len(a), a.sum(), b.sum(), a @ a, b @ b, a @ b
-    return sums
-
-
-def check_alignment(sums: AlignmentSums, place: str, rollout: str, train: str) -> None:
-    """Refuse log-probs that only agree after a shift by one token."""
-    correlation = {lag: _correlation(*row) for lag, row in zip(LAGS, sums.tolist(), strict=True)}
-    best = max(correlation, key=lambda lag: correlation[lag])
-    here, there = correlation[0], correlation[best]
-    error = math.sqrt(2 / max(float(sums[:, 0].min()) - 3, 1))
-    if (
-        best == 0
-        or there < MIN_CORRELATION
-        or there < here + MIN_CORRELATION_GAIN
-        or math.atanh(there) - math.atanh(here) < MIN_Z * error
-    ):
-        return
-    side = "later" if best > 0 else "earlier"
-    raise DataError(
-        f"is shifted by one token: it fits {rollout} at one token {side} (correlation {there:.2f}), "
-        f"and not as it stands ({here:.2f})",
-        file=place,
-        column=train,
-        remedy="save the two columns with the same alignment, or name the framework with --from",
-    )
-
-
-def _correlation(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> float:
-    if count < MIN_PAIRS:
-        return 0.0
-    spread = (xx - x * x / count) * (yy - y * y / count)
-    if spread <= 1e-12 * xx * yy:
-        return 0.0
-    return float(np.clip((xy - x * y / count) / math.sqrt(spread), -1 + 1e-9, 1 - 1e-9))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import chain, count, groupby
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.importers.rows import (
-    LAGS,
-    alignment_sums,
     all_layouts,
-    check_alignment,
     read_raw_batches,
     recognize_layout,
     refuse_incomplete,
@@ -34,15 +31,8 @@ from mismatchctl.io.files import explain_write_errors, make_temporary_folder, re
 Batches = Iterator[pa.RecordBatch]
 
 
-class BatchJoin(Protocol):
-    """Adds columns to a batch of a file."""
-
-    @property
-    def columns(self) -> Collection[str]:
-        """The columns that can be added, by canonical name."""
-
-    def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-        """Return the batch with its missing columns added."""
+BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
+"""Adds columns to a batch of a file."""
 
 
 class ForeignRun:
@@ -53,12 +43,9 @@ class ForeignRun:
         copies: sequences left out because another file has them with the same values.
     """
 
-    def __init__(self, place: str, join: BatchJoin | None = None) -> None:
-        self.missing = self.copies = 0
-        self._place, self._join = place, join
-        self._completes = join is not None and "train_log_probs" in join.columns
-        self._sums = np.zeros((len(LAGS), 6))
-        self._sequences = 0
+    def __init__(self, place: str, join: BatchJoin | None = None, joined_columns: Collection[str] = ()) -> None:
+        self.missing = self.copies = self._sequences = 0
+        self._place, self._join, self._completes = place, join, "train_log_probs" in joined_columns
         self._first: tuple[Path, FileLayout] | None = None
         self._alone: tuple[Path, FileLayout] | None = None
         self._seen: dict[bytes, Path] = {}
@@ -81,22 +68,18 @@ class ForeignRun:
         if layout is not known:
             problem = f"is {layout.framework}'s, while {first} is {known.framework}'s"
             raise DataError(problem, file=str(path), remedy="name the folder of one, or choose with convert --from")
-        sums = np.zeros_like(self._sums)
-        for number, batch in enumerate(read_raw_batches(path, layout)):
+        for batch in read_raw_batches(path, layout):
             batch = batch if self._join is None else self._join(batch, path)
-            _check_complete(batch, layout, path)
+            for side in ("rollout", "train"):
+                if f"{side}_log_probs" not in batch.schema.names:
+                    raise _incomplete_error(side, path, layout)
             batch = self._without_copies(self._without_missing(batch, layout), layout, path)
-            sums += _batch_alignment_sums(batch)
-            if number == 0:
-                _check_alignment_sums(sums, str(path), layout)
             self._sequences += len(batch)
             if len(batch):
                 yield batch
-        _check_alignment_sums(sums, str(path), layout)
-        self._sums += sums
 
     def finish(self) -> None:
-        """Raise if all files together have no sequence, or if columns are shifted."""
+        """Raise if all files together have no sequence."""
         if self._first is None and self._alone is not None:
             raise _incomplete_error("train", *self._alone)
         if self._first is None or not self._sequences:
@@ -105,7 +88,6 @@ class ForeignRun:
                 remedy = "name its folder: what several ranks hold is read from the file of one"
             problem = "does not contain sequences" if self._first else "does not contain a file of a known format"
             raise DataError(problem, file=self._place, remedy=remedy)
-        _check_alignment_sums(self._sums, self._place, self._first[1])
 
     def _without_missing(self, batch: pa.RecordBatch, layout: FileLayout) -> pa.RecordBatch:
         """Mask tokens for which the framework had no log-prob."""
@@ -145,12 +127,6 @@ def skipped_notes(missing: int, copies: int) -> list[str]:
     return [*notes, f"{copies:,} sequences that several files hold are read once"] if copies else notes
 
 
-def _check_complete(batch: pa.RecordBatch, layout: FileLayout, path: Path) -> None:
-    for name in ("rollout_log_probs", "train_log_probs"):
-        if name not in batch.schema.names:
-            raise _incomplete_error(name.removesuffix("_log_probs"), path, layout)
-
-
 def _incomplete_error(what: str, path: Path, layout: FileLayout) -> DataError:
     which = f"{what} log-probs" if layout.columns else "log-probs"
     remedy = f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet"
@@ -163,19 +139,6 @@ def _incomplete_error(what: str, path: Path, layout: FileLayout) -> DataError:
 def _flat_values(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
     values: NDArray[Any] = batch[name].flatten().to_numpy(zero_copy_only=False)
     return values
-
-
-def _batch_alignment_sums(batch: pa.RecordBatch) -> NDArray[Any]:
-    mask = batch["response_mask"]
-    rollout, train, valid = (
-        _flat_values(batch, name) for name in ("rollout_log_probs", "train_log_probs", "response_mask")
-    )
-    return alignment_sums(rollout, train, valid, mask.offsets.to_numpy() - mask.offsets[0].as_py())
-
-
-def _check_alignment_sums(sums: NDArray[Any], place: str, layout: FileLayout) -> None:
-    rollout, train = (layout.columns.get(name, name) for name in ("rollout_log_probs", "train_log_probs"))
-    check_alignment(sums, place, rollout, train)
 
 
 _MOST_IN_MEMORY, _MOST_KEPT = 1 << 28, 1 << 30

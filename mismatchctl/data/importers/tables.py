@@ -1,14 +1,18 @@
 """Dumps in common formats as Arrow tables: JSONL, JSON, CSV, NPZ, safetensors, and dicts that torch or pickle saved.
 
+Also responses of inference engines: OpenAI-compatible completions and chat, vLLM and SGLang. Each choice becomes a row.
 Columns keep the names that the file has. No code in a file is executed. Memory is limited to little more than the
 file's size.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +22,13 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.formatting import format_command
 from mismatchctl.core.schema import REQUIRED_COLUMNS
-from mismatchctl.data.importers.responses import PROMPT_LOG_PROBS, is_response, read_responses
+from mismatchctl.data.arrays import FLAG_TYPE, NULL_TYPE, NUMBER_TYPE, TEXT_TYPE, describe_type, is_list
+from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.data.importers.rows import prompt_hash, read_json_lines
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.registry import column_aliases
-from mismatchctl.io.files import (
-    is_own_output,
-    natural_key,
-    read_first_bytes,
-    read_regular_file,
-    require_regular_file,
-)
-from mismatchctl.io.stores import escape_unprintable, walk_files
+from mismatchctl.io.files import is_own_output, natural_key, read_first_bytes, read_regular_file, require_regular_file
+from mismatchctl.io.stores import escape_unprintable, first_error_line, walk_files
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MOST_BYTES = 1 << 34
@@ -50,7 +49,8 @@ _SHOWN = 12
 
 JSON_LINES = (".jsonl", ".ndjson")
 TORCH = (".pt", ".pth", ".bin")
-SUFFIXES = (*JSON_LINES, ".json", ".csv", ".tsv", ".npz", ".safetensors", *TORCH, ".pkl", ".pickle")
+PICKLES = (".pkl", ".pickle")
+SUFFIXES = (*JSON_LINES, ".json", ".csv", ".tsv", ".npz", ".safetensors", *TORCH, *PICKLES)
 
 
 def is_table(path: Path) -> bool:
@@ -72,19 +72,19 @@ def table_files(place: Path) -> list[Path]:
 def read_table(path: Path) -> pa.Table:
     import polars as pl
 
-    suffix = path.suffix.lower()
     try:
         require_regular_file(path)
         if path.stat().st_size > MOST_BYTES:
             raise DataError(f"is larger than {MOST_BYTES >> 30} GB", file=str(path), remedy="split it, or use Parquet")
         if path.stat().st_size == 0:
             raise DataError("this file is empty (0 bytes)", file=str(path), remedy="write it again")
-        read = _READERS.get(suffix, _read_torch if suffix in TORCH else _read_pickle)
-        return with_prompt_ids(_with_token_ids(read(path)))
+        return with_prompt_ids(_with_token_ids(_READERS[path.suffix.lower()](path)))
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror or error})", file=str(path)) from error
     except pl.exceptions.PanicException as error:  # no Exception: a defect of polars that a damaged file triggers
-        raise DataError(f"cannot be read ({_line(error)})", file=str(path), remedy="write it again") from None
+        raise DataError(
+            f"cannot be read ({first_error_line(error)})", file=str(path), remedy="write it again"
+        ) from None
 
 
 def has_both_sides(table: pa.Table) -> bool:
@@ -116,14 +116,14 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
 
 
 def _may_be_log_probs(kind: pa.DataType) -> bool:
-    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    listed = is_list(kind)
     kind = kind.value_type if listed else kind
     return bool(pa.types.is_floating(kind) or (listed and (pa.types.is_null(kind) or pa.types.is_integer(kind))))
 
 
 def _narrow(table: pa.Table) -> pa.Table:
     for index, one in enumerate(table.schema):
-        listed = pa.types.is_list(one.type) or pa.types.is_large_list(one.type)
+        listed = is_list(one.type)
         if (one.type.value_type if listed else one.type) != pa.float64():
             continue
         column = table[one.name].combine_chunks()
@@ -170,10 +170,6 @@ def _read_lines(path: Path) -> pa.Table:
     return _from_frame(frame)
 
 
-def _read_json(path: Path) -> pa.Table:
-    return _from_content(_parse(path), path)
-
-
 def _parse(path: Path) -> Any:
     try:
         return parse_json(decode_utf8(read_regular_file(path, MOST_BYTES)), as_python_writes=True)
@@ -188,19 +184,15 @@ def _read_csv(path: Path) -> pa.Table:
     try:
         frame = pl.read_csv(path, separator=separator, infer_schema_length=None)
     except pl.exceptions.PolarsError as error:
-        problem = f"is not a table in CSV ({_line(error)})"
+        problem = f"is not a table in CSV ({first_error_line(error)})"
         raise DataError(
             problem, file=str(path), remedy="write one header line and the same columns in each row"
         ) from None
     for name, kind in frame.schema.items():
-        if kind == pl.String and _starts_with_bracket(frame[name]):
+        texts = frame[name] if kind == pl.String else ()
+        if next((text for text in texts if text is not None and text.strip()), "").lstrip().startswith("["):
             frame = frame.with_columns(_lists_from_text(frame[name], path))
     return _from_frame(frame)
-
-
-def _starts_with_bracket(column: Any) -> bool:
-    first = next((text for text in column if text is not None and text.strip()), "")
-    return first.lstrip().startswith("[")
 
 
 def _lists_from_text(column: Any, path: Path) -> Any:
@@ -239,24 +231,14 @@ def _read_npz(path: Path) -> pa.Table:
                     _check_header(stream, entry.file_size)
         with np.load(path, allow_pickle=False) as content:
             columns = {name: content[name] for name in content.files}
-    except (EOFError, KeyError, NotImplementedError, ValueError, zipfile.BadZipFile, RuntimeError) as error:
+    except (EOFError, KeyError, NotImplementedError, ValueError, zipfile.BadZipFile, RuntimeError, zlib.error) as error:
         # zipfile raises NotImplementedError for other compressions and RuntimeError for encrypted entries
-        problem = (
-            "holds Python objects" if "allow_pickle" in str(error) else f"is not a complete NPZ file ({_line(error)})"
-        )
+        problem = f"is not a complete NPZ file ({first_error_line(error)})"
         remedy = "save plain arrays: rows padded to one length, with a response_mask"
+        if "allow_pickle" in str(error):
+            problem = "holds Python objects"
         raise DataError(problem, file=str(path), remedy=remedy) from None
-    except zlib_error() as error:
-        raise DataError(
-            f"is not a complete NPZ file ({_line(error)})", file=str(path), remedy="save it again"
-        ) from None
     return _from_columns(columns, path)
-
-
-def zlib_error() -> type[Exception]:
-    import zlib
-
-    return zlib.error
 
 
 def _check_header(stream: Any, size: int) -> None:
@@ -268,10 +250,7 @@ def _check_header(stream: Any, size: int) -> None:
     shape, _, dtype = read(stream)
     if dtype.hasobject:
         raise ValueError("allow_pickle")
-    count = 1
-    for length in shape:
-        count *= length
-    if count * dtype.itemsize > size:
+    if math.prod(shape) * dtype.itemsize > size:
         raise ValueError("an array is longer than its file")
 
 
@@ -282,7 +261,7 @@ def _read_safetensors(path: Path) -> pa.Table:
         tensors = deserialize(path.read_bytes())  # type: ignore[no-untyped-call, unused-ignore]
         columns = {name: _from_safetensor(**tensor) for name, tensor in tensors}
     except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
-        problem = f"is not a complete safetensors file ({_line(error)})"
+        problem = f"is not a complete safetensors file ({first_error_line(error)})"
         raise DataError(problem, file=str(path), remedy="save it again") from None
     return _from_columns(columns, path)
 
@@ -304,57 +283,45 @@ def _from_safetensor(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any
     return values.astype(np.float32) if dtype == "F16" else values
 
 
-def _read_torch(path: Path) -> pa.Table:
-    from mismatchctl.data.importers.pickles import load_torch
-
-    return _from_content(load_torch(path), path)
-
-
-def _read_pickle(path: Path) -> pa.Table:
-    from mismatchctl.data.importers.pickles import load_pickle
-
-    return _from_content(load_pickle(path, {}), path)
-
-
 _READERS: dict[str, Callable[[Path], pa.Table]] = {
     **dict.fromkeys(JSON_LINES, _read_lines),
-    ".json": _read_json,
+    ".json": lambda path: _from_content(_parse(path), path),
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".npz": _read_npz,
     ".safetensors": _read_safetensors,
+    **dict.fromkeys(TORCH, lambda path: _from_content(load_torch(path), path)),
+    **dict.fromkeys(PICKLES, lambda path: _from_content(load_pickle(path, {}), path)),
 }
+
+
+_TABLE_REMEDY = "save a dict of columns, or a list of dicts with one sequence each"
 
 
 def _from_content(content: Any, path: Path) -> pa.Table:
     """Build a table from rows or columns, which may be nested in a dict."""
-    if isinstance(content, (list, tuple)) and content and all(isinstance(one, Mapping) for one in content):
-        if is_response(content[0]):
-            return _from_records(read_responses(content, path), path)
-        return _from_records(list(content), path)
     if isinstance(content, Mapping) and is_response(content):
-        return _from_records(read_responses([content], path), path)
+        content = [content]
+    if isinstance(content, (list, tuple)) and content and all(isinstance(one, Mapping) for one in content):
+        return _from_records(read_responses(content, path) if is_response(content[0]) else content, path)
     if isinstance(content, Mapping):
         inner = [one for one in content.values() if isinstance(one, Mapping) and _known(one)]
         if not _known(content) and len(inner) == 1:
             content = inner[0]
         if not _known(content):
-            rows = [
-                one
-                for one in content.values()
-                if isinstance(one, (list, tuple)) and one and isinstance(one[0], Mapping)
-            ]
+            values = content.values()
+            rows = [one for one in values if isinstance(one, (list, tuple)) and one and isinstance(one[0], Mapping)]
             if len(rows) == 1:
                 return _from_content(rows[0], path)
         return _from_columns(content, path)
     what = "a list" if isinstance(content, (list, tuple)) else f"a {type(content).__name__}"
-    remedy = "save a dict of columns, or a list of dicts with one sequence each"
-    raise DataError(f"holds {what}, which is not a table", file=str(path), remedy=remedy)
+    raise DataError(f"holds {what}, which is not a table", file=str(path), remedy=_TABLE_REMEDY)
 
 
-def _known(columns: Mapping[Any, Any]) -> bool:
+def _known(names: Iterable[Any]) -> list[str]:
+    """Return the names of log-probs to compare."""
     aliases = column_aliases()
-    return any(name in REQUIRED_COLUMNS or aliases.get(name) in REQUIRED_COLUMNS for name in columns)
+    return [name for name in names if name in REQUIRED_COLUMNS or aliases.get(name) in REQUIRED_COLUMNS]
 
 
 def _from_records(records: Sequence[Mapping[str, Any]], path: Path) -> pa.Table:
@@ -368,17 +335,13 @@ def _from_columns(columns: Mapping[Any, Any], path: Path) -> pa.Table:
     """Build a table from columns. Values without rows apply to every row, and values of other lengths are left out."""
     named = {name: value for name, value in columns.items() if isinstance(name, str)}
     lengths = {name: len(value) for name, value in named.items() if _has_rows(value)}
-    aliases = column_aliases()
-    needed = {
-        name: lengths[name] for name in lengths if name in REQUIRED_COLUMNS or aliases.get(name) in REQUIRED_COLUMNS
-    }
+    needed = {name: lengths[name] for name in _known(lengths)}
     if len(set(needed.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in needed.items())
         raise DataError(f"columns differ in their number of rows: {listed}", file=str(path))
     counted = needed or lengths
     if not counted:
-        remedy = "save a dict of columns, or a list of dicts with one sequence each"
-        raise DataError("contains no column", file=str(path), remedy=remedy)
+        raise DataError("contains no column", file=str(path), remedy=_TABLE_REMEDY)
     rows = Counter(counted.values()).most_common(1)[0][0]
     kept = {name: value for name, value in named.items() if not _has_rows(value) or lengths[name] == rows}
     return _plain(pa.table(_arrays(kept, rows, path)))
@@ -390,13 +353,13 @@ def _has_rows(value: Any) -> bool:
 
 def _arrays(columns: Mapping[str, Any], rows: int, path: Path) -> dict[str, pa.Array]:
     """Convert columns to Arrow. Columns that Arrow cannot represent are left out, unless they are log-probs."""
-    aliases, found = column_aliases(), {}
+    found = {}
     for name, value in columns.items():
         try:
             found[name] = _array(value, rows)
         except (ArithmeticError, TypeError, ValueError, pa.ArrowException) as error:
-            if name in REQUIRED_COLUMNS or aliases.get(name) in REQUIRED_COLUMNS:
-                problem = f"holds values that are not lists of numbers ({_line(error)})"
+            if _known([name]):
+                problem = f"holds values that are not lists of numbers ({first_error_line(error)})"
                 raise DataError(problem, file=str(path), column=name) from None
     return found
 
@@ -463,16 +426,8 @@ def _from_frame(frame: Any) -> pa.Table:
 
 def _plain(table: pa.Table) -> pa.Table:
     """Drop columns of types that a dump cannot have: objects, bytes, times and the like."""
-    return table.select([one.name for one in table.schema if _is_plain(one.type)])
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = kind.value_type
-    types = pa.types
-    checks = (types.is_integer, types.is_floating, types.is_boolean, types.is_null, types.is_string,
-              types.is_large_string, types.is_decimal)  # fmt: skip
-    return any(check(kind) for check in checks)
+    plain = (NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE)
+    return table.select([one.name for one in table.schema if describe_type(one.type).split(" of ")[-1] in plain])
 
 
 def _with_token_ids(table: pa.Table) -> pa.Table:
@@ -483,7 +438,7 @@ def _with_token_ids(table: pa.Table) -> pa.Table:
         return table
     for name in _TOKEN_IDS:
         kind = table.schema.field(name).type if name in table.schema.names else pa.null()
-        if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type):
+        if is_list(kind) and pa.types.is_integer(kind.value_type):
             names = ["token_ids" if one == name else one for one in table.schema.names]
             return table.rename_columns(names)
     return table
@@ -501,5 +456,173 @@ def with_prompt_ids(table: pa.Table) -> pa.Table:
     return table
 
 
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+PROMPT_LOG_PROBS = "prompt_log_probs"
+"""Log-probs of the prompt's tokens without the first, which has none."""
+_WRAPPERS = ("response", "body", "result", "output")
+"""Keys under which scripts and batch jobs store the response, next to an id."""
+_IDS = ("custom_id", "id", "request_id", "rid", "sequence_id")
+_TOKEN = re.compile(r"token_id:(\d+)")
+
+Record = Mapping[str, Any]
+
+
+def is_response(record: Record) -> bool:
+    return _body(record) is not None
+
+
+def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]]:
+    """Return one row per choice: id, log-probs, token ids, prompt and finish reason."""
+    rows: list[dict[str, Any]] = []
+    for number, record in enumerate(records):
+        try:
+            found = list(_rows(record))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            problem = f"is not a complete response of an engine ({type(error).__name__}: {error})"
+            raise DataError(problem, file=str(path), row=number) from None
+        if not found:
+            raise DataError("is not a response of an engine", file=str(path), row=number)
+        for row in found:
+            if row.get("rollout_log_probs") is None and row.get(PROMPT_LOG_PROBS) is None:
+                remedy = "request them: logprobs=1 (vLLM, OpenAI), return_logprob=true (SGLang), logprobs=true (chat)"
+                raise DataError("the response contains no log-probs", file=str(path), row=number, remedy=remedy)
+        rows += found
+    return rows
+
+
+def _body(record: Any) -> tuple[str, Record] | None:
+    """Return the kind of a response, and the response without the wrapper that a script added."""
+    if not isinstance(record, Mapping):
+        return None
+    if isinstance(record.get("meta_info"), Mapping):
+        return "sglang", record
+    choices = record.get("choices")
+    if isinstance(choices, list) and (not choices or isinstance(choices[0], Mapping)):
+        return "openai", record
+    outputs = record.get("outputs")
+    if isinstance(outputs, list) and (
+        record.get("prompt_logprobs") is not None
+        or any(isinstance(one, Mapping) and "token_ids" in one for one in outputs)
+    ):
+        return "vllm", record
+    if isinstance(record.get("prompt_logprobs"), list):
+        return "vllm", record
+    return next((found for name in _WRAPPERS if (found := _body(record.get(name))) is not None), None)
+
+
+def _rows(record: Record) -> Iterator[dict[str, Any]]:
+    kind, body = _body(record) or ("", {})
+    outer = (
+        {name: value for name, value in record.items() if isinstance(value, (str, int, float))}
+        if body is not record
+        else {}
+    )
+    read = {"sglang": _sglang, "openai": _openai, "vllm": _vllm}.get(kind)
+    if read is None:
+        return
+    found = list(read(body))
+    for number, row in enumerate(found):
+        name = next((outer[key] for key in _IDS if key in outer), row.pop("id", None))
+        row.pop("id", None)
+        row["id"] = None if name is None else f"{name}:{number}" if len(found) > 1 else str(name)
+        yield {**{key: value for key, value in outer.items() if key not in _IDS}, **row}
+
+
+def _openai(body: Record) -> Iterator[dict[str, Any]]:
+    for choice in sorted(body["choices"], key=lambda one: one.get("index") or 0):
+        found = choice.get("logprobs")
+        row: dict[str, Any] = {"id": body.get("id"), "finish_reason": choice.get("finish_reason")}
+        if isinstance(found, Mapping) and isinstance(found.get("content"), list):
+            row["rollout_log_probs"] = [_number(one["logprob"]) for one in found["content"]]
+            tokens = [one.get("token") for one in found["content"]]
+        elif isinstance(found, Mapping) and isinstance(found.get("token_logprobs"), list):
+            row["rollout_log_probs"] = [_number(one) for one in found["token_logprobs"]]
+            tokens = found.get("tokens") or []
+        else:
+            tokens = []
+        ids = choice.get("token_ids")
+        row["token_ids"] = ids if isinstance(ids, list) else _token_ids(tokens)
+        row |= _kept_tokens(choice.get("sampling_mask"))
+        prompt = choice.get("prompt_token_ids", body.get("prompt_token_ids"))
+        yield row | _prompt(prompt, choice.get("prompt_logprobs", body.get("prompt_logprobs")))
+
+
+def _token_ids(tokens: Sequence[Any]) -> list[int] | None:
+    """Return ids from `token_id:123`, which vLLM writes with return_tokens_as_token_ids."""
+    matches = [_TOKEN.fullmatch(token) if isinstance(token, str) else None for token in tokens]
+    return [int(match[1]) for match in matches if match] if matches and all(matches) else None
+
+
+def _vllm(body: Record) -> Iterator[dict[str, Any]]:
+    prompt = _prompt(body.get("prompt_token_ids"), body.get("prompt_logprobs"))
+    for output in body.get("outputs") or [{}]:
+        row: dict[str, Any] = {
+            "id": body.get("request_id", body.get("id")),
+            "finish_reason": output.get("finish_reason"),
+        }
+        ids, found = output.get("token_ids"), output.get("logprobs")
+        row["token_ids"] = ids
+        if isinstance(found, list) and isinstance(ids, list):
+            if len(found) != len(ids):
+                raise ValueError(f"{len(found)} log-probs for {len(ids)} tokens")
+            row["rollout_log_probs"] = [_sampled(entry, token) for entry, token in zip(found, ids, strict=True)]
+        yield row | prompt | _kept_tokens(output.get("sampling_mask"))
+
+
+def _kept_tokens(mask: Any) -> dict[str, Any]:
+    mask = mask.get("token_ids") if isinstance(mask, Mapping) else mask
+    return {"kept_tokens": [len(ids) for ids in mask]} if isinstance(mask, list) else {}
+
+
+def _sampled(entry: Any, token: int) -> float:
+    """Return the log-prob of the sampled token. The first entry of a position may be another, more likely one."""
+    if entry is None or isinstance(entry, (int, float)):
+        return _number(entry)
+    found = entry[str(token)] if str(token) in entry else entry[token]
+    return _number(found["logprob"] if isinstance(found, Mapping) else found)
+
+
+def _sglang(body: Record) -> Iterator[dict[str, Any]]:
+    info = body["meta_info"]
+    reason = info.get("finish_reason")
+    row: dict[str, Any] = {
+        "id": info.get("id", body.get("id")),
+        "finish_reason": reason.get("type") if isinstance(reason, Mapping) else reason,
+    }
+    output = info.get("output_token_logprobs")
+    if isinstance(output, list):
+        row["rollout_log_probs"] = [_number(one[0]) for one in output]
+        row["token_ids"] = [int(one[1]) for one in output]
+    version = str(info.get("weight_version", ""))
+    if version.isdecimal():
+        row["rollout_version"] = int(version)
+    given = info.get("input_token_logprobs")
+    if isinstance(given, list) and given:
+        row["prompt_token_ids"] = [int(one[1]) for one in given]
+        row[PROMPT_LOG_PROBS] = [_number(one[0]) for one in given[1:]]
+    yield row
+
+
+def _prompt(ids: Any, found: Any) -> dict[str, Any]:
+    """Return the prompt's tokens and their log-probs, if the response has them."""
+    row: dict[str, Any] = {}
+    if isinstance(ids, list):
+        row["prompt_token_ids"] = ids
+    if isinstance(found, list) and found:
+        tokens = ids if isinstance(ids, list) and len(ids) == len(found) else [None] * len(found)
+        row[PROMPT_LOG_PROBS] = [
+            _sampled(entry, token) if token is not None or not isinstance(entry, Mapping) else _only(entry)
+            for entry, token in zip(found[1:], tokens[1:], strict=True)
+        ]
+    return row
+
+
+def _only(entry: Mapping[str, Any]) -> float:
+    if len(entry) != 1:
+        raise ValueError("prompt_logprobs has several tokens at one position; add prompt_token_ids")
+    (found,) = entry.values()
+    return _number(found["logprob"] if isinstance(found, Mapping) else found)
+
+
+def _number(value: Any) -> float:
+    """Return a log-prob. null, which vLLM writes for a token without one, is NaN."""
+    return math.nan if value is None else float(value)
