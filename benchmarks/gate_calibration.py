@@ -23,7 +23,7 @@ import polars as pl
 from measure import between, table
 from numpy.typing import NDArray
 
-from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
+from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL
 from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE
 from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import K3_CAPS, LAYER_K3, LAYER_TOKENS, PROBABILITY_BINS, layer_columns
@@ -114,7 +114,7 @@ class Design:
         found = k3_statistics(new, old, Allowance(relative=tolerance))
         shares = self.shares(found)
         smallest = smallest_p_values(shares, [each.weight for each in found])
-        p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
+        p = BASELINE_MARGIN * float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
         return p, float(shares[0, -1]), any(each.exceeds_limit for each in found[:2])
 
     def shares(self, statistics: Sequence[ExcessStatistic]) -> Array:

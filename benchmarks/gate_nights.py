@@ -19,7 +19,7 @@ import numpy as np
 from gate_calibration import Run, options_of, percent, planted, show, some
 from measure import table
 
-from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
+from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL
 from mismatchctl.api.gate.trend import MIN_NIGHTS, detect_change
 from mismatchctl.core.bins import LAYER_K3, LAYER_TOKENS
 from mismatchctl.stats.comparison import Allowance, compare_samples
@@ -64,7 +64,7 @@ def first_failure(nights: Iterator[ClusterSample]) -> int:
     """The night on which a gate at tolerance 0 fails; one too many where none does."""
     metric, none, level, accepted = find_metric("k3"), Allowance(), DEFAULT_LEVEL / HORIZON, [next(nights)]
     for number, tonight in enumerate(nights, 1):
-        p = [compare_samples(tonight, accepted[-1], metric, none, level=level / 2).p]
+        p = [BASELINE_MARGIN * compare_samples(tonight, accepted[-1], metric, none, level=level / 2).p]
         if len(accepted) >= MIN_NIGHTS:
             found = detect_change([*accepted, tonight], metric, none)
             p = [max(p[0], found.p_last), found.p]

@@ -22,7 +22,7 @@ import numpy as np
 from gate_calibration import Design, Run, options_of, percent, sample_of, show, some
 from measure import table
 
-from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
+from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL
 from mismatchctl.api.gate.power import detectable_factor, required_sample_size
 from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE
 from mismatchctl.stats.comparison import Allowance
@@ -33,6 +33,7 @@ K3 = find_metric("k3")
 PAIRS = (6, 8, 16, 32, 64, 128, 250, 500)
 DESIGNS = (*((size, size) for size in PAIRS), (8, 40), (40, 8), (128, 16))
 RISES = (0.5, 1.0, 2.0)
+LEVEL = DEFAULT_LEVEL / BASELINE_MARGIN
 PILOT, MOST = 32, 500
 
 
@@ -111,7 +112,7 @@ def powers(models: dict[str, Engines], splits: int, said: int) -> str:
             names = []
             for i, j in design.splits(engines.first, said, 8):
                 new = rows_of(second if design.paired else first, i)
-                factor = detectable_factor(new, rows_of(first, j), K3, ROOM, DEFAULT_LEVEL)
+                factor = detectable_factor(new, rows_of(first, j), K3, ROOM, LEVEL)
                 names.append(np.inf if factor is None else factor)
             middle = float(np.median(names))
             words = f"the same {design.new}" if design.paired else f"{design.new} v {design.old}"
@@ -147,7 +148,7 @@ def plans(models: dict[str, Engines], splits: int, said: int) -> str:
                 answers = []
                 for i, j in Design(PILOT, PILOT, paired=paired).splits(engines.first, said, 9):
                     new, base = (rows_of(second, i), rows_of(first, j)) if paired else (rows_of(first, i), None)
-                    need = required_sample_size("run", K3, new, base, rise, ROOM, DEFAULT_LEVEL)
+                    need = required_sample_size("run", K3, new, base, rise, ROOM, LEVEL)
                     answers.append(np.inf if need.clusters is None else need.clusters)
                 middle = float(np.median(answers))
                 cells = [name, f"{100 * rise:g} %", "scored again" if paired else "other prompts"]

@@ -121,6 +121,28 @@ FRESH = (
     Architecture("softmax-moe-bytes", words=False, width=56, experts=6, chosen=2, router="softmax", steps=600, seed=32),
 )
 """Models that came after the rules for recorded distributions."""
+GATE_TRIED = (
+    Architecture("alibi-moe-words", words=True, common=400, width=56, positions="alibi", experts=8, chosen=2,
+                 router="softmax", steps=600, seed=71),
+    Architecture("rope-moe-top1", words=True, common=600, width=48, layers=3, experts=4, router="softmax", steps=550,
+                 seed=72),
+    Architecture("mqa-moe-sigmoid", words=False, width=56, layers=3, shared=4, experts=8, chosen=2, steps=600, seed=73),
+    Architecture("prose-dense", words=True, prose=True, common=500, width=56, layers=3, steps=450, seed=74),
+    Architecture("alibi-moe-sharp", words=True, common=300, width=48, positions="alibi", experts=16, chosen=2,
+                 router="softmax", steps=800, texts=2000, seed=75),
+)  # fmt: skip
+"""Models that the margin of the gate's p-values was chosen on."""
+GATE_HELD_OUT = (
+    Architecture("prose-moe-wide", words=True, prose=True, common=700, width=64, layers=3, shared=2, experts=6,
+                 chosen=2, router="softmax", steps=500, seed=81),
+    Architecture("convolved-moe-words", words=True, common=500, width=48, layers=4, convolved=True, positions="none",
+                 experts=8, chosen=3, steps=500, seed=82),
+    Architecture("rope-moe-bytes", words=False, width=48, layers=3, experts=12, chosen=1, router="softmax", steps=700,
+                 seed=83),
+    Architecture("alibi-dense", words=True, common=600, width=48, layers=3, positions="alibi", shared=2, steps=300,
+                 seed=84),
+)  # fmt: skip
+"""Models on which the rates of the gate are stated."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ import numpy as np
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.analyze.builder import round_sums
-from mismatchctl.api.gate.judgement import DEFAULT_LEVEL, AcceptedResults, list_places
+from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL, AcceptedResults, list_places
 from mismatchctl.api.gate.power import SampleSizePlan, required_sample_size
 from mismatchctl.api.gate.rules import PLAIN_PRESETS, Rule, find_rule_target, find_target
 from mismatchctl.api.gate.verdict import BoundKind, Check, Verdict, add_sentences, worst_outcome
@@ -274,7 +274,7 @@ def plan_sample_sizes(
 ) -> list[SampleSizePlan]:
     """Estimate the number of sequences needed to detect a relative rise, for each rule that a rise can break."""
     found = []
-    level /= against.nights * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
+    level /= BASELINE_MARGIN * against.nights * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
     for rule in rules:
         target = find_rule_target(rule, result)
         if target.logged_by or not target.table.is_resampled or (rule.increase is None and rule.max is None):

@@ -142,6 +142,9 @@ def baseline_place(rule: Rule, target: RuleTarget, place: JudgedPlace, baseline:
 
 DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
 """Default and maximum false-failure rate over all checks."""
+BASELINE_MARGIN = 1.25
+"""Factor on the p-values of comparisons. Caps and bins come from the baseline, so that up to 6.2% of healthy pairs had
+p-values of at most 5%."""
 DILUTED_REASON = "the prompts of the baseline alone are worse than allowed, and other prompts hide that"
 DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
 ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
@@ -326,7 +329,7 @@ class _CaseJudge:
     """Judge of the cases that share a false-failure rate."""
 
     def __init__(self, level: float, against: AcceptedResults) -> None:
-        self._level, self._against = level, against
+        self._level, self._against = level / BASELINE_MARGIN, against
         self._samples: dict[tuple[int, str, RuleTarget], ClusterSample] = {}
         self._changes: dict[tuple[str, str, str, bool], LevelChange] = {}
         self.notes: list[str] = []
@@ -417,7 +420,7 @@ class _CaseJudge:
         assert isinstance(case.bound, Allowance)
         metric, lower, baseline = case.target.table, case.kind in LOWER_KINDS, nights[-1]
         found = compare_samples(sample, baseline, metric, case.bound, lower=lower, level=self._level)
-        check.p, check.parts, check.statistic = found.p, found.parts, found.most_significant
+        check.p, check.parts, check.statistic = min(found.p * BASELINE_MARGIN, 1.0), found.parts, found.most_significant
         if len(nights) >= MIN_NIGHTS:  # includes differences between runs with the same prompts
             last = self._level_change(case, [*nights, sample]).p_last
             check.p = check.p if math.isnan(last) else max(check.p, last)
@@ -427,7 +430,7 @@ class _CaseJudge:
         check.reason = FEW_TOKENS_REASON if check.outcome == "failed" and not found.affects_most_tokens else ""
         if check.outcome == "passed" and self._is_diluted(case, sample, baseline):
             check.outcome, check.reason = "undecided", DILUTED_REASON
-        failed = check.outcome == "failed" and (check.p or 0.0) <= self._level
+        failed = check.outcome == "failed" and found.p <= self._level
         if not lower and not failed and check.baseline is not None:
             factor = detectable_factor(sample, baseline, metric, case.bound, self._level)
             check.detectable = None if factor is None else factor * check.baseline
@@ -445,7 +448,7 @@ class _CaseJudge:
             return False
         lower = case.kind in LOWER_KINDS
         found = compare_samples(new, old, case.target.table, case.bound, lower=lower, level=self._level)
-        return any(each.exceeds_limit for each in found.statistics) and (found.p or 0.0) <= self._level
+        return any(each.exceeds_limit for each in found.statistics) and found.p <= self._level
 
     def _level_change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
         """Test for a change over time, cached for the comparison and the trend."""

@@ -100,12 +100,19 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 @dataclass(frozen=True)
 class _ClusterValues:
-    """Each cluster's value in each statistic [P, K], as a new cluster with a scaled metric and as an old cluster."""
+    """Each cluster's value in each statistic [P, K], as a new cluster with a scaled metric and as an old cluster.
+
+    `lost` are the shares of new and old clusters with lost tokens.
+    """
 
     new: Float64s
     old: Float64s
-    shares: Float64s
-    lost: tuple[Float64s, Float64s] | None = None
+    weights: Float64s
+    lost: tuple[float, float] | None = None
+
+    def without_lost(self) -> _ClusterValues:
+        new, old = (np.delete(each, _LOST_INDEX, axis=1) for each in (self.new, self.old))
+        return _ClusterValues(new, old, np.delete(self.weights, _LOST_INDEX))
 
 
 PlantedValues = Callable[[float], _ClusterValues]
@@ -129,18 +136,18 @@ def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: 
 
     def of(factor: float) -> _ClusterValues:
         risen = known.scale(factor)
-        first, second = (np.minimum(each, 1.0) for each in count_lost_tokens(risen, known))
+        first, second = (float(np.mean(each > 0)) for each in count_lost_tokens(risen, known))
         return _cluster_values(k3_statistics(risen, known, allowance, level=1.0), of_new, (first, second))
 
     return of
 
 
 def _cluster_values(
-    statistics: Sequence[ExcessStatistic], of_new: int, lost: tuple[Float64s, Float64s] | None = None
+    statistics: Sequence[ExcessStatistic], of_new: int, lost: tuple[float, float] | None = None
 ) -> _ClusterValues:
     new, old = (np.stack(each, axis=1) for each in zip(*((one.new, one.old) for one in statistics), strict=True))
     weights = np.array([statistic.weight for statistic in statistics])
-    return _ClusterValues(_center_values(new, of_new), _center_values(old, of_new), weights / weights.sum(), lost)
+    return _ClusterValues(_center_values(new, of_new), _center_values(old, of_new), weights, lost)
 
 
 def _center_values(values: Float64s, of_new: int) -> Float64s:
@@ -162,27 +169,21 @@ def _inflated_deviations(values: Float64s) -> Float64s:
 
 def estimate_power(values: _ClusterValues, population: ClusterPopulation, sizes: ClusterSizes, level: float) -> float:
     """Estimate the share of dumps of these sizes that fail."""
+    if values.lost is not None:
+        holding = sizes.new * values.lost[0] + sizes.old * values.lost[1]
+        values = values if holding >= decisive_cluster_count(sizes.new, sizes.old, level) else values.without_lost()
     drawn = sizes.over(population.fold)
     rows, pairs = len(values.new), np.arange(population.shared)
     ways = np.concatenate([pairs, pairs + population.second]), np.concatenate([pairs + population.second, pairs])
-    mixed = np.concatenate([values.new, values.old])
-    held = None if values.lost is None else np.concatenate(values.lost)
-    apart = values.new[ways[0]] - values.old[ways[1]]
-    both = None if values.lost is None else values.lost[0][ways[0]] + values.lost[1][ways[1]]
+    mixed, apart = np.concatenate([values.new, values.old]), values.new[ways[0]] - values.old[ways[1]]
     risen, plain = np.arange(rows), rows + np.arange(rows)
+    seen = _draw_scores(apart, mixed, drawn, _uniform_chances(rows, risen), _uniform_chances(rows, plain))
     chance = drawn.new / max(drawn.new + drawn.old, 1)
-    seen = _draw_scores(
-        apart, both, mixed, held, drawn, level, _uniform_chances(rows, risen), _uniform_chances(rows, plain)
-    )
     either = tuple(np.repeat([chance / rows, (1 - chance) / rows], rows).tolist())
-    back = None if both is None else np.tile(both, 2)
-    null = _draw_scores(np.concatenate([apart, -apart]), back, mixed, held, drawn, level, either, either)
-    critical = (
-        _critical_p_value(null, values.shares, sizes.least_p, max(level, _MIN_RESOLVED_LEVEL))
-        / max(level, _MIN_RESOLVED_LEVEL)
-        * level
-    )
-    return float(np.mean((seen >= _critical_scores(critical * values.shares, sizes.least_p)).any(axis=1)))
+    null = _draw_scores(np.concatenate([apart, -apart]), mixed, drawn, either, either)
+    shares, resolved = values.weights / values.weights.sum(), max(level, _MIN_RESOLVED_LEVEL)
+    critical = _critical_p_value(null, shares, sizes.least_p, resolved) / resolved * level
+    return float(np.mean((seen >= _critical_scores(critical * shares, sizes.least_p)).any(axis=1)))
 
 
 def _uniform_chances(rows: int, places: np.ndarray) -> tuple[float, ...]:
@@ -192,35 +193,30 @@ def _uniform_chances(rows: int, places: np.ndarray) -> tuple[float, ...]:
 
 
 def _draw_scores(
-    apart: Float64s, both: Float64s | None, mixed: Float64s, held: Float64s | None, sizes: ClusterSizes, level: float,
-    new: tuple[float, ...], old: tuple[float, ...],
-) -> Float64s:  # fmt: skip
+    apart: Float64s, mixed: Float64s, sizes: ClusterSizes, new: tuple[float, ...], old: tuple[float, ...]
+) -> Float64s:
     """Return the z-score of each statistic in each draw [_POWER_DRAWS, K].
 
-    `apart` are differences of shared clusters [W, K], `both` counts their sides with lost tokens [W]. `mixed` are
-    clusters as new ones, then as old ones [2 P, K], drawn with the chances `new` and `old`. `held` flags lost tokens.
+    `apart` are differences of shared clusters [W, K]. `mixed` are clusters as new ones, then as old ones [2 P, K],
+    drawn with the chances `new` and `old`.
     """
     n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
     total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
-    holding, degrees = np.zeros(_POWER_DRAWS), sizes.shared - 1
+    degrees = sizes.shared - 1
     if sizes.shared:
         counts = _draw_counts(sizes.shared, (1 / len(apart),) * len(apart), 0)
         total, spread = counts @ apart / 2, counts @ apart**2 / 4
-        holding = holding if both is None else counts @ both
     if n and m:
         first, second = _draw_counts(n, new, 1), _draw_counts(m, old, 2)
         sums, square = (first @ mixed, second @ mixed), (first + second) @ mixed**2
         variance = (square - (sums[0] + sums[1]) ** 2 / (n + m)) / (n + m - 1)
         total = total + n * m / (n + m) * (sums[0] / n - sums[1] / m)
         spread = spread + n * m / (n + m) * variance
-        holding = holding if held is None else holding + (first + second) @ held
         degrees += n + m - 1
     with np.errstate(all="ignore"):
         share = np.minimum(np.nan_to_num(total**2 / np.maximum(spread, 0.0)) / (degrees + 1), 1 - 1e-12)
     bend = (8 * degrees + 1) / (8 * degrees + 3)  # Student's t as a normal number: Wallace 1959
     found: Float64s = np.sign(total) * np.sqrt(-degrees * np.log1p(-share)) * bend
-    if held is not None:
-        found[np.rint(holding) < decisive_cluster_count(sizes.new, sizes.old, level), _LOST_INDEX] = -np.inf
     return found
 
 
