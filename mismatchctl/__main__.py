@@ -19,6 +19,7 @@ def main() -> None:
     install_handlers()
     if not sys.warnoptions:  # values that are not finite have our own messages
         warnings.simplefilter("ignore", RuntimeWarning)
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]  # unused here; pyarrow would import it (0.3 s)
     try:
         try:
             gc.set_threshold(_COLLECT_AFTER)
