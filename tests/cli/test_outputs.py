@@ -122,6 +122,15 @@ def test_the_installed_command_names_what_is_wrong_in_a_dump(dump: Path) -> None
     assert "row 0, column train_log_probs: log-probs must not be above 0, found 0.25" in done.stderr
 
 
+@pytest.mark.process
+def test_analyze_does_not_import_pandas(dump: Path) -> None:
+    """pyarrow imports an installed pandas at its first conversion, unless the command prevents it."""
+    pytest.importorskip("pandas")
+    command = [sys.executable, "-X", "importtime", "-m", "mismatchctl", "analyze", str(dump), "-c", "none", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "pyarrow.lib\n" in done.stderr and "pandas.core" not in done.stderr
+
+
 def test_check_takes_several_paths_and_gathers_files_that_are_alike(dump: Path, tmp_path: Path) -> None:
     bad = write_dump(tmp_path / "bad", bad=float("nan"))
     (bad / "broken.parquet").write_bytes(b"PAR1")
