@@ -269,7 +269,7 @@ def _sum_in_order(values: Floats) -> Any:
     return np.cumsum(values)[-1] if len(values) else values.dtype.type(0)
 
 
-VALUES: dict[str, Callable[[MicroBatch], NDArray[Any]]] = {
+VALUES: dict[str, Callable[[MicroBatch], Any]] = {
     "train_log_ppl": lambda c: c.spread(-c.mean(c.train)),
     "train_ppl": lambda c: c.spread(exp(-c.mean(c.train))),
     "rollout_log_ppl": lambda c: c.spread(-c.mean(c.rollout)),
@@ -277,20 +277,16 @@ VALUES: dict[str, Callable[[MicroBatch], NDArray[Any]]] = {
     "k1": lambda c: c.rollout - c.train,
     # Without the series near zero, to have the same rounding as slime.
     "k3": lambda c: exp(c.log_ratio) - c.log_ratio - c.dtype.type(1),
-    "log_ppl_diff": lambda c: c.log_ppl_diff,
     "log_ppl_abs_diff": lambda c: np.abs(c.log_ppl_diff),
     "ppl_ratio": lambda c: exp(c.log_ppl_diff),
     "squared_ratio": lambda c: c.spread(c.mean(c.ratio("token") * c.ratio("token")) - c.dtype.type(1)),
     "squared_product": lambda c: c.spread(
         exp(2 * np.clip(c.log_ratio_sum, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - c.dtype.type(1)
     ),
-    "raw_weights": lambda c: c.raw_weights,
-    "bounded_weights": lambda c: c.bounded_weights,
     "weights_low": lambda c: c.raw_weights < c.weight_bounds[0],
     "weights_high": lambda c: c.raw_weights > c.weight_bounds[1],
     "ratios_low": lambda c: c.rejection_ratios < c.rejection_bounds[0],
     "ratios_high": lambda c: c.rejection_ratios > c.rejection_bounds[1],
-    "catastrophic": lambda c: c.catastrophic,
     "vetoed": lambda c: c.spread(c.vetoed),
     "factor": lambda c: np.full(c.segments.tokens, c.factor if c.normalizes else 1.0, c.dtype),
     "mean_weight": lambda c: c.spread(c.mean(c.weights)),
@@ -298,19 +294,12 @@ VALUES: dict[str, Callable[[MicroBatch], NDArray[Any]]] = {
     "max_weight": lambda c: c.spread(c.segments.max(c.weights).astype(c.dtype)),
     "weight_distance": lambda c: np.abs(c.raw_weights - 1),
     "changed": lambda c: c.weights != c.raw_weights,
-    "pg_loss": lambda c: c.pg_loss,
-    "clipped": lambda c: np.asarray(c.surrogate.clipped),
-    "ppo_kl": lambda c: c.ppo_kl,
-    "abs_diff": lambda c: c.train_rollout_abs_diff,
+    "clipped": lambda c: c.surrogate.clipped,
     "update_ratio": lambda c: exp(-c.ppo_kl),
-    "kl_loss": lambda c: c.kl_loss,
-    "opsm_clipfrac": lambda c: c.opsm_clipfrac,
-    "train_rollout_kl": lambda c: c.train_rollout_kl,
-    "ess_ratio": lambda c: c.ess_ratio,
     "zeroed_weights": lambda c: np.where(c.zeroed, 0, c.bounded_weights).astype(c.dtype),
     "kept_weights": lambda c: (c.bounded_weights * c.kept).astype(c.dtype),
 }
-"""Values that names.yaml refers to."""
+"""Values that names.yaml refers to, besides attributes of MicroBatch."""
 
 CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "": lambda a: True,
@@ -438,7 +427,11 @@ class ReplayedStep:
             each
             for each in list_metrics(self.version)
             if CONDITIONS[each.when](given)
-            and (self.has_loss or each.values not in _LOSS_VALUES or (each.values == "abs_diff" and anchored))
+            and (
+                self.has_loss
+                or each.values not in _LOSS_VALUES
+                or (each.values == "train_rollout_abs_diff" and anchored)
+            )
         ]
         logged = {each.name: 0.0 for each in chosen}
         weights: dict[int, NDArray[Any]] = {}
@@ -459,7 +452,8 @@ class ReplayedStep:
 
     def _contribution(self, metric: LoggedMetric, call: MicroBatch, rows: NDArray[np.int64]) -> float:
         """Compute the contribution of these rows to the total of a metric."""
-        values, per_token = VALUES[metric.values](call), self.arguments.calculate_per_token_loss
+        values = VALUES[metric.values](call) if metric.values in VALUES else getattr(call, metric.values)
+        per_token = self.arguments.calculate_per_token_loss
         if metric.over == "none":
             weight = call.counts if per_token and metric.name == "ess_ratio" else 1
             return float(_sum_in_order((values * weight).astype(values.dtype)))

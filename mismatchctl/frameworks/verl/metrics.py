@@ -68,12 +68,6 @@ class PolicyPair:
     def any_in_row(self, flags: Bools) -> Bools:
         return self.segments.sum(flags) > 0
 
-    def level(self, level: str) -> Floats:
-        """Compute the unclamped log ratio at a level: [T] for tokens, else [S]."""
-        if level == "token":
-            return self.log_ratio
-        return self.row_sum(self.log_ratio) if level == "sequence" else self.row_mean(self.log_ratio)
-
     def over_tokens(self, values: Values, level: str) -> Values:
         """Repeat the values of rows [S] over their tokens [T]. Values of tokens are returned unchanged."""
         return values if level == "token" else self.segments.spread(values)
@@ -114,218 +108,108 @@ REDUCTIONS: dict[str, Callable[[Values], Any]] = {
 }
 
 
-def clamped_ratio(log_ratio: Floats) -> Floats:
-    return exp(clamp_log_ratio(log_ratio))
+Measured = dict[str, Values]
+"""Values of all tokens [T] or rows [S] by the names that names.yaml refers to."""
 
 
-@dataclass(frozen=True)
-class OffPolicyStatistics:
-    """Distance between the two policies. Values are not clamped unless stated."""
-
-    sample: PolicyPair
-
-    @cached_property
-    def policy_log_ppl(self) -> Floats:
-        return -self.sample.row_mean(self.sample.policy)
-
-    @cached_property
-    def reference_log_ppl(self) -> Floats:
-        return -self.sample.row_mean(self.sample.reference)
-
-    @cached_property
-    def log_ppl_diff(self) -> Floats:
-        return self.policy_log_ppl - self.reference_log_ppl
-
-
-@dataclass(frozen=True)
-class WeightStatistics:
-    """The ratio at a level with two thresholds, for importance weights or rejection by the ratio."""
-
-    sample: PolicyPair
-    level: str  # token, sequence or geometric
-    lower: float  # weights below this count as low
-    upper: float  # weights above this count as high, and `applied` may truncate them
-    zero: bool = False  # weights outside become 0 (IcePop) instead of being truncated
-    measures_applied: bool = False  # True to measure bounded weights (since 2026), False to measure raw weights
-    fractions_applied: bool = False  # True if the fractions of rows outside describe bounded weights too (0.8.0)
-
-    @cached_property
-    def log_ratio(self) -> Floats:
-        return self.sample.level(self.level)
-
-    @cached_property
-    def at_level(self) -> Floats:
-        return clamped_ratio(self.log_ratio)
-
-    @cached_property
-    def raw(self) -> Floats:
-        """Ratio at the rule's level, per token, clamped to exp(±20)."""
-        return self.sample.over_tokens(self.at_level, self.level)
-
-    @cached_property
-    def outside_raw(self) -> Bools:
-        return (self.raw < self.lower) | (self.raw > self.upper)
-
-    @cached_property
-    def applied(self) -> Floats:
-        if self.zero:
-            return np.where(self.outside_raw, 0, self.raw).astype(self.raw.dtype)
-        return np.minimum(self.raw, np.asarray(self.upper, self.raw.dtype))
-
-    @cached_property
-    def weight(self) -> Floats:
-        """Weight of the token: since 2026 after its bound, until then before."""
-        return self.applied if self.measures_applied else self.raw
-
-    @cached_property
-    def row_weight(self) -> Floats:
-        return self.sample.row_mean(self.weight)
-
-    @cached_property
-    def row_of_fractions(self) -> Floats:
-        """Mean weight of the row's tokens, which seq_fraction_* compare with the thresholds."""
-        return self.row_weight if self.fractions_applied else self.sample.row_mean(self.raw)
-
-    @cached_property
-    def high(self) -> Bools:
-        """True if the ratio is above the upper threshold. Rows compare logarithms, with a float32 threshold."""
-        return self.at_level > self.upper if self.level == "token" else self.log_ratio > float32_log(self.upper)
-
-    @cached_property
-    def low(self) -> Bools:
-        """True if the ratio is below the lower threshold. Rows compare logarithms, with a float32 threshold."""
-        return self.at_level < self.lower if self.level == "token" else self.log_ratio < float32_log(self.lower)
-
-    @cached_property
-    def rejected_at_level(self) -> Bools:
-        """True if the clamped ratio at the level is outside the inclusive thresholds: [T] or [S]."""
-        return ~((self.at_level >= self.lower) & (self.at_level <= self.upper))
-
-    @cached_property
-    def rejected(self) -> Bools:
-        return self.sample.over_tokens(self.rejected_at_level, self.level)
+def _measure_distance(sample: PolicyPair) -> Measured:
+    """Measure the distance between the two policies. Values are not clamped unless stated."""
+    x, train, rollout = sample.log_ratio, -sample.row_mean(sample.policy), -sample.row_mean(sample.reference)
+    return {
+        "train_log_ppl": train,
+        "train_ppl": exp(train),
+        "rollout_log_ppl": rollout,
+        "rollout_ppl": exp(rollout),
+        "log_ppl_diff": train - rollout,
+        "log_ppl_abs_diff": np.abs(train - rollout),
+        "ppl_ratio": exp(train - rollout),
+        "k1": -x,
+        "k3": exp(x) - x - 1,
+        "squared_ratio": exp(clamp_log_ratio(x)) ** 2,
+        "squared_product": exp(2 * clamp_log_ratio(sample.row_sum(x))),
+    }
 
 
-@dataclass(frozen=True)
-class VetoStatistics:
-    """Tokens whose unclamped ratio is below a threshold. One such token rejects its row."""
+def _measure_ratio(
+    sample: PolicyPair,
+    level: str,  # token, sequence or geometric
+    lower: float,  # weights below this count as low
+    upper: float,  # weights above this count as high, and are truncated to it
+    zero: bool = False,  # weights outside become 0 (IcePop) instead of being truncated
+    measures_applied: bool = False,  # True to measure bounded weights (since 2026), False to measure raw weights
+    fractions_applied: bool = False,  # True if the fractions of rows outside describe bounded weights too (0.8.0)
+) -> Measured:
+    """Measure the ratio at a level with two thresholds, for importance weights or rejection by the ratio.
 
-    sample: PolicyPair
-    threshold: float | None
-
-    @cached_property
-    def catastrophic(self) -> Bools:
-        """True if the token's unclamped ratio is below the veto threshold. Always False without a veto."""
-        if self.threshold is None:
-            return np.zeros(len(self.sample.log_ratio), np.bool_)
-        return self.sample.log_ratio < float32_log(self.threshold)
-
-    @cached_property
-    def row_vetoed(self) -> Bools:
-        return self.sample.any_in_row(self.catastrophic)
-
-    @cached_property
-    def rejected(self) -> Bools:
-        return self.sample.segments.spread(self.row_vetoed)
-
-
-@dataclass(frozen=True)
-class EstimatorStatistics:
-    """Rejection by k1, k2 or k3 (since 2026). Log ratios are clamped per token, then aggregated."""
-
-    sample: PolicyPair
-    gate: Gate
-
-    @property
-    def lower(self) -> float:
-        return self.gate.bounds[0]
-
-    @property
-    def upper(self) -> float:
-        return self.gate.bounds[1]
-
-    @cached_property
-    def _per_token(self) -> Floats:
-        y = clamp_log_ratio(self.sample.log_ratio)
-        if self.gate.statistic == "k1":
-            return -y
-        return 0.5 * y**2 if self.gate.statistic == "k2" else exp(y) - 1 - y
-
-    @cached_property
-    def at_level(self) -> Floats:
-        sample, level = self.sample, self.gate.level
-        if level == "token":
-            return self._per_token
-        reduce = {"sum": sample.row_sum, "mean": sample.row_mean, "max": sample.row_max}[level]
-        return reduce(self._per_token)
-
-    @cached_property
-    def statistic(self) -> Floats:
-        """The statistic at the option's level, per token. A row's value is repeated on its tokens."""
-        return self.sample.over_tokens(self.at_level, self.gate.level)
-
-    @cached_property
-    def row_statistic(self) -> Floats:
-        return self.sample.row_mean(self.at_level) if self.gate.level == "token" else self.at_level
-
-    @cached_property
-    def rejected(self) -> Bools:
-        """True if the token's statistic is outside the inclusive bounds. nan rejects all tokens."""
-        return ~((self.statistic <= self.upper) & (self.statistic >= self.lower))
+    Rows compare logarithms with a float32 threshold.
+    """
+    token = level == "token"
+    x = sample.log_ratio if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.log_ratio)
+    ratio = exp(clamp_log_ratio(x))
+    raw = sample.over_tokens(ratio, level)
+    outside = (raw < lower) | (raw > upper)
+    bounded = np.where(outside, 0, raw).astype(raw.dtype) if zero else np.minimum(raw, np.asarray(upper, raw.dtype))
+    weight = bounded if measures_applied else raw
+    row_weight = sample.row_mean(weight)
+    row_of_fractions = row_weight if fractions_applied else sample.row_mean(raw)
+    high, low = (ratio > upper, ratio < lower) if token else (x > float32_log(upper), x < float32_log(lower))
+    rejected_rows = ~((ratio >= lower) & (ratio <= upper))
+    rejected = sample.over_tokens(rejected_rows, level)
+    return {
+        "raw": raw,
+        "weight": weight,
+        "clamped_weight": np.clip(weight, 0 if measures_applied else lower, upper),
+        "bounded_weight": bounded,
+        "bounded_row_weight": sample.row_mean(bounded),
+        "row_weight": row_weight,
+        "weight_distance": np.abs(row_weight - 1),
+        "rows_high": row_of_fractions > upper,
+        "rows_low": row_of_fractions < lower,
+        "high": high,
+        "low": low,
+        "high_tokens": sample.over_tokens(high, level),
+        "low_tokens": sample.over_tokens(low, level),
+        "largest_ratio": exp(np.minimum(x, LOG_RATIO_BOUND)),
+        "smallest_ratio": exp(x),
+        "outside": outside,
+        "rejected": rejected,
+        "rejected_rows": sample.any_in_row(rejected) if token else rejected_rows,
+    }
 
 
-@dataclass(frozen=True)
-class RejectionStatistics:
-    """Tokens that any rejection drops."""
+def _measure_veto(sample: PolicyPair, threshold: float | None) -> Measured:
+    """Measure the tokens whose unclamped ratio is below a threshold. One such token rejects its row."""
+    below = np.zeros(len(sample.policy), np.bool_) if threshold is None else sample.log_ratio < float32_log(threshold)
+    rows = sample.any_in_row(below)
+    return {"catastrophic": below, "row_vetoed": rows, "rejected": sample.segments.spread(rows)}
 
-    sample: PolicyPair
-    rejected: Bools
+
+def _measure_estimate(sample: PolicyPair, gate: Gate) -> Measured:
+    """Measure k1, k2 or k3 (since 2026). Log ratios are clamped per token, then aggregated. nan rejects all tokens."""
+    y, (lower, upper) = clamp_log_ratio(sample.log_ratio), gate.bounds
+    per_token = -y if gate.statistic == "k1" else 0.5 * y**2 if gate.statistic == "k2" else exp(y) - 1 - y
+    reduce = {"sum": sample.row_sum, "mean": sample.row_mean, "max": sample.row_max}.get(gate.level)
+    at_level = per_token if reduce is None else reduce(per_token)
+    statistic = sample.over_tokens(at_level, gate.level)
+    rows = sample.row_mean(at_level) if reduce is None else at_level
+    rejected = ~((statistic <= upper) & (statistic >= lower))
+    return _measure_rejection(sample, rejected) | {
+        "statistic": statistic,
+        "clamped_statistic": np.clip(statistic, gate.keep[0] or 0.0, upper),
+        "above": statistic > upper,
+        "below": statistic < lower,
+        "row_statistic": rows,
+        "row_distance": np.abs(rows),
+        "row_above": rows > upper,
+        "row_below": rows < lower,
+        "any_rejected_number": sample.any_in_row(rejected).astype(sample.policy.dtype),
+    }
 
 
-VALUES: dict[str, Callable[[Any], Values]] = {
-    "train_ppl": lambda s: exp(s.policy_log_ppl),
-    "train_log_ppl": lambda s: s.policy_log_ppl,
-    "rollout_ppl": lambda s: exp(s.reference_log_ppl),
-    "rollout_log_ppl": lambda s: s.reference_log_ppl,
-    "log_ppl_diff": lambda s: s.log_ppl_diff,
-    "log_ppl_abs_diff": lambda s: np.abs(s.log_ppl_diff),
-    "ppl_ratio": lambda s: exp(s.log_ppl_diff),
-    "k1": lambda s: -s.sample.log_ratio,
-    "k3": lambda s: exp(s.sample.log_ratio) - s.sample.log_ratio - 1,
-    "squared_ratio": lambda s: clamped_ratio(s.sample.log_ratio) ** 2,
-    "squared_product": lambda s: exp(2 * clamp_log_ratio(s.sample.level("sequence"))),
-    "catastrophic": lambda s: s.catastrophic,
-    "row_vetoed": lambda s: s.row_vetoed,
-    "weight": lambda s: s.weight,
-    "clamped_weight": lambda s: np.clip(s.weight, 0 if s.measures_applied else s.lower, s.upper),
-    "bounded_weight": lambda s: s.applied,
-    "bounded_row_weight": lambda s: s.sample.row_mean(s.applied),
-    "row_weight": lambda s: s.row_weight,
-    "weight_distance": lambda s: np.abs(s.row_weight - 1),
-    "rows_high": lambda s: s.row_of_fractions > s.upper,
-    "rows_low": lambda s: s.row_of_fractions < s.lower,
-    "high": lambda s: s.high,
-    "low": lambda s: s.low,
-    "high_tokens": lambda s: s.sample.over_tokens(s.high, s.level),
-    "low_tokens": lambda s: s.sample.over_tokens(s.low, s.level),
-    "largest_ratio": lambda s: exp(np.minimum(s.log_ratio, LOG_RATIO_BOUND)),
-    "smallest_ratio": lambda s: exp(s.log_ratio),
-    "outside": lambda s: s.outside_raw,
-    "rejected": lambda s: s.rejected,
-    "rejected_number": lambda s: s.rejected.astype(s.sample.policy.dtype),
-    "rejected_rows": lambda s: s.sample.any_in_row(s.rejected) if s.level == "token" else s.rejected_at_level,
-    "any_rejected": lambda s: s.sample.any_in_row(s.rejected),
-    "any_rejected_number": lambda s: s.sample.any_in_row(s.rejected).astype(s.sample.policy.dtype),
-    "statistic": lambda s: s.statistic,
-    "clamped_statistic": lambda s: np.clip(s.statistic, s.gate.keep[0] or 0.0, s.upper),
-    "row_statistic": lambda s: s.row_statistic,
-    "row_distance": lambda s: np.abs(s.row_statistic),
-    "above": lambda s: s.statistic > s.upper,
-    "below": lambda s: s.statistic < s.lower,
-    "row_above": lambda s: s.row_statistic > s.upper,
-    "row_below": lambda s: s.row_statistic < s.lower,
-}
-"""Values that names.yaml refers to, of all tokens or rows in a metric's scope."""
+def _measure_rejection(sample: PolicyPair, rejected: Bools) -> Measured:
+    number = rejected.astype(sample.policy.dtype)
+    return {"rejected": rejected, "rejected_number": number, "any_rejected": sample.any_in_row(rejected)}
+
 
 Metrics = tuple[LoggedMetric, ...]
 
@@ -358,12 +242,12 @@ def _off_policy_table(version: VerlVersion) -> tuple[Metrics, str]:
     return _join_tables("off_policy", "chi2"), version.prefix
 
 
-def compute_values(metrics: Metrics, subject: Any, prefix: str) -> dict[str, float]:
+def _reduce_values(metrics: Metrics, measured: Measured, sample: PolicyPair, prefix: str) -> dict[str, float]:
     logged = {}
     for metric in metrics:
-        values = VALUES[metric.values](subject)
+        values = measured[metric.values]
         if metric.over == "filled":
-            values = values[subject.sample.segments.nonempty]
+            values = values[sample.segments.nonempty]
         logged[prefix + metric.name] = float(REDUCTIONS[metric.reduction](values))
     return logged
 
@@ -491,7 +375,7 @@ def compute_correction(sample: PolicyPair, plan: VerlPlan, version: VerlVersion)
 
 def _measure_off_policy(sample: PolicyPair, version: VerlVersion) -> dict[str, float]:
     table, prefix = _off_policy_table(version)
-    return compute_values(table, OffPolicyStatistics(sample), prefix)
+    return _reduce_values(table, _measure_distance(sample), sample, prefix)
 
 
 def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> CorrectionOutcome:
@@ -501,16 +385,16 @@ def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> C
         return CorrectionOutcome(None, kept, {})
     low, high = plan.rejections[0].keep if plan.rejections else (weight.watch_low, weight.truncate)
     upper = math.inf if high is None else high
-    subject = WeightStatistics(sample, weight.level, 1.0 / upper if low is None else low, upper)
+    measured = _measure_ratio(sample, weight.level, 1.0 / upper if low is None else low, upper)
     table = _weight_table(weight.level, version)
-    veto = VetoStatistics(sample, plan.veto)
+    veto = _measure_veto(sample, plan.veto)
     if plan.rejections:
         table = (*table, *_join_tables("rejection"))
-        kept &= ~subject.rejected
-    kept &= ~veto.rejected
-    weights = subject.raw if plan.rejections else subject.applied
-    logged = compute_values(table, subject, f"{version.prefix}rollout_is_")
-    logged |= compute_values(_join_tables("veto"), veto, version.prefix) | _measure_off_policy(sample, version)
+        kept &= ~measured["rejected"]
+    kept &= ~veto["rejected"]
+    weights = measured["raw" if plan.rejections else "bounded_weight"]
+    logged = _reduce_values(table, measured, sample, f"{version.prefix}rollout_is_")
+    logged |= _reduce_values(_join_tables("veto"), veto, sample, version.prefix) | _measure_off_policy(sample, version)
     if version.zeroes_rejected:
         return CorrectionOutcome(weights * kept, np.ones_like(kept), logged)
     return CorrectionOutcome(weights, kept, logged)
@@ -521,19 +405,19 @@ def _compute_rejections(sample: PolicyPair, plan: VerlPlan, version: VerlVersion
     logged: dict[str, float] = {}
     for gate in plan.rejections:
         if version.dialect == "estimator":
-            rule: WeightStatistics | EstimatorStatistics = EstimatorStatistics(sample, gate)
+            measured = _measure_estimate(sample, gate)
             table, own = _estimate_table(gate.statistic, gate.level), f"{prefix}{find_rs_option(gate)}_"
         else:
             low, high = gate.keep
-            rule = WeightStatistics(sample, gate.level, low or 0.0, math.inf if high is None else high)
+            measured = _measure_ratio(sample, gate.level, low or 0.0, math.inf if high is None else high)
             table, own = (*_weight_table(gate.level, version), *_join_tables("rejection")), prefix
-        logged |= compute_values(table, rule, own)
-        kept &= ~rule.rejected
+        logged |= _reduce_values(table, measured, sample, own)
+        kept &= ~measured["rejected"]
     if version.dialect == "ratio":
-        veto = VetoStatistics(sample, plan.veto)
-        return kept & ~veto.rejected, logged | compute_values(_join_tables("veto"), veto, version.prefix)
+        veto = _measure_veto(sample, plan.veto)
+        return kept & ~veto["rejected"], logged | _reduce_values(_join_tables("veto"), veto, sample, version.prefix)
     if plan.rejections:
-        logged |= compute_values(_join_tables("any_rejection"), RejectionStatistics(sample, ~kept), prefix)
+        logged |= _reduce_values(_join_tables("any_rejection"), _measure_rejection(sample, ~kept), sample, prefix)
     return kept, logged
 
 
@@ -543,23 +427,17 @@ def _compute_weights(
     """Compute the final weights, their metrics before normalization, and the normalization factor by name."""
     if weight is None:
         return None, {}, {}
-    low, upper = weight.bounds
-    zero = weight.zero is not None
-    subject = WeightStatistics(
-        sample,
-        weight.level,
-        low if zero else 1.0 / upper,
-        upper,
-        zero=zero,
-        measures_applied=version.measures_applied,
-        fractions_applied=version.fractions_applied,
-    )
-    prefix = f"{version.prefix}rollout_is_"
+    (low, upper), zero = weight.bounds, weight.zero is not None
+    measured = _measure_ratio(
+        sample, weight.level, low if zero else 1.0 / upper, upper, zero, version.measures_applied,
+        version.fractions_applied,
+    )  # fmt: skip
+    prefix, bounded = f"{version.prefix}rollout_is_", measured["bounded_weight"]
     table = (*_weight_table(weight.level, version), *(_join_tables("icepop") if zero else ()))
-    logged = compute_values(table, subject, prefix)
+    logged = _reduce_values(table, measured, sample, prefix)
     if weight.normalize == "none":
-        return subject.applied, logged, {}
-    ((key, mean),) = compute_values(_factor_table(weight.level, version), subject, prefix).items()
+        return bounded, logged, {}
+    ((key, mean),) = _reduce_values(_factor_table(weight.level, version), measured, sample, prefix).items()
     if not mean > _MIN_MEAN_WEIGHT:
-        return subject.applied, logged, {key: 1.0}
-    return subject.applied / np.asarray(mean, subject.applied.dtype), logged, {key: mean}
+        return bounded, logged, {key: 1.0}
+    return bounded / np.asarray(mean, bounded.dtype), logged, {key: mean}
