@@ -157,20 +157,7 @@ _SIGN_KEYS = frozenset(
 """Keys that only a slime configuration has."""
 
 SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
-SHIPPED_ARGUMENTS: dict[str, Any] = {
-    "use_tis": True,
-    "use_rs": True,
-    "tis_level": "token",
-    "rs_level": "token",
-    "tis_mode": "truncate",
-    "tis_lower_bound": 0.5,
-    "tis_upper_bound": 2.0,
-    "rs_lower_bound": None,
-    "rs_upper_bound": None,
-    "rs_veto_threshold": 1e-4,
-    "tis_batch_normalize": True,
-}
-"""The contents of the file that slime and Miles ship, equal in all versions."""
+"""The file that slime and Miles ship, equal in all versions. The folder has a copy, mis.yaml."""
 
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
@@ -372,12 +359,11 @@ def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[st
     if not isinstance(named, str) or isinstance(named, Unknown):
         return native, ()
     place = find_file(named, folder, above=True)
-    if place is not None:
-        given = read_data(place)
-    elif named.endswith(SHIPPED_FILE):
-        given = SHIPPED_ARGUMENTS
-    else:
+    if place is None and named.endswith(SHIPPED_FILE):
+        place = Path(__file__).with_name("mis.yaml")
+    if place is None:
         return native, (named,)
+    given = read_data(place)
     if not isinstance(given, Mapping):
         raise ConfigError(f"{place}: expected keys and values")
     kept = {key: value for key, value in native.items() if normalize_key(str(key)) not in given}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from mismatchctl.corrections.model import Correction
@@ -20,6 +21,7 @@ from mismatchctl.frameworks.verl.configuration import (
 from mismatchctl.frameworks.verl.framework import Verl
 from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, VerlVersion, find_version
 from mismatchctl.io.scripts import UNPACKING_NOT_READ, PythonCall
+from mismatchctl.io.yaml import read_data
 
 _SHARED_KEYS = {"loss_type"}
 """Keys that do not identify verl outside of its block, since other frameworks use them too."""
@@ -80,95 +82,26 @@ CONFIG_CLASS = "RolloutCorrectionConfig"
 Keys = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Factory:
-    """A factory: the values of rollout_is and rollout_rs, other keys, and its parameters with their defaults."""
-
-    level: str | None
-    rejection: str | None
-    fixed: Keys
-    parameters: Keys
-
-    def keys(self, given: Keys) -> Keys:
-        values = self.parameters | given
-        made: Keys = {"rollout_is": self.level, "rollout_rs": self.rejection}
-        if self.level is not None:
-            made["rollout_is_threshold"] = values.get("is_threshold", values.get("threshold"))
-        if self.rejection is not None:
-            made["rollout_rs_threshold"] = values.get("rs_threshold", values.get("threshold"))
-        if "threshold_lower" in values:  # of IcePop
-            made["rollout_is_threshold"] = f"{values['threshold_lower']}_{values['threshold']}"
-        names = {"rs_threshold_lower": "rollout_rs_threshold_lower", "veto_threshold": "rollout_token_veto_threshold"}
-        return made | {key: values[name] for name, key in names.items() if name in values} | self.fixed
+@cache
+def _read_factories() -> dict[str, dict[str, list[Any]]]:
+    found: dict[str, dict[str, list[Any]]] = read_data(Path(__file__).with_name("factories.yaml"))
+    return found
 
 
-def _make(level: str | None, rejection: str | None = None, fixed: Keys | None = None, /, **parameters: Any) -> Factory:
-    return Factory(level, rejection, fixed or {}, parameters)
-
-
-_VETO: Keys = {"rs_threshold": 1.001, "rs_threshold_lower": None, "veto_threshold": 1e-4}
-_SEQUENCE: Keys = {"is_threshold": 2.0, "rs_threshold": 2.0, "rs_threshold_lower": None}
-_OLD_PPO: Keys = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": False}
-_OLD_PURE: Keys = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True}
-_PPO: Keys = {"bypass_mode": True, "use_policy_gradient": False}
-_PURE: Keys = {"bypass_mode": True, "use_policy_gradient": True}
-_CLIP: Keys = {"bypass_mode": True, "loss_type": "ppo_clip"}
-_REINFORCE: Keys = {"bypass_mode": True, "loss_type": "reinforce"}
-_K1, _K3 = "seq_mean_k1", "seq_mean_k3"
-_GEO: Keys = {"rs_threshold": "0.999_1.001"}
-_GEO_TIS: Keys = _GEO | {"is_threshold": 2.0}
-
-FACTORIES: dict[str, dict[str, Factory]] = {
-    "2026-08": {
-        "decoupled_token_is": _make("token", threshold=2.0),
-        "decoupled_seq_is": _make("sequence", threshold=2.0),
-        "decoupled_token_icepop": _make("token", threshold=5.0, threshold_lower=0.5),
-        "decoupled_seq_is_rs": _make("sequence", "seq_sum_k1", rs_threshold="0.5_2.0", is_threshold=2.0),
-        "decoupled_geo_rs": _make(None, _K1, **_GEO),
-        "decoupled_geo_rs_seq_tis": _make("sequence", _K1, **_GEO_TIS),
-        "decoupled_geo_rs_token_tis": _make("token", _K1, **_GEO_TIS),
-        "decoupled_k3_rs": _make(None, _K3, rs_threshold=0.01),
-        "decoupled_k3_rs_seq_tis": _make("sequence", _K3, rs_threshold=0.01, is_threshold=2.0),
-        "decoupled_k3_rs_token_tis": _make("token", _K3, rs_threshold=0.01, is_threshold=2.0),
-        "bypass_ppo_clip": _make(None, None, _CLIP),
-        "bypass_ppo_clip_geo_rs": _make(None, _K1, _CLIP, **_GEO),
-        "bypass_ppo_clip_k3_rs": _make(None, _K3, _CLIP, rs_threshold=0.01),
-        "bypass_pg_is": _make("sequence", None, _REINFORCE, threshold=2.0),
-        "bypass_pg_token_icepop": _make("token", None, _REINFORCE, threshold=5.0, threshold_lower=0.5),
-        "bypass_pg_geo_rs": _make(None, _K1, _REINFORCE, **_GEO),
-        "bypass_pg_geo_rs_seq_tis": _make("sequence", _K1, _REINFORCE, **_GEO_TIS),
-        "bypass_pg_geo_rs_token_tis": _make("token", _K1, _REINFORCE, **_GEO_TIS),
-        "disabled": _make(None),
-    },
-    "2025-11-25": {
-        "decoupled_token_is": _make("token", threshold=2.0),
-        "decoupled_seq_is": _make("sequence", threshold=2.0),
-        "decoupled_seq_is_rs": _make("sequence", "sequence", **_SEQUENCE),
-        "decoupled_geo_rs": _make(None, "geometric", **_VETO),
-        "ppo_is_bypass": _make("token", None, _PPO, threshold=2.0),
-        "pg_is": _make("sequence", None, _PURE, threshold=2.0),
-        "pg_rs": _make(None, "geometric", _PURE, **_VETO),
-        "disabled": _make(None),
-    },
-    "2025-11-07": {
-        "token_is": _make("token", threshold=2.0),
-        "token_tis": _make("token", threshold=2.0),
-        "seq_is": _make("sequence", threshold=2.0),
-        "seq_is_rs": _make("sequence", "sequence", **_SEQUENCE),
-        "seq_mis": _make("sequence", "sequence", {"rollout_rs_threshold_lower": 0}, threshold=2.0),
-        "geo_rs": _make(None, "geometric", **_VETO),
-        "geo_mis": _make(None, "geometric", **(_VETO | {"rs_threshold_lower": 0.999})),
-        "ppo_is_bypass": _make("token", None, _OLD_PPO, threshold=2.0),
-        "pure_is": _make("sequence", None, _OLD_PURE, threshold=2.0),
-        "disabled": _make(None),
-    },
-}
-"""Factories by version, newest first. 2025-11-12 has the factories of 2025-11-25."""
-
-
-def expand_factory(version: str, name: str) -> Keys:
-    factory = FACTORIES[version][name]
-    return {"rollout_correction": factory.keys({})}
+def _expand_factory(factory: list[Any], given: Keys) -> Keys:
+    """Return the keys that a factory of factories.yaml sets, given some of its parameters."""
+    level, rejection, fixed, parameters = factory
+    values = parameters | given
+    made: Keys = {"rollout_is": level, "rollout_rs": rejection}
+    if level is not None:
+        made["rollout_is_threshold"] = values.get("is_threshold", values.get("threshold"))
+    if rejection is not None:
+        made["rollout_rs_threshold"] = values.get("rs_threshold", values.get("threshold"))
+    if "threshold_lower" in values:  # of IcePop
+        made["rollout_is_threshold"] = f"{values['threshold_lower']}_{values['threshold']}"
+    names = {"rs_threshold_lower": "rollout_rs_threshold_lower", "veto_threshold": "rollout_token_veto_threshold"}
+    made |= {key: values[name] for name, key in names.items() if name in values}
+    return {**made, **fixed}
 
 
 def read_call(call: PythonCall) -> Keys:
@@ -182,16 +115,15 @@ def read_call(call: PythonCall) -> Keys:
 def _expand_call(call: PythonCall) -> Keys:
     if not call.function:
         return call.given if call.partial else {"rollout_is": "sequence"} | call.given  # the default in Python
-    known = [factories[call.function] for factories in FACTORIES.values() if call.function in factories]
+    every = _read_factories().values()
+    known = [factories[call.function] for factories in every if call.function in factories]
     if not known:
-        names = {name for factories in FACTORIES.values() for name in factories}
-        raise ConfigError(
-            f"line {call.line}: {CONFIG_CLASS}: unknown function {call.function}{suggestion(call.function, names)}"
-        )
+        hint = suggestion(call.function, {name for factories in every for name in factories})
+        raise ConfigError(f"line {call.line}: {CONFIG_CLASS}: unknown function {call.function}{hint}")
     for factory in known:
-        if call.given.keys() <= factory.parameters.keys():
-            return factory.keys(call.given)
-    wanted = ", ".join(known[0].parameters)
+        if call.given.keys() <= factory[-1].keys():
+            return _expand_factory(factory, call.given)
+    wanted = ", ".join(known[0][-1])
     raise ConfigError(f"line {call.line}: {CONFIG_CLASS}.{call.function} takes {wanted or 'nothing'}")
 
 
@@ -220,5 +152,5 @@ ADAPTER = Adapter(
     columns=Verl.columns,
     layouts=(LAYOUT, TEXT_LAYOUT),
     classes={CONFIG_CLASS: read_call},
-    factory=expand_factory,
+    factory=lambda version, name: {"rollout_correction": _expand_factory(_read_factories()[version][name], {})},
 )
