@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +37,7 @@ from mismatchctl.frameworks.adapter import (
 )
 from mismatchctl.frameworks.lint import LintMessage, check_bounds, load_traps
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
+from mismatchctl.io.yaml import read_data
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,33 +140,55 @@ class Watched(dict[str, Any]):
         return len(place) == 1 and isinstance(dict.get(self, place[0]), dict)
 
 
+@cache
+def _read_options(folder: Path) -> dict[str, Any]:
+    place = folder / "options.yaml"
+    found: dict[str, Any] = _with_tuples(read_data(place)) if place.exists() else {}
+    return found
+
+
+def _with_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_tuples(one) for key, one in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
 class PlainFramework(Framework):
     """A framework whose options define one weight rule and some gates.
 
-    A subclass defines the tables, `rules`, `terms` and `metrics`.
+    A subclass defines `rules`, `terms` and `metrics`, next to options.yaml.
     """
 
-    options: Options  # name -> default
+    # Fields of options.yaml, which a subclass may define instead. Its sections `@version` replace them in a version.
+    options: Options = {}  # name -> default
     aliases: Mapping[str, str] = {}  # other spellings -> name
     blocks: tuple[Place, ...] = ()  # more places of options in a full configuration, after `block`
     # pattern of keys that only its configurations have: a key, a dotted place, or a value: `loss.type=ipo`
     signs: str = ""
-    shared: tuple[str, ...] = ()  # options that are blocks and also contain other keys
-    internal: frozenset[str] = frozenset()  # names of options that no file contains
+    shared: Collection[str] = ()  # options that are blocks and also contain other keys
+    internal: Collection[str] = ()  # names of options that no file contains
     columns: Mapping[str, str] = {}  # its column name -> schema column, for names with one meaning in all frameworks
     # its column name -> schema column, for names that have other meanings elsewhere
     own_columns: Mapping[str, str] = {}
     source: str = ""  # its code, which traps refer to
-    traps: Mapping[str, Callable[[Options], bool]] = {}  # conditions of the traps in traps.yaml, by name
     # the option that enables the correction, if it is separate from the rules. A configuration with only the block of
     # the correction counts as enabled.
     switch: str = ""
-    forms: Sequence[Callable[[Any, Any], Options]] = ()  # ways to write a weight rule and gates between two bounds
     loss_key: str | None = "loss"  # logged name of the loss, or None
     weighs_always: bool = False  # True if every configuration has weights
 
+    traps: Mapping[str, Callable[[Options], bool]] = {}  # conditions of the traps in traps.yaml, by name
+    forms: Sequence[Callable[[Any, Any], Options]] = ()  # ways to write a weight rule and gates between two bounds
+
+    def __init_subclass__(cls) -> None:
+        for key, value in _read_options(Path(inspect.getfile(cls)).parent).items():
+            if not key.startswith("@"):
+                setattr(cls, key, value)
+
     def __init__(self, version: str) -> None:
         self.version = version
+        for key, value in _read_options(self._folder).get(f"@{version}", {}).items():
+            setattr(self, key, self.options | value if key == "options" else value)
 
     @property
     def _folder(self) -> Path:
@@ -218,7 +242,7 @@ class PlainFramework(Framework):
         return any(re.fullmatch(self.signs, said) for said in _iterate_keys(native))
 
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
-        hidden = (self.internal | set(self.aliases.values())) - self.aliases.keys()
+        hidden = {*self.internal, *self.aliases.values()} - self.aliases.keys()
         made = dict(native)
         for place, inner in list(self.levels(native)):
             kept = {key: value for key, value in inner.items() if _option_name(key) not in hidden}

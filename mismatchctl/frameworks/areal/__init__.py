@@ -170,42 +170,12 @@ def _has_number(options: Options, key: str) -> bool:
 class Areal(PlainFramework):
     """AReaL: one rule that rejects or clamps by one statistic. The version before 2026-08 has M2PO instead."""
 
-    name = "areal"
-    signs = (
-        r"rejection_sampling|behave?_imp_weight_\w+|use_decoupled_loss|prox_logp_method|m2_threshold"
-        r"|use_cispo_loss"
-    )
-
-    columns = {"loss_mask": "response_mask"}
-
-    own_columns = {"logprobs": "rollout_log_probs"}
-
-    options = {
-        "rejection_sampling": None,
-        "m2_threshold": None,
-        "importance_sampling_level": "token",
-        "eps_clip": 0.2,
-        "eps_clip_higher": None,
-        "c_clip": None,
-        "use_decoupled_loss": True,
-        "prox_logp_method": "recompute",
-        "use_cispo_loss": False,
-        "ppo_n_minibatches": 4,
-    }
-
-    block = ("actor",)
-
     forms = (
         lambda low, high: {},
         lambda low, high: {"m2_threshold": None if high is None else 2 * high},
         *(_make_form(*said, method) for method in ("recompute", "loglinear") for said in _FORM_CHOICES),
     )
 
-    loss_key = "actor_loss"
-
-    switch = "use_decoupled_loss"
-
-    source = "areal-project/AReaL@cbff54d645d2"
     traps = {
         "no_rule": lambda o: o["rejection_sampling"] is None and bool(o["use_decoupled_loss"]),
         "clamps_ratios_only": lambda o: (

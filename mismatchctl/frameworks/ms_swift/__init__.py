@@ -23,36 +23,6 @@ _PREFIX = "rollout_correction/"
 class MsSwift(PlainFramework):
     """ms-swift: upper bounds only. The sequence level uses the geometric mean, and a mask leaves token weights raw."""
 
-    name = "ms-swift"
-    columns = {
-        "rollout_per_token_logps": "rollout_log_probs",
-        "old_per_token_logps": "train_log_probs",
-        "ref_per_token_logps": "ref_log_probs",
-        "completion_mask": "response_mask",
-        "truncated_mask": "truncated",
-    }
-
-    signs = r"rollout_importance_sampling_\w+|log_rollout_offpolicy_metrics|off_policy_sequence_mask_delta"
-
-    internal = frozenset({"single_update", "rollout_log_probs", "tau_pos", "tau_neg"})
-
-    options = {
-        "rollout_importance_sampling_mode": None,
-        "rollout_importance_sampling_threshold": 2.0,
-        "log_rollout_offpolicy_metrics": False,
-        "off_policy_sequence_mask_delta": None,
-        "loss_type": "grpo",
-        "epsilon": 0.2,
-        "epsilon_high": None,
-        "delta": None,
-        "importance_sampling_level": "token",
-        "single_update": False,
-        "rollout_log_probs": True,
-        "max_completion_length": 64,
-        "tau_pos": 1.0,
-        "tau_neg": 1.05,
-    }
-
     forms = tuple(
         (
             lambda low, high, mode=mode: {
@@ -63,7 +33,6 @@ class MsSwift(PlainFramework):
         for mode in _MODES
     ) + ((lambda low, high: {"off_policy_sequence_mask_delta": high}), lambda low, high: {})
 
-    source = "modelscope/ms-swift@3602360a5"
     traps = {
         "geometric": lambda o: str(o["rollout_importance_sampling_mode"]).startswith("sequence"),
         "cispo_bound": lambda o: o["loss_type"] == "cispo" and (o["epsilon_high"] is None or o["epsilon_high"] < 1),

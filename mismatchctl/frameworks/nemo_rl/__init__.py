@@ -16,23 +16,6 @@ from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, k3
 
-_LOSS_DEFAULTS: Options = {
-    "use_importance_sampling_correction": False,
-    "truncated_importance_sampling_type": None,
-    "truncated_importance_sampling_ratio": None,
-    "truncated_importance_sampling_ratio_min": None,
-    "sequence_level_importance_ratios": False,
-    "token_level_loss": True,
-    "force_on_policy_ratio": False,
-    "use_cispo": False,
-    "disable_ppo_ratio": False,
-    "ratio_clip_min": 0.2,
-    "ratio_clip_max": 0.2,
-    "ratio_clip_c": None,
-    "reference_policy_kl_type": "k3",
-    "reference_policy_kl_penalty": 0.01,
-}
-
 
 def _make_form(kind: str | None, sequences: bool) -> Any:
     def write_form(low: Any, high: Any) -> Options:
@@ -49,27 +32,6 @@ def _make_form(kind: str | None, sequences: bool) -> Any:
 class NemoRl(PlainFramework):
     """NeMo-RL: non-finite weights become 0, and rejected sequences leave the denominators."""
 
-    name = "nemo-rl"
-    signs = (
-        r"truncated_importance_sampling_\w+|use_importance_sampling_correction"
-        r"|seq_logprob_error_threshold|sequence_level_importance_ratios|force_on_policy_ratio"
-    )
-
-    columns = {
-        "generation_logprobs": "rollout_log_probs",
-        # All zero in runs that skip the recomputation (force_on_policy_ratio).
-        "prev_logprobs": "train_log_probs",
-        "token_loss_mask": "response_mask",
-    }
-
-    internal = frozenset({"loss"})
-
-    options = {"loss": _LOSS_DEFAULTS, "seq_logprob_error_threshold": None}
-
-    aliases = {"loss_fn": "loss"}
-    shared = ("loss",)
-    blocks = (("grpo",),)
-
     forms = tuple(
         _make_form(kind, level) for level in (False, True) for kind in (None, "tis", "icepop", "seq-mask-tis")
     ) + (
@@ -77,9 +39,6 @@ class NemoRl(PlainFramework):
         lambda low, high: {"seq_logprob_error_threshold": high},
     )
 
-    weighs_always = True
-
-    source = "NVIDIA-NeMo/RL@7ea279abfbeb"
     traps = {
         "type_without_correction": lambda o: (
             o["loss"]["truncated_importance_sampling_type"] is not None

@@ -23,25 +23,6 @@ def _make_mask_form(**more: Any) -> Any:
 class OpenInstruct(PlainFramework):
     """open-instruct: log ratios are clamped to ±10, tokens are dropped, then clamped. A sequence is a packed row."""
 
-    name = "open-instruct"
-    signs = r"use_rho_correction|rho_(clamp|mask)_\w+"
-
-    columns = {"advantage": "advantages", "prompt_idx": "prompt_id"}
-
-    options = {
-        "use_rho_correction": True,
-        "use_vllm_logprobs": False,
-        "rho_clamp_lower_bound": 0.0,
-        "rho_clamp_upper_bound": 2.0,
-        "rho_mask_lower_bound": 0.0,
-        "rho_mask_upper_bound": 0.0,
-        "rho_mask_sequence_level": False,
-        "rho_mask_tv_divergence": False,
-        "loss_fn": "dapo",
-        "clip_lower": 0.2,
-        "clip_higher": 0.272,
-    }
-
     forms = (
         lambda low, high: {"rho_clamp_lower_bound": low or 0.0, "rho_clamp_upper_bound": high or 0.0},
         _make_mask_form(rho_clamp_upper_bound=0.0),
@@ -51,10 +32,6 @@ class OpenInstruct(PlainFramework):
         lambda low, high: {"use_rho_correction": False},
     )
 
-    loss_key = None  # the gradient is of the sum over tokens, the logged value is the mean
-    weighs_always = True
-
-    source = "allenai/open-instruct@e6c3044aa620"
     traps = {
         "packed_rows": lambda o: bool(o["rho_mask_sequence_level"] or o["rho_mask_tv_divergence"]),
         "drops_near": lambda o: bool(o["rho_mask_tv_divergence"] and o["rho_mask_lower_bound"]),

@@ -19,14 +19,6 @@ _GATINGS: dict[str, str] = {"binary_kl": "binary_kl", "tv": "abs_prob_diff"}
 """Statistics of gates besides the ratio -> our statistic."""
 
 
-_OLD_NAMES = {
-    "is_correction_enable": "correct",
-    "is_correction_type": "type",
-    "vllm_is_correction_type": "type",
-    "is_correction_threshold": "threshold",
-    "vllm_is_truncated_threshold": "threshold",
-    "enable_vllm_is_correction": "correct",
-}
 _SCHEMES = (
     {"is_correction_level": "token", "is_correction_mode": "clip"},
     {"is_correction_level": "token", "is_correction_mode": "mask"},
@@ -43,22 +35,6 @@ _SCHEMES = (
 class OpenRlhf(PlainFramework):
     """OpenRLHF: weights between two bounds. Masks do not change the denominators."""
 
-    name = "openrlhf"
-    signs = r"(vllm_)?is_correction_\w+|enable_vllm_is_correction|vllm_is_truncated_threshold"
-
-    columns = {
-        "action_log_probs": "train_log_probs",
-        # In OpenRLHF's loss, the name above is the current policy and this is the old one. A file with both is refused.
-        "old_action_log_probs": "train_log_probs",
-        "base_action_log_probs": "ref_log_probs",
-        "action_mask": "response_mask",
-    }
-
-    block = ("algo", "advantage")
-
-    loss_key = "policy_loss"
-
-    source = "OpenRLHF/OpenRLHF@3c3be6234e0c"
     traps = {
         "unbounded": lambda o: o.get("type") == "seq-mask-tis" or o.get("is_correction_level") == "seq",
         "gspo": lambda o: (
@@ -69,20 +45,12 @@ class OpenRlhf(PlainFramework):
     def __init__(self, version: str) -> None:
         super().__init__(version)
         self.renamed = version == "0.11.2"
-        loss: Options = {"policy_loss_type": "ppo", "token_level_loss": True, "clip_eps_low": 0.2, "clip_eps_high": 0.2}
-        loss |= {"dual_clip": None, "is_correction_threshold": (0.5, 5.0)}
         if self.renamed:
-            self.options = {"is_correction_level": "off", "is_correction_mode": "mask", "is_correction_gating": "ratio"}
-            self.options |= loss
             self.forms = (
                 *(lambda low, high, one=one: one | {"is_correction_threshold": (low or 0.0, high)} for one in _SCHEMES),
                 lambda low, high: {"is_correction_level": "off"},
             )
         else:
-            self.options = {"correct": True, "type": "tis", "threshold": (0.5, 5.0)} | loss
-            del self.options["is_correction_threshold"]
-            self.aliases = _OLD_NAMES
-            self.internal = frozenset({"correct", "type", "threshold"})
             self.forms = (
                 *(
                     lambda low, high, kind=kind: {"correct": True, "type": kind, "threshold": (low, high)}
@@ -90,19 +58,22 @@ class OpenRlhf(PlainFramework):
                 ),
                 lambda low, high: {"correct": False},
             )
-            self.switch = "correct"
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
         said = {str(key).lstrip("-") for _, inner in cls("0.11").levels(native) for key in inner}
         if said & {"is_correction_level", "is_correction_mode", "is_correction_gating"}:
             return "0.11.2"
-        return "0.11" if said & _OLD_NAMES.keys() - {"is_correction_threshold"} else ""
+        return "0.11" if said & cls._old_names() else ""
+
+    @classmethod
+    def _old_names(cls) -> set[str]:
+        return set(cls("0.11").aliases) - {"is_correction_threshold"}
 
     def read(self, native: Mapping[str, Any]) -> Options:
         """Read all options. Like OpenRLHF's argument parser, names of another version are refused."""
         given = {str(key).lstrip("-") for _, inner in self.levels(native) for key in inner}
-        if self.renamed and (gone := sorted(given & (_OLD_NAMES.keys() - {"is_correction_threshold"}))):
+        if self.renamed and (gone := sorted(given & self._old_names())):
             raise ConfigError(f"{self.title} does not support {gone[0]}; write is_correction_level, _mode and _gating")
         options = super().read(native)
         if self.renamed:

@@ -34,40 +34,11 @@ def _lower_median(values: Array) -> float:
 class PrimeRl(PlainFramework):
     """prime-rl: no recomputation. The weight is the ratio of the current policy to the sampler."""
 
-    name = "prime-rl"
-    signs = (
-        r"dppo_mask_\w+|ipo_threshold|max_importance_ratio|score_centering|adv_tau|kl_tau"
-        r"|trainer\.loss\.type=\w+|loss\.type=(ipo|icepop)"
-    )
-
-    columns = {
-        "inference_logprobs": "rollout_log_probs",
-        # There is no separate recomputation: the one forward of the trainer is also the current policy.
-        "trainer_logprobs": "train_log_probs",
-        "ref_logprobs": "ref_log_probs",
-        "loss_mask": "response_mask",
-    }
-
-    own_columns = {"trainer_logprobs": "current_log_probs"}
-
-    aliases = {"ipo_threshold": "eps"}
-    block = ("trainer", "loss")
-
-    source = "PrimeIntellect-ai/prime-rl@559b44772e47"
     traps = {"penalty_on_dropped": lambda o: o["kl_tau"] > 0, "default_gone": lambda o: o["type"] == "default"}
 
     def __init__(self, version: str) -> None:
         super().__init__(version)
         self.later = version in ("2026-09", "2026-10")
-        newest = version == "2026-10"
-        self.options: Options = {"type": "ipo" if self.later else "default", "kl_tau": 0.0 if newest else 1e-3}
-        self.options |= {"adv_tau": 1.0, "eps": 0.3 if newest else 0.1}
-        self.options |= {"max_importance_ratio": 1e4, "score_centering": False} if newest else {}
-        if self.later:
-            self.options |= {"ratio_low": None, "ratio_high": None}
-            self.aliases = {}  # the old name is gone
-        else:
-            self.options |= {"dppo_mask_low": 0.2, "dppo_mask_high": 0.2}
         self.forms = tuple(self._forms())
 
     def _forms(self) -> Any:

@@ -16,8 +16,6 @@ from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.options import PlainFramework, Rules, check_flag, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
-_WEIGHT_DEFAULTS: Options = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}
-
 _FILTER_DEFAULTS: Options = {
     "enabled": False,
     "agg_type": "token",
@@ -59,25 +57,12 @@ def _make_filter_form(kind: str, what: str) -> Any:
 class Roll(PlainFramework):
     """ROLL: one weight, and filters that are computed independently of each other."""
 
-    name = "roll"
-    signs = r"train_infer_correction|is_weight"
-
-    columns = {"infer_logprobs": "rollout_log_probs", "old_log_probs": "train_log_probs"}
-
-    options = {"is_weight": _WEIGHT_DEFAULTS, "filters": (), "loss_agg_mode": "seq-mean-token-mean"}
-
-    block = ("train_infer_correction",)
-
     forms = (
         lambda low, high: {},
         *map(_make_weight_form, _LEVELS),
         *(_make_filter_form(kind, what) for what in ("ratio", "diff") for kind in _LEVELS),
     )
 
-    loss_key = None
-    weighs_always = True
-
-    source = "alibaba/ROLL@8eb27cc2dc34"
     traps = {
         "ignores_mask": lambda o: (
             o["loss_agg_mode"] == "token-mean" and any(one.get("enabled") for one in o["filters"])

@@ -17,21 +17,6 @@ from mismatchctl.frameworks.adapter import File, Row, is_typo_of, read_layout, t
 from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
-_BLOCK_DEFAULTS: Options = {
-    "tis_ratio_type": None,
-    "token_tis_ratio_clip_high": 2.0,
-    "sequence_tis_ratio_clip_high": 5.0,
-    "sequence_mask_metric": None,
-    "geo_mask_low": 0.99,
-    "geo_mask_high": 1.01,
-    "product_mask_low": 0.5,
-    "product_mask_high": 2.0,
-    "outlier_token_is_threshold_low": None,
-    "outlier_token_is_threshold_high": None,
-    "token_mask_is_threshold_low": None,
-    "token_mask_is_threshold_high": None,
-}
-
 _LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
 _COVARIANCE = ("clip_cov", "kl_cov")
 _NOT_COMPUTED = (*_COVARIANCE, "cross_entropy")
@@ -66,34 +51,6 @@ def _make_dppo_form(kind: str, side: str) -> Any:
 class SkyRl(PlainFramework):
     """SkyRL: a fixed order of veto, token mask, weight and sequence mask. Denominators stay the same."""
 
-    name = "skyrl"
-    signs = (
-        r"off_policy_correction|tis_ratio_type|policy_loss_type|\w+_tis_ratio_clip_high"
-        r"|sequence_mask_metric|outlier_token_is_threshold_\w+|use_tis|tis_imp_ratio_cap"
-    )
-
-    columns = {
-        "rollout_logprobs": "rollout_log_probs",
-        "action_log_probs": "train_log_probs",
-        "base_action_log_probs": "ref_log_probs",
-        "loss_mask": "response_mask",
-    }
-
-    options = {
-        "off_policy_correction": _BLOCK_DEFAULTS,
-        "use_tis": False,
-        "tis_imp_ratio_cap": -1.0,
-        "policy_loss_type": "regular",
-        "eps_clip_low": 0.2,
-        "eps_clip_high": 0.2,
-        "clip_ratio_c": 3.0,
-        "sapo": {"tau_pos": 1.0, "tau_neg": 1.05},
-        "cispo": {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": 4.0, "cispo_anchor": "old"},
-        "dppo": {"dppo_type": "binary_tv", "delta_low": 0.2, "delta_high": 0.2},
-    }
-
-    block = ("trainer", "algorithm")
-
     forms = (
         lambda low, high: {},
         _make_form(tis_ratio_type="token", high="token_tis_ratio_clip_high"),
@@ -106,9 +63,6 @@ class SkyRl(PlainFramework):
         *(_make_dppo_form(kind, side) for kind in ("binary_tv", "binary_kl") for side in ("low", "high")),
     )
 
-    weighs_always = True
-
-    source = "NovaSky-AI/SkyRL@a9564572eb8e"
     traps = {
         "own_loss": lambda o: o["policy_loss_type"] not in (*_LOSSES, *_NOT_COMPUTED),
         "upper_veto_only": lambda o: (

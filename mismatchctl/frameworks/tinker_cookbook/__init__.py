@@ -26,29 +26,11 @@ _CLIP_RANGES = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 class TinkerCookbook(PlainFramework):
     """tinker-cookbook: the ratio of the current policy to the sampler, without a bound unless the loss has one."""
 
-    name = "tinker-cookbook"
-    signs = r"clip_(low|high)_threshold|loss_fn_config|loss_fn=(importance_sampling|ppo|dro)"
-    blocks = (("loss_fn_config",),)
-
-    own_columns = {"logprobs": "rollout_log_probs", "mask": "response_mask"}
-
-    internal = frozenset({"training"})
-
-    options = {
-        "loss_fn": "importance_sampling",
-        "clip_low_threshold": None,
-        "clip_high_threshold": None,
-        "training": "current_log_probs",
-    }
-
     forms = (
         lambda low, high: {"loss_fn": "importance_sampling"},
         lambda low, high: {"loss_fn": "cispo", "clip_low_threshold": low or 0.0, "clip_high_threshold": high},
     )
 
-    loss_key = None
-
-    source = "thinking-machines-lab/tinker-cookbook@9dfcc3a2cf44"
     traps = {"unbounded": lambda o: o["loss_fn"] == "importance_sampling"}
 
     def rules(self, options: Options) -> Rules:

@@ -31,61 +31,15 @@ _MIN_LOG_WEIGHT = float(np.log(1e-8))
 class Trl(PlainFramework):
     """TRL: the product of ratios at sequence level. Masks do not change the denominators."""
 
-    name = "trl"
-    log_step_offset = 1  # metrics of a batch are logged after its update, when global_step has been raised
-    signs = r"vllm_importance_sampling_\w+|off_policy_mask_threshold"
-
-    columns = {
-        "sampling_per_token_logps": "rollout_log_probs",
-        "old_per_token_logps": "train_log_probs",
-        "ref_per_token_logps": "ref_log_probs",
-        # Tool tokens are valid in it: a dump with tools needs completion_mask * tool_mask.
-        "completion_mask": "response_mask",
-        "completion_ids": "token_ids",
-    }
-
-    internal = frozenset({"mode", "cmin", "cmax", "correct", "opsm", "level", "eps", "sapo", "vespo"})
-
-    blocks = (("trl",),)  # of axolotl
-
-    options = {
-        "mode": "sequence_mask",
-        "cmin": None,
-        "cmax": 3.0,
-        "correct": True,
-        "opsm": None,
-        "level": "token",
-        "loss_type": "dapo",
-        "eps": (0.2, 0.2),
-        "epsilon": None,
-        "epsilon_high": None,
-        "delta": None,
-        "use_vllm": True,
-        "sapo": (1.0, 1.05),
-        "vespo": {"positive": (2.0, 3.0), "negative": (3.0, 2.0)},
-    }
-
-    aliases = {
-        "vllm_importance_sampling_mode": "mode",
-        "vllm_importance_sampling_clip_min": "cmin",
-        "vllm_importance_sampling_clip_max": "cmax",
-        "vllm_importance_sampling_cap": "cmax",
-        "vllm_importance_sampling_correction": "correct",
-        "off_policy_mask_threshold": "opsm",
-        "importance_sampling_level": "level",
-    }
-
     forms = tuple(
         (lambda low, high, mode=mode: {"correct": True, "mode": mode, "cmin": low, "cmax": high}) for mode in _MODES
     ) + ((lambda low, high: {"correct": False}),)
 
-    source = "huggingface/trl@f2cd57710ae3"
     traps = {
         "product": lambda o: bool(o["correct"]) and str(o["mode"]).startswith("sequence"),
         "cispo_bound": lambda o: o["loss_type"] == "cispo" and o["eps"][1] < 1,
         "no_vllm": lambda o: bool(o["correct"]) and not o["use_vllm"],
     }
-    switch = "use_vllm"
 
     def read(self, native: Mapping[str, Any]) -> Options:
         options = super().read(native)
