@@ -279,29 +279,12 @@ const watchSteps = (figure) => {
   for (const kind of ["pointerleave", "blur"]) svg.addEventListener(kind, clearCursor);
 };
 
-// The numbers of a figure as a table and CSV: a row per x for lines, otherwise a row per point.
+// The numbers of a figure as a table and CSV: a row per point.
 const tableOf = (spec) => {
-  const lines = spec.marks.every((mark) => mark.kind === "line" || mark.kind === "stairs");
-  if (lines) {
-    const names = spec.x.named ? new Map(spec.x.ticks) : new Map();
-    const label = (mark, place) => (mark.labels.length === mark.y.length ? mark.labels[place] : names.get(mark.x[place]) ?? mark.x[place]);
-    const rows = new Map();
-    const heads = [spec.x.label || "x"];
-    for (const mark of spec.marks) {
-      const columns = [["y", mark.name || spec.y.label], ...(mark.low.length ? [["low", `${mark.name} from`], ["high", `${mark.name} to`]] : [])];
-      for (const [key, head] of columns) {
-        mark.y.forEach((_, place) => {
-          const name = label(mark, place);
-          if (!rows.has(name)) rows.set(name, [name]);
-          rows.get(name)[heads.length] = mark[key][place];
-        });
-        heads.push(head);
-      }
-    }
-    return [heads, ...[...rows.values()].map((row) => heads.map((_, place) => row[place] ?? ""))];
-  }
+  const names = spec.x.named ? new Map(spec.x.ticks) : new Map();
   const heads = ["series", "name", spec.x.label || "x", spec.y.label || "y", "from", "to", "value"];
-  const rows = spec.marks.flatMap((mark) => points(mark).map((row) => [mark.name, row.label, row.x, row.y, row.low, row.high, row.value].map((cell) => cell ?? "")));
+  const bins = (mark) => spec.x.ticks && mark.labels.length === mark.y.length; // the labels name the places
+  const rows = spec.marks.flatMap((mark) => points(mark).map((row) => [spec.marks.length > 1 ? mark.name : "", bins(mark) ? "" : row.label, bins(mark) ? row.label : names.get(row.x) ?? row.x, row.y, row.low, row.high, row.value].map((cell) => cell ?? "")));
   const used = heads.map((_, place) => place).filter((place) => rows.some((row) => row[place] !== ""));
   return [heads, ...rows].map((row) => used.map((place) => row[place]));
 };

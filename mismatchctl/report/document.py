@@ -1,12 +1,16 @@
-"""The document model. Pages build documents, and the HTML, terminal and Markdown writers read them."""
+"""The document model. Pages build documents, and the HTML, terminal and Markdown writers read them.
+
+Pages contain strings from dumps as they are. The writers escape them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+from mismatchctl.core.formatting import shorten_for_cell
 from mismatchctl.io import __version__
 
 if TYPE_CHECKING:
@@ -22,41 +26,48 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
-class ColumnHeader:
-    """A column header, with a shorter heading for narrow media and its glossary entry.
-
-    The terminal drops columns with the highest `drop` first. Columns with 0 always stay. If `drop` is None, only HTML
-    shows the column. It cuts the cells of `flexible` columns to the width that other columns leave.
-    """
-
-    text: str
-    unit: str = ""
-    description: str = ""
-    anchor: str = ""
-    numeric: bool = True
-    drop: int | None = None
-    short: str = ""
-    flexible: bool = False
-
-
-@dataclass(frozen=True)
 class TableCell:
-    """A cell with a footnote, a key for sorting, a CSS class, a link, and a shorter text for a narrow terminal.
+    """A cell with a footnote, a key for sorting, a CSS class (by default of its column), a link, and a shorter text.
 
     A series is drawn as a sparkline.
     """
 
-    text: str
+    text: str = ""
     reason: str = ""
     sort_key: str = ""
-    kind: str = "number"
+    kind: str = ""
     anchor: str = ""
     brief: str = ""
-    series: tuple[float | None, ...] = ()
+    series: Sequence[float | None] = ()
 
 
-Item = TypeVar("Item")
-TableColumns = Sequence[tuple["ColumnHeader | str", Callable[[Item], "TableCell | str"]]]
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: heading, a function from an item to its cell, and the kind of its cells.
+
+    The terminal drops columns with the highest `drop` first. Columns with 0 always stay. Without `drop`, only HTML
+    shows the column. It cuts the cells of `flexible` columns to the width that other columns leave. `short` is the
+    heading on narrow media, `anchor` the glossary entry.
+    """
+
+    text: str
+    make: Callable[[Any], TableCell | str] = str
+    kind: str = "number"
+    drop: int | None = None
+    unit: str = ""
+    description: str = ""
+    anchor: str = ""
+    short: str = ""
+    flexible: bool = False
+
+    @property
+    def numeric(self) -> bool:
+        return self.kind == "number"
+
+    def cell(self, item: Any) -> TableCell:
+        made = self.make(item)
+        made = made if isinstance(made, TableCell) else TableCell(shorten_for_cell(made))
+        return made if made.kind else replace(made, kind=self.kind)
 
 
 @dataclass
@@ -67,7 +78,6 @@ class DocumentPart:
 
     @property
     def kind(self) -> str:
-        """Name of the part, used by the writers to choose a macro or a method."""
         return type(self).__name__.lower()
 
 
@@ -80,7 +90,7 @@ class Table(DocumentPart):
     """
 
     caption: str
-    heads: list[ColumnHeader]
+    heads: Sequence[Column]
     rows: list[list[TableCell]] = field(default_factory=list)
     left_out: str = ""
     sortable: bool = False
@@ -93,19 +103,11 @@ class Table(DocumentPart):
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
     @classmethod
-    def of(cls, caption: str, items: Iterable[Item], columns: TableColumns[Item], **more: Any) -> Table:
-        """Build a table with one row per item. Each column is a head and a function from an item to its cell."""
-        heads = [head if isinstance(head, ColumnHeader) else ColumnHeader(head, numeric=False) for head, _ in columns]
-        plain = ["number" if head.numeric else "text" for head in heads]
-        rows = []
-        for item in items:
-            cells = zip((make(item) for _, make in columns), plain, strict=True)
-            rows.append([cell if isinstance(cell, TableCell) else TableCell(cell, kind=kind) for cell, kind in cells])
-        return cls(caption, heads, rows, **more)
+    def of(cls, caption: str, items: Iterable[Any], columns: Sequence[Column], **more: Any) -> Table:
+        return cls(caption, columns, [[column.cell(item) for column in columns] for item in items], **more)
 
     @property
     def notes(self) -> dict[str, str]:
-        """The footnotes, each with its letter."""
         reasons = dict.fromkeys(cell.reason for row in self.rows for cell in row if cell.reason)
         return {reason: _LETTERS[n % 26] * (1 + n // 26) for n, reason in enumerate(reasons)}
 
@@ -167,11 +169,9 @@ class Card(DocumentPart):
     details: Sequence[tuple[str, str]] = ()
 
 
-def add_heading(heading: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+def add_heading(heading: str, lines: Iterable[str]) -> list[tuple[str, str]]:
     """Pair the first line with the heading and the others with an empty one."""
-    for line in lines:
-        yield heading, line
-        heading = ""
+    return [("" if place else heading, line) for place, line in enumerate(lines)]
 
 
 @dataclass
@@ -198,20 +198,18 @@ class Code(DocumentPart):
 
 @dataclass
 class Figures(DocumentPart):
-    """Figures side by side. Missing figures are dropped.
+    """Figures side by side. `make` is called when a page is rendered. Missing figures are dropped.
 
     `axes` has the name of the threshold of each figure, for the script of a sweep. The reader can choose runs with
     `runs`. `height` is in pixels, 0 for the default.
     """
 
-    figures: Sequence[Figure | None]
+    make: Callable[[], Iterable[Figure | None]]
     axes: Sequence[str] = ()
     runs: bool = False
     height: int = 0
+    figures: Sequence[Figure] = ()
     reach: int = field(default=PAGE_ONLY, kw_only=True)
-
-    def __post_init__(self) -> None:
-        self.figures = [figure for figure in self.figures if figure is not None]
 
 
 @dataclass
@@ -245,7 +243,6 @@ class Section(DocumentPart):
     run: int | None = None
 
     def add(self, *parts: DocumentPart | None) -> Section:
-        """Append the parts that have content and return the section."""
         self.parts += filter(_has_content, parts)
         return self
 
@@ -260,21 +257,11 @@ class DeferredSection(DocumentPart):
 
 def is_shown(part: DocumentPart, reach: int) -> bool:
     """Return True if a medium shows the part, or any part of a section."""
-    inner = part.parts if isinstance(part, Section) else ()
-    return part.reach <= reach and (not isinstance(part, Section) or any(is_shown(one, reach) for one in inner))
+    return part.reach <= reach and (not isinstance(part, Section) or any(is_shown(one, reach) for one in part.parts))
 
 
 def _has_content(part: DocumentPart | None) -> TypeGuard[DocumentPart]:
-    contents = (getattr(part, name) for name in ("parts", "rows", "figures", "cards") if hasattr(part, name))
-    return part is not None and all(contents)
-
-
-@dataclass(frozen=True)
-class GlossaryEntry:
-    """A metric in the glossary."""
-
-    anchor: str
-    metric: Metric
+    return part is not None and all(getattr(part, name, True) for name in ("parts", "rows", "cards"))
 
 
 @dataclass
@@ -290,21 +277,22 @@ class Headline:
 
 @dataclass
 class Document:
-    """A document. `commands` are (label, command) each, in the last line of a screen."""
+    """A document. `commands` are (label, command) each, in the last line of a screen.
+
+    `glossary` has the metrics by anchor. It grows while deferred parts are built.
+    """
 
     headline: Headline
     sections: list[DocumentPart] = field(default_factory=list)
-    glossary: Callable[[], Sequence[tuple[str, Sequence[GlossaryEntry]]]] = tuple
+    glossary: Mapping[str, Metric] = field(default_factory=dict)
     version: str = __version__
     commands: Sequence[tuple[str, str]] = ()
 
     @property
     def title(self) -> str:
-        """Title of the browser window."""
         return " · ".join(filter(None, (self.headline.title, self.headline.subtitle)))
 
     def add(self, *sections: Section | DeferredSection | None) -> Document:
-        """Append sections that are not empty, and return the document."""
         self.sections += filter(_has_content, sections)
         return self
 
@@ -312,23 +300,18 @@ class Document:
         """Return the document for a page: deferred parts are built, terminal-only sections are removed."""
         return replace(self, sections=list(_resolve_parts(self.sections)))
 
-    def terms(self) -> dict[str, list[GlossaryEntry]]:
-        """Return the glossary entries by title. A metric appears under its first title only."""
-        found: dict[str, GlossaryEntry] = {}
-        titles: dict[str, list[GlossaryEntry]] = {}
-        for title, entries in self.glossary():
-            titles[title] = [found.setdefault(entry.anchor, entry) for entry in entries if entry.anchor not in found]
-        return {title: entries for title, entries in titles.items() if entries}
-
     def parts(self, kind: type[Any]) -> Iterator[Any]:
-        """Yield the parts of one type, in the order of the page."""
-        yield from (part for part in _flatten_parts(self.page().sections) if isinstance(part, kind))
+        """Yield the parts of one type in the order of the page. Sections after the last one asked for stay unbuilt."""
+        return (part for part in _flatten_parts(_resolve_parts(self.sections)) if isinstance(part, kind))
 
 
 def _resolve_parts(parts: Iterable[DocumentPart | None], prefix: str = "") -> Iterator[DocumentPart]:
     for part in filter(_has_content, parts):
         if isinstance(part, DeferredSection):
             yield from _resolve_parts(part.make(), prefix)
+        elif isinstance(part, Figures) and not part.figures:
+            figures = [figure for figure in part.make() if figure is not None]
+            yield from [replace(part, figures=figures)] if figures else ()
         elif not isinstance(part, Section):
             yield part
         elif not part.terminal:

@@ -37,7 +37,7 @@ def render_html(document: Document) -> str:
 
 
 def render_page(template: str, page: Any, own: Sequence[str] = (), libraries: Sequence[str] = (), **more: Any) -> str:
-    """Render a template. `own` names scripts and styles that are added to the shared ones, after the libraries."""
+    """Render a template with the shared scripts and styles, the `libraries` and its `own` files."""
     scripts = ["\n" + (find_templates() / f"{name}.js").read_text("utf-8") for name in (*libraries, "report", *own)]
     styles = [(find_templates() / f"{name}.css").read_text("utf-8") for name in ("report", *own)]
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
@@ -60,20 +60,27 @@ def _jinja_environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_escape_value,
     )
-    environment.filters |= {
+    filters = {
         "breakable": insert_breaks,
         "whole": keep_numbers_whole,
         "rest": _remaining_details,
-        "json": script_json,
+        "lines": _escape_lines,
     }
+    environment.filters |= {**filters, "json": script_json}
     environment.globals.update(ranges=(DENSE_RANGE, MOE_RANGE), spark=_sparkline, run_cards_type=RunCards)
     environment.globals["gauge"] = lambda k3: round(100 * k3_scale_position(k3), 2)  # percent of the scale
     return environment
 
 
 def script_json(data: Any) -> Markup:
-    """Return JSON that is safe inside a script element."""
-    return Markup(_escape_script(json.dumps(data, separators=(",", ":"), allow_nan=False)))
+    """Return JSON for a script element, with escaped strings."""
+
+    def escaped(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {escaped(key): escaped(one) for key, one in value.items()}
+        return [*map(escaped, value)] if isinstance(value, (list, tuple)) else _escape_value(value)
+
+    return Markup(_escape_script(json.dumps(escaped(data), separators=(",", ":"), allow_nan=False)))
 
 
 def _escape_script(text: str) -> str:
@@ -81,13 +88,12 @@ def _escape_script(text: str) -> str:
 
 
 def _remaining_details(card: Card) -> list[tuple[str, str]]:
-    """Return the details of a card that its lines do not already show."""
+    """Return the details of a card that differ from its lines."""
     shown = {text for _, text in card.lines} | {card.text}
     return [(heading, text) for heading, text in card.details if text not in shown]
 
 
 def _sparkline(values: Sequence[float | None]) -> Markup:
-    """Draw a positive series on a log scale, with a point per pixel at most."""
     size = max(math.ceil(len(values) / _SPARK_WIDTH), 1)
     parts = [[math.log(value) for value in values[at : at + size] if value] for at in range(0, len(values), size)]
     known = [(x, sum(part) / len(part)) for x, part in enumerate(parts) if part]
@@ -104,24 +110,25 @@ def _sparkline(values: Sequence[float | None]) -> Markup:
 
 @cache
 def find_templates() -> Path:
-    """Return the template folder of the installed package or the checkout."""
     return find_packaged_folder(TEMPLATES_FOLDER)
 
 
 def insert_breaks(text: str) -> Markup:
-    """Allow line breaks after the separators of a name, but not inside its numbers."""
+    """Allow line breaks after the separators of a name, except inside its numbers."""
     return keep_numbers_whole(
         Markup(re.sub(r"(?<=[_/\-])(?<!\de-)(?=\w)|(?<=\.)(?=[^\W\d])", "<wbr>", str(escape(escape_terminal(text)))))
     )
 
 
 def keep_numbers_whole(text: str) -> Markup:
-    """Prevent line breaks inside numbers with an exponent."""
     return Markup(re.sub(r"(?<=[\d.)])e-\d+", r'<span class="whole">\g<0></span>', str(escape(_escape_value(text)))))
 
 
 def _escape_value(value: Any) -> Any:
-    """Escape invisible characters except line breaks, in every value that a template prints."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return "\n".join(map(escape_terminal, value.split("\n")))
-    return value
+    """Escape invisible characters of a printed value."""
+    return escape_terminal(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _escape_lines(text: str) -> Markup:
+    """Escape a string but keep its line breaks."""
+    return Markup("\n").join(escape(escape_terminal(line)) for line in text.split("\n"))

@@ -40,7 +40,6 @@ class ReportRenderer:
     """Draws results with the pages of the report."""
 
     def page(self, shown: View) -> str:
-        """Return a self-contained HTML page."""
         return render_html(_PAGES[type(shown)](shown))
 
     def cell(self, shown: View) -> str:
@@ -58,14 +57,12 @@ class ReportRenderer:
         return f'{text}<img style="max-width:640px" alt="{alt}" src="data:image/svg+xml;base64,{image}"></div>'
 
     def figure(self, run: TextView, name: str) -> MatplotlibFigure:
-        """Return a figure of the report by its name."""
         assert isinstance(run, RunResult)
         return draw_figure(run, name)
 
 
 @cache
 def get_report_renderer() -> Renderer:
-    """Return the renderer of the report."""
     return ReportRenderer()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any, Literal
@@ -85,46 +85,6 @@ class TerminalGlyphs:
         return "".join(" " if share is None else bars[min(int(share * len(bars)), len(bars) - 1)] for share in shares)
 
 
-@dataclass(frozen=True)
-class TerminalColumn:
-    """A column. `drop` and `flexible` are as in ColumnHeader, `brief` contains shorter cells."""
-
-    heading: str
-    cells: Sequence[str]
-    right: bool = True
-    drop: int = 0
-    brief: Sequence[str] = ()
-    flexible: bool = False
-
-    @property
-    def width(self) -> int:
-        """Width of the column with its gap."""
-        width = max(map(cell_len, [*self.heading.split("\n"), *self.cells]), default=0)
-        return _COLUMN_GAP + (min(width, MIN_FLEXIBLE_WIDTH) if self.flexible else width)
-
-
-def print_grid(console: Console, names: TerminalColumn, columns: Sequence[TerminalColumn], *, rule: bool) -> list[str]:
-    """Print a name column and further columns that fit the console, and return the printed headings."""
-    glyphs = TerminalGlyphs(console)
-    longest = min(max(map(cell_len, [names.heading, *names.cells]), default=0), MAX_NAME_WIDTH)
-    shown = _fit_columns(columns, console.width - min(longest, max(MIN_NAME_WIDTH, console.width // 5)))
-    room = max(min(longest, console.width - _total_width(shown)), 8)
-    table = _ruled_table(console) if rule else Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    cut: Literal["crop", "ellipsis"] = "crop" if glyphs.plain else "ellipsis"
-    table.add_column(Text(names.heading), no_wrap=True, max_width=room, overflow=cut)
-    spare = console.width - room - _total_width(column for column in shown if not column.flexible) - _COLUMN_GAP
-    cells = [names.brief or names.cells if longest > room else names.cells]
-    for column in shown:
-        justify: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(Text(column.heading, justify=justify), justify=justify, no_wrap=True, overflow=cut)
-        width = max(spare, MIN_FLEXIBLE_WIDTH)
-        cells.append([glyphs.truncate(cell, width) for cell in column.cells] if column.flexible else column.cells)
-    for name, *row in zip(*cells, strict=True):
-        table.add_row(Text(glyphs.shorten(name, room)), *map(Text, row))
-    console.print(table, "")
-    return [column.heading for column in shown]
-
-
 def _ruled_table(console: Console) -> Grid:
     box = _ASCII_BOX if console.options.ascii_only else _UNICODE_BOX
     return Grid(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
@@ -140,20 +100,30 @@ def break_name(name: str, length: int) -> str:
     return "\n".join(lines)
 
 
-def _fit_columns(columns: Sequence[TerminalColumn], width: int) -> Sequence[TerminalColumn]:
+@dataclass(frozen=True)
+class _TerminalColumn:
+    """A column with its heading and its cells, and the same for a narrow terminal."""
+
+    head: doc.Column
+    texts: Sequence[str]
+    brief: Sequence[str]
+
+    @property
+    def width(self) -> int:
+        width = max(cell_len(line) for text in self.texts for line in text.split("\n"))
+        return _COLUMN_GAP + (min(width, MIN_FLEXIBLE_WIDTH) if self.head.flexible else width)
+
+
+def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_TerminalColumn]:
     """Return the most important columns that fit, in their original order."""
-    if _total_width(columns) <= width:
+    if sum(column.width for column in columns) <= width:
         return columns
-    columns = [replace(column, cells=column.brief or column.cells) for column in columns]
-    chosen = [column for column in columns if not column.drop]
-    for column in sorted(columns, key=lambda column: column.drop):
-        if column.drop and _total_width([*chosen, column]) <= width:
+    columns = [replace(column, texts=column.brief) for column in columns]
+    chosen = [column for column in columns if not column.head.drop]
+    for column in sorted(columns, key=lambda column: column.head.drop or 0):
+        if column.head.drop and sum(one.width for one in [*chosen, column]) <= width:
             chosen.append(column)
     return [column for column in columns if column in chosen]
-
-
-def _total_width(columns: Iterable[TerminalColumn]) -> int:
-    return sum(column.width for column in columns)
 
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
@@ -175,7 +145,6 @@ class TerminalWriter:
         self.console, self.glyphs, self.whole = console, TerminalGlyphs(console), whole
 
     def headline(self, head: doc.Headline) -> None:
-        """Print the title after its status, or with the facts."""
         if head.status:
             rows = Grid.grid(padding=(0, 2, 0, 0))
             rows.add_column(width=_STATUS_WIDTH)
@@ -188,7 +157,6 @@ class TerminalWriter:
             self.console.print(Text.assemble(title, (facts, "not bold")), "", sep="\n")
 
     def commands(self, commands: Sequence[tuple[str, str]]) -> None:
-        """Print the commands in one line if they fit, otherwise the last one in a line of its own."""
         shown = [f"{label}: {self.glyphs.text(command)}" for label, command in commands]
         line = "   ".join(shown)
         for text in [line] if cell_len(line) <= self.console.width else ["   ".join(shown[:-1]), shown[-1]]:
@@ -196,7 +164,6 @@ class TerminalWriter:
                 self.console.print(Text(text, style="dim"), overflow="fold")
 
     def parts(self, parts: Sequence[doc.DocumentPart]) -> None:
-        """Print parts in order. Consecutive cards share a grid."""
         for kind, alike in groupby((part for part in parts if doc.is_shown(part, doc.TERMINAL_AND_PAGE)), type):
             if kind is doc.Card:
                 self.cards([*alike])
@@ -205,7 +172,6 @@ class TerminalWriter:
                     getattr(self, part.kind)(part)
 
     def section(self, section: doc.Section) -> None:
-        """Print the heading, unless tables have their own, and the parts."""
         shown = [part for part in section.parts if doc.is_shown(part, doc.TERMINAL_AND_PAGE)]
         if section.title and not all(isinstance(part, doc.Table) for part in shown):
             note = f"  {self.glyphs.text(section.note)}" if section.note else ""
@@ -215,7 +181,6 @@ class TerminalWriter:
             self.console.print()
 
     def answers(self, part: doc.Answers) -> None:
-        """Print a line per question, and K3 over the steps."""
         rows = self._grid()
         for line in part.lines:
             rows.add_row(Text(line.question, STYLES[line.level]), Text(self.glyphs.text(line.text)))
@@ -225,7 +190,6 @@ class TerminalWriter:
         self.console.print(rows, "")
 
     def table(self, table: doc.Table) -> None:
-        """Print the columns that fit, or a table whose cells wrap."""
         title, rows = table.title or table.caption, table.rows
         if table.max_rows and len(rows) > table.max_rows:
             order = sorted(range(len(rows)), key=lambda at: -abs(float(rows[at][1].sort_key or 0)))[: table.max_rows]
@@ -243,20 +207,35 @@ class TerminalWriter:
             return
         chosen = [place for place, head in enumerate(table.heads) if place == 0 or head.drop is not None]
         names, *columns = (self._column(table.heads[place], [row[place] for row in rows]) for place in chosen)
-        print_grid(self.console, names, columns, rule=not table.compact)
+        longest = min(max(map(cell_len, names.texts)), MAX_NAME_WIDTH)
+        width = self.console.width - min(longest, max(MIN_NAME_WIDTH, self.console.width // 5))
+        shown = _fit_columns(columns, width)
+        room = max(min(longest, self.console.width - sum(column.width for column in shown)), 8)
+        spare = self.console.width - room - _COLUMN_GAP - sum(one.width for one in shown if not one.head.flexible)
+        grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0)) if table.compact else _ruled_table(self.console)
+        cut: Literal["crop", "ellipsis"] = "crop" if self.glyphs.plain else "ellipsis"
+        grid.add_column(Text(names.texts[0]), no_wrap=True, max_width=room, overflow=cut)
+        cells = [[self.glyphs.shorten(name, room) for name in (names.brief if longest > room else names.texts)[1:]]]
+        for column in shown:
+            justify: Literal["left", "right"] = "right" if column.head.numeric else "left"
+            grid.add_column(Text(column.texts[0], justify=justify), justify=justify, no_wrap=True, overflow=cut)
+            flexible, most = column.head.flexible, max(spare, MIN_FLEXIBLE_WIDTH)
+            cells.append([self.glyphs.truncate(cell, most) if flexible else cell for cell in column.texts[1:]])
+        for texts in zip(*cells, strict=True):
+            grid.add_row(*map(Text, texts))
+        self.console.print(grid, "")
 
-    def _column(self, head: doc.ColumnHeader, cells: Sequence[doc.TableCell]) -> TerminalColumn:
+    def _column(self, head: doc.Column, cells: Sequence[doc.TableCell]) -> _TerminalColumn:
+        heading = head.short or (break_name(self.glyphs.text(head.text), _HEADING_LINE) if head.numeric else head.text)
+        first = "\n".join(map(self.glyphs.text, heading.split("\n")))
+
         def text(cell: doc.TableCell, width: int, shown: str) -> str:
             return self.glyphs.sparkline(cell.series, width) if cell.series else self.glyphs.text(shown)
 
-        heading = head.short or (break_name(self.glyphs.text(head.text), _HEADING_LINE) if head.numeric else head.text)
-        return TerminalColumn(
-            "\n".join(map(self.glyphs.text, heading.split("\n"))), [text(cell, 16, cell.text) for cell in cells],
-            head.numeric, head.drop or 0, [text(cell, 8, cell.brief or cell.text) for cell in cells], head.flexible,
-        )  # fmt: skip
+        brief = [text(cell, 8, cell.brief or cell.text) for cell in cells]
+        return _TerminalColumn(head, [first, *(text(cell, 16, cell.text) for cell in cells)], [first, *brief])
 
     def note(self, note: doc.Note) -> None:
-        """Print a remark, after a mark if it is a warning."""
         if note.level != "alarm":
             self.console.print(Text(self.glyphs.text(note.text), style=STYLES.get(note.level, "")))
             return
@@ -267,7 +246,6 @@ class TerminalWriter:
         self.console.print(rows)
 
     def facts(self, facts: doc.Facts) -> None:
-        """Print names and texts."""
         rows = self._grid()
         for place, (name, text) in enumerate(facts.rows):
             series = facts.series.get(name)
@@ -277,14 +255,12 @@ class TerminalWriter:
         self.console.print(rows, "")
 
     def code(self, code: doc.Code) -> None:
-        """Print a configuration below its name."""
         self.console.print(Text(self.glyphs.text(code.name), style="dim"))
         for line in code.text.splitlines():
             self.console.print(Text(f"  {self.glyphs.text(line)}"))
         self.console.print()
 
     def cards(self, cards: Sequence[Any]) -> None:
-        """Print each card's mark, title and text, and its lines or details below."""
         marked = max(cell_len(card.mark) for card in cards)
         for place, card in enumerate(cards):
             rows = Grid.grid(padding=(0, 2, 0, 0))

@@ -469,6 +469,15 @@ def describe_range(standing: K3Standing) -> str:
     return texts[standing.range]
 
 
+def describe_onset(growth: Growth) -> str:
+    """Describe the change of a series at its onset. The string is empty without an onset."""
+    if growth.factor is None or growth.onset is None:
+        return ""
+    first, last = map(format_label, growth.onset_interval or (growth.onset, growth.onset))
+    at = f"{format_label(growth.onset)}{'' if first == last else f' ({first}–{last})'}"
+    return f"{format_number(growth.before)} → {format_number(growth.value)}, onset at step {at}"
+
+
 def _describe_growth(growth: Growth) -> str:
     if growth.verdict != "grew" or growth.factor is None:
         return ""

@@ -35,7 +35,7 @@ from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.frameworks.registry import find_preset, load_framework, load_presets
 from mismatchctl.io.yaml import dump_yaml
-from mismatchctl.report.figures.bars import advice_figure
+from mismatchctl.report.pages.advise import advice_figure
 from mismatchctl.results.model import Finding
 from tests.cli import command
 from tests.paths import FIXTURES, SAMPLE_DATA

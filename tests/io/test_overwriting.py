@@ -50,7 +50,7 @@ def test_its_own_is_written_anew_and_the_users_is_not(here: Path, name: str) -> 
 
 @pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
 def test_pictures_are_signed(tmp_path: Path, kind: str) -> None:
-    figure = run_figures(make_result().runs["run-a"], "f").trends[0]
+    figure = run_figures(make_result().runs["run-a"], "f")["trends"][0]
     place = tmp_path / f"a.{kind}"
     place.write_bytes(figure_content(figure, kind))
     assert is_own_output(place)

@@ -201,7 +201,7 @@ def test_numbers_of_a_figure_are_a_table_and_csv(browser: Any, pages: dict[str, 
     assert shown == pytest.approx(k3, rel=1e-3)
     figure.find_element("css selector", ".numbers button").click()
     text = wait(browser, "return saved[0]")
-    assert text.splitlines()[0] == "step,K3,K3 from,K3 to" and len(text.splitlines()) == len(k3) + 1
+    assert text.splitlines()[0] == "step,K3 (nats/token),from,to" and len(text.splitlines()) == len(k3) + 1
 
 
 @pytest.mark.parametrize(("width", "printed"), [(390, False), (718, True)])

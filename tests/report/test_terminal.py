@@ -11,13 +11,12 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from mismatchctl.report.document import EVERYWHERE, Column, Document, Headline, Section, Table
 from mismatchctl.report.pages.analyze import document
 from mismatchctl.report.terminal import (
-    TerminalColumn,
     TerminalGlyphs,
     break_name,
     print_document,
-    print_grid,
 )
 from mismatchctl.results.model import Result, Value
 from tests.factories.results import HOSTILE, make_corrections, make_result
@@ -189,10 +188,13 @@ def test_headings_break_after_separators() -> None:
     assert max(map(len, break_name("x" * 50, 12).split("\n"))) == 12
 
 
-def test_columns_that_matter_less_go_first() -> None:
+@pytest.mark.parametrize(("name", "shown"), [("n" * 60, ["must"]), ("n", ["last", "must", "first"])])
+def test_columns_that_matter_less_go_first(name: str, shown: list[str]) -> None:
+    drops = (("last", 2), ("must", 0), ("first", 1))
+    wide = [Column(head, lambda _: "1234567890", drop=drop) for head, drop in drops]
+    table = Table.of("", [name], [Column("name", kind="name"), *wide], reach=EVERYWHERE)
     page = Page("utf-8")
-    console = Console(file=page, width=40)
-    wide = [TerminalColumn(name, ["1234567890"], drop=drop) for name, drop in (("last", 2), ("must", 0), ("first", 1))]
-    assert print_grid(console, TerminalColumn("name", ["n" * 60]), wide, rule=True) == ["must"]
-    assert print_grid(console, TerminalColumn("name", ["n"]), wide, rule=True) == ["last", "must", "first"]
-    assert page.getvalue().count("1234567890") == 1 + 3
+    print_document(Document(Headline("")).add(Section("", "a").add(table)), Console(file=page, width=40))
+    heads, *_ = page.getvalue().splitlines()
+    assert heads.split() == ["name", *shown]
+    assert page.getvalue().count("1234567890") == len(shown)

@@ -27,7 +27,6 @@ _PEAK = 3.0
 
 
 def layers_figure(report: LayerReport, name: str) -> Figure | None:
-    """Draw the largest difference of each layer, if two or more are positive."""
     known = [(layer, value) for layer, value in report.growth if value]
     if len(known) < 2:
         return None
@@ -46,7 +45,6 @@ def layers_figure(report: LayerReport, name: str) -> Figure | None:
 
 
 def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
-    """Draw the density of the log ratio, if any log ratio differs from 0."""
     figure = distributions_figure({"tokens": distribution}, name)
     edges, tokens, k3 = (np.array(getattr(distribution, key), np.float64) for key in ("edges", "tokens", "k3"))
     if figure is None or not len(tokens):
@@ -61,7 +59,6 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
 
 
 def distributions_figure(sides: Mapping[str, Distribution], name: str = "distribution") -> Figure | None:
-    """Draw the densities of the log ratio of runs, if any log ratio varies."""
     shown = {side: found for side, found in list(sides.items())[:MAX_RUNS] if sum(found.tokens)}
     edges = np.unique([edge for found in shown.values() for edge in found.edges])
     if len(edges) < 4:
@@ -88,7 +85,6 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str = "distrib
 
 
 def _signed_ticks(low: float, high: float, bend: float) -> list[float]:
-    """Return zero and powers of ten on either side."""
     ends = [max(-low, 0.0), max(high, 0.0)]
     decades = max(1, math.ceil(math.log10(max(*ends, bend) / bend)))
     sizes = [bend * 10.0**exponent for exponent in range(0, decades + 1, math.ceil(decades / 3))]
@@ -125,7 +121,6 @@ _DISAGREEMENT = 0.1
 
 
 def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
-    """Draw rollout against train probability as hexagons with logarithmic colors."""
     if not joint.tokens:
         return None
     counts, x, y = np.array(joint.tokens, np.float64), np.array(joint.x), np.array(joint.y)
@@ -153,7 +148,6 @@ QUANTITIES = {
 
 
 def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:
-    """Draw mean K3 per bin of one or several runs, if K3 is positive in any bin."""
     shown = {side: found for side, found in list(sides.items())[:MAX_RUNS] if found.low}
     if not any((value or 0) > 0 for found in shown.values() for value in found.k3):
         return None
@@ -218,7 +212,6 @@ _PROBABILITY_TICKS = (1e-6, 0.01, 0.2, 0.6, 0.9, 0.99, 0.999)
 
 
 def _bin_ticks(quantity: str, low: float, high: float, breakdown: Breakdown) -> tuple[tuple[float, str], ...]:
-    """Return familiar numbers on the axis, or the only bin."""
     if quantity == "surprisal":
         ticks = [(-math.log10(-math.log(p)), f"{p:g}".replace("e-0", "e-")) for p in _PROBABILITY_TICKS]
     else:

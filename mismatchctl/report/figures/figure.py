@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.formatting import INTERVAL_Z, escape_csv, escape_terminal, format_label, shorten
-from mismatchctl.results.model import Series
+from mismatchctl.results.model import Series, Value
 
 Number = float | int | None
 Cell = Number | str
@@ -110,35 +110,24 @@ class Figure:
         return escape_terminal(f"{self.title}: {axes}{f' for {names}' if names else ''}.")
 
     def table(self) -> tuple[list[str], list[list[Cell]]]:
-        """Return the figure's numbers as column heads and rows: a row per x for lines, otherwise a row per point."""
-        lines = [mark for mark in self.marks if mark.kind in ("line", "stairs")]
-        if lines and len(lines) == len(self.marks):
-            return self._line_table(lines)
+        """Return the figure's numbers as column heads and rows, with a row per point. Empty columns are left out."""
+        ticks = dict(self.x.ticks) if self.x.named else {}
         heads = ["series", "name", self.x.label or "x", self.y.label or "y", "from", "to", "value"]
         rows: list[list[Cell]] = []
         for mark in self.marks:
-            columns = [getattr(mark, key) for key in ("labels", "x", "y", "low", "high", "values")]
+            places = [place if isinstance(place, str) else ticks.get(place or 0, place) for place in mark.x]
+            bins = bool(self.x.ticks) and len(mark.labels) == len(mark.y)  # the labels name the places
+            names = ((), mark.labels) if bins else (mark.labels, places)
+            columns = (*names, mark.y, mark.low, mark.high, mark.values)
             for index in range(len(mark.y)):
-                rows.append([mark.name, *(column[index] if index < len(column) else None for column in columns)])
+                rows.append(
+                    [
+                        mark.name if len(self.marks) > 1 else "",
+                        *(column[index] if index < len(column) else None for column in columns),
+                    ]
+                )
         used = [place for place in range(len(heads)) if any(row[place] not in (None, "") for row in rows)]
         return [heads[place] for place in used], [[row[place] for place in used] for row in rows]
-
-    def _line_table(self, lines: Sequence[Marks]) -> tuple[list[str], list[list[Cell]]]:
-        ticks = dict(self.x.ticks) if self.x.named else {}
-        heads, columns = [self.x.label], list[dict[Cell, Cell]]()
-        for mark in lines:
-            name = f"{mark.name} ({self.y.label})" if len(lines) > 1 else self.y.label
-            places = mark.labels if len(mark.labels) == len(mark.y) else mark.x
-            for head, values in ((name, mark.y), (f"{mark.name} from", mark.low), (f"{mark.name} to", mark.high)):
-                if len(values):
-                    heads.append(head)
-                    columns.append(dict(zip(places, values, strict=False)))
-        places = list(dict.fromkeys(place for column in columns for place in column))
-        if all(isinstance(place, (int, float)) for place in places):
-            places.sort(key=lambda place: float(place or 0))
-        names = [ticks.get(place, place) if isinstance(place, (int, float)) else place for place in places]
-        rows = [[name, *(own.get(place) for own in columns)] for name, place in zip(names, places, strict=True)]
-        return heads, rows
 
     def csv(self) -> str:
         """Return the numbers as CSV. Text that a spreadsheet could run as a formula is quoted."""
@@ -146,7 +135,6 @@ class Figure:
         return _csv_line(heads) + "".join(map(_csv_line, rows))
 
     def thin(self) -> Figure:
-        """Return the figure with about `MAX_SCREEN_POINTS` points per line at most."""
         return replace(self, marks=tuple(map(_thin_line, self.marks)))
 
 
@@ -224,7 +212,6 @@ def _mark_data(mark: Marks, columns: dict[str, int], digits: int) -> dict[str, A
 
 
 def _number_json(value: Cell, digits: int) -> str:
-    """Return a number in its shortest form."""
     if isinstance(value, str):
         return json.dumps(escape_terminal(value), ensure_ascii=False)
     if value is None or not math.isfinite(value):
@@ -233,6 +220,44 @@ def _number_json(value: Cell, digits: int) -> str:
         return str(int(value))
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
     return min(f"{float(mantissa):g}e{int(exponent)}", f"{value:.{digits}g}", key=len)
+
+
+MAX_NAME = 30
+BAND = Axis("", "band")
+
+
+def interval_ends(values: Sequence[Value], *, log: bool = False) -> tuple[list[Number], list[Number]]:
+    """Return the ends of the intervals. On a log axis, they stay within a factor of 10."""
+    low: list[Number] = []
+    high: list[Number] = []
+    for found in values:
+        value, reach = found.value, INTERVAL_Z * (found.se or 0.0)
+        ends = (None, None) if value is None else found.interval or (value - reach, value + reach)
+        if log and value:
+            ends = max(ends[0] or 0.0, value / 10), min(ends[1] or value, value * 10)
+        low.append(ends[0])
+        high.append(ends[1])
+    return low, high
+
+
+def across_marks(
+    label: str, x: Sequence[Number], names: Sequence[str], ends: Iterable[Sequence[Number]] = (), *, color: int = 0,
+    hollow: bool = False, shift: float = 0.0,
+) -> Marks:  # fmt: skip
+    low, high = ends or ((), ())
+    return Marks("dots", label, x, names, low, high, across=True, color=color, hollow=hollow, shift=shift)
+
+
+def limit_rule(at: float, text: str = "") -> tuple[ReferenceLine]:
+    return (ReferenceLine("x", at, text, None, "limit"),)
+
+
+def unique_names(names: Mapping[str, object] | Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        text = shorten(name, MAX_NAME)
+        found.append(text if text not in found else f"{text} ({len(found) + 1})")
+    return found
 
 
 StepLabel = str | int | float | bool | None
@@ -252,7 +277,6 @@ class DenseSeries:
         return DenseSeries(values, np.maximum(self.low, values / 10), np.minimum(self.high, values * 10))
 
     def marks(self, name: str, steps: StepAxis, color: int = 0, *, band: bool = True, run: int | None = None) -> Marks:
-        """Return a line over the steps with its band, if it has one."""
         banded = band and bool((self.high > self.low).any())
         low, high = (self.low.tolist(), self.high.tolist()) if banded else ((), ())
         return Marks("line", name, steps.places, self.values.tolist(), low, high, color=color, run=run)
@@ -270,7 +294,6 @@ def read_column(series: Mapping[str, Series], key: str, count: int) -> DenseSeri
 
 
 def to_floats(values: Sequence[float | None]) -> Float64s:
-    """Return values as an array. Missing values become NaN."""
     return np.array([math.nan if value is None else value for value in values], np.float64)
 
 
@@ -286,13 +309,11 @@ class StepAxis:
 
     @property
     def axis(self) -> Axis:
-        """The axis from the first to the last step."""
         ticks = () if self.numeric else tuple((float(place), name) for place, name in enumerate(self.names))
         low, high = self.places[0], self.places[-1]
         limits = (float(low), float(high)) if high > low else (low - 0.5, high + 0.5)
         return Axis("step", limits=limits, ticks=ticks, named=not self.numeric)
 
     def place(self, label: StepLabel) -> float | None:
-        """Return the position of a step if it is on the axis."""
         found = self._index.get(format_label(label))
         return None if found is None else float(found)

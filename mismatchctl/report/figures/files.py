@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from mismatchctl.core.formatting import escape_markdown, file_stems
@@ -22,13 +23,12 @@ def figures_of_result(result: Result) -> dict[str, Figure]:
     found = {} if overview is None else {overview.name: overview}
     several = len(result.runs) > 1
     for stem, run in zip(file_stems(result.runs), result.runs.values(), strict=True):
-        for figure in run_figures(run, stem):
+        for figure in chain(*run_figures(run, stem).values()):
             found[figure.name if several else figure.name.removeprefix(f"{stem}-")] = figure
     return found
 
 
 def figures_of_page(document: Document) -> dict[str, Figure]:
-    """Return every figure of a page by file name."""
     found = [figure for part in document.parts(Figures) for figure in part.figures]
     return dict(zip(file_stems([figure.name for figure in found]), found, strict=True))
 

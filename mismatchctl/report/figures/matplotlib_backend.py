@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def draw_figure(run: RunResult, name: str) -> Canvas:
     Raises:
         ConfigError: the name is unknown.
     """
-    found = {figure.name.partition("-")[2]: figure for figure in run_figures(run, "run")}
+    found = {figure.name.partition("-")[2]: figure for figure in chain(*run_figures(run, "run").values())}
     wanted = _ALIASES.get(name, name)
     if wanted not in found:
         raise ConfigError(f"unknown figure {name!r}{suggestion(name, found)}: there are {', '.join(found) or 'none'}")

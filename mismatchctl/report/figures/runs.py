@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.formatting import escape_terminal, format_label, shorten
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
-from mismatchctl.report.figures.bars import corrections_figure, selection_figure
+from mismatchctl.report.figures import figure as fig
 from mismatchctl.report.figures.distributions import breakdowns_figure, distribution_figure, joint_figure
-from mismatchctl.report.figures.figure import (
-    MUTED,
-    Axis,
-    Figure,
-    Marks,
-    ReferenceLine,
-    StepAxis,
-    read_column,
-    to_floats,
-)
+from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine
 from mismatchctl.results.growth import Growth
-from mismatchctl.results.model import Groups, RunResult, Series
+from mismatchctl.results.model import NOT_RECORDED, Groups, RunResult, Series, Value
 from mismatchctl.results.summary import get_summary
 
 K3_AXIS = "K3 (nats/token)"
@@ -96,6 +87,7 @@ CORRECTION_TRENDS = (
     TrendChart("k3_kept", "K3 of the kept tokens", K3_AXIS, "log", "The mismatch that remains in training."),
 )  # fmt: skip
 """Figures of one metric of every correction over the steps."""
+SELECTION_AXES = {"reward": "mean reward", "advantage": "mean advantage", "length": "mean length (tokens)"}
 _BRIEF_CHARTS = ("abs", "ratio", "ess", "reward", "rejected_tokens", "k3_kept", "loss_scale")
 """Figures of each run on a page with many."""
 _IMPORTANT_NAMES = ("kl", "k3", "grad", "reward", "score", "entropy", "ppl", "loss", "length", "clip", "ess", "reject")
@@ -109,8 +101,8 @@ def k3_figure(
     Steps of several runs must be numbers. Only runs with `attention` are drawn in a color, by default all. The
     intervals of up to three runs are drawn with `bands`.
     """
-    axes = {run: StepAxis(found.groups.labels) for run, found in runs.items() if found.groups.labels}
-    columns = {run: read_column(runs[run].groups.metrics, "k3", len(axis.places)) for run, axis in axes.items()}
+    axes = {run: fig.StepAxis(found.groups.labels) for run, found in runs.items() if found.groups.labels}
+    columns = {run: fig.read_column(runs[run].groups.metrics, "k3", len(axis.places)) for run, axis in axes.items()}
     columns = {run: column for run, column in columns.items() if (column.values > 0).any()}
     several = len(runs) > 1
     if not columns or (several and not all(axes[run].numeric for run in columns)):
@@ -124,7 +116,7 @@ def k3_figure(
         if run not in columns:
             continue
         colored, index = not attention or attention[place], place if several else None
-        shade = color if colored else MUTED
+        shade = color if colored else fig.MUTED
         label = shorten(run, 24) if several else "K3"
         marks.append(columns[run].positive().marks(label, axes[run], shade, band=bands and len(runs) <= 3, run=index))
         if colored:
@@ -145,7 +137,7 @@ def k3_figure(
     return Figure(name, title, subject, caption, axis, Axis(K3_AXIS, "log"), tuple(marks), tuple(rules), "wide")
 
 
-def _onset_rules(growth: Growth, steps: StepAxis, color: int, run: int | None) -> Iterator[ReferenceLine]:
+def _onset_rules(growth: Growth, steps: fig.StepAxis, color: int, run: int | None) -> Iterator[ReferenceLine]:
     at = None if growth.onset is None or not growth.changed else steps.place(growth.onset)
     if at is not None:
         known = [place for end in growth.onset_interval or () if (place := steps.place(end)) is not None]
@@ -154,8 +146,7 @@ def _onset_rules(growth: Growth, steps: StepAxis, color: int, run: int | None) -
 
 
 def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = True) -> Figure | None:
-    """Draw metrics over the steps, or one metric of every correction, if there are values."""
-    steps, count, log = StepAxis(groups.labels), len(groups.labels), chart.scale == "log"
+    steps, count, log = fig.StepAxis(groups.labels), len(groups.labels), chart.scale == "log"
     lines: list[tuple[str, Mapping[str, Series], str]] = [(key, groups.metrics, label) for key, label in chart.lines]
     if not lines:
         every = list(groups.corrections.items())[:MAX_CORRECTIONS]
@@ -163,12 +154,12 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = 
     marks: list[Marks] = []
     above: list[str] = []
     for color, (key, series, label) in enumerate(lines):
-        column = read_column(series, key, count)
+        column = fig.read_column(series, key, count)
         column = column.positive() if log else column
         if not np.isfinite(column.values).any():
             continue
         marks.append(column.marks(label, steps, color, band=bands and bool(chart.lines)))
-        limit = read_column(series, f"{key}_limit", count).values
+        limit = fig.read_column(series, f"{key}_limit", count).values
         if np.isfinite(limit).any():
             marks.append(Marks("line", f"limit, {label}", steps.places, limit.tolist(), color=color, dashed=True))
             exceeded = int((column.values > limit).sum())
@@ -184,8 +175,8 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = 
 
 def log_figures(run: RunResult, prefix: str) -> Iterator[Figure]:
     """Yield the response length, and the scalars of the run's log, most informative first."""
-    steps = StepAxis(run.groups.labels)
-    tokens, sequences = (to_floats(run.groups.series(key).value) for key in ("tokens", "sequences"))
+    steps = fig.StepAxis(run.groups.labels)
+    tokens, sequences = (fig.to_floats(run.groups.series(key).value) for key in ("tokens", "sequences"))
     with np.errstate(all="ignore"):
         lengths = np.where(sequences > 0, tokens / sequences, np.nan)
     series: list[tuple[str, str, str, Float64s]] = [("length", "Response length", "tokens per response", lengths)]
@@ -198,56 +189,109 @@ def log_figures(run: RunResult, prefix: str) -> Iterator[Figure]:
         lag = run.lags.get(key)
         title = f"{shorten(key, 60)}, as logged"
         title += f": K3 {lag.text}" if lag is not None and lag.steps is not None else ""
-        series.append((f"log-{place}", title, shorten(key, 28), to_floats(run.log[key])))
+        series.append((f"log-{place}", title, shorten(key, 28), fig.to_floats(run.log[key])))
     for key, title, label, values in series:
         if np.isfinite(values).sum() > 1:
             marks = (Marks("line", label, steps.places, values.tolist()),)
             yield Figure(f"{prefix}-{key}", escape_terminal(title), title, "", steps.axis, Axis(label), marks)
 
 
-@dataclass
-class RunFigures:
-    """The figures of one run by section."""
-
-    trends: list[Figure] = field(default_factory=list)
-    distributions: list[Figure] = field(default_factory=list)
-    drift: list[Figure] = field(default_factory=list)
-    corrections: list[Figure] = field(default_factory=list)
-    selection: list[Figure] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[Figure]:
-        return (figure for section in fields(self) for figure in getattr(self, section.name))
+FrontPoint = tuple[str, float | None, float | None]
+"""Name, rejected share of tokens and K3 of the kept tokens of a point on a sweep's Pareto front."""
 
 
-def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> RunFigures:
-    """Describe the figures of a run. `brief` leaves out some figures, for pages with many runs."""
-    groups, found, corrections = run.groups, RunFigures(), run.overall.corrections
+def corrections_figure(
+    runs: Mapping[str, Mapping[str, Mapping[str, Value]]], name: str, front: Sequence[FrontPoint] = ()
+) -> Figure | None:
+    """Draw rejection against the remaining K3 per run and correction, or against the ESS without rejection."""
+    every = [values for corrections in runs.values() for values in corrections.values()]
+    rejects = any((values.get("rejected_tokens", NOT_RECORDED).value or 0) > 0 for values in every)
+    x_key, y_key = ("rejected_tokens", "k3_kept") if rejects else ("loss_scale", "ess_token")
+    marks: list[Marks] = []
+    known = sorted((x, y, shorten(text, fig.MAX_NAME)) for text, x, y in front if x is not None and y)
+    if known and rejects:
+        points = [list(column) for column in zip(*known, strict=True)]
+        marks.append(
+            Marks("line", "Pareto front of the sweep", points[0], points[1], color=fig.MUTED, labels=points[2])
+        )
+    for place, (run, corrections) in enumerate(runs.items()):
+        found = [
+            (shorten(key, fig.MAX_NAME), across, up)
+            for key, values in corrections.items()
+            if (across := values.get(x_key, NOT_RECORDED)).value is not None
+            and (up := values.get(y_key, NOT_RECORDED)).value is not None
+            and (up.value > 0 or not rejects)
+        ]
+        if found:
+            labels = [text for text, _, _ in found]
+            x, y = [across.value for _, across, _ in found], [up.value for _, _, up in found]
+            ends = fig.interval_ends([up for _, _, up in found], log=rejects)
+            label = shorten(run, 24) if len(runs) > 1 else "corrections"
+            index = place if len(runs) > 1 else None
+            marks.append(Marks("dots", label, x, y, *ends, labels=labels, color=place, run=index))
+    if sum(len(mark.y) for mark in marks) < 2:
+        return None
+    if rejects:
+        title, subject = "Rejected data and remaining mismatch", "rejected tokens against the K3 of the kept tokens"
+        caption = "Left: a correction rejects less. Below: less mismatch remains in training."
+        axes = Axis("tokens rejected", percent=True), Axis("K3 of the kept tokens (nats/token)", "log")
+    else:
+        title, subject = "Loss scale and effective sample size", "loss scale against the effective sample size"
+        caption = "A loss scale of 1 is unbiased. Higher points use more of the data."
+        axes = Axis("loss scale"), Axis("effective sample size", percent=True)
+    rules = () if rejects else fig.limit_rule(1.0)
+    return Figure(name, title, subject, caption, *axes, tuple(marks), rules, "wide")
+
+
+def selection_figure(
+    corrections: Mapping[str, Mapping[str, Value]], metric: str, axis: str, name: str
+) -> Figure | None:
+    chosen = {
+        row: [values.get(f"{side}_{metric}", NOT_RECORDED) for side in ("kept", "rejected")]
+        for row, values in corrections.items()
+        if values.get("rejected_tokens", NOT_RECORDED).value
+    }
+    if not any(kept.value is not None and rejected.value is not None for kept, rejected in chosen.values()):
+        return None
+    names = fig.unique_names(chosen)
+    marks = []
+    for place, label in enumerate(("kept", "rejected")):
+        values = [found[place] for found in chosen.values()]
+        x, shift = [value.value for value in values], 4.0 * (2 * place - 1)
+        marks.append(
+            fig.across_marks(label, x, names, fig.interval_ends(values), color=place, hollow=place > 0, shift=shift)
+        )
+    return Figure(
+        name, f"Mean {metric}, kept and rejected", axis, "If the two differ, rejection changes the training data.",
+        Axis(axis), fig.BAND, tuple(marks),
+    )  # fmt: skip
+
+
+def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> dict[str, list[Figure]]:
+    """Describe the figures of a run by section. `brief` leaves out some figures, for pages with many runs."""
+    groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:
-        for chart in charts if len(groups.labels) > 1 else ():
+        for chart in charts if several else ():
             if not brief or chart.key in _BRIEF_CHARTS:
                 yield trend_figure(chart, groups, f"{stem}-{chart.key}", bands=not brief)
 
-    if len(groups.labels) > 1:
-        k3 = k3_figure({"": run}, f"{prefix}-k3", bands=not brief)
-        found.trends = _drop_missing([k3, *trends(CHARTS, prefix), *(() if brief else log_figures(run, prefix))])
-    if any(key.startswith("drift_") for key in groups.metrics):
-        found.drift = _drop_missing(trends(DRIFT_CHARTS, prefix))
-    found.distributions = _drop_missing([
-        distribution_figure(run.distribution, f"{prefix}-distribution"),
-        None if brief else joint_figure(run.joint, f"{prefix}-joint"),
-        *(breakdowns_figure({"K3": breakdown}, f"{prefix}-k3_by_{name}") for name, breakdown in run.breakdowns.items()),
-    ])  # fmt: skip
-    if corrections:
-        figure = corrections_figure({"": corrections}, f"{prefix}-corrections")
-        found.corrections = _drop_missing([figure, *trends(CORRECTION_TRENDS, f"{prefix}-over")])
-        axes = {"reward": "mean reward", "advantage": "mean advantage", "length": "mean length (tokens)"}
-        found.selection = _drop_missing(
+    first = [k3_figure({"": run}, f"{prefix}-k3", bands=not brief)] if several else []
+    drift = any(key.startswith("drift_") for key in groups.metrics)
+    tradeoff = [corrections_figure({"": corrections}, f"{prefix}-corrections")] if corrections else []
+    found: dict[str, Iterable[Figure | None]] = {
+        "trends": [*first, *trends(CHARTS, prefix), *(log_figures(run, prefix) if several and not brief else ())],
+        "distributions": [
+            distribution_figure(run.distribution, f"{prefix}-distribution"),
+            None if brief else joint_figure(run.joint, f"{prefix}-joint"),
+            *(breakdowns_figure({"K3": each}, f"{prefix}-k3_by_{name}") for name, each in run.breakdowns.items()),
+        ],
+        "drift": trends(DRIFT_CHARTS, prefix) if drift else (),
+        "corrections": [*tradeoff, *(trends(CORRECTION_TRENDS, f"{prefix}-over") if corrections else ())],
+        "selection": [
             selection_figure(corrections, metric, axis, f"{prefix}-kept-{metric}")
-            for metric, axis in axes.items() if not brief
-        )  # fmt: skip
-    return found
-
-
-def _drop_missing(figures: Iterable[Figure | None]) -> list[Figure]:
-    return [figure for figure in figures if figure is not None]
+            for metric, axis in SELECTION_AXES.items()
+            if not brief
+        ],
+    }
+    return {section: [figure for figure in each if figure is not None] for section, each in found.items()}

@@ -11,18 +11,11 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.api.predict import BackTest
-from mismatchctl.api.sweep.result import (
-    MAX_PRESETS,
-    PresetMark,
-    Sweep,
-    SweepRow,
-    format_target,
-    format_threshold,
-    preset_values,
-)
+from mismatchctl.api.sweep import result as api
+from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.api.sweep.study import Study
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import INTERVAL_Z, escape_terminal, file_stems, shorten
+from mismatchctl.core.formatting import INTERVAL_Z, file_stems, shorten
 from mismatchctl.corrections.labels import rule_name
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
@@ -44,7 +37,7 @@ class StudyRun:
     sweep: Sweep
     run: str
     study: Study
-    rows: Sequence[SweepRow]
+    rows: Sequence[api.SweepRow]
     anchor: str
     stem: str
 
@@ -53,14 +46,13 @@ class StudyRun:
         """Index of the point that curves pass through and the explorer starts with: the correction as configured."""
         places = []
         for axis in self.study.axes:
-            own = preset_values(self.study.correction, self.study.correction, axis.path) if axis.is_numeric else []
+            own = api.preset_values(self.study.correction, self.study.correction, axis.path) if axis.is_numeric else []
             if not own:
                 return choose_start_point(self.rows)
             places.append(int(np.argmin([abs(float(value or 0.0) - own[0]) for value in axis.values])))
         return int(np.ravel_multi_index(places, self.study.shape))
 
     def points_along(self, place: int) -> list[int]:
-        """Return the points along one axis, with the other axes fixed at the start point."""
         through = list(np.unravel_index(self.start, self.study.shape))
         return [
             int(np.ravel_multi_index([*through[:place], index, *through[place + 1 :]], self.study.shape))
@@ -68,11 +60,10 @@ class StudyRun:
         ]
 
     def floats(self, key: str) -> Float64s:
-        """Return one metric of every point. Undefined values become NaN."""
         return np.array([math.nan if row.get(key) is None else row[key] for row in self.rows], np.float64)
 
 
-def choose_start_point(rows: Sequence[SweepRow]) -> int:
+def choose_start_point(rows: Sequence[api.SweepRow]) -> int:
     """Return the point that rejects most within `MAX_START_REJECTION`, else least. The middle one wins a tie."""
     known = [row for row in rows if row["pareto"]] or list(rows)
     lost = [math.inf if row["rejected_tokens"] is None else row["rejected_tokens"] for row in known]
@@ -89,17 +80,15 @@ def axis_label(correction: Correction, path: str) -> str:
     rule: Weight | Gate | None = correction.weight if kind == "weight" else None
     if kind == "gates" and index.isdecimal() and int(index) < len(correction.gates):
         rule = correction.gates[int(index)]
-    return escape_terminal(path if rule is None else f"bound x of the {rule_name(rule)}")
+    return path if rule is None else f"bound x of the {rule_name(rule)}"
 
 
-def name_presets(mark: PresetMark, most: int = MAX_PRESETS) -> str:
-    """Name the first few presets at a mark, and count the others."""
+def name_presets(mark: api.PresetMark, most: int = api.MAX_PRESETS) -> str:
     more = len(mark.presets) - most
-    return escape_terminal(f"{', '.join(mark.presets[:most])}{f' +{more}' if more > 0 else ''}")
+    return f"{', '.join(mark.presets[:most])}{f' +{more}' if more > 0 else ''}"
 
 
 def curve_figures(own: StudyRun) -> Iterator[tuple[str, Figure]]:
-    """Yield the axis and the figures along each numeric axis."""
     study, place_of = own.study, f"{own.sweep.runs.index(own.run)}-{own.sweep.studies.index(own.study)}"
     for place, (axis, stem) in enumerate(zip(study.axes, file_stems([axis.path for axis in study.axes]), strict=True)):
         if not axis.is_numeric or len(axis.values) < 2:
@@ -125,7 +114,6 @@ _Chart = tuple[str, dict[str, str], Axis, str, tuple[ReferenceLine, ...]]
 
 
 def _curve_charts(study: Study) -> dict[str, _Chart]:
-    """Return the subject, the metrics of the lines, the axis, the caption and the rules of each figure."""
     found: dict[str, _Chart] = {}
     if study.correction.gates:
         lines = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
@@ -158,7 +146,6 @@ def _curve(own: StudyRun, points: Any, x: Float64s, key: str, name: str, color: 
 
 
 def _preset_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
-    """Yield a line at the threshold of each preset. Presets with the same threshold share a line."""
     for mark in own.sweep.marks:
         if (mark.correction, mark.path) == (own.study.name, path):
             yield ReferenceLine("x", mark.value, name_presets(mark, 1), style="limit")
@@ -172,20 +159,19 @@ def _target_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
     for target in own.sweep.targets:
         if target.run == own.run and target.correction is not None and target.status == "ok":
             solved = parse_correction(target.correction, "target")
-            wish = f"{format_target(target.wish, target.wanted)} at {format_threshold(target.threshold)}"
-            for value in preset_values(solved, correction, path):
+            wish = f"{api.format_target(target.wish, target.wanted)} at {api.format_threshold(target.threshold)}"
+            for value in api.preset_values(solved, correction, path):
                 low, high = target.interval or (None, None)
                 interval = None if low is None or high is None else (low, high)
-                yield ReferenceLine("x", value, escape_terminal(wish), interval, color=3)
+                yield ReferenceLine("x", value, wish, interval, color=3)
 
 
 def map_figures(own: StudyRun) -> Iterator[Figure]:
-    """Yield maps of rejection and ESS over the first two axes, with the other axes fixed."""
     study, shape = own.study, own.study.shape
     if len(study.axes) < 2:
         return
     fixed = np.ravel_multi_index(np.unravel_index(own.start, shape)[2:], shape[2:]) if shape[2:] else 0
-    up, across = ([escape_terminal(format_threshold(value)) for value in axis.values] for axis in study.axes[:2])
+    up, across = ([api.format_threshold(value) for value in axis.values] for axis in study.axes[:2])
     y, x = (axis_label(study.correction, axis.path) for axis in study.axes[:2])
     titles = {"rejected_tokens": "Rejected tokens"} if study.correction.gates else {}
     for key, title in (titles | {"ess_token": "Effective sample size of tokens after"}).items():
@@ -219,7 +205,7 @@ def front_figure(own: StudyRun) -> Figure | None:
     best, others = np.flatnonzero(known & pareto), np.flatnonzero(known & ~pareto)
     best = best[np.argsort(across[best], kind="stable")]
     named = set(best[np.linspace(0, len(best) - 1, min(_MAX_NAMED, len(best))).astype(int)].tolist())
-    labels = [", ".join(map(format_threshold, study.points[point])) if point in named else "" for point in best]
+    labels = [", ".join(map(api.format_threshold, study.points[point])) if point in named else "" for point in best]
     presets: list[tuple[str, int]] = []
     for mark in own.sweep.marks if len(study.axes) == 1 and study.axes[0].is_numeric else ():
         if mark.correction == study.name:
@@ -241,7 +227,6 @@ def front_figure(own: StudyRun) -> Figure | None:
 
 
 def checks_figure(checks: Sequence[BackTest], name: str) -> Figure | None:
-    """Draw predicted against observed rejection of long responses, if there are checks."""
     if not checks:
         return None
     predicted, observed, noise = (

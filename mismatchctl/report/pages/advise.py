@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from mismatchctl.api.advise import advice as api
-from mismatchctl.core.formatting import escape_terminal, format_command
+from mismatchctl.core.formatting import format_command, shorten
+from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.report import document as doc
-from mismatchctl.report.tables import MAX_RUNS, text_cell
-from mismatchctl.results.summary import STATUSES, first_sentence, percent
+from mismatchctl.report.figures.figure import MAX_NAME, MUTED, Axis, Figure, Marks, Scale
+from mismatchctl.report.tables import MAX_RUNS, by_severity, count_runs, status_table
+from mismatchctl.results.summary import first_sentence, percent
 
 MAX_CONFIG_LINES = 12
 """Maximum lines of a configuration on the first screen."""
+_LOG_SPAN = 4.0
+"""Axes that span more than this factor are logarithmic."""
 
 
 def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, full: bool = False) -> doc.Document:
     """Build the first screen: the advice, the configuration to paste, and the runner-up. `full` adds the reasons."""
-    order = sorted(found, key=lambda run: STATUSES.index(api.advice_status(found[run])))
+    statuses = {run: api.advice_status(own) for run, own in found.items()}
+    order = by_severity(statuses)
     advice = found[order[0]]
-    if len(found) == 1:
-        title, parts = f"{order[0]}: {api.advice_headline(advice)}", _screen_parts(advice)
-    else:
-        changes = sum(api.advice_status(own) != "OK" for own in found.values())
-        title, parts = f"{changes} of {len(found)} runs need a fix or a correction", _runs_parts(found, order)
+    title, parts = f"{order[0]}: {api.advice_headline(advice)}", _screen_parts(advice)
+    if len(found) > 1:
+        title = count_runs(statuses.values(), what="a fix or a correction")
+        answers = {run: (statuses[run], api.advice_headline(own)) for run, own in found.items()}
+        more = [doc.Note(f"{len(order) - MAX_RUNS} more runs: -v")] if len(order) > MAX_RUNS else []
+        parts = iter([status_table(order[:MAX_RUNS], answers, "advice"), *more])
     screen = doc.Document(doc.Headline(title, status=api.advice_status(advice)))
     screen.add(doc.Section("", "advice").add(*parts))
     if full:
@@ -73,17 +80,6 @@ def _config_part(advice: api.RunAdvice) -> doc.Code:
     return doc.Code(title, "\n".join([*lines[:MAX_CONFIG_LINES], *more]), reach=doc.TERMINAL_AND_PAGE)
 
 
-def _runs_parts(found: Mapping[str, api.RunAdvice], order: Sequence[str]) -> Iterator[doc.DocumentPart]:
-    columns: doc.TableColumns[str] = (
-        ("run", lambda run: doc.TableCell(escape_terminal(run), kind="name")),
-        (doc.ColumnHeader("status", numeric=False, drop=0), lambda run: api.advice_status(found[run])),
-        (doc.ColumnHeader("advice", numeric=False, drop=1, flexible=True), lambda run: api.advice_headline(found[run])),
-    )
-    yield doc.Table.of("", order[:MAX_RUNS], columns, reach=doc.EVERYWHERE)
-    if len(order) > MAX_RUNS:
-        yield doc.Note(f"{len(order) - MAX_RUNS} more runs: -v")
-
-
 def _next_command(advice: api.RunAdvice, paths: Sequence[str]) -> str:
     if advice.fix_first is not None:
         return format_command("diagnose", paths)
@@ -97,11 +93,10 @@ def _next_command(advice: api.RunAdvice, paths: Sequence[str]) -> str:
 
 
 def document(found: Mapping[str, api.RunAdvice]) -> doc.Document:
-    """Build the page of the advice for each run."""
     made = doc.Document(doc.Headline("", subtitle="advise"))
     for index, (run, advice) in enumerate(found.items()):
         title = ": ".join(filter(None, (run, api.advice_headline(advice))))
-        made.add(_advice_section(doc.Section(escape_terminal(title), f"advice-{index}"), advice))
+        made.add(_advice_section(doc.Section(title, f"advice-{index}"), advice))
     return made
 
 
@@ -112,15 +107,10 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
     if not advice.advice:
         return section.add(*notes)
 
-    def figure() -> Iterator[doc.Figures]:
-        from mismatchctl.report.figures.bars import advice_figure  # slow import, only needed for HTML
-
-        yield doc.Figures([advice_figure(advice, f"{section.anchor}-front")])
-
-    yours = (escape_terminal(api.compare_with_yours(own, advice.advice[0])) for own in advice.yours)
+    yours = (api.compare_with_yours(own, advice.advice[0]) for own in advice.yours)
     reasons = (*yours, *_describe_others(advice), *_describe_confidence(advice))
     section.add(_ranking_table(advice), *(doc.Note(f"{text}.") for text in reasons))
-    section.add(doc.DeferredSection(figure), *notes)
+    section.add(doc.Figures(lambda: [advice_figure(advice, f"{section.anchor}-front")]), *notes)
     for own in filter(None, (advice.advice[0], advice.runner_up)):
         config = own.config if advice.framework else own.correction
         if config and own.name != "none":
@@ -131,18 +121,15 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
 
 def _describe_others(advice: api.RunAdvice) -> Iterator[str]:
     """Describe ties with the first correction, and why the next one is worse."""
-
-    def name(own: api.RankedCorrection) -> str:
-        return escape_terminal(api.candidate_label(own.name))
-
     first, *others = advice.advice
-    ties = [name(own) for own in others if own.ties]
+    ties = [api.candidate_label(own.name) for own in others if own.ties]
     if ties:
         names = " and ".join(filter(None, (", ".join(ties[:-1]), ties[-1])))
-        yield f"Not significantly worse than {name(first)}: {names}"
+        yield f"Not significantly worse than {api.candidate_label(first.name)}: {names}"
     behind = next((own for own in others if not own.ties), None)
     if behind is not None and first.mse:
-        yield f"{name(behind)} has {behind.mse / first.mse:.3g} times the error of {name(first)}: {behind.why}"
+        worse, best = (api.candidate_label(own.name) for own in (behind, first))
+        yield f"{worse} has {behind.mse / first.mse:.3g} times the error of {best}: {behind.why}"
 
 
 def _describe_confidence(advice: api.RunAdvice) -> Iterator[str]:
@@ -150,24 +137,62 @@ def _describe_confidence(advice: api.RunAdvice) -> Iterator[str]:
         yield f"Same advice, or a tie, in {percent(advice.stable)} of random halves of the prompts"
     for own in (*advice.advice, *advice.yours):
         if own.outcome:
-            yield f"{escape_terminal(own.name)}: {own.outcome}"
+            yield f"{own.name}: {own.outcome}"
 
 
 def _ranking_table(advice: api.RunAdvice) -> doc.Table:
     scale = advice.uncorrected
-    columns: doc.TableColumns[api.RankedCorrection] = (
-        ("correction", lambda own: text_cell(own.name, "name")),
-        (doc.ColumnHeader("error", description="gradient error of an update, scaled by the best factor", drop=0),
-         lambda own: f"{own.mse / scale:.3f}"),
-        (doc.ColumnHeader("bias²", description="part of the error that more data does not remove", drop=4),
-         lambda own: f"{max(own.bias2, 0.0) / scale:.3f}"),
-        (doc.ColumnHeader("variance", description="part of the error that more data removes", drop=5),
-         lambda own: f"{own.variance / scale:.3f}"),
-        (doc.ColumnHeader("rejected", description="rejected share of the tokens", drop=0),
-         lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0"),
-        (doc.ColumnHeader("loss scale", description="factor on the loss", drop=1), lambda own: f"{own.loss_scale:.3g}"),
-        (doc.ColumnHeader("ESS", description="effective sample size of tokens", drop=1), lambda own: f"{own.ess:.2f}"),
-        (doc.ColumnHeader("why", numeric=False, drop=6), lambda own: text_cell(own.why, "prose")),
-    )  # fmt: skip
+    columns = [
+        doc.Column("correction", lambda own: own.name, "name"),
+        doc.Column("error", lambda own: f"{own.mse / scale:.3f}", drop=0,
+                   description="gradient error of an update, scaled by the best factor"),
+        doc.Column("bias²", lambda own: f"{max(own.bias2, 0.0) / scale:.3f}", drop=4,
+                   description="part of the error that more data does not remove"),
+        doc.Column("variance", lambda own: f"{own.variance / scale:.3f}", drop=5,
+                   description="part of the error that more data removes"),
+        doc.Column("rejected", lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0", drop=0,
+                   description="rejected share of the tokens"),
+        doc.Column("loss scale", lambda own: f"{own.loss_scale:.3g}", drop=1, description="factor on the loss"),
+        doc.Column("ESS", lambda own: f"{own.ess:.2f}", drop=1, description="effective sample size of tokens"),
+        doc.Column("why", lambda own: own.why, "prose", 6),
+    ]  # fmt: skip
     every = [*advice.advice, *advice.yours]
     return doc.Table.of("Corrections, best first", every, columns, reach=doc.EVERYWHERE)
+
+
+def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
+    if not advice.advice:
+        return None
+    errors = {own: (bias2, variance) for own, (bias2, variance, _) in advice.front.items()}
+    errors |= {own.name: (max(own.bias2, 0.0), own.variance) for own in (*advice.advice, *advice.yours)}
+    advised, yours = ({own.name for own in group} for group in (advice.advice, advice.yours))
+    shipped = set(load_presets()) - {"none"} - advised - yours
+    places = {own: tuple(part / advice.uncorrected for part in parts) for own, parts in errors.items()}
+    x, y = (_fit_axis([place[side] for place in places.values()]) for side in (0, 1))
+    marks = []
+    for label, group, color in (
+        ("candidates", set(errors) - advised - yours - shipped, MUTED), ("presets", shipped, MUTED),
+        ("advised", advised, 0), ("yours", yours, 1),
+    ):  # fmt: skip
+        chosen = [own for own in places if own in group]
+        ends = [[max(places[own][side], axis[1]) for own in chosen] for side, axis in enumerate((x, y))]
+        names = [shorten(own, MAX_NAME) for own in chosen] if color != MUTED else []
+        if chosen:
+            marks.append(
+                Marks("dots", label, ends[0], ends[1], color=color, hollow=label == "candidates", labels=names)
+            )
+    first = advice.advice[0].name
+    return Figure(
+        name, f"{first} is advised, of {len(errors)} candidates" if len(errors) > 1 else f"{first} is advised",
+        "error of one update's gradient, relative to no correction",
+        "Lower left is better. More data reduces the variance but not the bias. A bias indistinguishable from 0 is at "
+        "the left end.",
+        Axis("bias² (more data does not reduce it)", x[0]), Axis("variance (more data reduces it)", y[0]), tuple(marks),
+    )  # fmt: skip
+
+
+def _fit_axis(values: Sequence[float]) -> tuple[Scale, float]:
+    above = [value for value in values if value > 0]
+    if above and max(above) / min(above) > _LOG_SPAN:
+        return "log", min(above)
+    return "linear", -math.inf

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mismatchctl.core.formatting import escape_terminal, format_bytes, format_count, format_label, shorten
+from mismatchctl.core.formatting import format_bytes, format_count, format_label, shorten
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.report.document import Card, Document, Facts, Headline, Note, Section, add_heading
 
@@ -37,7 +37,7 @@ def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole:
     )
     if len(checks) == 1:
         title = f"{checks[0].path} {'cannot' if bad else 'can'} be used as it is"
-    doc = Document(Headline(escape_terminal(title), status="FAIL" if bad else "OK"))
+    doc = Document(Headline(title, status="FAIL" if bad else "OK"))
     groups = sorted(kinds.values(), key=lambda alike: alike[0].sound)
     shown = groups if whole else groups[: _SHOWN_GROUPS if bad else 1]
     section = Section("", "files").add(*(_file_card(alike, whole=whole) for alike in shown))
@@ -96,7 +96,6 @@ def _file_faults(check: FileCheck) -> Iterable[tuple[str, str]]:
 
 
 def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = True, following: str = "") -> Document:
-    """Build the page of lint findings, most severe first. `notes` shows all of them, also those of level info."""
     counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
     counted = [
         f"{count} {_LEVEL_NOUNS[level].format(s='s' * (count != 1))}" for level, count in counts.items() if count
@@ -139,7 +138,6 @@ def doctor_document(
     machine: Machine, dependencies: Sequence[Dependency], settings: Sequence[SettingRow], unread: Sequence[str],
     checks: Sequence[SelfTestCheck], *, whole: bool = True,
 ) -> Document:  # fmt: skip
-    """Build the page of the machine, the installed packages, the settings and the self-test."""
     packages = [(package.name, _dependency_version(package), package.fits) for package in dependencies]
     chosen = [
         (f"{setting.verb} --{setting.flag.replace('_', '-')}", f"{setting.value}, from {setting.where}", True)

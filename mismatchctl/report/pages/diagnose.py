@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mismatchctl.core.formatting import escape_terminal, format_command, format_count, format_number
+from mismatchctl.core.formatting import format_command, format_count, format_number, shorten
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, Tensor, compare_with_noise
 from mismatchctl.report import document as doc
-from mismatchctl.report.tables import ADVICE_LENGTH, MAX_RUNS, NOTE_LENGTH, SUMMARY_LENGTH, cut, cut_notes
+from mismatchctl.report import tables
+from mismatchctl.report.figures.distributions import layers_figure
+from mismatchctl.report.figures.figure import BAND, MAX_NAME, Axis, Figure, across_marks, unique_names
+from mismatchctl.results import summary
 from mismatchctl.results.model import Example, Fact, Finding, RivalCause, Sides, SidesGroup, SideShare
-from mismatchctl.results.summary import (
-    HARMLESS_CAUSES,
-    STATUSES,
-    RunStatus,
-    findings_status,
-    headline_finding,
-    lower_first,
-    percent,
-)
+from mismatchctl.results.summary import RunStatus
 
 _MAX_GROUPS, _MAX_DRAWN_GROUPS = 12, 24
 _Row = tuple[str, str]
@@ -29,14 +24,16 @@ def diagnose_screen(
     found: Diagnosis, paths: Sequence[str], page: doc.Document | None = None, notes: Sequence[str] = ()
 ) -> doc.Document:
     """Build the first screen of a diagnosis, or the whole `page` of it below the answer."""
-    judged = _judge(found)
+    judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     screen = doc.Document(_headline(judged))
     screen.sections += [_answer_section(found, judged)] if page is None else page.sections[1:]
-    screen.add(doc.Section("", "notes").add(*cut_notes(notes) if page is None else cut_notes(notes, len(notes))))
+    screen.add(
+        doc.Section("", "notes").add(*tables.cut_notes(notes) if page is None else tables.cut_notes(notes, len(notes)))
+    )
     healthy = screen.headline.status == "OK"
     options = "--save-baseline ok.json --accept" if healthy else ""
     if len(paths) == len(judged) > 1:
-        paths = [paths[[*judged].index(_by_severity(judged)[0])]]
+        paths = [paths[[*judged].index(_order(judged)[0])]]
     following = format_command("gate" if healthy else "analyze", paths, options)
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Report", "--html report.html"), ("Next", following)]
@@ -45,37 +42,26 @@ def diagnose_screen(
 
 def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> doc.Document:
     """Build the page of a diagnosis. `full` shows findings of low confidence in full."""
-    judged = _judge(found)
-    head = _headline(judged)
-    head.subtitle = "causes of the mismatch"
-    made = doc.Document(head).add(_answer_section(found, judged))
+    judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
+    made = doc.Document(_headline(judged)).add(_answer_section(found, judged))
     for index, (name, findings) in enumerate(found.runs.items()):
-        made.add(_findings_section(escape_terminal(name), f"run-{index}-findings", findings, full=full))
+        made.add(_findings_section(name, f"run-{index}-findings", findings, full=full))
     for index, (name, sides) in enumerate(found.sides.items()):
-        heading = f"Wrong side of {escape_terminal(name)}" if len(found.sides) > 1 else "Wrong side"
+        heading = f"Wrong side of {name}" if len(found.sides) > 1 else "Wrong side"
         made.add(sides_section(heading, f"sides-{index}", sides))
     for name, steps in list(found.next.items())[: 0 if reports else 1]:
-        of = f" of {escape_terminal(name)}" if len(found.runs) > 1 else ""
+        of = f" of {name}" if len(found.runs) > 1 else ""
         facts = doc.Facts([(step.name, step.text) for step in steps], reach=doc.EVERYWHERE)
         made.add(doc.Section(f"Location in the network{of}", "next").add(facts))
     return made.add(*(_layers_section(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
 
 
-def _judge(found: Diagnosis) -> dict[str, RunStatus]:
-    return {name: findings_status(findings) for name, findings in found.runs.items()}
-
-
-def _by_severity(judged: Mapping[str, RunStatus]) -> list[str]:
-    return sorted(judged, key=lambda name: STATUSES.index(judged[name].status))
-
-
 def _headline(judged: Mapping[str, RunStatus]) -> doc.Headline:
-    worst = judged[_by_severity(judged)[0]]
-    if len(judged) == 1:
-        return doc.Headline(f"{escape_terminal(next(iter(judged)))}: {worst.text}", status=worst.status)
-    bad = sum(one.status != "OK" for one in judged.values())
-    title = f"{bad} of {len(judged)} runs {'has' if bad == 1 else 'have'} a cause to look at"
-    return doc.Headline(title if bad else f"no fault found in {len(judged)} runs", status=worst.status)
+    return tables.runs_headline(judged, f"no fault found in {len(judged)} runs", "causes of the mismatch")
+
+
+def _order(judged: Mapping[str, RunStatus]) -> list[str]:
+    return tables.by_severity({name: one.status for name, one in judged.items()})
 
 
 def _answer_section(found: Diagnosis, judged: Mapping[str, RunStatus]) -> doc.Section:
@@ -84,57 +70,45 @@ def _answer_section(found: Diagnosis, judged: Mapping[str, RunStatus]) -> doc.Se
         ((name, findings),) = found.runs.items()
         section.add(doc.Facts(list(_finding_rows(found, name, findings)), reach=doc.EVERYWHERE))
     else:
-        order = _by_severity(judged)
-        columns: doc.TableColumns[str] = (
-            ("run", lambda name: doc.TableCell(escape_terminal(name), kind="name")),
-            (doc.ColumnHeader("status", numeric=False, drop=0), lambda name: judged[name].status),
-            (doc.ColumnHeader("cause", numeric=False, drop=0, flexible=True), lambda name: judged[name].text),
-        )
-        section.add(doc.Table.of("", order[:MAX_RUNS], columns, reach=doc.EVERYWHERE))
-        left = len(order) - MAX_RUNS
+        answers = {name: (one.status, one.text) for name, one in judged.items()}
+        section.add(tables.status_table(_order(judged)[: tables.MAX_RUNS], answers, "cause"))
+        left = len(judged) - tables.MAX_RUNS
         section.add(doc.Note(f"{format_count(left, 'more run')}: -v") if left > 0 else None)
-    return section.add(doc.DeferredSection(lambda: _share_figure(found)))
-
-
-def _share_figure(found: Diagnosis) -> Iterator[doc.Figures]:
-    from mismatchctl.report.figures.bars import causes_figure  # slow import, only needed for HTML
-
-    yield doc.Figures([causes_figure(found.runs, "causes")])
+    return section.add(doc.Figures(lambda: [causes_figure(found.runs, "causes")]))
 
 
 def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> Iterator[_Row]:
-    first = headline_finding(findings) or (findings[0] if findings else None)
+    first = summary.headline_finding(findings) or (findings[0] if findings else None)
     if first is None:
         return
-    yield "found", cut(first.summary, 2 * SUMMARY_LENGTH)
+    yield "found", tables.cut(first.summary, 2 * tables.SUMMARY_LENGTH)
     if first.examples:
-        yield "see", cut(format_example(first.examples[0]), NOTE_LENGTH)
-    yield "do", cut(first.advice, SUMMARY_LENGTH)
+        yield "see", tables.cut(format_example(first.examples[0]), tables.NOTE_LENGTH)
+    yield "do", tables.cut(first.advice, tables.SUMMARY_LENGTH)
     if first.rivals:
-        yield "or", cut(rival_text(first.rivals[0]), SUMMARY_LENGTH)
+        yield "or", tables.cut(rival_text(first.rivals[0]), tables.SUMMARY_LENGTH)
     if first.pointless:
-        yield "note", cut(f"until then, {first.pointless}", ADVICE_LENGTH)
+        yield "note", tables.cut(f"until then, {first.pointless}", tables.ADVICE_LENGTH)
     if name in found.sides:
-        yield "side", cut(found.sides[name].summary, NOTE_LENGTH)
+        yield "side", tables.cut(found.sides[name].summary, tables.NOTE_LENGTH)
     others = [one for one in findings if one is not first]
     for one in others[:4]:
-        share = "" if one.share_k3 is None else f", {percent(one.share_k3)} of K3"
+        share = "" if one.share_k3 is None else f", {summary.percent(one.share_k3)} of K3"
         yield "also", f"{one.title} ({one.confidence} confidence{share})"
     if len(others) > 4:
         yield "", f"{len(others) - 4} more findings: -v"
 
 
 def rival_text(rival: RivalCause) -> str:
-    """Return the title of a rival cause and the data or experiment that distinguishes it."""
     titles = {cause.id: cause.title for cause in CAUSES}
-    return f"{lower_first(titles.get(rival.cause, rival.cause))} (check {rival.tell.rstrip('.')})"
+    return f"{summary.lower_first(titles.get(rival.cause, rival.cause))} (check {rival.tell.rstrip('.')})"
 
 
 def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, full: bool) -> doc.Section:
     """Build the findings of one run. Findings of low confidence take one line, unless `full`."""
     count = f"{format_count(len(findings), 'finding')}, strongest first" if findings else "nothing found"
     unexplained = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
-    explained = f"; {percent(1 - unexplained)} of the K3 explained" if findings else ""
+    explained = f"; {summary.percent(1 - unexplained)} of the K3 explained" if findings else ""
     cards: list[doc.DocumentPart] = [
         finding_card(found, full=full or found.confidence != "low" or len(findings) == 1, place=place)
         for place, found in enumerate(findings, start=1)
@@ -144,9 +118,9 @@ def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, fu
 
 def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> doc.Card:
     """Return the card of a finding. `place` is its number."""
-    share = f", {percent(finding.share_k3)} of the K3" if finding.share_k3 is not None else ""
+    share = f", {summary.percent(finding.share_k3)} of the K3" if finding.share_k3 is not None else ""
     return doc.Card(
-        finding.confidence, "calm" if finding.cause in HARMLESS_CAUSES else finding.confidence,
+        finding.confidence, "calm" if finding.cause in summary.HARMLESS_CAUSES else finding.confidence,
         f"{place}. {finding.title}" if place else finding.title,
         "" if full else finding.summary, f"{finding.cause}{share}" if full or place else "",
         list(_brief_lines(finding)) if full else [], list(_detail_lines(finding)),
@@ -178,8 +152,6 @@ def _detail_lines(finding: Finding) -> Iterable[_Row]:
 
 
 def format_fact(fact: Fact) -> str:
-    """Format the value of a fact with its interval. Steps, shifts and counts are whole numbers."""
-
     def text(value: float | str | None) -> str:
         if isinstance(value, str):
             return value
@@ -198,7 +170,6 @@ def format_example(example: Example) -> str:
 
 
 def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
-    """Build the section about which side has the error."""
     shares = f"the rollout's share of the squared rollout-trainer gap is {_format_share(sides.rollout_share)}"
     rows = [("found", sides.summary), ("split", f"{shares}, of K3 {_format_share(sides.rollout_share_k3)}")]
     ratio = sides.reference_over_rollout
@@ -209,15 +180,11 @@ def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
     rows += [(f"by {name}", _format_groups(groups)) for name, groups in sides.groups.items()]
     facts = doc.Facts([*rows, *(("note", note) for note in sides.notes)], reach=doc.EVERYWHERE)
     section = doc.Section(title, anchor, note=f"{sides.side}, {sides.confidence} confidence")
-    return section.add(facts, doc.DeferredSection(lambda: _error_figures(sides, anchor)))
-
-
-def _error_figures(sides: Sides, anchor: str) -> Iterator[doc.Figures]:
-    from mismatchctl.report.figures.bars import sides_figure  # slow import, only needed for HTML
-
-    for name, groups in sides.groups.items():
-        if 1 < len(groups) <= _MAX_DRAWN_GROUPS:
-            yield doc.Figures([sides_figure(groups, name, f"{anchor}-{name}")])
+    return section.add(facts, *(
+        doc.Figures(lambda name=name, groups=groups: [sides_figure(groups, name, f"{anchor}-{name}")])  # type: ignore[misc]
+        for name, groups in sides.groups.items()
+        if 1 < len(groups) <= _MAX_DRAWN_GROUPS
+    ))  # fmt: skip
 
 
 def _format_share(share: SideShare) -> str:
@@ -249,12 +216,8 @@ def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitN
     rows += [("dump", f"{name}: {compare_with_noise(report, found)}") for name, found in noise.items()]
     rank = f", rank {report.rank}" if report.rank is not None else ""
 
-    def figures() -> Iterator[doc.Figures]:
-        from mismatchctl.report.figures.distributions import layers_figure  # slow import, only needed for HTML
-
-        yield doc.Figures([layers_figure(report, f"{anchor}-growth")])
-
-    return doc.Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts, doc.DeferredSection(figures))
+    figure = doc.Figures(lambda: [layers_figure(report, f"{anchor}-growth")])
+    return doc.Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts, figure)
 
 
 def _describe_first_difference(report: LayerReport) -> str:
@@ -275,3 +238,30 @@ def _format_tensor(tensor: Tensor) -> str:
     value = "" if tensor.value is None else f", {tensor.value:.2g}"
     step = "" if tensor.step is None else f" (step {tensor.step})"
     return f"{place}, {tensor.name}{value}{step}"
+
+
+def sides_figure(groups: Sequence[SidesGroup], by: str, name: str) -> Figure | None:
+    errors = {"rollout": [own.rollout_rms for own in groups], "train": [own.train_rms for own in groups]}
+    if not all(value and value > 0 for values in errors.values() for value in values):
+        return None
+    names = unique_names([own.label for own in groups])
+    marks = [
+        across_marks(side, values, names, color=place, hollow=place > 0, shift=4.0 * (2 * place - 1))
+        for place, (side, values) in enumerate(errors.items())
+    ]
+    axis = "root mean square error (nats)"
+    caption = "The side on the right has the larger error."
+    return Figure(name, f"Error of each side by {by}", axis, caption, Axis(axis, "log"), BAND, tuple(marks))
+
+
+def causes_figure(runs: Mapping[str, Sequence[Finding]], name: str) -> Figure | None:
+    marks = []
+    for place, (run, findings) in enumerate(runs.items()):
+        shares = {shorten(found.title, 2 * MAX_NAME): found.share_k3 for found in findings if found.share_k3}
+        if shares:
+            label = shorten(run, 24) if len(runs) > 1 else "share of K3"
+            marks.append(across_marks(label, list(shares.values()), list(shares), color=place))
+    x = Axis("share of K3", limits=(0.0, 1.02), percent=True)
+    caption = "Shares of causes that overlap add up to more than 100%."
+    title = "What the mismatch consists of"
+    return Figure(name, title, "share of K3 by cause", caption, x, BAND, tuple(marks), size="wide") if marks else None

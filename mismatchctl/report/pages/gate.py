@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from mismatchctl.api.gate import verdict as api
 from mismatchctl.api.gate.power import SampleSizePlan
-from mismatchctl.core.formatting import (
-    escape_terminal,
-    format_command,
-    format_count,
-    format_heavy_tail,
-    format_number,
-)
+from mismatchctl.core.formatting import format_command, format_count, format_heavy_tail, format_number, shorten
 from mismatchctl.report import document as doc
+from mismatchctl.report.figures.figure import BAND, Axis, Figure, Marks, across_marks, limit_rule, unique_names
 from mismatchctl.results.summary import Status
 
-MAX_CHECKS, MAX_REASONS = 8, 3
+MAX_CHECKS, MAX_REASONS, MAX_DRAWN = 8, 3, 16
+"""Maximum checks and notes on a screen, and checks in the figure."""
 _REASON_LENGTH = 150
 _OUTCOMES = ("failed", "undecided", "passed")
 _STATUSES: Mapping[str, Status] = {"passed": "OK", "undecided": "CHECK", "failed": "FAIL"}
@@ -48,26 +45,26 @@ def gate_screen(
 def _verdict_parts(verdict: api.Verdict) -> Iterator[doc.DocumentPart]:
     order = sorted(verdict.checks, key=lambda check: _OUTCOMES.index(check.outcome))
     several = len({check.run for check in verdict.checks}) > 1
-    columns: doc.TableColumns[api.Check] = (
-        ("check", lambda check: f"{f'{escape_terminal(check.run)}: ' if several else ''}{api.check_name(check)}"),
-        (doc.ColumnHeader("outcome", numeric=False, drop=0), api.outcome_label),
-        (doc.ColumnHeader("value", drop=0), lambda check: _format_pair(check)[0]),
-        (doc.ColumnHeader("limit", drop=1), lambda check: _format_pair(check)[1]),
-        (doc.ColumnHeader("baseline", drop=2), lambda check: format_number(check.baseline, check.unit)),
-    )
+    columns = [
+        doc.Column("check", lambda check: f"{f'{check.run}: ' if several else ''}{api.check_name(check)}", "text"),
+        doc.Column("outcome", api.outcome_label, "text", 0),
+        doc.Column("value", lambda check: _format_pair(check)[0], drop=0),
+        doc.Column("limit", lambda check: _format_pair(check)[1], drop=1),
+        doc.Column("baseline", lambda check: format_number(check.baseline, check.unit), drop=2),
+    ]
     yield doc.Table.of("", order[:MAX_CHECKS], columns, reach=doc.TERMINAL_AND_PAGE)
     if hidden := order[MAX_CHECKS:]:
         yield doc.Note(f"and {len(hidden)} more: {api.count_outcomes(verdict.checks)} in all")
     rose = [
         api.describe_k3_parts(check, intervals=False) for check in order if check.outcome == "failed" and check.parts
     ]
-    notes = [*rose[:1], *_list_reasons(verdict, order), *map(escape_terminal, verdict.notes)]
+    notes = [*rose[:1], *_list_reasons(verdict, order), *verdict.notes]
     decided = [check for check in order if check.outcome != "undecided" and check.covers is not None]
     for check in sorted(decided, key=lambda check: check.covers or 0)[:1]:
         others = f" (and {format_count(len(decided) - 1, 'more check')})" if len(decided) > 1 else ""
         notes.append(f"{api.check_name(check)}{others}: {format_heavy_tail(check.covers)}")
     for note in notes[:MAX_REASONS]:
-        yield doc.Note(note if len(note) <= _REASON_LENGTH else f"{note[: _REASON_LENGTH - 1].rstrip()}…", "alarm")
+        yield doc.Note(shorten(note, _REASON_LENGTH), "alarm")
     if len(notes) > MAX_REASONS:
         yield doc.Note(f"and {format_count(len(notes) - MAX_REASONS, 'more note')}")
     if first := next((check for check in verdict.checks if check.sequences), None):
@@ -75,19 +72,15 @@ def _verdict_parts(verdict: api.Verdict) -> Iterator[doc.DocumentPart]:
 
 
 def _list_reasons(verdict: api.Verdict, order: Sequence[api.Check]) -> Iterator[str]:
-    """Yield the reasons of checks, without the sentence that is already in the headline."""
+    """Yield the reasons of checks that the headline does not contain."""
     answer = api.verdict_answer(verdict)
     for check in order:
-        reason = escape_terminal(check.reason)
-        first, _, rest = reason.partition(". ")
-        if reason == api.FIRST_BASELINE_REASON:
-            continue
-        if first and first in answer:
-            if rest:
-                yield rest
-        elif reason:
-            yield f"{api.check_name(check)}: {reason}"
-    yield from dict.fromkeys(escape_terminal(check.meaning) for check in order if check.meaning)
+        first, _, rest = check.reason.partition(". ")
+        if first and first in answer and check.reason != api.FIRST_BASELINE_REASON:
+            yield from [rest] if rest else ()
+        elif check.reason not in ("", api.FIRST_BASELINE_REASON):
+            yield f"{api.check_name(check)}: {check.reason}"
+    yield from dict.fromkeys(check.meaning for check in order if check.meaning)
 
 
 def _format_pair(check: api.Check) -> tuple[str, str]:
@@ -101,48 +94,43 @@ def _next_command(verdict: api.Verdict, paths: Sequence[str], saved: str) -> str
     if verdict.outcome == "failed":
         return format_command("diagnose", paths)
     if saved:
-        return f"mismatchctl gate NEXT_DUMP --baseline {shlex.quote(escape_terminal(saved))}"
+        return f"mismatchctl gate NEXT_DUMP --baseline {shlex.quote(saved)}"
     if verdict.baseline is None:
         return format_command("gate", paths, "--save-baseline baseline.json --accept")
     if verdict.outcome == "passed":
         return format_command("analyze", paths)
-    against = f"--baseline {shlex.quote(escape_terminal(verdict.baseline))}"
+    against = f"--baseline {shlex.quote(verdict.baseline)}"
     noisy = all(check.rule != api.COVERAGE_RULE for check in verdict.checks if check.outcome == "undecided")
     return format_command("gate", paths, f"{against} --plan 25%") if noisy else format_command("diagnose", paths)
 
 
 def document(verdict: api.Verdict) -> doc.Document:
-    """Build the page of a verdict: what to do, what rose, and a card per check."""
     headline, level = api.verdict_headline(verdict), "passed" if api.is_first_baseline(verdict) else verdict.outcome
     made = doc.Document(doc.Headline(headline, level=level, subtitle="gate"))
     several = len({check.run for check in verdict.checks}) > 1
-    made.add(doc.DeferredSection(lambda: _answer(verdict)))
-    notes = doc.Section("", "gate-notes").add(*(doc.Note(escape_terminal(note), "alarm") for note in verdict.notes))
+    answer = doc.Section("", "what-to-do").add(doc.Facts(doc.add_heading("what to do", advise_next(verdict))))
+    made.add(answer.add(doc.Figures(lambda: _figures(verdict))))
+    notes = doc.Section("", "gate-notes").add(*(doc.Note(note, "alarm") for note in verdict.notes))
     for run, growth in verdict.growth.items():
         if growth.changed:
-            notes.add(doc.Note(f"{f'{escape_terminal(run)}: ' if several else ''}K3 {growth.text}"))
+            notes.add(doc.Note(f"{f'{run}: ' if several else ''}K3 {growth.text}"))
     made.add(notes)
     for place, ((run, rule), checks) in enumerate(api.group_by_rule(verdict.checks)):
         shown, hidden = api.select_checks(checks)
-        section = doc.Section(escape_terminal(rule), f"gate-{place}", note=escape_terminal(run) if several else "")
+        section = doc.Section(rule, f"gate-{place}", note=run if several else "")
         section.add(*map(_check_card, shown))
         section.add(doc.Note(f"and {hidden} more: {api.count_outcomes(checks)} in all") if hidden else None)
         made.add(section)
     return made
 
 
-def _answer(verdict: api.Verdict) -> Iterator[doc.DocumentPart]:
-    from mismatchctl.report.figures.bars import parts_figure, verdict_figure  # slow import, only needed for HTML
-
-    action = advise_next(verdict)
-    yield doc.Section("", "what-to-do").add(doc.Facts(list(doc.add_heading("what to do", action))))
+def _figures(verdict: api.Verdict) -> Iterator[Figure | None]:
+    yield verdict_figure(verdict.checks, "checks")
     risen = [check for check in verdict.checks if any(part.rise is not None for part in check.parts)]
-    parts = [parts_figure(check, f"parts-{place}") for place, check in enumerate(risen[:1])]
-    yield doc.Figures([verdict_figure(verdict.checks, "checks"), *parts])
+    yield from (parts_figure(check, "parts-0") for check in risen[:1])
 
 
 def advise_next(verdict: api.Verdict) -> list[str]:
-    """Return what to do after a verdict, most useful first."""
     failed = [check for check in verdict.checks if check.outcome == "failed"]
     if not failed:
         doubt = any(api.outcome_label(check) == "undecided" for check in verdict.checks)
@@ -156,36 +144,33 @@ def advise_next(verdict: api.Verdict) -> list[str]:
     compare = f"compare {shlex.quote(verdict.baseline)} DUMP" if verdict.baseline else "diagnose DUMP"
     return [
         *texts,
-        f"See what changed: mismatchctl {escape_terminal(compare)}",
+        f"See what changed: mismatchctl {compare}",
         "If the change is intended, accept it as the new baseline: mismatchctl gate DUMP --save-baseline FILE --accept",
     ]
 
 
 def _check_card(check: api.Check) -> doc.Card:
-    below = filter(None, (escape_terminal(check.reason), api.describe_k3_parts(check), api.describe_basis(check)))
+    below = filter(None, (check.reason, api.describe_k3_parts(check), api.describe_basis(check)))
     mark = api.outcome_label(check)
     level = "passed" if mark == "recorded" else mark
     return doc.Card(mark, level, api.check_statement(check), lines=[("", line) for line in below])
 
 
 def plan_document(needs: Sequence[SampleSizePlan]) -> doc.Document:
-    """Build the page of the sample sizes that a gate needs."""
     section = doc.Section("", "plan")
     if not needs:
         section.add(doc.Note("No rule limits a rise of a mean, so no number of sequences can be planned."))
         return doc.Document(doc.Headline("")).add(section)
-    columns: doc.TableColumns[SampleSizePlan] = (
-        ("run and metric", lambda need: f"{need.run} {need.metric}"),
-        (doc.ColumnHeader("rise", drop=0), lambda need: f"+{format_number(need.regression, 'fraction')}"),
-        (doc.ColumnHeader("needs sequences", drop=0), lambda need: format_number(need.sequences, "sequences")),
-        (doc.ColumnHeader("needs clusters", drop=1), lambda need: format_number(need.clusters, "clusters")),
-        (doc.ColumnHeader("has clusters", drop=2), lambda need: format_number(need.have, "clusters")),
-        (doc.ColumnHeader("compared", numeric=False, drop=3),
-         lambda need: "the same clusters" if need.paired else "with others"),
-    )  # fmt: skip
-    section.add(
-        doc.Table.of("Data on each side to find a rise in at least 4 of 5 dumps", needs, columns, reach=doc.EVERYWHERE)
-    )
+    columns = [
+        doc.Column("run and metric", lambda need: f"{need.run} {need.metric}", "text"),
+        doc.Column("rise", lambda need: f"+{format_number(need.regression, 'fraction')}", drop=0),
+        doc.Column("needs sequences", lambda need: format_number(need.sequences, "sequences"), drop=0),
+        doc.Column("needs clusters", lambda need: format_number(need.clusters, "clusters"), drop=1),
+        doc.Column("has clusters", lambda need: format_number(need.have, "clusters"), drop=2),
+        doc.Column("compared", lambda need: "the same clusters" if need.paired else "with others", "text", 3),
+    ]
+    caption = "Data on each side to find a rise in at least 4 of 5 dumps"
+    section.add(doc.Table.of(caption, needs, columns, reach=doc.EVERYWHERE))
     section.add(
         *(doc.Note(f"{need.run} {need.metric}: {need.status}", "alarm") for need in needs if need.status != "ok")
     )
@@ -193,3 +178,46 @@ def plan_document(needs: Sequence[SampleSizePlan]) -> doc.Document:
         rule, rise = f"{needs[0].metric}:increase={50 * needs[0].regression:g}%", f"{100 * needs[0].regression:g}%"
         section.add(doc.Note(f"To plan for a rise of {rise}, name a smaller tolerance: --rule {rule} --plan {rise}"))
     return doc.Document(doc.Headline("")).add(section)
+
+
+def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
+    known = [check for check in checks if (check.value or 0) > 0 and (check.limit or 0) > 0]
+    shown = sorted(known, key=lambda check: _OUTCOMES.index(check.outcome))[:MAX_DRAWN]
+    if not shown:
+        return None
+    names = unique_names([api.check_name(check) for check in shown])
+
+    def marks(label: str, key: Literal["value", "baseline"], color: int, shift: float) -> Marks:
+        intervals = [check.interval if key == "value" else check.baseline_interval for check in shown]
+        values = [check.value if key == "value" else check.baseline for check in shown]
+        scaled = [
+            [part / (check.limit or 1) if part and part > 0 else None for part in (value, *(ends or (None, None)))]
+            for check, value, ends in zip(shown, values, intervals, strict=True)
+        ]
+        x, *ends = (list(column) for column in zip(*scaled, strict=True))
+        return across_marks(label, x, names, ends, color=color, hollow=key == "baseline", shift=shift)
+
+    found = [marks("new", "value", 1, 4.0)]
+    if any(check.baseline for check in shown):
+        found.append(marks("baseline", "baseline", 0, -4.0))
+    failed = sum(check.outcome == "failed" for check in shown)
+    title = f"{failed} of {len(shown)} checks failed" if failed else "New values and their limits"
+    caption = "Values are relative to the limit of each check (dotted line)."
+    return Figure(
+        name, title, "new values and baselines relative to the limit", caption, Axis("value / limit", "log"), BAND,
+        tuple(found), limit_rule(1.0, "limit"), "wide",
+    )  # fmt: skip
+
+
+def parts_figure(check: api.Check, name: str) -> Figure:
+    """Draw how much each part of K3 rose: bulk (most tokens), shoulder, and tail."""
+    texts = {"bulk": "most tokens (bulk)", "tail": "rare tokens (tail)"}
+    parts = [part for part in check.parts if part.rise is not None]
+    low, high = ([None if part.interval is None else part.interval[end] for part in parts] for end in (0, 1))
+    names = [texts.get(part.name, part.name) for part in parts]
+    return Figure(
+        name, "What rose", "relative rise of the parts of K3",
+        "A rise of rare tokens only points to routing or sampling, a rise of most tokens to a dtype or a kernel.",
+        Axis("rise over the baseline", percent=True), BAND,
+        (across_marks("rise", [part.rise for part in parts], names, (low, high)),), limit_rule(0.0),
+    )  # fmt: skip

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mismatchctl.api.metrics_log import LogAnalysis, LoggedRun, change_text
-from mismatchctl.core.formatting import DASH, escape_terminal, format_count, format_label, format_number
+from mismatchctl.core.formatting import DASH, format_count, format_number
 from mismatchctl.report import document as doc
-from mismatchctl.report.pages.analyze import count_statuses
-from mismatchctl.report.tables import MAX_RUNS
+from mismatchctl.report.tables import MAX_RUNS, by_severity, runs_headline, status_table
 from mismatchctl.results.model import Value
-from mismatchctl.results.summary import FAILING_GROWTH, STATUSES, RunStatus, Status, classify_k3, describe_range
+from mismatchctl.results.summary import FAILING_GROWTH, RunStatus, Status, classify_k3, describe_onset, describe_range
 
 _SHOWN = 5
 SNIPPET = """\
@@ -23,27 +22,21 @@ with Recorder("dumps/", run="NAME") as recorder:
 def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
     """Build the first screen of a metrics log, or the `whole` page."""
     judged = {run.name: _judge(run) for run in found.runs}
-    worst = min(judged.values(), key=lambda one: STATUSES.index(one.status))
+    made = doc.Document(runs_headline(judged, f"all {len(judged)} runs are healthy", "metrics log"))
     if len(judged) > 1:
-        title = count_statuses(judged).replace("; no correction needed", "")
-    else:
-        title = f"{escape_terminal(found.runs[0].name)}: {worst.text}"
-    made = doc.Document(doc.Headline(title, subtitle="metrics log", status=worst.status))
-    if len(judged) > 1:
-        order = sorted(found.runs, key=lambda run: STATUSES.index(judged[run.name].status))
-        hidden = len(order) - MAX_RUNS
-        made.add(doc.Section("", "runs").add(doc.Table.of("", order[:MAX_RUNS], (
-            ("run", lambda run: doc.TableCell(run.name, kind="name")),
-            (doc.ColumnHeader("status", numeric=False), lambda run: judged[run.name].status),
-            (doc.ColumnHeader("result", numeric=False), lambda run: judged[run.name].text),
-        ), reach=doc.EVERYWHERE, left_out=f"{hidden} more runs are in --json" if hidden > 0 else "")))  # fmt: skip
+        order, hidden = by_severity({name: one.status for name, one in judged.items()}), len(judged) - MAX_RUNS
+        answers = {name: (one.status, one.text) for name, one in judged.items()}
+        more = f"{hidden} more runs are in --json" if hidden > 0 else ""
+        made.add(doc.Section("", "runs").add(status_table(order[:MAX_RUNS], answers, "result", left_out=more)))
     if whole or len(judged) == 1:
         for index, run in enumerate(found.runs):
             made.add(_run_section(run, f"run-{index}", found, whole=whole))
     framework = next((run.framework for run in found.runs if run.framework), "")
     if whole:
         made.add(_recording_section(framework))
-    record = "record a dump to find the cause" if worst.status != "OK" else "record a dump for a gate with intervals"
+    record = (
+        "record a dump to find the cause" if made.headline.status != "OK" else "record a dump for a gate with intervals"
+    )
     details = [] if whole else [("Details", "-v")]
     made.commands = [*details, ("Next", f"mismatchctl init {framework or 'FRAMEWORK'}   # {record}")]
     return made
@@ -82,19 +75,13 @@ def _run_section(run: LoggedRun, anchor: str, found: LogAnalysis, *, whole: bool
 
 
 def _table(run: LoggedRun, *, whole: bool) -> doc.Table:
-    def at(value: float | None) -> str:
-        return DASH if value is None else format_number(value)
-
-    series = [*run.mismatch[:_SHOWN], *run.health]
     hidden = len(run.mismatch) - _SHOWN
     more = f"{hidden} more mismatch metrics are in --json" if hidden > 0 else ""
-    return doc.Table.of("Logged metrics" if whole else "", series, (
-        ("metric", lambda one: doc.TableCell(one.name, kind="name")),
-        (doc.ColumnHeader("shows", numeric=False, drop=2), lambda one: one.role),
-        (doc.ColumnHeader("first", drop=1), lambda one: at(one.first)),
-        (doc.ColumnHeader("last", drop=0), lambda one: at(one.last)),
-        (doc.ColumnHeader("trend", numeric=False, drop=0), change_text),
-    ), reach=doc.EVERYWHERE, left_out=more)  # fmt: skip
+    return doc.Table.of("Logged metrics" if whole else "", [*run.mismatch[:_SHOWN], *run.health], [
+        doc.Column("metric", lambda one: one.name, "name"), doc.Column("shows", lambda one: one.role, "text", 2),
+        doc.Column("first", lambda one: format_number(one.first), drop=1),
+        doc.Column("last", lambda one: format_number(one.last), drop=0), doc.Column("trend", change_text, "text", 0),
+    ], reach=doc.EVERYWHERE, left_out=more)  # fmt: skip
 
 
 def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple[str, str]]:
@@ -103,7 +90,7 @@ def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple
     if level is not None:
         standing = classify_k3(Value(value=level.last))
         yield "K3", f"{format_number(level.last)} at the last step   {describe_range(standing)}"
-    yield "trend", _describe_trend(run)
+    yield "trend", describe_onset(lead.growth) or f"{lead.name}: {lead.growth.text}"
     if len(run.order) > 1:
         yield "order", ", then ".join(f"{one.name} (step {one.growth.onset})" for one in run.order)
     logged = f"{format_count(len(run.mismatch), 'mismatch metric')} of {format_count(found.names, 'name')}"
@@ -112,16 +99,6 @@ def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple
         for one in run.health:
             yield f"lag to {one.role}", run.lag_text(one) or DASH
         yield "measures", f"{lead.name}: {lead.meaning}"
-
-
-def _describe_trend(run: LoggedRun) -> str:
-    growth = run.lead.growth
-    if growth.factor is None or growth.onset is None:
-        return f"{run.lead.name}: {growth.text}"
-    at = format_label(growth.onset)
-    if growth.onset_interval and growth.onset_interval[0] != growth.onset_interval[1]:
-        at += f" ({format_label(growth.onset_interval[0])}–{format_label(growth.onset_interval[1])})"
-    return f"{format_number(growth.before)} → {format_number(growth.value)}, onset at step {at}"
 
 
 def _recording_section(framework: str) -> doc.Section:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mismatchctl.core.formatting import shorten
@@ -11,14 +11,12 @@ from mismatchctl.corrections.presets import TRAIT_TITLES, Preset, list_traits
 from mismatchctl.frameworks.adapter import LoggedMetric
 from mismatchctl.frameworks.glossary import FACT_FIELDS, Sections, describe_names, metric_title
 from mismatchctl.report import document as doc
-from mismatchctl.report.tables import text_cell
 
 _SHOWN_NAMES = 2
 _NAMES_LENGTH, _NAMES_PER_FRAMEWORK, _MEANING_LENGTH, _SHOWN_COLUMNS = 28, 44, 57, 14
 
 
 def metrics_document(found: Sections) -> doc.Document:
-    """Build the list of metrics."""
     heads = ("key", "unit", "definition")
     return _make_document(
         *(_table(title, heads, ((one.key, one.unit, one.definition) for one in own)) for title, own in found.items())
@@ -26,7 +24,6 @@ def metrics_document(found: Sections) -> doc.Document:
 
 
 def metrics_screen(found: Sections) -> doc.Document:
-    """Build the short list of metrics: the first keys of each section."""
     rows = [
         (title, _list_names([one.key for one in every], _NAMES_LENGTH if place else 4 * _NAMES_LENGTH))
         for place, (title, every) in enumerate(found.items())
@@ -36,7 +33,6 @@ def metrics_screen(found: Sections) -> doc.Document:
 
 
 def presets_screen(found: Mapping[str, Preset]) -> doc.Document:
-    """Build the short list of presets, by framework."""
     names: dict[str, list[str]] = {}
     for name, preset in found.items():
         if not preset.alias_of:
@@ -47,7 +43,6 @@ def presets_screen(found: Mapping[str, Preset]) -> doc.Document:
 
 
 def contract_screen(aliases: Mapping[str, str]) -> doc.Document:
-    """Build the short list of columns: the required ones and the usual ones with their meaning."""
     ordered = sorted(COLUMNS, key=lambda column: not column.required)
     rows = [
         (f"{column.name}{' *' * column.required}", shorten(column.meaning.partition(";")[0], _MEANING_LENGTH))
@@ -99,7 +94,6 @@ def metric_document(
 
 
 def presets_document(found: Mapping[str, Preset]) -> doc.Document:
-    """Build the list of presets."""
     rows = []
     for name, preset in found.items():
         what = f"another name of {preset.alias_of}" if preset.alias_of else preset.correction.about
@@ -110,13 +104,11 @@ def presets_document(found: Mapping[str, Preset]) -> doc.Document:
 
 
 def methods_document(found: Mapping[str, Preset]) -> doc.Document:
-    """Build the table that compares the presets."""
-    rows = (row.values() for row in list_traits(found))
+    rows = ([*row.values()] for row in list_traits(found))
     return _make_document(_table("Effect, cost and assumptions of each preset", TRAIT_TITLES.values(), rows))
 
 
 def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = True) -> doc.Document:
-    """Build the table of frameworks, with all versions and file types if `whole`."""
     heads = ["framework", "newest", "presets", "logged names", *["versions, newest first", "files"] * whole]
     rows = [
         [row["name"], row["versions"][0], row["presets"], row["logged_names"]]
@@ -130,7 +122,6 @@ def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = Tru
 
 
 def contract_document(aliases: Mapping[str, str]) -> doc.Document:
-    """Build the table of the dump's columns and their aliases."""
     rows = []
     for column in COLUMNS:
         also = ", ".join(list_aliases(column.name, aliases))
@@ -143,10 +134,13 @@ def contract_document(aliases: Mapping[str, str]) -> doc.Document:
     return _make_document(_table("The dump format (* required)", ("column", "contents"), rows), doc.Note(hint))
 
 
-def _table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> doc.Table:
-    columns = [doc.ColumnHeader(text, numeric=False) for text in heads]
-    cells = [[text_cell(str(text)) for text in row] for row in rows]
-    return doc.Table("", columns, cells, title=title, prose=True, reach=doc.TERMINAL_AND_PAGE)
+def _table(title: str, heads: Iterable[str], rows: Iterable[Sequence[object]]) -> doc.Table:
+    columns = [doc.Column(text, _cell_at(at), "text") for at, text in enumerate(heads)]
+    return doc.Table.of("", rows, columns, title=title, prose=True, reach=doc.TERMINAL_AND_PAGE)
+
+
+def _cell_at(place: int) -> Callable[[Sequence[object]], str]:
+    return lambda row: str(row[place])
 
 
 def _make_document(*parts: doc.Table | doc.Note) -> doc.Document:

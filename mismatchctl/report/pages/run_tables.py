@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mismatchctl.core.formatting import DASH, escape_terminal, format_bytes, format_label, format_number
+from mismatchctl.core.formatting import DASH, format_bytes, format_label, format_number
 from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.tokenizer import load_vocabulary
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.report import document as doc
-from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, group_table, number_cell, text_cell, value_cell
+from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, group_table, number_cell, value_cell
 from mismatchctl.results import model
 from mismatchctl.results.summary import names_not_compared
 
@@ -29,25 +29,24 @@ BREAKDOWN_KEYS = {
     "tokens": 1, "sequences": 2, "k3": 0, "abs_diff_mean": 4, "abs_diff_max": None, "ratio_mean": 5, "ess_token": None,
     "ess_sequence": 3, "routing_differs": 6,
 }  # fmt: skip
-"""Metrics of a breakdown with their `ColumnHeader.drop`."""
+"""Metrics of a breakdown with their `Column.drop`."""
 MAX_GROUPS, MAX_LOGGED_STEPS, MAX_WORST_ROWS, MAX_FILES = 12, 8, 20, 500
 """Maximum values of a `--by` column in a terminal, steps of logged values, worst sequences and tokens, and files."""
 
 
 def worst_sequences_table(rows: Sequence[model.WorstSequence], most: int | None = None) -> doc.Table | None:
-    """Return the sequences with the largest sum of log ratios."""
     shown = rows[: most or MAX_WORST_ROWS]
     vocabulary, starts = load_vocabulary(None, (row.token_ids for row in shown)), any(row.token_ids for row in shown)
-    about = "Sum over tokens of train minus rollout; its exp is the sequence's ratio."
-    columns: doc.TableColumns[model.WorstSequence] = [
+    columns = [
         *PLACE_COLUMNS,
-        (doc.ColumnHeader("tokens", description="valid tokens"), lambda row: number_cell(row.tokens, "tokens")),
-        (doc.ColumnHeader("sum of log ratios", "nats", about), lambda row: number_cell(row.log_ratio_sum)),
-        (doc.ColumnHeader("K3", "nats/token", "mean of exp(x) - 1 - x over the sequence's tokens"),
-         lambda row: number_cell(row.k3)),
-        (doc.ColumnHeader("mean |difference|", "nats", "mean of |x| over its tokens"),
-         lambda row: number_cell(row.abs_diff_mean)),
-        *([("starts with", lambda row: text_cell(vocabulary.text(row.token_ids), "code"))] if starts else []),
+        doc.Column("tokens", lambda row: number_cell(row.tokens, "tokens"), description="valid tokens"),
+        doc.Column("sum of log ratios", lambda row: number_cell(row.log_ratio_sum), unit="nats",
+                   description="Sum over tokens of train minus rollout; its exp is the sequence's ratio."),
+        doc.Column("K3", lambda row: number_cell(row.k3), unit="nats/token",
+                   description="mean of exp(x) - 1 - x over the sequence's tokens"),
+        doc.Column("mean |difference|", lambda row: number_cell(row.abs_diff_mean), unit="nats",
+                   description="mean of |x| over its tokens"),
+        *([doc.Column("starts with", lambda row: vocabulary.text(row.token_ids), "code")] if starts else []),
     ]  # fmt: skip
     caption = (
         f"The {len(shown)} sequences with the largest |sum of log ratios|. The log ratio is train minus rollout; "
@@ -57,16 +56,16 @@ def worst_sequences_table(rows: Sequence[model.WorstSequence], most: int | None 
 
 
 def worst_tokens_table(rows: Sequence[model.WorstToken], most: int | None = None) -> doc.Table | None:
-    """Return the tokens with the largest |log ratio| and their context."""
     shown = rows[: most or MAX_WORST_ROWS]
-    columns: doc.TableColumns[model.WorstToken] = [
+    columns = [
         *PLACE_COLUMNS,
         *token_columns(shown),
-        (doc.ColumnHeader("rollout", "log-prob", "as the rollout engine recorded it"),
-         lambda row: number_cell(row.rollout_log_prob)),
-        (doc.ColumnHeader("train", "log-prob", "as the trainer computed it"),
-         lambda row: number_cell(row.train_log_prob)),
-        (doc.ColumnHeader("log ratio", "nats", "train minus rollout"), lambda row: number_cell(row.log_ratio)),
+        doc.Column("rollout", lambda row: number_cell(row.rollout_log_prob), unit="log-prob",
+                   description="as the rollout engine recorded it"),
+        doc.Column("train", lambda row: number_cell(row.train_log_prob), unit="log-prob",
+                   description="as the trainer computed it"),
+        doc.Column("log ratio", lambda row: number_cell(row.log_ratio), unit="nats",
+                   description="train minus rollout"),
     ]  # fmt: skip
     caption = (
         f"The {len(shown)} tokens with the largest |log ratio|. The log ratio is train minus rollout; positions count "
@@ -75,53 +74,56 @@ def worst_tokens_table(rows: Sequence[model.WorstToken], most: int | None = None
     return doc.Table.of(caption, shown, columns, sortable=True) if shown else None
 
 
-def _id_cell(value: str | int | float | bool | None) -> doc.TableCell:
-    return text_cell(DASH if value is None else format_label(value))
+def _id_column(title: str, key: str) -> doc.Column:
+    def text(row: Any) -> str:
+        value = getattr(row, key)
+        return DASH if value is None else format_label(value)
+
+    return doc.Column(title, text, "text")
 
 
-PLACE_COLUMNS: doc.TableColumns[Any] = (
-    ("step", lambda row: _id_cell(row.step)),
-    ("sequence", lambda row: _id_cell(row.sequence_id)),
-    ("prompt", lambda row: _id_cell(row.prompt_id)),
-    ("file: row", lambda row: text_cell(f"{row.file.rsplit('/', 1)[-1]}: {row.row}", "place")),
-)
+PLACE_COLUMNS = [
+    _id_column("step", "step"), _id_column("sequence", "sequence_id"), _id_column("prompt", "prompt_id"),
+    doc.Column("file: row", lambda row: f"{row.file.rsplit('/', 1)[-1]}: {row.row}", "place"),
+]  # fmt: skip
 """Location of a token or a sequence."""
 
 
-def token_columns(rows: Sequence[model.WorstToken | MovedToken]) -> doc.TableColumns[Any]:
-    """Return the columns of position, context and token. Context and token need token ids."""
+def token_columns(rows: Sequence[model.WorstToken | MovedToken]) -> list[doc.Column]:
     ids = [[row.token_id] for row in rows if row.token_id is not None]
     text = load_vocabulary(None, [*(row.context_ids for row in rows), *ids]).text
-    place = doc.ColumnHeader("position", description="counted from the sequence's first valid token")
-    columns: list[Any] = [(place, lambda row: number_cell(row.position, "tokens"))]
-    if ids:
-        columns += [
-            ("what came before", lambda row: text_cell(text(row.context_ids), "before")),
-            ("token", lambda row: text_cell("" if row.token_id is None else text([row.token_id]), "code")),
-        ]
-    return columns
+    about = "counted from the sequence's first valid token"
+    place = doc.Column("position", lambda row: number_cell(row.position, "tokens"), description=about)
+    before = doc.Column("what came before", lambda row: text(row.context_ids), "before")
+    token = doc.Column("token", lambda row: "" if row.token_id is None else text([row.token_id]), "code")
+    return [place, before, token] if ids else [place]
 
 
 def by_column_tables(
     corrections: Sequence[Correction], run: model.RunResult, registry: MetricRegistry, name: str
 ) -> list[doc.Table]:
-    """Return a table per `--by` column with the mismatch and the rejected tokens."""
     tables, gated = [], [correction.name for correction in corrections if correction.gates]
     for column, groups in run.by.items():
         keys = {key: drop for key, drop in BREAKDOWN_KEYS.items() if key in groups.metrics}
         columns = [registry.series(groups, key, drop=drop) for key, drop in keys.items()]
         for rule in (rule for rule in gated if rule in groups.corrections):
             columns.append(registry.series(groups, "rejected_tokens", rule, text=f"rejected by {rule}"))
-        table = group_table(f"By {escape_terminal(column)}", column, groups, columns)
+        table = group_table(f"By {column}", column, groups, columns)
         table.title, table.reach, table.max_rows = f"{table.caption}{name}", doc.TERMINAL_AND_PAGE, MAX_GROUPS
         tables.append(table)
     return tables
 
 
 def step_table(run: model.RunResult, registry: MetricRegistry) -> doc.Table:
-    """Return the main metrics by step."""
     own = [registry.series(run.groups, key) for key in STEP_KEYS if key in run.groups.metrics]
     return group_table("The mismatch by step", "step", run.groups, own)
+
+
+def _title_column(scope: str) -> doc.Column:
+    return doc.Column("metric", lambda one: doc.TableCell(one.title, anchor=f"{scope}-{one.key}"), "name")
+
+
+_UNIT_COLUMN = doc.Column("unit", lambda one: one.unit, "text")
 
 
 def metric_table(runs: Mapping[str, model.RunResult], registry: MetricRegistry, *, brief: bool) -> doc.Table:
@@ -130,58 +132,48 @@ def metric_table(runs: Mapping[str, model.RunResult], registry: MetricRegistry, 
     def value(run: model.RunResult) -> Callable[[Metric], doc.TableCell]:
         return lambda one: value_cell(run.overall.metrics.get(one.key, model.NOT_RECORDED), one.unit, errors=not brief)
 
-    def interval(metric: Metric) -> doc.TableCell:
+    def interval(metric: Metric) -> str:
         ends = next(iter(runs.values())).overall.metrics[metric.key].interval
-        return doc.TableCell(DASH if ends is None else " to ".join(format_number(end, metric.unit) for end in ends))
+        return DASH if ends is None else " to ".join(format_number(end, metric.unit) for end in ends)
 
-    columns: list[Any] = [("metric", lambda metric: doc.TableCell(metric.title, kind="name", anchor=f"m-{metric.key}"))]
-    for name, run in runs.items():
-        columns.append((doc.ColumnHeader("value" if len(runs) == 1 else escape_terminal(name)), value(run)))
-    columns += [(doc.ColumnHeader("95% interval"), interval)] if len(runs) == 1 else []
-    columns.append(("unit", lambda metric: metric.unit))
+    columns = [doc.Column("value" if len(runs) == 1 else name, value(run)) for name, run in runs.items()]
+    columns += [doc.Column("95% interval", interval)] if len(runs) == 1 else []
+    columns = [_title_column("m"), *columns, _UNIT_COLUMN]
     keys = dict.fromkeys(key for run in runs.values() for key in run.overall.metrics)
     caption = "Metrics of the mismatch" if brief else "Metrics of the mismatch: ± is one standard error."
     return doc.Table.of(caption, [registry.metric(key) for key in keys], columns)
 
 
 def correction_metric_table(run: model.RunResult, registry: MetricRegistry) -> doc.Table:
-    """Return every metric of the corrections, with one column per correction."""
     known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
     absent = model.Value(value=None, status="this correction does not have it")
 
     def value(own: Mapping[str, model.Value]) -> Callable[[Metric], doc.TableCell]:
         return lambda one: value_cell(own.get(one.key, absent), one.unit)
 
-    columns: list[Any] = [("metric", lambda one: doc.TableCell(one.title, kind="name", anchor=f"c-{one.key}"))]
-    columns += [(doc.ColumnHeader(escape_terminal(name)), value(own)) for name, own in run.overall.corrections.items()]
-    columns.append(("unit", lambda one: one.unit))
+    columns = [doc.Column(name, value(own)) for name, own in run.overall.corrections.items()]
+    columns = [_title_column("c"), *columns, _UNIT_COLUMN]
     caption = "Every metric of the corrections: ± is one standard error over clusters."
     return doc.Table.of(caption, [registry.metric(key, "c") for key in known], columns)
 
 
 def logged_table(run: model.RunResult, framework: str) -> doc.Table:
-    """Return the values that a framework would log, with one column per step."""
     steps, last = len(run.groups.labels), len(run.groups.labels) - 1
     chosen = sorted({round(index * last / (MAX_LOGGED_STEPS - 1)) for index in range(MAX_LOGGED_STEPS)})
 
     def value(index: int) -> Callable[[Any], doc.TableCell]:
-        return lambda row: value_cell(
-            model.Value(value=row[2][index], status="this step logs only NaN or infinite values"), ""
-        )
+        absent = "this step logs only NaN or infinite values"
+        return lambda row: value_cell(model.Value(value=row[2][index], status=absent), "")
 
-    columns: list[Any] = [
-        ("correction", lambda row: text_cell(row[0], "name")),
-        ("name", lambda row: text_cell(row[1], "name")),
-        *((doc.ColumnHeader(f"step {format_label(run.groups.labels[index])}"), value(index)) for index in chosen),
-    ]
-    caption = f"What {escape_terminal(framework)} would have logged: by its own names, as its own code computes them."
+    columns = [doc.Column("correction", lambda row: row[0], "name"), doc.Column("name", lambda row: row[1], "name")]
+    columns += [doc.Column(f"step {format_label(run.groups.labels[index])}", value(index)) for index in chosen]
+    caption = f"What {framework} would have logged: by its own names, as its own code computes them."
     rows = [(name, *item) for name, names in run.logged.items() for item in names.items()]
     left_out = f"{len(chosen)} of {steps:,} steps; the JSON result holds all of them." if len(chosen) < steps else ""
     return doc.Table.of(caption, rows, columns, left_out=left_out)
 
 
 def run_log_section(run: model.RunResult, name: str, anchor: str, provenance: model.Provenance) -> doc.Section:
-    """Build the comparison of the run's log with the dump, and the lags of K3."""
     section, log = doc.Section("The run's log", f"{anchor}-log", folded=True), provenance.log
     for correction, found in run.against.items():
         title = f"{log} against {provenance.framework} on {name}, correction {correction}"
@@ -200,16 +192,16 @@ def run_log_section(run: model.RunResult, name: str, anchor: str, provenance: mo
 def _agreement_parts(title: str, found: model.LogComparison) -> Iterator[doc.DocumentPart]:
     title = f"{title}: {sum(name.agrees for name in found.names.values())} of {len(found.names)} names agree"
     if found.names:
-        yield doc.Table.of(title, found.names.items(), (
-            ("name", lambda item: text_cell(item[0], "name")),
-            (doc.ColumnHeader("", numeric=False, drop=0), lambda item: "agrees" if item[1].agrees else "DIFFERS"),
-            (doc.ColumnHeader("largest difference", drop=0), lambda item: f"{item[1].difference:.1e}"),
-            (doc.ColumnHeader("allowed", drop=4), lambda item: f"{item[1].allowed:.1e}"),
-            (doc.ColumnHeader("at step", drop=3), lambda item: item[1].step),
-            (doc.ColumnHeader("dump", drop=1), lambda item: format_number(item[1].dump)),
-            (doc.ColumnHeader("log", drop=1), lambda item: format_number(item[1].log)),
-            (doc.ColumnHeader("steps", drop=2), lambda item: str(item[1].steps)),
-        ), reach=doc.TERMINAL_AND_PAGE)  # fmt: skip
+        yield doc.Table.of(title, found.names.items(), [
+            doc.Column("name", lambda item: item[0], "name"),
+            doc.Column("", lambda item: "agrees" if item[1].agrees else "DIFFERS", "text", 0),
+            doc.Column("largest difference", lambda item: f"{item[1].difference:.1e}", drop=0),
+            doc.Column("allowed", lambda item: f"{item[1].allowed:.1e}", drop=4),
+            doc.Column("at step", lambda item: item[1].step, drop=3),
+            doc.Column("dump", lambda item: format_number(item[1].dump), drop=1),
+            doc.Column("log", lambda item: format_number(item[1].log), drop=1),
+            doc.Column("steps", lambda item: str(item[1].steps), drop=2),
+        ], reach=doc.TERMINAL_AND_PAGE)  # fmt: skip
     else:
         yield doc.Note(title, reach=doc.TERMINAL_AND_PAGE)
     if found.missing:
@@ -229,40 +221,35 @@ def comparison_of_corrections(result: model.Result, registry: MetricRegistry) ->
 
     def needed(row: Row) -> doc.TableCell:
         ess = row[3].get("ess_token", model.NOT_RECORDED).value
-        return doc.TableCell(f"{1 / ess:.3g}x", sort_key=f"{1 / ess:.6g}") if ess else doc.TableCell(DASH)
+        return number_cell(1 / ess, form=lambda factor: f"{factor:.3g}x") if ess else doc.TableCell(DASH)
 
-    def fresh(row: Row) -> doc.TableCell:
-        found = runs[row[1]].fresh_batches.get(row[2])
-        return doc.TableCell(DASH, "not predicted") if found is None else _fresh_batch_cell(found)
-
-    def shown(drops: Mapping[str, int]) -> list[tuple[doc.ColumnHeader, Callable[[Any], doc.TableCell]]]:
+    def shown(drops: Mapping[str, int]) -> list[doc.Column]:
         texts = {key: SHORT_TITLES[key] for key in drops}
         return registry.columns(drops, lambda row: row[3], "c", texts, errors=False)
 
-    about, kind = "predicted share of rejected tokens, with its 95% interval", "text" if several else "name"
-    columns: list[Any] = [("run", lambda row: text_cell(row[1], "name"))] if several else []
-    columns += [
-        (doc.ColumnHeader("correction", numeric=False, drop=0), lambda row: text_cell(row[2], kind)),
-        (doc.ColumnHeader("what it does", numeric=False, drop=5),
-         lambda row: text_cell(labels.get(row[2], ""), "prose")),
+    columns = [
+        *([doc.Column("run", lambda row: row[1], "name")] if several else []),
+        doc.Column("correction", lambda row: row[2], "text" if several else "name", 0),
+        doc.Column("what it does", lambda row: labels.get(row[2], ""), "prose", 5),
         *shown({"rejected_tokens": 0}),
-        (doc.ColumnHeader("fresh batch rejects", description=about, drop=4, short="fresh batch\nrejects"), fresh),
+        doc.Column("fresh batch rejects", lambda row: _fresh_batch_cell(runs[row[1]].fresh_batches.get(row[2])), drop=4,
+                   description="predicted rejected share of the tokens, with its 95% interval",
+                   short="fresh batch\nrejects"),
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
-        (doc.ColumnHeader("data needed", description="to reach the effective sample size without correction"), needed),
+        doc.Column("data needed", needed, description="to reach the effective sample size without correction"),
     ]  # fmt: skip
     caption = "Shares are of valid tokens or of sequences. A fresh batch has the number of sequences of a step."
     places = [row[0] for row in rows] if several else ()
     return doc.Table.of(caption, rows, columns, sortable=True, title="Corrections", runs=places, reach=doc.EVERYWHERE)
 
 
-def _fresh_batch_cell(found: model.FreshBatch) -> doc.TableCell:
+def _fresh_batch_cell(found: model.FreshBatch | None) -> doc.TableCell:
     """Format a prediction with its interval. Its limitation becomes a footnote."""
-    reason = "" if found.status == "ok" else escape_terminal(found.status)
-    if found.value is None or found.interval is None:
-        return doc.TableCell(DASH, reason)
-    low, high = (format_number(end, "fraction") for end in found.interval)
-    text = f"{format_number(found.value, 'fraction')} ({low} to {high})"
-    return doc.TableCell(text, reason, f"{found.value:.6g}", kind="interval")
+    if found is None or found.value is None or found.interval is None:
+        return doc.TableCell(DASH, "not predicted" if found is None else found.status)
+    share, low, high = (format_number(each, "fraction") for each in (found.value, *found.interval))
+    reason = "" if found.status == "ok" else found.status
+    return doc.TableCell(f"{share} ({low} to {high})", reason, f"{found.value:.6g}", kind="interval")
 
 
 def provenance_section(
@@ -273,7 +260,7 @@ def provenance_section(
 ) -> doc.Section:
     """Build the last section of a page: skipped data, files, and the corrections as YAML."""
     section = doc.Section("Data", "provenance", reach=doc.PAGE_ONLY, folded=True)
-    section.note = f"{len(inputs)} files, mismatchctl {escape_terminal(version)}, configurations"
+    section.note = f"{len(inputs)} files, mismatchctl {version}, configurations"
     section.add(_left_out_table(left_out) or doc.Note("No row and no file was left out.", reach=doc.PAGE_ONLY))
     kinds: dict[str, str] = {}
 
@@ -281,19 +268,20 @@ def provenance_section(
         types = ", ".join(f"{name}: {dtype}" for name, dtype in file.dtypes.items())
         return kinds.setdefault(types, f"kind {len(kinds) + 1}")
 
-    files = doc.Table.of("Files that were read. Kinds of columns are listed below.", inputs[:MAX_FILES], (
-        ("file", lambda file: text_cell(file.path, "path")),
-        ("run", lambda file: file.run),
-        (doc.ColumnHeader("size"), lambda file: format_bytes(file.size)),
-        (doc.ColumnHeader("rows"), lambda file: number_cell(file.rows, "rows")),
-        (doc.ColumnHeader("valid tokens"), lambda file: number_cell(file.tokens, "tokens")),
-        ("layout", lambda file: file.layout),
-        ("columns", kind),
-    ))  # fmt: skip
+    files = doc.Table.of("Files that were read. Kinds of columns are listed below.", inputs[:MAX_FILES], [
+        doc.Column("file", lambda file: file.path, "path"), doc.Column("run", lambda file: file.run, "text"),
+        doc.Column("size", lambda file: format_bytes(file.size)),
+        doc.Column("rows", lambda file: number_cell(file.rows, "rows")),
+        doc.Column("valid tokens", lambda file: number_cell(file.tokens, "tokens")),
+        doc.Column("layout", lambda file: file.layout, "text"), doc.Column("columns", kind, "text"),
+    ])  # fmt: skip
     if len(inputs) > MAX_FILES:
         files.left_out = f"The first {MAX_FILES} of {len(inputs):,} files; the JSON result holds all of them."
-    types = doc.Facts([(name, escape_terminal(text)) for text, name in kinds.items()], reach=doc.PAGE_ONLY)
-    codes = [doc.Code(escape_terminal(one.name), _correction_yaml(one)) for one in corrections]
+    types = doc.Facts([(name, text) for text, name in kinds.items()], reach=doc.PAGE_ONLY)
+    codes = [
+        doc.Code(one.name, dump_yaml({"name": one.name} | one.to_mapping(), inner=True).rstrip("\n"))
+        for one in corrections
+    ]
     return section.add(
         doc.Section("Files", "files", note=f"{len(files.rows)} shown", folded=True).add(files, types),
         doc.Section("Corrections as YAML", "as-written", note=f"{len(codes)} shown", folded=True).add(*codes),
@@ -305,15 +293,9 @@ def _left_out_table(rows: Sequence[model.SkippedData]) -> doc.Table | None:
     for row in rows:
         total[{"file": "files", model.MASKED_TOKENS: "tokens"}.get(row.reason, "rows")] += row.count
     caption = "Left out as bad data: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(total.items())) + "."
-    table = doc.Table.of(caption, rows[:MAX_FILES], (
-        ("file", lambda row: text_cell(row.file, "path")),
-        ("reason", lambda row: row.reason),
-        (doc.ColumnHeader("count"), lambda row: number_cell(row.count, "rows")),
-        ("first example", lambda row: text_cell(row.example, "prose")),
-    ))  # fmt: skip
-    return table if rows else None
-
-
-def _correction_yaml(correction: Correction) -> str:
-    text = dump_yaml({"name": correction.name} | correction.to_mapping(), inner=True)
-    return "\n".join(escape_terminal(line) for line in text.splitlines())
+    columns = [
+        doc.Column("file", lambda row: row.file, "path"), doc.Column("reason", lambda row: row.reason, "text"),
+        doc.Column("count", lambda row: number_cell(row.count, "rows")),
+        doc.Column("first example", lambda row: row.example, "prose"),
+    ]  # fmt: skip
+    return doc.Table.of(caption, rows[:MAX_FILES], columns) if rows else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,6 @@ def combine_results(paths: Sequence[Path]) -> Result:
 
 
 def _parse_saved(data: Any, path: Path) -> SavedResult:
-    """Parse the result of a command, recognized by its keys."""
     try:
         kept = _parse_sections(data) if isinstance(data, dict) and "provenance" not in data else None
     except (ValidationError, KeyError, TypeError, ValueError) as error:
@@ -98,7 +98,6 @@ def combined_document(paths: Sequence[Path]) -> Document:
     if results:
         doc = document(_merge_results(results), sweeps=[kept for _, kept in found if isinstance(kept, Sweep)])
     opening, closing, seen = doc.sections[:-1], doc.sections[-1:], set[type]()
-    terms = [doc.glossary]
     for number, kept in enumerate(kept for _, kept in found if not isinstance(kept, Result)):
         title, page = _SECTION_KINDS[type(kept)]
         own_page, anchor = page(kept), f"part-{number}"
@@ -111,8 +110,8 @@ def combined_document(paths: Sequence[Path]) -> Document:
         opening.append(
             section.add(*(part for part in own_page.sections if getattr(part, "anchor", "") != "provenance"))
         )
-        terms.append(own_page.glossary)
-    doc.sections, doc.glossary = [*opening, *closing], lambda: [entries for each in terms for entries in each()]
+        doc.glossary = ChainMap(doc.glossary, own_page.glossary)  # type: ignore[arg-type]
+    doc.sections = [*opening, *closing]
     return doc
 
 
@@ -125,7 +124,6 @@ _SECTION_KINDS: dict[type, tuple[str, Callable[[Any], Document]]] = {
 
 
 def _merge_results(results: Sequence[tuple[str, Result]]) -> Result:
-    """Merge Results. Runs with the same name get the file name as a suffix."""
     if len(results) == 1:
         return results[0][1]
     names, every = [name for _, result in results for name in result.runs], [result for _, result in results]

@@ -11,15 +11,8 @@ from typing import Any
 from mismatchctl.api.predict import Prediction
 from mismatchctl.api.sweep import result as api
 from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study
-from mismatchctl.core.formatting import (
-    DASH,
-    escape_terminal,
-    file_stems,
-    format_command,
-    format_count,
-    format_estimate_or_reason,
-    format_number,
-)
+from mismatchctl.core import formatting as form
+from mismatchctl.core.formatting import DASH, file_stems, format_count, format_number
 from mismatchctl.corrections.labels import correction_label, threshold_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import Preset, parse_correction
@@ -27,16 +20,10 @@ from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, Framework
 from mismatchctl.frameworks.config_files import format_native, format_preset
 from mismatchctl.frameworks.registry import load_adapters
 from mismatchctl.report import document as doc
-from mismatchctl.report.figures.sweep import (
-    StudyRun,
-    axis_label,
-    checks_figure,
-    curve_figures,
-    front_figure,
-    map_figures,
-)
+from mismatchctl.report.figures import sweep as charts
+from mismatchctl.report.figures.sweep import StudyRun, axis_label
 from mismatchctl.report.pages.run_tables import provenance_section
-from mismatchctl.report.tables import MAX_ROWS, MAX_RUNS, SHORT_TITLES, MetricRegistry, split_title, text_cell
+from mismatchctl.report.tables import MAX_ROWS, MAX_RUNS, SHORT_TITLES, MetricRegistry, split_title
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import percent, skipped_data_notes
 
@@ -51,7 +38,7 @@ FOLD_ROWS = 16
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
     """Build the first screen of a sweep without targets, or the whole `page` of it below the answer."""
     several = len(sweep.runs) > 1
-    name = f"{len(sweep.runs)} runs" if several else escape_terminal(sweep.runs[0])
+    name = f"{len(sweep.runs)} runs" if several else sweep.runs[0]
     screen = doc.Document(doc.Headline(f"{name}: {_describe_range(sweep)}"))
     if page is not None:
         screen.sections = [part for part in page.sections if getattr(part, "anchor", "") != "sweep-answer"]
@@ -61,7 +48,7 @@ def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | No
         screen.add(doc.Section("", "studies").add(*_study_parts(sweep, sweep.runs[0])))
         screen.add(_predictions_section(sweep, 0))
     more = [("Details", "-v")] if page is None else []
-    screen.commands = [*more, ("Next", format_command("sweep", paths, "--target-rejection 5%"))]
+    screen.commands = [*more, ("Next", form.format_command("sweep", paths, "--target-rejection 5%"))]
     return screen
 
 
@@ -102,7 +89,7 @@ def _study_parts(sweep: api.Sweep, run: str) -> Iterator[doc.DocumentPart]:
         else:
             best = api.sort_by_cost([row for row in rows if row["pareto"]]) or list(rows)
             items = [(correction_label(study.correction_at(row["point"])), row) for row in api.thin_rows(best, POINTS)]
-            yield _points_screen_table(escape_terminal(study.name), items, "")
+            yield _points_screen_table(study.name, items)
     if (left := len(sweep.studies) - MAX_STUDIES) > 0:
         yield doc.Note(f"{left} more corrections: -v")
     if marked:
@@ -113,7 +100,8 @@ def _threshold_table(study: Study, rows: Sequence[api.SweepRow], usual: int | No
     points = {row["point"] for row in api.thin_rows(rows, POINTS)} | ({usual} if usual is not None else set())
     chosen = [row for row in rows if row["point"] in points]
     labels = [threshold_label(study.correction_at(row["point"]), study.axes[0].path) for row in chosen]
-    shared = _shared_words(labels)
+    words = zip(*(label.split(" ")[:-1] for label in labels), strict=False)
+    shared = "".join(f"{column[0]} " for column in takewhile(lambda column: len({*column}) == 1, words))
     metrics: list[tuple[str, str, Callable[[float | None], str]]]
     metrics = [("drops", "rejected_tokens", percent), ("ESS", "ess_token", percent)]
     if study.correction.gates:
@@ -122,36 +110,27 @@ def _threshold_table(study: Study, rows: Sequence[api.SweepRow], usual: int | No
         metrics.append(("mean weight", "weight_mean", lambda value: DASH if value is None else f"{value:.3f}"))
     if all(not row["rejected_tokens"] for row in rows):
         metrics = metrics[1:]
-    table = doc.Table(
-        "", [doc.ColumnHeader(shared.strip() or study.name, numeric=False)], compact=True, reach=doc.EVERYWHERE
-    )
+
+    def value(row: api.SweepRow) -> Callable[[Any], str]:
+        return lambda metric: str(metric[2](row[metric[1]]))
+
+    columns = [doc.Column(shared.strip() or study.name, lambda metric: f"  {metric[0]}", "name")]
     for label, row in zip(labels, chosen, strict=True):
         heading = f"{label[len(shared) :].strip()}{'*' if row['point'] == usual else ''}"
-        table.heads.append(doc.ColumnHeader(heading, short=heading, drop=0))
-    for title, key, form in metrics:
-        table.rows.append(
-            [doc.TableCell(f"  {title}", kind="name"), *(doc.TableCell(form(row[key])) for row in chosen)]
-        )
-    return table
+        columns.append(doc.Column(heading, value(row), short=heading, drop=0))
+    return doc.Table.of("", metrics, columns, compact=True, reach=doc.EVERYWHERE)
 
 
-def _shared_words(labels: Sequence[str]) -> str:
-    words = zip(*(label.split(" ")[:-1] for label in labels), strict=False)
-    return "".join(f"{column[0]} " for column in takewhile(lambda column: len({*column}) == 1, words))
+def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> doc.Table:
+    def share(title: str, key: str, drop: int, short: str = "") -> doc.Column:
+        return doc.Column(title, lambda item: percent(item[1][key]), drop=drop, short=short)
 
-
-def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, Any]]], title: str) -> doc.Table:
-    def form(key: str) -> Callable[[tuple[str, Mapping[str, Any]]], str]:
-        return lambda item: percent(item[1][key])
-
-    columns: doc.TableColumns[tuple[str, Mapping[str, Any]]] = (
-        (doc.ColumnHeader(heading, numeric=False), lambda item: doc.TableCell(item[0], kind="name")),
-        (doc.ColumnHeader("drops tokens", short="drops\ntokens", drop=0), form("rejected_tokens")),
-        (doc.ColumnHeader("sequences", drop=1), form("rejected_sequences")),
-        (doc.ColumnHeader("ESS", drop=2), form("ess_token")),
-        (doc.ColumnHeader("K3 left", drop=0), lambda item: format_number(item[1]["k3_kept"])),
-    )
-    return doc.Table.of("", rows, columns, title=title, reach=doc.EVERYWHERE)
+    columns = [
+        doc.Column(heading, lambda item: item[0], "name"),
+        share("drops tokens", "rejected_tokens", 0, "drops\ntokens"), share("sequences", "rejected_sequences", 1),
+        share("ESS", "ess_token", 2), doc.Column("K3 left", lambda item: format_number(item[1]["k3_kept"]), drop=0),
+    ]  # fmt: skip
+    return doc.Table.of("", rows, columns, reach=doc.EVERYWHERE)
 
 
 def _runs_table(sweep: api.Sweep) -> doc.Table:
@@ -162,10 +141,10 @@ def _runs_table(sweep: api.Sweep) -> doc.Table:
             next(row["rejected_tokens"] for row in _rows(sweep, run, study) if row["point"] == point)
         )
 
-    columns: list[Any] = [("drops at", lambda run: doc.TableCell(escape_terminal(run), kind="name"))]
+    columns = [doc.Column("drops at", kind="name")]
     for study in sweep.studies[:MAX_STUDIES]:
         point = _usual_point(study) or 0
-        columns.append((doc.ColumnHeader(correction_label(study.correction_at(point)), drop=0), cell(study, point)))
+        columns.append(doc.Column(correction_label(study.correction_at(point)), cell(study, point), drop=0))
     return doc.Table.of("", sweep.runs[:MAX_RUNS], columns, reach=doc.EVERYWHERE)
 
 
@@ -182,23 +161,23 @@ def target_screen(sweep: api.Sweep, paths: Sequence[str], prices: Sequence[Mappi
         ranked = ranked or corrections
         rows: dict[object, tuple[str, Mapping[str, Any]]] = {}
         for place, (target, correction) in enumerate(zip(solved, corrections, strict=True)):
-            run = "" if alone else f"{escape_terminal(target.run)}: "
+            run = "" if alone else f"{target.run}: "
             label = f"{'>' if place == 0 and alone else ' '} {run}{correction_label(correction)}"
             rows.setdefault(place if alone else target.run, (label, price[id(target)]))
         section = doc.Section("", f"target-{len(screen.sections)}")
         section.add(doc.Note(f"{_describe_wish(key, wanted)}:") if len(wishes) > 1 else None)
-        section.add(_points_screen_table("  rule", list(rows.values())[:MAX_RUNS], ""))
+        section.add(_points_screen_table("  rule", list(rows.values())[:MAX_RUNS]))
         section.add(doc.Note(f"{len(rows) - MAX_RUNS} more runs: -v") if len(rows) > MAX_RUNS else None)
         missed = [target for target in targets if target.correction is None]
         screen.add(section.add(*(doc.Note(f"{target.rule}: {target.status}") for target in missed[:2])))
     if alone:
         answer = correction_label(ranked[0]) if ranked else "no threshold meets it"
-        screen.headline.title = f"{_describe_wish(*first)} of {escape_terminal(sweep.runs[0])}: {answer}"
+        screen.headline.title = f"{_describe_wish(*first)} of {sweep.runs[0]}: {answer}"
         screen.add(doc.Section("", "usual").add(_usual_note(sweep)), doc.Section("", "paste").add(_paste_lines(ranked)))
     else:
         threshold = "one threshold per run" if ranked else "no threshold meets it"
         screen.headline.title = f"{_describe_wish(*first)} of each of {len(sweep.runs)} runs: {threshold}"
-    screen.commands = [("Details", "-v"), ("Next", format_command("advise", paths))]
+    screen.commands = [("Details", "-v"), ("Next", form.format_command("advise", paths))]
     return screen
 
 
@@ -237,37 +216,28 @@ def _paste_lines(ranked: Sequence[Correction]) -> doc.Code | None:
 
 
 def document(sweep: api.Sweep) -> doc.Document:
-    """Build the page of a sweep."""
     corrections = [study.correction for study in sweep.studies]
     registry = MetricRegistry(corrections)
     registry.corrections |= {key: metric for key, metric in sweep.metrics.items() if key not in registry.corrections}
     every, several = [list(_studied_corrections(sweep, index)) for index in range(len(sweep.runs))], len(sweep.runs) > 1
-    title = f"{len(sweep.runs)} runs" if several else escape_terminal(sweep.runs[0])
+    title = f"{len(sweep.runs)} runs" if several else sweep.runs[0]
     first = [own[0].rows[0] for own in every]
     counts = [(int(sum(row[f"{noun}s"] for row in first)), noun) for noun in ("token", "sequence")]
     counts += [(len(sweep.studies), "correction"), (sum(len(study.points) for study in sweep.studies), "point")]
     head = doc.Headline(title, [format_count(*each) for each in counts], subtitle="thresholds")
-    made = doc.Document(head, version=escape_terminal(sweep.version))
+    made = doc.Document(head, version=sweep.version)
     answer = doc.Section("Summary", "sweep-answer")
     for run in sweep.runs:
-        first_line, *others = map(escape_terminal, api.sweep_sentences(sweep, run))
-        answer.add(doc.Note(f"{escape_terminal(run)}: {first_line}" if several else first_line), *map(doc.Note, others))
-    warnings = [
-        doc.Note(escape_terminal(note), "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))
-    ]
+        first_line, *others = api.sweep_sentences(sweep, run)
+        answer.add(doc.Note(f"{run}: {first_line}" if several else first_line), *map(doc.Note, others))
+    warnings = [doc.Note(note, "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))]
     made.add(answer, doc.DeferredSection(lambda: [_explorer_section(sweep, every, registry)]))
     for index, own in enumerate(every):
         parts = [*(study_section(one, registry) for one in own), *_targets_section(sweep, index)]
         parts += filter(None, [_predictions_section(sweep, index)])
-        made.add(
-            *(
-                [doc.Section(escape_terminal(sweep.runs[index]), f"thresholds-{index}").add(*parts)]
-                if several
-                else parts
-            )
-        )
+        made.add(*([doc.Section(sweep.runs[index], f"thresholds-{index}").add(*parts)] if several else parts))
     made.add(doc.Section("Warnings", "sweep-notes").add(*warnings))
-    made.glossary = lambda: [("Thresholds", registry.entries("c"))]
+    made.glossary = registry.used
     return made.add(provenance_section(sweep.version, sweep.inputs, sweep.left_out, corrections))
 
 
@@ -283,7 +253,6 @@ def _figure_prefix(sweep: api.Sweep, index: int) -> str:
 
 
 def study_section(own: StudyRun, registry: MetricRegistry) -> doc.Section:
-    """Build the section of one correction."""
     rows, study = own.rows, own.study
     best = api.sort_by_cost([row for row in rows if row["pareto"]])
     chosen = api.thin_rows(best or rows, MAX_POINTS_SHOWN)
@@ -292,20 +261,19 @@ def study_section(own: StudyRun, registry: MetricRegistry) -> doc.Section:
         found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
     points = _points_table(own, chosen, f"{found}.", registry)
     points.title, points.reach = found, doc.EVERYWHERE
-    name = escape_terminal(study.name)
 
     def figures() -> Iterator[doc.DocumentPart]:
-        curves = list(curve_figures(own))
-        yield doc.Figures([front_figure(own)])
-        yield doc.Figures([figure for _, figure in curves], [axis for axis, _ in curves])
-        yield doc.Figures(list(map_figures(own)))
+        curves = list(charts.curve_figures(own))
+        yield doc.Figures(lambda: [charts.front_figure(own)])
+        yield doc.Figures(lambda: [figure for _, figure in curves], [axis for axis, _ in curves])
+        yield doc.Figures(lambda: charts.map_figures(own))
 
     def every() -> Iterator[doc.DocumentPart]:
         table = _points_table(own, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.", registry)
-        table.title, table.folded = f"All points of {name}", True
+        table.title, table.folded = f"All points of {study.name}", True
         yield table
 
-    return doc.Section(name, own.anchor, lead=_lead_sentence(study, own.start)).add(
+    return doc.Section(study.name, own.anchor, lead=_lead_sentence(study, own.start)).add(
         _axes_note(study), doc.DeferredSection(figures), points, doc.DeferredSection(every)
     )
 
@@ -317,17 +285,17 @@ def _axes_note(study: Study) -> doc.Note:
         ends = " to ".join(map(api.format_threshold, (axis.values[0], axis.values[-1])))
         values = ends if numbers else ", ".join(map(api.format_threshold, axis.values))
         axes.append(f"{axis_label(study.correction, axis.path)}: {values}")
-    return doc.Note(escape_terminal(f"{'; '.join(axes)} ({format_count(len(study.points), 'point')})"), "quiet")
+    return doc.Note(f"{'; '.join(axes)} ({format_count(len(study.points), 'point')})", "quiet")
 
 
 def _lead_sentence(study: Study, start: int) -> str:
-    about = f"{escape_terminal(study.correction.about).rstrip('.')}. " if study.correction.about else ""
+    about = f"{study.correction.about.rstrip('.')}. " if study.correction.about else ""
     paths = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in INTERVAL_FIELDS]
     labels = (axis_label(study.correction, path).removeprefix("bound x of ") for path in paths)
     names = " and ".join(dict.fromkeys(labels))
     sides = f"A bound x of {names} keeps [1/x, x], or [-x, x] for differences. " if paths else ""
-    fixed = f"Curves pass through {escape_terminal(api.format_point(study, start))}." if len(study.axes) > 1 else ""
-    return escape_terminal((about[:1].upper() + about[1:] + sides + fixed).strip()) or "One threshold varies."
+    fixed = f"Curves pass through {api.format_point(study, start)}." if len(study.axes) > 1 else ""
+    return (about[:1].upper() + about[1:] + sides + fixed).strip() or "One threshold varies."
 
 
 def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, registry: MetricRegistry) -> doc.Table:
@@ -337,9 +305,8 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, reg
     def threshold(place: int) -> Callable[[api.SweepRow], doc.TableCell]:
         def cell(row: api.SweepRow) -> doc.TableCell:
             value = points[row["point"]][place]
-            sort_key = f"{value:.6g}" if isinstance(value, float) else ""
-            kind = "number" if place else "name"
-            return doc.TableCell(escape_terminal(api.format_threshold(value)), sort_key=sort_key, kind=kind)
+            key = f"{value:.6g}" if isinstance(value, float) else ""
+            return doc.TableCell(api.format_threshold(value), sort_key=key)
 
         return cell
 
@@ -350,11 +317,11 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, reg
             for key, reason in reasons.items()
         }
 
-    columns: list[Any] = []
+    columns = []
     for place, axis in enumerate(own.study.axes):
         label = axis_label(own.study.correction, axis.path)
-        head = doc.ColumnHeader(label, drop=0, short=split_title(label.removeprefix("bound ")))
-        columns.append((head, threshold(place)))
+        short = split_title(label.removeprefix("bound "))
+        columns.append(doc.Column(label, threshold(place), "number" if place else "name", 0, short=short))
     columns += registry.columns(keys, values, "c")
     table = doc.Table.of(caption, rows, columns, sortable=True)
     if len(points) > len(rows) == MAX_ROWS:
@@ -374,7 +341,6 @@ EXPLORER_KEYS = (
 
 
 def explorer_keys(study: Study) -> list[str]:
-    """Return the metrics of a point in the explorer."""
     weighted = study.correction.weight is not None
     keys = [key for key in EXPLORER_KEYS if weighted or ("weight" not in key and key != "normalization_factor")]
     sides = [f"{unit}_{side}" for unit in ("tokens", "sequences") for side in ("low", "high")]
@@ -384,7 +350,7 @@ def explorer_keys(study: Study) -> list[str]:
 def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> doc.Section:
     lead = ["Move a threshold to see its effect and its configuration. The line in the curves moves along."]
     places = [at for at, own in enumerate(every[0]) if len(own.rows) * len(every) <= MAX_EXPLORER_POINTS]
-    left = [escape_terminal(study.name) for at, study in enumerate(sweep.studies) if at not in places]
+    left = [study.name for at, study in enumerate(sweep.studies) if at not in places]
     if left:
         lead.append(f"Too large to explore here (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
     if any(len(sweep.studies[at].points) > MAX_CONFIGS for at in places):
@@ -396,18 +362,17 @@ def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], reg
 def explorer_data(
     sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], places: Sequence[int], registry: MetricRegistry
 ) -> dict[str, Any]:
-    """Return the data of the explorer's script."""
     emptied = _count_empty_steps(sweep)
     runs = [
         {
-            "name": escape_terminal(run),
+            "name": run,
             "studies": [{"start": own[at].start, "values": _point_texts(own[at], emptied)} for at in places],
         }
         for run, own in zip(sweep.runs, every, strict=True)
     ]
     studies = [
         {
-            "name": escape_terminal(one.study.name),
+            "name": one.study.name,
             "place": place,
             "axes": [
                 {
@@ -431,14 +396,10 @@ def explorer_data(
 def _axis_texts(own: StudyRun, place: int) -> list[str]:
     axis = own.study.axes[place]
     labels = (threshold_label(own.study.correction_at(point), axis.path) for point in own.points_along(place))
-    return [
-        escape_terminal(f"{label} (x = {api.format_threshold(value)})")
-        for label, value in zip(labels, axis.values, strict=True)
-    ]
+    return [f"{label} (x = {api.format_threshold(value)})" for label, value in zip(labels, axis.values, strict=True)]
 
 
 def _count_empty_steps(sweep: api.Sweep) -> dict[tuple[str, str, int], str]:
-    """Count the steps without a kept token by run, correction and point."""
     import polars as pl
 
     empty = (pl.col("kept_tokens") == 0) & (pl.col("tokens") > 0)
@@ -451,12 +412,10 @@ def _count_empty_steps(sweep: api.Sweep) -> dict[tuple[str, str, int], str]:
 
 
 def _point_texts(own: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> list[list[str]]:
-    """Return one list per metric with a string per point."""
-
     def text(row: api.SweepRow, key: str) -> str:
         reason = own.sweep.reason(row, key)
         value = row[key] if reason == "ok" else None
-        return format_estimate_or_reason(value, row.get(f"{key}_se"), own.sweep.metrics[key].unit, reason)
+        return form.format_estimate_or_reason(value, row.get(f"{key}_se"), own.sweep.metrics[key].unit, reason)
 
     found = [[text(row, key) for row in own.rows] for key in explorer_keys(own.study)]
     return [*found, [emptied.get((own.run, own.study.name, row["point"]), "0") for row in own.rows]]
@@ -482,9 +441,8 @@ def _config_data(study: Study, runs: Sequence[Sequence[api.SweepRow]]) -> dict[s
 
 
 def _config_texts(correction: Correction, frameworks: Sequence[Framework]) -> Iterator[str]:
-    """Yield a correction as YAML, then in each framework's syntax."""
     # The description is about another point.
-    named = correction.model_copy(update={"name": escape_terminal(correction.name), "about": ""})
+    named = correction.model_copy(update={"name": correction.name, "about": ""})
     yield format_preset(Preset(named))
     yield from (format_native(named, framework, nearest=True) for framework in frameworks)
 
@@ -496,19 +454,16 @@ def _explorer_frameworks() -> tuple[Framework, ...]:
 
 def _targets_section(sweep: api.Sweep, index: int) -> Iterator[doc.Section]:
     def reached(target: api.SolvedThreshold) -> doc.TableCell:
-        status = escape_terminal(target.status)
-        return (
-            doc.TableCell(format_number(target.reached, "fraction"))
-            if status == "ok"
-            else doc.TableCell(status, status)
-        )
+        if target.status == "ok":
+            return doc.TableCell(format_number(target.reached, "fraction"), kind="number")
+        return doc.TableCell(target.status, target.status)
 
-    columns: doc.TableColumns[api.SolvedThreshold] = (
-        ("rule", lambda target: text_cell(target.rule, "name")),
-        (doc.ColumnHeader("x", drop=0), lambda target: api.format_threshold(target.threshold)),
-        (doc.ColumnHeader("95% interval", numeric=False, drop=1), api.format_target_interval),
-        (doc.ColumnHeader("reached", numeric=False, drop=0), reached),
-    )
+    columns = [
+        doc.Column("rule", lambda target: target.rule, "name"),
+        doc.Column("x", lambda target: api.format_threshold(target.threshold), drop=0),
+        doc.Column("95% interval", api.format_target_interval, "text", 1),
+        doc.Column("reached", reached, "text", 0),
+    ]
     section = doc.Section("Targets", f"thresholds-{index}-targets")
     wishes = api.group_by_target([target for target in sweep.targets if target.run == sweep.runs[index]])
     for wish, targets in wishes.items():
@@ -529,25 +484,22 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
     for name, every in predictions.items():
         for one in every:
             questions.setdefault(one.question, []).append((name, one))
-    columns: doc.TableColumns[tuple[str, Prediction]] = (
-        ("point", lambda item: text_cell(item[0], "name")),
-        (doc.ColumnHeader("what", numeric=False, drop=0), lambda item: SHORT_TITLES[item[1].quantity]),
-        (doc.ColumnHeader("predicted", drop=0), lambda item: doc.TableCell(
-            format_number(item[1].value, "fraction"),
-            "" if item[1].status == "ok" else escape_terminal(item[1].status))),
-        (doc.ColumnHeader("95% interval", numeric=False, drop=0), lambda item: api.format_interval(item[1])),
-        (doc.ColumnHeader("status", numeric=False, drop=2), lambda item: _short_status(item[1].status)),
-    )  # fmt: skip
+    columns = [
+        doc.Column("point", lambda item: item[0], "name"),
+        doc.Column("what", lambda item: SHORT_TITLES[item[1].quantity], "text", 0),
+        doc.Column("predicted", lambda item: doc.TableCell(
+            format_number(item[1].value, "fraction"), "" if item[1].status == "ok" else item[1].status), drop=0),
+        doc.Column("95% interval", lambda item: api.format_interval(item[1]), "text", 0),
+        doc.Column("status", lambda item: _short_status(item[1].status), "text", 2),
+    ]  # fmt: skip
     for question, found in questions.items():
-        caption = f"Predicted: {escape_terminal(question)}"
+        caption = f"Predicted: {question}"
         folded = len(found) > FOLD_ROWS
         section.add(doc.Table.of(caption, found, columns, title=caption, reach=doc.EVERYWHERE, folded=folded))
         models = dict.fromkeys(sentence for _, one in found for sentence in _describe_model(one))
-        section.add(*(doc.Note(escape_terminal(sentence), "quiet") for sentence in models))
+        section.add(*(doc.Note(sentence, "quiet") for sentence in models))
     checks = [one.check for every in predictions.values() for one in every if one.check is not None]
-    return section.add(
-        doc.DeferredSection(lambda: [doc.Figures([checks_figure(checks, f"{_figure_prefix(sweep, index)}checks")])])
-    )
+    return section.add(doc.Figures(lambda: [charts.checks_figure(checks, f"{_figure_prefix(sweep, index)}checks")]))
 
 
 def _describe_model(one: Prediction) -> Iterator[str]:
@@ -560,4 +512,4 @@ def _describe_model(one: Prediction) -> Iterator[str]:
 
 def _short_status(status: str) -> str:
     """Return the part of a status before the colon, or an empty string for `ok`."""
-    return "" if status == "ok" else escape_terminal(status.partition(":")[0])
+    return "" if status == "ok" else status.partition(":")[0]

@@ -16,9 +16,9 @@ from mismatchctl.io import __version__
 from mismatchctl.report.html import render_page, script_json
 
 MAX_TOKENS = 40_000
-"""Maximum tokens on a page, which keeps it below 5 MB. Later sequences are cut."""
+"""Maximum tokens on a page of at most 5 MB. Later sequences are cut."""
 SHADE_BOUNDS = (0.02, 0.1, 0.5, 2.0)
-"""|log ratio| at which each shade begins."""
+"""Smallest |log ratio| of each shade."""
 _FACT_TITLES = {
     "step": "step", "sequence_id": "sequence", "prompt_id": "prompt", "worker": "worker", "reward": "reward",
     "rollout_version": "rollout's version", "train_version": "trainer's version",
@@ -61,7 +61,6 @@ def _sequence_data(row: SequenceRow, span: tuple[int, int], index: int) -> dict[
 
 
 def _token_markup(row: SequenceRow, log_ratio: np.ndarray[Any, Any], span: tuple[int, int]) -> Iterator[Markup]:
-    """Yield valid tokens one by one, and masked tokens in groups."""
     first, last = span
     valid = np.flatnonzero(row.mask)
     if last <= first:
@@ -87,7 +86,6 @@ def _token_markup(row: SequenceRow, log_ratio: np.ndarray[Any, Any], span: tuple
 
 
 def _token_text(row: SequenceRow, place: int) -> str:
-    """Return a token as text. A line break is shown and kept."""
     if not row.texts:
         return "▯"
     return escape_terminal(row.texts[place]) + ("\n" if "\n" in row.texts[place] else "")
@@ -99,7 +97,6 @@ def _shade_class(log_ratio: float) -> str:
 
 
 def _script_data(browsed: TokenView, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Return the numbers of each token, and the effect of each threshold value, for the script."""
     return {
         "sequences": [_token_numbers(row, span) for row, span in zip(browsed.rows, spans, strict=True)],
         "bounds": [_threshold_data(threshold, spans) for threshold in browsed.thresholds],

@@ -9,9 +9,9 @@ from textwrap import wrap
 from mismatchctl.api.gate.verdict import check_sentence
 from mismatchctl.api.watch import Snapshot, StepKey
 from mismatchctl.core.formatting import format_label, format_number, shorten
-from mismatchctl.report.pages.analyze import count_statuses
-from mismatchctl.report.tables import SHORT_TITLES
-from mismatchctl.results.summary import STATUSES, get_summary, percent, run_status
+from mismatchctl.report.pages.analyze import calm_title
+from mismatchctl.report.tables import SHORT_TITLES, by_severity, runs_headline
+from mismatchctl.results.summary import get_summary, percent, run_status
 
 LINE_COLUMNS = {
     "tokens": ("tokens", 9),
@@ -29,7 +29,6 @@ _STEP_WIDTH, _RUN_WIDTH = 8, 14
 
 
 def format_header(several: bool) -> str:
-    """Return the header line."""
     return _format_line("run" if several else "", "step", (SHORT_TITLES.get(key, key) for key in LINE_COLUMNS))
 
 
@@ -41,7 +40,7 @@ def _format_line(run: str, step: str, cells: Iterable[str]) -> str:
 
 
 def format_new_steps(look: Snapshot, *, first: bool = False) -> Iterator[str]:
-    """Yield a line for each step that is new or has more data. The step at which K3 jumps is marked."""
+    """Yield a line for each new step and each step with more data, with a mark if K3 jumps there."""
     several, jumps = len(look.result.runs) > 1, _find_jumps(look)
     last = look.steps[-(MAX_FIRST_STEPS // (1 + several)) :] if first else look.steps
     shown = [key for key in look.steps if key in jumps or key in last]
@@ -57,7 +56,6 @@ def format_new_steps(look: Snapshot, *, first: bool = False) -> Iterator[str]:
 
 
 def _find_jumps(look: Snapshot) -> Mapping[StepKey, str]:
-    """Return the first step of each run's growth, with its description."""
     found = {}
     for name, run in look.result.runs.items():
         growth = get_summary(run).growth
@@ -70,12 +68,12 @@ def _find_jumps(look: Snapshot) -> Mapping[StepKey, str]:
 
 
 def format_answers(look: Snapshot, runs: Iterable[str]) -> Iterator[str]:
-    """Yield one line per run: status, name and answer. Of many runs, only the first that need attention."""
+    """Yield status, name and answer of each run, or of the first runs that need attention if there are many."""
     found = {run: run_status(look.result.runs[run]) for run in runs}
     if len(found) > MAX_FIRST_RUNS:
-        worst = min(found.values(), key=lambda one: STATUSES.index(one.status))
-        yield f"{worst.status:<5}  {count_statuses(found)}"
-        order = sorted(found, key=lambda run: STATUSES.index(found[run].status))
+        head = runs_headline(found, calm_title(found))
+        yield f"{head.status:<5}  {head.title}"
+        order = by_severity({run: one.status for run, one in found.items()})
         found = {run: found[run] for run in order[:MAX_FIRST_RUNS] if found[run].status != "OK"}
     for run, judged in found.items():
         line = f"{judged.status:<5}  {shorten(run, 60)}: {shorten(judged.text, 300)}"
@@ -83,7 +81,6 @@ def format_answers(look: Snapshot, runs: Iterable[str]) -> Iterator[str]:
 
 
 def format_failures(look: Snapshot) -> list[str]:
-    """Return one line per failed check."""
     checks = [] if look.verdict is None else look.verdict.checks
     return [
         f"{shorten(check.run, 60)}: {check_sentence(check)} ({check.rule})"
