@@ -40,7 +40,7 @@ from measure import (
 if TYPE_CHECKING:
     from mismatchctl.core.batch import TokenBatch
     from mismatchctl.corrections.model import Correction
-    from mismatchctl.data.files import ReadUnit
+    from mismatchctl.data.catalog import ReadUnit
     from mismatchctl.measure.cluster_table import ClusterTable
     from mismatchctl.measure.reduction import MeasurePlan
 

@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from measure import COLUMNS, STEPS, made_dump, parser_of, publish, table
 
-from mismatchctl.recorder.files import ROW_GROUP_TOKENS, write_arrow, write_parquet
-from mismatchctl.recorder.recorder import Recorder
+from mismatchctl.recorder.recorder import ROW_GROUP_TOKENS, Recorder, write_arrow, write_parquet
 
 STEP_SECONDS = 100
 """The training step that shares are of."""

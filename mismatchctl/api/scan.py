@@ -17,8 +17,8 @@ from mismatchctl.core.schema import COLUMNS_BY_NAME, VERSION_COLUMNS
 from mismatchctl.corrections.application import Selection, Trim, measure_gate
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.data.blocks import Rows
+from mismatchctl.data.catalog import ReadUnit
 from mismatchctl.data.engines import Engine, MergeablePart, list_shards
-from mismatchctl.data.files import ReadUnit
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump

@@ -23,8 +23,8 @@ from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.schema import REFERENCE_COLUMN
 from mismatchctl.data.arrays import ListColumn, to_numpy
 from mismatchctl.data.blocks import MASK_COLUMN
+from mismatchctl.data.catalog import DumpFile
 from mismatchctl.data.conversion import open_parquet_dump, read_parquet_batches
-from mismatchctl.data.files import DumpFile
 from mismatchctl.data.importers.rows import open_parquet_writer
 from mismatchctl.data.layouts import TOKEN_IDS_COLUMN
 from mismatchctl.errors import ConfigError, DataError

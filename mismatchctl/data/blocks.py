@@ -25,15 +25,11 @@ from mismatchctl.core.schema import (
     VERSION_COLUMNS,
 )
 from mismatchctl.data.arrays import ListColumn, find_nulls, is_list, to_numpy, to_scalars
-from mismatchctl.data.files import DumpFile
+from mismatchctl.data.catalog import DumpFile
 from mismatchctl.data.problems import Fault, LengthMismatch, mask_remedy, skip_remedy
 
-MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN, POSITION_COLUMN = (
-    "response_mask",
-    "current_log_probs",
-    "advantages",
-    "position",
-)
+MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN = "response_mask", "current_log_probs", "advantages"
+POSITION_COLUMN = "position"
 TRAIN_COLUMN = "train_log_probs"
 FLOAT_COLUMNS = (*REQUIRED_COLUMNS, CURRENT_COLUMN, ADVANTAGES_COLUMN)
 """Per-token columns of a TokenBatch."""
@@ -67,19 +63,18 @@ class DecodedBlock:
     def mask(self) -> Bools:
         """Mask of the trained tokens [T], all True without a mask column."""
         if MASK_COLUMN not in self.tokens:
-            return _full_mask(int(self.offsets[-1]))
+            tokens = int(self.offsets[-1])
+            return _true_array(1 << tokens.bit_length())[:tokens]
         return np.asarray(token_values(self.tokens[MASK_COLUMN]) == 1)
 
     @cached_property
     def look(self) -> RowScan | None:
         """Scan of the log-probs, unless separate passes are faster."""
         reference, policy = (self.tokens[column] for column in REQUIRED_COLUMNS)
-        sound = all(find_nulls(array) is None and pa.types.is_floating(array.type) for array in (policy, reference))
-        return (
-            scan_log_probs(to_numpy(policy), to_numpy(reference), self.mask, self.offsets)
-            if sound and can_scan()
-            else None
-        )
+        if any(array.null_count or not pa.types.is_floating(array.type) for array in (policy, reference)):
+            return None
+        is_fast = can_scan()
+        return scan_log_probs(to_numpy(policy), to_numpy(reference), self.mask, self.offsets) if is_fast else None
 
     def extent(self, column: str) -> Extent:
         """Return the smallest and largest value of a float column, including masked tokens. NaN if there is a null."""
@@ -88,9 +83,7 @@ class DecodedBlock:
             if column in REQUIRED_COLUMNS and self.look is not None:
                 self._extents[column] = self.look.extents[column]
             else:
-                self._extents[column] = (
-                    compute_extent(to_numpy(array)) if find_nulls(array) is None else (math.nan, math.nan)
-                )
+                self._extents[column] = (math.nan, math.nan) if array.null_count else compute_extent(to_numpy(array))
         return self._extents[column]
 
     def add_faults(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
@@ -112,17 +105,10 @@ class DecodedBlock:
         bad = np.isin(self.rows, np.concatenate([fault.sequences for fault in self.faults]))
         return self.left_out_tokens + int(np.diff(self.offsets)[bad].sum())
 
-    def add_missing_values(self, column: str, bad: Bools) -> None:
-        if bad.any():
-            rows = self.rows[bad]
-            problem = "the value is missing or not finite"
-            self.faults.append(Fault(column, f"{column}: missing", rows, int(rows[0]), problem))
-
 
 def assemble_batch(block: DecodedBlock) -> TokenBatch:
     """Build a batch of the valid tokens of all sequences without faults, and add new faults to the block."""
-    valid = _mask_missing_values(block, _valid_mask(block))
-    before = valid
+    before = _mask_missing_values(block, _valid_mask(block))
     valid, impossible = _remove_impossible_tokens(block, before)
     index = None if valid is None else np.flatnonzero(valid)
     offsets = block.offsets if index is None else np.searchsorted(index, block.offsets).astype(np.int64)
@@ -230,15 +216,14 @@ def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Float
     if index is not None:
         # `take` is five times as fast as indexing.
         values, missing = values.take(index), None if missing is None else missing.take(index)
-        sound = (
-            sound
-            or len(values) == 0
-            or ((missing is None or not missing.any()) and _is_sound(column, compute_extent(values)))
-        )
-    if sound:
-        return values
-    missing = None if missing is None or not missing.any() else missing
-    _find_faults(block, column, index, values, missing)
+        present = missing is None or not missing.any()
+        sound = sound or len(values) == 0 or (present and _is_sound(column, compute_extent(values)))
+    if not sound:
+        gone = np.zeros(len(values), np.bool_) if missing is None else missing
+        checks = {"null element": gone, "NaN": np.isnan(values) & ~gone, "infinite": np.isinf(values) & ~gone}
+        if column != ADVANTAGES_COLUMN:
+            checks |= {reason: flags & ~gone for reason, flags in _find_impossible(values).items()}
+        _note_faults(block, column, index, values, checks)
     return values
 
 
@@ -246,18 +231,6 @@ def _is_sound(column: str, extent: Extent) -> bool:
     """Return True if an extent is finite and inside the range of log-probs. NaN is not."""
     lowest, highest = (-math.inf, math.inf) if column == ADVANTAGES_COLUMN else (MIN_LOG_PROB, POSITIVE_TOLERANCE)
     return extent[0] > lowest and extent[1] <= highest and extent[1] < math.inf
-
-
-def _find_faults(block: DecodedBlock, column: str, index: Ints | None, values: Floats, missing: Bools | None) -> None:
-    gone = np.zeros(len(values), np.bool_) if missing is None else missing
-    checks = {
-        "null element": gone,
-        "NaN": np.isnan(values) & ~gone,
-        "infinite": np.isinf(values) & ~gone,
-    }
-    if column != ADVANTAGES_COLUMN:
-        checks |= {reason: flags & ~gone for reason, flags in _find_impossible(values).items()}
-    _note_faults(block, column, index, values, checks)
 
 
 def _find_impossible(values: Floats) -> dict[str, Bools]:
@@ -273,25 +246,20 @@ def _note_faults(
 ) -> None:
     for reason, flags in checks.items():
         bad = np.flatnonzero(flags)
-        if len(bad) == 0:
-            continue
-        value = f"{values[bad[0]]:.6g}"
-        problem = {
-            "null element": "a valid token is null",
-            "log-prob below all": f"no policy gives a log-prob of {value}: a sentinel belongs under the mask",
-            "log-prob above 0": f"log-probs must not be above 0, found {value},",
-        }.get(reason, f"a valid token's value is {value}")
-        remedy = mask_remedy() if reason in ("null element", "NaN") else ""
-        block.add_faults(column, f"{column}: {reason}", bad if index is None else index[bad], problem, remedy)
-
-
-def _full_mask(tokens: int) -> Bools:
-    """Return a mask that is all True, from shared read-only memory."""
-    return _true_array(1 << tokens.bit_length())[:tokens]
+        if len(bad):
+            value = f"{values[bad[0]]:.6g}"
+            problem = {
+                "null element": "a valid token is null",
+                "log-prob below all": f"no policy gives a log-prob of {value}: a sentinel belongs under the mask",
+                "log-prob above 0": f"log-probs must not be above 0, found {value},",
+            }.get(reason, f"a valid token's value is {value}")
+            remedy = mask_remedy() if reason in ("null element", "NaN") else ""
+            block.add_faults(column, f"{column}: {reason}", bad if index is None else index[bad], problem, remedy)
 
 
 @lru_cache(maxsize=2)
 def _true_array(count: int) -> Bools:
+    """Return read-only flags, shared by blocks of about the same size."""
     flags = np.ones(count, np.bool_)
     flags.flags.writeable = False
     return flags
@@ -343,13 +311,13 @@ def _check_values(block: DecodedBlock, filled: Bools) -> None:
         array = block.values.get(column)
         if array is None:
             continue
-        bad = find_nulls(array)
-        bad = np.zeros(len(array), np.bool_) if bad is None else bad
+        bad = array.is_null().to_numpy(zero_copy_only=False)
         if pa.types.is_floating(array.type):
             bad = bad | ~np.isfinite(to_numpy(array))
-        if column == ADVANTAGES_COLUMN:
-            bad &= filled
-        block.add_missing_values(column, bad)
+        rows = block.rows[bad & filled if column == ADVANTAGES_COLUMN else bad]
+        if len(rows):
+            problem = "the value is missing or not finite"
+            block.faults.append(Fault(column, f"{column}: missing", rows, int(rows[0]), problem))
 
 
 def _build_batch(
@@ -402,25 +370,15 @@ def add_versions(
 def _sequence_columns(file: DumpFile, values: Mapping[str, pa.Array], length: int) -> dict[str, NDArray[Any]]:
     """Convert per-sequence columns to numpy, and add the Hive partition and run names."""
     columns = {column: to_scalars(array, COLUMNS_BY_NAME.get(column)) for column, array in values.items()}
-    for column, value in file.partition.items():
-        if column not in columns:
-            columns[column] = _constant_column(value, length)
-    columns["run"] = _run_names(columns.get("run"), file.run, length)
+    for column, value in {**file.partition, "run": file.run}.items():
+        if column == "run" and column in columns:
+            named = [file.run if run is None else str(run) for run in columns[column].tolist()]
+            columns[column] = np.empty(length, object)
+            columns[column][:] = named
+        elif column not in columns:
+            columns[column] = np.empty(length, np.int64 if isinstance(value, int) else object)
+            columns[column].fill(value)  # one shared string: `np.full` makes copies, which are slower to compare
     return columns
-
-
-def _constant_column(value: int | str | None, length: int) -> NDArray[Any]:
-    values = np.empty(length, np.int64 if isinstance(value, int) else object)
-    values.fill(value)  # one shared string: `np.full` makes copies, which are slower to compare
-    return values
-
-
-def _run_names(named: NDArray[Any] | None, run: str, length: int) -> NDArray[Any]:
-    if named is None:
-        return _constant_column(run, length)
-    texts = np.empty(length, dtype=object)
-    texts[:] = [run if value is None else str(value) for value in named.tolist()]
-    return texts
 
 
 PIECE_TOKENS = 1 << 17

@@ -1,52 +1,367 @@
-"""The catalog of a dump: open all files, check that their columns agree, and divide them into units of work."""
+"""The files of a dump: footers, columns and layout, what all files agree on, units of work, and decoding in pieces."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from mismatchctl.core.batch import Bools, Ints
-from mismatchctl.core.schema import COLUMNS, COLUMNS_BY_NAME, REQUIRED_COLUMNS, VERSION_COLUMNS
+from mismatchctl.core.schema import (
+    COLUMNS,
+    COLUMNS_BY_NAME,
+    LONG_LAYOUT_REQUIRED,
+    REQUIRED_COLUMNS,
+    VERSION_COLUMNS,
+    ColumnKind,
+)
 from mismatchctl.data.arrays import (
     NULL_TYPE,
     describe_comparable_type,
     describe_type,
     find_changes,
+    find_type_misfit,
+    is_list,
     plain_type,
     to_plain_array,
     to_texts,
 )
-from mismatchctl.data.files import (
-    ColumnNames,
-    DumpFile,
-    FileFooter,
-    HiveValue,
-    ReadUnit,
-    identify_columns,
-    read_footer,
-    read_pieces,
+from mismatchctl.data.formats import (
+    MOST_SEQUENCE_TOKENS,
+    FileContents,
+    IntegerRange,
+    MemoryTable,
+    format_name,
+    read_contents,
 )
-from mismatchctl.data.formats import IntegerRange
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.data.problems import SORT_REMEDY, Problems
-from mismatchctl.errors import ConfigError, DataError, option, suggestion
-from mismatchctl.io.stores import escape_unprintable, is_remote, map_requests
+from mismatchctl.errors import ConfigError, DataError, option, suggestion, wording
+from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line, is_remote, map_requests
+
+RowLayout = Literal["wide", "long"]
+HiveValue = int | str | None
+
+STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
+"""Columns besides the per-token ones that must be usable if present. Other optional columns can be ignored."""
+
+_SHOWN_COLUMNS = 12
+
+
+@dataclass(frozen=True)
+class FileFooter:
+    """A file whose footer was read, before its columns are matched."""
+
+    found: UnopenedFile
+    size: int
+    version: str
+    contents: FileContents = field(repr=False)
+    types: Mapping[str, pa.DataType] = field(repr=False)
+
+    def is_all_null(self, column: str) -> bool:
+        """Return True if all values of a column are null. The column then counts as missing."""
+        location = self.found.location
+        with explain_failures(self.found.path, location, "cannot be read"):
+            return self.contents.is_all_null(find_store(location).open(location), column)
+
+
+@dataclass(frozen=True)
+class DumpFile:
+    """One file of a dump.
+
+    Attributes:
+        path: path as shown to users, without control characters.
+        run: run named by the path argument or by a Hive folder (`run=a/`).
+        rows: number of rows: sequences in the wide layout, tokens in the long layout.
+        row_groups: number of row groups (Parquet) or record batches (Arrow).
+        columns: canonical name -> name in the file. `--by` columns keep their name.
+        partition: canonical name -> value of a Hive folder such as `step=12/`.
+        ignored: optional columns that cannot be used -> reason.
+        location: absolute path or object address, empty for a table in memory.
+        version: changes if the file is written again.
+    """
+
+    index: int
+    path: str
+    run: str
+    size: int
+    rows: int
+    row_groups: int
+    layout: RowLayout
+    columns: Mapping[str, str]
+    dtypes: Mapping[str, str]
+    partition: Mapping[str, HiveValue]
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    location: str = field(default="", repr=False)
+    version: str = field(default="", repr=False)
+    contents: FileContents = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+    types: Mapping[str, pa.DataType] = field(default_factory=dict, repr=False, compare=False)
+
+    def elements(self, group: int, column: str) -> int:
+        return self.contents.elements(group, self.columns[column])
+
+    def integer_ranges(self, column: str) -> list[IntegerRange | None]:
+        opening = find_store(self.location).open(self.location)
+        with explain_failures(self.path, self.location, "cannot be read"):
+            return self.contents.integer_ranges(opening, self.columns[column])
+
+    def is_list(self, column: str) -> bool:
+        return is_list(plain_type(self.types[column]))
+
+    def is_per_token(self, column: str) -> bool:
+        known = COLUMNS_BY_NAME.get(column)
+        if known is None or known.kind is not ColumnKind.PER_TOKEN_OR_SCALAR:
+            return column == "position" or (known is not None and known.per_token)
+        return self.layout == "long" or self.is_list(column)
+
+
+@dataclass(frozen=True)
+class ReadUnit:
+    """A part of a file that can be read independently: row groups, or whole sequences in the long layout.
+
+    Attributes:
+        row_group: first row group or record batch.
+        step_range: lowest and highest `step`, if known exactly.
+        tokens: approximate number of tokens, including masked ones.
+        start: first row. `start + rows` is the row after the last.
+        row_groups: number of row groups. Small ones are read together in the wide layout.
+    """
+
+    index: int
+    file: DumpFile
+    row_group: int
+    step_range: tuple[int, int] | None
+    rows: int
+    tokens: int
+    start: int = 0
+    sequences: int = 0
+    row_groups: int = 1
+
+
+def read_footer(found: UnopenedFile) -> FileFooter:
+    store = find_store(found.location)
+
+    def read() -> tuple[int, str, FileContents]:
+        if found.table is not None:
+            size = found.table.table.nbytes if found.size is None else found.size
+            return size, found.table.version, found.table
+        with store.open(found.location) as file:
+            if file.size() == 0:
+                raise DataError("this file is empty (0 bytes)", file=found.path, remedy=f"write it again, or {_skip()}")
+            return file.size(), store.version(found.location, file), read_contents(found.path, file)
+
+    with explain_failures(found.path, found.location, f"this is not a complete {format_name(found.path)} file"):
+        size, version, contents = store.retry(read)
+        names = contents.schema.names
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            problem = "the file has two columns with this name"
+            raise DataError(problem, file=found.path, column=escape_unprintable(twice))
+        return FileFooter(found, size, version, contents, dict(zip(names, contents.schema.types, strict=True)))
+
+
+NO_ROW_REMEDY = "name a dump that holds sequences"
+
+
+def _skip() -> str:
+    skip = wording(python="on_bad='skip' of mm.analyze", command="--on-bad skip")
+    return f"leave unreadable files out with {skip}"
+
+
+@contextmanager
+def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
+    """Convert errors of a file or its store to a DataError with a remedy."""
+    store = find_store(location)
+    try:
+        yield
+    except DataError:
+        raise
+    except (pa.ArrowException, *store.error_types) as error:
+        if store.remote and not isinstance(error, (ValueError, pa.ArrowException)):
+            raise store.explain(error, path) from error
+        if isinstance(error, OSError) and error.errno:  # an error of the system, not of the content
+            explained = store.explain(error, location)
+            remedy = f"{explained.remedy}, or {_skip()}" if explained.remedy else _skip()
+            raise DataError(explained.problem, file=path, remedy=remedy) from error
+        remedy = f"write it again, or {_skip()}"
+        raise DataError(f"{problem} ({first_error_line(error)})", file=path, remedy=remedy) from error
+
+
+def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values: Mapping[str, HiveValue]) -> DumpFile:
+    path, columns = footer.found.path, names.match(footer)
+    if footer.found.step is not None and "step" not in columns and "step" not in values:
+        values = {**values, "step": footer.found.step}
+    layout = _find_layout(footer, columns)
+    required = LONG_LAYOUT_REQUIRED if layout == "long" else REQUIRED_COLUMNS
+    for column in required:
+        if column not in columns:
+            raise names.missing(footer, column, columns)
+    ignored = {}
+    for column in list(columns):
+        optional = column in COLUMNS_BY_NAME and column not in (*required, *names.by)
+        if optional and footer.is_all_null(columns[column]) and not footer.is_all_null(columns[REQUIRED_COLUMNS[0]]):
+            del columns[column]  # without tokens, empty lists are valid
+            continue
+        known, name = COLUMNS_BY_NAME.get(column), columns[column]
+        problem = None if known is None else find_type_misfit(known, footer.types[name], layout)
+        if known is None or problem is None:
+            continue
+        if column in STRUCTURE_COLUMNS or known.per_token:
+            remedy = f"change the type, or {_column_option(column)}"
+            raise DataError(problem, file=path, column=escape_unprintable(name), remedy=remedy)
+        ignored[column] = problem
+        del columns[column]
+    return DumpFile(
+        index=index,
+        path=path,
+        run=str(values.get("run", footer.found.run)),
+        size=footer.size,
+        rows=sum(footer.contents.rows),
+        row_groups=len(footer.contents.rows),
+        layout=layout,
+        columns=columns,
+        dtypes={column: escape_unprintable(str(footer.types[name])) for column, name in columns.items()},
+        partition=values,
+        ignored=ignored,
+        location=footer.found.location,
+        version=footer.version,
+        contents=footer.contents,
+        types={column: footer.types[name] for column, name in columns.items()},
+    )
+
+
+def _find_layout(footer: FileFooter, columns: Mapping[str, str]) -> RowLayout:
+    lists: list[str] = []
+    scalars: list[str] = []
+    for column in REQUIRED_COLUMNS:
+        if column in columns:
+            (lists if is_list(plain_type(footer.types[columns[column]])) else scalars).append(columns[column])
+    if lists and scalars:
+        held = describe_type(footer.types[scalars[0]])
+        raise DataError(
+            f"holds {held} while {escape_unprintable(lists[0])} holds lists",
+            file=footer.found.path,
+            column=escape_unprintable(scalars[0]),
+            remedy="write both as lists (one row per sequence) or both as floats (one row per token)",
+        )
+    return "long" if scalars else "wide"
+
+
+def _column_option(column: str) -> str:
+    return f"name the right column with {option('columns', {column: 'NAME'})}"
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """Column names from `--column`, from framework aliases and from `--by`."""
+
+    rename: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    by: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for column in self.rename:
+            if column not in COLUMNS_BY_NAME:
+                known, name = suggestion(column, COLUMNS_BY_NAME), escape_unprintable(column)
+                where = wording(python=f"columns: {name}", command=f"--column {name}=...")
+                raise ConfigError(f"{where}: unknown column{known}; run `mismatchctl schema` for the list")
+
+    def match(self, footer: FileFooter, lenient: bool = False) -> dict[str, str]:
+        """Return canonical name -> name in the file, in schema order, then `--by` columns."""
+        present = {name for name, kind in footer.types.items() if describe_type(kind) != NULL_TYPE}
+        free = [name for name in footer.types if name in present and name not in self.rename.values()]
+        result = {}
+        for column in (column.name for column in COLUMNS):
+            if column in self.rename:
+                claims = [self.rename[column]] if self.rename[column] in present else []
+            elif column in free:
+                claims = [column]
+            else:
+                claims = [name for name in free if self.aliases.get(name) == column]
+            if len(claims) > 1 and not lenient:
+                both = " and ".join(escape_unprintable(name) for name in claims)
+                raise DataError(f"{both} can all be {column}", file=footer.found.path, remedy=_column_option(column))
+            if claims:
+                result[column] = claims[0]
+        for name in self.by:
+            if name not in result and name in present:
+                result[name] = name
+        return result
+
+    def canonical(self, name: str) -> str:
+        return name if name in COLUMNS_BY_NAME else self.aliases.get(name, name)
+
+    def missing(self, footer: FileFooter, column: str, columns: Mapping[str, str]) -> DataError:
+        path, actual = footer.found.path, self.rename.get(column, column)
+        shown, remedy = escape_unprintable(actual), _column_option(column)
+        if describe_type(footer.types.get(actual, pa.int8())) == NULL_TYPE:
+            if not any(footer.contents.rows):  # without values, the type is unknown
+                return DataError("the file does not contain rows", file=path, remedy=NO_ROW_REMEDY)
+            return DataError("holds only nulls", file=path, column=shown, remedy=remedy)
+        near = escape_unprintable(suggestion(actual, [name for name in footer.types if name not in columns.values()]))
+        named = f" (named with {option('columns', {column: shown})})" if column in self.rename else ""
+        need = " of the long layout (one row per token)" if column not in REQUIRED_COLUMNS else ""
+        listed = ", ".join(map(escape_unprintable, list(footer.types)[:_SHOWN_COLUMNS])) or "none"
+        more = ", ..." if len(footer.types) > _SHOWN_COLUMNS else ""
+        remedy = f"{self._other_reading(footer, column, columns)}{remedy}; its columns are {listed}{more}"
+        return DataError(f"missing required column {shown}{named}{need}{near}", file=path, remedy=remedy)
+
+    @staticmethod
+    def _other_reading(footer: FileFooter, column: str, columns: Mapping[str, str]) -> str:
+        """Return what a file without a required column may be instead, and what to do with it."""
+        if column not in REQUIRED_COLUMNS:
+            return ""
+        if columns.keys() & set(REQUIRED_COLUMNS):
+            if footer.found.size is None:  # not a file in a common format
+                return ""
+            name = os.path.basename(footer.found.path)
+            sides = (name, "FILE") if column == "train_log_probs" else ("FILE", name)
+            return "if another file has them, use --rollout {} --train {} --on id; else ".format(*sides)
+        scalars = not any(is_list(kind) for kind in footer.types.values())
+        if scalars and any(name.lower().removeprefix("_").endswith("step") for name in footer.types):
+            return "if this is a metrics log, pass it to `mismatchctl analyze` or `gate` alone; else "
+        return "if this file is not a dump, name the dumps only; otherwise "
+
+
+def read_pieces(
+    file: DumpFile, columns: Collection[str], row_groups: Sequence[int], rows: int | None = None
+) -> Iterator[pa.Table]:
+    """Decode canonical columns of some groups, as one table or in pieces of `rows` rows."""
+    if not row_groups:
+        return
+    names = list(dict.fromkeys(file.columns[column] for column in columns))
+    if problem := file.contents.find_oversize(row_groups, names):
+        remedy = f"write one row per sequence, at most {MOST_SEQUENCE_TOKENS:,} tokens each, in smaller row groups"
+        raise DataError(escape_unprintable(problem), file=file.path, remedy=remedy)
+    store, group = find_store(file.location), file.contents.group_name
+    where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"the file from {group} {row_groups[0]} on"
+
+    def decode() -> Iterator[pa.Table]:
+        in_memory = isinstance(file.contents, MemoryTable)
+        with nullcontext() if in_memory else store.open(file.location) as opened:
+            if opened and (opened.size(), store.version(file.location, opened)) != (file.size, file.version):
+                raise DataError("this file changed while it was being read", file=file.path, remedy="run again")
+            yield from file.contents.decode(opened, row_groups, names, rows)
+
+    def begin() -> Iterator[pa.Table]:
+        tables = decode()
+        first = list(islice(tables, 1))
+        return chain(first, tables)
+
+    with explain_failures(file.path, file.location, f"{where} cannot be decoded"):
+        yield from store.retry(begin)
+
 
 ALWAYS_READ_COLUMNS = (
-    "response_mask",
-    "run",
-    "step",
-    "sequence_id",
-    "prompt_id",
-    "reward",
-    "micro_batch",
-    "rollout_ids",
-)
+    "response_mask", "run", "step", "sequence_id", "prompt_id", "reward", "micro_batch", "rollout_ids",
+)  # fmt: skip
 """Optional columns that are read if a file has them."""
 
 _SHOWN_FILES = 3
@@ -71,13 +386,19 @@ class Catalog:
 def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Collection[str], skip: bool) -> Catalog:
     """Open all files. Unusable files raise an error, or are left out with `skip`."""
     result = Catalog()
+    converted: Iterable[UnopenedFile | DataError] = found
+    if any(one.foreign for one in found):  # the importers take long to load
+        from mismatchctl.data.importers.sources import convert_foreign_files
+
+        converted = convert_foreign_files(found, skip, result.notes.append)
     ready: list[UnopenedFile] = []
-    for one in _convert_foreign(found, skip, result.notes.append):
+    for one in converted:
         if isinstance(one, DataError):
             result.reject(one, skip)
         else:
             ready.append(one)
-    for footer in _read_footers(ready):
+    over_network = any(is_remote(one.location) for one in ready)
+    for footer in map_requests(_try_footer, ready, over_network=over_network):
         if isinstance(footer, DataError):
             result.reject(footer, skip)
         else:
@@ -94,25 +415,11 @@ def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Col
     return result
 
 
-def _convert_foreign(
-    found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
-) -> Iterable[UnopenedFile | DataError]:
-    """Read files of frameworks as tables. The importers are imported only if there is such a file."""
-    if not any(one.foreign for one in found):
-        return found
-    from mismatchctl.data.importers.sources import convert_foreign_files
-
-    return convert_foreign_files(found, skip, note)
-
-
-def _read_footers(found: Sequence[UnopenedFile]) -> Iterator[FileFooter | DataError]:
-    def read(one: UnopenedFile) -> FileFooter | DataError:
-        try:
-            return read_footer(one)
-        except DataError as error:
-            return error
-
-    return map_requests(read, found, over_network=any(is_remote(one.location) for one in found))
+def _try_footer(found: UnopenedFile) -> FileFooter | DataError:
+    try:
+        return read_footer(found)
+    except DataError as error:
+        return error
 
 
 def require_files(catalog: Catalog, names: ColumnNames) -> None:
@@ -133,25 +440,16 @@ def require_files(catalog: Catalog, names: ColumnNames) -> None:
 
 def _partition_values(footers: Sequence[FileFooter], names: ColumnNames) -> list[dict[str, HiveValue]]:
     """Return the Hive values of each file. A key is an integer if it is one in every folder."""
-    raw = [{names.canonical(key): value for key, value in footer.found.partition.items()} for footer in footers]
-    words: defaultdict[str, set[str]] = defaultdict(set)
-    for values in raw:
-        for key, value in values.items():
-            if value is not None:
-                words[key].add(value)
-    whole = {key for key, texts in words.items() if all(_is_integer(text) for text in texts)}
+    raw = [
+        {names.canonical(key): value for key, value in footer.found.partition.items() if value is not None}
+        for footer in footers
+    ]
+    texts = {value for values in raw for value in values.items()}
+    broken = {key for key, text in texts if not re.fullmatch(r"-?[0-9]{1,18}", text)}
     return [
-        {
-            key: int(value) if key in whole else escape_unprintable(value)
-            for key, value in values.items()
-            if value is not None
-        }
+        {key: escape_unprintable(value) if key in broken else int(value) for key, value in values.items()}
         for values in raw
     ]
-
-
-def _is_integer(text: str) -> bool:
-    return text.isascii() and text.removeprefix("-").isdigit() and len(text) < 19
 
 
 def _check_by(found: Catalog, names: ColumnNames) -> None:
@@ -159,7 +457,8 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
     for name in names.by:
         holders = [file for file in found.files if name in file.columns]
         for file in [] if name in VERSION_COLUMNS else holders:
-            if pa.types.is_nested(plain_type(file.types[name])) or (file.layout == "long" and _is_per_token(name)):
+            long_list = file.layout == "long" and file.is_per_token(name)
+            if pa.types.is_nested(plain_type(file.types[name])) or long_list:
                 what = "one value per token" if file.layout == "long" else describe_type(file.types[name])
                 raise ConfigError(
                     f"{option('by', escape_unprintable(name))}: the column holds {what} in {file.path}; "
@@ -172,11 +471,6 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
             raise ConfigError(f"{option('by', escape_unprintable(name))}: no file has a column of this name{near}")
 
 
-def _is_per_token(name: str) -> bool:
-    column = COLUMNS_BY_NAME.get(name)
-    return name == "position" or (column is not None and column.per_token)
-
-
 def _check_agreement(found: Catalog, used: Sequence[str], skip: bool) -> None:
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:
@@ -184,11 +478,11 @@ def _check_agreement(found: Catalog, used: Sequence[str], skip: bool) -> None:
     deviating: dict[int, DataError] = {}
     for files in runs.values():
         for column in used:
-            for file, error in _find_deviating_files(files, column):
-                deviating.setdefault(id(file), error)
+            for file, problem in _find_deviating_files(files, column):
+                deviating.setdefault(id(file), problem)
     for file in found.files:
-        if id(file) in deviating:
-            found.reject(deviating[id(file)], skip)
+        if error := deviating.get(id(file)):
+            found.reject(error, skip)
     found.files = [file for file in found.files if id(file) not in deviating]
 
 
@@ -204,17 +498,11 @@ def _find_deviating_files(files: Sequence[DumpFile], column: str) -> Iterator[tu
     usual, times = Counter(kinds.values()).most_common(1)[0]  # ties go to the first
     example = next(file for file in files if kinds.get(id(file)) == usual)
     others = f" and {times - 1} more" if times > 1 else ""
+    remedy = f"use one type in all files of a run, or skip unfit files with {option('on_bad', 'skip')}"
     for file in files:
         if kinds.get(id(file), usual) != usual:
-            yield (
-                file,
-                DataError(
-                    f"holds {kinds[id(file)]} here but {usual} in {example.path}{others}",
-                    file=file.path,
-                    column=escape_unprintable(file.columns[column]),
-                    remedy=f"use one type in all files of a run, or skip unfit files with {option('on_bad', 'skip')}",
-                ),
-            )
+            problem, name = f"holds {kinds[id(file)]} here but {usual} in {example.path}{others}", file.columns[column]
+            yield file, DataError(problem, file=file.path, column=escape_unprintable(name), remedy=remedy)
 
 
 def list_warnings(files: Sequence[DumpFile]) -> Iterator[str]:
@@ -268,20 +556,16 @@ class _Survey:
 
 def plan_units(catalog: Catalog, skip: bool) -> ReadPlan:
     """Divide all files into units. With `skip`, files that cannot be surveyed are removed from `catalog`."""
-    surveys: dict[str, _Survey] = {}
-    files = []
+    surveyed: list[tuple[DumpFile, _Survey | None]] = []
     for file in catalog.files:
         try:
-            if file.layout == "long":
-                surveys[_file_identity(file)] = _survey_file(file)
-            files.append(file)
+            surveyed.append((file, _survey_file(file) if file.layout == "long" else None))
         except DataError as error:
             catalog.reject(error, skip)
-    catalog.files = [replace(file, index=index) for index, file in enumerate(files)]
+    catalog.files = [replace(file, index=index) for index, (file, _) in enumerate(surveyed)]
     units: list[ReadUnit] = []
     tables = []
-    for file in catalog.files:
-        survey = surveys.get(_file_identity(file))
+    for file, (_, survey) in zip(catalog.files, surveyed, strict=True):
         if survey is None:
             units.extend(_wide_units(file))
         else:
@@ -295,23 +579,31 @@ def plan_units(catalog: Catalog, skip: bool) -> ReadPlan:
     return ReadPlan(tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken)
 
 
-def _file_identity(file: DumpFile) -> str:
-    return f"{file.run}\0{file.location}"
-
-
 def _wide_units(file: DumpFile) -> list[ReadUnit]:
     """Return row groups or record batches as units, small ones together."""
     found: list[ReadUnit] = []
     for unit in _group_units(file):
-        if found and found[-1].tokens + unit.tokens <= UNIT_TOKENS:
-            found[-1] = _join_units(found[-1], unit)
-        else:
+        if not found or found[-1].tokens + unit.tokens > UNIT_TOKENS:
             found.append(unit)
+            continue
+        first = found[-1]
+        steps = None
+        if first.step_range is not None and unit.step_range is not None:
+            steps = min(first.step_range[0], unit.step_range[0]), max(first.step_range[1], unit.step_range[1])
+        found[-1] = replace(
+            first,
+            step_range=steps,
+            rows=first.rows + unit.rows,
+            tokens=first.tokens + unit.tokens,
+            sequences=first.sequences + unit.sequences,
+            row_groups=unit.row_group + unit.row_groups - first.row_group,
+        )
     return found
 
 
 def _group_units(file: DumpFile) -> Iterator[ReadUnit]:
-    start, steps = 0, _step_ranges(file)
+    steps = file.integer_ranges("step") if "step" in file.columns else [_folder_step(file)] * file.row_groups
+    start = 0
     for group, rows in enumerate(file.contents.rows):
         if rows:
             tokens = file.elements(group, "rollout_log_probs")
@@ -319,29 +611,9 @@ def _group_units(file: DumpFile) -> Iterator[ReadUnit]:
         start += rows
 
 
-def _join_units(first: ReadUnit, then: ReadUnit) -> ReadUnit:
-    return replace(
-        first,
-        step_range=_units_step_range((first, then)),
-        rows=first.rows + then.rows,
-        tokens=first.tokens + then.tokens,
-        sequences=first.sequences + then.sequences,
-        row_groups=then.row_group + then.row_groups - first.row_group,
-    )
-
-
-def _units_step_range(units: Sequence[ReadUnit]) -> IntegerRange | None:
-    known = [unit.step_range for unit in units if unit.step_range is not None]
-    return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(units) else None
-
-
 def split_unit(unit: ReadUnit) -> list[ReadUnit]:
     last = unit.row_group + unit.row_groups
     return [own for own in _group_units(unit.file) if unit.row_group <= own.row_group < last]
-
-
-def _step_ranges(file: DumpFile) -> list[IntegerRange | None]:
-    return file.integer_ranges("step") if "step" in file.columns else [_folder_step(file)] * file.row_groups
 
 
 def _folder_step(file: DumpFile) -> IntegerRange | None:
@@ -356,10 +628,10 @@ def _survey_file(file: DumpFile) -> _Survey:
     for piece in read_pieces(file, columns, range(file.row_groups), _PIECE_ROWS):
         arrays = [to_plain_array(piece.column(file.columns[column])) for column in columns]
         table = pa.table(arrays, names=columns)
-        joined = table if last is None else pa.concat_tables([last, table]).combine_chunks()
+        joined = table if last is None else pa.concat_tables([last, table])
         flags = [find_changes(to_plain_array(joined.column(column))) for column in columns]
         if last is None and len(table):
-            flags = [np.concatenate([[True], flag]) for flag in flags]
+            flags = [np.append(True, flag) for flag in flags]
         begins = np.flatnonzero(np.logical_or.reduce(flags))
         starts.append(begins + first)
         keys.append(table.take(pa.array(begins)))
@@ -443,9 +715,8 @@ def _find_scattered_sequences(
 def _scattered_piece(
     other: dict[str, int], piece: dict[str, int], files: Sequence[DumpFile]
 ) -> tuple[int, int, str, str]:
-    name = escape_unprintable(f"sequence {piece['sequence_id']}")
-    if piece["step"] is not None:
-        name += escape_unprintable(f" of step {piece['step']}")
+    step = "" if piece["step"] is None else f" of step {piece['step']}"
+    name = escape_unprintable(f"sequence {piece['sequence_id']}{step}")
     if other["file"] == piece["file"]:
         problem = f"{name} is not contiguous: it begins at row {other['start']} and again here"
         return piece["file"], piece["start"], problem, f"{SORT_REMEDY}; an id must be unique within its step"

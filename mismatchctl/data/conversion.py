@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from mismatchctl.core.schema import COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS, ColumnKind
 from mismatchctl.data.arrays import ListColumn, is_list, to_plain_array
-from mismatchctl.data.files import DumpFile, read_footer, read_pieces
+from mismatchctl.data.catalog import DumpFile, read_footer, read_pieces
 from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.importers.rows import (
     BATCH_ROWS,

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from mismatchctl.data.files import DumpFile, ReadUnit
+from mismatchctl.data.catalog import DumpFile, ReadUnit
 from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.layouts import BATCH_TOKENS
 from mismatchctl.data.reader import Dump

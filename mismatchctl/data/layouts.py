@@ -20,8 +20,7 @@ from mismatchctl.data.arrays import (
     to_positions,
 )
 from mismatchctl.data.blocks import POSITION_COLUMN, DecodedBlock
-from mismatchctl.data.catalog import SEQUENCE_KEYS
-from mismatchctl.data.files import DumpFile, ReadUnit, read_pieces
+from mismatchctl.data.catalog import SEQUENCE_KEYS, DumpFile, ReadUnit, read_pieces
 from mismatchctl.data.formats import MOST_SEQUENCE_TOKENS
 from mismatchctl.data.problems import (
     EXAMPLE_ROWS,
@@ -88,7 +87,7 @@ def _build_wide_block(
     lists = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
     lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *lists))}
     faults = list(find_mismatched_lists(file, lists, rows))
-    named = table.column(file.columns["run"]) if "run" in file.columns else None
+    named = arrays.get("run")
     apart = _unequal(file, lists, named, rows) if faults else {}
     keep: Bools | None = None
     lengths, left_out = lists[REQUIRED_COLUMNS[0]].lengths, 0
@@ -122,7 +121,7 @@ def _build_wide_block(
 
 
 def _unequal(
-    file: DumpFile, lists: dict[str, ListColumn], named: pa.ChunkedArray | None, rows: Ints
+    file: DumpFile, lists: dict[str, ListColumn], named: pa.Array | None, rows: Ints
 ) -> dict[str, LengthMismatch]:
     """Return the rows whose lists are not null but have different lengths, by run."""
     there = np.ones(len(rows), np.bool_)

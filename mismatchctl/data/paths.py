@@ -56,18 +56,24 @@ class UnopenedFile:
 
 @dataclass(frozen=True)
 class _PathArgument:
-    """One run: the parts of its name, and its files as paths as the user wrote them.
+    """One run: its files as paths as the user wrote them.
 
     The run's name is built from `parts`, and `exact` distinguishes two arguments with the same parts. `foreign` is true
     if the files are in a framework's own layout.
     """
 
     shown: str
+    files: tuple[str, ...]
     parts: tuple[str, ...]
     exact: tuple[str, ...]
-    files: tuple[str, ...]
     foreign: bool = False
     table: MemoryTable | None = None
+
+    @classmethod
+    def of(cls, shown: str, files: Iterable[str], named: str | None = None, foreign: bool = False) -> _PathArgument:
+        """Build a run that is named like the path `named`, by default like `shown`."""
+        exact, ordered = _path_parts(shown), tuple(sorted(files, key=natural_key))
+        return cls(shown, ordered, exact if named is None else _path_parts(named), exact, foreign)
 
     @property
     def is_file(self) -> bool:
@@ -95,8 +101,17 @@ def discover_files(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], lis
     arguments, warnings = _list_arguments(paths)
     names = _find_run_names(arguments)
     runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))
-    found = [one for name, argument in runs for one in _found(argument, escape_unprintable(name))]
-    found = [one for one in found if one.location not in _skipped_locations.get()]
+    found: list[UnopenedFile] = []
+    for name, argument in runs:
+        run = escape_unprintable(name)
+        if argument.table is not None:
+            found.append(UnopenedFile("", argument.shown, run, table=argument.table))
+            continue
+        for file, step in zip(argument.files, _steps(argument.files), strict=True):
+            location = find_store(file).location(file)
+            if location not in _skipped_locations.get():
+                shown, partition = escape_unprintable(file), _hive_values(file)
+                found.append(UnopenedFile(location, shown, run, partition, argument.foreign, step=step))
     return found, [*warnings, *_list_hints([argument for _, argument in runs], found)]
 
 
@@ -171,7 +186,7 @@ def _unpacked(start: bytes) -> bytes:
 def _is_unread_dump(path: str) -> bool:
     """Return True if a file that is not read has the content or an inner suffix of a dump."""
     name = os.path.basename(path).lower()
-    if (name.startswith("cache-") and name.endswith(".arrow")) or is_rollout_only(path):
+    if _is_cache(name) or is_rollout_only(path):
         return False
     try:
         start = _unpacked(read_first_bytes(path, 1 << 16))
@@ -184,33 +199,20 @@ def _is_unread_dump(path: str) -> bool:
     return name.endswith(_KNOWN_SUFFIXES) and _LOG_PROB_LISTS.search(start) is not None
 
 
-def _found(argument: _PathArgument, run: str) -> Iterator[UnopenedFile]:
-    if argument.table is not None:
-        yield UnopenedFile("", argument.shown, run, table=argument.table)
-        return
-    for file, step in zip(argument.files, _steps(argument.files), strict=True):
-        location, partition = find_store(file).location(file), _hive_values(file)
-        yield UnopenedFile(location, escape_unprintable(file), run, partition, argument.foreign, step=step)
-
-
-def _of_table(table: MemoryTable) -> _PathArgument:
-    parts = str(table.number), table.run
-    return _PathArgument(table.title, parts, parts, (table.title,), table=table)
-
-
 def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument], list[str]]:
     """Return one argument per run. A path that is given twice counts once."""
-    tables = [source for source in sources if isinstance(source, MemoryTable)]
-    known: dict[str, _PathArgument] = {table.title: _of_table(table) for table in tables}
-    strangers, notes = [], []
-    paths = [source for source in sources if not isinstance(source, MemoryTable)]
-    for path in sorted({normalize_path(path) for path in paths if path}, key=lambda path: (len(path), path)):
+    known: dict[str, _PathArgument] = {}
+    paths, strangers = set(), []
+    for source in sources:
+        if isinstance(source, MemoryTable):
+            parts = str(source.number), source.run
+            known[source.title] = _PathArgument(source.title, (source.title,), parts, parts, table=source)
+        elif source:
+            paths.add(normalize_path(source))
+    for path in sorted(paths, key=lambda path: (len(path), path)):
         store = find_store(path)
-        if (
-            store.is_file(path)
-            and not is_dump_file(path, store)
-            and (path.endswith(COMPRESSED_SUFFIXES) or not _list_foreign_files(path))
-        ):
+        is_stranger = store.is_file(path) and not is_dump_file(path, store)
+        if is_stranger and (path.endswith(COMPRESSED_SUFFIXES) or not _list_foreign_files(path)):
             strangers.append(path)  # `dumps/*` in a shell also names the README beside the runs
             continue
         for argument in _expand_path(path):
@@ -220,13 +222,9 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
             _list_foreign_files(path)  # refuses compressed files
         if not strangers:
             raise DataError("no path was given", remedy="name the files or the folder of a dump")
-        raise DataError(
-            "this format is not supported",
-            file=escape_unprintable(strangers[0]),
-            remedy="write Parquet, Arrow, JSONL, CSV, NPZ, safetensors or a .pt dict of columns (docs/guides/files.md)",
-        )
-    if strangers:
-        notes.append(f"ignored, since they are not dumps: {_format_names(sorted(strangers))}")
+        remedy = "write Parquet, Arrow, JSONL, CSV, NPZ, safetensors or a .pt dict of columns (docs/guides/files.md)"
+        raise DataError("this format is not supported", file=escape_unprintable(strangers[0]), remedy=remedy)
+    notes = [f"ignored, since they are not dumps: {_format_names(sorted(strangers))}"] if strangers else []
     arguments, joined = _series(list(known.values()))
     return arguments, [*notes, *joined]
 
@@ -244,9 +242,8 @@ def _series(arguments: Sequence[_PathArgument]) -> tuple[list[_PathArgument], li
         if "*" not in pattern or len(alike) < 2 or not _is_series(names, is_file):
             found += alike
             continue
-        files = sorted({file for argument in alike for file in argument.files}, key=natural_key)
-        shown = os.path.join(folder, pattern)
-        found.append(_PathArgument(shown, _path_parts(folder or "."), _path_parts(shown), tuple(files), foreign))
+        files, shown = {file for argument in alike for file in argument.files}, os.path.join(folder, pattern)
+        found.append(_PathArgument.of(shown, files, folder or ".", foreign))
         what = "files" if is_file else "folders"
         notes.append(
             f"{len(alike)} {what} {escape_unprintable(shown)} are read as one run (compare sets files side by side)"
@@ -270,12 +267,8 @@ def _is_series(names: Sequence[str], files: bool) -> bool:
 
 def _steps(files: Sequence[str]) -> list[int | None]:
     """Return the step in each file's name or folder, None for all unless all have one and they differ."""
-    found = [next(iter(reversed(_STEP.findall(file))), None) for file in files]
-    return (
-        [int(step) if step else None for step in found]
-        if None not in found and len(set(found)) > 1
-        else [None] * len(files)
-    )
+    found = [int(steps[-1]) if (steps := _STEP.findall(file)) else None for file in files]
+    return found if None not in found and len(set(found)) > 1 else [None] * len(files)
 
 
 def _expand_path(path: str) -> Iterator[_PathArgument]:
@@ -284,10 +277,7 @@ def _expand_path(path: str) -> Iterator[_PathArgument]:
     if store.is_folder(path):
         yield _folder_argument(path)
     elif store.is_file(path):
-        parts = _path_parts(path)
-        yield _PathArgument(
-            path, (*parts[:-1], os.path.splitext(parts[-1])[0]), parts, (path,), not _is_dump_path(path, store)
-        )
+        yield _PathArgument.of(path, [path], os.path.splitext(path)[0], not _is_dump_path(path, store))
     elif glob.has_magic(path):
         yield from _expand_glob(path)
     else:
@@ -295,18 +285,17 @@ def _expand_path(path: str) -> Iterator[_PathArgument]:
 
 
 def _folder_argument(path: str) -> _PathArgument:
-    files = tuple(sorted(_list_files(path), key=natural_key))
-    if not files and (foreign := _list_foreign_files(path)):
-        return _PathArgument(path, _path_parts(path), _path_parts(path), foreign, True)
-    if not files:
-        store = find_store(path)
-        names = sorted(store.list_names(path), key=natural_key)
-        what = f"contains no dump, only {_format_names(names)}" if names else "is empty"
-        remedy = "name a folder of Parquet, Arrow, JSONL, CSV, NPZ, safetensors or .pt files"
-        if store.remote:
-            remedy += ", or copy a framework's files to a disk"
-        raise DataError(f"this folder {what}", file=escape_unprintable(path), remedy=remedy)
-    return _PathArgument(path, _path_parts(path), _path_parts(path), files)
+    if files := _list_files(path):
+        return _PathArgument.of(path, files)
+    if foreign := _list_foreign_files(path):
+        return _PathArgument(path, foreign, _path_parts(path), _path_parts(path), True)
+    store = find_store(path)
+    names = sorted(store.list_names(path), key=natural_key)
+    what = f"contains no dump, only {_format_names(names)}" if names else "is empty"
+    remedy = "name a folder of Parquet, Arrow, JSONL, CSV, NPZ, safetensors or .pt files"
+    if store.remote:
+        remedy += ", or copy a framework's files to a disk"
+    raise DataError(f"this folder {what}", file=escape_unprintable(path), remedy=remedy)
 
 
 def _list_foreign_files(path: str) -> tuple[str, ...]:
@@ -335,17 +324,22 @@ def _walk_folder(path: str) -> Iterator[str]:
 
 
 def _list_files(path: str) -> list[str]:
-    """Return the dump files below a folder, and broken links, so that lost data is reported."""
-    store, found = find_store(path), _without_caches(list(_walk_folder(path)))
+    """Return the dump files below a folder, and broken links, so that lost data is reported.
+
+    The cache files of `datasets` in a dataset's folder are left out: `cache-*.arrow` next to `state.json`.
+    """
+    store = find_store(path)
+    found = [
+        file
+        for file in _walk_folder(path)
+        if not (_is_cache(os.path.basename(file)) and os.path.exists(os.path.join(os.path.dirname(file), "state.json")))
+    ]
     lost = (link for link in store.walk(path) if not os.path.splitext(link)[1] and store.is_broken_link(link))
     return [*found, *lost] if found and not store.remote else found
 
 
-def _without_caches(files: list[str]) -> list[str]:
-    """Leave out the cache files of `datasets` in a dataset's folder: `cache-*.arrow` next to `state.json`."""
-    caches = [file for file in files if os.path.basename(file).startswith("cache-") and file.endswith(".arrow")]
-    gone = {file for file in caches if os.path.exists(os.path.join(os.path.dirname(file), "state.json"))}
-    return [file for file in files if file not in gone]
+def _is_cache(name: str) -> bool:
+    return name.startswith("cache-") and name.endswith(".arrow")
 
 
 def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
@@ -354,13 +348,11 @@ def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
     Hive folders (`step=*`) are parts of one run, not runs.
     """
     store = find_store(pattern)
-    found = store.glob(pattern)
-    matches = sorted(found, key=natural_key)
-    if not os.path.basename(pattern).startswith("_"):
-        matches = [path for path in matches if not os.path.basename(path).startswith("_")]
-    lost = next((path for path in matches if store.is_broken_link(path) and not path.lower().endswith(SUFFIXES)), None)
-    if lost is not None:
-        raise _missing_path_error(lost)
+    found, hidden = store.glob(pattern), os.path.basename(pattern).startswith("_")
+    matches = [path for path in sorted(found, key=natural_key) if hidden or not os.path.basename(path).startswith("_")]
+    for path in matches:
+        if store.is_broken_link(path) and not path.lower().endswith(SUFFIXES):
+            raise _missing_path_error(path)
     files = [path for path in matches if found[path] and path.lower().endswith(SUFFIXES)]
     folders = [path for path in matches if not found[path]] if not files else []
     foreign = not files and not folders and not store.remote
@@ -375,9 +367,7 @@ def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
         fixed = pattern
         while glob.has_magic(fixed):
             fixed = os.path.dirname(fixed)
-        yield _PathArgument(
-            pattern, _path_parts(fixed), _path_parts(pattern), tuple(sorted(files, key=natural_key)), foreign
-        )
+        yield _PathArgument.of(pattern, files, fixed, foreign)
     elif not folders:
         what = f"matches no dump, only {_format_names(matches)}" if matches else "matches nothing"
         raise DataError(f"this pattern {what}", file=escape_unprintable(pattern), remedy=_suggest_path(pattern))
@@ -387,16 +377,14 @@ def _missing_path_error(path: str) -> DataError:
     store = find_store(path)
     if store.is_broken_link(path):
         return store.explain(FileNotFoundError(), path)
-    if not store.remote:
-        try:
-            os.stat(path)
-        except PermissionError as error:
-            return store.explain(error, path)
-        except (OSError, ValueError):
-            pass
-    if os.path.lexists(path):
-        return DataError("this is not a file or folder", file=escape_unprintable(path), remedy="name a dump")
-    return DataError("the file or folder does not exist", file=escape_unprintable(path), remedy=_suggest_path(path))
+    try:
+        os.stat("" if store.remote else path)
+    except PermissionError as error:
+        return store.explain(error, path)
+    except (OSError, ValueError):
+        problem = "the file or folder does not exist"
+        return DataError(problem, file=escape_unprintable(path), remedy=_suggest_path(path))
+    return DataError("this is not a file or folder", file=escape_unprintable(path), remedy="name a dump")
 
 
 def _suggest_path(path: str) -> str:
@@ -462,10 +450,8 @@ def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile
         places: defaultdict[str, set[str]] = defaultdict(set)
         for file in argument.files:
             folder, name = os.path.split(file)
-            parts = (
-                part for part in folder.split(os.sep) if not _HIVE_PATTERN.fullmatch(part) and not _STEP.fullmatch(part)
-            )
-            places[name].add(os.sep.join(parts))
+            parts = (part for part in folder.split(os.sep) if not _HIVE_PATTERN.fullmatch(part))
+            places[name].add(os.sep.join(part for part in parts if not _STEP.fullmatch(part)))
         name, folders = max(places.items(), key=lambda item: len(item[1]))
         if len(folders) > 1:
             yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,8 +46,10 @@ class Fault:
 
     def error(self, path: str, name: str) -> DataError:
         """Return the fault as an error. The column is called `name` in the file at `path`."""
-        column = self.column if name == self.column else f"{name} ({self.column})"
-        return DataError(self.problem, file=path, row=self.row, column=column, remedy=self.remedy)
+        return DataError(self.problem, file=path, row=self.row, column=self._shown(name), remedy=self.remedy)
+
+    def _shown(self, name: str) -> str:
+        return self.column if name == self.column else f"{name} ({self.column})"
 
     def column_error(
         self, path: str, name: str, rows: int, extent: tuple[float, float], count: Callable[[], int]
@@ -59,32 +62,28 @@ class Fault:
         found = self.pattern or self._describe_all(rows, *extent)
         if rows < _FEWEST_ROWS or found is None or count() < rows:
             return self.error(path, name)
-        column = self.column if name == self.column else f"{name} ({self.column})"
-        return DataError(found[0], file=path, column=column, remedy=found[1])
+        return DataError(found[0], file=path, column=self._shown(name), remedy=found[1])
 
     def _describe_all(self, rows: int, low: float, high: float) -> tuple[str, str] | None:
         """Return the problem of a column whose rows all have this fault, and the remedy."""
-        kind, every = self.reason.partition(": ")[2], f"all {rows:,} rows"
-        if kind == "log-prob above 0" and low >= 0 and high <= 1:
-            return f"{every} hold values between 0 and 1: these look like probabilities", "store their logarithm"
-        if kind == "log-prob above 0" and low >= 0:
-            problem = f"hold values from {low + 0.0:.3g} to {high:.3g}: these look like negative log-probs"
-            return f"{every} {problem}", "store them with the opposite sign"
-        if kind == "log-prob above 0":
-            return f"{every} hold values above 0", "check the column: a log-prob is at most 0"
-        if kind == "log-prob below all":
-            return f"{every} hold values that no policy gives", "set response_mask to 0 for sentinels"
-        if kind in ("NaN", "null element", "infinite"):
-            what = {"NaN": "NaN", "null element": "nulls"}.get(kind, "infinite values")
-            remedy = "check response_mask: it may be 1 on padding, or the column was not recorded"
-            return f"{every} hold {what} in valid tokens", remedy
-        if kind == "null list":
-            return f"the list is null in {every}", "record the column, or leave it out"
-        if self.reason == "mask is not 0 or 1":
-            return f"{self.problem}; so it is in {every}", "store 0 and 1: weights are not a mask"
-        if kind == "missing":
-            return f"the value is missing or not finite in {every}", "record the column, or leave it out"
-        return None
+        every = f"all {rows:,} rows"
+        absent = "check response_mask: it may be 1 on padding, or the column was not recorded"
+        span = f"{every} hold values from {low + 0.0:.3g} to {high:.3g}: these look like negative log-probs"
+        above = f"{every} hold values above 0", "check the column: a log-prob is at most 0"
+        if low >= 0:
+            above = span, "store them with the opposite sign"
+        if low >= 0 and high <= 1:
+            above = f"{every} hold values between 0 and 1: these look like probabilities", "store their logarithm"
+        return {
+            "log-prob above 0": above,
+            "log-prob below all": (f"{every} hold values that no policy gives", "set response_mask to 0 for sentinels"),
+            "NaN": (f"{every} hold NaN in valid tokens", absent),
+            "null element": (f"{every} hold nulls in valid tokens", absent),
+            "infinite": (f"{every} hold infinite values in valid tokens", absent),
+            "null list": (f"the list is null in {every}", "record the column, or leave it out"),
+            "mask is not 0 or 1": (f"{self.problem}; so it is in {every}", "store 0 and 1: weights are not a mask"),
+            "missing": (f"the value is missing or not finite in {every}", "record the column, or leave it out"),
+        }.get(self.reason.rpartition(": ")[2])
 
 
 _FEWEST_ROWS = 2
@@ -102,23 +101,20 @@ _ENDS = {
 def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
     """Return the position of the extra elements of the longer list in most pairs, a key of `_ENDS`, or ''."""
     votes: Counter[str] = Counter()
-    number = 0
+    pairs = list(pairs)
     for pair in pairs:
-        number += 1
         shorter, longer = sorted(pair, key=len)
         short = len(shorter)
-        if short < fewest or short == len(longer):
-            continue
-        parts = {"last": longer[:short], "first": longer[-short:], "every second": longer[::2][:short]}
-        distances = {
-            end: float(np.mean(np.nan_to_num(np.abs(part - shorter), nan=_CAP).clip(max=_CAP)))
-            for end, part in parts.items()
-            if len(part) == short
-        }
-        best, second = sorted(distances, key=lambda end: distances[end])[:2]
-        votes[best] += distances[best] < _AGREES * distances[second]
+        if fewest <= short < len(longer):
+            parts = {"last": longer[:short], "first": longer[-short:], "every second": longer[::2][:short]}
+            distances = sorted(
+                (float(np.mean(np.nan_to_num(np.abs(part - shorter), nan=_CAP).clip(max=_CAP))), order, end)
+                for order, (end, part) in enumerate(parts.items())
+                if len(part) == short
+            )
+            votes[distances[0][2]] += distances[0][0] < _AGREES * distances[1][0]
     end, count = votes.most_common(1)[0] if votes else ("", 0)
-    return end if count > number / 2 else ""
+    return end if count > len(pairs) / 2 else ""
 
 
 def describe_lengths(
@@ -151,7 +147,7 @@ class UnequalRow:
     @property
     def odd_column(self) -> str:
         """The one column with another length than the others, empty if there is more than one."""
-        common, _ = Counter(reversed(list(self.lengths.values()))).most_common(1)[0]
+        common, _ = Counter(list(self.lengths.values())[::-1]).most_common(1)[0]
         odd = [column for column, length in self.lengths.items() if length != common]
         return odd[0] if len(odd) == 1 else ""
 
@@ -231,8 +227,7 @@ def count_unequal_rows(
     return LengthMismatch(len(at), {name: count for name, count in columns.items() if count}, examples)
 
 
-@dataclass(frozen=True)
-class ProblemExample:
+class ProblemExample(NamedTuple):
     """First bad value of a kind in a file."""
 
     row: int
@@ -305,6 +300,7 @@ class Problems:
         for part in (self, other):
             for (path, reason), number in part.counts.items():
                 both._count(path, reason, number, part.examples[path, reason])
-            for name in ("skipped", "masked", "tokens"):
-                getattr(both, name).update(getattr(part, name))
+            both.skipped.update(part.skipped)
+            both.masked.update(part.masked)
+            both.tokens.update(part.tokens)
         return both

@@ -26,15 +26,20 @@ from mismatchctl.data.blocks import (
 )
 from mismatchctl.data.catalog import (
     ALWAYS_READ_COLUMNS,
+    NO_ROW_REMEDY,
     Catalog,
+    ColumnNames,
+    DumpFile,
+    FileFooter,
+    HiveValue,
     ReadPlan,
+    ReadUnit,
     build_catalog,
     list_warnings,
     plan_units,
     require_files,
     split_unit,
 )
-from mismatchctl.data.files import NO_ROW_REMEDY, ColumnNames, DumpFile, FileFooter, HiveValue, ReadUnit
 from mismatchctl.data.layouts import TOKEN_IDS_COLUMN, read_long, read_wide
 from mismatchctl.data.paths import DumpSource, UnopenedFile, discover_files, find_unread_files
 from mismatchctl.data.problems import Problems
@@ -81,8 +86,7 @@ def open_dump(
     names = ColumnNames(rename or {}, aliases or {}, tuple(dict.fromkeys(by)))
     catalog = build_catalog(found, names, wanted, on_bad == "skip")
     unread, notes = find_unread_files(paths, found)
-    dump = Dump(catalog, [*hints, *notes], wanted=wanted, watched=watched, by=names.by, on_bad=on_bad)
-    dump.unread = unread
+    dump = Dump(catalog, [*hints, *notes], wanted=wanted, watched=watched, by=names.by, on_bad=on_bad, unread=unread)
     require_files(catalog, names)
     return dump
 
@@ -98,8 +102,6 @@ class Dump:
         unread: files in the given folders that contain dump data but are not named like a dump.
     """
 
-    unread: Sequence[str] = ()
-
     def __init__(
         self,
         catalog: Catalog,
@@ -109,25 +111,21 @@ class Dump:
         by: Sequence[str],
         on_bad: BadDataPolicy,
         watched: Collection[str] = (),
+        unread: Sequence[str] = (),
     ) -> None:
-        self._columns = (
-            *REQUIRED_COLUMNS,
-            *ALWAYS_READ_COLUMNS,
-            *(column for column in wanted if column not in ALWAYS_READ_COLUMNS),
-            *by,
-        )
+        self.unread = unread
+        self._columns = tuple(dict.fromkeys((*REQUIRED_COLUMNS, *ALWAYS_READ_COLUMNS, *wanted, *by)))
         self._watched = tuple(column for column in watched if column not in self._columns)
         self._skip, self._mask_missing = on_bad == "skip", on_bad == "mask"
         self._plan: ReadPlan = plan_units(catalog, self._skip)  # may remove files from `catalog`
         self.problems: Problems = catalog.problems
         self.files: tuple[DumpFile, ...] = tuple(catalog.files)
-        self._known = _known_columns(self.files)
         self.units: tuple[ReadUnit, ...] = self._plan.units
         self.warnings: list[str] = [*hints, *catalog.notes, *list_warnings(self.files)]
 
     def has(self, column: str) -> bool:
         """Return True if any file has the canonical column, or its Hive folder does."""
-        return column in self._known
+        return any(column in file.columns or column in file.partition for file in self.files)
 
     def select(self, units: Sequence[ReadUnit]) -> Dump:
         """Return a small copy of the dump for some of `units`, to be sent to another process."""
@@ -136,22 +134,12 @@ class Dump:
         broken = {file.index: found for file in part.files if (found := self._plan.broken.get(file.index)) is not None}
         part._plan = replace(self._plan, units=own, broken=broken)
         part.units, part.problems, part.warnings = own, Problems(), []
-        part._known = _known_columns(part.files)
         return part
 
     def cache_key(self, file: DumpFile) -> list[Any]:
         """Return all settings that, with the content of a file, determine its batches."""
-        broken = self._plan.broken.get(file.index, {})
-        return [
-            file.run,
-            file.columns,
-            file.partition,
-            self._columns,
-            self._watched,
-            self._skip,
-            self._mask_missing,
-            broken,
-        ]
+        settings = [self._columns, self._watched, self._skip, self._mask_missing]
+        return [file.run, file.columns, file.partition, *settings, self._plan.broken.get(file.index, {})]
 
     def read(
         self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None
@@ -227,12 +215,18 @@ class Dump:
                 yield from self.rows(part, problems)
 
     def _blocks(self, unit: ReadUnit) -> Iterator[DecodedBlock]:
-        columns = _projected_columns(unit.file, self._columns)
-        also = [column for column in PARTIAL_COLUMNS if column in self._columns and column not in columns]
-        watched = [column for column in (*self._watched, *also) if column in unit.file.columns]
-        if unit.file.layout == "wide":
+        file = unit.file
+        columns = [
+            name
+            for name in self._columns
+            if name in file.columns
+            and (name not in COLUMNS_BY_NAME or name in _TOKEN_FIELDS or not file.is_per_token(name))
+        ]
+        partial = [column for column in PARTIAL_COLUMNS if column in self._columns and column not in columns]
+        watched = [column for column in (*self._watched, *partial) if column in file.columns]
+        if file.layout == "wide":
             return read_wide(unit, columns, watched)
-        return read_long(unit, columns, self._plan.broken.get(unit.file.index, {}), watched)
+        return read_long(unit, [*columns, POSITION_COLUMN], self._plan.broken.get(file.index, {}), watched)
 
     def token_ids(self, file_index: int, rows: Collection[int]) -> dict[int, NDArray[Any]]:
         """Return the ids of the valid tokens of some sequences, by row as in `TokenBatch.rows`.
@@ -241,7 +235,7 @@ class Dump:
         """
         wanted, found = np.unique(np.fromiter(rows, np.int64, len(rows))), {}
         part = copy.copy(self)
-        part._columns, part._watched = (*REQUIRED_COLUMNS, MASK_COLUMN), (TOKEN_IDS_COLUMN,)
+        part._columns, part._watched = (*REQUIRED_COLUMNS, MASK_COLUMN, "run"), (TOKEN_IDS_COLUMN,)
         for unit in self.units:
             inside = (wanted >= unit.start) & (wanted < unit.start + unit.rows)
             if unit.file.index != file_index or TOKEN_IDS_COLUMN not in unit.file.columns or not inside.any():
@@ -269,23 +263,6 @@ class Dump:
             raise DataError(f"no row found {where}", file=file, remedy=NO_ROW_REMEDY)
         remedy = "check that response_mask is 1 on the tokens that the policy sampled"
         raise DataError(f"no valid token found {where}", file=file, remedy=remedy)
-
-
-def _known_columns(files: Sequence[DumpFile]) -> frozenset[str]:
-    return frozenset(name for file in files for name in (*file.columns, *file.partition))
-
-
-def _projected_columns(file: DumpFile, columns: Sequence[str]) -> list[str]:
-    """Return the requested columns that the file has and that fit a TokenBatch."""
-    chosen = [name for name in dict.fromkeys(columns) if name in file.columns and _is_batch_column(file, name)]
-    return [*chosen, POSITION_COLUMN] if file.layout == "long" else chosen
-
-
-def _is_batch_column(file: DumpFile, name: str) -> bool:
-    return name not in COLUMNS_BY_NAME or name in _TOKEN_FIELDS or not file.is_per_token(name)
-
-
-_UNUSABLE = "the file can't be used"
 
 
 @dataclass(frozen=True)
@@ -354,16 +331,27 @@ def check_files(
     catalog = build_catalog(found, names, wanted, skip=True)
     dump = Dump(catalog, (), wanted=wanted, by=(), on_bad="skip")
     footers = {footer.found.path: footer for footer in catalog.footers}
-    unreadable = [_describe_unusable(one, footers.get(one.path), catalog, names) for one in found]
-    scanned = {file.path: _scan_file(dump, file, footers[file.path], names) for file in dump.files}
+    usable = {file.path: file for file in dump.files}
+    checks = [_check_file(one, footers.get(one.path), usable.get(one.path), dump, names) for one in found]
     try:
-        dump.require_tokens(sum(check.tokens for check in scanned.values()) if scanned else 1)
+        dump.require_tokens(sum(check.tokens for check in checks) if usable else 1)
     except DataError as error:
-        scanned = {path: check if check.bad else replace(check, error=error.problem) for path, check in scanned.items()}
-    return [scanned.get(check.path, check) for check in unreadable]
+        return [
+            replace(one, error=one.error or error.problem) if one.path in usable and not one.bad else one
+            for one in checks
+        ]
+    return checks
 
 
-def _scan_file(dump: Dump, file: DumpFile, footer: FileFooter, names: ColumnNames) -> FileCheck:
+def _check_file(
+    found: UnopenedFile, footer: FileFooter | None, file: DumpFile | None, dump: Dump, names: ColumnNames
+) -> FileCheck:
+    error = dump.problems.files.get(found.path, None if found.foreign else "the file can't be used")
+    if footer is None:
+        return FileCheck(found.path, found.run, error, partition=found.partition)
+    if file is None:
+        columns = names.match(footer, lenient=True)
+        return replace(_describe_columns(footer, columns, found.partition, {}, True, names), error=error)
     problems, sequences, tokens = Problems(), 0, 0
     for unit in dump.units:
         if unit.file.index == file.index:
@@ -382,16 +370,6 @@ def _scan_file(dump: Dump, file: DumpFile, footer: FileFooter, names: ColumnName
     )
 
 
-def _describe_unusable(
-    found: UnopenedFile, footer: FileFooter | None, catalog: Catalog, names: ColumnNames
-) -> FileCheck:
-    error = catalog.problems.files.get(found.path, None if found.foreign else _UNUSABLE)
-    if footer is None:
-        return FileCheck(found.path, found.run, error, partition=found.partition)
-    columns = names.match(footer, lenient=True)
-    return replace(_describe_columns(footer, columns, found.partition, {}, True, names), error=error)
-
-
 def _describe_columns(
     footer: FileFooter,
     columns: Mapping[str, str],
@@ -402,7 +380,7 @@ def _describe_columns(
 ) -> FileCheck:
     """Describe the columns of a file. The wide layout has no `position`."""
     used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
-    known = sorted({*COLUMNS_BY_NAME, *names.aliases} - used)
+    known, show = sorted({*COLUMNS_BY_NAME, *names.aliases} - used), escape_unprintable
     absent = (column.name for column in COLUMNS if not column.required and not (wide and column.name == "position"))
     return FileCheck(
         path=footer.found.path,
@@ -411,16 +389,15 @@ def _describe_columns(
         rows=sum(footer.contents.rows),
         row_groups=len(footer.contents.rows),
         recognized=tuple(
-            RecognizedColumn(name, escape_unprintable(actual), escape_unprintable(str(footer.types[actual])))
-            for name, actual in columns.items()
+            RecognizedColumn(name, show(actual), show(str(footer.types[actual]))) for name, actual in columns.items()
         ),
         partition=partition,
         absent=tuple(name for name in absent if name not in columns and name not in partition),
         ignored=ignored,
         unknown=tuple(
             UnknownColumn(
-                escape_unprintable(name),
-                escape_unprintable(str(kind)),
+                show(name),
+                show(str(kind)),
                 f" (another column is {names.aliases[name]} already)"
                 if name in names.aliases
                 else suggestion(name, known),

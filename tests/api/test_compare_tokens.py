@@ -12,7 +12,7 @@ import pytest
 from mismatchctl.api.compare import sources as pairing
 from mismatchctl.api.compare.compare import compare
 from mismatchctl.api.compare.sources import ComparedRun
-from mismatchctl.data.files import ReadUnit
+from mismatchctl.data.catalog import ReadUnit
 from tests.factories.dump_pairs import BASE, Tokens, k3, make_tokens, pair, spread, write_tokens
 
 

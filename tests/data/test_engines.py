@@ -22,6 +22,7 @@ from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.data import engines
+from mismatchctl.data.catalog import ReadUnit
 from mismatchctl.data.engines import (
     PROCESS_BYTES,
     IncrementalEngine,
@@ -31,7 +32,6 @@ from mismatchctl.data.engines import (
     list_shards,
     parse_size,
 )
-from mismatchctl.data.files import ReadUnit
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import find_preset, load_framework

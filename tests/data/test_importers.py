@@ -228,7 +228,7 @@ def test_what_is_no_place_is_not_converted(
 @pytest.mark.parametrize("layout", all_layouts().values(), ids=lambda layout: layout.framework)
 def test_layouts_say_what_they_are(layout: Any) -> None:
     assert {"rollout_log_probs", "response_mask"} <= set(layout.columns) or not layout.columns
-    assert layout.next_token <= set(layout.columns)
+    assert set(layout.next_token) <= set(layout.columns)
     assert layout.mask and layout.patterns
 
 

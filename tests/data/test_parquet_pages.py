@@ -19,7 +19,7 @@ from mismatchctl.core import file_loops
 from mismatchctl.data import parquet_pages
 from mismatchctl.data.formats import ParquetContents
 from mismatchctl.io.parquet_footer import CompactReader
-from mismatchctl.recorder.files import write_parquet
+from mismatchctl.recorder.recorder import write_parquet
 from tests.factories.protobuf import varint
 
 LENGTHS = (3, 0, 0, 700, 1, 0, 2500, 8, 0)

@@ -341,3 +341,10 @@ def test_wide_and_long_give_the_same(tmp_path_factory, rows, group, drop_masked,
     in_wide.pop("rows")
     in_long.pop("rows")
     assert in_wide == in_long
+
+
+def test_token_ids_of_a_dump_with_bad_rows_and_runs(tmp_path):
+    columns = wide((2, 2), token_ids=[[1, 2], [3, 4]], run=["a", "b"])
+    columns[ROLLOUT] = [[-1.0], [-1.0, -2.0]]
+    dump = open_dump([write(tmp_path / "a.parquet", columns)], on_bad="skip")
+    assert {row: values.tolist() for row, values in dump.token_ids(0, [0, 1]).items()} == {1: [3, 4]}

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import new_layer_table
 from mismatchctl.core.scan import scan_log_probs
-from mismatchctl.data.parquet_pages import BufferPool
 from mismatchctl.measure.kernels import MIN_COMPILED_TOKENS, choose_kernel
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 from mismatchctl.measure.kernels.kernel import PairTables, RunTables, SequencePlaces
@@ -54,37 +52,6 @@ def test_fresh_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch, compile
     asked = poison_what_is_free(monkeypatch)
     assert analyze([str(SAMPLE)]).to_json() == expected
     assert asked[0] > 0
-
-
-def test_memory_is_lent_again_only_once_nothing_refers_to_it() -> None:
-    memory = BufferPool()
-    first = memory.get_buffer(100)
-    place = first.ctypes.data
-    values = pa.Array.from_buffers(pa.float32(), 20, [None, pa.py_buffer(first[:80])]).to_numpy()[3:]
-    del first
-    kept = [memory.get_buffer(size) for size in (100, 50, 10)]
-    assert place not in {array.ctypes.data for array in kept}
-    assert len({array.ctypes.data for array in kept}) == 3
-    del values
-    assert memory.get_buffer(90).ctypes.data == place
-    del kept
-    assert memory.get_buffer(10).ctypes.data != place, "the smallest that fits"
-
-
-@pytest.mark.slow
-def test_lent_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mismatchctl.measure.kernels.MIN_COMPILED_TOKENS", 0)
-    expected = analyze([str(SAMPLE)], threads=1).to_json()
-    lent = [0]
-
-    class Poisoned(BufferPool):
-        def get_buffer(self, size: int) -> np.ndarray:
-            lent[0] += 1
-            return poisoned(super().get_buffer(size))
-
-    monkeypatch.setattr("mismatchctl.data.parquet_pages.BUFFER_POOL", Poisoned())
-    assert analyze([str(SAMPLE)], threads=1).to_json() == expected
-    assert lent[0] > 0
 
 
 def columns(lengths: list[int], seed: int, wild: bool = False) -> tuple[np.ndarray, np.ndarray, Segments]:

@@ -18,7 +18,7 @@ from mismatchctl.core.batch import Bools, Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.core.validation import OVERFLOW_STATUS
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.files import ReadUnit
+from mismatchctl.data.catalog import ReadUnit
 from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems

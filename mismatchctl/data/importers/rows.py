@@ -24,7 +24,7 @@ from mismatchctl.frameworks.registry import load_adapters
 from mismatchctl.io.files import add_signature, natural_key, open_regular_file
 from mismatchctl.io.stores import escape_unprintable, walk_files
 from mismatchctl.io.yaml import decode_utf8, parse_json
-from mismatchctl.recorder.files import parquet_settings
+from mismatchctl.recorder.recorder import parquet_settings
 
 COMPRESSED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 
