@@ -1,11 +1,10 @@
 """How often the gate fails without a cause, and how often it finds a planted one: the tables of docs/methods/gate.md.
 
-Usage: python benchmarks/gate_calibration.py [FOLDER] [--splits 120] [--designed-on FOLDER] [--trained FOLDER]
-                                             [--held-out FOLDER] [--write docs/methods/gate.md]
+Usage: python benchmarks/gate_calibration.py [FOLDER] [--splits 60] [--held-out FOLDER] [--held-out-splits 2000]
+                                             [--write docs/methods/gate.md]
 FOLDER holds one folder of Parquet files per run, with columns rollout_log_probs, train_log_probs and prompt_id. False
-failures are counted in every run, rises are planted in `*_noise_both_bf16`, and in `*_bf16_decode` of the folder that
-the statistics were designed on. All tokens are taken as valid. --trained is what second_numeric.py wrote: more prompts,
-other models, and tokens that a second numeric scored again.
+failures are counted in every run. All tokens are taken as valid. --held-out holds models of second_numeric.py and
+recorded runs that no rule was built on.
 
 Splits are judged by the gate's own statistics and relabelings; the relabelings of a design are made once.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,14 +31,11 @@ from mismatchctl.stats.resampling import SampleExchange, adjust_holm, shares_abo
 from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 
 Array = NDArray[np.float64]
-DESIGNS = ((16, 16), (8, 40), (40, 8), (48, 16), (64, 16), (128, 16), (5, 5), (6, 6))
+DESIGNS = ((16, 16), (8, 40), (40, 8), (48, 16), (5, 5))
 HELD_OUT = ((16, 16), (40, 8), (8, 40), (64, 16))
-TRAINED = {"rope-swiglu": "dense", "gqa-unsure": "dense", "sigmoid-moe": "MoE", "alibi-moe": "MoE"}
-"""Models that nothing was chosen on; evened K3 and lost tokens were tried on alibi-parallel and softmax-moe-sure."""
 RULES = ("k3", "abs_diff_mean", "ess_token", "k2", "chi2_token", "prob_diff_mean", "ess_sequence", "chi2_sequence")
 """A family of 8; its first 3 are one of 3."""
 HIGH = ("ess_token", "ess_sequence")
-MIN_HELD_OUT_SPLITS = 1000
 RELABELINGS = 1023
 """Besides the one that was seen: a quarter of what the gate draws, for the sake of time."""
 
@@ -110,12 +106,13 @@ class Design:
         self.labels = np.concatenate(list(self.exchange.labels()))[:RELABELINGS]
 
     def judge(self, new: K3Layers, old: K3Layers, tolerance: float) -> tuple[float, float, bool]:
-        """P-value; that of K3 alone; whether bulk or shoulder are beyond the limit."""
+        """P-value; that of K3 alone; whether the verdict would be undecided if the p-value is above the level."""
         found = k3_statistics(new, old, Allowance(relative=tolerance))
         shares = self.shares(found)
         smallest = smallest_p_values(shares, [each.weight for each in found])
         p = BASELINE_MARGIN * float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
-        return p, float(shares[0, -1]), any(each.exceeds_limit for each in found[:2])
+        beyond = [each.exceeds_limit for each in found]
+        return p, float(shares[0, -1]), beyond[-1] and any(beyond[:2])
 
     def shares(self, statistics: Sequence[ExcessStatistic]) -> Array:
         """Of each relabeling and statistic, the one that was seen first."""
@@ -150,31 +147,34 @@ def planted(run: Run, random: np.random.Generator) -> dict[str, Array]:
 
 
 def held_out(runs: dict[str, Run], splits: int) -> str:
-    """Models that no rule was built on: false failures, and two rises in 16 v 16, with their standard errors."""
+    """False failures at allowance 0 and 25 %, and two rises at allowance 0 in 16 v 16, with their standard errors."""
     rows = []
     for name, run in runs.items():
-        layers, cells = run.by_prompt(run.layers()), [name]
+        layers, cells, seed = run.by_prompt(run.layers()), [name], sum(map(ord, name))
         for new, old in HELD_OUT:
-            design = Design(new, old)
-            pairs = design.splits(run, splits, sum(map(ord, name))) if run.count >= new + old else []
-            cells.append(rate([design.judge(some(layers, i), some(layers, j), 0.0)[0] for i, j in pairs]))
+            cells.append(rate(Design(new, old), run, layers, layers, splits, seed))
         design = Design(16, 16)
+        pairs = [(some(layers, i), some(layers, j)) for i, j in design.splits(run, splits, seed)]
+        judged = [design.judge(one, two, DEFAULT_TOLERANCE) for one, two in pairs]
+        failed, undecided = (np.mean([(p <= DEFAULT_LEVEL) == which and (which or doubt) for p, _, doubt in judged])
+                             for which in (True, False))  # fmt: skip
+        cells += [percent(failed), percent(undecided)]
         for x in (1.1 * run.log_ratio, np.where(run.responses % 4 == 2, 1.5 * run.log_ratio, run.log_ratio)):
-            risen = run.by_prompt(run.layers(x))
-            pairs = design.splits(run, splits, sum(map(ord, name)) + 1)
-            cells.append(rate([design.judge(some(risen, i), some(layers, j), 0.0)[0] for i, j in pairs]))
+            cells.append(rate(design, run, run.by_prompt(run.layers(x)), layers, splits, seed + 1))
         rows.append(cells)
         print(rows[-1], file=sys.stderr, flush=True)
-    heads = ("model", *(f"{new} v {old}" for new, old in HELD_OUT), "K3 x 1.21", "one response of four x 1.5")
+    heads = ("model", *(f"{new} v {old}" for new, old in HELD_OUT), "failed at 25%", "undecided at 25%", "K3 x 1.21",
+             "one response of four x 1.5")  # fmt: skip
     return table(heads, rows)
 
 
-def rate(p_values: Sequence[float]) -> str:
-    """Percent that fail, with its standard error."""
-    if not p_values:
+def rate(design: Design, run: Run, new: K3Layers, old: K3Layers, splits: int, seed: int) -> str:
+    """Percent that fail at allowance 0, with its standard error."""
+    if run.count < design.new + design.old:
         return "-"
-    share = float(np.mean(np.array(p_values) <= DEFAULT_LEVEL))
-    return f"{100 * share:.1f} ± {100 * np.sqrt(share * (1 - share) / len(p_values)):.1f}"
+    p = [design.judge(some(new, i), some(old, j), 0.0)[0] for i, j in design.splits(run, splits, seed)]
+    share = float(np.mean(np.array(p) <= DEFAULT_LEVEL))
+    return f"{100 * share:.1f} ± {100 * np.sqrt(share * (1 - share) / len(p)):.1f}"
 
 
 def percent(share: float) -> str:
@@ -204,8 +204,8 @@ def levels(runs: dict[str, Run], splits: int) -> str:
         rows.append((f"{new} v {old}", str(chance), *cells))
         print(rows[-1], file=sys.stderr, flush=True)
     heads = (
-        "prompts, new v baseline", "runs", "failed at 0", "highest run", "K3 alone at 0", "failed at 25 %",
-        "undecided at 25 %",
+        "prompts, new v baseline", "runs", "failed at 0", "highest run", "K3 alone at 0", "failed at 25%",
+        "undecided at 25%",
     )  # fmt: skip
     return table(heads, rows)
 
@@ -213,7 +213,7 @@ def levels(runs: dict[str, Run], splits: int) -> str:
 def detection(named: dict[str, Run], splits: int) -> str:
     rows: dict[str, list[str]] = {}
     heads = ["rise"]
-    designs = [("16 v 16", Design(16, 16)), ("32 v 32", Design(32, 32)), ("the same 16", Design(16, 16, paired=True))]
+    designs = [("16 v 16", Design(16, 16)), ("the same 16", Design(16, 16, paired=True))]
     for model, run in named.items():
         for words, design in designs:
             if run.count < (design.new if design.paired else design.new + design.old):
@@ -235,55 +235,22 @@ def detection(named: dict[str, Run], splits: int) -> str:
     return table(heads, ((name, *cells) for name, cells in rows.items()))
 
 
-def rescored(folder: Path, names: Iterable[str], splits: int) -> str:
+def rescored(folder: Path, names: Sequence[str], splits: int) -> str:
     """The same tokens truly scored again by a second numeric, whose log ratio is so many times as large."""
     rows, heads = {f"x {factor:g}" if factor > 1 else "no rise": [] for factor in (1.0, 1.05, 1.1, 1.25)}, ["log ratio"]
     for name in names:
         first, second = Run.read(folder / name), Run.read(folder / name, "second_log_probs")
         assert first.count == second.count
-        old = first.by_prompt(first.layers())
-        for size in (16, 64):
-            design = Design(size, size, paired=True)
-            heads.append(f"{name} ({TRAINED[name]}), {size} prompts")
-            for words, cells in rows.items():
-                factor = 1.0 if words == "no rise" else float(words[2:])
-                new = second.by_prompt(second.layers(factor * second.log_ratio))
-                found = [design.judge(some(new, i), some(old, j), 0.0) for i, j in design.splits(first, splits, 3)]
-                shares = [np.mean([each[place] <= DEFAULT_LEVEL for each in found]) for place in (0, 1)]
-                cells.append(f"{percent(shares[0])} ({percent(shares[1])})")
-            print(heads[-1], [cells[-1] for cells in rows.values()], file=sys.stderr, flush=True)
+        old, design = first.by_prompt(first.layers()), Design(16, 16, paired=True)
+        heads.append(name)
+        for words, cells in rows.items():
+            factor = 1.0 if words == "no rise" else float(words[2:])
+            new = second.by_prompt(second.layers(factor * second.log_ratio))
+            found = [design.judge(some(new, i), some(old, j), 0.0) for i, j in design.splits(first, splits, 3)]
+            shares = [np.mean([each[place] <= DEFAULT_LEVEL for each in found]) for place in (0, 1)]
+            cells.append(f"{percent(shares[0])} ({percent(shares[1])})")
+        print(heads[-1], [cells[-1] for cells in rows.values()], file=sys.stderr, flush=True)
     return table(heads, ((words, *cells) for words, cells in rows.items()))
-
-
-def halves_of_k3(new: K3Layers, old: K3Layers, replicates: int = 2048) -> float:
-    """The p-value of versions before permutations: K3 as it is, each prompt in or out with probability 1/2."""
-    random = np.random.default_rng(5)
-    chosen = (random.integers(0, 2, (replicates, len(each.k3))).astype(float) for each in (new, old))
-    with np.errstate(all="ignore"):
-        one, two = (some @ each.k3 / (some @ each.tokens.sum(1)) for some, each in zip(chosen, (new, old), strict=True))
-    return float(np.count_nonzero(~(one > two)) + 1) / (replicates + 1)
-
-
-def lost_tokens(named: dict[str, Run], splits: int) -> str:
-    """0.03 % of the tokens at -1, planted anew six times, and of more than that."""
-    rows = []
-    for model, run in named.items():
-        old = run.by_prompt(run.layers())
-        for size in (16, 64):
-            design = Design(size, size)
-            if run.count < 2 * size:
-                continue
-            found = []
-            for seed in range(6):
-                random = np.random.default_rng(seed)
-                new = run.by_prompt(run.layers(np.where(random.random(len(run.log_ratio)) < 3e-4, -1.0, run.log_ratio)))
-                for i, j in design.splits(run, splits // 6, seed + 30):
-                    one, two = some(new, i), some(old, j)
-                    p, alone, *_ = design.judge(one, two, 0.0)
-                    found.append([each <= DEFAULT_LEVEL for each in (p, halves_of_k3(one, two), alone)])
-            rows.append((model, f"{size} v {size}", *(percent(float(share)) for share in np.mean(found, axis=0))))
-            print(rows[-1], file=sys.stderr, flush=True)
-    return table(("model", "prompts", "gate", "earlier gate: K3 by random halves", "K3 alone"), rows)
 
 
 def sample_of(run: Run) -> ClusterSample:
@@ -331,32 +298,22 @@ def families(runs: dict[str, Run], splits: int) -> str:
 def main() -> None:
     options = options_of(__doc__)
     options.add_argument("folder", type=Path, nargs="?")
-    options.add_argument("--splits", type=int, default=120)
-    options.add_argument("--designed-on", type=Path)
-    options.add_argument("--trained", type=Path)
+    options.add_argument("--splits", type=int, default=60)
     options.add_argument("--held-out", type=Path)
+    options.add_argument("--held-out-splits", type=int, default=2000)
+    options.add_argument("--detect", nargs="*", default=[], help="models of --held-out for the table of planted rises")
     given = options.parse_args()
     if given.folder is not None:
         runs = {path.name: Run.read(path) for path in sorted(given.folder.iterdir()) if path.is_dir()}
         runs = {name: run for name, run in runs.items() if (run.log_ratio != 0).any()}
-        named = {"dense": runs["dense_noise_both_bf16"], "MoE": runs["moe_noise_both_bf16"]}
         show("LEVELS", levels(runs, given.splits), given.write)
-        show("DETECTION", detection(named, given.splits), given.write)
-        show("LOST", lost_tokens(named, given.splits), given.write)
-    if given.designed_on is not None:
-        before = {model: Run.read(given.designed_on / f"{model.lower()}_bf16_decode") for model in ("dense", "MoE")}
-        show("DESIGNED", detection(before, given.splits), given.write)
     if given.held_out is not None:
         runs = {path.name: Run.read(path) for path in sorted(given.held_out.iterdir())}
-        show("HELD_OUT", held_out(runs, max(given.splits, MIN_HELD_OUT_SPLITS)), given.write)
-    if given.trained is not None:
-        names = [name for name in TRAINED if (given.trained / name / "tokens.parquet").exists()]
-        others = {f"{TRAINED[name]} ({name})": Run.read(given.trained / name) for name in names}
-        show("RESCORED", rescored(given.trained, names, given.splits), given.write)
-        show("FAMILIES", families(others, given.splits), given.write)
-        show("TRAINED_LOST", lost_tokens(others, given.splits), given.write)
-        show("TRAINED_LEVELS", levels(others, given.splits), given.write)
-        show("TRAINED", detection(others, given.splits), given.write)
+        scored = [name for name in runs if (given.held_out / name / "tokens.parquet").exists()]
+        show("DETECTION", detection({name: runs[name] for name in given.detect}, given.splits), given.write)
+        show("RESCORED", rescored(given.held_out, scored, given.splits), given.write)
+        show("FAMILIES", families(runs, given.splits), given.write)
+        show("HELD_OUT", held_out(runs, given.held_out_splits), given.write)
 
 
 def options_of(about: str | None) -> argparse.ArgumentParser:

@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/gate_power.py FOLDER [--splits 120] [--said 12] [--models MODEL ...] [--plans]
                                        [--write docs/methods/gate.md]
-FOLDER is what second_numeric.py wrote for models of more than a thousand prompts. What `detectable` names is asked of
+FOLDER is what second_numeric.py wrote. What `detectable` names is asked of
 dumps in which nothing rose, and its median is planted in tokens in three ways, none of which it is computed by:
 
 - larger: the K3 of every token, of other prompts;
@@ -30,11 +30,12 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 
 ROOM = Allowance(relative=DEFAULT_TOLERANCE)
 K3 = find_metric("k3")
-PAIRS = (6, 8, 16, 32, 64, 128, 250, 500)
+PAIRS = (8, 16, 64, 128)
+SAME = (8, 16, 64)
 DESIGNS = (*((size, size) for size in PAIRS), (8, 40), (40, 8), (128, 16))
 RISES = (0.5, 1.0, 2.0)
 LEVEL = DEFAULT_LEVEL / BASELINE_MARGIN
-PILOT, MOST = 32, 500
+PILOT = 32
 
 
 @dataclass
@@ -107,7 +108,7 @@ def powers(models: dict[str, Engines], splits: int, said: int) -> str:
     for name, engines in models.items():
         first, second = sample_of(engines.first), sample_of(engines.second)
         old = engines.first.by_prompt(engines.first.layers())
-        designs = [Design(*sizes) for sizes in DESIGNS] + [Design(size, size, paired=True) for size in PAIRS]
+        designs = [Design(*sizes) for sizes in DESIGNS] + [Design(size, size, paired=True) for size in SAME]
         for design in designs:
             names = []
             for i, j in design.splits(engines.first, said, 8):
@@ -153,7 +154,8 @@ def plans(models: dict[str, Engines], splits: int, said: int) -> str:
                 middle = float(np.median(answers))
                 cells = [name, f"{100 * rise:g} %", "scored again" if paired else "other prompts"]
                 spread = " to ".join(f"{np.quantile(answers, at, method='nearest'):g}" for at in (0.1, 0.9))
-                size = int(np.ceil(middle)) if middle <= MOST else None
+                most = engines.first.count // (1 if paired else 2)
+                size = int(np.ceil(middle)) if middle <= most else None
                 cells += ["-" if size is None else str(size), spread]
                 if size is None:
                     cells.append("-")

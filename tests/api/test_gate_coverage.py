@@ -92,13 +92,6 @@ def test_a_file_left_out_counts() -> None:
     assert verdict(made, made, limits=Tolerances(0.34)).outcome == "passed"
 
 
-def test_earlier_results_count_what_they_left_out_by_reason() -> None:
-    made = result(noisy(16, 1.0, 1))
-    made.provenance.inputs = [InputFile(path="a", run="run", size=1, rows=9, tokens=9, layout="wide", dtypes={})]
-    made.provenance.left_out = [SkippedData(file="a", reason="NaN", count=10**6, example="row 1")]
-    assert verdict(made, made).outcome == "undecided"
-
-
 def test_a_run_of_the_baseline_must_be_there() -> None:
     base, new = result(noisy(16, 1.0, 1)), result(noisy(16, 1.0, 1))
     base.runs["worse"] = base.runs["run"]

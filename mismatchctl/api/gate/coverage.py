@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -59,37 +60,48 @@ class Tolerances:
 
 
 DEFAULT_TOLERANCES = Tolerances()
-MUCH_SMALLER_SHARE = 0.75
+_MUCH_SMALLER_SHARE = 0.75
 """Share of the baseline's tokens, sequences or steps below which a note is added."""
 _MIN_SMALLER_PROMPTS = 8
 """Minimum number of shared prompts with fewer tokens. By chance, all have fewer in one of 2^8 dumps."""
 _PAIRED_SHARE = 0.5
 """Share of the clusters of one side that the other side must have for a paired baseline."""
 _COUNT_COLUMNS = ("tokens", "sequences", "squared_length")
-WHOLE_FILE_REASON = "file"
+_WHOLE_FILE = "file"
 """Reason for skipped files in a Result."""
+Match = tuple[str, RunResult, "RunResult | None"]
+"""A run with its name, and the baseline's run, if any."""
 
 
 def check_coverage(
     result: Result, rules: Sequence[Rule], baseline: Result | None, limits: Tolerances = DEFAULT_TOLERANCES
-) -> list[Check]:
-    """Return checks of skipped, unread, missing, repeated and masked data, and of data that looks too good."""
-    found = [*_check_left_out(result, limits.max_skipped), *_check_unread(result), *_check_finite_counts(result)]
-    matches = [(name, run, _find_accepted(name, baseline)) for name, run in result.runs.items()]
-    found += check_plausibility(matches, rules, limits.max_skipped, allow_different_model=limits.allow_different_model)
-    if baseline is not None:
-        found += [*_check_missing_runs(result, baseline), *_check_missing_places(result, rules, baseline)]
-        for name, run, accepted in matches:
-            if accepted is not None:
-                found += _check_missing_data(name, run, accepted, limits.max_missing)
-                found += _check_hidden_tokens(name, run, accepted)
-    return found
+) -> Iterator[Check]:
+    """Yield checks of skipped, unread, missing, repeated and masked data, and of data that only looks good."""
+    yield from _check_left_out(result, limits.max_skipped)
+    yield from _check_unread(result)
+    yield from _check_finite_counts(result)
+    matches = _match_runs(result, baseline)
+    for name, run, accepted in matches:
+        yield from _check_plausible(name, run, accepted, rules, limits)
+    if baseline is None:
+        return
+    yield from _check_missing_runs(result, baseline)
+    yield from _check_missing_places(result, matches, rules)
+    for name, run, accepted in matches:
+        if accepted is not None:
+            yield from _check_missing_data(name, run, accepted, limits.max_missing)
+            yield from _check_hidden_tokens(name, run, accepted)
+
+
+def _match_runs(result: Result, baseline: Result | None) -> list[Match]:
+    names = {name: None if baseline is None else find_run(baseline, name) for name in result.runs}
+    found = {name: None if baseline is None or old is None else baseline.runs[old] for name, old in names.items()}
+    return [(name, run, found[name]) for name, run in result.runs.items()]
 
 
 def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Check]:
     """Check that each run has the responses of its baseline: by their token ids if the two have them."""
-    for name, run in result.runs.items():
-        accepted = _find_accepted(name, baseline)
+    for name, run, accepted in _match_runs(result, baseline):
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:
             reason = "no baseline has these tokens"
@@ -104,29 +116,25 @@ def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Chec
             yield undecided_check(name, "fixed tokens", f"{reason}. {remedy}")
 
 
-def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances = DEFAULT_TOLERANCES) -> list[str]:
-    matches = [(name, run, _find_accepted(name, baseline)) for name, run in result.runs.items()]
-    found = plausibility_notes(matches, limits.max_skipped)
+def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances = DEFAULT_TOLERANCES) -> Iterator[str]:
+    matches = _match_runs(result, baseline)
     for name, run, accepted in matches:
-        for what, (here, there) in _compare_sizes(run, accepted).items() if accepted is not None else ():
-            if here < MUCH_SMALLER_SHARE * there:
-                found.append(f"run {name} has {here:,.0f} {what}, the baseline {there:,.0f}")
-    lost = sum(file.skipped for file in result.provenance.inputs)
-    if lost:
-        found.append(f"{lost:,} sequences were left out as bad when the dump was analyzed")
+        new, old = run.content, None if accepted is None else accepted.content
+        if new is not None and new.repeated and not any(_check_repeated(name, new, old, limits.max_skipped)):
+            same = f"({new.example or 'equal log-probs'})"
+            yield f"run {name}: {new.repeated:,} of {new.sequences:,} sequences repeat another one {same}"
+    for name, run, accepted in matches:
+        if accepted is None:
+            continue
+        sizes = {key: (_value(run, key) or 0.0, _value(accepted, key) or 0.0) for key in ("tokens", "sequences")}
+        sizes["steps"] = float(len(run.groups.labels)), float(len(accepted.groups.labels))
+        for what, (here, there) in sizes.items():
+            if here < _MUCH_SMALLER_SHARE * there:
+                yield f"run {name} has {here:,.0f} {what}, the baseline {there:,.0f}"
+    if lost := sum(file.skipped for file in result.provenance.inputs):
+        yield f"{lost:,} sequences were left out as bad when the dump was analyzed"
     if baseline is not None and (skipped := sum(file.skipped for file in baseline.provenance.inputs)):
-        found.append(f"{skipped:,} sequences of the baseline were left out as bad")
-    return found
-
-
-def _find_accepted(name: str, baseline: Result | None) -> RunResult | None:
-    matching = None if baseline is None else find_run(baseline, name)
-    return None if baseline is None or matching is None else baseline.runs[matching]
-
-
-def _compare_sizes(run: RunResult, accepted: RunResult) -> dict[str, tuple[float, float]]:
-    sizes = {key: (_value(run, key) or 0.0, _value(accepted, key) or 0.0) for key in ("tokens", "sequences")}
-    return sizes | {"steps": (float(len(run.groups.labels)), float(len(accepted.groups.labels)))}
+        yield f"{skipped:,} sequences of the baseline were left out as bad"
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
@@ -137,11 +145,14 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
     """
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
-    files = [item for item in left_out if item.reason == WHOLE_FILE_REASON]
-    skipped, runs = count_skipped_by_file(result), {file.path: file.run for file in inputs}
+    files = [item for item in left_out if item.reason == _WHOLE_FILE]
+    skipped, runs = (
+        {file.path: file.skipped for file in inputs if file.skipped},
+        {file.path: file.run for file in inputs},
+    )
     tokens = {file.path: file.skipped_tokens for file in inputs if file.skipped_tokens}
     apart = not files and all(runs.get(path) in result.runs for path in skipped.keys() | tokens.keys())
-    kept = {name: (_count_sequences(run), _count_tokens(run)) for name, run in result.runs.items()}
+    kept = {name: (_count_sequences(run), _value(run, "tokens") or 0.0) for name, run in result.runs.items()}
     groups = [[name] for name in kept] if apart else [[*kept]]
     size = sum(file.size for file in inputs)
     known = [item.size for item in files if item.size]
@@ -158,7 +169,7 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
                 yield _check_share(names[0], f"{what} left out as bad{how}", lost, total + estimate, most)
     masked = sum(item.count for item in left_out if item.reason == MASKED_TOKENS)
     if masked:
-        total = sum(_count_tokens(run) for run in result.runs.values())
+        total = sum(tokens for _, tokens in kept.values())
         yield _check_share(first, "tokens left out of means", masked, masked + total, most)
     if files:
         yield _check_share(first, "files left out as bad", len(files), len(files) + len(inputs), most)
@@ -166,25 +177,9 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
             yield undecided_check(first, "files left out as bad", "the size of the files left out is unknown")
 
 
-def count_skipped_by_file(result: Result) -> dict[str, int]:
-    """Count skipped sequences by file. Older Results only have counts of faults."""
-    exact = {file.path: file.skipped for file in result.provenance.inputs if file.skipped}
-    if exact:
-        return exact
-    found: dict[str, int] = {}
-    for item in result.provenance.left_out:
-        if item.reason not in (WHOLE_FILE_REASON, MASKED_TOKENS):
-            found[item.file] = found.get(item.file, 0) + item.count
-    return found
-
-
 def _count_sequences(run: RunResult) -> float:
     """Count the sequences of a run, including empty ones."""
     return sum(_value(run, key) or 0.0 for key in ("sequences", "empty_sequences"))
-
-
-def _count_tokens(run: RunResult) -> float:
-    return _value(run, "tokens") or 0.0
 
 
 def _check_share(run: str, title: str, lost: float, total: float, most: float) -> Check:
@@ -226,26 +221,26 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
                 yield undecided_check(name, f"run {name}", "the baseline has this run, the dump does not")
 
 
-def _check_missing_places(result: Result, rules: Sequence[Rule], baseline: Result) -> Iterator[Check]:
+def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
     """Check that the Result has every step or value of the baseline that a rule judges.
 
     Steps are only required if some of them match: another part of the training has other steps.
     """
-    for rule in rules:
-        title = find_rule_target(rule, result).metric.title
-        for name, run in result.runs.items():
-            accepted = _find_accepted(name, baseline)
-            if accepted is None:
-                continue
-            groups = (each.groups if rule.per == "step" else each.by.get(rule.per) for each in (run, accepted))
-            here, there = (() if each is None or rule.per == "overall" else each.labels for each in groups)
-            if rule.per == "step" and not set(here) & set(there):
-                continue
-            for label in there:
-                if label not in here:
-                    place = f"{rule.per} {'(none)' if label is None else label}"
-                    reason = f"the baseline has {place}, the dump does not"
-                    yield undecided_check(name, title, reason, place=place, rule=rule.text)
+    for rule, (name, run, accepted) in itertools.product(rules, matches):
+        if accepted is None or rule.per == "overall":
+            continue
+        groups = (each.groups if rule.per == "step" else each.by.get(rule.per) for each in (run, accepted))
+        here, there = (() if each is None else each.labels for each in groups)
+        if rule.per == "step" and not set(here) & set(there):
+            continue
+        for label in there:
+            if label not in here:
+                place = f"{rule.per} {'(none)' if label is None else label}"
+                title, reason = (
+                    find_rule_target(rule, result).metric.title,
+                    f"the baseline has {place}, the dump does not",
+                )
+                yield undecided_check(name, title, reason, place=place, rule=rule.text)
 
 
 def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: float) -> Iterator[Check]:
@@ -319,9 +314,6 @@ def _count_smaller_clusters(sample: ClusterSample, other: ClusterSample) -> tupl
     return found[0], found[1], found[2], found[3]
 
 
-MATCHES = Sequence[tuple[str, RunResult, "RunResult | None"]]
-"""Each run with its name and the baseline's run, if any."""
-
 _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
 """Masked tokens count as hidden if their share exceeds the baseline's by this much and by this factor."""
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
@@ -348,38 +340,26 @@ def undecided_check(run: str, title: str, reason: str, *, place: str = "overall"
     )  # fmt: skip
 
 
-def check_plausibility(
-    matches: MATCHES, rules: Sequence[Rule], max_repeated: float, *, allow_different_model: bool
+def _check_plausible(
+    name: str, run: RunResult, accepted: RunResult | None, rules: Sequence[Rule], limits: Tolerances
 ) -> Iterator[Check]:
     """Yield an undecided check for each reason why data may only look good."""
-    for name, run, accepted in matches:
-        old = None if accepted is None else accepted.content
-        if old is not None and run.content is None:
-            remedy = "Analyze the dump again, or name the dump itself"
-            yield undecided_check(name, "content", f"the Result does not describe its rows. {remedy}")
-        if run.content is not None:
-            yield from _check_repeated(name, run.content, old, max_repeated)
-            yield from _check_masks(name, run.content, old)
-            if accepted is None or old is not None:  # earlier versions did not record it
-                yield from _check_recording(name, run.content, old)
-        yield from _check_copies(name, run, accepted, rules)
-        if accepted is not None:
-            yield from _check_too_good(name, run, accepted)
-            yield from _check_scale(name, run, accepted)
-            yield from _check_lengths(name, run, accepted)
-        if run.content is not None and old is not None and not allow_different_model:
-            yield from _check_identity(name, run.content, old)
-
-
-def plausibility_notes(matches: MATCHES, max_repeated: float) -> list[str]:
-    return [
-        f"run {name}: {run.content.repeated:,} of {run.content.sequences:,} sequences repeat another one "
-        f"({run.content.example or 'equal log-probs'})"
-        for name, run, accepted in matches
-        if run.content is not None
-        and run.content.repeated
-        and not any(_check_repeated(name, run.content, accepted.content if accepted else None, max_repeated))
-    ]
+    new, old = run.content, None if accepted is None else accepted.content
+    if old is not None and new is None:
+        remedy = "Analyze the dump again, or name the dump itself"
+        yield undecided_check(name, "content", f"the Result does not describe its rows. {remedy}")
+    if new is not None:
+        yield from _check_repeated(name, new, old, limits.max_skipped)
+        yield from _check_masks(name, new, old)
+        if accepted is None or old is not None:  # earlier versions did not record it
+            yield from _check_recording(name, new, old)
+    yield from _check_copies(name, run, accepted, rules)
+    if accepted is not None:
+        yield from _check_too_good(name, run, accepted)
+        yield from _check_scale(name, run, accepted)
+        yield from _check_lengths(name, run, accepted)
+    if new is not None and old is not None and not limits.allow_different_model:
+        yield from _check_identity(name, new, old)
 
 
 def _check_repeated(name: str, new: RunContent, old: RunContent | None, most: float) -> Iterator[Check]:
@@ -462,11 +442,12 @@ def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[
 
 def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
     """Check that log-probs have the scale of the baseline's: nats, not bits or decades."""
+    here, there = (each.content.responses if each.content is not None else "" for each in (run, accepted))
+    scale = _SCALE_OF_SAME_TOKENS if here and here == there else _SCALE
     for key, title in (("train_log_ppl", "train"), ("rollout_log_ppl", "rollout")):
         value, before = _value(run, key), _value(accepted, key)
         if value is None or before is None or before <= 0:
             continue
-        scale = _SCALE_OF_SAME_TOKENS if _have_same_responses(run, accepted) else _SCALE
         if not 1 / scale <= value / before <= scale:
             reason = (
                 f"the mean {title} log-prob is {format_number(-value)}, in the baseline {format_number(-before)}. "
@@ -474,28 +455,16 @@ def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Che
             )
             yield undecided_check(name, "scale of the log-probs", reason)
             return
-    counts = [_probability_counts(build_run_sample(each)) for each in (run, accepted)]
-    if all(each is not None for each in counts):
-        here, there = (each / max(each.sum(), 1.0) for each in counts if each is not None)
-        distance = float(np.abs(here - there).sum() / 2)
+    samples = build_run_sample(run), build_run_sample(accepted)
+    if all(set(LAYER_TOKENS) <= sample.columns.keys() for sample in samples):
+        counts = [np.array([sample.column(name).sum() for name in LAYER_TOKENS]) for sample in samples]
+        distance = _shares_distance(*counts)
         if distance > _PROBABILITY_DISTANCE:
             reason = (
                 f"{_percent(distance)} of the tokens have another probability than in the baseline. "
                 f"Are these other units, another model or other data? {accept_remedy()}"
             )
             yield undecided_check(name, "scale of the log-probs", reason)
-
-
-def _have_same_responses(run: RunResult, accepted: RunResult) -> bool:
-    here, there = (each.content.responses if each.content is not None else "" for each in (run, accepted))
-    return bool(here) and here == there
-
-
-def _probability_counts(sample: ClusterSample) -> Float64s | None:
-    """Count the tokens by bin of the rollout's probability, None if the table does not have them."""
-    if not set(LAYER_TOKENS) <= sample.columns.keys():
-        return None
-    return np.array([sample.column(name).sum() for name in LAYER_TOKENS])
 
 
 def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
@@ -530,7 +499,10 @@ def count_responses(sample: ClusterSample) -> Float64s:
 
 def _check_identity(name: str, new: RunContent, old: RunContent) -> Iterator[Check]:
     remedy = f"Compare like with like, or add {option('allow_different_model')}"
-    engines = [{_engine_name(engine) for engine in each.engines} for each in (new, old)]
+    engines = [
+        {(re.match("[A-Za-z][A-Za-z_-]*", text) or [text])[0].lower().rstrip("_-v") for text in each.engines}
+        for each in (new, old)
+    ]
     for what, here, there in (("model", set(new.models), set(old.models)), ("engine", *engines)):
         if here and there and here != there:
             shown = f"the {what} is {', '.join(sorted(here))}, in the baseline {', '.join(sorted(there))}"
@@ -541,9 +513,9 @@ def _check_identity(name: str, new: RunContent, old: RunContent) -> Iterator[Che
         yield undecided_check(name, "another model", f"{difference}, so the tokenizers differ. {remedy}")
 
 
-def _engine_name(text: str) -> str:
-    found = re.match(r"[A-Za-z][A-Za-z_-]*", text)
-    return (found.group() if found else text).lower().rstrip("_-v")
+def _shares_distance(here: Float64s, there: Float64s) -> float:
+    """Return the share of counts that lie in other bins than the other's."""
+    return float(np.abs(here / max(here.sum(), 1.0) - there / max(there.sum(), 1.0)).sum() / 2)
 
 
 def _compare_vocabularies(new: RunContent, old: RunContent) -> str:
@@ -551,10 +523,9 @@ def _compare_vocabularies(new: RunContent, old: RunContent) -> str:
     counts = [np.array(each.vocabulary, np.float64) for each in (new, old)]
     if new.id_p95 is None or old.id_p95 is None or len(counts[0]) != len(counts[1]) or not len(counts[0]):
         return ""
-    sizes = [each.sum() for each in counts]
-    if min(sizes) < _MIN_IDS:
+    if min(each.sum() for each in counts) < _MIN_IDS:
         return ""
-    distance = float(np.abs(counts[0] / sizes[0] - counts[1] / sizes[1]).sum() / 2)
+    distance = _shares_distance(*counts)
     low, high = sorted((new.id_p95 + 1, old.id_p95 + 1))
     if distance > _VOCABULARY_DISTANCE:
         return f"{_percent(distance)} of the token ids are distributed differently from the baseline"

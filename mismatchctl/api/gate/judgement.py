@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,13 +29,8 @@ from mismatchctl.api.gate.rules import (
 )
 from mismatchctl.api.gate.trend import MIN_NIGHTS, LevelChange, detect_change
 from mismatchctl.api.gate.verdict import (
-    FAR_FACTOR,
-    FEW_TOKENS_REASON,
     FIRST_BASELINE_REASON,
     LOWER_KINDS,
-    NIGHT_NOISE_REASON,
-    NOISE_REASON,
-    NOT_FINITE_REASON,
     STATISTIC_REASONS,
     TREND_KINDS,
     BoundKind,
@@ -61,23 +57,34 @@ from mismatchctl.stats.samples import (
     compute_interval,
 )
 
-PlaceLabel = str | int | float | bool | None
-
 
 @dataclass(frozen=True)
 class JudgedPlace:
     """Place of a judgement: a whole run, one of its steps, or one value of a `--by` column."""
 
     run: RunResult
-    name: str
+    target: RuleTarget
+    per: str = "overall"
     groups: Groups | None = None
     index: int = 0
-    sampled: Callable[[], ClusterSample] | None = None
+
+    @property
+    def name(self) -> str:
+        if self.groups is None:
+            return "overall"
+        label = self.groups.labels[self.index]
+        return f"{self.per} {'(none)' if label is None else label}"
 
     def sample(self) -> ClusterSample:
-        return build_run_sample(self.run) if self.sampled is None else self.sampled()
+        if self.target.logged_by:
+            return logged_sample(self.target, self.run, None if self.groups is None else self.index)
+        if self.groups is None:
+            return build_run_sample(self.run)
+        if self.per == "step":
+            return build_step_sample(self.run, self.index)
+        return build_value_sample(self.run, self.per, self.index)
 
-    def recorded(self, key: str, correction: str | None) -> Value:
+    def recorded(self, key: str, correction: str | None = None) -> Value:
         if self.groups is None:
             overall = self.run.overall
             known = overall.metrics if correction is None else overall.corrections.get(correction, {})
@@ -85,11 +92,11 @@ class JudgedPlace:
         series = self.groups.metrics if correction is None else self.groups.corrections.get(correction, {})
         return series[key].value_at(self.index) if key in series else NOT_RECORDED
 
-    def value(self, target: RuleTarget) -> Value:
+    def value(self) -> Value:
         """Return the judged value. For a logged number, its mean over the steps."""
-        if not target.logged_by:
-            return self.recorded(target.key, target.correction)
-        values = logged_values(target, self.run)
+        if not self.target.logged_by:
+            return self.recorded(self.target.key, self.target.correction)
+        values = logged_values(self.target, self.run)
         there = values if self.groups is None else values[self.index : self.index + 1]
         finite = [value for value in there if value is not None]
         if len(finite) < len(there) or not there:
@@ -98,10 +105,9 @@ class JudgedPlace:
         return Value(value=math.fsum(value / len(finite) for value in finite))
 
 
-def list_places(rule: Rule, target: RuleTarget, run: RunResult) -> Iterator[JudgedPlace]:
+def list_places(rule: Rule, target: RuleTarget, run: RunResult) -> list[JudgedPlace]:
     if rule.per == "overall":
-        yield _overall_place(target, run)
-        return
+        return [JudgedPlace(run, target)]
     if target.logged_by and rule.per != "step":
         problem = f"{target.logged_by} logs {target.key} once per step, not by {rule.per}"
         raise DataError(problem, remedy="judge it overall or per=step")
@@ -109,35 +115,18 @@ def list_places(rule: Rule, target: RuleTarget, run: RunResult) -> Iterator[Judg
     if groups is None:
         problem = f"the Result is not broken down by {rule.per}"
         raise DataError(problem, remedy=f"analyze with {option('by', rule.per)}, or name the dump itself")
-    for index, label in enumerate(groups.labels):
-        yield _group_place(rule, target, run, groups, index, label)
+    return [JudgedPlace(run, target, rule.per, groups, index) for index in range(len(groups.labels))]
 
 
-def _overall_place(target: RuleTarget, run: RunResult) -> JudgedPlace:
-    return JudgedPlace(run, "overall", sampled=(lambda: logged_sample(target, run)) if target.logged_by else None)
-
-
-def _group_place(
-    rule: Rule, target: RuleTarget, run: RunResult, groups: Groups, index: int, label: PlaceLabel
-) -> JudgedPlace:
-    def sampled() -> ClusterSample:
-        if target.logged_by:
-            return logged_sample(target, run, index)
-        return build_step_sample(run, index) if rule.per == "step" else build_value_sample(run, rule.per, index)
-
-    name = f"{rule.per} {'(none)' if label is None else label}"
-    return JudgedPlace(run, name, groups, index, sampled)
-
-
-def baseline_place(rule: Rule, target: RuleTarget, place: JudgedPlace, baseline: RunResult) -> JudgedPlace:
+def baseline_place(place: JudgedPlace, baseline: RunResult) -> JudgedPlace:
     """Return the place to compare with: the same value of a column, or for a step the whole baseline."""
-    if rule.per in ("overall", "step") or place.groups is None:
-        return _overall_place(target, baseline)
-    groups, label = baseline.by.get(rule.per), place.groups.labels[place.index]
+    if place.per in ("overall", "step") or place.groups is None:
+        return JudgedPlace(baseline, place.target)
+    groups, label = baseline.by.get(place.per), place.groups.labels[place.index]
     if groups is None or label not in groups.labels:
         problem = f"{place.name} is missing in the baseline"
-        raise DataError(problem, remedy=f"save a baseline with a rule per={rule.per}")
-    return _group_place(rule, target, baseline, groups, groups.labels.index(label), label)
+        raise DataError(problem, remedy=f"save a baseline with a rule per={place.per}")
+    return replace(place, run=baseline, groups=groups, index=groups.labels.index(label))
 
 
 DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
@@ -145,10 +134,16 @@ DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
 BASELINE_MARGIN = 1.25
 """Factor on the p-values of comparisons. Caps and bins come from the baseline, so that up to 6.2% of healthy pairs had
 p-values of at most 5%."""
-DILUTED_REASON = "the prompts of the baseline alone are worse than allowed, and other prompts hide that"
-DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
-ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
-BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
+_NOISE_REASON = "beyond the limit, but within noise"
+_NOT_FINITE_REASON = "the value or its limit is not finite"
+_NIGHT_NOISE_REASON = "accepted results differ by this much"
+_FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of this size cannot judge"
+_FAR_FACTOR = 3.0
+"""A value above this multiple of its limit never passes."""
+_DILUTED_REASON = "the prompts of the baseline alone are worse than allowed, and other prompts hide that"
+_DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
+_ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
+_BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
 _DILUTED_SHARE = 0.2
 """Share of new clusters above which the baseline's clusters are also judged alone."""
 
@@ -209,17 +204,15 @@ def judge(
     for check, p in zip(noisy, adjust_holm([check.p or 0.0 for check in noisy]), strict=True):
         check.p = p
         if check.outcome == "failed" and p <= level:
-            check.reason = _describe_other_statistic(check)
+            check.reason = "" if exceeds_limit(check) else STATISTIC_REASONS.get(check.statistic, "")
         elif check.outcome == "failed" and (check.value is None or check.limit is None):
-            check.outcome, check.reason = "undecided", NOT_FINITE_REASON
+            check.outcome, check.reason = "undecided", _NOT_FINITE_REASON
         elif check.outcome == "failed" and check.kind in TREND_KINDS:
             check.outcome = "passed"
         elif check.outcome == "failed":
-            if not exceeds_limit(check):
-                check.outcome, check.reason = "passed", ""
-            else:
-                passes = bool(check.reason) and not _is_far_above(check)
-                check.outcome, check.reason = ("passed" if passes else "undecided"), check.reason or NOISE_REASON
+            passes = not exceeds_limit(check) or (bool(check.reason) and not _is_far_above(check))
+            check.outcome = "passed" if passes else "undecided"
+            check.reason = (check.reason or _NOISE_REASON) if exceeds_limit(check) else ""
     checks += check_coverage(result, rules, baseline, limits)
     if against.fixed_tokens:
         checks += check_fixed_tokens(result, baseline)
@@ -231,7 +224,7 @@ def judge(
         *prompt_notes(result.runs.values()),
         *dict.fromkeys(case_judge.notes),
     ]
-    notes += [ACCEPTED_BASELINE_NOTE] if against.accept and baseline is not None and outcome != "passed" else []
+    notes += [_ACCEPTED_BASELINE_NOTE] if against.accept and baseline is not None and outcome != "passed" else []
     growth = {name: fit_run_growth(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
     found = Verdict(
         version=__version__, outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes,
@@ -246,12 +239,12 @@ def _adapt_rules(rules: Sequence[Rule], baseline: Result | None) -> tuple[Sequen
     shares = [run.overall.metrics.get("bitwise_all") for run in baseline.runs.values()]
     if not all(share is not None and share.value == 1 for share in shares):
         return rules, []
-    return (DEFAULT_RULES[0], BITWISE_RULE), [BITWISE_BASELINE_NOTE]
+    return (DEFAULT_RULES[0], BITWISE_RULE), [_BITWISE_BASELINE_NOTE]
 
 
 def _is_far_above(check: Check) -> bool:
     known = check.value is not None and check.limit is not None and check.kind not in (*LOWER_KINDS, *TREND_KINDS)
-    return known and (check.value or 0.0) > FAR_FACTOR * max(check.limit or 0.0, 0.0)
+    return known and (check.value or 0.0) > _FAR_FACTOR * max(check.limit or 0.0, 0.0)
 
 
 def _list_cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterator[_Case]:
@@ -259,32 +252,31 @@ def _list_cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterato
     lacking = _reason_not_logged(target, result)
     for name, run in result.runs.items():
         accepted, incomparable = _comparable_runs(target, name, result, against)
-        try:
-            found: list[JudgedPlace | None] = [*list_places(rule, target, run)]
-            missing = ""
-        except DataError as error:
-            found, missing = [None], str(error)
-        if lacking:
-            found, missing = [None], lacking
-        for place in found:
-            for kind, bound in rule.bounds.items():
-                case = _Case(rule, name, target, kind, bound, place, reason=missing)
-                if isinstance(bound, Allowance) and place is not None:
-                    yield from _baseline_cases(case, place, accepted, incomparable)
-                else:
-                    yield case
+        places: Sequence[JudgedPlace | None] = [None]
+        missing = lacking
+        if not lacking:
+            try:
+                places = list_places(rule, target, run)
+            except DataError as error:
+                missing = str(error)
+        for place, (kind, bound) in itertools.product(places, rule.bounds.items()):
+            case = _Case(rule, name, target, kind, bound, place, reason=missing)
+            if isinstance(bound, Allowance) and place is not None:
+                yield from _baseline_cases(case, place, accepted, incomparable)
+            else:
+                yield case
 
 
 def _baseline_cases(case: _Case, place: JudgedPlace, accepted: list[RunResult], incomparable: str) -> Iterator[_Case]:
     case.reason = incomparable
-    history: list[JudgedPlace] = []
     for run in reversed(accepted):
         try:
-            history.insert(0, baseline_place(case.rule, case.target, place, run))
+            case.accepted.insert(0, baseline_place(place, run))
         except DataError as error:
-            case.reason = "" if history else str(error)
+            case.reason = "" if case.accepted else str(error)
             break
-    case.accepted = history if case.rule.per != "step" else history[-1:]  # a step is not compared over time
+    if place.per == "step":
+        del case.accepted[:-1]  # a step is not compared over time
     yield case
     if len(case.accepted) >= MIN_NIGHTS and case.is_resampled:
         yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend")
@@ -360,7 +352,7 @@ class _CaseJudge:
 
     def _judge_resampled(self, check: Check, case: _Case, place: JudgedPlace) -> None:
         table, lower, sample = case.target.table, case.kind in LOWER_KINDS, place.sample()
-        accepted = [self._baseline_sample(each, case.target) for each in case.accepted]
+        accepted = [self._baseline_sample(each) for each in case.accepted]
         if case.kind in TREND_KINDS:
             self._judge_trend(check, case, [*accepted, sample])
             return
@@ -381,12 +373,12 @@ class _CaseJudge:
         exchange = SampleExchange(sample.keys, accepted[-1].keys, self._level) if accepted else None
         check.reason = _reason_too_little(check, case.rule, len(sample) if exchange is None else None)
         if self._against.fixed_tokens and exchange is not None and check.pairing != "same tokens":
-            check.reason = check.reason or DIFFERENT_TOKENS_REASON
+            check.reason = check.reason or _DIFFERENT_TOKENS_REASON
         if exchange is not None and not check.reason:
             check.reason = _reason_cannot_fail(exchange, self._level)
         excess = limit - value if lower else value - limit
         if math.isnan(excess) and not check.reason:
-            status = place.value(case.target).status
+            status = place.value().status
             check.reason = "undefined" if status == "ok" else status
         if check.reason:
             return
@@ -397,7 +389,7 @@ class _CaseJudge:
             check.p = p_above_zero(draws, excess_over_value(sample, table, limit, lower=lower))
             check.outcome = "failed" if excess > 0 else "passed"
         if check.outcome == "passed" and (check.value is None or check.limit is None):
-            check.outcome, check.reason = "undecided", NOT_FINITE_REASON
+            check.outcome, check.reason = "undecided", _NOT_FINITE_REASON
 
     def _judge_trend(self, check: Check, case: _Case, samples: Sequence[ClusterSample]) -> None:
         check.clusters, check.sequences = len(samples[-1]), int(samples[-1].column("sequences").sum())
@@ -406,7 +398,7 @@ class _CaseJudge:
             return
         found = self._level_change(case, samples)
         if math.isnan(found.p):
-            check.reason = NOT_FINITE_REASON
+            check.reason = _NOT_FINITE_REASON
             return
         check.value, check.limit, check.p = _finite_or_none(found.rise), _finite_or_none(found.room), found.p
         check.parts = [found.part] if found.part else []
@@ -414,7 +406,7 @@ class _CaseJudge:
         check.since = f"night {found.first + 1} of {len(samples)}" + (f" ({name})" if name else "")
         check.outcome = "failed" if found.p < 1 else "passed"
         beyond = found.rise < found.room if case.kind in LOWER_KINDS else found.rise > found.room
-        check.reason = NIGHT_NOISE_REASON if beyond else ""
+        check.reason = _NIGHT_NOISE_REASON if beyond else ""
 
     def _judge_change(self, check: Check, case: _Case, sample: ClusterSample, nights: Sequence[ClusterSample]) -> None:
         assert isinstance(case.bound, Allowance)
@@ -427,9 +419,9 @@ class _CaseJudge:
         if is_layered(metric, lower=lower) and not found.parts:
             self.notes.append(_explain_missing_layers(case.run, sample))
         check.outcome = "failed" if any(each.exceeds_limit for each in found.statistics) else "passed"
-        check.reason = FEW_TOKENS_REASON if check.outcome == "failed" and not found.affects_most_tokens else ""
+        check.reason = _FEW_TOKENS_REASON if check.outcome == "failed" and not found.affects_most_tokens else ""
         if check.outcome == "passed" and self._is_diluted(case, sample, baseline):
-            check.outcome, check.reason = "undecided", DILUTED_REASON
+            check.outcome, check.reason = "undecided", _DILUTED_REASON
         failed = check.outcome == "failed" and found.p <= self._level
         if not lower and not failed and check.baseline is not None:
             factor = detectable_factor(sample, baseline, metric, case.bound, self._level)
@@ -453,21 +445,20 @@ class _CaseJudge:
     def _level_change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
         """Test for a change over time, cached for the comparison and the trend."""
         assert isinstance(case.bound, Allowance) and case.place is not None
-        lower = case.kind in LOWER_KINDS
-        key = case.rule.text, case.run, case.place.name, lower
+        key = case.rule.text, case.run, case.place.name, case.kind in LOWER_KINDS
         if key not in self._changes:
-            self._changes[key] = detect_change(samples, case.target.table, case.bound, lower=lower)
+            self._changes[key] = detect_change(samples, case.target.table, case.bound, lower=key[-1])
         return self._changes[key]
 
-    def _baseline_sample(self, place: JudgedPlace, target: RuleTarget) -> ClusterSample:
-        key = id(place.run), place.name, target
+    def _baseline_sample(self, place: JudgedPlace) -> ClusterSample:
+        key = id(place.run), place.name, place.target
         if key not in self._samples:
             self._samples[key] = place.sample()
         return self._samples[key]
 
 
 def _locate_differences(place: JudgedPlace) -> str:
-    tokens, share = place.recorded("tokens", None).value, place.recorded("bitwise_share", None).value
+    tokens, share = place.recorded("tokens").value, place.recorded("bitwise_share").value
     if tokens is None or share is None:
         return ""
     count = max(round(tokens * (1 - share)), 1)
@@ -477,10 +468,6 @@ def _locate_differences(place: JudgedPlace) -> str:
         return found
     where = f"row {worst.row:,}, position {worst.position:,} of {worst.file}"
     return f"{found}, the largest by {abs(worst.log_ratio):.3g} nats at {where}"
-
-
-def _describe_other_statistic(check: Check) -> str:
-    return "" if exceeds_limit(check) else STATISTIC_REASONS.get(check.statistic, "")
 
 
 def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
@@ -495,10 +482,10 @@ def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
 
 def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
     """Judge a recorded value without resampling: undecided if only the value exceeds the limit, not its interval."""
-    found, lower = place.value(case.target), case.kind in LOWER_KINDS
+    found, lower = place.value(), case.kind in LOWER_KINDS
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
-    check.sequences = int(place.recorded("sequences", None).value or 0)
-    check.clusters = len(place.sample()) if case.target.logged_by else int(place.recorded("prompts", None).value or 0)
+    check.sequences = int(place.recorded("sequences").value or 0)
+    check.clusters = len(place.sample()) if case.target.logged_by else int(place.recorded("prompts").value or 0)
     limits = _find_limits(check, case)
     check.reason = check.reason or _reason_too_little(check, case.rule, None)
     if limits is None or check.reason:
@@ -510,7 +497,7 @@ def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
     low, high = _one_sided_bounds(found)
     surely = high < least if lower else low > most
     check.outcome = "passed" if not exceeds_limit(check) else "failed" if surely else "undecided"
-    check.reason = NOISE_REASON if check.outcome == "undecided" else ""
+    check.reason = _NOISE_REASON if check.outcome == "undecided" else ""
 
 
 def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None:
@@ -522,7 +509,7 @@ def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None
         check.reason = check.reason or f"{check.metric} does not have a known error: give it max or min"
     if not case.accepted or check.reason:
         return None
-    baseline = case.accepted[-1].value(case.target)
+    baseline = case.accepted[-1].value()
     check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
     if baseline.value is None:
         check.reason = f"the baseline's value: {baseline.status}"

@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.measure.cluster_table import mix_hashes
 from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.stats.comparison import (
     BULK_SHARE,
@@ -29,7 +28,7 @@ MIN_NIGHTS = 3
 """Minimum number of accepted Results to estimate the spread between Results."""
 _NULL_DRAWS = 1 << 15
 _MIN_ABOVE = 5  # minimum number of draws in a tail
-_SALT = np.uint64(0x6E6967687473)
+_SEED = 20251122  # fixed, so that equal Results give equal answers
 _K3_PARTS: tuple[Literal["shoulder", "bulk"], ...] = ("shoulder", "bulk")
 
 
@@ -55,20 +54,18 @@ def detect_change(
     every = [values, *(_layered_series(samples) if is_layered(metric, lower=lower) else [])]
     weights = [LEVEL_SHARES[name] for name in ("whole", *_K3_PARTS)] if len(every) > 1 else [1.0]
     found = [_change_statistics(series, allowance, lower=lower) for series in every]
-    nulls = _null_distribution(len(samples))
+    nights = len(samples)
+    nulls = _null_distribution(nights)
     shares = [
         np.array(
-            [
-                _tail_probability(nulls[0], each.max(), len(samples), tests=len(each)),
-                _tail_probability(nulls[1], each[-2], len(samples)),
-            ]
+            [_tail_probability(nulls[0], each.max(), nights, len(each)), _tail_probability(nulls[1], each[-2], nights)]
         )
         for each in found
     ]
     adjusted = np.array([share * sum(weights) / weight for share, weight in zip(shares, weights, strict=True)])
     best = int(adjusted[:, 0].argmin())
     place = int(found[best].argmax())
-    first = place + 1 if place < len(samples) - 1 else 0
+    first = place + 1 if place < nights - 1 else 0
     part = K3Part(name=_K3_PARTS[best - 1], rise=_estimate_rise(every[best], first, relative=True)) if best else None
     p, p_last = np.minimum(adjusted.min(axis=0), 1.0).tolist()
     before = float(values[: first or len(values)].mean())
@@ -128,12 +125,7 @@ def _t_statistics(series: Float64s, room: float | Float64s = 0.0) -> Float64s:
 @cache
 def _null_distribution(nights: int) -> tuple[Float64s, Float64s]:
     """Return the ascending null distributions of the largest statistic and of the last result's statistic."""
-    words = mix_hashes(
-        np.arange(_NULL_DRAWS, dtype=np.uint64)[:, None],
-        mix_hashes(np.arange(2 * nights, dtype=np.uint64), _SALT)[None, :],
-    )
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    normal = np.sqrt(-2 * np.log(uniform[:, :nights])) * np.cos(2 * np.pi * uniform[:, nights:])  # Box and Muller 1958
+    normal = np.random.default_rng(_SEED).standard_normal((_NULL_DRAWS, nights))
     found = _t_statistics(normal)
     return np.sort(found.max(axis=1)), np.sort(found[:, -2])
 

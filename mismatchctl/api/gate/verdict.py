@@ -33,12 +33,6 @@ COVERAGE_RULE = "coverage"
 """Rule name of checks that do not belong to a rule."""
 FIRST_BASELINE_REASON = "no baseline existed. This dump is the first one, and later dumps are compared with it"
 FIRST_BASELINE_HEADLINE = "baseline recorded: commit it, and later dumps are compared with it"
-NOISE_REASON = "beyond the limit, but within noise"
-NOT_FINITE_REASON = "the value or its limit is not finite"
-NIGHT_NOISE_REASON = "accepted results differ by this much"
-FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of this size cannot judge"
-FAR_FACTOR = 3.0
-"""A value above this multiple of its limit never passes."""
 STATISTIC_REASONS = {
     "bulk": "K3 of most tokens (the bulk) is beyond its limit",
     "shoulder": "K3 up to the shoulder is beyond its limit",
@@ -241,11 +235,6 @@ def exceeds_limit(check: Check) -> bool:
     return check.value < check.limit if check.kind in LOWER_KINDS else check.value > check.limit
 
 
-def _format_interval(ends: tuple[float, float] | None, unit: str) -> str:
-    low, high = (format_number(end, unit) for end in ends or ())
-    return f"{low} to {high}"
-
-
 def describe_data(check: Check) -> str:
     parts = [f"{check.sequences:,} sequences"] if check.sequences else []
     if check.clusters:
@@ -258,7 +247,7 @@ def describe_basis(check: Check) -> str:
     parts = [escape_terminal(check.meaning)] if check.meaning else []
     for name, ends in (("95% interval", check.interval), ("of the baseline", check.baseline_interval)):
         if ends is not None:
-            parts.append(f"{name} {_format_interval(ends, check.unit)}")
+            parts.append(f"{name} {format_number(ends[0], check.unit)} to {format_number(ends[1], check.unit)}")
     if data := describe_data(check):
         parts.append(data)
     if check.p is not None and exceeds_limit(check):
@@ -267,38 +256,30 @@ def describe_basis(check: Check) -> str:
         parts.append(format_heavy_tail(min(covers)))
     if check.detectable is not None:
         least = format_number(check.detectable, check.unit)
+        if check.kind == "increase" and check.baseline:
+            least += f" (+{format_number(check.detectable / check.baseline - 1, 'fraction')})"
         below = check.limit is not None and check.detectable < check.limit
-        parts.append(
-            f"a rise to {least}{_format_relative(check)} would be found in at least 4 of 5 dumps{_BELOW_LIMIT * below}"
-        )
+        other = ", by another statistic than K3 itself" if below else ""
+        parts.append(f"a rise to {least} would be found in at least 4 of 5 dumps{other}")
     return "; ".join(parts)
 
 
-_BELOW_LIMIT = ", by another statistic than K3 itself"
 _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder", "tail": "tail (a few tokens)"}
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
     """Describe which part of K3 rose and by how much, with 95% intervals. Empty without layers."""
-    found = [
-        f"{_PART_NAMES[part.name]} {_describe_part_rise(part, intervals)}"
-        for part in check.parts
-        if part.rise is not None
-    ]
+    found = []
+    for part in check.parts:
+        if part.rise is not None:
+            ends = "" if part.interval is None or not intervals else " to ".join(map(_format_rise, part.interval))
+            found.append(f"{_PART_NAMES[part.name]} {_format_rise(part.rise)}{f' ({ends})' if ends else ''}")
     if not found:
         return ""
     sure = check.kind in TREND_KINDS  # a trend only has the part with the change
     risen = [part.name for part in check.parts if part.rose or (sure and part.rise)]
     head = f"{', '.join(risen)} rose significantly" if risen else "no part rose significantly"
     return f"K3 by part: {', '.join(found)}; {head}"
-
-
-def _describe_part_rise(part: K3Part, intervals: bool) -> str:
-    assert part.rise is not None
-    rise = _format_rise(part.rise)
-    if part.interval is None or not intervals:
-        return rise
-    return f"{rise} ({_format_rise(part.interval[0])} to {_format_rise(part.interval[1])})"
 
 
 def _format_rise(rise: float) -> str:
@@ -308,12 +289,6 @@ def _format_rise(rise: float) -> str:
         return f"{format_number(1 + rise)}x"
     digits = 0 if rise == 0 or abs(rise) >= 0.1 else 1 if abs(rise) >= 1e-3 else 2
     return f"{100 * rise:+.{digits}f}%"
-
-
-def _format_relative(check: Check) -> str:
-    if check.kind != "increase" or not check.baseline or check.detectable is None:
-        return ""
-    return f" (+{format_number(check.detectable / check.baseline - 1, 'fraction')})"
 
 
 def verdict_headline(verdict: Verdict) -> str:
@@ -400,5 +375,4 @@ def count_outcomes(checks: Iterable[Check]) -> str:
 
 
 def group_by_rule(checks: Iterable[Check]) -> list[tuple[tuple[str, str], list[Check]]]:
-    grouped = groupby(checks, key=lambda check: (check.run, check.rule))
-    return [(key, list(found)) for key, found in grouped]
+    return [(key, list(found)) for key, found in groupby(checks, key=lambda check: (check.run, check.rule))]
