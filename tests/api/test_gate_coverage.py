@@ -15,7 +15,7 @@ from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.recorder.recorder import Recorder
-from mismatchctl.results.model import InputFile, Result, SkippedData
+from mismatchctl.results.model import Result, SkippedData
 from mismatchctl.results.reader import read_result
 from tests.cli import command
 from tests.factories.cluster_results import noisy, result, table
