@@ -411,10 +411,6 @@ class Framework(ABC):
     ) -> Replay:
         """Compute the framework's results for the rows of one training step, in their order."""
 
-    def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
-        """Compute logged values that do not depend on the correction. The default is an empty dict."""
-        return {}
-
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
         """Return names of `Replay.logged` that need more data than these columns, and the data.
 

@@ -88,7 +88,7 @@ def computed(rows: pa.Table, correction: Correction, folder: Path) -> dict[str, 
 def logged(title: str, rows: pa.Table, correction: Correction) -> dict[str, float]:
     """All that a framework logs of these rows, by the names of its meanings."""
     own = load_framework(title)
-    found = own.replay(rows, correction).logged | own.logged_beside(rows, correction)
+    found = own.replay(rows, correction).logged
     return {meaning.name: found[key] for meaning in own.meanings() if (key := own.logged_key(meaning.name)) in found}
 
 

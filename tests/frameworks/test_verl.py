@@ -252,12 +252,13 @@ def test_an_actor_in_bypass_mode_logs_means_over_its_micro_batches(version: str,
     assert own.replay(rows, decoupled, ReplayOptions(20)).logged == own.replay(rows, decoupled).logged
 
 
-def test_debug_metrics_without_a_valid_token_stop_verl_until_2026() -> None:
+def test_a_step_without_a_valid_token_stops_verl() -> None:
     rows = table("edge", 1)
     empty = rows.filter(pa.array([not any(mask) for mask in rows["response_mask"].to_pylist()]))
-    assert load_framework("verl").debug_metrics(empty)["training/rollout_probs_diff_valid"] == 0
-    with pytest.raises(DataError, match="at least one valid token"):
-        load_framework("verl@c2").debug_metrics(empty)
+    for native in ({}, {"bypass_mode": True}):
+        for part in (empty, empty.slice(0, 0)):
+            with pytest.raises(DataError, match="at least one valid token"):
+                load_framework("verl").replay(part, load_framework("verl").correction(native))
 
 
 @pytest.mark.parametrize("mode", ["truncate", "mask"])

@@ -240,8 +240,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
     def _replay(self, table: pa.Table, correction: Correction) -> dict[str, float]:
         options, framework = self.options, self._framework
         try:
-            out = framework.replay(table, correction, options)
-            logged = out.logged | framework.logged_beside(table, correction, options.dtype)
+            logged = framework.replay(table, correction, options).logged
             unavailable = framework.unavailable_names(correction, table.column_names)
             self.unavailable |= {name: needed for name, needed in unavailable.items() if needed and name in logged}
             return {name: value for name, value in logged.items() if name not in unavailable}

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mismatchctl.corrections.model import BYPASS_SOURCE, Correction
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.corrections.model import Correction
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
     NOTHING_HIDDEN,
-    Dtype,
     Framework,
     Hidden,
     LoggedMetric,
@@ -35,7 +31,6 @@ from mismatchctl.frameworks.verl.configuration import (
     ACTOR_BLOCK,
     BLOCK,
     VerlConfig,
-    VerlPlan,
     find_path,
     find_rs_option,
     find_unread_keys,
@@ -49,9 +44,6 @@ from mismatchctl.frameworks.verl.versions import VERSIONS, VerlVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from mismatchctl.frameworks.step import Step
-    from mismatchctl.frameworks.verl.metrics import CorrectionOutcome, PolicyPair
 
 
 _RLLM_BLOCK = ("rllm", "algorithm", BLOCK)
@@ -327,16 +319,14 @@ class Verl(Framework):
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """Compute what verl's helper computes for the rows of one training step.
+        from mismatchctl.frameworks.step import Step
+        from mismatchctl.frameworks.verl.metrics import replay_step
 
-        Bypass corrections compare current_log_probs with rollout_log_probs, all others train_log_probs. The others
-        correct the whole batch. In bypass mode an actor (one rank here) corrects each micro-batch separately and logs
-        means over them. The column `micro_batch` or `micro_batch_size` defines the micro-batches.
-        """
-        step, plan = self._step(table, options.dtype), self._plan(correction)
-        if plan.source == BYPASS_SOURCE and len(batches := step.micro_batches(options.micro_batch_size)) > 1:
-            return self._by_micro_batches(step, plan, batches)
-        return self._replay(step, plan)
+        plan, problems = make_plan(correction, self.about)
+        if problems:
+            raise ConfigError(f"{correction.name}: {'; '.join(problems)}")
+        step = Step.read(table, options.dtype, self.columns)
+        return replay_step(step, plan, self.about, options.micro_batch_size)
 
     def meanings(self) -> list[LoggedMetric]:
         from mismatchctl.frameworks.verl.metrics import list_meanings
@@ -345,60 +335,3 @@ class Verl(Framework):
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         return list(find_unread_keys(native, self.about))
-
-    def debug_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
-        """Compute `training/rollout_*`: metrics of rollout and train probabilities, before any rejection."""
-        from mismatchctl.frameworks.verl.metrics import compute_debug_metrics
-
-        step = self._step(table, dtype)
-        if not step.segments.tokens and self.about.dialect != "estimator":
-            raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
-        return compute_debug_metrics(step.values("train_log_probs"), step.values("rollout_log_probs"))
-
-    def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
-        """Compute the debug metrics. verl logs them if it recomputes log-probs, not in bypass mode."""
-        return self.debug_metrics(table, dtype) if correction.loss == "ppo" else {}
-
-    def _step(self, table: pa.Table, dtype: str) -> Step:
-        from mismatchctl.frameworks.step import Step
-
-        return Step.read(table, dtype, self.columns)
-
-    def _replay(self, step: Step, plan: VerlPlan) -> Replay:
-        computed = self._compute(step, plan)
-        if computed.weights is None or not plan.applied:
-            return Replay(computed.logged, None, step.by_row(computed.kept))
-        kept = computed.kept & (computed.weights > 0) if self.about.zeroes_rejected else computed.kept
-        return Replay(computed.logged, step.by_row(computed.weights), step.by_row(kept))
-
-    def _by_micro_batches(self, step: Step, plan: VerlPlan, batches: Sequence[NDArray[np.int64]]) -> Replay:
-        from mismatchctl.frameworks.verl.metrics import reduce_micro_batches
-
-        parts = [self._replay(step.take(rows), plan) for rows in batches]
-        places = np.argsort(np.concatenate(batches)).tolist()
-        keep = [kept for part in parts for kept in part.keep]
-        weights = [values for part in parts for values in part.weights or ()]
-        return Replay(
-            reduce_micro_batches([part.logged for part in parts], self.about),
-            None if plan.weight is None else [weights[place] for place in places],
-            [keep[place] for place in places],
-        )
-
-    def _plan(self, correction: Correction) -> VerlPlan:
-        plan, problems = make_plan(correction, self.about)
-        if problems:
-            raise ConfigError(f"{correction.name}: {'; '.join(problems)}")
-        return plan
-
-    def _compute(self, step: Step, plan: VerlPlan) -> CorrectionOutcome:
-        from mismatchctl.frameworks.verl.metrics import compute_correction
-
-        policy = "train_log_probs" if plan.source == "train/rollout" else "current_log_probs"
-        with np.errstate(over="ignore", invalid="ignore"):
-            return compute_correction(_make_sample(step, policy), plan, self.about)
-
-
-def _make_sample(step: Step, policy: str) -> PolicyPair:
-    from mismatchctl.frameworks.verl.metrics import PolicyPair
-
-    return PolicyPair(step.values(policy), step.values("rollout_log_probs"), step.segments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Floats, Segments
 from mismatchctl.core.losses import exp
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
-from mismatchctl.corrections.model import Gate, Weight
+from mismatchctl.corrections.model import BYPASS_SOURCE, Gate, Weight
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.adapter import LoggedMetric, read_metrics
+from mismatchctl.frameworks.adapter import LoggedMetric, Replay, read_metrics
+from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.verl.configuration import RS_OPTIONS, VerlPlan, find_rs_option
 from mismatchctl.frameworks.verl.versions import VerlVersion
 from mismatchctl.measure.metrics.metric import BOUNDED_WEIGHTS, KEPT_TOKENS, VALID_SEQUENCES, VALID_TOKENS
@@ -323,54 +324,66 @@ def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Metrics, str, str]]:
 _DEBUG_PREFIX = "training/rollout_"
 
 
-def compute_debug_metrics(train: Floats, rollout: Floats) -> dict[str, float]:
+def _measure_debug(train: Floats, rollout: Floats) -> dict[str, float]:
     """Compute differences of probabilities and their Pearson correlation, over the valid tokens [T].
 
     Undefined values are nan, like in verl: the deviation of one token, the correlation of constants.
     """
-    values = [0.0, *[math.nan] * 4]
-    if len(train):
-        ours, theirs = exp(train), exp(rollout)
-        apart = np.abs(ours - theirs).astype(np.float64)
-        a, b = (side.astype(np.float64) - side.astype(np.float64).mean() for side in (ours, theirs))
-        scale = float(np.sqrt((a @ a) * (b @ b)))
-        values = [1.0, float(apart.max()), float(apart.mean())]
-        values += [
-            float(apart.std(ddof=1)) if len(apart) > 1 else math.nan,
-            float(a @ b) / scale if scale else math.nan,
-        ]
-    return {_DEBUG_PREFIX + row.name: value for row, value in zip(_join_tables("debug"), values, strict=True)}
+    ours, theirs = exp(train), exp(rollout)
+    apart = np.abs(ours - theirs).astype(np.float64)
+    a, b = (side.astype(np.float64) - side.astype(np.float64).mean() for side in (ours, theirs))
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    deviation = apart.std(ddof=1) if len(apart) > 1 else math.nan
+    values = (1.0, apart.max(), apart.mean(), deviation, a @ b / scale if scale else math.nan)
+    return {_DEBUG_PREFIX + row.name: float(value) for row, value in zip(_join_tables("debug"), values, strict=True)}
 
 
 _MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by less
 
 
-@dataclass(frozen=True)
-class CorrectionOutcome:
-    """Outcome of verl's helper on one batch."""
-
-    weights: Floats | None  # final weights of the valid tokens [T], or None without weights
-    kept: Bools  # kept valid tokens [T]
-    logged: dict[str, float]
+_Outcome = tuple[Floats | None, Bools, dict[str, float]]
+"""Final weights of the valid tokens [T] (None without weights), the kept ones [T], and logged values."""
 
 
-def reduce_micro_batches(parts: Sequence[Mapping[str, float]], version: VerlVersion) -> dict[str, float]:
-    """Reduce an actor's values of micro-batches to a step's: means, and until 2026 extremes by name."""
-    found: dict[str, float] = {}
-    for name in parts[0] if parts else ():
-        values = [part[name] for part in parts]
+def replay_step(step: Step, plan: VerlPlan, version: VerlVersion, micro_batch_size: int | None) -> Replay:
+    """Compute what verl's helper computes for the rows of one training step.
+
+    Bypass corrections compare current_log_probs with rollout_log_probs. An actor (one rank here) corrects each
+    micro-batch separately, and logs means over them, and until 2026 extremes of some names.
+    """
+    if plan.source != BYPASS_SOURCE:
+        replay = _replay_batch(step, plan, version, "train_log_probs")
+        replay.logged.update(_measure_debug(step.values("train_log_probs"), step.values("rollout_log_probs")))
+        return replay
+    batches = step.micro_batches(micro_batch_size) or [np.arange(0)]
+    parts = [_replay_batch(step.take(rows), plan, version, "current_log_probs") for rows in batches]
+    places = np.argsort(np.concatenate(batches)).tolist()
+    keep = [kept for part in parts for kept in part.keep]
+    weights = [values for part in parts for values in part.weights or ()]
+    logged: dict[str, float] = {}
+    for name in parts[0].logged:
         extremes = {} if version.dialect == "estimator" else {"max": max, "min": min}
         reduce = next((extreme for word, extreme in extremes.items() if word in name), fmean)
-        found[name] = reduce(values)
-    return found
+        logged[name] = reduce([part.logged[name] for part in parts])
+    ordered = None if plan.weight is None else [weights[place] for place in places]
+    return Replay(logged, ordered, [keep[place] for place in places])
 
 
-def compute_correction(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> CorrectionOutcome:
-    if version.dialect == "flat":
-        return _compute_flat(sample, plan, version)
+@np.errstate(over="ignore", invalid="ignore")
+def _replay_batch(step: Step, plan: VerlPlan, version: VerlVersion, policy: str) -> Replay:
+    sample = PolicyPair(step.values(policy), step.values("rollout_log_probs"), step.segments)
+    compute = _compute_flat if version.dialect == "flat" else _compute_correction
+    weights, kept, logged = compute(sample, plan, version)
+    if weights is None or not plan.applied:
+        return Replay(logged, None, step.by_row(kept))
+    shown = kept & (weights > 0) if version.zeroes_rejected else kept
+    return Replay(logged, step.by_row(weights), step.by_row(shown))
+
+
+def _compute_correction(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> _Outcome:
     weights, logged, factor = _compute_weights(sample, plan.weight, version)
     kept, rejected = _compute_rejections(sample, plan, version)
-    return CorrectionOutcome(weights, kept, logged | rejected | _measure_off_policy(sample, version) | factor)
+    return weights, kept, logged | rejected | _measure_off_policy(sample, version) | factor
 
 
 def _measure_off_policy(sample: PolicyPair, version: VerlVersion) -> dict[str, float]:
@@ -378,11 +391,11 @@ def _measure_off_policy(sample: PolicyPair, version: VerlVersion) -> dict[str, f
     return _reduce_values(table, _measure_distance(sample), sample, prefix)
 
 
-def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> CorrectionOutcome:
+def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> _Outcome:
     """Compute the correction of 2025-10: one ratio and two thresholds, or no correction without a threshold."""
     weight, kept = plan.weight, np.ones(len(sample.policy), np.bool_)
     if weight is None:
-        return CorrectionOutcome(None, kept, {})
+        return None, kept, {}
     low, high = plan.rejections[0].keep if plan.rejections else (weight.watch_low, weight.truncate)
     upper = math.inf if high is None else high
     measured = _measure_ratio(sample, weight.level, 1.0 / upper if low is None else low, upper)
@@ -396,8 +409,8 @@ def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> C
     logged = _reduce_values(table, measured, sample, f"{version.prefix}rollout_is_")
     logged |= _reduce_values(_join_tables("veto"), veto, sample, version.prefix) | _measure_off_policy(sample, version)
     if version.zeroes_rejected:
-        return CorrectionOutcome(weights * kept, np.ones_like(kept), logged)
-    return CorrectionOutcome(weights, kept, logged)
+        return weights * kept, np.ones_like(kept), logged
+    return weights, kept, logged
 
 
 def _compute_rejections(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> tuple[Bools, dict[str, float]]:
