@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -111,61 +111,41 @@ def check_bounds(
         yield from _check_gate(gate, gate_place(gate), source)
 
 
+def _shared_trap(
+    name: str, place: str, source: str, instead: Correction | None = None, /, **values: Any
+) -> LintMessage:
+    return replace(load_traps(Path(__file__).parent)[name].message(source, instead, **values), place=place)
+
+
 def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
     """Check for an interval that is empty, that rejects equal policies, or that has an unreachable bound."""
     low, high = _gate_interval(gate)
     agreement = 1.0 if gate.statistic == "ratio" else 0.0
     if not low <= high:
-        yield LintMessage(
-            "error",
-            place,
-            f"keeps {low:g} to {high:g}, which is empty: every token is rejected",
-            "give a lower bound that is below the upper one",
-            source,
-        )
+        yield _shared_trap("empty", place, source, low=low, high=high)
     elif not low <= agreement <= high:
-        yield LintMessage(
-            "error",
-            place,
-            f"keeps {low:g} to {high:g}: {gate.statistic} is {agreement:g} if the two policies agree, and is rejected",
-            f"give an interval around {agreement:g}",
-            source,
-        )
+        values = {"low": low, "high": high, "statistic": gate.statistic, "agreement": agreement}
+        yield _shared_trap("rejects_agreement", place, source, **values)
     elif gate.clamp != "none" and gate.level != "sum":
-        yield from _check_reachable(gate, low, high, place, source)
-
-
-def _check_reachable(gate: Gate, low: float, high: float, place: str, source: str) -> Iterator[LintMessage]:
-    largest = _STATISTIC_LIMITS.get(gate.statistic, math.exp(LOG_RATIO_BOUND))
-    smallest = -LOG_RATIO_BOUND if gate.statistic == "k1" else 1 / largest if gate.statistic == "ratio" else 0.0
-    if largest < high < math.inf:
-        yield _make_unreachable_finding(
-            f"{gate.statistic} never exceeds {largest:g}: the upper bound never rejects", place, source
-        )
-    if low < smallest and low not in (0.0, -math.inf):
-        yield _make_unreachable_finding(
-            f"{gate.statistic} is never below {smallest:g}: the lower bound never rejects", place, source
-        )
+        largest = _STATISTIC_LIMITS.get(gate.statistic, math.exp(LOG_RATIO_BOUND))
+        smallest = -LOG_RATIO_BOUND if gate.statistic == "k1" else 1 / largest if gate.statistic == "ratio" else 0.0
+        if largest < high < math.inf:
+            what = f"{gate.statistic} never exceeds {largest:g}: the upper bound never rejects"
+            yield _shared_trap("unreachable", place, source, what=what)
+        if low < smallest and low not in (0.0, -math.inf):
+            what = f"{gate.statistic} is never below {smallest:g}: the lower bound never rejects"
+            yield _shared_trap("unreachable", place, source, what=what)
 
 
 def _check_weight(weight: Weight, place: str, source: str) -> Iterator[LintMessage]:
     low, high = weight.bounds
     if math.exp(LOG_RATIO_BOUND) < high < math.inf:
-        yield _make_unreachable_finding("weights never exceed exp(20): the bound has no effect", place, source)
+        what = "weights never exceed exp(20): the bound has no effect"
+        yield _shared_trap("unreachable", place, source, what=what)
     if not low <= 1 <= high:
         becomes = "0" if weight.zero else f"{min(max(1.0, low), high):g}"
-        yield LintMessage(
-            "error" if weight.zero else "warning",
-            place,
-            f"weights are bounded by {low:g} and {high:g}: a weight of 1, if the two policies agree, becomes {becomes}",
-            "give bounds around 1",
-            source,
-        )
-
-
-def _make_unreachable_finding(what: str, place: str, source: str) -> LintMessage:
-    consequence = f"log ratios are clamped to +-20, so that {what}"
-    return LintMessage("warning", place, consequence, "give a bound below exp(20), or leave it out", source)
+        found = _shared_trap("changes_agreement", place, source, low=low, high=high, becomes=becomes)
+        yield replace(found, level="error") if weight.zero else found
 
 
 def _gate_interval(gate: Gate) -> tuple[float, float]:
@@ -221,49 +201,38 @@ def _advise_weight(correction: Correction, weight: Weight, place: str, normalizi
     (low, high), useful = weight.bounds, USEFUL_RATIO_BOUNDS[weight.level]
     nearer = _clip_to(high, useful)
     if weight.level != "token" and weight.normalize == "none" and normalizing:
-        consequence = (
-            f"{weight.level} weights are not normalized: their mean, and with it the step size, varies from batch to "
-            "batch"
-        )
         instead = _replace_rules(correction, weight=weight.model_copy(update={"normalize": "sequence"}))
-        yield LintMessage("advice", place, consequence, normalizing, _NORMALIZATION_SOURCE, instead)
+        values: dict[str, Any] = {"level": weight.level, "normalizing": normalizing}
+        yield _shared_trap("not_normalized", place, _NORMALIZATION_SOURCE, instead, **values)
     if low <= 1 < high < math.inf and nearer != high:  # reported elsewhere if absent or harmful
-        consequence = _describe_outside(f"the upper bound {high:g} of {weight.level} weights", useful)
         instead = _replace_rules(correction, weight=_replace_upper_bound(weight, nearer))
-        yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES_SOURCE, instead)
+        values = {"high": high, "what": f"{weight.level} weights", "useful": useful, "nearer": nearer}
+        yield _shared_trap("outside", place, _RANGES_SOURCE, instead, **values)
     if weight.normalize != "none" and low <= 1 < high < useful[1]:
-        consequence = (
-            f"weights are normalized, which holds their variance down already: documents call bounds as tight as "
-            f"{high:g} biased, and of two runs on a mixture of experts the one with 2 collapsed and the one with "
-            "1.5 held"
-        )
         instead = _replace_rules(correction, weight=_replace_upper_bound(weight, useful[1]))
-        fix = f"compare bounds from 1.5 to {useful[1]:g} on a dump: mismatchctl sweep"
-        yield LintMessage("info", place, consequence, fix, _NORMALIZATION_SOURCE, instead)
+        yield _shared_trap("tight", place, _NORMALIZATION_SOURCE, instead, high=high, most=useful[1])
 
 
 def _advise_gate(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[LintMessage]:
     veto = gate.keep[0]
     if gate.is_veto and veto is not None and (nearer := _clip_to(veto, USEFUL_VETO_RANGE)) != veto:
-        useful = f"{USEFUL_VETO_RANGE[0]:g} to {USEFUL_VETO_RANGE[1]:g}"
-        consequence = f"the veto {veto:g} lies outside {useful}, where it catches catastrophic tokens only"
         instead = replace_gate(correction, index, gate.model_copy(update={"keep": (nearer, gate.keep[1])}))
-        yield LintMessage("advice", place, consequence, f"take {format_decimal(nearer)}", _VETO_SOURCE, instead)
+        values: dict[str, Any] = {"veto": veto, "useful": USEFUL_VETO_RANGE, "nearer": format_decimal(nearer)}
+        yield _shared_trap("veto_outside", place, _VETO_SOURCE, instead, **values)
     if (found := ratio_bounds(gate)) is None:
         return
     level, low, high = found
-    nearer = _clip_to(high, USEFUL_RATIO_BOUNDS[level])
+    useful = USEFUL_RATIO_BOUNDS[level]
+    nearer = _clip_to(high, useful)
     if low <= 1 < high < math.inf and nearer != high:  # as above
-        consequence = _describe_outside(f"the upper bound {high:g} of {level} rejection", USEFUL_RATIO_BOUNDS[level])
         lower = 1 / nearer if low > 0 and math.isclose(low * high, 1, rel_tol=1e-6) else low
         # k1 is bounded as the framework writes it.
-        keep = (
-            (lower, nearer)
-            if gate.statistic == "ratio"
-            else (math.log(lower) if lower else -math.inf, math.log(nearer))
-        )
+        keep = (lower, nearer)
+        if gate.statistic != "ratio":
+            keep = (math.log(lower) if lower else -math.inf, math.log(nearer))
         instead = replace_gate(correction, index, gate.model_copy(update={"keep": keep}))
-        yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES_SOURCE, instead)
+        values = {"high": high, "what": f"{level} rejection", "useful": useful, "nearer": nearer}
+        yield _shared_trap("outside", place, _RANGES_SOURCE, instead, **values)
 
 
 def ratio_bounds(gate: Gate) -> tuple[Literal["token", "sequence", "geometric"], float, float] | None:
@@ -287,7 +256,3 @@ def _replace_upper_bound(weight: Weight, high: float) -> Weight:
 
 def _clip_to(value: float, interval: tuple[float, float]) -> float:
     return min(max(value, interval[0]), interval[1])
-
-
-def _describe_outside(what: str, interval: tuple[float, float]) -> str:
-    return f"{what} is outside the recommended range, {interval[0]:g} to {interval[1]:g}"
