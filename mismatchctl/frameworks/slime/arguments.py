@@ -33,8 +33,8 @@ class SlimeVersion:
     commit: str  # commit of the repository
     # a metric's sum over a sequence is divided by the valid tokens of its whole rollout before rejection, and the total
     # by the number of rollouts. Otherwise by the tokens of the metric's mask, and by the number of sequences.
-    rollout_denominators: bool
-    dual_clip: bool  # `eps_clip_c` reaches the loss
+    rollout_denominators: bool = False
+    dual_clip: bool = False  # `eps_clip_c` reaches the loss
     cispo: bool = False  # the estimator exists
     # under `use_rollout_logprobs`, train_rollout_logprob_abs_diff uses the current policy. Otherwise it compares the
     # rollout with itself, and is 0.
@@ -56,45 +56,8 @@ class SlimeVersion:
         return self.title or self.month
 
 
-_UNPREFIXED: dict[str, str | None] = {
-    "mis_tis_truncate_fraction": "mis_truncate_fraction",
-    **{
-        f"mis_tis_{mode}_fraction_{side}": f"mis_{mode}_fraction_{side}"
-        for mode in ("clip", "mask")
-        for side in ("low", "high")
-    },
-    **{f"mis_rs_mask_fraction_{side}": f"mis_mask_fraction_{side}" for side in ("low", "high")},
-    **{f"mis_rs_catastrophic_{what}_fraction": f"mis_catastrophic_{what}_fraction" for what in ("token", "seq")},
-    **{f"mis_is_ratio_{what}_final": None for what in ("mean", "min", "max")},
-}
-_OF_V0_2 = _UNPREFIXED | {"mis_is_ratio_mean_after_tis_rs": "mis_ratio_mean_after_tis", "tis_abs": None}
-_OF_2025_11 = _UNPREFIXED | {
-    "mis_tis_weight_before_bound": "mis_mean_is_weight_before_clip",
-    "mis_tis_weight_after_bound": None,
-    "mis_is_ratio_mean_after_tis_rs": "mis_ratio_mean_after_mis",
-    "mis_batch_norm_factor": None,
-    "mis_chi2_token": None,
-    "mis_chi2_seq": None,
-    "tis_abs": None,
-}
-
-VERSIONS = (
-    SlimeVersion("slime", "first", "2025-10", "46e2cd4f1", False, dual_clip=False, old_keys=True, zeroes_rejected=True,
-            names=_OF_2025_11),
-    SlimeVersion("slime", "decoupled", "2025-11", "ad2ada383", False, dual_clip=False, old_keys=True, one_mask=True,
-            names=_OF_2025_11),
-    SlimeVersion("slime", "v0.2.0", "2025-11", "91acef0f8", False, dual_clip=False, one_mask=True, names=_OF_V0_2,
-            title="v0.2.0"),
-    SlimeVersion("slime", "v0.2.1", "2025-12", "0934a0e25", False, dual_clip=False, one_mask=True, names=_OF_V0_2,
-            title="v0.2.1"),
-    SlimeVersion("slime", "seed", "2026-01", "9bfe15250e82baebf405fc824d1708f779d44406", False, dual_clip=False),
-    SlimeVersion("slime", "head", "2026-08", "624b824a898ab0ec1fcb4d373004c7f3852bf515", True, dual_clip=True,
-            cispo=True, bypass_compares_current=True),
-    SlimeVersion("miles", "seed", "2026-01", "2cdc1f71", False, dual_clip=False),
-    SlimeVersion("miles", "head", "2026-08", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76", True, dual_clip=True,
-            finite=True),
-)  # fmt: skip
-"""Oldest first. Miles of 2026-01 has the same mis.py and policy loss as slime of that month."""
+VERSIONS = tuple(SlimeVersion(**fields) for fields in read_data(Path(__file__).with_name("versions.yaml")))
+"""Oldest first."""
 
 
 def list_months(framework: str) -> tuple[str, ...]:
