@@ -212,8 +212,8 @@ def _fixed(folder: Path) -> Iterator[str]:
             alarms.append(f"{name} ({fix.cause}, {'FAIL' if is_uncorrectable(fix) else 'CHECK'})")
     others = len(labels) - bugs
     yield f"Of {len(labels)} dumps of a dense model and a mixture of experts, {bugs} have a planted bug."
-    yield f"The advice names {bugs - len(missed)} of them first (missed: {', '.join(missed) or 0})."
-    yield f"Of the {others} others, it names a bug for {len(alarms)}{': ' * bool(alarms)}{', '.join(alarms)}."
+    yield f"The advice reports the bug first in {bugs - len(missed)} of these {bugs} dumps. {', '.join(missed)}".strip()
+    yield f"In the {others} dumps without a bug, the advice reports a bug in {', '.join(alarms) or 0}."
 
 
 def main(truth: Path, policy: Path | None, bugs: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Sequences token by token: log-probs, the effect of each correction, and totals at other thresholds."""
+"""Sequences token by token: log-probs, the effect of each correction, and the effect of other thresholds."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def read_rows(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy = "error",
 ) -> list[SequenceRow]:
-    """Read the sequences at these places, in this order."""
+    """Read the sequences at the given files and rows, in this order."""
     dump = open_dump(
         paths, rename=rename, aliases=column_aliases(), wanted=_OPTIONAL_COLUMNS, watched=_TOKEN_COLUMNS, on_bad=on_bad
     )
@@ -91,7 +91,7 @@ def read_rows(
     for file, row in wanted:
         if (file.index, row) not in found:
             remedy = f"name one of its rows, 0 to {file.rows - 1:,}"
-            raise DataError("the sequence does not exist", file=file.path, row=row, remedy=remedy)
+            raise DataError("the dump does not contain this sequence", file=file.path, row=row, remedy=remedy)
     return [found[key] for key in dict.fromkeys((file.index, row) for file, row in wanted)]
 
 
@@ -101,7 +101,9 @@ def _find_file(dump: Dump, path: str) -> DumpFile:
     same = same or [file for file in dump.files if file.location.endswith(os.sep + path.lstrip("./"))]
     if len(same) != 1:
         problem = "several files are called so" if same else "no file of the dump is called so"
-        raise DataError(problem, file=path, remedy="name a file of the dump as PATH:ROW")
+        raise DataError(
+            problem, file=path, remedy="write the file and the row of the sequence, as in dump/step_3.parquet:17"
+        )
     return same[0]
 
 
@@ -157,7 +159,7 @@ TOTAL_METRICS = ("rejected_tokens", "rejected_sequences", "ess_token", "weight_b
 
 @dataclass(frozen=True)
 class MovableThreshold:
-    """One bound of one correction.
+    """A bound of a correction that the token page can move.
 
     Attributes:
         path: path of the field that moves.
@@ -186,7 +188,7 @@ def find_thresholds(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy = "error",
 ) -> list[MovableThreshold]:
-    """Evaluate every movable bound on the shown sequences and on the whole dump."""
+    """Evaluate each movable bound at many values, on the shown sequences and on the whole dump."""
     axes = [(correction, axis) for correction in corrections for axis in _threshold_axes(correction)][:MAX_THRESHOLDS]
     if not axes:
         return []
@@ -217,7 +219,7 @@ def find_thresholds(
 
 
 def _threshold_axes(correction: Correction) -> Iterator[ThresholdAxis]:
-    """Yield axes for the finite bounds of gates, then of the weight."""
+    """Yield an axis for each finite bound: first the bounds of gates, then the bound of the weight."""
     for number, gate in enumerate(correction.gates):
         for side, bound in enumerate(gate.keep):
             if bound is not None and math.isfinite(bound):
@@ -232,7 +234,7 @@ def _threshold_axes(correction: Correction) -> Iterator[ThresholdAxis]:
 
 
 def _build_axis(path: str, bound: float, ratio: bool, interval: Sequence[float | None], side: int) -> ThresholdAxis:
-    """Choose values around a bound, spaced by the distance from 1 (ratios) or 0, up to the other bound."""
+    """Choose values around a bound, up to the other bound, spaced by the distance from 1 (ratios) or 0."""
     factors = np.geomspace(1 / _AXIS_REACH, _AXIS_REACH, AXIS_POINTS)
     if ratio and bound > 0 and bound != 1:
         values = np.exp(np.clip(math.log(bound) * factors, -30, 30))
@@ -257,7 +259,7 @@ def _apply_trims_to_rows(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy,
 ) -> Sequence[SequenceRow]:
-    """Add the thresholds of gates with `over: batch` to the sequences."""
+    """Add the step thresholds of gates with `over: batch` to the sequences."""
     if not any(gate.over == "batch" for correction in corrections for gate in correction.gates):
         return rows
     dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
@@ -300,7 +302,7 @@ SequencePlace = tuple[str, int]
 
 @dataclass(frozen=True)
 class TokenView:
-    """Data of a token page: sequences, movable bounds evaluated at every value, and the decoder of token ids."""
+    """Data of the token page: sequences, movable bounds with their effects, and the decoder of token ids."""
 
     rows: tuple[SequenceRow, ...]
     thresholds: tuple[MovableThreshold, ...]
@@ -308,7 +310,10 @@ class TokenView:
 
 
 def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
-    """Parse `PATH:ROW` arguments. Without any, return the worst sequences by absolute sum of log ratios."""
+    """Parse `PATH:ROW` arguments.
+
+    Without any, return the worst sequences by the absolute sum of log ratios.
+    """
     if not texts:
         worst = [
             (one.file, one.row, abs(one.log_ratio_sum)) for run in result.runs.values() for one in run.worst_sequences
@@ -335,8 +340,8 @@ def browse(
 ) -> TokenView:
     """Read some sequences of a dump token by token.
 
-    The dump is swept once to compute totals at other bounds of the corrections. Without `vocabulary` (a tokenizer.json,
-    a tiktoken encoding, `bytes` or `ids`), it is detected from the ids.
+    To compute the totals at other bounds, the command reads the whole dump. If no `vocabulary` (a tokenizer.json, a
+    tiktoken encoding, `bytes` or `ids`) is given, it is guessed from the token ids.
     """
     rows = read_rows(paths, places, rename or {}, on_bad)
     found = load_vocabulary(vocabulary, [row.ids for row in rows])

@@ -52,7 +52,8 @@ class Checkpoint:
             ) from error
         if lacking := sorted(loaded["missing_keys"]):  # transformers fills them with random weights
             raise ConfigError(
-                f"{folder}: {lacking[0]} is missing, one of {len(lacking)} missing weights of config.json"
+                f"{folder}: {lacking[0]} is one of {len(lacking)} model weights that config.json requires and the "
+                "checkpoint lacks"
             )
         self._device = _choose_device(device)
         self._model = model.to(self._device).eval()
@@ -88,7 +89,10 @@ class Checkpoint:
         return values, None if others is None else every[:, 1:]
 
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield the logits from position `first` in blocks. The layers run once, the head once per block."""
+        """Yield the logits from position `first` in blocks.
+
+        The layers run once for the whole sequence, and the head runs once per block.
+        """
         body = self._model.base_model
         hidden = body(input_ids=ids, use_cache=False)
         for start in range(first, ids.shape[1], POSITIONS_PER_BLOCK):
@@ -106,7 +110,7 @@ def _load_error_text(error: Exception) -> str:
 
 
 def _choose_device(name: str) -> torch.device:
-    """Return the device. auto: a GPU if there is one."""
+    """Return the torch device. `auto` chooses a GPU if there is one."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
         torch.empty(1, device=device)

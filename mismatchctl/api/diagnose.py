@@ -41,7 +41,7 @@ def diagnose(
         engine: where units are read. The findings do not depend on it.
 
     Raises:
-        DataError: a dump cannot be read, or lacks tokens, or only has masked ones without findings.
+        DataError: a dump cannot be read, has no tokens, or has only masked tokens without findings.
         ConfigError: the dump lacks a `--by` or `--column`.
     """
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=DIAGNOSIS_COLUMNS)
@@ -52,7 +52,7 @@ def diagnose(
     held = (evidence.sample and evidence.sample.rows.segments.tokens for evidence in collector.runs.values())
     if not any(held) and not any(evidence.unfit for evidence in collector.runs.values()):
         nothing = DataError(
-            "the dump does not contain tokens", file=dump.files[0].path, remedy="name a dump with tokens"
+            "the dump does not contain tokens", file=dump.files[0].path, remedy="pass a dump with tokens"
         )
         raise problems.no_tokens_error() or nothing
     files = [file.path for file in dump.files]
@@ -72,7 +72,7 @@ def diagnose(
 
 
 class _GrowthReader:
-    """Measure the growth of K3 as `analyze` does, in a second pass that only runs if a cause asks."""
+    """Measures the growth of K3 as `analyze` does, in a second pass that only runs if a cause needs it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class _GrowthReader:
         self._measure = partial(analyze, paths, rename=rename, threads=threads, engine=engine, findings=False)
 
     def of(self, run: str) -> Growth | None:
-        """Return the growth of a run, or None if `analyze` refuses the dump."""
+        """Return the growth of a run, or None if `analyze` cannot read the dump."""
         return self._all.get(run)
 
     @cached_property

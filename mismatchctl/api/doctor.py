@@ -43,7 +43,7 @@ class Dependency:
 
     @property
     def fits(self) -> bool:
-        """True if the version is accepted, or an optional package is missing."""
+        """Return True if the installed version is accepted, or if an optional package is missing."""
         if self.version is None:
             return self.optional
         return Requirement(f"{self.name}{self.wanted}").specifier.contains(self.version, prereleases=True)
@@ -68,7 +68,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class SelfTestCheck:
-    """One number of the self-test: its metric and part, the stored and the computed value, or a problem."""
+    """One number of the self-test: the metric, the stored and the computed value, or a problem."""
 
     part: str
     metric: str
@@ -116,7 +116,7 @@ EXPECTED_VALUES = {
 
 
 def inspect_machine() -> Machine:
-    """Describe the machine. Imports torch to list GPUs."""
+    """Describe this machine. torch is imported to list GPUs."""
     return Machine(
         version=__version__,
         result_format=FORMAT,
@@ -133,7 +133,10 @@ def inspect_machine() -> Machine:
 
 
 def list_dependencies() -> list[Dependency]:
-    """List the dependencies of this package without its tests. Empty if its metadata is not installed."""
+    """List the dependencies of this package without its tests.
+
+    The list is empty if the metadata of this package is not installed.
+    """
     try:
         declared = [Requirement(text) for text in importlib.metadata.requires(PACKAGE_NAME) or ()]
     except importlib.metadata.PackageNotFoundError:
@@ -150,7 +153,7 @@ def list_dependencies() -> list[Dependency]:
 
 
 def run_self_test() -> list[SelfTestCheck]:
-    """Compute the metrics of the built-in data with each available kernel, next to the stored values."""
+    """Compute the metrics of the built-in data with each available kernel, and compare them with stored values."""
     checks = _run_checks("from a file to a Result", EXPECTED_VALUES, lambda: _analyze_test_data("cpu"))
     checks += _run_checks("compiled loops", ("k3",), _run_compiled_kernel)
     if find_devices()[0]:

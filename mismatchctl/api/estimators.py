@@ -71,7 +71,7 @@ def weights(
 ) -> tuple[Values, Values]:
     """Return the importance weights by which a trainer multiplies the token losses, and flags of the kept tokens.
 
-    The weights have no gradient: log-probs that require one are detached first.
+    The weights are detached from the gradient of the log-probs.
 
     Args:
         rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
@@ -163,7 +163,7 @@ def keep(
         age: Weight updates since each row was sampled, or one number for all, if the correction uses it.
 
     Returns:
-        Flags in the kind and device of `train`, false where masked or rejected.
+        Flags with the kind and device of `train`. Masked and rejected tokens are false.
 
     Raises:
         DataError: The values are not log-probs, or do not fit each other.
@@ -223,7 +223,7 @@ def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
 def ess(
     rollout: Values, train: Values, mask: Values | None = None, level: Literal["token", "sequence"] = "token"
 ) -> float:
-    """Return the effective sample size of the importance ratios, as a share of their number.
+    """Return the effective sample size of the importance ratios, as a share of the number of ratios.
 
     Args:
         rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.

@@ -1,4 +1,4 @@
-"""Types of the inputs that the Python API takes, and their conversion to what the reader and the model take."""
+"""Types of the arguments of the Python API, and their conversion."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Returned = TypeVar("Returned")
 
 
 def public_function(function: Callable[P, Returned]) -> Callable[P, Returned]:
-    """Suggest the right name for a wrong keyword, and keep BLAS to one thread while the function runs."""
+    """Suggest the right name for a misspelt keyword, and limit BLAS to one thread during the call."""
     names = [name for name, one in signature(function).parameters.items() if one.kind != one.VAR_POSITIONAL]
 
     @wraps(function)
@@ -47,7 +47,7 @@ def public_function(function: Callable[P, Returned]) -> Callable[P, Returned]:
 
 
 class ArrowTable(Protocol):
-    """A table that can be exported to Arrow: of polars, pandas, pyarrow, DuckDB, ..."""
+    """A table that polars, pandas, pyarrow or DuckDB can export to Arrow."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the rows as an Arrow stream."""
@@ -73,7 +73,7 @@ class FormattedDataset(Protocol):
 
 
 class TorchTensor(Protocol):
-    """The attributes of a torch tensor that the API uses."""
+    """The attributes of a torch tensor that the API needs."""
 
     @property
     def is_nested(self) -> bool:
@@ -109,13 +109,13 @@ SHORT_NAMES |= {"current": "current_log_probs"}
 
 
 def list_sources(given: object) -> list[DumpSource]:
-    """Return paths and tables in memory."""
+    """Return the dumps of a call: paths, and tables in memory."""
     from mismatchctl.data.formats import MemoryTable
 
     found: list[DumpSource] = []
     for source in list_inputs(given):
         if not isinstance(source, (str, MemoryTable)):
-            raise ConfigError("a Result does not contain tokens; pass its dumps")
+            raise ConfigError("a Result does not contain tokens; pass the dumps instead")
         found.append(source)
     return found
 
@@ -157,7 +157,7 @@ def _convert_source(source: object, title: str, number: int) -> DumpSource | Res
 
 
 def make_memory_table(source: object, title: str = "the table in memory", number: int = 1) -> MemoryTable:
-    """Read a table of one row per sequence."""
+    """Convert a table with one row per sequence to a table in memory."""
     import polars as pl
     import pyarrow as pa
 
@@ -173,7 +173,7 @@ def make_memory_table(source: object, title: str = "the table in memory", number
         why = str(message).partition("\n")[0]
         raise ConfigError(f"cannot convert {kind_of(source)} to a table: {why}") from None
     wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
-    raise ConfigError(f"a source is {wanted}, not {kind_of(source)}")
+    raise ConfigError(f"expected {wanted} as a dump, found {kind_of(source)}")
 
 
 def _convert_to_arrow(source: object) -> pa.Table | None:
@@ -232,7 +232,7 @@ def _check_names(columns: Iterable[object]) -> list[str]:
 
 
 def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
-    """Return a column as Arrow, without a Python object per number."""
+    """Convert a column to Arrow without a Python object per number."""
     import numpy as np
     import pyarrow as pa
 
@@ -265,11 +265,11 @@ def _convert_scalars(values: list[object], name: str) -> pa.Array:
 
 
 def collect_arrays(arrays: Mapping[str, object]) -> dict[str, object]:
-    """Return arrays that were passed by keyword as a mapping of columns."""
+    """Collect the arrays that were passed by keyword into a mapping of columns."""
     given = {name: values for name, values in arrays.items() if values is not None}
     for name in ("rollout", "train"):
         if name not in given:
-            raise ConfigError(f"give {name} as well: arrays need rollout and train, mask is optional")
+            raise ConfigError(f"give {name} too: rollout and train are required, mask is optional")
     return given
 
 
@@ -294,12 +294,12 @@ def parse_corrections(given: object) -> list[Correction]:
 def single_correction(given: object) -> Correction:
     found = parse_corrections(given)
     if len(found) != 1:
-        raise ConfigError(f"one correction is wanted, not {len(found)}")
+        raise ConfigError(f"expected one correction, found {len(found)}")
     return found[0]
 
 
 def list_in_order(given: Iterable[object]) -> list[object]:
-    """Return a list, sorted for a set, since results must not depend on hashes."""
+    """Return the values as a list. A set is sorted, because results must not depend on hashes."""
     return sorted(given, key=str) if isinstance(given, Set) and not isinstance(given, MappingView) else list(given)
 
 
@@ -317,7 +317,7 @@ def check_columns(given: object) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"columns: give a mapping of the dump's columns to names, not {kind_of(given)}")
+        raise ConfigError(f"columns: expected a mapping from columns of the dump to names, found {kind_of(given)}")
     list_texts([*given, *given.values()], "columns: give names")
     return {str(column): str(name) for column, name in given.items()}
 
@@ -334,7 +334,7 @@ def check_number(name: str, value: object) -> None:
     import numpy as np
 
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
-        raise ConfigError(f"{name}: give a number, not {value!r}")
+        raise ConfigError(f"{name}: expected a number, found {value!r}")
 
 
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
@@ -350,7 +350,7 @@ def check_engine(engine: object) -> None:
 
 @contextmanager
 def config_file(config: Mapping[str, object]) -> Iterator[Path]:
-    """Write a mapping to a temporary file. Error messages say "the mapping" instead of its path."""
+    """Write a mapping to a temporary file. In error messages, "the mapping" replaces the path of this file."""
     import tempfile
 
     from yaml import YAMLError
@@ -371,7 +371,7 @@ def config_file(config: Mapping[str, object]) -> Iterator[Path]:
 
 
 def refuse_preset(source: DumpSource) -> None:
-    """Refuse a source with the name of a preset."""
+    """Raise an error if a dump has the name of a preset."""
     if isinstance(source, str) and "/" not in source and not os.path.exists(source):
         from mismatchctl.frameworks.registry import load_presets
 

@@ -1,6 +1,6 @@
-"""Snippets that record from a framework: their lines in the installed version, and patches of files.
+"""Snippets that record from a framework, and their places in the installed version.
 
-The snippets are the fenced Python of docs/integrations, and docs/integrations/places.yaml contains their places.
+The snippets are the Python blocks of docs/integrations. docs/integrations/places.yaml contains their places.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATCHED = re.compile(rf"^[ ]*{BEGIN}\n.*?^[ ]*{END}\n", re.MULTILINE | re.DOTAL
 
 @dataclass(frozen=True)
 class Edit:
-    """One place of a snippet."""
+    """A piece of code to insert, and the line where it belongs."""
 
     file: str
     title: str
@@ -50,11 +50,11 @@ class Edit:
         return len(text) if end < 0 else end + 1
 
     def apply(self, text: str) -> str:
-        """Insert the code, with the indentation of its surroundings."""
+        """Insert the code with the indentation of the lines around it."""
         at = self.find(text)
         if at is None:
             raise ConfigError(
-                f"does not contain the line {'before' if self.before else 'after'} which the snippet goes"
+                f"this file lacks the line {'before' if self.before else 'after'} which the snippet belongs"
             )
         following = next((line for line in text[at:].splitlines() if line.strip()), "")
         indent = " " * (len(following) - len(following.lstrip()))
@@ -69,7 +69,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Integration:
-    """Snippets of a framework and their places."""
+    """The snippet of a framework and its places."""
 
     name: str
     packages: tuple[str, ...]
@@ -95,7 +95,7 @@ class Integration:
         return files
 
     def edits_for(self, path: Path, text: str) -> list[Edit]:
-        """Return the edits for a file: by its path, else the first ones whose places it contains."""
+        """Return the edits for a file, chosen by its path or by the lines that it contains."""
         files = self.edits_by_file()
         for file, edits in files.items():
             if file and Path(file).name == path.name and all(edit.find(text) is not None for edit in edits):
@@ -105,7 +105,7 @@ class Integration:
                 return edits
         wanted = " or ".join(file or edits[0].title for file, edits in files.items())
         raise ConfigError(
-            f"{path}: does not contain the place of the snippet. Expected {wanted} ({self.name} {self.tried}). "
+            f"{path}: this file lacks the place of the snippet. Expected {wanted} ({self.name} {self.tried}). "
             f"Insert the snippet by hand: mismatchctl init {self.name}"
         )
 
@@ -115,7 +115,10 @@ def integration_names() -> list[str]:
 
 
 def read_integration(name: str) -> Integration:
-    """Read the snippets and places of a framework. Its name may be written in any case, with - or _."""
+    """Read the snippets and places of a framework.
+
+    The name of the framework may be written in any case, with - or _.
+    """
     places = _read_places()
     known = {re.sub("[-_ .]", "", each): each for each in places}
     found = known.get(re.sub("[-_ .]", "", name.lower()))
@@ -185,14 +188,14 @@ def _package_parents(package: str) -> list[Path]:
 
 
 def patch_text(text: str, edits: Iterable[Edit]) -> str:
-    """Apply edits to the text of a file. They replace those of an earlier patch."""
+    """Insert the code of all edits into the text of a file. The code of an earlier patch is replaced."""
     text = remove_patch(text)
     for edit in edits:
         text = edit.apply(text)
     try:
         ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"would not be valid Python after the patch ({error})") from None
+        raise ConfigError(f"the patch would make the file invalid Python ({error})") from None
     return text
 
 
@@ -201,7 +204,7 @@ def remove_patch(text: str) -> str:
 
 
 def ci_files(framework: str, *, gitlab: bool) -> dict[str, str]:
-    """Return the files of a CI job by path: the recording script, its prompts and the workflow."""
+    """Return the files of a CI job by their paths: the recording script, its prompts and the workflow."""
     workflow = {"gitlab.yml": "ci/gitlab.yml"} if gitlab else {"github.yml": ".github/workflows/mismatch.yml"}
     folder = find_packaged_folder(CI_FOLDER)
     files = {place: (folder / name).read_text(encoding="utf-8") for name, place in {**_CI_FILES, **workflow}.items()}

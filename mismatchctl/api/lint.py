@@ -1,4 +1,4 @@
-"""Check a framework configuration, optionally with the dumps that it produced."""
+"""Check the configuration of a framework. With dumps, also measure its effect."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _REPLAY = (
 def lint(
     config: str | Path, dumps: Sequence[DumpSource] = (), framework: str = "", rename: Mapping[str, str] | None = None
 ) -> tuple[Framework, list[LintMessage]]:
-    """Return the problems of a configuration in a framework's own keys, the worst first."""
+    """Return the findings about a configuration, the worst first."""
     all_written = read_native_configs(config, framework, of_any=True)
     found: list[LintMessage] = []
     for written in all_written:
@@ -57,7 +57,7 @@ def lint(
 
 
 def _find_sampling_traps(framework: Framework, native: Mapping[str, Any]) -> list[LintMessage]:
-    """Return findings about sampling settings whose effect a correction would treat as a mismatch."""
+    """Return findings about sampling settings that a correction would mistake for a mismatch."""
     try:
         correction = framework.correction(native)
     except ConfigError:
@@ -66,7 +66,7 @@ def _find_sampling_traps(framework: Framework, native: Mapping[str, Any]) -> lis
 
 
 def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
-    """Yield messages about values that affect the correction but are not in the file."""
+    """Yield findings about values that affect the correction but are not in the file."""
     for name in written.missing:
         consequence = f"inherits from {name}, which was not found: its settings are unknown"
         yield LintMessage("unknown", "defaults", consequence, "put the file at this path", name)
@@ -84,13 +84,13 @@ def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
 
 
 def _yaml_text_numbers(scalars: Iterable[YamlScalar]) -> dict[str, str]:
-    """Return numbers that YAML 1.1 parsers read as strings."""
+    """Return values that look like numbers but that YAML 1.1 parsers read as strings."""
     found = [one for one in scalars if len(one.keys) == 1 and not one.quoted]
     return {one.keys[0]: one.text for one in found if is_text_in_yaml_1_1(one.text)}
 
 
 def _find_digit_traps(scalars: Iterable[YamlScalar]) -> Iterator[LintMessage]:
-    """Yield findings for unquoted thresholds such as 0.5_5."""
+    """Yield findings about unquoted thresholds such as 0.5_5, which YAML reads as a number."""
     for found in scalars:
         place, value = ".".join(found.keys), None if found.quoted else parse_scalar(found.text)
         if isinstance(value, (int, float)) and "_" in found.text and "threshold" in place:
@@ -117,7 +117,7 @@ def _measure_findings(
     dumps: Sequence[DumpSource],
     rename: Mapping[str, str],
 ) -> list[LintMessage]:
-    """Add measured effects to the findings, for each remedy, each gate alone and all gates together."""
+    """Add the measured effect on the dump to each finding."""
     from mismatchctl.api.advise.advise import advise
     from mismatchctl.api.analyze.analyze import analyze
 
@@ -188,7 +188,7 @@ def _advice_findings(run: str, advice: RunAdvice) -> Iterator[LintMessage]:
 
 
 def _describe_change(run: RunResult, now: Correction, instead: Correction) -> str:
-    """Describe how the effects of the other correction differ."""
+    """Describe how the effect of the other correction differs."""
     ours, others = run.overall.corrections[now.name], run.overall.corrections[instead.name]
     changes = []
     for key, words in _CHANGE_TEXTS.items():
@@ -222,7 +222,7 @@ def _rejection_finding(run: RunResult, correction: Correction, what: str, place:
 
 @dataclass(frozen=True)
 class _Setting:
-    """A sampling setting of a configuration: its place and its value."""
+    """A sampling setting of a configuration: its key and its value."""
 
     place: str
     value: Any
@@ -235,8 +235,7 @@ class _Setting:
 def _check_sampling(framework: Framework, native: Mapping[str, Any], correction: Correction) -> Iterator[LintMessage]:
     """Find settings that make the recorded log-probs differ from the sampling distribution.
 
-    A correction divides the trainer's probability by the probability at sampling. Settings that the trainer also
-    applies to its own log-probs are not reported.
+    Settings that the trainer applies to its own log-probs are not reported.
     """
     place = data_file(framework.name, "sampling.yaml")
     if not place.exists() or not (correction.weight or correction.gates or correction.loss == "ppo_bypass"):
@@ -269,7 +268,7 @@ def _check_sampling(framework: Framework, native: Mapping[str, Any], correction:
 
 
 def _changes(found: Mapping[str, _Setting]) -> Iterator[tuple[str, _Setting, str]]:
-    """List the settings that change the distribution, and how. A top-k larger than any vocabulary is off."""
+    """List the settings that change the sampling distribution."""
     for name, setting in found.items():
         number = setting.number
         if number is None:

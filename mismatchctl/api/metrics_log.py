@@ -1,4 +1,4 @@
-"""A metrics log without a dump: its mismatch metrics, their trend and level, and next steps."""
+"""A metrics log without a dump: mismatch metrics, their trend and level, and the next step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SIGNATURE_BYTES = 256
 
 
 class LoggedSeries(FiniteModel):
-    """One name of a log over the steps."""
+    """The values of one logged name over the steps."""
 
     name: str
     role: Role
@@ -73,7 +73,7 @@ class LoggedSeries(FiniteModel):
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run of a log."""
+    """One run of a metrics log."""
 
     name: str
     steps: list[int | float | str]
@@ -86,7 +86,7 @@ class LoggedRun:
         return self.mismatch[0]
 
     def lag_text(self, other: LoggedSeries) -> str:
-        """Describe how many steps the leading metric follows another series, by onset and by step-to-step changes."""
+        """Describe by how many steps a series follows the leading metric."""
         places = {label: place for place, label in enumerate(self.steps)}
         lead, texts = self.lead, []
         if lead.growth.changed and other.growth.changed:
@@ -105,7 +105,7 @@ class LoggedRun:
 
     @property
     def order(self) -> list[LoggedSeries]:
-        """Return the leading metric and the health series that changed, in the order of their onsets."""
+        """Return the leading metric and the changed health metrics, in the order of their onsets."""
         found = [one for one in (*self.mismatch[:1], *self.health) if one.growth.changed]
         places = {label: place for place, label in enumerate(self.steps)}
         return sorted(found, key=lambda one: places.get(one.growth.onset or "", 0))
@@ -138,7 +138,7 @@ class LogAnalysis:
 
 @dataclass(frozen=True)
 class LoggedValues:
-    """Every value of one run of a log."""
+    """All values of one run of a log."""
 
     name: str
     steps: list[int | float | str]
@@ -220,15 +220,15 @@ def analyze_log(path: str | Path) -> LogAnalysis:
     if not runs:
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise DataError(
-            f"no name in this log is a known mismatch metric; it has {shown}",
+            f"this log contains no known mismatch metric; it contains {shown}",
             file=str(path),
-            remedy="log them: docs/guides/files.md lists the setting of each framework",
+            remedy="log mismatch metrics: docs/guides/files.md lists the setting of each framework",
         )
     return LogAnalysis(str(path), runs, len(names))
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Read several logs. Runs of the same name get the name of their file."""
+    """Read several logs. If two runs have the same name, the name of their file is used."""
     found = [analyze_log(path) for path in paths]
     counts = Counter(run.name for one in found for run in one.runs)
     runs = tuple(
@@ -240,7 +240,7 @@ def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
 
 
 def _runs(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
-    """Group names by run, without W&B's run prefix: logged name -> bare name."""
+    """Group logged names by run: logged name -> name without W&B's run prefix."""
     if not all(_RUN in name for name in names):
         return {stem: {name: name for name in names}}
     found: dict[str, dict[str, str]] = {}
@@ -282,7 +282,7 @@ def _step(text: str) -> int | float | str:
 
 
 def _meanings(name: str) -> dict[LoggedMetric, list[str]]:
-    """Return the mismatch meanings of a logged name in all frameworks, or an empty dict."""
+    """Return the mismatch metrics that a logged name means in any framework."""
     first, _, rest = name.partition("/")
     for candidate in (name, *([rest] if rest and first.lower() in _PREFIXES else [])):
         found = {
@@ -297,13 +297,13 @@ def _meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def _is_called(name: str, logged: str) -> bool:
-    """Return True if a framework's name equals the logged name, with or without the panel prefix."""
+    """Return True if a logged name equals a framework's name, with or without the panel prefix."""
     plain = logged.replace("/all/", "/")  # the mean over environments
     return name in (logged, plain) or (name.rpartition("/")[2] == logged and "_" in logged)
 
 
 def _rank(name: str) -> tuple[int, int]:
-    """Rank a name as the leading metric: K3 first, then other KL estimates, then log-prob differences."""
+    """Return the rank of a name as the leading metric: K3, other KL estimates, then log-prob differences."""
     metric = find_certain_metric(name)
     if metric == "k3" or (_KL_LIKE.search(name) and not PARTS.search(name)):
         return 0, len(name)
@@ -335,7 +335,7 @@ def _mismatch(name: str, run: LoggedValues, found: Mapping[LoggedMetric, list[st
 
 
 def change_text(series: LoggedSeries) -> str:
-    """Describe the change of a series briefly: "rises from step 34"."""
+    """Describe the change of a series, for example "rises from step 34"."""
     growth = series.growth
     if not growth.changed:
         spread = [value for value in series.values if value is not None]

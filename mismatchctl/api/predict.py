@@ -28,7 +28,7 @@ _STANDARD_NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class BackTest:
-    """Validation of the model on the dump: the rest of long responses is predicted from their first tokens."""
+    """Check of a prediction model on the dump: the first tokens of responses predict the rest."""
 
     start: int  # number of first tokens used
     lengths: tuple[int, ...]  # predicted lengths [K]
@@ -43,13 +43,13 @@ class BackTest:
 
     @property
     def excess(self) -> float:
-        """Root mean squared difference of predicted and observed fractions beyond the noise of the observations."""
+        """Return the root mean square of predicted minus observed fractions, without the noise of the observations."""
         squares = np.subtract(self.predicted, self.observed) ** 2 - np.square(self.noise)
         return float(np.sqrt(max(squares.mean(), 0.0)))
 
     @property
     def miss(self) -> float:
-        """Typical error of the model beyond noise, on the standard normal scale, per doubling of the length."""
+        """Return the error of the model per doubling of the length, on the scale of the normal distribution."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         quantile = np.vectorize(_STANDARD_NORMAL.inv_cdf)
@@ -74,13 +74,13 @@ class Prediction:
 
 
 def central_interval(draws: Float64s, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
-    """Return the central interval of draws. Its ends are drawn values."""
+    """Return the central interval of draws. The ends of the interval are values that were drawn."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 
 def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
-    """Return a random generator that depends on the set of clusters, not on their order."""
+    """Return a random generator that depends on the set of clusters, but not on their order."""
     return np.random.default_rng([int(np.bitwise_xor.reduce(np.unique(keys))), *purpose.encode()])
 
 
@@ -93,7 +93,7 @@ MAX_SEQUENCES = 1 << 15
 
 @dataclass(frozen=True)
 class SequenceSample:
-    """Sequences [S] in any order."""
+    """A sample of sequences [S] in any order."""
 
     run: NDArray[Any]
     step: Hashes  # hash of the group of each
@@ -125,7 +125,7 @@ class SequenceSample:
         return chosen._select(order)
 
     def truncate(self, octave: int) -> SequenceSample:
-        """Cut the sequences of at least LENGTH_GRID[octave] tokens to this length."""
+        """Cut each longer sequence to LENGTH_GRID[octave] tokens."""
         long = self._select(self.tokens >= LENGTH_GRID[octave])
         return replace(
             long,
@@ -139,7 +139,7 @@ class SequenceSample:
         return replace(self, **{name: getattr(self, name)[which] for name in _ARRAY_FIELDS})
 
     def _cap(self) -> SequenceSample:
-        """Keep at most `MAX_SEQUENCES` of each run: whole clusters, by hash order."""
+        """Keep at most `MAX_SEQUENCES` of each run. Whole clusters are kept, in the order of their hashes."""
         if len(self) <= MAX_SEQUENCES:
             return self
         keep = np.zeros(len(self), np.bool_)
@@ -190,7 +190,7 @@ def _block_statistics(
 
 
 def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
-    """Return the running sum or extreme of each sequence at `ends` [S, OCTAVES]."""
+    """Return the running sum or extreme of each sequence after each number of tokens in `ends` [S, OCTAVES]."""
     starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
     filled = starts < ends
     found = np.full(ends.shape, neutral)
@@ -216,8 +216,8 @@ def predict_batch_rejection(
 ) -> Prediction:
     """Predict the fraction of a batch that a correction rejects. A sequence is rejected if all its tokens are.
 
-    The interval is for the batch's own fraction: it includes the uncertainty about the population and the randomness of
-    the batch. If steps differ significantly, the batch is drawn as another such step, and the status mentions it.
+    The interval includes the uncertainty about the prompts and the randomness of the batch. If steps differ
+    significantly, each batch is drawn from one step, and the status reports this.
     """
     quantity, question = f"rejected_{unit}", f"a batch of {sequences:,} sequences"
     kept = sample.kept[:, correction]
@@ -249,8 +249,9 @@ def predict_fresh_batch(
 ) -> FreshBatch:
     """Predict the rejected share of tokens in a batch as large as the steps of a run, which has `sequences`.
 
-    With enough steps, it is the share at the next step. Otherwise, a batch is drawn from the prompts. `table` contains
-    the rejected and valid tokens by cluster and step [N, 2], and `shares` the rejected share at each step.
+    If there are enough steps, this is the predicted share at the next step. Otherwise, a batch is drawn from the
+    prompts. `table` contains the rejected and valid tokens by cluster and step [N, 2], and `shares` the rejected share
+    at each step.
     """
     size = max(round(sequences / max(len(labels), 1)), 1)
     known = [share for share in shares if share is not None]
@@ -282,7 +283,7 @@ def _draw_interval(
 def _draw_batches(
     table: Float64s, steps: Ints, per_cluster: float, sequences: int, random: np.random.Generator
 ) -> Float64s:
-    """Draw the fractions of random batches, each from one step with random cluster weights."""
+    """Draw the rejected fraction of random batches. Each batch comes from one step, with random cluster weights."""
     prompts = min(max(round(sequences / per_cluster), 1), _MAX_PROMPTS)
     groups = [np.flatnonzero(steps == step) for step in np.unique(steps)]
     which = random.integers(0, len(groups), BATCH_DRAWS)
@@ -300,9 +301,9 @@ def _draw_batches(
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, Float64s]:
-    """Append a rejected and a kept cluster, and return their weight.
+    """Append one rejected and one kept cluster, and return their weight.
 
-    Each counts as half an independent sequence: a larger share of a cluster if sequences of a prompt are correlated.
+    Each of the two has the weight of half an independent sequence.
     """
     rejected, size = table.T
     mean, n = size.mean(), len(table)
@@ -315,7 +316,7 @@ def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s,
 
 
 def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> bool:
-    """Test by permutation whether rejected / size [N, 2] differs between the steps of the clusters [N]."""
+    """Test by permutation whether the rejected share [N, 2] differs between the steps of the clusters [N]."""
     count = int(steps.max(initial=0)) + 1
     if count < 2:
         return False
@@ -340,10 +341,10 @@ _TREND_MODEL = (
 def predict_at_step(
     quantity: str, steps: Sequence[object], values: Sequence[float | None], ahead: float, *, is_fraction: bool = False
 ) -> Prediction:
-    """Extrapolate a metric to `ahead` steps after the last label, if its growth continues.
+    """Predict a metric `ahead` steps after the last step, if its growth continues.
 
-    Without a change over the steps, the value is their mean and the status is "no trend". After a finished change, it
-    is the level after it. Steps with labels that are not numbers are left out.
+    If the metric does not change, the value is the mean over the steps and the status is "no trend". If the change has
+    ended, the value is the level after the change. Steps whose labels are not numbers are left out.
     """
     question = f"{ahead:+g} steps"
     scale = "log odds" if is_fraction else "the logarithm"
@@ -381,7 +382,7 @@ def predict_at_step(
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
-    """Return the value of a series at `where`, half the width of its interval, and its status."""
+    """Return the value of the growth curve at `where`, half the width of its interval, and the status."""
     ramps = RampFits.fit(x, y, np.zeros_like(y))
     best = ramps.best
     if not best.is_significant(len(y)):
@@ -406,7 +407,7 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
 
 
 def effective_residuals(residual: Float64s, n: int) -> float:
-    """Return the effective number of independent residuals, at least 4."""
+    """Return the effective number of independent residuals, but at least 4."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
     rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # correct the small-sample bias
@@ -414,7 +415,7 @@ def effective_residuals(residual: Float64s, n: int) -> float:
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """Return the quantile of Student's t above 1/2. With t = sqrt(freedom) tan(angle) the density is a power."""
+    """Return the quantile of Student's t above 1/2."""
     angles = np.linspace(0, math.pi / 2, 1 << 14)
     density = np.cos(angles).clip(0) ** (freedom - 1)
     area = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
@@ -441,11 +442,10 @@ def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Fl
 
 
 def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
-    """Estimate the variance components of deviations from the drift, in each replicate [R, 4], at least 0.
+    """Estimate the variance components of the log ratio sums, in each bootstrap replicate [R, 4], at least 0.
 
-    By index: variance of the noise per token, its growth with the position, variance of the bias of a sequence,
-    variance of the bias's growth with the position. Least squares over the products of deviations of parts of a
-    response (Rao's MINQUE with the weights of plain noise).
+    The components are: noise per token, growth of the noise with the position, bias of a sequence, growth of this bias.
+    The fit is least squares over products of the deviations of parts of a response (MINQUE of Rao).
     """
     found = _fit_components(sample, weights, (0, 1, 2, 3))
     if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # it grows fastest and must not be fitted to noise
@@ -454,13 +454,13 @@ def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
 
 
 def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
-    """Return the variance of the deviation over a number of tokens, in each replicate [R, S]."""
+    """Return the variance of the sum over a number of tokens, in each replicate [R, S]."""
     grown = np.stack([tokens, tokens**2 / 2, tokens**2, tokens**4 / 4])
     return np.maximum(parts @ grown, np.finfo(np.float64).tiny)
 
 
 def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
-    """Fit nonnegative least squares over all pairs of parts, trying all subsets of components."""
+    """Fit nonnegative least squares over all pairs of parts, by trying all subsets of components."""
     products, expected, scale = _part_moments(sample)
     observed = (weights @ products) * scale
     design = np.tensordot(weights, expected[:, :, chosen], 1) * scale[:, None]
@@ -487,10 +487,10 @@ _RIDGE = 1e-9
 
 
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
-    """Return observed and expected products of pairs of parts, for each sequence.
+    """Return the observed and expected products of pairs of parts of each sequence.
 
-    They are the products of deviations [S, P], their expectation per unit of each component [S, P, 4], and the scale
-    that makes all pairs equally uncertain under plain noise [P].
+    The result contains deviations [S, P], expectations per component [S, P, 4], and a scale that equalizes their noise
+    [P].
     """
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
@@ -510,7 +510,7 @@ def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]
 
 
 def _mean_per_step(sample: SequenceSample, values: Float64s, weights: Float64s) -> Float64s:
-    """Return the mean of `values` [S] per token in each sequence's step, in each replicate [R, S]."""
+    """Return the mean of `values` [S] per token over the step of each sequence, in each replicate [R, S]."""
     steps, where = np.unique(sample.step, return_inverse=True)
     one_hot = np.eye(len(steps))[where]
     return (((weights * values) @ one_hot) / ((weights * sample.tokens) @ one_hot))[:, where]
@@ -523,7 +523,7 @@ ClusterMean = tuple[Float64s, Float64s]
 def _shrink_mean(
     sample: SequenceSample, mean: ClusterMean, weights: Float64s, less: ClusterMean | None = None
 ) -> Float64s:
-    """Return a mean (minus `less`), shrunk towards 0 by its noise over clusters (James and Stein, 1961) [R, 1]."""
+    """Shrink a mean towards 0 according to its noise over clusters (James and Stein, 1961) [R, 1]."""
     value, influence = _replicate_means(mean, weights)
     if less is not None:
         other, other_influence = _replicate_means(less, weights)
@@ -536,13 +536,13 @@ def _shrink_mean(
 
 
 def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the mean in each replicate [R], and the influence of each sequence [S]."""
+    """Return the mean in each replicate [R], and the influence of each sequence on the mean [S]."""
     top, bottom = parts
     return (weights @ top) / (weights @ bottom), (top - top.sum() / bottom.sum() * bottom) / bottom.sum()
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """Return the effect of a change of the drift with the position, over `length` tokens [R, S].
+    """Return how a drift that changes with the position changes the sum over `length` tokens [R, S].
 
     A K3 that grows with the position continues to grow. A K3 that falls keeps the value of later tokens, which are
     those after the last length of the grid within the sequence.
@@ -572,9 +572,9 @@ _MIN_LIKELIHOOD_GAIN = 2.0
 
 
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
-    """Return the probability that no token of `length` exceeds the bounds of a gate, in each replicate [R].
+    """Return the probability that all of `length` tokens are inside a gate's bounds, in each replicate [R].
 
-    `beyond` are flags of sequences whose extreme exceeds the bounds, by LENGTH_GRID [S, OCTAVES].
+    `beyond` contains flags of sequences with a token outside the bounds, by LENGTH_GRID [S, OCTAVES].
     """
     start, end, has_ended = _first_exceedance(sample, beyond)
     likelihood, alive = np.full(len(weights), -np.inf), np.ones(len(weights))
@@ -588,7 +588,7 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 def _fit_survival(
     start: Float64s, end: Float64s, has_ended: Bools, length: int, power: float, weights: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the best log likelihood in each replicate [R], and its survival probability [R]."""
+    """Fit the gamma model: return the best log likelihood and the survival probability in each replicate [R]."""
     frailty, rate = (grid.ravel() for grid in np.meshgrid(_FRAILTIES, _RATES, indexing="ij"))
     scale = float(LENGTH_GRID[0]) ** (1 - power)
 
@@ -604,7 +604,7 @@ def _fit_survival(
 
 
 def _first_exceedance(sample: SequenceSample, beyond: Bools) -> tuple[Float64s, Float64s, Bools]:
-    """Return the lengths between which each sequence first exceeds the bounds, and whether it does [S]."""
+    """Return the two grid lengths between which each sequence first leaves the bounds, and whether it does [S]."""
     first = beyond.argmax(axis=1)
     grid = np.minimum(LENGTH_GRID[: beyond.shape[1]], sample.tokens[:, None])
     rows, has_ended = np.arange(len(sample)), beyond[:, -1]
@@ -636,7 +636,8 @@ _SUMMED_LEVELS = ("sequence", "geometric")
 def predict_at_length(sample: SequenceSample, correction: Correction, length: int) -> list[Prediction]:
     """Predict `rejected_sequences`, and `ess_sequence` for sequence weights, at a response length.
 
-    Token gates do not reject sequences and are ignored. The value is missing if a gate or weight is not modelled.
+    Token gates do not reject sequences and are ignored. If the model does not cover a gate or a weight, the value is
+    missing.
     """
     question = f"{length:,} tokens a response"
     gates, rule = [gate for gate in correction.gates if gate.level != "token"], correction.weight
@@ -671,7 +672,7 @@ def _build_prediction(
     question: str, quantity: str, draws: Float64s, check: BackTest | None, sample: SequenceSample, length: int,
     extremes: bool,
 ) -> Prediction:  # fmt: skip
-    """Build a prediction from the value (first draw) and its replicates, adding model error and randomness."""
+    """Build a prediction from the value and its replicates, with model error and randomness."""
     reached = [int(tokens) for tokens in LENGTH_GRID if (sample.tokens >= tokens).sum() >= MIN_CHECK_SEQUENCES]
     value, shown = float(draws[0]), max(reached) if reached else int(sample.tokens.max())
     doublings = max(math.log2(length / shown), 0.0)
@@ -714,7 +715,7 @@ def _widen_interval(
 
 
 def _bootstrap_weights(sample: SequenceSample) -> Float64s:
-    """Return weights of sequences [1 + LENGTH_REPLICATES, S]: ones, then the Bayesian bootstrap."""
+    """Return bootstrap weights of sequences [1 + LENGTH_REPLICATES, S]. The first row is all ones."""
     clusters, where = np.unique(sample.cluster, return_inverse=True)
     drawn = cluster_generator(clusters, "length").standard_gamma(1.0, (LENGTH_REPLICATES, len(clusters)))
     return np.concatenate([np.ones((1, len(sample))), drawn[:, where]])
@@ -761,7 +762,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Check predictions for two and four times the number of first tokens used, if enough sequences are this long."""
+    """Check the model on the dump: predict two and four times the number of tokens that were used."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)
@@ -779,7 +780,7 @@ def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | No
 def _check_points(
     sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
-    """Return (length, predicted, observed, sequences, noise) for gates with bounds at quantiles of observed values."""
+    """Return (length, predicted, observed, sequences, noise) for gates whose bounds are observed quantiles."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
     shown, long, length = sample.truncate(start), sample.truncate(octave), int(LENGTH_GRID[octave])

@@ -1,6 +1,6 @@
-"""The functions that `import mismatchctl as mm` exports.
+"""The public functions of `import mismatchctl as mm`.
 
-Heavy modules are imported inside the functions, so that signatures and help are cheap.
+Heavy modules are imported inside the functions, so that `import mismatchctl` is fast.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def analyze(
 
 @public_function
 def pair(rollout: StrPath, train: StrPath, on: Texts = ()) -> pa.Table:
-    """Match two files, one per side, by an id. The table is a source for `analyze`, `gate` and others.
+    """Match two files, one per side, by an id. `analyze`, `gate` and other functions accept the returned table.
 
     Args:
         rollout: Responses of an engine, or a table with the rollout's log-probs.
@@ -304,7 +304,7 @@ def compare(
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     given = list_inputs(sources)
     if not given:
-        raise ConfigError("compare takes two dumps or Results, or more")
+        raise ConfigError("compare needs at least two dumps or Results")
 
     from mismatchctl.api.compare.compare import compare as compare_sources
 
@@ -342,7 +342,7 @@ def gate(
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Judge whether the mismatch got worse. `assert mm.gate(...)` passes only if it did not.
+    """Judge whether the mismatch got worse. `assert mm.gate(...)` passes only if the mismatch did not get worse.
 
     Args:
         sources: A Result, its file, or the dumps that `analyze` takes. Pass several in a list.
@@ -366,7 +366,7 @@ def gate(
         progress: Called with (tokens read, tokens expected).
 
     Returns:
-        A Verdict, which is true if every check passed. It is false if a check failed or could not be judged.
+        A Verdict, which is true if every check passed. The verdict is false if a check failed or could not be judged.
 
     Raises:
         DataError: A source cannot be read or used.
@@ -380,7 +380,7 @@ def gate(
     wanted = "rules are strings, as in 'k3:max=0.1'"
     texts = [*list_texts(rule, wanted), *list_texts(rules, wanted)]
     if not (baseline is None or isinstance(baseline, (str, os.PathLike)) or hasattr(baseline, "runs")):
-        raise ConfigError(f"baseline: give a Result, or the file of one, not {kind_of(baseline)}")
+        raise ConfigError(f"baseline: expected a Result or the path of a Result, found {kind_of(baseline)}")
 
     from mismatchctl.api.gate.coverage import Tolerances
     from mismatchctl.api.gate.gate import load_result, read_baselines
@@ -420,7 +420,7 @@ def diagnose(
         progress: Called with (tokens read, tokens expected).
 
     Returns:
-        A Diagnosis: `diagnosis["run"]` are the findings of a run, strongest first.
+        A Diagnosis: `diagnosis["run"]` contains the findings of a run, strongest first.
 
     Raises:
         DataError: A dump cannot be read, or is empty.
@@ -465,7 +465,7 @@ def advise(
         progress: Called with (tokens read, tokens expected).
 
     Returns:
-        An Advice: `advice["run"]` is the ranking for a run, best first.
+        An Advice: `advice["run"]` contains the ranking of a run, best first.
 
     Raises:
         DataError: A dump cannot be read or used.
@@ -497,7 +497,7 @@ def lint(
     framework: str | Framework = "",
     columns: Mapping[str, str] | None = None,
 ) -> list[LintMessage]:
-    """Check what a configuration does in its framework, and list its problems.
+    """Check what a configuration does in its framework, and return the findings.
 
     Args:
         config: A file (YAML, JSON, launch script) or a mapping, in the framework's own keys.
@@ -507,15 +507,15 @@ def lint(
         columns: The dump's column names -> names in the files.
 
     Returns:
-        Messages, the worst first. `message.level` is `"error"` if the framework refuses to start or computes something
-        different from the file.
+        Messages about the configuration, the worst first. `message.level` is `"error"` if the framework refuses to
+        start or computes something different from the file.
 
     Raises:
         ConfigError: The file cannot be read, or belongs to no known framework.
         DataError: The dumps cannot be used.
     """
     if not isinstance(config, (str, os.PathLike, Mapping)):
-        raise ConfigError(f"lint takes a configuration, or the path of one, not {kind_of(config)}")
+        raise ConfigError(f"config: expected a mapping or the path of a configuration, found {kind_of(config)}")
     _find_framework(framework or None)
     name = framework if isinstance(framework, str) else framework.title
     from mismatchctl.api.lint import lint as lint_config
@@ -528,15 +528,15 @@ def lint(
 
 
 def _list_dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None]) -> list[DumpSource]:
-    """Return the dumps from either sources or arrays."""
+    """Return the dumps of a call, from its sources or from its arrays."""
     given = {name: values for name, values in arrays.items() if values is not None}
     if sources and given:
-        raise ConfigError(f"{next(iter(given))}: give sources or arrays, not both")
+        raise ConfigError(f"{next(iter(given))}: pass dumps or arrays, not both")
     if given:
         return list_sources([collect_arrays(given)])
     found = list_sources(sources)
     if not found:
-        raise ConfigError("no dump: give a path, a table or a mapping of columns")
+        raise ConfigError("no dump given: pass a path, a table or a mapping of columns")
     for source in found:
         refuse_preset(source)
     return found
@@ -552,11 +552,11 @@ def _find_framework(given: str | Framework | None) -> Framework | None:
         return given
     if given is None:
         return None
-    raise ConfigError(f"framework: give the name of one, not {kind_of(given)}")
+    raise ConfigError(f"framework: expected the name of a framework, found {kind_of(given)}")
 
 
 def _make_engine(engine: Engine | None, threads: int | None) -> Engine | None:
-    """Return the engine, None for the default."""
+    """Return the engine of a call, or None for the default engine."""
     check_count("threads", threads)
     check_engine(engine)
     if engine is not None or threads is None:
@@ -584,10 +584,10 @@ def _make_studies(
 ) -> list[Study]:
     """Return the requested studies."""
     if vary is not None and not (isinstance(vary, Mapping) and vary):
-        raise ConfigError("vary: give a mapping of a field of the correction to its values")
+        raise ConfigError("vary: expected a mapping from a field of the correction to values")
     if correction is None:
         if vary is not None:
-            raise ConfigError("vary needs a correction; pass the correction whose fields vary")
+            raise ConfigError("vary needs the correction whose fields it changes")
         return []
     if vary is None:
         raise ConfigError("missing vary, for example vary={'weight.truncate': [1.5, 2.0, 4.0]}")
@@ -610,7 +610,7 @@ def _make_studies(
 def _list_targets(
     rejection: float | Mapping[str, float] | None, sizes: float | Iterable[float]
 ) -> list[tuple[str, float]]:
-    """Return the targets as (metric, value)."""
+    """Return the targets of a call as pairs (metric, value)."""
     from mismatchctl.api.sweep.targets import ESS_METRIC, TARGET_REJECTIONS
 
     shares = {} if rejection is None else rejection if isinstance(rejection, Mapping) else {"tokens": rejection}
@@ -622,7 +622,7 @@ def _list_targets(
     for _, share in found:
         check_number("a target", share)
         if not 0 <= share <= 1:
-            raise ConfigError(f"a target is a share from 0 to 1, not {share:g}")
+            raise ConfigError(f"target: expected a share from 0 to 1, found {share:g}")
     return list(dict.fromkeys(found))
 
 
@@ -636,7 +636,7 @@ def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[
         mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
 
     Returns:
-        Values by metric, `None` if undefined. `mismatchctl metrics` explains them.
+        Values by metric. An undefined value is `None`. `mismatchctl metrics` explains them.
     """
     result = analyze(rollout=rollout, train=train, mask=mask, corrections=(), findings=False)
     (run,) = result.runs.values()
@@ -660,7 +660,7 @@ def preset(name: str) -> Correction:
 
 @public_function
 def presets() -> dict[str, Preset]:
-    """Return all presets by name: generic ones first, then framework by framework."""
+    """Return all presets by name: first the generic presets, then the presets of each framework."""
     from mismatchctl.frameworks.registry import load_presets as all_presets
 
     return dict(all_presets())
@@ -702,5 +702,5 @@ def read_result(path: StrPath) -> Result:
     from mismatchctl.results.reader import read_result as read
 
     if not isinstance(path, (str, os.PathLike)):
-        raise ConfigError(f"a result is read from a path, not from {kind_of(path)}")
+        raise ConfigError(f"expected the path of a result, found {kind_of(path)}")
     return read(os.fspath(path))

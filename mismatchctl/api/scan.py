@@ -1,4 +1,4 @@
-"""One pass over a dump, shared by all commands: units, micro-batches, and thresholds of gates over a whole step."""
+"""One pass over a dump for all commands: blocks of rows, micro-batches, and gates over a whole step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_MICRO_BATCHES = "the dump lacks the column micro_batch"
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """Micro-batch of each row within its step, by file: ascending `rows` and their `numbers`."""
+    """The micro-batch of each row within its step, by file: ascending row numbers and micro-batch numbers."""
 
     rows: Mapping[int, Ints]
     numbers: Mapping[int, Ints]
@@ -48,7 +48,7 @@ class MicroBatches:
 
 
 def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
-    """Assign micro-batches of `size` rows in dump order, which reads the dump again."""
+    """Assign micro-batches of `size` rows in dump order, in one more pass over the dump."""
     seen: Counter[tuple[object, object]] = Counter()
     rows: dict[int, list[int]] = {}
     numbers: dict[int, list[int]] = {}
@@ -94,12 +94,12 @@ _PLACE_COLUMN = "\0place"
 
 @dataclass(frozen=True)
 class TrimThresholds:
-    """Smallest value of a dropped token, by gate and step."""
+    """Smallest value that a gate with `over: batch` drops, by gate and step."""
 
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 
     def on(self, batch: TokenBatch, run: str) -> TokenBatch:
-        """Add the thresholds of its steps to a batch. Rows without a run belong to `run`."""
+        """Add the thresholds of each step to a batch. Rows without a run belong to `run`."""
         if not self.thresholds:
             return batch
         trims = {gate: np.full(len(batch), np.inf) for gate in self.thresholds}
@@ -110,14 +110,17 @@ class TrimThresholds:
 
 
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
-    """Compute the thresholds of all steps. The dump is read again if a correction has such a gate."""
+    """Compute the thresholds of gates with `over: batch` for all steps.
+
+    If a correction has such a gate, the dump is read once more.
+    """
     gates = _batch_gates(corrections)
     units = dump.units if gates else ()
     return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
 
 
 def apply_trims(batch: TokenBatch, corrections: Iterable[Correction]) -> TokenBatch:
-    """Add the thresholds to a batch of whole steps."""
+    """Add the thresholds of gates with `over: batch` to a batch that contains whole steps."""
     return _collect_trims(_batch_gates(corrections), [(batch, "")]).on(batch, "")
 
 
@@ -127,8 +130,8 @@ def _batch_gates(corrections: Iterable[Correction]) -> list[Gate]:
         for number, gate in enumerate(correction.gates):
             if gate.over == "batch" and number and gate.sees == "remaining":
                 raise ConfigError(
-                    f"correction {correction.name}: gate {number} (over: batch) depends on what earlier gates keep, "
-                    "which is not known while a dump is read. Put it first, or let it see the original tokens"
+                    f"correction {correction.name}: gate {number} (over: batch) depends on the tokens that earlier "
+                    "gates keep, which are not known while a dump is read. Put this gate first, or set sees: original"
                 )
             if gate.over == "batch":
                 gates[gate] = None
@@ -174,7 +177,7 @@ MergeableT = TypeVar("MergeableT", bound=MergeablePart)
 
 
 class UnitBatches:
-    """Batches of one unit, read lazily."""
+    """The batches of one block of rows (unit), read when they are needed."""
 
     def __init__(
         self, dump: Dump, unit: ReadUnit, micro_batches: MicroBatches | None = None, trims: TrimThresholds | None = None
@@ -188,7 +191,7 @@ class UnitBatches:
         return self.read(None)
 
     def read(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
-        """Yield the batches. `watch` first receives the rows of each as stored in the file."""
+        """Yield the batches. `watch` first gets the rows as they are stored."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
             if self._micro_batches is not None:
@@ -197,7 +200,7 @@ class UnitBatches:
             yield self._trims.on(batch, self._unit.file.run)
 
     def rows(self) -> Iterator[Rows]:
-        """Yield the rows as stored: with masked tokens and bad values, without micro-batches and trims."""
+        """Yield the rows as they are stored, with masked tokens and bad values."""
         for rows in self._dump.rows(self._unit, self.problems):
             self._count(rows)
             yield rows
@@ -209,15 +212,15 @@ class UnitBatches:
 
 
 class BatchTask(Protocol):
-    """Work on the batches of a unit and its run: a dataclass whose fields determine the result."""
+    """A computation on the batches of a unit. Its fields determine the result."""
 
     def __call__(self, batches: UnitBatches, run: str, /) -> Any:
-        """Compute the part of one unit."""
+        """Compute the result of one unit."""
 
 
 @dataclass(frozen=True)
 class ShardResult(Generic[MergeableT]):
-    """Part of a shard, with its valid tokens by file and its problems."""
+    """Result of a part of the dump, with the valid tokens by file and the problems."""
 
     part: MergeableT
     tokens: dict[int, int]
@@ -245,7 +248,7 @@ class _UnitTask:
 
 
 class DumpReading:
-    """An open dump and the state of reading it."""
+    """An open dump while it is read."""
 
     def __init__(self, dump: Dump, corrections: Sequence[Correction] = ()) -> None:
         self.dump = dump
@@ -283,7 +286,7 @@ class DumpReading:
         progress: Callable[[int, int], None] | None = None,
         micro_batches: MicroBatches | None = None,
     ) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """Yield the part of each shard in input order, with a test for groups that may continue."""
+        """Yield the results in input order, with a test whether a run and step can occur again."""
         later, done = _OpenGroups(self.dump.units), 0
         reading = _UnitTask(work, micro_batches, find_trims(self.dump, self._corrections))
         for shard, read in engine.map(reading, self.dump, list_shards(self.dump)):
@@ -300,9 +303,9 @@ class DumpReading:
 
 
 class _OpenGroups:
-    """Groups that can still occur after a unit, according to the file footers.
+    """Runs and steps that can still occur in later parts of the dump, according to the file footers.
 
-    For every run: the indices of its units, and the range of steps in each of them and all later ones.
+    For each run: its parts, and the range of steps in each part and in all later parts.
     """
 
     def __init__(self, units: Sequence[ReadUnit]) -> None:
@@ -317,7 +320,7 @@ class _OpenGroups:
             self._indices.setdefault(run, []).append(-unit.index)  # negated, so that bisect can search it
 
     def after(self, unit: ReadUnit) -> Callable[[str, LabelValue], bool]:
-        """Return a test for more data of (run, step) after `unit`."""
+        """Return a test whether (run, step) can occur after part `unit`."""
 
         def may_come(run: str, step: LabelValue) -> bool:
             key = "" if self._named else run

@@ -1,4 +1,4 @@
-"""Score the sequences of a dump with a checkpoint and store `reference_log_probs`."""
+"""Score the sequences of a dump with a checkpoint, and store `reference_log_probs`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class SequencePiece:
-    """Some sequences of one file: index of the piece, its first row, and the columns under canonical names."""
+    """Adjacent sequences of one file: the number of the piece, its first row, and its columns."""
 
     file: DumpFile
     number: int
@@ -58,7 +58,7 @@ class SequencePiece:
         return len(self.batch)
 
     def tokens(self, row: int, vocabulary: int) -> tuple[Ints, Ints]:
-        """Return the prompt and response ids of a sequence."""
+        """Return the prompt ids and the response ids of a sequence."""
         prompt, response = self._ids(PROMPT_COLUMN, row, vocabulary), self._ids(RESPONSE_COLUMN, row, vocabulary)
         if not len(prompt):
             raise self.make_error(PROMPT_COLUMN, row, "is empty, so the first token cannot be scored", _BOS_REMEDY)
@@ -70,7 +70,7 @@ class SequencePiece:
         return prompt, response
 
     def top_ids(self, row: int, vocabulary: int) -> Ints | None:
-        """Return the ids of the rollout's most likely tokens at each position [T, k], if the dump has them."""
+        """Return the ids of the rollout's most likely tokens per position [T, k], if the dump has them."""
         if TOP_IDS_COLUMN not in self.batch.schema.names or not self.batch[TOP_IDS_COLUMN][row].is_valid:
             return None
         lists, count = self.batch[TOP_IDS_COLUMN][row].values, int(self.log_ratios[0].lengths[row])
@@ -107,7 +107,7 @@ class SequencePiece:
 
     @cached_property
     def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
-        """Sequences, train minus rollout of all tokens [T], and flags of valid tokens [T]."""
+        """Return the segments, train minus rollout of all tokens [T], and flags of valid tokens [T]."""
         train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
         segments = Segments.from_lengths(ListColumn.of(rollout).lengths)
         x = to_numpy(train.flatten()).astype(np.float64) - to_numpy(rollout.flatten()).astype(np.float64)
@@ -122,14 +122,14 @@ _BOS_REMEDY = "record the token that begins every text as the prompt's"
 
 
 def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[DumpFile]:
-    """Open the files of a dump whose tokens can be scored, and that lack the columns `without`."""
+    """Open the files of a dump that can be scored and lack the columns in `without`."""
     files = open_parquet_dump(place).files
     for file in files:
         if file.layout == "long":
-            raise DataError("has one row per token, and scoring is by sequence", file=file.path)
+            raise DataError("this dump has one row per token, but scoring needs one row per sequence", file=file.path)
         for column in (PROMPT_COLUMN, RESPONSE_COLUMN):
             if column not in file.columns:
-                raise DataError("the column does not exist", file=file.path, column=column, remedy=_REMEDIES[column])
+                raise DataError("the dump lacks this column", file=file.path, column=column, remedy=_REMEDIES[column])
         for column in without:
             if column in file.columns:
                 raise DataError("the column already exists", file=file.path, column=column, remedy=_REMEDIES[column])
@@ -169,11 +169,13 @@ class ScoreSettings:
 
 
 def hash_checkpoint(folder: Path) -> str:
-    """Hash a checkpoint: its configuration, and the sizes and ends of its weights."""
+    """Hash a checkpoint by its configuration, and by the sizes and last bytes of its weight files."""
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
         kinds = "config.json and *.safetensors"
-        raise ConfigError(f"{folder}: no checkpoint found; pass a folder with {kinds}, as save_pretrained writes them")
+        raise ConfigError(
+            f"{folder}: this folder does not contain a checkpoint; pass a folder of save_pretrained with {kinds}"
+        )
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in weights:
         with path.open("rb") as file:
@@ -186,19 +188,19 @@ def hash_checkpoint(folder: Path) -> str:
 
 
 class ScoreFolder:
-    """Output folder of scored pieces."""
+    """The output folder with the scored parts of a dump."""
 
     def __init__(self, place: Path, settings: ScoreSettings, *, force: bool = False) -> None:
-        """Check the folder without writing to it. Files that are not pieces are refused."""
+        """Check the folder without writing to it. A folder with other files is refused."""
         self._place, self._settings, self._force = place, settings, force
         if place.exists() and not place.is_dir():
-            raise ConfigError(f"{place}: is a file; name a folder for the scored sequences")
+            raise ConfigError(f"{place}: this is a file; choose a folder for the scored sequences")
         other = next((path for path in sorted(place.glob("*")) if not _FILE_PATTERN.fullmatch(path.name)), None)
         if other is not None:
-            raise ConfigError(f"{place}: holds {other.name}, which scoring did not write; name an empty folder")
+            raise ConfigError(f"{place}: holds {other.name}, which score did not write; choose an empty folder")
 
     def tokens(self, piece: SequencePiece, chosen: Bools) -> int | None:
-        """Return the number of scored tokens of an existing piece, if it does not have to be scored."""
+        """Return the number of tokens in an existing part, or None if the part must be scored."""
         path = self._path(piece)
         if self._force or not path.exists():
             return None
@@ -211,11 +213,13 @@ class ScoreFolder:
         made, mine = metadata.get(_METADATA_KEY, b"{}").decode(), self._settings_json(piece, chosen)
         if made != mine:
             remedy = "name another folder, or score again with --force"
-            raise ConfigError(f"{path}: was not scored from the same sequences with the same settings; {remedy}")
+            raise ConfigError(
+                f"{path}: an earlier call of score with other sequences or settings wrote this file; {remedy}"
+            )
         return int(piece.log_ratios[0].lengths[chosen].sum())
 
     def write(self, piece: SequencePiece, chosen: Bools, found: Sequence[RowScores]) -> int:
-        """Write a piece with the scores of the chosen sequences, and return their number of tokens."""
+        """Write the scored sequences of a part, and return the number of tokens."""
         sampled, top = [values for values, _ in found], [values for _, values in found]
         kind = pa.list_(pa.field("element", pa.type_for_alias(self._settings.dtype), nullable=False))
         lengths = np.zeros(len(piece), np.int64)
@@ -244,7 +248,7 @@ class ScoreFolder:
 
 
 def _nested_lists(top: Sequence[Float64s | None], chosen: Bools, kind: pa.DataType) -> pa.Array:
-    """Build nested lists of the chosen sequences, null for the others."""
+    """Build nested lists for the chosen sequences, and null for the others."""
     of_row: list[Float64s | None] = [None] * len(chosen)
     for row, values in zip(np.flatnonzero(chosen).tolist(), top, strict=True):
         of_row[row] = values
@@ -269,14 +273,14 @@ def _set_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.Record
 
 @dataclass(frozen=True)
 class SequenceChoice:
-    """The `count` sequences with the largest absolute sums of log ratios (`worst`), or a sample by id hash."""
+    """The `count` sequences with the largest absolute sum of log ratios (`worst`), or a random sample."""
 
     count: int
     worst: bool
 
 
 def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> list[Bools]:
-    """Flag the chosen rows of each file. On ties, the first rows are chosen."""
+    """Return flags of the chosen rows of each file. If sequences are equal, the first rows are chosen."""
     if choice is None:
         return [np.ones(file.rows, np.bool_) for file in files]
     of = _sequence_badness if choice.worst else _sequence_hashes
@@ -293,7 +297,7 @@ def _sequence_badness(piece: SequencePiece) -> Float64s:
 
 
 def _sequence_hashes(piece: SequencePiece) -> Float64s:
-    """Return a hash of each sequence's ids, or of its row without ids."""
+    """Hash the ids of each sequence, or its row number if there are no ids."""
     has = piece.batch.schema.names
     named = [piece.batch[name].to_pylist() for name in ("run", "step", "sequence_id") if name in has]
     rows = zip(*named, strict=True) if "sequence_id" in has else _sort_keys(piece)
@@ -328,7 +332,10 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """Scored sequences and tokens. `kept` were scored by an earlier run, `left_out` were not chosen."""
+    """Scored sequences and tokens.
+
+    `kept` sequences had been scored before, and `left_out` were not chosen.
+    """
 
     sequences: int
     tokens: int
@@ -348,11 +355,11 @@ def score(
 ) -> ScoreSummary:
     """Write the sequences of a dump with `reference_log_probs` to a folder. Existing pieces are kept.
 
-    Pieces are written atomically, so that an interrupted run continues with the same call. `load` is called at most
-    once, and `force` scores existing pieces again.
+    Each part is written completely or not at all, so that the same call continues an interrupted run. `load` loads the
+    checkpoint only if it is needed. `force` scores existing parts again.
     """
     if Path(out).resolve().is_relative_to(Path(place).resolve()):
-        raise ConfigError(f"{out}: is inside the input dump; choose a folder next to it")
+        raise ConfigError(f"{out}: this folder is inside the input dump; choose another folder")
     files = open_scorable_files(place, without=() if force else (REFERENCE_COLUMN,))
     wanted = select_rows(files, choice)
     total = sum(int(rows.sum()) for rows in wanted)

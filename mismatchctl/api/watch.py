@@ -1,4 +1,4 @@
-"""Follow dumps while a run writes them and report new data."""
+"""Follow the dumps of a running job and report new data."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ class DumpWatcher:
     unfinished: tuple[str, ...] = field(default=(), init=False)
 
     def snapshots(self) -> Iterator[Snapshot | None]:
-        """Yield the result of each check with new data. Yield None once if there are no files yet."""
+        """Yield the result of each look at the files that found new data.
+
+        If there are no files yet, yield None once.
+        """
         engine = IncrementalEngine(LocalEngine(self.threads))
         files, memory, before = _FileMonitor(), _ReportedState(), None
         failures: list[DataError] = []
@@ -97,7 +100,7 @@ class DumpWatcher:
 
 
 class _ReportedState:
-    """State that was reported before."""
+    """The state that `watch` has already printed."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[str, object], tuple[object, ...]] = {}
@@ -125,13 +128,13 @@ class _ReportedState:
 
 
 class _FileMonitor:
-    """Detects complete files: by their final index, or by an unchanged status between two checks."""
+    """Finds complete files: files with a footer, or files that did not change between two looks."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
 
     def look(self, paths: Sequence[str]) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return complete files with their status, and files that are still being written."""
+        """Return the complete files, and the files that are still being written."""
         try:
             found, _ = discover_files(paths)
         except DataError:

@@ -20,7 +20,9 @@ def advise(
     framework: Annotated[
         str,
         typer.Option(
-            "--for", metavar="NAME", help="Recommend for this framework, in its syntax: NAME or NAME@VERSION."
+            "--for",
+            metavar="NAME",
+            help="Recommend a correction of this framework, in the framework's syntax: NAME or NAME@VERSION.",
         ),
     ] = "",
     correction: opt.CorrectionOption = None,
@@ -38,7 +40,10 @@ def advise(
         ),
     ] = "100%",
     min_ess: Annotated[
-        float, limit_option(min=0, max=1, help="Exclude corrections with a lower effective sample size (0 to 1).")
+        float,
+        limit_option(
+            min=0, max=1, help="Exclude corrections whose effective sample size is below this share (0 to 1)."
+        ),
     ] = 0.0,
     no_rejection: Annotated[bool, limit_option("--no-rejection", help="Exclude corrections that reject data.")] = False,
     outputs: opt.OutputOptions,

@@ -37,7 +37,9 @@ def analyze(
     micro_batch_size: opt.MicroBatchOption = None,
     against: Annotated[
         Path | None,
-        typer.Option(help="Compare the metrics with the run's log: JSON lines, TensorBoard events or CSV."),
+        typer.Option(
+            help="Compare the metrics with the log of the training run: JSON lines, TensorBoard events or CSV."
+        ),
     ] = None,
     loss: Annotated[
         list[str] | None,
@@ -149,7 +151,7 @@ def _figures(result: Result) -> Mapping[str, Figure]:
 
 
 def _replayed_framework(name: str, configs: Sequence[str]) -> Framework:
-    """Return the framework at the version of the configurations, if they agree."""
+    """Return the framework and version of the configurations, if they agree."""
     from mismatchctl.frameworks.config_files import read_native_configs
     from mismatchctl.frameworks.registry import load_framework
 

@@ -17,7 +17,9 @@ from mismatchctl.errors import ConfigError
 def convert(
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="A file or folder of any supported format. Leave it out with --rollout."),
+        typer.Argument(
+            metavar="SOURCE", help="A file or folder of any supported format. Leave SOURCE out with --rollout."
+        ),
     ],
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The Parquet file to write.")] = None,
     *,
@@ -45,14 +47,16 @@ def convert(
     sides = pair.sides()
     if sides is not None:
         if out is not None:
-            raise ConfigError("with --rollout and --train, give only the file to write")
+            raise ConfigError("with --rollout and --train, the only argument is the file to write")
         if framework or join is not None:
-            raise ConfigError("--from and --join do not go with --rollout and --train")
+            raise ConfigError("--from and --join do not work with --rollout and --train")
         out = Path(source)
         check_output_paths(out, force=force, inputs=list(sides))
         done = convert_pair(*sides, out, pair.keys)
     elif out is None:
-        raise ConfigError("missing OUT; name the Parquet file to write, as in mismatchctl convert SOURCE dump.parquet")
+        raise ConfigError(
+            "missing OUT: write the name of the output file, as in mismatchctl convert SOURCE dump.parquet"
+        )
     else:
         check_output_paths(out, force=force, inputs=[source, join])
         with progress_bar(quiet, unit="bytes") as progress:

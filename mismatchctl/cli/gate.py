@@ -30,7 +30,7 @@ def gate(
     rule: Annotated[
         list[str] | None,
         typer.Option(
-            help="Require a rule, as in k3:max=0.01,increase=20%,per=step, or the rules of a file (repeatable)."
+            help="Require a rule, as in k3:max=0.01,increase=20%,per=step, or all rules of a file (repeatable)."
         ),
     ] = None,
     expect_bitwise: Annotated[
@@ -52,20 +52,22 @@ def gate(
         str,
         typer.Option(
             metavar="SHARE",
-            help="Undecided if a larger share of sequences, tokens or files is skipped as bad, or repeated.",
+            help="Return the verdict undecided if a larger share of sequences, tokens or files is skipped as bad, "
+            "or repeated.",
         ),
     ] = "1%",
     max_missing: Annotated[
         str,
         baseline_option(
             metavar="SHARE",
-            help="Undecided if a larger share of the baseline's steps, prompts or responses is missing.",
+            help="Return the verdict undecided if a larger share of the baseline's steps, prompts or responses is "
+            "missing.",
         ),
     ] = "5%",
     allow_different_model: Annotated[
         bool,
         baseline_option(
-            "--allow-different-model", help="Judge the dump even if its model or engine is not the baseline's."
+            "--allow-different-model", help="Judge the dump even if the baseline has another model or engine."
         ),
     ] = False,
     plan: Annotated[
@@ -92,7 +94,7 @@ def gate(
     junit: Annotated[Path | None, opt.output_option(help="Write the verdict as JUnit XML.")] = None,
     outputs: opt.OutputOptions,
 ) -> None:
-    """Fail CI if the mismatch got worse (exit 3) or is unclear (exit 4).
+    """Fail CI (exit 3) if the mismatch got worse, exit 4 if undecided.
 
     DUMPS may also be a Result or a metrics log.
     """
@@ -100,7 +102,7 @@ def gate(
     if accept and save_baseline is None:
         raise ConfigError("--accept only works with --save-baseline")
     if plan is not None and (save_baseline or junit or outputs.markdown or outputs.html):
-        raise ConfigError("--plan does not judge; leave out --save-baseline, --junit, --markdown and --html")
+        raise ConfigError("--plan computes no verdict; leave out --save-baseline, --junit, --markdown and --html")
     into_folder = save_baseline is not None and save_baseline.is_dir()
     kept = None if into_folder else save_baseline
     before = None if baseline == kept else baseline  # a new baseline may replace the old one

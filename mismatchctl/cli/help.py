@@ -145,7 +145,7 @@ def option_metavar(option: Any) -> str:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """Yield the types inside an annotation such as `list[Path] | None`."""
+    """Yield the types in an annotation such as `list[Path] | None`."""
     if get_origin(annotation) is None:
         yield annotation
     for inner in get_args(annotation):

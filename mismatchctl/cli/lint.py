@@ -26,7 +26,8 @@ def lint(
     framework: Annotated[
         str,
         typer.Option(
-            help="Read the file as this framework: NAME or NAME@VERSION. [default: detected]", show_default=False
+            help="Read the file as a configuration of this framework: NAME or NAME@VERSION. [default: detected]",
+            show_default=False,
         ),
     ] = "",
     column: ColumnOption = None,

@@ -51,7 +51,7 @@ _MAX_ERROR_LENGTH = 1000
 
 
 class _NamedStdout(io.FileIO):
-    """Standard output that names itself in its errors, which distinguishes them from errors of files."""
+    """Standard output whose errors name it, so that they differ from errors of files."""
 
     reader_closed = False
 
@@ -65,7 +65,7 @@ class _NamedStdout(io.FileIO):
 
 
 class _CommandGroup(HelpGroup):
-    """Reports errors that a user can cause on stderr, and sets their exit code."""
+    """A command group that prints user errors on stderr and sets their exit code."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -135,7 +135,7 @@ _REMEDY_REPLACEMENTS = {
 
 
 def _adapt_remedy(command: Any, sentence: str) -> str:
-    """Replace remedies that name an option the command does not have."""
+    """Replace a remedy that names an option which the command does not have."""
     flags = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
     for flag, (pattern, replacement) in _REMEDY_REPLACEMENTS.items():
         sentence = sentence if flag in flags else re.sub(pattern, replacement, sentence)
@@ -143,7 +143,7 @@ def _adapt_remedy(command: Any, sentence: str) -> str:
 
 
 def _print_error(sentence: str) -> None:
-    """Print an error, shortened in the middle if it is long."""
+    """Print an error. A long error is shortened in the middle."""
     sentence = _LONG_WORD.sub(r"\1…\2", sentence)
     print_message(
         f"error: {sentence if len(sentence) <= _MAX_ERROR_LENGTH else f'{sentence[:700]} … {sentence[-200:]}'}"
@@ -151,7 +151,7 @@ def _print_error(sentence: str) -> None:
 
 
 def _report_usage_error(error: Any) -> Exception:
-    """Print a usage error in one line. Without arguments, the help is printed."""
+    """Print a usage error in one line. If there are no arguments, the help is printed instead."""
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error.ctx.get_help())
         return typer.Exit(EXIT_USAGE)
@@ -213,7 +213,7 @@ def _load_settings(
 
 @cache
 def build_app(*verbs: str) -> typer.Typer:
-    """Return the app with these commands, and import their modules."""
+    """Return the command-line app with these commands."""
     app = typer.Typer(
         name=PROGRAM_NAME,
         cls=_CommandGroup,
@@ -238,7 +238,7 @@ def build_app(*verbs: str) -> typer.Typer:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """Return `app`, which has every command."""
+    """Import `app` lazily, with all commands."""
     if name == "app":
         return build_app(*COMMANDS)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -265,7 +265,7 @@ def main() -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Reopen closed standard streams, so that an output file cannot take their descriptor."""
+    """Open closed standard streams again, so that no output file gets their descriptor."""
     for number in range(3):
         try:
             os.fstat(number)

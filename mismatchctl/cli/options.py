@@ -1,4 +1,4 @@
-"""Options that several commands share: paths, engines, figures and corrections."""
+"""Options that several commands share: dumps, engines, figures and corrections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CommandFunction = Callable[..., None]
 
 
 def flatten_options(verb: CommandFunction) -> CommandFunction:
-    """Turn each field of a dataclass parameter into a parameter that typer reads."""
+    """Turn the fields of a dataclass parameter into separate parameters for typer."""
     original = signature(verb, eval_str=True)
     dataclasses: dict[str, Any] = {
         name: one.annotation for name, one in original.parameters.items() if is_dataclass(one.annotation)
@@ -100,7 +100,7 @@ ForceOption = Annotated[bool, output_option("--force", help="Overwrite existing 
 ColumnOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--column", help="Read a column from another name in the file, as in train_log_probs=old_logp (repeatable)."
+        "--column", help="Read a column that has another name in the file, as in train_log_probs=old_logp (repeatable)."
     ),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print all details.")]
@@ -116,7 +116,7 @@ def are_logs(paths: Sequence[str]) -> bool:
 
     logs = [path for path in paths if is_run_log(path)]
     if logs and len(logs) < len(paths):
-        raise ConfigError(f"{logs[0]}: is a metrics log and other paths are dumps; pass the log with --against")
+        raise ConfigError(f"{logs[0]} is a metrics log and the other paths are dumps; pass the log with --against")
     return bool(logs)
 
 
@@ -128,7 +128,7 @@ def _may_be_log(path: str) -> bool:
 
 @dataclass(frozen=True)
 class PairOptions:
-    """The options that name two files, one per side."""
+    """Options for two files, one per side."""
 
     rollout: Annotated[
         Path | None, pair_option(help="Read the rollout side: responses of an engine, or a table with log-probs.")
@@ -146,13 +146,13 @@ class PairOptions:
         return [name.strip() for name in self.on.split(",") if name.strip()]
 
     def sides(self) -> tuple[Path, Path] | None:
-        """Return the two files, if they are given."""
+        """Return the two files, or None."""
         if self.rollout is None and self.train is None:
             if self.on:
                 raise ConfigError("--on only works with --rollout and --train")
             return None
         if self.rollout is None or self.train is None:
-            raise ConfigError("--rollout and --train need each other, one file per side")
+            raise ConfigError("--rollout and --train must be used together, with one file per side")
         return self.rollout, self.train
 
 
@@ -183,10 +183,10 @@ class InputOptions(PairOptions):
         return self.names if sides is None else ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
 
     def sources(self, quiet: bool) -> Sequence[DumpSource]:
-        """Return the paths, or the two files matched by id, and print a note about unmatched ids."""
+        """Return the paths of the dump. Two files are joined first, with a note about ids that do not match."""
         sides = self.sides()
         if sides is None and not self.paths:
-            raise ConfigError("missing argument DUMPS; name a dump, or two files with --rollout and --train")
+            raise ConfigError("missing argument DUMPS; pass a dump, or two files with --rollout and --train")
         if sides is None:
             return self.names
         if self.paths:
@@ -207,7 +207,7 @@ class InputOptions(PairOptions):
         if self.sides() is not None or not are_logs(self.names):
             return False
         if needless := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{self.names[0]}: is a metrics log without tokens; leave out {', '.join(needless)}")
+            raise ConfigError(f"{self.names[0]} is a metrics log without tokens; leave out {', '.join(needless)}")
         return True
 
 
@@ -218,7 +218,7 @@ class EngineOptions:
     threads: ThreadsOption = None
     memory_limit: Annotated[
         str | None,
-        execution_option(metavar="SIZE", help="Memory limit, as in 2GB. [default: half of the machine]"),
+        execution_option(metavar="SIZE", help="Memory limit, as in 2GB. [default: half of the machine's memory]"),
     ] = None
     engine: Annotated[
         Literal["local", "ray"], execution_option(help="Run in threads (local), or as tasks on a Ray cluster (ray).")
@@ -255,7 +255,7 @@ def parse_renames(columns: Sequence[str] | None) -> dict[str, str]:
 
 
 def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
-    """Parse a share of at most `most`, written as `20%` or 0.2."""
+    """Parse a share such as `20%` or 0.2, which must not exceed `most`."""
     from mismatchctl.io.yaml import parse_number
 
     try:
@@ -311,11 +311,11 @@ class OutputOptions:
             return
         require_local_path(folder)
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"--figures {folder}: is a file; name a folder")
+            raise ConfigError(f"--figures {folder}: this is a file; choose a folder")
         if not folder.exists() and not folder.parent.is_dir():
             raise ConfigError(f"--figures {folder}: the folder {folder.parent} does not exist; create it first")
         if contains_dump(folder, inputs):
-            raise ConfigError(f"--figures {folder}: contains the input dump; choose another folder")
+            raise ConfigError(f"--figures {folder}: this folder contains the input dump; choose another folder")
 
     def write(
         self, data: Callable[[], str], page: Callable[[], Document],
@@ -378,7 +378,7 @@ class OutputOptions:
 def select_corrections(
     named: Iterable[str] | None, configs: Iterable[str] | None = None, framework: str = "", *, quiet: bool = False
 ) -> list[Correction]:
-    """Return the corrections of `--correction` and of `--config`, whose framework is recognized if it is empty."""
+    """Return the corrections of `--correction` and `--config`."""
     found: list[Correction] = []
     for text in named or ():
         if text.lstrip().startswith("{"):
@@ -391,7 +391,7 @@ def select_corrections(
 
 
 def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Correction]:
-    """Read a framework's configuration, and print the framework and the unused keys."""
+    """Read the corrections of a framework's configuration, and print the unused keys."""
     from mismatchctl.frameworks.config_files import read_configurations
 
     configurations = read_configurations(path, framework)
@@ -413,14 +413,16 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
 
 
 def load_corrections(text: str) -> list[Correction]:
-    """Return the corrections of a file, or a preset."""
+    """Return the corrections of a file or of a preset."""
     from mismatchctl.corrections.presets import CORRECTION_SUFFIXES, read_corrections
     from mismatchctl.frameworks.registry import find_preset
 
     is_file = Path(text).suffix in CORRECTION_SUFFIXES
     try:
         if not is_file and os.sep in text:
-            raise ConfigError(f"--correction {text}: a file of corrections ends in {', '.join(CORRECTION_SUFFIXES)}")
+            raise ConfigError(
+                f"--correction {text}: the name of a correction file must end in {', '.join(CORRECTION_SUFFIXES)}"
+            )
         return read_corrections(text) if is_file else [find_preset(text)]
     except ConfigError as error:
         from mismatchctl.frameworks.config_files import read_native_configs
@@ -430,17 +432,17 @@ def load_corrections(text: str) -> list[Correction]:
         except ConfigError:
             hint = "" if is_file or os.sep in text else "; `mismatchctl presets` lists them"
             raise ConfigError(f"{error}{hint}") from None
-    raise ConfigError(f"--correction {text}: this is a configuration of {framework}; --config {text} reads it")
+    raise ConfigError(f"--correction {text}: this is a configuration of {framework}; write --config {text} instead")
 
 
 def _parse_inline(text: str, taken: set[str]) -> Correction:
-    """Parse a YAML mapping. A correction without a name gets an unused one."""
+    """Parse a correction from YAML text. A correction without a name gets an unused name."""
     from mismatchctl.corrections.presets import parse_correction
     from mismatchctl.io.yaml import parse_inline
 
     data = parse_inline(text, f"--correction {text}")
     if not isinstance(data, dict):
-        raise ConfigError(f"--correction {text}: not a mapping with weight and gates")
+        raise ConfigError(f"--correction {text}: expected a mapping with weight and gates")
     labels = ["inline", *(f"inline-{number}" for number in range(2, len(taken) + 2))]
     name = next(label for label in labels if label not in taken)
     return parse_correction({"name": name} | data, f"--correction {text}")

@@ -1,4 +1,4 @@
-"""Output of commands: checks of output paths, files, JSON, progress and the terminal."""
+"""Output of commands: checks of paths, files, JSON, progress, and the terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIN_WIDTH = 40
 
 @contextlib.contextmanager
 def write_together(quiet: bool) -> Iterator[None]:
-    """Write all files of this block at its end and print their names. On an error, no file is written."""
+    """Collect files and write all of them at the end of the block. If an error occurs, no file is written."""
     from mismatchctl.io.files import replace_together
 
     with replace_together() as places:
@@ -72,7 +72,7 @@ def open_page(html: Path) -> None:
 
 
 def print_message(text: str, quiet: bool = False) -> None:
-    """Print a message on stderr. It may contain text from a dump."""
+    """Print a message on stderr. The message may contain text from a dump."""
     if not quiet:
         with contextlib.suppress(OSError):  # stderr is full or closed
             typer.echo(escape_text(text), err=True)
@@ -98,7 +98,7 @@ def print_json_or_page(data: Any, page: Callable[[], Document], *, as_json: bool
 
 
 def print_page(page: Document, *, whole: bool = False) -> None:
-    """Print a document in the terminal. `whole` includes all details of its cards."""
+    """Print a document in the terminal. `whole` prints all details."""
     from mismatchctl.report.terminal import print_document
 
     print_document(page, _make_console(), whole=whole)
@@ -172,29 +172,30 @@ _DUMP_SUFFIXES = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".
 def check_output_paths(
     *named: Path | None, force: bool, inputs: Iterable[str | Path | None] = (), baseline: Path | None = None
 ) -> None:
-    """Check before any work that the outputs can be written and overwrite only mismatchctl's own files.
+    """Check before the dump is read that outputs can be written and replace only mismatchctl's own files.
 
-    A baseline may only be replaced if it is passed as `baseline`. `force` allows other files, but never an input.
+    A baseline may only be replaced if it is the value of `baseline`. `force` allows to replace other files, but never
+    an input.
     """
     places = [place for place in named if place is not None]
     for place in places:
         _check_output_path(place)
         if place.exists() and not (force or is_own_output(place) or (place == baseline and is_baseline(place))):
-            raise ConfigError(f"{place}: already exists; choose another file, or overwrite it with --force")
+            raise ConfigError(f"{place}: this file already exists; choose another file, or overwrite with --force")
     names = [os.path.realpath(place) for place in places]
     twice = next((place for place, name in zip(places, names, strict=True) if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{twice}: two outputs have the same file")
+        raise ConfigError(f"{twice}: two outputs would write the same file")
     given = [str(path) for path in inputs if path is not None]
     read = next((place for place in places if any(_reads_file(text, place) for text in given)), None)
     if read is not None and read.exists():
-        raise ConfigError(f"{read}: is an input too; choose another file")
+        raise ConfigError(f"{read}: this file is an input; choose another output file")
     if read is not None:
-        raise ConfigError(f"{read}: is inside the input dump; choose a file next to it")
+        raise ConfigError(f"{read}: this file would be inside the input dump; choose another folder")
 
 
 def _reads_file(text: str, place: Path) -> bool:
-    """Return True if an input names the file, matches it, or is a dump folder that would include it."""
+    """Return True if an output file is also an input of the command."""
     for path in _named_paths(text):
         if path.is_dir():
             inside = Path(os.path.realpath(place)).is_relative_to(os.path.realpath(path))
@@ -210,7 +211,7 @@ def _named_paths(text: str) -> list[Path]:
 
 
 def contains_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
-    """Return True if the folder directly contains files of an input dump."""
+    """Return True if the folder directly contains files of the dump."""
     for path in (path for text in inputs if text is not None for path in _named_paths(str(text))):
         input_folder = path if path.is_dir() else path.parent
         is_read = path.is_dir() or path.suffix in _DUMP_SUFFIXES
@@ -220,7 +221,7 @@ def contains_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
 
 
 def require_local_path(place: Path) -> Path:
-    """Return the path, if it is local and its name is not too long."""
+    """Return the path if it is on a local disk and its name is not too long."""
     from mismatchctl.io.stores import is_remote, normalize_path
 
     named = f"{place}/"  # Path turns s3:// into s3:
@@ -245,13 +246,13 @@ def make_folder(folder: Path) -> None:
 
 def _check_output_path(place: Path) -> None:
     if str(place) == "-":
-        raise ConfigError("this output needs a file; --json prints to stdout")
+        raise ConfigError("this output cannot be written to stdout; choose a file, or use --json")
     require_local_path(place)
     if not os.path.isdir(place.parent):  # pathlib raises if a parent folder is not accessible
         raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
     if not os.access(place.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{place}: the folder {place.parent} cannot be written")
     if place.is_dir():
-        raise ConfigError(f"{place}: is a folder; name a file in it")
+        raise ConfigError(f"{place}: this is a folder; write the name of a file")
     if place.exists() and not place.is_file():
-        raise ConfigError(f"{place}: is not a regular file; name a file, or write to stdout with -o -")
+        raise ConfigError(f"{place}: this is not a regular file; choose another file, or write to stdout with -o -")

@@ -16,7 +16,8 @@ def metrics(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="A metric's key, a word in keys such as ess, or the name that a framework logs."
+            metavar="NAME",
+            help="The key of a metric, a word that keys contain (such as ess), or a name that a framework logs.",
         ),
     ] = None,
     verbose: opt.VerboseOption = False,
@@ -140,7 +141,7 @@ def presets_or_list(
     """List the presets of corrections, or show one with `show NAME`."""
     if ctx.invoked_subcommand is not None:
         if table or json:
-            raise ConfigError("put options after the command")
+            raise ConfigError("write options after the command")
     elif table:
         _show_table(json)
     else:

@@ -25,7 +25,7 @@ def report(
 ) -> None:
     """Show saved results again in the terminal, as HTML or as Markdown.
 
-    The dumps are not needed. --html puts several results on one page, and -o merges them into one Result.
+    The dumps are not needed. --html puts several results on one page, and -o merges several Results into one.
     """
     outputs.check(inputs=results)
     from mismatchctl.report.pages.saved import combine_results, combined_document
@@ -40,7 +40,7 @@ def report(
 
 
 def _build_screen(paths: list[Path], page: Document) -> Document:
-    """Return the first screen of the Results, or the page of another command's result."""
+    """Return the first screen for the Results, or the page of the other results."""
     from mismatchctl.core.formatting import format_command
     from mismatchctl.report.pages.analyze import analyze_screen
     from mismatchctl.report.pages.saved import combine_results, read_saved
@@ -53,7 +53,7 @@ def _build_screen(paths: list[Path], page: Document) -> Document:
 
 
 def _report_figures(results: list[Path], page: Document) -> dict[str, Figure]:
-    """Return the figures of a single Result, or the figures of the page for several results."""
+    """Return the figures of a single Result, or of the page for several results."""
     from mismatchctl.report.figures.files import figures_of_page, figures_of_result
     from mismatchctl.results.reader import is_result, read_result
 

@@ -56,7 +56,7 @@ def score(
 ) -> None:
     """Score a dump in high precision, to find which side is wrong.
 
-    Adds the column reference_log_probs. Sequences are scored one at a time. After an interruption, the same command
+    Adds the column reference_log_probs. Sequences are scored one by one. After an interruption, the same command
     continues. MODEL is a folder written by save_pretrained. Needs the extra `score`.
     """
     from mismatchctl.api.score import ScoreSettings, SequenceChoice, hash_checkpoint, write_replay

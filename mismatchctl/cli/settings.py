@@ -14,14 +14,14 @@ VARIABLE_PREFIX = "MISMATCHCTL_"
 
 
 def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
-    """Return the defaults of each command with their origin: a variable, or a file and a key."""
+    """Return the default options of each command, with their origin: a variable, or a file and a key."""
     flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
     settings: dict[str, dict[str, tuple[Any, str]]] = {verb: {} for verb in flags}
     for where, verbs, name, value in (*_entries_from_file(flags), *_entries_from_environment(flags)):
         known = {param for verb in verbs for param in flags[verb]}
         if name not in known:
             raise ConfigError(
-                f"{where}: no such flag{suggestion(name, known if len(verbs) == 1 else known.union(verbs))}"
+                f"{where}: unknown option{suggestion(name, known if len(verbs) == 1 else known.union(verbs))}"
             )
         for verb in verbs:
             if name in flags[verb]:
@@ -30,7 +30,10 @@ def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
 
 
 def has_settings() -> bool:
-    """Return True if a file or a variable sets a default. Unreadable files count, so that they are reported."""
+    """Return True if a file or an environment variable sets a default.
+
+    An unreadable file counts, so that its error is reported.
+    """
     try:
         return any(name.startswith(VARIABLE_PREFIX) for name in os.environ) or bool(_find_settings_file()[1])
     except (MismatchctlError, OSError):
@@ -38,7 +41,7 @@ def has_settings() -> bool:
 
 
 def find_unread_variables(group: Any) -> list[str]:
-    """Return variables with our prefix that do not belong to a command."""
+    """Return the environment variables with our prefix that belong to no command."""
     prefixes = tuple(f"{VARIABLE_PREFIX}{verb.upper()}_" for verb in group.commands)
     return sorted(name for name in os.environ if name.startswith(VARIABLE_PREFIX) and not name.startswith(prefixes))
 
@@ -68,10 +71,10 @@ def _entries_from_environment(flags: Mapping[str, Any]) -> Iterator[SettingEntry
 
 
 def _convert_value(value: Any, param: Any, where: str) -> Any:
-    """Convert a value to the option's type. Mappings become strings."""
+    """Convert a value to the type of the option. Mappings become strings."""
     if not getattr(param, "multiple", False):
         if isinstance(value, (list, dict)):
-            raise ConfigError(f"{where}: takes one value, not several")
+            raise ConfigError(f"{where}: expected one value, found several")
         return value
     if isinstance(value, str):
         return [value] if value.lstrip().startswith("{") else value.split()
@@ -79,12 +82,12 @@ def _convert_value(value: Any, param: Any, where: str) -> Any:
         return [f"{key}={name}" for key, name in value.items()]
     items = value if isinstance(value, list) else [value]
     if any(isinstance(item, list) for item in items):
-        raise ConfigError(f"{where}: takes a list of values, not of lists")
+        raise ConfigError(f"{where}: expected a list of values, found a list of lists")
     return [json.dumps(item) if isinstance(item, dict) else item for item in items]
 
 
 def _find_settings_file() -> tuple[Path | None, dict[str, Any]]:
-    """Return the nearest file with settings, from the working directory upwards, and its tables."""
+    """Find the nearest settings file, from the working directory upwards, and read its tables."""
     try:
         here = Path.cwd()
     except OSError:  # the working directory was deleted

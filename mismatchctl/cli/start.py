@@ -87,7 +87,9 @@ def _copy_samples(folder: Path, force: bool, quiet: bool) -> None:
         make_folder(folder / run)
     for place, file in files:
         if place.exists() and not force and place.read_bytes() != file.read_bytes():
-            raise ConfigError(f"{place}: exists already and is not the sample. Name another folder, or add --force.")
+            raise ConfigError(
+                f"{place}: this folder already exists and contains other files. Choose another folder, or add --force."
+            )
     write_files((place, file.read_bytes()) for place, file in files)
     print_message(f"wrote {len(files)} files to {folder}", quiet)
     print_message(f"Next: mismatchctl analyze {' '.join(str(folder / run) for run in RUNS)}", quiet)
@@ -110,8 +112,10 @@ def init(
         str | None,
         typer.Option(metavar="DUMP", help="Check the first recorded dump, and print a one-line verdict."),
     ] = None,
-    framework: Annotated[str, typer.Option(help="With ci: the framework that trains.")] = "",
-    gitlab: Annotated[bool, typer.Option("--gitlab", help="With ci: a job for GitLab instead of GitHub.")] = False,
+    framework: Annotated[str, typer.Option(help="For ci: the framework of the trainer.")] = "",
+    gitlab: Annotated[
+        bool, typer.Option("--gitlab", help="For ci: write a GitLab job instead of a GitHub workflow.")
+    ] = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -122,10 +126,10 @@ def init(
     """
     if name == CI:
         if write or patch or root or check:
-            raise ConfigError("init ci takes --framework, --gitlab and --force only")
+            raise ConfigError("init ci only works with the options --framework, --gitlab and --force")
         return _write_ci(framework, gitlab, force, quiet)
     if framework or gitlab:
-        raise ConfigError("--framework and --gitlab belong to: mismatchctl init ci")
+        raise ConfigError("--framework and --gitlab only work with: mismatchctl init ci")
     from mismatchctl.api.integration import read_integration
 
     integration = read_integration(name)
@@ -139,7 +143,7 @@ def init(
 
 
 def _describe(integration: Integration, root: Path | None) -> str:
-    """Return the snippet and its places in the installed version."""
+    """Describe the snippet and its places in the installed version."""
     from mismatchctl.api.integration import find_source
 
     name, version = integration.name, integration.version
@@ -203,10 +207,10 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
         targets = []
         for file, edits in integration.edits_by_file().items():
             if not file:
-                raise ConfigError(f"the lines go into {edits[0].title}: name it with --patch FILE")
+                raise ConfigError(f"the code belongs in {edits[0].title}: pass this file with --patch FILE")
             source = find_source(file, root)
             if source is None:
-                raise ConfigError(f"{file}: not found. Name the checkout or site-packages with --root")
+                raise ConfigError(f"{file}: not found. Pass the checkout or site-packages with --root")
             targets.append((source, _read(source), edits))
     modes = {path: path.stat().st_mode for path, _, _ in targets if path.exists()}
     written: list[tuple[Path, bytes]] = []
@@ -225,7 +229,7 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
 
 
 def _patched_files(path: Path, text: str, edits: list[Edit]) -> list[tuple[Path, bytes]]:
-    """Return the patched file and its backup, or an empty list if the file already is as wanted."""
+    """Return the patched file and its backup, or an empty list if the file is already patched."""
     from mismatchctl.api.integration import patch_text, remove_patch
 
     require_local_path(path)
@@ -252,7 +256,7 @@ def _read(path: Path) -> str:
 
 
 def _check_dump(path: str) -> None:
-    """Print one line: whether the dump can be analyzed, and the most likely cause if its columns do not fit."""
+    """Print in one line whether the dump can be analyzed, and the likely cause if its columns do not fit."""
     from mismatchctl.data.reader import check_files
     from mismatchctl.frameworks.registry import column_aliases
 
@@ -283,13 +287,13 @@ def _describe_problem(file: FileCheck) -> str:
 
 
 def _write_ci(framework: str, gitlab: bool, force: bool, quiet: bool) -> None:
-    """Write the files of a CI job to the working directory, or no file if one exists already."""
+    """Write the files of a CI job to the working directory. If one of the files exists, write none."""
     from mismatchctl.api.integration import ci_files
 
     files = {Path(name): text for name, text in ci_files(framework, gitlab=gitlab).items()}
     changed = {path: text for path, text in files.items() if not path.exists() or _read(path) != text}
     if existing := [str(path) for path in changed if path.exists() and not force]:
-        raise ConfigError(f"{existing[0]}: exists already. Keep it, or overwrite it with --force")
+        raise ConfigError(f"{existing[0]}: exists already. To overwrite the file, add --force")
     for path in changed:
         make_folder(path.parent)
     with write_together(quiet):

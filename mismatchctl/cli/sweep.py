@@ -122,7 +122,7 @@ def sweep(
 
 
 def _geometric_study(values: str) -> Study:
-    """Return the study of a rejection by the geometric mean."""
+    """Return the study that varies the geometric rejection."""
     from mismatchctl.api.sweep.study import Study, ThresholdAxis, validate_study
     from mismatchctl.corrections.presets import parse_correction
 
@@ -134,7 +134,7 @@ def _geometric_study(values: str) -> Study:
 
 
 def _build_studies(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], quiet: bool) -> list[Study]:
-    """Return the corrections of `--correction` and `--config` along the axes of `--vary`."""
+    """Return the corrections of `--correction` and `--config`, with the fields that `--vary` changes."""
     if not named and not configs:
         if vary:
             raise ConfigError("--vary needs --correction or --config")

@@ -22,7 +22,7 @@ _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 PathsArgument = Annotated[
     list[str],
-    typer.Argument(metavar="DUMPS...", help="Files or folders that a job writes. They may not exist yet."),
+    typer.Argument(metavar="DUMPS...", help="Files or folders that a job writes, now or later."),
 ]
 RuleOption = Annotated[
     list[str] | None,
@@ -52,7 +52,7 @@ def watch(
 ) -> None:
     """Follow a running job: print one line per step.
 
-    Only complete files are read. It ends at Ctrl-C, after --until-idle, or when a --rule fails.
+    Only complete files are read. The command ends at Ctrl-C, after --until-idle, or when a --rule fails.
     """
     out.check_output_paths(html, force=force, inputs=[*paths, baseline])
 
@@ -63,7 +63,7 @@ def watch(
     rules = [one for text in rule or () for one in parse_rules(text)]
     compares = next((one for one in rules if one.increase is not None or one.decrease is not None), None)
     if compares is not None and baseline is None:
-        raise ConfigError(f"--rule {compares.text}: needs an accepted Result; add --baseline FILE")
+        raise ConfigError(f"--rule {compares.text}: this rule needs an accepted Result; add --baseline FILE")
 
     watched = DumpWatcher(
         paths,
@@ -105,7 +105,7 @@ def _build_page(result: Result) -> Document:
 
 
 def _print_look(look: Snapshot, first: bool, quiet: bool) -> bool:
-    """Print the new lines. Return True if a rule failed."""
+    """Print the new steps, and return True if a rule failed."""
     from mismatchctl.report.pages.watch import format_answers, format_failures, format_header, format_new_steps
 
     failed = format_failures(look)

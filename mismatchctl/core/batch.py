@@ -1,4 +1,4 @@
-"""TokenBatch: the valid tokens of several sequences as flat arrays, and reductions over segments."""
+"""TokenBatch: the valid tokens of several sequences as flat arrays, and sums over segments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ Extent = tuple[float, float]
 
 
 def compute_extent(values: Floats) -> Extent:
-    """Return the minimum and maximum, NaN for an empty array. Reads each block once while it is in the cache."""
+    """Return the minimum and maximum.
+
+    An empty array gives NaN. Each block of the array is read only once, while it is in the CPU cache.
+    """
     if not len(values):
         return math.nan, math.nan
     parts = [values[start : start + BLOCK_TOKENS] for start in range(0, len(values), BLOCK_TOKENS)]
@@ -47,7 +50,7 @@ class Segments:
 
     @classmethod
     def from_lengths(cls, lengths: ArrayLike) -> Segments:
-        """Build contiguous segments from their lengths [S]."""
+        """Build adjacent segments from their lengths [S]."""
         return cls(np.append(0, np.cumsum(lengths, dtype=np.int64)))
 
     def __len__(self) -> int:
@@ -70,7 +73,7 @@ class Segments:
         return self.lengths > 0
 
     def take(self, chosen: Bools | Ints) -> Segments:
-        """Return the chosen segments, packed in the given order."""
+        """Return the chosen segments in the given order."""
         return Segments.from_lengths(self.lengths[chosen])
 
     def token_indices(self, chosen: Bools | Ints) -> Ints:
@@ -89,9 +92,9 @@ class Segments:
         return lambda values: np.concatenate([values[start:stop] for start, stop in bounds])
 
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
-        """Yield ranges of whole segments with at most `tokens` tokens and `segments` segments.
+        """Yield ranges of whole segments, with a limit on the tokens and segments per range.
 
-        A segment that is longer is a range of one.
+        A segment with more tokens becomes a range of its own.
         """
         start = 0
         while start < len(self):
@@ -130,7 +133,7 @@ class Segments:
         return self._reduce(np.maximum, values, -np.inf, None)
 
     def mean(self, values: NDArray[Any]) -> Float64s:
-        """Return the mean of `values` [T] per segment [S]. Empty segments give 0, as in trainers."""
+        """Return the mean of `values` [T] per segment [S]. An empty segment has the mean 0, as in trainers."""
         return self.sum(values) / np.maximum(self.lengths, 1)
 
     def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -144,7 +147,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The valid tokens of several sequences. The mask was applied when the batch was built."""
+    """The valid tokens of several sequences. The mask has already been applied."""
 
     segments: Segments  # one segment per sequence
     rollout: Floats  # log-probs of the rollout engine [T], in the dtype of the dump
@@ -191,7 +194,7 @@ class TokenBatch:
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Reward, mean advantage and length, each as two arrays [S]: 1 if it is known else 0, and the value or 0."""
+        """Return reward, mean advantage and length [S]: for each, flags of known values and the values (or 0)."""
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
@@ -214,10 +217,10 @@ class TokenBatch:
         return sorted(column for column in columns if has.get(column) is None)
 
     def log_probs(self, policy: str) -> Floats | None:
-        """Return the log-probs of a policy [T], if known: rollout, train, current, ref, reference or proximal.
+        """Return the log-probs of a policy [T]: rollout, train, current, ref, reference or proximal.
 
-        The proximal policy is the one before the last update. Its log-probs are interpolated linearly between rollout
-        and current, as if every update since sampling had changed them equally.
+        The proximal policy is the policy before the last update. Proximal log-probs are interpolated between rollout
+        and current, as if all updates had the same effect.
         """
         if policy == "proximal":
             return None if self.current is None else self._proximal(self.current)
@@ -247,7 +250,7 @@ class TokenBatch:
         return known
 
     def sequences(self, start: int, stop: int) -> TokenBatch:
-        """Return a view of the sequences `start:stop`."""
+        """Return a view of the sequences from `start` to `stop`."""
         offsets = self.segments.offsets[start : stop + 1]
         tokens, sequences = slice(int(offsets[0]), int(offsets[-1])), slice(start, stop)
         return self._select(Segments(offsets - offsets[0]), lambda values: values[tokens], sequences)
@@ -258,7 +261,7 @@ class TokenBatch:
     def _select(
         self, segments: Segments, picked: Callable[[NDArray[Any]], NDArray[Any]], chosen: Ints | slice
     ) -> TokenBatch:
-        """Return the sequences `chosen` with their `segments`. `picked` selects their tokens from an array [T, ...]."""
+        """Return a batch with the chosen sequences."""
 
         def pick(values: NDArray[Any] | None) -> NDArray[Any] | None:
             return None if values is None else picked(values)
@@ -281,6 +284,6 @@ class TokenBatch:
         )
 
     def blocks(self, tokens: int = BLOCK_TOKENS, sequences: int = BLOCK_SEQUENCES) -> Iterator[tuple[int, TokenBatch]]:
-        """Yield (index of the first sequence, block) in cache-sized blocks of whole sequences."""
+        """Yield the index of the first sequence, and a block of whole sequences that fits into the CPU cache."""
         for start, stop in self.segments.blocks(tokens, sequences):
             yield start, self.sequences(start, stop)

@@ -1,4 +1,4 @@
-"""Fixed histogram bins: magnitudes by the bits of a float32, and K3 by probability and cap."""
+"""Fixed histogram bins: one bin per range of float32 bits, and K3 by probability and cap."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
-    """Return the bin of each signed value, from 0 to SIGNED_BINS - 1, ascending with the value."""
+    """Return the bin of each signed value, from 0 to SIGNED_BINS - 1. Larger values have larger bins."""
     bits = values.astype(np.float32).view(np.int32)
     magnitude = (bits & 0x7FFFFFFF) >> SIGNED_SHIFT
     np.subtract(magnitude, FIRST_MAGNITUDE, out=magnitude)
@@ -33,13 +33,13 @@ def signed_bin(values: Float64s) -> NDArray[np.int32]:
 
 
 def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
-    """Return the magnitude bin of each signed bin."""
+    """Return the bin of the absolute value for each signed bin."""
     own = signed - MAGNITUDE_BINS
     return np.where(own < 0, -1 - own, own)
 
 
 def value_at_rank(counts: NDArray[Any], number: int) -> float:
-    """Return a lower bound of the `number`-th largest value, given counts by signed bin. -inf if it is negative."""
+    """Return a lower bound of the value with rank `number`, given counts by signed bin."""
     from_top = np.cumsum(counts[: MAGNITUDE_BINS - 1 : -1])
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:
@@ -57,7 +57,7 @@ def magnitude_edges() -> Float64s:
 
 
 def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
-    """Add the counts of negative values to those of positive values: [..., SIGNED_BINS] to [..., MAGNITUDE_BINS]."""
+    """Add the counts of negative values to the counts of positive values with the same magnitude."""
     folded: NDArray[Any] = counts[..., MAGNITUDE_BINS:] + counts[..., MAGNITUDE_BINS - 1 :: -1]
     return folded
 
@@ -122,12 +122,12 @@ def count_caps_reached(k3: Float64s) -> NDArray[np.int64]:
 
 
 def new_layer_table(clusters: int) -> Float64s:
-    """Return zeros for tokens and K3 by cluster, probability bin and caps reached [clusters, bins, caps + 1, 2]."""
+    """Return zeros [clusters, bins, caps + 1, 2]: tokens and K3 by cluster, probability bin and caps."""
     return np.zeros((clusters, PROBABILITY_BINS, len(K3_CAPS) + 1, 2))
 
 
 def add_layers(table: Float64s, reference: Float64s, k3: Float64s, clusters: NDArray[np.int64]) -> None:
-    """Add tokens [T] to a table from `new_layer_table`, given the row of each in `clusters`."""
+    """Add tokens [T] to such a table. `clusters` has the row of each token."""
     place = PROBABILITY_BIN_BY_SURPRISAL[SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))]
     where = (clusters * PROBABILITY_BINS + place) * table.shape[2] + count_caps_reached(k3)
     of_places = table.reshape(-1, 2)
@@ -136,7 +136,7 @@ def add_layers(table: Float64s, reference: Float64s, k3: Float64s, clusters: NDA
 
 
 def close_layers(table: Float64s) -> Float64s:
-    """Convert a table to the LAYER_COLUMNS of each cluster [clusters, len(LAYER_COLUMNS)]."""
+    """Convert such a table to the LAYER_COLUMNS of each cluster [clusters, len(LAYER_COLUMNS)]."""
     counts, sums = table[..., 0], table[..., 1]
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + K3_CAPS * beyond

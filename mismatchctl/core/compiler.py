@@ -16,9 +16,11 @@ BARE_OPTIONS: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_c
 
 
 def compile_loop(loop: LoopT, *, fastmath: frozenset[str] = frozenset()) -> LoopT:
-    """Compile a loop that runs without the GIL. `fastmath` lists the permitted deviations from IEEE order.
+    """Compile a loop that runs without the GIL.
 
-    Only other loops and `machine_code` can call it, since the wrapper that converts Python arguments is left out.
+    `fastmath` lists the permitted deviations from the IEEE rules of arithmetic.
+
+    The loop lacks a wrapper for Python arguments, so only other loops and `machine_code` can call it.
     """
     return cast(LoopT, njit(nogil=True, error_model="numpy", fastmath=set(fastmath), **BARE_OPTIONS)(loop))
 
@@ -63,9 +65,10 @@ def _make_row_adder() -> Any:
 
 
 def _make_widener() -> Any:
-    """Build a function that allows its caller to use 512-bit vectors if the processor has them.
+    """Build a function that lets its caller use 512-bit vectors, if the processor has them.
 
-    LLVM avoids them because they may lower the clock. Loops of pure arithmetic take two thirds of the time with them.
+    LLVM avoids these vectors, because they can lower the clock rate. With 512-bit vectors, loops of pure arithmetic
+    take two thirds of the time.
     """
 
     @intrinsic
@@ -81,7 +84,7 @@ def _make_widener() -> Any:
 
 
 def _make_extreme(name: str) -> Any:
-    """Build min or max of two floats for vector code. NaN and the sign of 0 are ignored."""
+    """Build the minimum or maximum of two floats for vector code."""
 
     @intrinsic
     def extreme(typing: Any, first: Any, second: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Compiled loops that read files."""
+"""Compiled loops that read Parquet files and scan columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SMALLEST, _ZERO = np.float32(-87.0), np.float32(0.0)
 
 @compile_loop
 def _add_reach(bits: Any, signed: Any, reach: Any, highest: Any) -> None:
-    """Lower `reach[0]` and raise `reach[1]` and `highest[0]` to the extremes of the bits."""
+    """Update the smallest and largest bits, and the largest unsigned bits."""
     use_wide_vectors()
     least, most, top = bits[0], bits[0], signed[0]
     for j in range(len(bits)):
@@ -37,7 +37,7 @@ def _add_reach(bits: Any, signed: Any, reach: Any, highest: Any) -> None:
 
 @compile_terms
 def _exp(x: Any) -> Any:
-    """Compute exp of a float32 from _SMALLEST to 0 with an error of at most 2e-7."""
+    """Compute exp of a float32 between _SMALLEST and 0 with an error of at most 2e-7."""
     shifted = x * _LOG2_E + _ROUND
     r = x - (shifted - _ROUND) * _LN2
     c, s = _COEFFICIENTS, r * r
@@ -47,10 +47,9 @@ def _exp(x: Any) -> Any:
 
 @compile_sums
 def _add_levels(policy: Any, reference: Any, valid: Any, cap: float, sums: Any) -> None:
-    """Add the levels of a tile in float32, with weights of 0 and 1 to fill the vector lanes.
+    """Add up the K3 levels of a block of tokens in float32.
 
-    The relative error of a tile's sums is at most 1e-6, as in numpy. min and max return the first argument if one is
-    NaN.
+    The sums of a block have a relative error of at most 1e-6, as in numpy.
     """
     use_wide_vectors()
     most, tokens, size, certain, same = float32(cap), _ZERO, _ZERO, _ZERO, _ZERO
@@ -69,10 +68,10 @@ def _add_levels(policy: Any, reference: Any, valid: Any, cap: float, sums: Any) 
 def scan_sequences(
     columns: Any, bits: Any, signed: Any, valid: Any, offsets: Any, cap: float, reach: Any, highest: Any, sums: Any
 ) -> None:
-    """Add the `RowScan` sums of the valid tokens of each sequence to `sums` [S, 4], and update the extremes of bits.
+    """Add the `RowScan` sums of the valid tokens of each sequence to `sums` [S, 4].
 
-    `bits` and `signed` are the two columns, policy first, as integers. Integers, including the bits of NaN, can be
-    compared in vector code.
+    `bits` and `signed` are the two log-prob columns as integers, train first. Integers can be compared in vector code,
+    and the bits of NaN are then larger than other bits.
     """
     for i in range(len(offsets) - 1):
         for start in range(offsets[i], offsets[i + 1], TILE):
@@ -84,9 +83,9 @@ def scan_sequences(
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Write the positions of zeros among `count` one-bit levels (runs and groups of eight) and return their number.
+    """Find the zeros among `count` one-bit levels of a Parquet page, and return their number.
 
-    -1 if the levels are invalid or `out` is too small. `stop` must be within the body.
+    If the levels are invalid or `out` is too small, the result is -1. `stop` must not exceed the page.
     """
     done = found = 0
     while done < count:
@@ -131,7 +130,7 @@ def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
 
 @compile_loop
 def _find_levels_end(body: Any, at: int) -> int:
-    """Return the end of levels that start with their length, or -1 if it is outside the body."""
+    """Return the end of levels with a length prefix, or -1 if it is outside the page."""
     if at < 0 or at + 4 > len(body):
         return -1
     end = at + 4
@@ -142,11 +141,12 @@ def _find_levels_end(body: Any, at: int) -> int:
 
 @compile_loop
 def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
-    """Write the index of the first value of each list in a page of `count` levels. Return the start of its values.
+    """Find the index of the first value of each list in a Parquet page with `count` levels.
 
-    -1 if the levels are invalid, or if `offsets` or `empty` (for empty lists) is too small. `state` contains the number
-    of lists and of values before the page, and whether the last list may continue in it (an empty list cannot). It is
-    updated for the next page.
+    The result is the position of the values in the page.
+
+    If the levels are invalid or an output array is too small, the result is -1. `state` contains the numbers of lists
+    and values before the page, and whether the last list may continue. `state` is updated for the next page.
     """
     middle = _find_levels_end(body, 0)
     end = _find_levels_end(body, middle)

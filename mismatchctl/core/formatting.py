@@ -32,9 +32,9 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def escape_terminal(text: str) -> str:
-    """Replace characters that are invisible or change the text direction, and break commands of CI services.
+    """Replace characters that are invisible, change the text direction, or control CI services.
 
-    Control characters become symbols, other invisible characters their code point.
+    Control characters become symbols, and other invisible characters become their code point.
     """
     shown = text if text.isprintable() else "".join(map(_make_visible, text))
     if "::" in shown:
@@ -43,7 +43,7 @@ def escape_terminal(text: str) -> str:
 
 
 def escape_markdown(text: str, *, code: bool = False) -> str:
-    """Escape text for a Markdown table cell, or for a code span in it. Mentions and addresses do not become links."""
+    """Escape text for a Markdown table cell, or for a code span in it. @mentions and addresses do not become links."""
     text = escape_terminal(text)
     if code:
         return text.replace("|", "\\|").replace("`", "'")
@@ -52,19 +52,22 @@ def escape_markdown(text: str, *, code: bool = False) -> str:
 
 
 def escape_csv(text: str) -> str:
-    """Escape a cell: no control characters but line breaks, and no formula at the start of a line."""
+    """Escape a CSV cell: remove control characters except line breaks, and prevent formulas."""
     text = re.sub(CSV_CONTROLS, "\N{REPLACEMENT CHARACTER}", text)
     return re.sub(FORMULA_START, r"\1'\2", text)
 
 
 def escape_github(text: str, *, of_property: bool = False) -> str:
-    """Escape the message or a property of a workflow command. A line break cannot start another command."""
+    """Escape the message or a property of a GitHub workflow command.
+
+    After this, a line break cannot start another workflow command.
+    """
     text = escape_terminal(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if of_property else text
 
 
 def escape_xml(text: str) -> str:
-    """Replace characters that XML does not allow. The JUnit writer escapes markup."""
+    """Replace characters that are not allowed in XML."""
     return escape_terminal(text)
 
 
@@ -80,7 +83,7 @@ def shorten_for_cell(text: str) -> str:
 
 
 def file_stems(names: Collection[str]) -> list[str]:
-    """Return unique file names, without suffix, for names from a dump."""
+    """Return unique file names without a suffix for names that come from a dump."""
     found: list[str] = []
     for name in names:
         plain = _UNSAFE_CHARACTERS.sub("_", shorten(name, 60)).strip("._-") or "run"
@@ -159,7 +162,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_heavy_tail(covers: float | None) -> str:
-    """Describe the status of an interval, with its actual coverage if it is known."""
+    """Describe the status of an interval, with its coverage if it is known."""
     instead = "less" if covers is None else f"about {covers:.0%}"
     return f"heavy_tail: few clusters or rare weights dominate; the 95% interval covers {instead}"
 
@@ -195,7 +198,7 @@ def _format_percent(value: float) -> str:
 
 
 def _digits_around_one(value: float) -> int:
-    """Return the digits that show three digits of the distance of a ratio or correlation from 1."""
+    """Return the number of digits that shows three digits of the distance from 1."""
     distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS
@@ -220,7 +223,7 @@ def _format_scientific_or_plain(value: float, digits: int) -> str:
 
 
 def format_command(verb: str, paths: Sequence[str], options: str = "", most: int = 3) -> str:
-    """Return a command line with the paths as they were typed, with the first one of many, or with both sides."""
+    """Return a command line with the paths that the user typed. Of many paths, only the first one is shown."""
     most = len(paths) if paths[:1] == ["--rollout"] else most
     chosen = paths if len(paths) <= most else paths[:1]
     shown = [shlex.quote(escape_terminal(path)) for path in chosen] + ["..."] * (len(paths) > most)

@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 def exp(values: Floats) -> Floats:
-    """Compute exp in the dtype of `values`, correctly rounded. numpy's own float32 exp is not."""
+    """Compute exp in the dtype of `values`. Results are correctly rounded, unlike in numpy's float32 exp."""
     with np.errstate(all="ignore"):
         return np.exp(values.astype(np.float64)).astype(values.dtype)
 
@@ -70,13 +70,13 @@ def ppo_loss(
 
 
 def factor_loss(advantages: Array, log_probs: Array, factors: Array | float) -> LossTerm:
-    """Compute -factor A log pi with a constant factor: CISPO's clipped ratio, VESPO's gate, a weight of REINFORCE."""
+    """Compute -factor A log pi with a constant factor, as in CISPO, VESPO and REINFORCE."""
     slope = -factors * advantages
     return LossTerm(slope * log_probs, slope)
 
 
 def cispo_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> LossTerm:
-    """Compute CISPO: REINFORCE with the bounded ratio as a constant weight."""
+    """Compute CISPO: REINFORCE, weighted with the bounded ratio."""
     ratio = exp(x)
     bounded = np.clip(ratio, low, high)
     return replace(factor_loss(advantages, log_probs, bounded), clipped=bounded != ratio)
@@ -146,7 +146,7 @@ def _multiply(factors: Array, losses: Array) -> Array:
 def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
     """Estimate the KL per token from x = policy minus reference log-prob [T]: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x.
 
-    Keeps the dtype of `log_ratio` and uses no series near zero, like the losses of frameworks.
+    The result keeps the dtype of `log_ratio`. As in frameworks, no series is used near zero.
     """
     if kind == "k1":
         return log_ratio
@@ -161,12 +161,15 @@ LOW_VAR_BOUND = 10.0
 
 
 def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
-    """Estimate K3 per token [T] within +-LOW_VAR_BOUND. Importance weights make it unbiased (DeepSeek-V3.2)."""
+    """Estimate K3 per token [T] within +-LOW_VAR_BOUND.
+
+    Importance weights make this estimate unbiased (DeepSeek-V3.2).
+    """
     estimate = kl_estimate(log_ratio, "k3")
     return np.clip(estimate if importance is None else importance * estimate, -LOW_VAR_BOUND, LOW_VAR_BOUND)
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """Return the tokens that OPSM masks [T]: negative advantage, in sequences [S] with more drift than `delta`."""
+    """Return the tokens that OPSM masks [T]: negative advantages, in sequences with a drift above `delta`."""
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

@@ -47,7 +47,7 @@ _in_use = threading.Event()
 
 
 def use_compiled_loops() -> None:
-    """Record that this process measures with compiled loops, which makes it worthwhile to load other loops too."""
+    """Record that this process runs compiled loops, so that loading more of them pays off."""
     _in_use.set()
 
 
@@ -57,7 +57,7 @@ def compiled_loops_in_use() -> bool:
 
 
 class CompiledLoop:
-    """A compiled loop. Its module is imported only if its machine code is missing."""
+    """A compiled loop. Its module is only imported if no machine code is stored."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
@@ -158,7 +158,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _compile(loop: Any, given: tuple[Any, ...]) -> bytes:
-    """Compile a loop for these arguments. Return its symbol name, a line break and the machine code."""
+    """Compile a loop for these arguments, and return its symbol name and the machine code."""
     from llvmlite import binding
 
     types = tuple(map(_numba_type, given))
@@ -203,12 +203,15 @@ def _type_key(values: tuple[Any, ...]) -> _TypeKey:
 
 
 def _address(array: NDArray[Any]) -> int:
-    """Return the address of the first value. A pyarrow buffer takes a tenth of the time that numpy takes."""
+    """Return the address of the first value. A pyarrow buffer is ten times as fast as numpy here.
+
+    A pyarrow buffer is ten times as fast as numpy here. A pyarrow buffer is ten times as fast as numpy here.
+    """
     return pa.py_buffer(array).address if array.flags.forc else array.ctypes.data
 
 
 def _machine_words(values: tuple[Any, ...]) -> list[float]:
-    """Convert values to arguments of machine code. Arrays are passed without an owner, so it counts no references."""
+    """Convert values to arguments of machine code. Arrays are passed without an owner, so no references are counted."""
     words: list[float] = []
     for value in values:
         if isinstance(value, np.ndarray):

@@ -33,7 +33,7 @@ _SERIES = [1 / math.factorial(power) for power in range(2, 8)]
 
 
 def k3_scale_position(k3: float) -> float:
-    """Return the position of a K3 on the logarithmic scale, from 0 to 1."""
+    """Return the position of K3 on a logarithmic scale, from 0 to 1."""
     low, high = (math.log10(end) for end in K3_SCALE)
     return min(max((math.log10(k3) - low) / (high - low), 0.0), 1.0) if k3 > 0 else 0.0
 
@@ -63,12 +63,12 @@ def _k3_series(x: Float64s) -> Float64s:
 
 
 def bounded_excess(log_ratio: Float64s) -> Float64s:
-    """Return the ratio minus 1, with the log ratio clamped to +-20 so that it cannot overflow."""
+    """Return the ratio minus 1. The log ratio is clamped to +-20, so that the result cannot overflow."""
     return np.expm1(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
 class Ratios:
-    """Log ratio of `policy` to `reference` (the sampler): log-probs [T] in the dtype of the dump, by segment."""
+    """Log ratios of `policy` to `reference`, the policy that sampled. Log-probs [T] keep their dtype."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         self.log_probs = policy, reference
@@ -92,13 +92,16 @@ class Ratios:
 
     @cached_property
     def exp_minus_one(self) -> Float64s:
-        """expm1 of the unclamped log ratio [T]."""
+        """Return expm1 of the log ratio without a clamp [T]."""
         with np.errstate(over="ignore"):
             return np.expm1(self.log_ratio)
 
     @cached_property
     def excess(self) -> Float64s:
-        """Token ratio minus 1 with the log ratio clamped to +-20 [T]. Its sums keep digits that ratios near 1 lose."""
+        """Return the token ratio minus 1, with the log ratio clamped to +-20 [T].
+
+        Sums of these values keep digits that are lost in sums of ratios near 1.
+        """
         within = np.abs(self.extent).max() <= LOG_RATIO_BOUND if len(self.log_probs[0]) else True
         return self.exp_minus_one if within else bounded_excess(self.log_ratio)
 
@@ -114,7 +117,7 @@ class Ratios:
 
     @cached_property
     def extent(self) -> Float64s:
-        """Smallest and largest log ratio of the block [2], +inf and -inf without tokens."""
+        """Return the smallest and largest log ratio of the block [2]. Without tokens: +inf and -inf."""
         return np.array([self.min_log_ratio.min(initial=np.inf), self.max_log_ratio.max(initial=-np.inf)])
 
     @cached_property
@@ -139,7 +142,7 @@ class Ratios:
 
     @cached_property
     def k3(self) -> Float64s:
-        """exp(x) - 1 - x of the unclamped log ratio [T]."""
+        """Return exp(x) - 1 - x of the log ratio without a clamp [T]."""
         return compute_k3(self.log_ratio, self.exp_minus_one)
 
     @cached_property
@@ -184,7 +187,7 @@ class Ratios:
 
 
 def compute_ratios(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratios]:
-    """Build the ratios of a batch for each source (`train/rollout`, ...)."""
+    """Compute the ratios of a batch for each pair of policies (`train/rollout`, ...)."""
     made = {}
     for source in sources:
         policy, reference = (batch.log_probs(name) for name in source.split("/"))
@@ -195,7 +198,7 @@ def compute_ratios(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratio
 
 
 class Float32Ratios(Ratios):
-    """Ratios in float32 as in trainers, with correctly rounded exponentials."""
+    """Ratios in float32, as trainers compute them, with correctly rounded exponentials."""
 
     @cached_property
     def policy(self) -> Any:
@@ -218,7 +221,7 @@ _PROBABILITY_MARGIN = 1e-8  # probabilities are clamped to this distance from 0 
 
 
 def _binary_kl(p: Any, q: Any) -> Any:
-    """Compute the KL of one token against all others, from q to p [T]. NaN in float32 if q rounds to 1."""
+    """Compute the KL from q to p of one token against all other tokens [T]."""
     p, q = (
         np.clip(values, *np.array([_PROBABILITY_MARGIN, 1 - _PROBABILITY_MARGIN], values.dtype)) for values in (p, q)
     )
@@ -227,7 +230,7 @@ def _binary_kl(p: Any, q: Any) -> Any:
 
 
 def _maximum(a: Any, b: Any) -> Any:
-    """Return the larger of two values per token [T]. NaN if one is NaN."""
+    """Return the larger of two values per token [T], or"""
     return np.where((a > b) | np.isnan(a), a, b)
 
 

@@ -1,4 +1,4 @@
-"""Compiled scan of a block of log-probs for values that need a closer check."""
+"""Compiled scan of log-probs that finds values which need a closer check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMNS = "train_log_probs", "rollout_log_probs"
 
 @dataclass(frozen=True)
 class RowScan:
-    """Extremes and sums of several rows from one pass."""
+    """Extremes and sums of several rows, from one pass over their tokens."""
 
     extents: Mapping[str, Extent]  # minimum and maximum of each column by name, masked tokens included
     # per sequence, over its valid tokens [4, S]: tokens with a finite log ratio, their |log ratio| capped at LEVEL_CAP,
@@ -44,7 +44,7 @@ class RowScan:
 
 
 def can_scan() -> bool:
-    """Return True if this process has loaded compiled loops. Loading them takes longer than a scan saves."""
+    """Return True if this process has loaded compiled loops."""
     return compiled_loops_in_use()
 
 
@@ -65,10 +65,9 @@ def scan_log_probs(policy: Floats, reference: Floats, valid: Bools, offsets: Int
 
 
 def _scan_extent(reach: NDArray[Any], highest: np.signedinteger[Any]) -> Extent:
-    """Return the minimum and maximum of floats, given the extremes of their bits. NaN if one of them is NaN.
+    """Return the minimum and maximum of floats, from the extremes of their bits.
 
-    The sign is the topmost bit. The largest unsigned bits belong to the lowest negative number. Without negative
-    numbers, the smallest bits belong to the lowest number. The bits of NaN are larger than the bits of any magnitude.
+    If a value is NaN, the result is NaN.
     """
     if reach[0] > reach[1]:
         return math.nan, math.nan

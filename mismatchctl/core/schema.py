@@ -14,7 +14,7 @@ POSITIVE_TOLERANCE = 1e-3
 
 
 class ColumnKind(Enum):
-    """Contents of one cell in the wide layout (one row per sequence)."""
+    """The type of a cell if a dump has one row per sequence."""
 
     LOG_PROBS = "log-probs, one per token"
     MASK = "0/1 or true/false, one per token"
@@ -44,7 +44,7 @@ class DumpColumn:
 
     @property
     def per_token(self) -> bool:
-        """True if the wide layout always has a list here (and the long layout a scalar)."""
+        """Return True if a row per sequence always has a list in this column."""
         return self.kind in (ColumnKind.LOG_PROBS, ColumnKind.MASK, ColumnKind.TOKENS, *NESTED_KINDS)
 
 

@@ -1,4 +1,4 @@
-"""Finite numbers and validation for stored models: overflow and NaN become a status instead of a value."""
+"""Finite numbers in stored models: overflow and NaN become a status instead of a value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIZE_LIMITS = {
 
 
 def explain_error(error: ValidationError, model: type[BaseModel], most: int | None = None) -> str:
-    """Describe at most `most` problems of a model's data in one line."""
+    """Describe at most `most` errors of a model's data in one line."""
     return "; ".join(_explain_problem(problem, model) for problem in error.errors()[:most])
 
 
@@ -44,7 +44,7 @@ def _explain_problem(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
 
 
 def format_field_path(problem: Mapping[str, Any]) -> str:
-    """Return the dotted path of a problem."""
+    """Return the path of a field with dots."""
     return ".".join(str(part) for part in problem["loc"] if part != "[key]")
 
 
@@ -58,7 +58,7 @@ def describe_expected(problem: Mapping[str, Any]) -> str:
 
 
 def find_owner(model: type[BaseModel], place: Sequence[str | int]) -> type[BaseModel]:
-    """Return the nested model at a path in a model."""
+    """Return the nested model that contains a field."""
     for part in place:
         field = model.model_fields.get(str(part))
         model = next(_nested_models(field.annotation), model) if field is not None else model
@@ -86,7 +86,7 @@ LARGEST_SUM = 1e300
 
 
 def cap_sum(value: float) -> float:
-    """Return a sum within +-LARGEST_SUM. NaN, which follows from an overflow, becomes LARGEST_SUM."""
+    """Limit a sum to +-LARGEST_SUM. NaN, the result of an overflow, becomes LARGEST_SUM."""
     return LARGEST_SUM if math.isnan(value) else float(min(max(value, -LARGEST_SUM), LARGEST_SUM))
 
 
@@ -99,10 +99,9 @@ _POWERS = np.array([float(10**power) for power in range(23)])
 
 
 def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
-    """Round finite values to at most 15 significant digits: the double nearest to that decimal.
+    """Round finite values to at most 15 significant digits.
 
-    Multiplication with an exact power of ten rounds once. Values close to a rounding boundary, very small and very
-    large values are formatted and parsed instead.
+    If the power of ten is exact, the value is rounded once, by multiplication. Other values are formatted and parsed.
     """
     size: NDArray[np.float64] = np.abs(values)
     with np.errstate(all="ignore"):
@@ -140,9 +139,11 @@ def replace_nonfinite_in_table(table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 class FiniteModel(BaseModel):
-    """A model without NaN and infinity. An optional field with such a value becomes null with a status.
+    """A pydantic model without NaN and infinity.
 
-    A required field with such a value is a validation error.
+    If an optional field is not finite, it becomes null and its status has the reason.
+
+    If a required field is not finite, validation fails.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)

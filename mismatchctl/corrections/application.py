@@ -18,7 +18,7 @@ from mismatchctl.corrections.model import MISMATCH_SOURCE, ClampLevel, Correctio
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected tokens: the tokens in `tokens` [T] (default: all) of the selected `sequences` [S]."""
+    """Selected tokens: the tokens in `tokens` [T] of the sequences in `sequences` [S]."""
 
     segments: Segments
     sequences: Bools
@@ -40,7 +40,7 @@ class Selection:
         return np.where(self.sequences, self.segments.sum(masked), 0.0)
 
     def sum_log_ratio(self, log_ratio: NDArray[Any]) -> Float64s:
-        """Sum log ratios times flags, like trainers: an unselected value that is not finite gives NaN."""
+        """Sum the log ratios of selected tokens like trainers: a non-finite value gives NaN, also if unselected."""
         masked = log_ratio if self.tokens is None else log_ratio * self.tokens
         return self.segments.sum(masked) * self.sequences
 
@@ -49,7 +49,7 @@ class Selection:
         return spread if self.tokens is None else spread & self.tokens
 
     def divide(self, segments: Segments) -> Selection:
-        """Return the same tokens, divided into other segments."""
+        """Return the same selection over other segments."""
         return Selection(segments, np.ones(len(segments), np.bool_), self.expand())
 
     def exclude(self, rejected: Selection) -> Selection:
@@ -61,7 +61,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """The values of a batch for one gate `over: batch`. Values inside the bound always stay."""
+    """The values that a gate with `over: batch` compares. Values inside the bound are never dropped."""
 
     gate: Gate
     count: int = 0  # number of the values inside the bound
@@ -80,7 +80,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def find_cut(self) -> tuple[float, int, bool]:
-        """Return the smallest dropped value (or infinity), how many drops equal it, and True if smaller values stay."""
+        """Return the smallest dropped value, how many values equal to it are dropped, and whether smaller ones stay."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # one token always stays
@@ -90,14 +90,14 @@ class Trim:
         return least, int((ascending[stays:] == least).sum()), self.count > 0 or bool(ascending[0] < least)
 
     def threshold(self) -> float:
-        """Return the value from which tokens are dropped. Equal values are treated alike, the smallest stay."""
+        """Return the smallest value that is dropped. Equal values are all dropped or all kept."""
         least, _, less_stays = self.find_cut()
         return least if less_stays else math.nextafter(least, math.inf)
 
 
 @dataclass(frozen=True)
 class GateOutcome:
-    """The tokens that one gate rejects because their statistic is too low or too high."""
+    """The tokens that one gate rejects, separately for too low and too high values."""
 
     gate: Gate
     low: Selection
@@ -109,7 +109,10 @@ class GateOutcome:
 
 
 def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selection) -> GateOutcome:
-    """Return the tokens that `gate` rejects, with aggregates over `selection`. Empty sequences are never rejected."""
+    """Return the tokens that `gate` rejects.
+
+    The statistic is computed over the tokens in `selection`. Empty sequences are never rejected.
+    """
     segments = adjacent_segments(batch) if gate.over == "segment" else batch.segments
     view = selection if gate.over != "segment" else selection.divide(segments)
     measured = measure_gate(gate, ratios, view, batch)
@@ -125,7 +128,7 @@ def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selecti
 
 
 def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
-    """Return the statistic that a gate compares, per token [T] or per segment of the view."""
+    """Return the statistic that a gate compares, per token [T] or per segment."""
     if gate.statistic == "age":
         return _sequence_age(gate, batch)
     if gate.precision == "float32":
@@ -147,7 +150,7 @@ _PROBABILITY_STATISTICS = ("prob_diff", "abs_prob_diff", "train_prob", "rollout_
 
 
 def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batch: TokenBatch) -> Float64s:
-    """Include tokens with a log ratio of -inf in the statistic of each sequence, segment or prefix."""
+    """Include tokens with a log ratio of -inf in the statistic of each segment."""
     impossible = _count_impossible_tokens(gate.over, view.segments, batch)
     if impossible is None or gate.level == "token" or gate.statistic in _PROBABILITY_STATISTICS:
         return measured
@@ -176,7 +179,7 @@ def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batc
 
 
 def _count_impossible_tokens(over: str, segments: Segments, batch: TokenBatch) -> Ints | None:
-    """Return the tokens with a log ratio of -inf in each sequence, in each of the segments, or before each token."""
+    """Count the tokens with a log ratio of -inf in each segment, or before each token."""
     near = batch.impossible_near
     if over == "sequence" or near is None:
         return batch.impossible if over == "sequence" else None
@@ -184,19 +187,19 @@ def _count_impossible_tokens(over: str, segments: Segments, batch: TokenBatch) -
 
 
 def _running_counts(view: Selection) -> Float64s:
-    """Return the selected tokens of each prefix [T]."""
+    """Return the number of selected tokens up to each token [T]."""
     seen = _segment_values(view.segments, np.asarray(view.expand()))
     return np.concatenate([np.zeros(0), *map(np.cumsum, seen)])
 
 
 def _sequence_age(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return the age of each sequence [S]. An unknown age fails the gate unless the gate keeps undefined values."""
+    """Return the age of each sequence [S]. A gate fails for an unknown age, unless the gate keeps undefined values."""
     unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
     return np.where(np.isnan(batch.age), unknown, batch.age)
 
 
 def gate_bounds(gate: Gate) -> tuple[float, float]:
-    """Return the bounds of the compared statistic: logs for ratios."""
+    """Return the bounds of a gate's statistic. For ratios, these are logarithms."""
     low, high = gate.bounds
     if math.isnan(low) or math.isnan(high):  # some frameworks accept NaN and reject all tokens
         return math.inf, -math.inf
@@ -206,7 +209,7 @@ def gate_bounds(gate: Gate) -> tuple[float, float]:
 
 
 def clamp_ratios(ratios: Ratios, clamp: ClampLevel, limit: float) -> Ratios:
-    """Clamp log ratios per token if the rule requires it and any exceeds the limit."""
+    """Clamp the log ratios of tokens if the rule requires it."""
     if clamp != "token" or np.abs(ratios.extent).max() <= limit:
         return ratios
     return _replace_log_ratio(ratios, np.clip(ratios.log_ratio, -limit, limit))
@@ -218,7 +221,10 @@ def replace_nonfinite_ratios(ratios: Ratios) -> Ratios:
 
 
 def adjacent_segments(batch: TokenBatch) -> Segments:
-    """Return each run of adjacent valid tokens as a segment. Tokens of train probability 0 are between them."""
+    """Return each sequence of adjacent valid tokens as a segment.
+
+    Tokens with train probability 0 separate the segments.
+    """
     near = batch.impossible_near
     gaps = np.flatnonzero(np.diff(batch.positions) != 1 if near is None else near[1:, 0]) + 1
     return replace(batch.segments, offsets=np.union1d(gaps, batch.segments.offsets))
@@ -233,7 +239,7 @@ def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
 
 
 def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
-    """Aggregate over the view: one value per token, per segment or per prefix."""
+    """Compute the statistic: one value per token, per segment or per prefix."""
     segments, level = view.segments, gate.level
     whole = view.tokens is None and segments is ratios.segments  # then known sums and extremes can be used
     defined = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # NaN must not decide for its sequence
@@ -259,7 +265,7 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
-    """Return the mean ratio per segment or prefix, minus 1. Ratios are bounded unless the clamp is `none`."""
+    """Return the mean ratio minus 1 per segment or prefix."""
     if gate.over == "sequence" and view.tokens is None and gate.clamp != "none":
         return ratios.excess_sum / np.maximum(view.counts, 1)
     excess = ratios.exp_minus_one if gate.clamp == "none" else ratios.excess
@@ -271,7 +277,7 @@ def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Float64s:
-    """Aggregate the prefix of each token, including the token [T]. Tokens outside the view are ignored."""
+    """Compute the statistic of the tokens up to each token [T]. Unselected tokens are ignored."""
     running, neutral = {"min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}.get(level, (np.add, 0.0))
     seen = np.asarray(view.expand())
     shown = _segment_values(view.segments, np.where(seen, np.asarray(values), neutral))
@@ -287,7 +293,7 @@ def _segment_values(segments: Segments, values: NDArray[Any]) -> Iterator[NDArra
 
 
 def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tuple[Bools, Bools]:
-    """Return flags of the values below and above the interval."""
+    """Return flags of the values below and above an interval."""
     lower: Any
     upper: Any
     lower, upper = gate_bounds(gate)
@@ -312,7 +318,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return minus the log of a uniform number per token or sequence, based only on seed, file, row and position."""
+    """Return minus the log of a random number per token or sequence, fixed by seed, file, row and position."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -330,7 +336,7 @@ def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
 
 
 def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenBatch) -> Bools:
-    """Return the dropped tokens of a batch, by the thresholds of its steps if it contains parts of them."""
+    """Return the tokens of a batch that a gate with `over: batch` drops."""
     seen = np.asarray(view.expand())
     if gate in batch.trims:
         reached = np.asarray(values) >= np.asarray(batch.segments.spread(batch.trims[gate]))
@@ -345,7 +351,7 @@ def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenB
 def _select_rejected(
     gate: Gate, flags: Bools, segments: Segments, view: Selection, batch: TokenBatch, ratios: Ratios
 ) -> Selection:
-    """Convert flags per token or segment to a selection over the batch's sequences."""
+    """Convert rejected tokens or segments to a selection of the batch's sequences."""
     if gate.per_token:
         tokens = flags & view.expand() if gate.sees == "remaining" else flags
     elif gate.over == "segment":
@@ -361,7 +367,7 @@ def _select_rejected(
 
 
 def _eligible_tokens(gate: Gate, batch: TokenBatch, ratios: Ratios) -> Bools:
-    """Return flags of the tokens that the gate may reject [T]."""
+    """Return flags of the tokens [T] that a gate may reject."""
     if batch.advantages is None:
         raise KeyError("advantages")
     if gate.when == "drifting":
@@ -376,7 +382,7 @@ _SMALLEST_MEAN = 1e-8
 
 @dataclass(frozen=True)
 class Weights:
-    """Importance weights per token [T] or per sequence [S], before normalization."""
+    """Importance weights per token [T] or per sequence [S], before they are normalized."""
 
     rule: Weight  # the weight rule
     ratios: Ratios  # the ratios that it uses
@@ -392,12 +398,12 @@ class Weights:
 
     @property
     def are_ratios(self) -> bool:
-        """True if the unbounded weights are the token ratios, whose sums `ratios` has."""
+        """Return True if the weights without a bound are the token ratios."""
         return self.rule.level == "token" and self.rule.is_usual
 
     @cached_property
     def log_ratio(self) -> Float64s:
-        """The log ratio at the rule's level, unclamped."""
+        """Return the log ratio at the level of the rule, without a clamp."""
         rule, ratios = self.rule, self.ratios
         if rule.level == "token":
             return ratios.log_ratio
@@ -420,7 +426,7 @@ class Weights:
 
     @cached_property
     def raw_excess(self) -> Float64s:
-        """Unbounded weights minus 1, which keeps the digits of weights near 1."""
+        """Return the weights without a bound, minus 1, which keeps the digits of weights near 1."""
         if self.are_ratios:
             return self.ratios.excess
         if self._limit == LOG_RATIO_BOUND:
@@ -435,7 +441,7 @@ class Weights:
 
     @cached_property
     def low(self) -> Bools:
-        """Flags of weights below the lower bound, or below `watch_low` if weights are not bounded below."""
+        """Return flags of weights below the lower bound, or below `watch_low` if there is no lower bound."""
         return self.raw_excess + 1.0 < (self.rule.watch_low or self.rule.bounds[0])
 
     @cached_property
@@ -451,7 +457,7 @@ class Weights:
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Bound weights, given as their distance from `origin`."""
+        """Apply the bounds to weights that are given as the distance from `origin`."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:
@@ -463,24 +469,24 @@ class Weights:
         return np.where(where, bounded, values)
 
     def _sanitize(self, values: Float64s, origin: float) -> Float64s:
-        """Set NaN and infinite weights, given as their distance from `origin`, to 0 if the rule requires it."""
+        """Set NaN and infinite weights to 0 if the rule requires it."""
         return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
 
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
-        """Sum `values`, shaped like the weights, over the selected tokens of each sequence [S]."""
+        """Sum `values`, one per weight, over the selected tokens of each sequence [S]."""
         if self.per_token:
             return over.sum(values)
         return np.where(over.counts > 0, values, 0.0) * over.counts
 
 
 def normalization_divisor(mean: Float64s) -> Float64s:
-    """Return the divisor of normalization: the mean weight, or 1 if the mean is too small, as in trainers."""
+    """Return the mean weight that normalizes the weights, or 1 if the mean is too small, as in trainers."""
     return np.where(mean > _SMALLEST_MEAN, mean, 1.0)
 
 
 @dataclass(frozen=True)
 class CorrectedBlock:
-    """A correction applied to a block: weights, the outcome of each gate, and the remaining tokens."""
+    """Result of a correction for a block: weights, rejected tokens of each gate, and remaining tokens."""
 
     weights: Weights | None  # null if the correction has no weight rule (every weight is 1)
     gates: tuple[GateOutcome, ...]  # one outcome per gate, in order
@@ -488,7 +494,7 @@ class CorrectedBlock:
     counted: Selection  # tokens in the loss's denominator: `kept` plus the tokens rejected by gates with effect `zero`
 
     def token_weights(self) -> Float64s:
-        """Return the bounded weight of every token [T] before normalization, rejected tokens included."""
+        """Return the bounded weight of each token [T] before normalization, also for rejected tokens."""
         if self.weights is None:
             return self.kept.segments.spread(np.ones(len(self.kept.segments)))
         bounded = self.weights.bounded
@@ -542,7 +548,7 @@ _BOUND_TOLERANCE = 1e-9
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Return sequences [S] that may contain a token outside a bound of a rule on tokens, judged by their extremes."""
+    """Return the sequences [S] that may contain a token outside a bound, judged by their extremes."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight
@@ -560,7 +566,7 @@ def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) 
 
 
 def _sequences_outside(ratios: Ratios, low: float, high: float) -> Bools:
-    """Return sequences [S] whose extremes reach the ends of an interval of ratios."""
+    """Return the sequences [S] whose extremes are outside an interval of ratios."""
     lower, upper = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
     if not (lower <= LOG_RATIO_BOUND and upper >= -LOG_RATIO_BOUND):  # NaN bounds, or bounds outside the clamp
         return np.ones(len(ratios.segments), np.bool_)

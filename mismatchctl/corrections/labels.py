@@ -1,6 +1,7 @@
-"""Labels of corrections and thresholds by their meaning, for every output.
+"""Labels of corrections and thresholds, by their meaning.
 
-A label such as "token weight ≤ 2; geometric mean within 0.1%" names what is kept. A veto names what rejects.
+A label names the condition to keep data, such as "token weight ≤ 2; geometric mean within 0.1%". The label of a veto
+names the condition to reject.
 """
 
 from __future__ import annotations
@@ -144,12 +145,12 @@ def short_number(value: float) -> str:
 
 
 def _leading_place(distance: float) -> int:
-    """Return the decimal exponent of a distance from 1, which a threshold near 1 must show."""
+    """Return the decimal place that a threshold near 1 must show."""
     return max(math.floor(math.log10(distance)), -9) if distance > 0 else 0
 
 
 def _rejecting_token(gate: Gate) -> str:
-    """Describe the token that rejects its whole sequence, "" if the gate is not a veto."""
+    """Describe the token that rejects its sequence, or "" if the gate is not a veto."""
     if gate.over == "batch" or gate.statistic == "age":
         return ""
     name = "ratio" if gate.statistic == "ratio" else _STATISTIC_NAMES[gate.statistic]

@@ -89,7 +89,7 @@ class _CorrectionModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_flag_for_a_number(cls, data: Any) -> Any:
-        """Refuse `truncate: true`, which pydantic would read as 1."""
+        """Reject `truncate: true`, which pydantic would read as 1."""
         for name, value in data.items() if isinstance(data, dict) else ():
             if name != "inclusive" and (value is True or value is False or _contains_flag(value)):
                 raise ValueError(f"{name} must not be true or false")
@@ -101,7 +101,7 @@ def _contains_flag(value: Any) -> bool:
 
 
 def _drop_infinite_bounds(interval: Interval) -> Interval:
-    """Replace an infinite bound with null."""
+    """Replace an infinite bound by null."""
     low, high = interval
     return (None if low == -math.inf else low), (None if high == math.inf else high)
 
@@ -233,13 +233,13 @@ class Gate(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """True if each token or sequence is judged by its own value alone, with the same bounds everywhere."""
+        """Return True if each token or sequence is judged by its own value, with the same bounds everywhere."""
         given = (self.over, self.limit, self.precision, self.widen, self.seed, self.when)
         return given == ("sequence", LOG_RATIO_BOUND, "float64", 0.0, None, "always")
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The interval that is kept: (lower, upper), infinite for an open side."""
+        """Return the interval that is kept, (lower, upper). A missing bound is infinite."""
         low, high = self.keep
         return (-math.inf if low is None else low), (math.inf if high is None else high)
 

@@ -124,7 +124,7 @@ def named_correction(name: str) -> Correction | None:
             raise ConfigError(f"correction {name}: {found[1]} takes {len(usual)} positive bounds, as in {example}")
         fields = build(*bounds)
         if "weight" in fields and "weight" in merged:
-            raise ConfigError(f"correction {name}: only one of its rules can set weights")
+            raise ConfigError(f"correction {name}: only one rule of a correction can set weights")
         merged |= fields | {"gates": [*merged.get("gates", []), *fields.get("gates", [])]}
         place = found.end()
     return parse_correction(merged, f"correction {name}")

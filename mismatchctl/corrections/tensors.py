@@ -42,7 +42,7 @@ class TensorLayout:
             raise ConfigError(f"{name}: {unread}")
         made = tuple(map(_to_numpy, rows))
         if single or (made and made[0].ndim == 0):
-            raise ConfigError(f"{name}: give one row per sequence, [B, T] or a list of rows; this is a single row")
+            raise ConfigError(f"{name}: expected an array [B, T] or a list of rows, found a single row")
         for row in made:
             if row.ndim != 1 or row.dtype.kind not in "fiubO":
                 what = f"shape {row.shape}" if row.ndim != 1 else f"{row.dtype}"
@@ -103,7 +103,7 @@ def _to_library(sample: Any, values: NDArray[Any]) -> Any:
 def _to_numpy(row: Any) -> NDArray[Any]:
     if hasattr(row, "detach"):
         if row.is_meta:
-            raise ConfigError("a tensor on the device meta is empty; pass the computed tensor")
+            raise ConfigError("a tensor on the device meta has no values; pass the computed tensor")
         row = row.detach().cpu()
         row = row.to_dense() if row.is_sparse else row
         row = (row.float() if row.is_floating_point() and row.element_size() < 4 else row).numpy()
@@ -205,7 +205,10 @@ def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]
         return [np.arange(start, min(start + micro_batches, rows)) for start in range(0, rows, micro_batches)]
     names = _to_numpy(micro_batches)
     if names.shape != (rows,):
-        raise ConfigError(f"micro_batches: give rows per micro-batch, or one name for each of the {rows} rows")
+        raise ConfigError(
+            "micro_batches: pass the number of rows per micro-batch, or the name of the micro-batch for each of "
+            f"the {rows} rows"
+        )
     return [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
 
 
@@ -215,7 +218,7 @@ def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
         return {}
     ages = _to_floats(_to_numpy(age), "age")
     if ages.shape not in ((), (rows,)):
-        raise DataError(f"age has the shape {ages.shape}, not one number for each of {rows} rows")
+        raise DataError(f"age has the shape {ages.shape}, expected one number for each of the {rows} rows")
     return {"train_version": np.broadcast_to(ages, (rows,)), "rollout_version": np.zeros(rows)}
 
 
@@ -246,7 +249,9 @@ def _check_log_probs(values: Floats, name: str) -> None:
         raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
     worst = most if most > POSITIVE_TOLERANCE else least
     what = "log-probs must not be above 0" if worst > 0 else "no policy gives such a log-prob"
-    raise DataError(f"{name} has a valid token of {worst:.6g}: {what}", remedy="pass log-probs, and mask other values")
+    raise DataError(
+        f"{name} has a valid token of {worst:.6g}: {what}", remedy="pass log-probs, and mask all other values"
+    )
 
 
 def _to_floats(values: NDArray[Any], name: str) -> Floats:
@@ -255,7 +260,7 @@ def _to_floats(values: NDArray[Any], name: str) -> Floats:
     try:
         return values.astype(np.float64, casting="unsafe" if values.dtype.kind == "O" else "same_kind")
     except (TypeError, ValueError):
-        raise ConfigError(f"{name}: give numbers, not {values.dtype}") from None
+        raise ConfigError(f"{name}: expected numbers, found {values.dtype}") from None
 
 
 def _expand_advantages(values: Values, layout: TensorLayout) -> Values:

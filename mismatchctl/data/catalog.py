@@ -287,7 +287,9 @@ class ColumnNames:
                 claims = [name for name in free if self.aliases.get(name) == column]
             if len(claims) > 1 and not lenient:
                 both = " and ".join(escape_unprintable(name) for name in claims)
-                raise DataError(f"{both} can all be {column}", file=footer.found.path, remedy=_column_option(column))
+                raise DataError(
+                    f"several columns can be {column}: {both}", file=footer.found.path, remedy=_column_option(column)
+                )
             if claims:
                 result[column] = claims[0]
         for name in self.by:
@@ -427,7 +429,7 @@ def require_files(catalog: Catalog, names: ColumnNames) -> None:
     footers = catalog.footers
     if not catalog.files:
         path, problem = next(iter(catalog.problems.files.items()))
-        raise DataError(f"no file can be used; the first one: {problem}", file=path)
+        raise DataError(f"none of the files can be used. The problem of the first file: {problem}", file=path)
     present = {name for footer in footers for name in footer.types}
     for column, actual in names.rename.items():
         if actual not in present:
@@ -462,7 +464,7 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
                 what = "one value per token" if file.layout == "long" else describe_type(file.types[name])
                 raise ConfigError(
                     f"{option('by', escape_unprintable(name))}: the column holds {what} in {file.path}; "
-                    "a column to break down by has one value per sequence"
+                    "--by needs a column with one value per sequence"
                 )
         if found.files and not holders and name != "run" and not any(name in file.partition for file in found.files):
             known = {text for file in found.files for text in (*file.columns, *file.partition)}
@@ -498,7 +500,7 @@ def _find_deviating_files(files: Sequence[DumpFile], column: str) -> Iterator[tu
     usual, times = Counter(kinds.values()).most_common(1)[0]  # ties go to the first
     example = next(file for file in files if kinds.get(id(file)) == usual)
     others = f" and {times - 1} more" if times > 1 else ""
-    remedy = f"use one type in all files of a run, or skip unfit files with {option('on_bad', 'skip')}"
+    remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
     for file in files:
         if kinds.get(id(file), usual) != usual:
             problem, name = f"holds {kinds[id(file)]} here but {usual} in {example.path}{others}", file.columns[column]

@@ -67,7 +67,7 @@ class JoinedColumns:
         self.found = 0
         tables = list(_read_joined_tables(place))
         if not tables:
-            raise DataError("does not contain columns to join", file=str(place))
+            raise DataError("this file does not contain any column that can be joined", file=str(place))
         shared = set.intersection(*(set(table.column_names) for table in tables))
         ordered = sorted(shared, key=lambda name: (name in COLUMN_TYPES, name))
         with self._explain("its files do not have the same types"):
@@ -75,12 +75,14 @@ class JoinedColumns:
         self.columns = {column_aliases().get(name, name): name for name in ordered}
         if "sequence_id" not in self.columns:
             remedy = "write the ids that the other file has"
-            raise DataError("the column does not exist", file=str(place), column="sequence_id", remedy=remedy)
+            raise DataError("the dump lacks this column", file=str(place), column="sequence_id", remedy=remedy)
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
         keys = tuple(name for name in ("step", "sequence_id") if name in self.columns and name in batch.schema.names)
         if "sequence_id" not in keys:
-            raise DataError("has neither sequence_id nor another key, so it cannot be joined", file=str(path))
+            raise DataError(
+                "this file cannot be joined, because it has neither sequence_id nor another key", file=str(path)
+            )
         added = [name for name in COLUMN_TYPES if name in self.columns and name not in batch.schema.names]
         derived = "prompt_id" in batch.schema.names and batch.schema.field("prompt_id").metadata == DERIVED
         if "prompt_id" in self.columns and derived:  # ids of another file are better
@@ -91,7 +93,7 @@ class JoinedColumns:
         self.found += sum(place is not None for place in places)
         known = next(batch[name] for name in REQUIRED_COLUMNS if name in batch.schema.names)
         if not pa.types.is_list(known.type):
-            raise DataError("has one row per token, and joining is by sequence", file=str(path))
+            raise DataError("this file has one row per token, but a join needs one row per sequence", file=str(path))
         for name in added:
             with self._explain(f"its {name} cannot be read"):
                 values = self._table[self.columns[name]].take(pa.array(places, pa.int64())).to_pylist()
@@ -117,7 +119,7 @@ class JoinedColumns:
                     raise DataError(f"{_describe_key(keys, own)} occurs twice", file=str(self._place), row=row)
         if key not in self._rows[keys] and not partial:
             problem = f"{_describe_key(keys, key)} is not in {self._place}"
-            raise DataError(problem, file=str(path), remedy="join a file of the same run")
+            raise DataError(problem, file=str(path), remedy="pass a file of the same run")
         return self._rows[keys].get(key)
 
     def _check(self, name: str, values: list[Any], lengths: list[int], batch: pa.RecordBatch, path: Path) -> None:
@@ -129,7 +131,12 @@ class JoinedColumns:
             if not isinstance(value, list) or len(value) != length or None in value:
                 have = "none" if not isinstance(value, list) else "nulls" if None in value else f"{len(value)} values"
                 problem = f"{self._place} has {have} of sequence {batch['sequence_id'][row]}, which has {length} tokens"
-                raise DataError(problem, file=str(path), column=name, remedy="join one value per response token")
+                raise DataError(
+                    problem,
+                    file=str(path),
+                    column=name,
+                    remedy="write one value per response token in the joined column",
+                )
 
 
 def _read_joined_tables(place: Path) -> Iterator[pa.Table]:
@@ -253,8 +260,8 @@ def convert_dump(
         if writer is None:
             raise DataError("does not contain sequences", file=named)
         if joined is not None and not joined.found:
-            remedy = "join a file of the same run"
-            raise DataError(f"its sequences are not in {join}", file=named, remedy=remedy)
+            remedy = "pass a file of the same run"
+            raise DataError(f"sequences of this dump are missing in {join}", file=named, remedy=remedy)
     passed_over = compressed_file_notes(Path(named), framework) if paths else ()
     return ConversionResult(rows, tokens, source.missing, source.copies, passed_over)
 
@@ -340,7 +347,10 @@ def _common_id(rollout: _Side, train: _Side) -> tuple[str, ...]:
         return ("id",)
     lacking = next(side for side in (rollout, train) if side.id_column("id") is None)
     columns = ", ".join(map(escape_unprintable, lacking.columns))
-    raise ConfigError(f"{lacking.path}: missing column id; name the column that identifies a row with --on: {columns}")
+    raise ConfigError(
+        f"{lacking.path}: missing column id; choose the column that identifies a row with --on. The "
+        f"columns are {columns}"
+    )
 
 
 @dataclass(frozen=True)
@@ -524,7 +534,7 @@ def _full_mask(side: _Side, row: int) -> list[Any] | None:
     value = next((side.columns[name][row] for name in found), None)
     if isinstance(value, list) and any(one not in (0, 1) for one in value):
         problem = "response_mask must contain only 0 and 1"
-        raise DataError(problem, file=str(side.path), row=row, remedy="write 0 and 1, or false and true")
+        raise DataError(problem, file=str(side.path), row=row, remedy="write 0 and 1, or false and true, in the mask")
     return value if isinstance(value, list) else None
 
 

@@ -54,7 +54,7 @@ class Work(Protocol[PartT]):
     """Work on a unit: a picklable dataclass whose fields determine the result."""
 
     def __call__(self, dump: Dump, unit: ReadUnit, /) -> PartT:
-        """Compute the part of one unit."""
+        """Compute the result of one unit."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,8 @@ def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str
     if tool_version() != version:
         return DataError(
             f"the Ray worker on {node} runs another version of mismatchctl, or of numpy or pyarrow",
-            remedy="install the same on every node, or send it along as docs/guides/scaling.md shows",
+            remedy="install the same versions on every node, or send the packages with the job "
+            "(docs/guides/scaling.md)",
         )
     stored = (file for file in dump.files if not isinstance(file.contents, MemoryTable) and "://" not in file.location)
     if (file := next((file for file in stored if not os.path.exists(file.location)), None)) is not None:

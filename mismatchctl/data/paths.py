@@ -221,7 +221,7 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
         for path in strangers:
             _list_foreign_files(path)  # refuses compressed files
         if not strangers:
-            raise DataError("no path was given", remedy="name the files or the folder of a dump")
+            raise DataError("no path was given", remedy="pass the files or the folder of a dump")
         remedy = "write Parquet, Arrow, JSONL, CSV, NPZ, safetensors or a .pt dict of columns (docs/guides/files.md)"
         raise DataError("this format is not supported", file=escape_unprintable(strangers[0]), remedy=remedy)
     notes = [f"ignored, since they are not dumps: {_format_names(sorted(strangers))}"] if strangers else []
@@ -384,7 +384,7 @@ def _missing_path_error(path: str) -> DataError:
     except (OSError, ValueError):
         problem = "the file or folder does not exist"
         return DataError(problem, file=escape_unprintable(path), remedy=_suggest_path(path))
-    return DataError("this is not a file or folder", file=escape_unprintable(path), remedy="name a dump")
+    return DataError("this path is neither a file nor a folder", file=escape_unprintable(path), remedy="name a dump")
 
 
 def _suggest_path(path: str) -> str:

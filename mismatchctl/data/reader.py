@@ -81,7 +81,7 @@ def open_dump(
         ConfigError: a `--column` or `--by` does not fit the files.
     """
     if on_bad not in get_args(BadDataPolicy):
-        raise ConfigError(f"{option('on_bad')} is error, skip or mask, not {on_bad!r}")
+        raise ConfigError(f"{option('on_bad')} must be error, skip or mask, found {on_bad!r}")
     found, hints = discover_files(paths)
     names = ColumnNames(rename or {}, aliases or {}, tuple(dict.fromkeys(by)))
     catalog = build_catalog(found, names, wanted, on_bad == "skip")

@@ -71,7 +71,7 @@ def _read_tokenizer_file(place: Path) -> dict[int, bytes]:
     except OSError as error:
         raise ConfigError(f"--tokenizer {place}: cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise ConfigError(f"--tokenizer {place}: is not a tokenizer.json with a vocabulary") from None
+        raise ConfigError(f"--tokenizer {place}: this file is not a tokenizer.json with a vocabulary") from None
     letters = _byte_letters()
     by_bytes = sum("Ġ" in piece for piece in named.values()) > sum("▁" in piece for piece in named.values())
     read = (lambda piece: _decode_letters(piece, letters)) if by_bytes else _decode_sentencepiece
@@ -107,7 +107,8 @@ def _load_tiktoken(name: str, seen: set[int]) -> dict[int, bytes]:
         import tiktoken  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise ConfigError(
-            f"--tokenizer {name}: no such file, and encodings by name need tiktoken: pip install tiktoken"
+            f"--tokenizer {name}: this file does not exist. For the name of an encoding, install tiktoken: pip "
+            "install tiktoken"
         ) from None
     try:
         encoding = tiktoken.get_encoding(name)

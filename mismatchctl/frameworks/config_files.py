@@ -203,7 +203,10 @@ def _read_python(path: Path, name: str) -> list[RawConfig]:
     ]
     if not found:
         classes = ", ".join(CONFIG_CLASSES)
-        raise ConfigError(f"{path}: no call of {classes} configures a correction. Other Python code is not read.")
+        raise ConfigError(
+            f"{path}: this file contains no call of {classes} that configures a correction. Other Python code is "
+            "ignored."
+        )
     return found
 
 
@@ -244,7 +247,9 @@ def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Nat
             raise ConfigError(f"{path}: line {one.line}: {UNPACKING_NOT_READ}")
         if one.unknown:
             place, value = one.unknown[0]
-            raise ConfigError(f"{path}: {place} is {value}, which the file does not contain. Write the value there.")
+            raise ConfigError(
+                f"{path}: {place} refers to {value}, and the file does not define this value. Write the value there."
+            )
     return [(written, _read_correction(Path(path), written)) for written in found]
 
 
@@ -353,7 +358,7 @@ def _choose_framework(path: Path, said: RawConfig, framework: str, guesses: list
             raise ConfigError(
                 f"{path}: this is a configuration of {load_framework(other).title}, not of {chosen.title}."
             )
-        raise ConfigError(f"{path}: contains no key of a correction of {chosen.title}.")
+        raise ConfigError(f"{path}: this file contains no correction key of {chosen.title}.")
     recognized = recognize(keys)
     name = (recognized or "").partition("@")[0]
     if said.whose:
@@ -365,9 +370,9 @@ def _choose_framework(path: Path, said: RawConfig, framework: str, guesses: list
         return load_framework(recognized)
     if recognized is None and is_clear(guesses):
         title = load_framework(likeliest_names[0]).title
-        raise ConfigError(f"{path}: this is a configuration of {title}, and it contains no key of a correction.")
+        raise ConfigError(f"{path}: this is a configuration of {title}, but it contains no correction key.")
     own = wording(python="correction", command="--correction")
-    raise ConfigError(f"{path}: {likeliest(guesses, recognized)}. A file of mismatchctl itself is a {own}.")
+    raise ConfigError(f"{path}: {likeliest(guesses, recognized)}. A file for mismatchctl itself must be a {own}.")
 
 
 def _read_correction(path: Path, written: NativeConfig) -> Correction:
@@ -384,7 +389,9 @@ def _read_correction(path: Path, written: NativeConfig) -> Correction:
         Correction.model_validate(named.model_dump())
     except ValidationError as error:  # of an empty interval, which frameworks accept and a Result does not
         why = describe_expected(error.errors()[0])
-        raise ConfigError(f"{path}: {chosen.title} accepts this, but no correction results: {why}") from None
+        raise ConfigError(
+            f"{path}: {chosen.title} accepts this file, but it cannot be converted to a correction: {why}"
+        ) from None
     return named
 
 

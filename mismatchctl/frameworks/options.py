@@ -59,7 +59,7 @@ def read_choice(choices: Mapping[str, Meant], options: Options, name: str) -> Me
 def check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
     """Refuse a string for a flag. Frameworks differ in whether they read "false" as true or false."""
     if isinstance(usual, bool) and isinstance(value, str):
-        raise ConfigError(f"{title}: {'.'.join(place)} takes true or false, not the text {value!r}")
+        raise ConfigError(f"{title}: {'.'.join(place)} must be true or false, found the text {value!r}")
 
 
 def _drop_null_defaults(value: Any, usual: Any) -> Any:
@@ -291,7 +291,7 @@ class PlainFramework(Framework):
         """Merge the given values into a block's defaults."""
         where, usual = ".".join(place), self.options[name]
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{self.title}: {where} takes keys and values, not {value!r}")
+            raise ConfigError(f"{self.title}: {where} must be a mapping of keys and values, found {value!r}")
         unknown = sorted(str(key) for key in value.keys() - usual.keys()) if usual else []
         for key in unknown:
             if name not in self.shared or is_typo_of(key, usual):
@@ -446,7 +446,7 @@ class PlainFramework(Framework):
         """Return the rows under the options of a correction."""
         said, unsaid = self.native(correction)
         if unsaid:
-            raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")
+            raise ConfigError(f"{self.name} cannot express this correction: {'; '.join(unsaid)}")
         step = Step.read(table, dtype, {**self.columns, **self.own_columns})
         return self.prepared(step, self.read(said), correction)
 

@@ -72,7 +72,11 @@ def store_error(scheme: str, error: BaseException, path: str) -> DataError:
     """Describe an error of a store. The client's own message may contain secrets and is not repeated."""
     shown, text = escape_unprintable(path), f"{type(error).__name__} {error}"
     if isinstance(error, FileNotFoundError):
-        return DataError("the object does not exist", file=shown, remedy="check the name, and that it was not deleted")
+        return DataError(
+            "the object does not exist",
+            file=shown,
+            remedy="check the name of the object. The object may have been deleted",
+        )
     for pattern, (problem, about) in _REASONS.items():
         if re.search(pattern, text, re.IGNORECASE):
             network = f"check the network, and {_ENDPOINT[scheme]} if it is set"
@@ -80,7 +84,7 @@ def store_error(scheme: str, error: BaseException, path: str) -> DataError:
             return DataError(problem, file=shown, remedy=remedies[about])
     code = re.search(r"AWS Error \w+|HTTP status \d+", text)
     kind = code[0] if code else type(error).__name__
-    return DataError(f"cannot be read ({kind})", file=shown, remedy="check the path and the store")
+    return DataError(f"cannot be read ({kind})", file=shown, remedy="check the path and the access to the object store")
 
 
 SCHEMES = ("s3", "gs", "hf")
@@ -376,7 +380,9 @@ def find_store(path: str) -> Store:
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise DataError(
-            f"{scheme}:// is not supported", file=escape_unprintable(path), remedy=f"copy it to a disk, or to {known}"
+            f"{scheme}:// is not supported",
+            file=escape_unprintable(path),
+            remedy=f"copy the file to a disk, or to {known}",
         )
     what, shape, count = _ROOTS.get(scheme, ("bucket", "BUCKET/FOLDER", 1))
     root = rest.split("/")[:count]

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import Answer
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
-"""The media that show a part: all of them, all but Markdown, or HTML alone."""
+"""The media that show a part of a document: HTML, terminal and Markdown, HTML and terminal, or HTML only."""
 MIN_SPARKLINE_SPREAD = math.log(1.5)
-"""Smallest range of a sparkline, in nats: a series that varies less does not fill the height."""
+"""Minimum range of a sparkline's axis, in nats."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 

@@ -88,7 +88,7 @@ def _render_table(table: doc.Table) -> str:
 
 
 _JUNIT_ELEMENTS = {"failed": "failure", "undecided": "error"}
-"""JUnit reserves `error` for tests that could not run, so it fits an undecided check."""
+"""An undecided check becomes a JUnit `error`, because JUnit uses `error` for tests that could not run."""
 
 
 def junit_xml(verdict: api.Verdict) -> bytes:

@@ -25,9 +25,9 @@ _BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 SPARKLINE_WIDTH = 40
 """Maximum characters of a sparkline."""
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 24, 48
-"""The name column shrinks to the minimum before other columns are dropped."""
+"""Minimum width of the name column. The column shrinks to this width before other columns are dropped."""
 MIN_FLEXIBLE_WIDTH = 20
-"""Minimum width of a flexible column, whose cells are cut."""
+"""Minimum width of a flexible column. Longer cells are cut."""
 STYLES = {
     "OK": "bold green", "CHECK": "bold yellow", "FAIL": "bold red", "bad": "bold red", "failed": "bold red",
     "high": "bold red", "error": "bold red", "alarm": "yellow", "fair": "yellow", "medium": "yellow",

@@ -316,7 +316,7 @@ def is_result(path: str | Path) -> bool:
 def read_result(path: str | Path) -> Result:
     """Read and check a Result."""
     if not isinstance(path, (str, os.PathLike)):
-        raise ConfigError(f"a result is read from a path, not from {kind_of(path)}")
+        raise ConfigError(f"expected the path of a result, found {kind_of(path)}")
     return parse_result(read_json(path, _REMEDY), str(path))
 
 

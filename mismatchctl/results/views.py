@@ -135,7 +135,7 @@ class View(TextView):
         """
         if Path(path).suffix != ".json":
             page = ", to_html writes a page" if Path(path).suffix in (".html", ".htm") else ""
-            raise ConfigError(f"{path}: save writes JSON, so the name must end in .json{page}")
+            raise ConfigError(f"{path}: save writes JSON, so the file name must end in .json{page}")
         _write_text(path, self.to_json())
 
     @abstractmethod

@@ -70,7 +70,7 @@ def build_run_sample(run: RunResult) -> ClusterSample:
 def build_step_sample(run: RunResult, index: int) -> ClusterSample:
     """Return the clusters of one step, by its index among the labels."""
     if not run.clusters.groups:
-        raise DataError("the Result has too many clusters to keep them by step", remedy=DUMP_REMEDY)
+        raise DataError("the Result does not contain clusters by step, because there are too many", remedy=DUMP_REMEDY)
     return _build_sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 
@@ -78,7 +78,8 @@ def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample
     """Return the clusters of one value of a `--by` column, by its index among the labels."""
     if column not in run.by:
         raise DataError(
-            f"the Result is not broken down by {column}", remedy=f"analyze the dump with {option('by', column)}"
+            f"the Result does not contain a breakdown by {column}",
+            remedy=f"analyze the dump with {option('by', column)}",
         )
     table = run.by[column].clusters
     if table is None:

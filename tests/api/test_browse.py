@@ -111,7 +111,7 @@ def test_places_are_named_or_the_worst(dump: Path) -> None:
     for text in ("a.parquet", "a.parquet:x", ":3"):
         with pytest.raises(ConfigError, match="PATH:ROW"):
             parse_places([text], result)
-    with pytest.raises(DataError, match="the sequence does not exist"):
+    with pytest.raises(DataError, match="the dump does not contain this sequence"):
         browse([str(dump)], [(str(dump), ROWS)], [])
     with pytest.raises(DataError, match="no file of the dump"):
         browse([str(dump)], [("other.parquet", 0)], [])

@@ -341,7 +341,7 @@ def test_the_runs_of_one_result_are_compared(tmp_path: Path) -> None:
     found = compare([str(kept)])
     assert [side.name for side in found.sides] == ["a", "b", "c"]
     assert [contrast.other for contrast in found.contrasts] == ["b", "c"]
-    with pytest.raises(DataError, match="only one run"):
+    with pytest.raises(DataError, match="needs two runs, found one"):
         compare([str(paths[0])])
 
 

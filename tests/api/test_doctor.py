@@ -60,7 +60,7 @@ def test_each_setting_is_shown_with_its_place(tmp_path: Path, monkeypatch: pytes
     assert told["unread_variables"] == ["MISMATCHCTL_ANALYSE_BY"]
     plain = run(**words).stdout
     assert "analyze --threads" in plain and "from MISMATCHCTL_ANALYZE_THREADS" in plain
-    assert "MISMATCHCTL_ANALYSE_BY" in plain and "is ignored: no command has this option" in plain
+    assert "MISMATCHCTL_ANALYSE_BY" in plain and "is ignored, because no command has this option" in plain
 
 
 def test_a_wrong_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:

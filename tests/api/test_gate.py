@@ -384,7 +384,7 @@ def test_rules_as_text(text: str, means: dict[str, Any]) -> None:
         ("k3:increase=-5%", "increase"),
         ("k3:increase=20%%", "increase"),
         ("k3:min=2,max=1", "above"),
-        ("ratio_mean", "either side"),
+        ("ratio_mean", "too high or too low"),
         ("rejected_tokens:max=1", "correction=NAME"),
         ("{metric: [}", "YAML"),
         ("absent.yaml", "absent.yaml"),

@@ -166,7 +166,7 @@ def test_a_worse_step_never_improves_a_verdict(place: str) -> None:
 
 
 def test_names_of_two_frameworks_need_two_gates(place: str) -> None:
-    with pytest.raises(ConfigError, match="One gate replays one framework"):
+    with pytest.raises(ConfigError, match="One gate can only compute the metrics of one framework"):
         load_result([place], parse_rules("mis_k3_kl:max=1") + parse_rules("rollout_corr/chi2_seq:max=1"))
     with pytest.raises(ConfigError, match="did you mean"):
         parse_rules("mis_k3_klx:max=1")

@@ -137,7 +137,7 @@ def test_a_log_is_told_from_a_dump(tmp_path: Path) -> None:
 
 
 def test_a_log_of_other_names_says_so(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no name in this log is a known mismatch metric; it has reward, loss"):
+    with pytest.raises(DataError, match="this log contains no known mismatch metric; it contains reward, loss"):
         analyze_log(write_log(tmp_path / "a.jsonl", {"reward": [1.0, 2.0], "loss": [1.0, 2.0]}))
     failed = run("analyze", write_log(tmp_path / "b.csv", planted()), "-c", "token_tis", code=2)
     assert "is a metrics log without tokens; leave out --correction" in failed.stderr

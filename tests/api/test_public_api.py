@@ -160,9 +160,9 @@ def test_arrays_are_passed_by_keyword() -> None:
         made = mm.analyze(rollout=kind(rollout), train=kind(train), mask=kind(MASK))
         assert made["memory"].overall == wanted["memory"].overall
         assert list(made["memory"].overall.corrections) == ["none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2"]
-    with pytest.raises(ConfigError, match="give rollout as well"):
+    with pytest.raises(ConfigError, match="give rollout too"):
         mm.analyze(train=train)
-    with pytest.raises(ConfigError, match="sources or arrays, not both"):
+    with pytest.raises(ConfigError, match="pass dumps or arrays, not both"):
         mm.analyze("dump/", rollout=rollout, train=train)
 
 
@@ -249,7 +249,7 @@ def test_weights_by_micro_batch() -> None:
         assert made[rows][MASK[rows]].mean() == pytest.approx(1.0)
     named, _ = mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=["a", "b", "b", "a"])
     assert named[[0, 3]][MASK[[0, 3]]].mean() == pytest.approx(1.0)
-    with pytest.raises(ConfigError, match="one name for each of the 4 rows"):
+    with pytest.raises(ConfigError, match="name of the micro-batch for each of the 4 rows"):
         mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=["a"])
 
 
@@ -283,11 +283,17 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an unknown mask": (lambda: mm.k3(ROW, ROW, np.array([[1.0, np.nan]])), "found nan"),
     "a hole in a mask": (lambda: mm.weights(ROW, ROW, [[1, None]]), "found None"),
-    "no study": (lambda: sweep(["nowhere"], [], wishes=[("rejected_tokens", 0.05)]), "needs a study"),
-    "one row": (lambda: mm.k3(ROLLOUT[0], TRAIN[0]), "one row per sequence"),
-    "one row as a list": (lambda: mm.k3(ROW[0], ROW[0]), "one row per sequence"),
+    "no study": (
+        lambda: sweep(["nowhere"], [], wishes=[("rejected_tokens", 0.05)]),
+        "a sweep needs at least one study",
+    ),
+    "one row": (lambda: mm.k3(ROLLOUT[0], TRAIN[0]), "expected an array .B, T. or a list of rows"),
+    "one row as a list": (lambda: mm.k3(ROW[0], ROW[0]), "expected an array .B, T. or a list of rows"),
     "a number": (lambda: mm.k3(-1.0, -1.0), "not a float"),
-    "a tensor of one number": (lambda: mm.k3(torch.tensor(-1.0), torch.tensor(-1.0)), "one row per sequence"),
+    "a tensor of one number": (
+        lambda: mm.k3(torch.tensor(-1.0), torch.tensor(-1.0)),
+        "expected an array .B, T. or a list of rows",
+    ),
     "a masked array": (lambda: mm.k3(np.ma.masked_array(ROW, [[0, 1]]), ROW), "rollout: a masked array's own mask"),
     "masked rows": (lambda: mm.k3(ROW, [np.ma.masked_array(ROW[0], [0, 1])]), "train: a masked array's own mask"),
     "a tuple of masked rows": (
@@ -304,16 +310,16 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "complex": (lambda: mm.k3(np.array(ROW) + 1j, ROW), "one number per position"),
     "nothing": (lambda: mm.k3(None, TRAIN), "rollout: .* not None"),
     "a correction": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, 3), "not an int"),
-    "two corrections": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, ["none", "token_tis"]), "one correction is wanted"),
+    "two corrections": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, ["none", "token_tis"]), "expected one correction"),
     "current": (
         lambda: mm.weights(ROLLOUT, TRAIN, MASK, Correction(weight=Weight(source="current/rollout"))),
         "give current",
     ),
     "advantages": (lambda: mm.weights(ROW, ROW, advantages=[1.0, 2.0]), "2 values for 1 rows"),
-    "age": (lambda: mm.keep(ROW, ROW, None, "staleness-drop", age=["old"]), "give numbers"),
+    "age": (lambda: mm.keep(ROW, ROW, None, "staleness-drop", age=["old"]), "expected numbers"),
     "micro-batches": (lambda: mm.weights(ROW, ROW, None, "miles-moe-2", micro_batches=0), "rows per micro-batch"),
     "level": (lambda: mm.ess(ROW, ROW, level="row"), "level: give 'token' or 'sequence', not 'row'"),
-    "a source": (lambda: mm.analyze(5), "a source is a path"),
+    "a source": (lambda: mm.analyze(5), "expected a path"),
     "columns": (lambda: mm.analyze({"rollout": ROW, "train": ROW * 2}), "number of rows"),
     "a column lacks": (lambda: mm.analyze({"rollout": ROW}), "table in memory: .* train_log_probs"),
     "a column without a name": (lambda: mm.analyze({"rollout": ROW, "train": ROW, 1: [1]}), "must be strings"),
@@ -328,11 +334,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a value of Arrow": (lambda: mm.analyze(pa.scalar(1)), "cannot convert an Int64Scalar to a table: "),
     "a series of structs": (
         lambda: mm.analyze(pl.DataFrame({"rollout": ROW, "train": ROW}).to_struct()),
-        "a source is a path, .*, not a Series$",
+        "expected a path, .* as a dump, found a Series$",
     ),
     "a tensor without values": (
         lambda: mm.k3(torch.zeros(1, 2, device="meta"), torch.zeros(1, 2, device="meta")),
-        "on the device meta is empty",
+        "on the device meta has no values",
     ),
     "a library's error without words": (
         lambda: mm.analyze(Unreadable()),
@@ -342,16 +348,19 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mm.analyze([{"rollout": ROW, "train": ROW}, {"rollout": ROW, "train": [[0.5]]}]),
         "^table 2 in memory, row 0, column train_log_probs: ",
     ),
-    "an Arrow array": (lambda: mm.analyze(pa.array([1])), "a source is a path"),
+    "an Arrow array": (lambda: mm.analyze(pa.array([1])), "expected a path"),
     "a Result for a dump": (
         lambda: mm.analyze(mm.analyze({"rollout": ROW, "train": ROW})),
-        "a Result does not contain tokens; pass its dumps",
+        "a Result does not contain tokens; pass the dumps instead",
     ),
     "a field without a name": (
         lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary={1: [2.0]}),
         "by strings",
     ),
-    "no grid": (lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary=[1.0]), "give a mapping"),
+    "no grid": (
+        lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary=[1.0]),
+        "expected a mapping",
+    ),
     "no values": (
         lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary={"weight.truncate": 2.0}),
         "several values",
@@ -366,11 +375,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=2),
         "at most 0.5",
     ),
-    "no baseline": (lambda: mm.gate({"rollout": ROW, "train": ROW}, []), "baseline: give a Result, .* not a list"),
+    "no baseline": (lambda: mm.gate({"rollout": ROW, "train": ROW}, []), "baseline: expected a Result .* found a list"),
     "by numbers": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, by=[1]), "by: give names, not an int"),
     "a flag for columns": (
         lambda: mm.analyze({"rollout": ROW, "train": ROW}, columns="a=b"),
-        "columns: give a mapping",
+        "columns: expected a mapping",
     ),
     "a column by number": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, columns={1: "a"}), "not an int"),
     "a number of a column": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, columns={"reward": 3}), "not an int"),
@@ -383,9 +392,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a device": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, device="gpu"), "^device: .* not 'gpu'"),
     "an engine": (lambda: mm.compare({"rollout": ROW, "train": ROW}, engine="ray"), "^engine: .* found 'ray'"),
     "a framework": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, framework="verk"), "did you mean 'verl'"),
-    "a framework by number": (lambda: mm.advise({"rollout": ROW, "train": ROW}, framework=3), "not an int"),
+    "a framework by number": (lambda: mm.advise({"rollout": ROW, "train": ROW}, framework=3), "found an int"),
     "a batch of none": (lambda: mm.advise({"rollout": ROW, "train": ROW}, batch=-1), "^batch: .* found -1"),
-    "a level as text": (lambda: mm.gate({"rollout": ROW, "train": ROW}, level="a"), "^level: give a number, not 'a'"),
+    "a level as text": (
+        lambda: mm.gate({"rollout": ROW, "train": ROW}, level="a"),
+        "^level: expected a number, found 'a'",
+    ),
     "bad rows": (
         lambda: mm.gate({"rollout": ROW, "train": [[0.5, -1.0]]}),
         "correct the dump, or leave such rows out with on_bad='skip' of mm.analyze$",
@@ -402,13 +414,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:up"),
         "^rule 'k3:up': 'up' is not KEY=VALUE",
     ),
-    "a configuration": (lambda: mm.lint(5), "not an int"),
+    "a configuration": (lambda: mm.lint(5), "found an int"),
     "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: unclear framework. Pass framework "),
     "an object in a configuration": (
         lambda: mm.lint({"rollout_is": object()}),
         "^the mapping contains an object of type object",
     ),
-    "a result": (lambda: mm.read_result(5), "not from an int"),
+    "a result": (lambda: mm.read_result(5), "found an int"),
     "a preset": (lambda: mm.preset(5), "unknown preset 5"),
 }
 

@@ -101,7 +101,7 @@ def test_what_other_settings_gave_is_not_taken_for_this(tmp_path: Path, model: t
     dump = make_dump(tmp_path / "dump", model[1])
     run("score", model[0], dump, "-o", tmp_path / "out", "-q")
     other = ("score", model[0], dump, "-o", tmp_path / "out", "--temperature", 0.5)
-    assert "with the same settings" in run(*other, code=2).stderr
+    assert "with other sequences or settings" in run(*other, code=2).stderr
     before = reference(tmp_path / "out")
     run(*other, "--force", "-q")
     assert reference(tmp_path / "out") != before
@@ -159,13 +159,13 @@ def test_lines_for_others_and_their_way_back(tmp_path: Path, model: tuple[Path, 
     assert [row for row, values in enumerate(found) if values is not None] == sorted(line["row"] for line in lines)
     pq.write_table(pa.table({**answers, "sequence_id": ["x", "y"]}), tmp_path / "answers.parquet")
     done = run("convert", dump, tmp_path / "no.parquet", "--join", tmp_path / "answers.parquet", code=4)
-    assert "its sequences are not in" in done.stderr and not (tmp_path / "no.parquet").exists()
+    assert "sequences of this dump are missing in" in done.stderr and not (tmp_path / "no.parquet").exists()
 
 
 @pytest.mark.parametrize(
     ("columns", "code", "said"),
     [
-        ({"prompt_token_ids": None}, 4, "prompt_token_ids: the column does not exist; record the prompt's tokens"),
+        ({"prompt_token_ids": None}, 4, "prompt_token_ids: the dump lacks this column; record the prompt's tokens"),
         ({"prompt_token_ids": [[1], [1], [1], [], [1], [1]]}, 4, "row 3, column prompt_token_ids: is empty"),
         ({"token_ids": [one + 45 for one in RESPONSES]}, 4, "column token_ids: has the id"),
         ({"prompt_token_ids": [np.zeros(70, np.int64)] * 6}, 4, "the model takes at most 64"),
@@ -183,7 +183,7 @@ def test_what_cannot_be_scored(
 
 def test_wrong_places(tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch) -> None:
     dump, out = make_dump(tmp_path / "dump", model[1]), tmp_path / "out"
-    assert "no checkpoint found" in run("score", dump, dump, "-o", out, code=2).stderr
+    assert "does not contain a checkpoint" in run("score", dump, dump, "-o", out, code=2).stderr
     assert "is inside the input dump" in run("score", model[0], dump, "-o", dump / "more", code=2).stderr
     assert "--replay takes one dump" in run("score", model[0], dump, "--replay", out, code=2).stderr
     assert "score takes" in run("score", model[0], dump, code=2).stderr
@@ -270,7 +270,7 @@ def spoilt(folder: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
-    "no configuration": (lambda folder: (folder / "config.json").unlink(), 2, "no checkpoint found"),
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), 2, "does not contain a checkpoint"),
     "no JSON": (lambda folder: (folder / "config.json").write_text('{"a":'), 2, "not a valid JSON"),
     "nothing configured": (lambda folder: (folder / "config.json").write_text("{}"), 2, "model_type"),
     "an unknown architecture": (configured(model_type="nonsense"), 2, "nonsense"),
@@ -281,7 +281,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "layers without weights": (configured(num_hidden_layers=5), 2, "missing weights of config.json"),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5000), 2, "cannot load"),
     "empty": (lambda folder: os.truncate(folder / "model.safetensors", 0), 2, "cannot load"),
-    "a pickle": (pickled, 2, "no checkpoint found"),
+    "a pickle": (pickled, 2, "does not contain a checkpoint"),
     "a pickle by another name": (
         lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps(Code())), 2, "cannot load",
     ),

@@ -143,4 +143,4 @@ def test_wrong_usage(tmp_path: Path) -> None:
 
 def test_what_could_never_fail_is_refused(tmp_path: Path) -> None:
     done = command.run("watch", tmp_path, "--until-idle", "0s", "--rule", "k3:increase=5%", code=2)
-    assert done.stderr.startswith("error: --rule k3:increase=5%: needs an accepted Result; add --baseline")
+    assert done.stderr.startswith("error: --rule k3:increase=5%: this rule needs an accepted Result; add --baseline")

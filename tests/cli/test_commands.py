@@ -231,7 +231,7 @@ def test_a_column_of_a_value_per_sequence_is_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     {
-        "analyze": "missing argument DUMPS; name a dump",
+        "analyze": "missing argument DUMPS; pass a dump",
         "gate d --level x": "'--level': expected a valid number",
         "analyze d --threads 0": "'--threads': it should be greater than or equal to 1",
         "gate d --on-undecided x": "'x' is not one of 'fail', 'warn', 'pass'",
@@ -337,7 +337,7 @@ def test_a_bare_call_prints_the_help() -> None:
         (["analyse", "x"], "unknown command 'analyse' (did you mean 'analyze'?)"),
         (["analyze", "--colum", "a"], "unknown option --colum (did you mean --column?)"),
         (["analyze", "x", "--threads", "two"], "expected a valid integer"),
-        (["convert", "a.jsonl"], "missing OUT; name the Parquet file to write"),
+        (["convert", "a.jsonl"], "missing OUT: write the name of the output file"),
         (["sweep", "x", "--vary", "weight.truncate=1,2"], "--vary needs --correction or --config"),
     ],
 )
@@ -367,7 +367,7 @@ def test_a_saved_result_is_named_with_the_command_that_shows_it(dump: Path, tmp_
     for named in (folder, saved):
         done = run("analyze", named, code=4)
         remedy = f"show it with mismatchctl report {saved}"
-        assert done.stderr == f"error: {saved}: is a saved Result, which contains no tokens; {remedy}\n"
+        assert done.stderr == f"error: {saved}: this file is a saved Result, which contains no tokens; {remedy}\n"
     assert "K3" in run("report", saved, code=0).stdout
 
 

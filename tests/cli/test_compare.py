@@ -103,7 +103,7 @@ def test_names_that_are_not_utf_8_are_written(dumps: tuple[Path, Path], tmp_path
     [
         ([], 2, "missing argument"),
         (["{a}", "{b}", "--nonsense"], 2, "--nonsense"),
-        (["{a}"], 4, "only one run"),
+        (["{a}"], 4, "needs two runs, found one"),
         (["{a}", "absent"], 4, "absent"),
         (["{a}", "{empty}"], 4, "empty"),
         (["{a}", "{text}"], 4, "not a mismatchctl result"),

@@ -30,7 +30,7 @@ def test_demo_prints_the_summary_and_names_the_report(tmp_path: Path, monkeypatc
 
 def test_demo_does_not_overwrite_a_stranger(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
-    assert "report.html: already exists" in run("demo", "--out", tmp_path, code=2).stderr
+    assert "report.html: this file already exists" in run("demo", "--out", tmp_path, code=2).stderr
     assert (tmp_path / "report.html").read_text() == "mine"
 
 
@@ -44,7 +44,7 @@ def test_copy_writes_the_runs_that_readme_analyzes(tmp_path: Path) -> None:
     first = tmp_path / "sample_data/dense/step_00000.parquet"
     pq.write_table(pq.read_table(first).slice(0, 1), first)
     mine = first.read_bytes()
-    assert "is not the sample" in run("demo", "--copy", tmp_path / "sample_data", code=2).stderr
+    assert "contains other files" in run("demo", "--copy", tmp_path / "sample_data", code=2).stderr
     assert first.read_bytes() == mine
 
 

@@ -136,7 +136,7 @@ def test_if_one_file_cannot_be_patched_no_file_changes(checkout: Path) -> None:
     broken = checkout / "verl/trainer/ppo/v1/trainer_base.py"
     broken.write_text("class PPOTrainer:\n    pass\n")
     done = run("init", "verl", "--write", "--root", checkout, code=2)
-    assert "trainer_base.py: does not contain the line" in done.stderr
+    assert "trainer_base.py: this file lacks the line" in done.stderr
     assert (checkout / "verl/trainer/ppo/ray_trainer.py").read_text() == SOURCES["verl/trainer/ppo/ray_trainer.py"]
 
 
@@ -165,11 +165,11 @@ def test_a_module_of_its_own_is_created(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("init trl --write", "name it with --patch FILE"),
-        ("init trl --patch other.py", "does not contain the place of the snippet"),
+        ("init trl --write", "pass this file with --patch FILE"),
+        ("init trl --patch other.py", "lacks the place of the snippet"),
         ("init trl --patch latin.py", "expected a Python file in UTF-8"),
-        ("init trl --patch absent/x.py", "does not contain the place"),
-        ("init trl --gitlab", "belong to: mismatchctl init ci"),
+        ("init trl --patch absent/x.py", "lacks the place"),
+        ("init trl --gitlab", "only work with: mismatchctl init ci"),
         ("init verl --write --root .", "ray_trainer.py: not found"),
     ],
 )

@@ -32,8 +32,8 @@ def dump(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--html", "-"], "needs a file"),
-        (["--sequences", "-"], "needs a file"),
+        (["--html", "-"], "cannot be written to stdout"),
+        (["--sequences", "-"], "cannot be written to stdout"),
         (["-o", "/dev/null"], "regular file"),
         (["-o", "healthy"], "folder"),
         (["-o", "mine.txt"], "--force"),

@@ -214,7 +214,7 @@ def test_each_step_of_a_dump_is_a_batch(tmp_path: Any) -> None:
         wanted
     )
     late = Correction(gates=(Gate(keep=(0.5, 2.0)), gates[0].model_copy(update={"sees": "remaining"})))
-    with pytest.raises(ConfigError, match="Put it first"):
+    with pytest.raises(ConfigError, match="Put this gate first"):
         analyze([str(tmp_path)], [late])
 
 

@@ -149,7 +149,7 @@ def test_broken_files(tmp_path):
     joined, problems = skip(tmp_path / "d")
     assert len(joined["rollout"]) == 2
     assert sorted(Path(path).stem for path in problems.files) == ["b", "c", "e"]
-    with pytest.raises(DataError, match="no file can be used"):
+    with pytest.raises(DataError, match="none of the files can be used"):
         open_dump([str(whole.with_name(f"b{suffix}"))], on_bad="skip")
 
 
@@ -236,7 +236,7 @@ def test_two_aliases_for_one_column(tmp_path):
     path = write(tmp_path / "d.parquet", columns)
     aliases = {"a": TRAIN, "b": TRAIN}
     error = refuse(path, aliases=aliases)
-    assert "a and b can all be train_log_probs" in str(error)
+    assert "several columns can be train_log_probs: a and b" in str(error)
     assert "columns={'train_log_probs': 'NAME'}" in str(error)
     assert read(path, aliases=aliases, rename={TRAIN: "b"})["train"] == [[-2]]
 
@@ -246,7 +246,7 @@ def test_two_aliases_for_one_column(tmp_path):
     [
         ({ROLLOUT: [["a"]], TRAIN: lists([[-1]])}, ROLLOUT, "holds text (string) where floats are needed; change"),
         ({ROLLOUT: ["a"], TRAIN: [-1.0]}, ROLLOUT, "sequence_id"),
-        ({ROLLOUT: lists([[-1]]), TRAIN: [-1.0]}, TRAIN, "holds numbers while rollout_log_probs holds lists"),
+        ({ROLLOUT: lists([[-1]]), TRAIN: [-1.0]}, TRAIN, "contains numbers, but rollout_log_probs contains lists"),
         ({ROLLOUT: [[-1]], TRAIN: lists([[-1]])}, ROLLOUT, "holds numbers (int64) where floats are needed"),
         ({**wide((1,)), MASK: [["x"]]}, MASK, "where 0/1 or true/false are needed"),
         ({**wide((1,)), MASK: [True]}, MASK, "holds true/false where lists"),

@@ -296,7 +296,7 @@ def test_two_frameworks_in_one_folder_are_not_blended(logs: Path) -> None:
         (["convert", "{logs}x", "{out}"], 4, "near names"),
         (["convert", "{strange}", "{out}"], 4, "Parquet"),
         (["convert", "{torch}", "{out}"], 4, "missing required column rollout_log_probs"),
-        (["convert", "{logs}", "{out}", "--join", "{empty}"], 4, "columns to join"),
+        (["convert", "{logs}", "{out}", "--join", "{empty}"], 4, "any column that can be joined"),
     ],
 )
 def test_mistakes_get_one_sentence(words: list[str], code: int, says: str, logs: Path, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_safetensors_of_every_type_keep_their_values(tmp_path: Path) -> None:
         ("a.jsonl", b"[1, 2]\n", "the line is not a JSON object"),
         ("a.jsonl", b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         ("a.json", b"[" * 100_000, "nested too deeply"),
-        ("a.json", b'"text"', "holds a str, which is not a table"),
+        ("a.json", b'"text"', "holds a str. Expected a table of columns"),
         ("a.json", b"\xff\xfe", "not UTF-8"),
         ("a.csv", b"\x00\x01\x02", "contains no log-probs"),
         (
@@ -137,7 +137,7 @@ def test_safetensors_of_every_type_keep_their_values(tmp_path: Path) -> None:
             b'{"input": "a", "output": "b", "score": 1.0, "step": 1}\n',
             "files of verl-rollout-data lack log-probs",
         ),
-        ("a.jsonl", b'{"text": "a", "n": 1}\n', "contains no log-probs; its columns are text, n"),
+        ("a.jsonl", b'{"text": "a", "n": 1}\n', "this file contains no log-probs. The columns are text, n"),
     ],
 )
 def test_what_is_no_dump_gets_a_sentence(name: str, content: bytes, words: str, tmp_path: Path) -> None:

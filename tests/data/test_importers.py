@@ -114,7 +114,8 @@ def test_a_line_of_two_samples_is_refused(tmp_path: Path) -> None:
     line |= {"generation_logprobs": [[0.0, -1.0]] * 2, "prev_logprobs": [[0.0, -1.5]] * 2}
     (tmp_path / "train_data_step3.jsonl").write_text(json.dumps(line))
     with pytest.raises(
-        DataError, match="row 0, column token_loss_mask: holds 2 samples in one line, and a line is one"
+        DataError,
+        match="row 0, column token_loss_mask: holds 2 samples in one line, but each line must contain one sample",
     ):
         convert_dump(tmp_path / "train_data_step3.jsonl", tmp_path / "out.parquet")
 
@@ -210,7 +211,7 @@ def test_rows_that_are_not_as_declared_are_refused(change: dict[str, Any], says:
     ("source", "says"),
     [
         ("", "no path was given"),
-        ("/dev/null", "not a file or folder"),
+        ("/dev/null", "neither a file nor a folder"),
         ("s3://", "error: s3://: missing bucket in the path; write s3://BUCKET/FOLDER\n"),
         ("file:///x", "file:///x"),
     ],

@@ -129,7 +129,7 @@ def test_slices_of_samples_without_names_are_told_by_their_tokens(tmp_path: Path
 def test_a_missing_rank_is_named(missing: int, tmp_path: Path) -> None:
     write_ranks(tmp_path / "train_data", 3)
     (tmp_path / f"train_data/3_{missing}.pt").unlink()
-    with pytest.raises(DataError, match=rf"of 3, and rank {missing} of the same samples is missing.*3_\*\.pt"):
+    with pytest.raises(DataError, match=rf"of 3, and the files of rank {missing} are missing.*3_\*\.pt"):
         convert_dump(tmp_path / "train_data", tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
 

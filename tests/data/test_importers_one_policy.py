@@ -146,7 +146,7 @@ def test_a_folder_of_all_that_miles_wrote_asks_for_one_of_two() -> None:
     done = run("analyze", MILES, code=4)
     words = " ".join(done.stderr.split())
     assert "is miles-policy-loss's, while" in words
-    assert "name the folder of one" in words
+    assert "pass a folder of one framework" in words
 
 
 def test_micro_batches_of_miles_have_three_policies(tmp_path: Path) -> None:

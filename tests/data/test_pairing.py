@@ -162,7 +162,7 @@ def test_options_go_together(tmp_path: Path) -> None:
 def test_one_side_alone_says_what_to_add(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [ENGINES["sglang"](row) for row in make_rows()])
     failed = run("analyze", path, code=4)
-    assert "contains responses of an engine, which is the rollout's side only" in failed.stderr
+    assert "this file contains responses of an engine, which have the rollout's log-probs only" in failed.stderr
     assert "--rollout a.jsonl --train TRAINER_FILE --on id" in failed.stderr
 
 

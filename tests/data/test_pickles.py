@@ -265,7 +265,7 @@ def test_the_same_values_named_again_and_again_are_refused(tmp_path: Path) -> No
     data = {"log_probs": column, "rollout_log_probs": column, "loss_masks": [torch.ones(4096)] * 512}
     data |= {"tokens": [torch.zeros(4096, dtype=torch.int64)] * 512, "response_lengths": [4096] * 512}
     torch.save({"rollout_id": 0, "rollout_data": data}, source / TORCH)
-    assert "names the same ones again" in refused(source)
+    assert "refers to the same values repeatedly" in refused(source)
 
 
 @pytest.mark.parametrize("verb", ["convert", "analyze"])
@@ -285,7 +285,7 @@ LINES: dict[str, tuple[str, str]] = {
     "cut off": ('{"loss_mask": [1, 0', "row 1: not valid JSON"),
     "nested deeply": ("[" * 100_000, "row 1: not valid JSON: nested too deeply"),
     "a digit too many": ('{"step": ' + "1" * 5000 + "}", "row 1: not valid JSON"),
-    "another object": ('{"a": 1}', "row 1, column inference_logprobs: the value does not exist"),
+    "another object": ('{"a": 1}', "row 1, column inference_logprobs: the file does not contain this value"),
     "no object": ("3", "row 1: the line is not a JSON object"),
     "a step beyond int64": (
         json.dumps(GOOD | {"step": 10**30}),
@@ -299,11 +299,14 @@ LINES: dict[str, tuple[str, str]] = {
         json.dumps(GOOD | {"step": "1"}),
         "row 1, column step: contains a value that is not a number: '1'",
     ),
-    "no mask": (json.dumps(GOOD | {"loss_mask": None}), "row 1, column loss_mask: the value does not exist"),
+    "no mask": (
+        json.dumps(GOOD | {"loss_mask": None}),
+        "row 1, column loss_mask: the file does not contain this value",
+    ),
     "a short mask": (json.dumps(GOOD | {"loss_mask": [True]}), "row 1, column loss_mask: lists differ in length"),
     "a later version": (
         json.dumps(GOOD | {"schema_version": 2}),
-        "row 1, column schema_version: has version 2, only 1",
+        "row 1, column schema_version: this file has version 2, but only 1",
     ),
     "a long mask": (json.dumps(GOOD | {"loss_mask": [False] * 3}), "row 1, column loss_mask: lists differ in length"),
 }
@@ -439,7 +442,7 @@ def test_only_skyrls_own_names_are_stood_in_for(tmp_path: Path) -> None:
 def test_arrays_of_skyrl_that_are_none_are_refused(tmp_path: Path, state: dict[str, object]) -> None:
     path = tmp_path / "global_step_1_training_input.pkl"
     path.write_bytes(skyrl_batch(loss_mask={"format": "numpy", **state}))
-    with pytest.raises(DataError, match="column loss_mask: is not an array"):
+    with pytest.raises(DataError, match="column loss_mask: this value is not an array"):
         list(read_rows(all_layouts()["skyrl"], path))
 
 

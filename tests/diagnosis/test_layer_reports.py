@@ -181,7 +181,7 @@ def test_the_growth_over_the_layers_is_drawn() -> None:
     [report] = read_layers(str(REPORTS / "sglang" / "error_from_layer" / "report.jsonl"))
     figure = layers_figure(report, "growth")
     assert report.next is not None and r"layers\.(2|3)\." in report.next and "--replay" in report.next
-    assert figure is not None and "part at layer 3" in figure.title and "layer 3" in figure.alt
+    assert figure is not None and "differ from layer 3" in figure.title and "layer 3" in figure.alt
     assert figure.table()[1] == [[layer, value] for layer, value in report.growth]
     assert [line.at for line in figure.rules] == [3.0]
     assert layers_figure(report.model_copy(update={"growth": report.growth[:1]}), "growth") is None

@@ -413,7 +413,7 @@ def what_the_run_logged(folder: Path) -> None:
         if words:
             assert not compared["rollout_corr/training_log_ppl"]["agrees"]
     done = run("analyze", folder / "d", "-c", "none", "--framework", "verl", "--against", log, "-v")
-    assert "kept from the log, not compared: reward, response_length/mean, actor/grad_norm" in done.stdout
+    assert "in the log, but not compared: reward, response_length/mean, actor/grad_norm" in done.stdout
 
 
 @row(10)

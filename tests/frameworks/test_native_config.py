@@ -99,10 +99,14 @@ def test_a_file_becomes_the_correction_that_its_framework_reads(tmp_path: Path) 
             "tis_imp_ratio_cap': it was replaced in 2025-10",
         ),
         ({"weight": {"level": "token"}}, "", "unclear framework"),
-        ({"weight": {"level": "token"}}, "trl", "contains no key of a correction of trl"),
+        ({"weight": {"level": "token"}}, "trl", "contains no correction key of trl"),
         ([1], "", "keys and values"),
         (MIS | {"tis_upper_bound": 10**400}, "", "more than 64 bits"),
-        ({"rollout_correction": {"rollout_rs": "token", "rollout_rs_threshold": 0.5}}, "", "no correction results"),
+        (
+            {"rollout_correction": {"rollout_rs": "token", "rollout_rs_threshold": 0.5}},
+            "",
+            "cannot be converted to a correction",
+        ),
     ],
 )
 def test_what_a_framework_rejects_is_rejected(dump: Path, tmp_path: Path, data: Any, framework: str, says: str) -> None:

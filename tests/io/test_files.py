@@ -130,7 +130,7 @@ def test_an_output_never_replaces_an_input(
     force = [] if words[0] == "diagnose" else ["--force"]
     done = run(*words, *force)
     assert done.exit_code == 2 and dump.read_bytes() == before
-    assert "is an input too" in done.stderr or words[0] == "diagnose"
+    assert "this file is an input" in done.stderr or words[0] == "diagnose"
 
 
 @pytest.mark.process

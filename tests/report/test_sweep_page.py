@@ -247,7 +247,7 @@ def test_axes_of_words_and_unordered_lists_are_drawn() -> None:
 def test_a_correction_that_leaves_nothing_says_why() -> None:
     nothing = Correction.model_validate({"name": "nothing", "gates": [{"level": "geometric", "keep": [50, None]}]})
     text = Parsed(_page(sweep([MOE], [Study(nothing, (ThresholdAxis.parse("gates.0.keep.0", "50,60,70"),))]))).text
-    assert "No point has a value of every metric" in text
+    assert "No point has values of all metrics, so there is no Pareto front" in text
     assert "no token is kept" in text
     alone = Parsed(_page(sweep([MOE], [Study(GEOMETRIC, (ThresholdAxis.parse("gates.0.keep", "1.01"),))]))).text
     assert "1 of 1 points that no other beats" in alone

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class RankedCorrection(FiniteModel):
     """One correction and its cost.
 
-    Errors are those of the gradient of one update of `batch` sequences, in units of the surrogate, after scaling by the
-    best factor, so that shrinking the loss does not reduce them. `mse` is `bias2` (at least 0) plus `variance`. `gain`
-    is the share of the uncorrected error that the correction removes, with its standard error. `loss_scale` is the
-    factor on a loss of equal terms. `ties` is true if the error does not differ significantly from the first. `why`
-    explains the rank. `config` has the framework's own keys, `outcome` the result of a published run with this
-    correction.
+    All errors are errors of the gradient of one update of `batch` sequences, in units of the surrogate, after the
+    gradient is scaled by the best factor. `mse` is `bias2` (at least 0) plus `variance`. `gain` is the share of the
+    uncorrected error that the correction removes, with its standard error. `loss_scale` is the factor by which the
+    correction scales the loss. `ties` is true if the error of the correction does not differ significantly from the
+    error of the first correction. `why` explains the rank. `config` contains the keys of the framework, and `outcome`
+    the result of a published run with this correction.
     """
 
     name: str
@@ -48,12 +48,12 @@ class RankedCorrection(FiniteModel):
 
     @property
     def title(self) -> str:
-        """Name with the meaning in parentheses."""
+        """Return the name, with the meaning of the correction in parentheses."""
         return candidate_label(self.name) if self.name == "none" else f"{self.name} ({self.label})"
 
 
 class RunAdvice(TextView, FiniteModel):
-    """The advice for one run: what to fix first, and a ranking, best first.
+    """Advice for one run: the bug to fix first, and a ranking of corrections, best first.
 
     Attributes:
         fix_first: a bug to fix before any correction, if there is one. The ranking only applies until it is fixed.
@@ -96,13 +96,13 @@ class RunAdvice(TextView, FiniteModel):
 
     @property
     def uncorrected(self) -> float:
-        """Error without a correction in units of the surrogate, 1 if it is 0."""
+        """Return the error without a correction, in units of the surrogate, or 1 if this error is 0."""
         bias2, variance, _ = self.front["none"]
         return bias2 + variance or 1.0
 
     @property
     def runner_up(self) -> RankedCorrection | None:
-        """The second correction of the ranking, if it does not mostly shrink the loss."""
+        """Return the second correction of the ranking, unless it mostly shrinks the loss."""
         second = self.advice[1] if len(self.advice) > 1 else None
         return None if second is None or second.loss_scale < MIN_LOSS_SCALE else second
 
@@ -136,7 +136,7 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
         return json_text(self.to_data())
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a row per run and correction, yours last: name, errors, gain, rejected shares, ESS, ties, why."""
+        """Return a row per run and correction: name, errors, gain, rejected shares, ESS, ties, why."""
         rows = [{"run": run, **vars(own)} for run, found in self.runs.items() for own in (*found.advice, *found.yours)]
         return make_frame(
             rows, ("String", "run name"),
@@ -166,7 +166,7 @@ MIN_SHOWN_GAIN = 1e-3
 
 
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
-    """Return OK without a needed correction or growth of K3, FAIL for a bug that no correction repairs, else CHECK."""
+    """Return FAIL for a bug that no correction repairs, OK if no change is needed, and CHECK otherwise."""
     if advice.fix_first is not None:
         return "FAIL" if is_uncorrectable(advice.fix_first) else "CHECK"
     return "OK" if advice.advice and advice.advice[0].name == "none" and advice.growth is None else "CHECK"
@@ -206,7 +206,7 @@ def candidate_label(name: str) -> str:
 
 
 def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
-    """Compare your correction with the first."""
+    """Compare your correction with the first correction of the ranking."""
     if own.loss_scale < MIN_LOSS_SCALE:
         return f"{own.name} {own.why}"
     if own.ties:
@@ -216,7 +216,7 @@ def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
 
 
 def set_advice_answers(result: Result, found: Mapping[str, RunAdvice]) -> None:
-    """Replace the answer to "what to do" of each run by the advice."""
+    """Replace each run's answer to the question "what to do" by the advice."""
     for name, advice in found.items():
         run = result.runs.get(name)
         if run is None:
@@ -226,7 +226,7 @@ def set_advice_answers(result: Result, found: Mapping[str, RunAdvice]) -> None:
 
 
 def advice_answer(advice: RunAdvice) -> Answer:
-    """Return the advice as an answer with its numbers."""
+    """Return the advice as an answer of the summary, with its numbers."""
     if not advice.advice:
         key = "fix_first" if advice.fix_first is not None else "unranked"
         return Answer(question="what to do", key=key, level="bad" if advice.fix_first else "unknown",

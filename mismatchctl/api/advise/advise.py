@@ -98,7 +98,7 @@ def _explain_rank(name: str, loss_scale: float, choice: CandidateRanking) -> str
 
 
 def _compare_errors(own: GradientMoments, other: GradientMoments) -> str:
-    """Name the parts of the error that are larger than for another candidate."""
+    """Name the parts of the error (bias, variance) that are larger than the parts of another candidate."""
     pairs = (("bias", max(own.bias2, 0.0), other.bias2), ("variance", own.variance, other.variance))
     return " and ".join(word for word, value, less in pairs if value > less) or "error"
 
@@ -187,8 +187,8 @@ def rank_corrections(
 ) -> RunAdvice:
     """Rank corrections by the error of the gradient of one update.
 
-    An update has `batch` sequences, or the sequences per step of the dump. `yours` are measured without limits and are
-    not ranked.
+    One update has `batch` sequences. The default is the number of sequences per step of the dump. The corrections in
+    `yours` are measured but not ranked, and limits do not apply to them.
     """
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
@@ -258,7 +258,7 @@ def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterato
 
 
 def _reason_not_rankable(sample: RunSample, update: int) -> str:
-    """Return the reason why a ranking is not possible, "" if it is."""
+    """Return the reason why the corrections cannot be ranked, or "" if they can."""
     if not sample.batch.tokens:
         return "the run does not contain valid tokens. Check its mask"
     if sample.advantages is None:
@@ -292,7 +292,7 @@ def measure_candidates(
 
 
 def _missing_column(correction: Correction, sample: RunSample) -> str:
-    """Return a message about required columns that the dump lacks, or ""."""
+    """Return a message about required columns that are missing, or ""."""
     lacking = sample.batch.missing_columns(correction.needed_columns)
     return f"needs {' and '.join(lacking)}" if lacking else ""
 
@@ -310,7 +310,7 @@ def advise(
 ) -> Advice:
     """Rank corrections by the error of the gradient of one update for each run, and name a bug to fix first.
 
-    Without `corrections`, the candidates are those of the framework over grids of thresholds, or of all frameworks.
+    The default candidates are the corrections of the framework, or of all frameworks, over grids of thresholds.
 
     Raises:
         DataError: a dump cannot be read or used.

@@ -1,4 +1,4 @@
-"""Candidate corrections: the grid, limits set by the user, their cost on a sample, and the reference for bias."""
+"""Candidates for the advice: corrections, the user's limits, costs on a sample, and the unbiased reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GEOMETRIC_BOUNDS = (1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05)
 
 
 def default_candidates() -> list[Correction]:
-    """Return every kind of correction over the thresholds that frameworks use."""
+    """Return each kind of correction at the thresholds that frameworks use."""
     names = [format_rule_name("token_truncate", bound) for bound in _TRUNCATION_BOUNDS]
     names += [format_rule_name(rule, *ends) for ends in _TOKEN_INTERVALS for rule in ("token_clip", "icepop")]
     names.append("token_mask_0.5_2")
@@ -41,7 +41,7 @@ def default_candidates() -> list[Correction]:
 
 
 def framework_candidates(framework: str) -> list[Correction]:
-    """Return the default candidates that a framework can express and accepts, and its presets."""
+    """Return the default candidates that a framework supports, and the presets of the framework."""
     chosen = load_framework(framework)
     own = [known.correction for known in load_presets().values() if known.framework == framework.partition("@")[0]]
     found = [NO_CORRECTION]
@@ -73,7 +73,7 @@ class CorrectedSample:
 
     @property
     def loss_scale(self) -> float:
-        """Factor on a loss of equal terms."""
+        """Return the factor by which the correction scales the loss."""
         return float(self.weights.sum()) / max(float(self.counted.sum()), 1.0)
 
 
@@ -89,7 +89,7 @@ class Candidate:
 
 
 def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSample:
-    """Apply a correction like the trainer: weights bounded and normalized, gates in order."""
+    """Apply a correction as a trainer does: bound and normalize the weights, then apply the gates in order."""
     batch, sequences = apply_trims(sample.batch, [correction]), len(sample)
     found = CorrectedSample(np.empty(batch.tokens), np.empty(sequences), np.empty(sequences))
     of_all = np.empty(sequences)  # sum of the weights of each sequence, including rejected ones
@@ -105,7 +105,7 @@ def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSampl
 
 
 def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candidate, CorrectedSample]:
-    """Return a correction with its costs, and its weights."""
+    """Apply a correction to a sample and return its costs and weights."""
     applied = apply_to_sample(correction, sample)
     filled, tokens = sample.batch.segments.nonempty, sample.batch.tokens
     gone = float(((applied.kept == 0) & filled).sum() / max(int(filled.sum()), 1))
@@ -116,7 +116,7 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
 
 
 def _weight_divisors(correction: Correction, sums: Float64s, sample: RunSample) -> Float64s | None:
-    """Return the divisor of the weights of each sequence [S]: their mean over the step or micro-batch."""
+    """Return the mean weight of the step or micro-batch of each sequence [S], which normalizes the weights."""
     rule, segments = correction.weight, sample.batch.segments
     if rule is None or rule.normalize == "none":
         return None
@@ -142,7 +142,7 @@ class Limits:
     no_rejection: bool = False
 
     def refuse(self, correction: Correction, rejected: float, ess: float) -> str:
-        """Return the reason why a candidate is excluded, "" if it is not."""
+        """Return the reason why a candidate is excluded, or "" if it is allowed."""
         if rejected > min(self.max_rejection, MAX_REJECTION):
             return f"rejects {rejected:.1%} of the tokens"
         if ess < self.min_ess:
@@ -160,7 +160,7 @@ CONVERGENCE_RANGE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction used as unbiased."""
+    """The correction that counts as unbiased."""
 
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
@@ -175,11 +175,11 @@ class BiasReference:
 
 
 def choose_reference(sample: RunSample) -> BiasReference:
-    """Choose the least biased correction that converges.
+    """Choose the least biased correction whose estimate converges.
 
-    Sequence weights truncated at 10 have a finite variance at any length, and their mean shows how much truncation
-    removes. If the mean is outside `CONVERGENCE_RANGE`, weights per token are used. If k-hat exceeds its limit, the
-    relevant part of the tail is not in the sample, and a mean near 1 does not prove that little is missing.
+    Sequence weights truncated at 10 have a finite variance at any length. Their mean shows how much truncation removes.
+    If this mean is outside `CONVERGENCE_RANGE`, the reference uses token weights. If k-hat exceeds its limit, the
+    sample lacks the important part of the tail, so a mean near 1 does not prove that little is missing.
     """
     k_hat = sequence_k_hat(sample)
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))

@@ -29,7 +29,7 @@ PROBABILITY_BINS = 8
 
 @dataclass(frozen=True)
 class GradientMoments:
-    """Moments of the gradients of batches for one correction relative to a reference, in units of the surrogate."""
+    """Moments of the gradients of the batches under one correction, relative to a reference gradient."""
 
     bias2: float  # unbiased estimate of the squared norm of the mean difference. It may be slightly negative.
     variance: float  # trace of the covariance of the gradient of one batch
@@ -41,8 +41,8 @@ class GradientMoments:
 class GradientProducts:
     """Inner products [batches, batches] of the gradients of batches, which determine all moments.
 
-    `own` and `reference` are between gradients of the correction and of the reference, `across` between one of each,
-    and `apart` between their differences.
+    `own` contains products of the correction's gradients, `reference` of the reference gradients, `across` of one
+    gradient of each kind, and `apart` of their differences.
     """
 
     own: Float64s
@@ -58,18 +58,17 @@ class GradientProducts:
         return GradientProducts(self.own[rows], self.across[rows], self.apart[rows], self.reference[rows])
 
     def scaled(self, factor: float) -> GradientProducts:
-        """Return the products for gradients of the correction multiplied by `factor`."""
+        """Return the products after the correction's gradients are multiplied by `factor`."""
         # from the difference, so that small ones stay exact
         mixed = self.across - self.reference
         apart = factor**2 * self.apart + factor * (factor - 1) * (mixed + mixed.T) + (factor - 1) ** 2 * self.reference
         return GradientProducts(factor**2 * self.own, factor * self.across, apart, self.reference)
 
     def estimate_projection(self) -> float:
-        """Estimate the mean gradient's component along the reference gradient, relative to its norm. 1 is a full step.
+        """Estimate the mean gradient's projection on the reference gradient, relative to the reference's length.
 
-        The estimate is noisy if batches are small. So it is shrunk towards 1, further for corrections that are closer
-        to the reference, and reduced by half of its standard error: a correction that may lose the signal is not
-        preferred for its small variance.
+        The estimate is noisy if batches are small. The estimate is therefore shrunk towards 1 and reduced by half of
+        its standard error. Otherwise, a correction that may lose the signal could win by its small variance.
         """
         length, length_without = _squared_norm_of_mean(self.reference)
         along, along_without = _squared_norm_of_mean((self.across + self.across.T) / 2)
@@ -92,7 +91,7 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class GradientReference:
-    """Gradients [batches, features] of the least biased correction, and their inner products."""
+    """Gradients [batches, features] under the least biased correction, and the inner products of these gradients."""
 
     gradients: Float64s
     squares: Float64s
@@ -102,7 +101,10 @@ class GradientReference:
         return cls(gradients, gradients @ gradients.T)
 
     def inner_products(self, gradients: Float64s) -> GradientProducts:
-        """Compute the products of a correction's gradients from their small difference, which is exact."""
+        """Return the inner products of a correction's gradients.
+
+        They are computed from the small difference to the reference, without rounding errors.
+        """
         difference = gradients - self.gradients
         apart, across = difference @ difference.T, difference @ self.gradients.T
         own = apart + across + across.T + self.squares
@@ -110,15 +112,17 @@ class GradientReference:
 
 
 class Surrogate:
-    """Gradients of a sample's batches for any weights.
+    """Policy gradients of the batches of a sample, for any token weights.
 
-    The policy is a table of logits by (previous token, token). The score of a token is (1 - p) at its own logit, and
-    -(1 - p) spread over the other logits by how often they are sampled with an uncertain probability. Then scores
-    average to nearly 0, as in a real policy.
+    The policy is a table of logits by (previous token, token). The score of a token is (1 - p) at the logit of the
+    token, and -(1 - p) in total at the other logits. With this rule, the mean score is nearly 0, as in a real policy.
     """
 
     def __init__(self, sample: RunSample, batch: Ints) -> None:
-        """Divide the sample into batches. `batch` is the ascending batch of each sequence [S]."""
+        """Divide the sample into batches.
+
+        `batch` contains the batch number of each sequence [S], in ascending order.
+        """
         assert sample.advantages is not None
         segments, train = sample.batch.segments, sample.batch.train
         ids = sample.token_ids
@@ -137,7 +141,8 @@ class Surrogate:
     def gradients(self, applied: CorrectedSample) -> Float64s:
         """Return the gradient of each batch [batches, features], divided by the loss scale of the correction.
 
-        The gradient is the sum of weight x advantage x score, divided by the number of counted tokens.
+        The gradient is the sum of weight x advantage x score, divided by the number of tokens in the denominator of the
+        loss.
         """
         scale = applied.loss_scale
         terms = applied.weights / (scale if scale > 0 else 1.0) * self._coefficient
@@ -153,12 +158,12 @@ class Surrogate:
 
 
 def _jackknife_error(without: Float64s) -> float:
-    """Return the standard error from the values without each batch."""
+    """Return the jackknife standard error, given the estimates without each batch."""
     return float(np.sqrt((len(without) - 1) * without.var()))
 
 
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
-    """Estimate the squared norm of the mean row from products of different rows, and without each row [rows]."""
+    """Estimate the squared norm of the mean row from products of different rows, also without each row [rows]."""
     count = len(products)
     own = np.diag(products)
     off = products.sum() - own.sum()
@@ -167,7 +172,7 @@ def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
 
 
 def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
-    """Return the number of contexts and choices, and the feature of each token [T]: (previous token, token)."""
+    """Return the numbers of contexts and choices, and the feature (previous token, token) of each token [T]."""
     known, code = np.unique(ids, return_inverse=True)
     size = len(known)
     before = np.concatenate([[size], code[:-1]])
@@ -184,7 +189,7 @@ def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np
 
 
 def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
-    """Return the mean of first - second over batches, and its standard error."""
+    """Return the mean over batches of first - second, and the standard error of this mean."""
     difference = first - second
     return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
 
@@ -203,17 +208,19 @@ _MIN_GAIN = 1e-3
 
 @dataclass(frozen=True)
 class CandidateRanking:
-    """Candidates by name from best to worst. Candidates in `better` significantly beat no correction.
+    """Candidates by name from best to worst.
 
-    Errors are those after the best scalar: each gradient is multiplied so that its mean reaches as far along the
-    reference as the reference itself. So the error does not fall if a correction shrinks the loss.
+    The candidates in `better` have a significantly smaller error than no correction.
 
-    A significance test decides if a correction is needed. It is not suited to choose one: it would prefer a small
-    certain gain to a large likely one if few sequences contribute the gain. So the choice is the least error plus a
-    share of its uncertainty.
+    Before errors are compared, each gradient is multiplied by a factor, so that its mean has the same component along
+    the reference as the reference gradient. A correction therefore cannot reduce its error by shrinking the loss.
 
-    `mse` and `moments` include corrections that are not ranked. `scale` converts the variance of a batch to an update,
-    and `critical` is the number of standard errors that is significant.
+    A significance test decides whether a correction is needed. The test does not choose the correction, because it
+    would prefer a small certain gain to a large likely gain. The chosen correction has the smallest sum of its error
+    and a share of the uncertainty of the error.
+
+    `mse` and `moments` also include corrections that are not ranked. `scale` converts the variance of a batch to the
+    variance of an update. `critical` is the number of standard errors that counts as significant.
     """
 
     order: tuple[str, ...]
@@ -238,7 +245,7 @@ class CandidateRanking:
         return self.moments[name].variance * self.scale
 
     def ties(self, name: str) -> bool:
-        """Return True if a candidate does not differ significantly from the first."""
+        """Return True if a candidate's error does not differ significantly from the error of the first candidate."""
         if name == self.first:
             return True
         difference, error = paired_difference(self.moments[name].errors, self.moments[self.first].errors)
@@ -253,10 +260,10 @@ def choose_correction(
     shrinking: Collection[str] = (),
     unranked: Mapping[str, GradientProducts] | None = None,
 ) -> CandidateRanking:
-    """Rank candidates by the mean squared error of their gradient after the best scalar.
+    """Rank candidates by the mean squared error of their gradient, after each gradient is scaled by the best factor.
 
     `scale` is the size of a batch divided by the size of an update. Candidates in `shrinking` rank last because of
-    their loss scale, and `unranked` corrections are only measured.
+    their loss scale. Corrections in `unranked` are measured but not ranked.
     """
     found = {
         name: own.scaled(1 / own.estimate_projection()).moments()
@@ -279,7 +286,7 @@ def choose_correction(
 
 
 def required_standard_errors(sequences: int) -> float:
-    """Return how many standard errors are significant. Small samples need more."""
+    """Return the number of standard errors that counts as significant. Small samples need more."""
     return SIGNIFICANT_STANDARD_ERRORS * max(1.0, math.sqrt(MIN_SEQUENCES / max(sequences, 1)))
 
 
@@ -288,7 +295,7 @@ def split_stability(
 ) -> float | None:
     """Return the share of random halves of the batches that give the same advice or a tie.
 
-    Batches contain whole prompts in hash order, and the random splits only depend on the number of batches.
+    Batches contain whole prompts in the order of their hashes. The random halves only depend on the number of batches.
     """
     count = len(products["none"])
     if count < 2 * _MIN_BATCHES:

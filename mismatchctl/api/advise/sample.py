@@ -1,4 +1,4 @@
-"""Sample of whole prompts with token ids and advantages."""
+"""A sample of whole prompts, with token ids and advantages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PROMPT_HASH = "\0prompt"
 
 @dataclass(frozen=True)
 class RunSample:
-    """Sequences of one run, ordered by step and prompt."""
+    """Sequences of one run in the sample, ordered by step and prompt."""
 
     batch: TokenBatch
     token_ids: Ints | None  # [T]
@@ -64,7 +64,7 @@ def read_samples(
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, RunSample]:
-    """Read a sample of each run."""
+    """Read a sample of prompts of each run."""
     dump = open_dump(
         paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=OPTIONAL_COLUMNS,
         watched=(TOKEN_IDS_COLUMN,), on_bad="error",
@@ -170,7 +170,7 @@ def _near_nothing_impossible(batch: TokenBatch) -> Ints:
 
 
 def _build_sample(found: PromptSample) -> RunSample:
-    """Order the sequences by the hash of their prompt and step, independent of the reading order."""
+    """Order the sequences by the hash of prompt and step, which does not depend on the reading order."""
     found.shrink()
     joined = _concatenate(found.parts)
     found.parts.clear()  # free memory before making another copy
@@ -188,7 +188,7 @@ def _build_sample(found: PromptSample) -> RunSample:
 
 
 def _read_advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
-    """Return the advantages of the dump, else reward minus the mean of the prompt's other responses."""
+    """Return the advantages of the dump, or the reward minus the mean reward of the prompt's other responses."""
     if batch.advantages is not None:
         return batch.advantages.astype(np.float64)
     reward = batch.columns.get("reward")

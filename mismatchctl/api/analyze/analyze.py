@@ -48,7 +48,7 @@ def has_turn_parts(dump: Dump) -> bool:
 
 
 def split_by_turn(batch: TokenBatch) -> TokenBatch:
-    """Split sequences into turns, named by the `turn` column. A turn stays in the cluster of its sequence."""
+    """Split sequences into turns, named by the `turn` column. A turn belongs to the cluster of its sequence."""
     turn_numbers, offsets = batch.extra_columns.get(TURN_COLUMN), batch.segments.offsets
     turns = (
         adjacent_segments(batch).offsets if turn_numbers is None else np.union1d(_turn_starts(turn_numbers), offsets)
@@ -68,7 +68,7 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
 
 
 def _turn_starts(values: Float64s) -> Ints:
-    """Return the tokens whose value differs from the previous one. NaN equals NaN."""
+    """Return the tokens at which the value of the column changes. NaN equals NaN."""
     before, after = values[:-1], values[1:]
     return np.flatnonzero((before != after) & ~(np.isnan(before) & np.isnan(after))) + 1
 
@@ -188,7 +188,9 @@ def analyze(
     for column in ("current_log_probs", "advantages") if losses else ():
         if not dump.has(column):
             problem = f"the loss {losses[0]} needs this column, which is missing"
-            raise DataError(problem, file=dump.files[0].path, column=column, remedy="record it, or leave the loss out")
+            raise DataError(
+                problem, file=dump.files[0].path, column=column, remedy="record this column, or leave the loss out"
+            )
     plan = MeasurePlan(
         tuple(corrections),
         columns if within else tuple(by),
@@ -237,7 +239,10 @@ def analyze(
 def _start_replays(
     framework: Framework, corrections: Sequence[Correction], options: ReplayOptions, log: RunLog | None
 ) -> list[LoggedSteps]:
-    """Return the requested replay and, with a log, a replay at the other precision to measure rounding."""
+    """Start the replay of a framework's metrics.
+
+    With a log, start a second replay at another precision to measure rounding.
+    """
     other: Dtype = "float32" if options.dtype == "float64" else "float64"
     wanted = [options] if log is None else [options, replace(options, dtype=other)]
     return [LoggedSteps(framework, corrections, each) for each in wanted]

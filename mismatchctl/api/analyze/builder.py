@@ -63,7 +63,7 @@ CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
 
 
 class ClusterTables:
-    """Cluster tables of a run with the columns of the mismatch, or all columns with `every_cluster`."""
+    """Cluster tables of a run, with the columns of the mismatch, or with all columns if `every_cluster` is set."""
 
     def __init__(self, plan: MeasurePlan, dump: Dump, run: str, axis: TableAxis) -> None:
         files = [file for file in dump.files if file.run == run] or dump.files  # runs may be named by a column
@@ -78,14 +78,14 @@ class ClusterTables:
         }
 
     def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
-        """Return the table of a run. Rows have a step unless the table is folded."""
+        """Return the table of a run. Each row has a step, unless the clusters of many steps were merged."""
         if table.is_folded:
             return self._clusters(table, [])
         index = {int(step_hash(label)): number for number, label in enumerate(labels)}
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
     def value_table(self, tables: Sequence[ClusterTable]) -> model.Clusters | None:
-        """Return the joint table of the values of a `--by` column, unless it would be too large."""
+        """Return one cluster table for all values of a `--by` column, unless the table would be too large."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._cap:
             return None
         numbered = [table.with_scope(np.uint64(number)) for number, table in enumerate(tables)]
@@ -122,7 +122,7 @@ def _column_title(of: ColumnSubject, name: str, plan: MeasurePlan) -> str:
 
 
 def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dict[str, Any], NDArray[Any] | None]]:
-    """Yield each sequence with its location as plain values, and its token ids if the dump has them."""
+    """Yield each worst sequence with its file and row as plain values, and its token ids if the dump has them."""
     ids: dict[tuple[int, int], NDArray[Any]] = {}
     if dump.has("token_ids"):
         for file in np.unique(worst.place[:, 0]).tolist():  # only the units that contain them are read
@@ -134,7 +134,7 @@ def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dic
 
 
 def describe_worst_tokens(worst: WorstRows, dump: Dump, context: int) -> Iterator[dict[str, Any]]:
-    """Yield each token with its location, its id and the `context` ids before it."""
+    """Yield each worst token with its file, row and position, its id, and the `context` ids before it."""
     for fields, ids in describe_worst_sequences(worst, dump):
         token = int(fields.pop("token"))
         if ids is not None and token < len(ids):
@@ -191,7 +191,7 @@ def build_result(
 
 
 def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> list[model.InputFile]:
-    """Return the files of a dump with the valid tokens read and the sequences left out."""
+    """Return the files of a dump, with the number of valid tokens and of skipped sequences."""
     return [
         model.InputFile(
             path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
@@ -233,7 +233,7 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
 def _predict_fresh_batches(
     totals: RunTotals, steps: model.Groups, plan: MeasurePlan, accumulator: Accumulator
 ) -> dict[str, model.FreshBatch]:
-    """Predict the rejection of each correction in a batch of the run's step size."""
+    """Predict the rejection of each correction in a new batch with the number of sequences of a step."""
     assert totals.overall is not None
     table, axis = totals.overall.table, accumulator.evaluator.columns
     tokens = table.sums[:, axis.position(MISMATCH_NAME, "tokens")]
@@ -296,7 +296,7 @@ def _label_sort_key(label: Any) -> tuple[Any, ...]:
 def _build_series(
     estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
 ) -> dict[str, model.Series]:
-    """Build the rounded series of each estimate, with heavy tails for the metrics in `tails`."""
+    """Build the rounded values by step of each estimate. The metrics in `tails` also get heavy-tail flags."""
     if not estimates:
         return {}
     value = np.stack([found.value[order] for found in estimates.values()])
@@ -316,7 +316,7 @@ def _build_series(
 
 
 def _series_intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
-    """Return the intervals of an estimate without a standard error."""
+    """Return the intervals of estimates without a standard error."""
     if estimate.interval is None or estimate.se is not None:
         return None
     known = np.isfinite(estimate.value[order])
@@ -336,7 +336,10 @@ def _series_statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str
 
 
 def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
-    """Round rows to `digits` significant digits. Integers stay exact. Values that are not finite become null."""
+    """Round the values of each row to `digits` significant digits, and replace non-finite values with null.
+
+    Integers stay exact.
+    """
     finite = np.isfinite(values)
     held = np.where(finite, values, 0.0) + 0.0
     whole = (held == np.rint(held)) & (np.abs(held) < 2**53)
@@ -347,7 +350,7 @@ def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
 
 
 def _build_distribution(pair: PairSums) -> model.Distribution:
-    """Build the signed histogram with bins `BINS_PER_BIN` times as wide, over the range with tokens."""
+    """Build the histogram of log ratios, with bins that are `BINS_PER_BIN` times as wide as the counted bins."""
     # First magnitude bin of each coarse bin, without the zero bin.
     inner = np.arange(0, MAGNITUDE_BINS - 1, BINS_PER_BIN)
     starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
@@ -366,7 +369,7 @@ def _build_distribution(pair: PairSums) -> model.Distribution:
 
 
 def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
-    """Return means by bin with standard errors over buckets of clusters, without empty bins."""
+    """Return the mean of each bin with standard errors over buckets of clusters. Empty bins are left out."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T
@@ -393,7 +396,7 @@ def _build_breakdown(name: str, sums: Float64s) -> model.Breakdown:
 
 
 def _build_joint(grid: np.ndarray[Any, Any]) -> model.JointDistribution:
-    """Aggregate the square grid to hexagons: each cell goes to the nearer of two staggered lattices."""
+    """Merge the cells of a square grid into hexagons: each cell joins the nearer of two staggered lattices."""
     across, up = np.nonzero(grid)
     if not len(across):
         return model.JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])
@@ -424,7 +427,7 @@ def _build_worst_sequences(worst: WorstRows, dump: Dump) -> list[model.WorstSequ
 
 
 def summarize_left_out(problems: Problems) -> list[model.SkippedData]:
-    """Return the data left out, by file and reason."""
+    """Return the number of skipped rows by file and reason."""
     rows = [
         model.SkippedData(
             file=file,
@@ -460,7 +463,7 @@ _JOIN_KEYS = ("_run", "_step", "_scope")
 
 
 class SequenceFile:
-    """Writer of per-sequence rows, in input order. It is inactive without a path."""
+    """Writer of per-sequence rows, in input order. Without a path, no file is written."""
 
     def __init__(self, path: str | Path | None, plan: MeasurePlan) -> None:
         self._path, self._plan = path, plan
@@ -532,7 +535,7 @@ class SequenceFile:
 
 
 def encode_rows(tables: Iterable[dict[str, NDArray[Any]]], path: str, plan: MeasurePlan) -> tuple[bytes, ...]:
-    """Encode the sequences of a batch of a file for `SequenceFile`, compressed until they are written."""
+    """Encode the sequences of a batch as compressed rows for `SequenceFile`."""
     import polars as pl
 
     frames = [
@@ -575,7 +578,7 @@ def _row_columns(columns: dict[str, NDArray[Any]], path: str, plan: MeasurePlan)
 
 
 def _column_values(values: NDArray[Any]) -> Any:
-    """Convert values to a column. Ids of several types become strings."""
+    """Convert values to an Arrow column."""
     if values.dtype != object:
         return values
     found = values.tolist()

@@ -32,7 +32,7 @@ _CSV_KEYS = {"Wall time", "Step", "Value"}
 
 
 def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
-    """Read the step, name and value of each cell that is a number, NaN or infinite."""
+    """Read the step, name and value of each cell that contains a number, NaN or an infinite value."""
     rows = csv.reader(text.splitlines())
     try:
         heads = next(rows, [])
@@ -41,7 +41,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
             raise DataError(
                 f"no step column: expected one of {', '.join(STEP_NAMES)}",
                 file=path,
-                remedy="give the table a column step",
+                remedy="add a column step to the table",
             )
         names = _metric_names(heads, Path(path).stem)
         for row in rows:
@@ -56,7 +56,10 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Return the metric of each column, without the run that W&B adds if there is only one. Empty for other columns."""
+    """Return the metric name of each column.
+
+    If there is one run, the run name that W&B adds is removed. Empty for other columns.
+    """
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
     kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
@@ -67,7 +70,7 @@ def _metric_names(heads: list[str], called: str) -> list[str]:
 
 
 def parse_decimal(text: str) -> Decimal:
-    """Parse a number and keep its printed digits. NaN if the text is not a number."""
+    """Parse a number and keep its printed digits. Other text becomes NaN."""
     try:
         return Decimal(text.strip())
     except InvalidOperation:  # or an exponent beyond every float's
@@ -80,7 +83,7 @@ def is_number(value: Any) -> TypeGuard[Decimal]:
 
 @dataclass(frozen=True)
 class PrintedDigits:
-    """The place of the last printed digit as an exponent of 10, and the largest number of digits."""
+    """The exponent of the last printed digit of a number, and the largest number of digits."""
 
     place: int = 0
     count: int = 0
@@ -92,7 +95,7 @@ class PrintedDigits:
         return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
     def unit(self, value: Decimal) -> float:
-        """One unit of the last digit of a value, including trailing zeros that were not printed."""
+        """Return the size of one unit of the last digit, including trailing zeros that were not printed."""
         place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
         return 10.0 ** max(place, -400)
 
@@ -107,7 +110,7 @@ class RunLog:
     not_finite: Mapping[str, int] = field(default_factory=dict)  # how often each name was logged as NaN or infinity
 
     def series(self, labels: Sequence[str]) -> dict[str, list[float | None]]:
-        """Return one value per step for each name that occurs in these steps."""
+        """Return one value per step for each name that the log contains at these steps."""
         names = dict.fromkeys(name for label in labels for name in self.rows.get(label, {}))
         found = {name: [self.rows.get(label, {}).get(name) for label in labels] for name in names}
         return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
@@ -160,7 +163,10 @@ def find_event_files(path: Path) -> list[Path]:
 
 
 def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
-    """Read step, name and value of every scalar with the `tensorboard` package. A damaged record ends its file."""
+    """Read step, name and value of every scalar with the `tensorboard` package.
+
+    A damaged record ends the reading of its file.
+    """
     try:
         from google.protobuf.message import DecodeError
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -171,7 +177,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
         ) from None
     for file in find_event_files(place):
         if file.stat().st_size > MAX_LOG_BYTES:
-            raise DataError(f"is larger than {MAX_LOG_BYTES >> 20:,} MB", file=str(file), remedy=_REMEDY)
+            raise DataError(f"the log is larger than {MAX_LOG_BYTES >> 20:,} MB", file=str(file), remedy=_REMEDY)
         try:
             for record in RawEventFileLoader(str(file)).Load():
                 event = Event.FromString(record)
@@ -180,11 +186,13 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
                     if value.tag and scalar is not None:
                         yield str(event.step), value.tag, scalar
         except (DecodeError, OSError, ValueError, MemoryError, OverflowError) as error:  # a made-up record length
-            raise DataError(f"is not an event file of TensorBoard ({error})", file=str(file), remedy=_REMEDY) from None
+            raise DataError(
+                f"this is not an event file of TensorBoard ({error})", file=str(file), remedy=_REMEDY
+            ) from None
 
 
 def _scalar_of(value: Any) -> Decimal | None:
-    """Return the number in a summary with the digits of its type, null for images, strings and histograms."""
+    """Return the number in a summary with the digits of its type, or null for images, strings and histograms."""
     if value.HasField("simple_value"):
         return _printed(np.float32(value.simple_value))
     if not value.HasField("tensor") or any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
@@ -217,7 +225,7 @@ def _collect_log(path: str | Path, found: Iterable[tuple[str, str, Decimal]]) ->
 
 
 def _read_json_log(path: Path) -> RunLog:
-    """Read rows of JSON: one per line, or in a list, which is `log_history` in `trainer_state.json`."""
+    """Read JSON objects: one per line, or in a list such as `log_history` in `trainer_state.json`."""
     text = _read_text(path)
     rows: dict[str, dict[str, Decimal]] = {}
     not_finite: Counter[str] = Counter()
@@ -230,7 +238,7 @@ def _read_json_log(path: Path) -> RunLog:
             elif _is_not_finite(value):
                 not_finite[name] += 1
     if not rows:
-        raise DataError("contains no row", file=str(path), remedy="name a file with one JSON row per step")
+        raise DataError("contains no row", file=str(path), remedy="pass a file with one JSON object per step")
     return RunLog(str(path), rows, dict(not_finite))
 
 
@@ -261,13 +269,13 @@ def _is_not_finite(value: Any) -> bool:
 def _parse_json_row(row: Any, path: str, number: int) -> tuple[str, dict[str, Any]]:
     if not isinstance(row, dict):
         raise DataError(
-            "not a JSON object", file=path, row=number, remedy="write one row per line, with step and values"
+            "not a JSON object", file=path, row=number, remedy="write one JSON object per line, with a step and values"
         )
     nested = row.get("data")
     values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
     step = next((found[key] for found in (row, values) for key in STEP_NAMES if found.get(key) is not None), None)
     if step is None:
-        raise DataError("missing step", file=path, row=number, remedy="give each row a key step")
+        raise DataError("missing step", file=path, row=number, remedy="add the key step to each row")
     return step_label(step), {name: value for name, value in values.items() if name not in STEP_NAMES}
 
 

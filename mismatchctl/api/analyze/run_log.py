@@ -63,12 +63,12 @@ def find_health_names(names: Iterable[str]) -> dict[Health, str]:
 
 
 def fit_logged_growth(labels: Sequence[Label], values: Sequence[float | None], metric: str) -> Growth:
-    """Fit the growth of a logged series of either sign."""
+    """Fit the growth of a logged series, which may be positive or negative."""
     return fit_growth(labels, shift_above_zero(values), [None] * len(values), metric)
 
 
 def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
-    """Shift a series above zero by its own range, so that growth detection works."""
+    """Shift a series above zero, because growth detection needs positive values."""
     kept = [None if value is None or abs(value) > _LARGEST else value for value in values]
     known = [value for value in kept if value is not None]
     if not known or min(known) > 0:
@@ -78,7 +78,7 @@ def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
 
 
 def describe_order(labels: Sequence[Label], k3: Growth, log: Mapping[str, Sequence[float | None]]) -> str:
-    """Describe the order of changes of K3 and the logged reward, entropy and gradient norm, "" without changes."""
+    """Describe the order in which K3 and the logged reward, entropy and gradient norm change, or "" if none changes."""
     changes = [
         ("K3", k3),
         *((name, fit_logged_growth(labels, log[name], name)) for name in find_health_names(log).values()),
@@ -108,7 +108,7 @@ def _describe_change(growth: Growth) -> str:
 
 
 def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> Lag:
-    """Estimate the lag of a logged series. Positive: K3 follows it."""
+    """Estimate by how many steps a logged series follows the mismatch. Positive: K3 follows it."""
     ours = np.array([math.log(value) if value else np.nan for value in k3], np.float64)
     theirs = np.array([np.nan if value is None else value for value in logged], np.float64)
     known = np.isfinite(ours) & np.isfinite(theirs)
@@ -133,7 +133,10 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
 
 
 def _ranked_changes(values: Float64s) -> Float64s:
-    """Rank the step-to-step changes, with mean 0 and variance 1. Without changes the result is 0."""
+    """Rank the step-to-step changes of a series, and scale the ranks to mean 0 and variance 1.
+
+    A series without changes gives 0.
+    """
     changes = np.diff(values)
     order = np.unique(changes, return_inverse=True, return_counts=True)
     counts = order[2]
@@ -153,7 +156,7 @@ def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
 
 
 def _correlation_scale(x: Float64s, y: Float64s) -> float:
-    """Return the variance of the cross-correlation of unrelated series, times their length (Bartlett 1946)."""
+    """Return the variance of the cross-correlation of two unrelated series, times their length (Bartlett 1946)."""
     most = min(_MAX_LAG, len(x) // 4)
     return max(
         1.0, 1 + 2 * sum(_lagged_correlation(x, x, k) * _lagged_correlation(y, y, k) for k in range(1, most + 1))
@@ -169,7 +172,7 @@ StepTables = list[tuple[StepKey, pa.Table]]
 
 
 def split_by_step(batch: TokenBatch, run: str) -> StepTables:
-    """Split a batch into tables by step, with schema names. Masked tokens are dropped."""
+    """Split a batch into one table per step, with the column names of the schema. Masked tokens are dropped."""
     return [((name, step), _build_table(part)) for name, (step, _), part in split_steps(batch, run)]
 
 
@@ -191,7 +194,7 @@ def _build_table(batch: TokenBatch) -> pa.Table:
 
 
 def _name_text(value: object) -> str | None:
-    """Convert a name to a string. Missing values (NaN in a column of numbers) become null."""
+    """Convert a name to a string. Missing names, such as NaN, become null."""
     return None if value is None or value != value else str(value)
 
 
@@ -200,7 +203,10 @@ def _list_array(offsets: pa.Array, values: Floats) -> pa.Array:
 
 
 class LoggedSteps(GroupMerger[list[pa.Table]]):
-    """Logged values of one framework by run, step and correction. Names that cannot be computed have a reason."""
+    """Logged values of one framework by run, step and correction.
+
+    For each name that cannot be computed, the reason is stored.
+    """
 
     closing_size = 0
 
@@ -234,7 +240,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
 
     @property
     def log_step_offset(self) -> int:
-        """The framework's step in a log minus the step of a dump."""
+        """Return the framework's step number in a log minus the step number in the dump."""
         return self._framework.log_step_offset
 
     def _replay(self, table: pa.Table, correction: Correction) -> dict[str, float]:
@@ -251,7 +257,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
         return {}
 
     def of_run(self, run: str, labels: Sequence[LabelValue]) -> dict[str, dict[str, list[float | None]]]:
-        """Return one value per step by correction and name, null if it is not finite."""
+        """Return one value per step for each correction and name, or null if the value is not finite."""
         steps = [self._logged.get((run, label), {}) for label in labels]
         names = [item.name for item in self._corrections if item.name not in self.refused]
         return {name: _series_by_name([step.get(name, {}) for step in steps]) for name in names}
@@ -284,7 +290,7 @@ LoggedValues = Mapping[str, Sequence[float | None]]
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """Align the log with the steps of the dump. The framework's offset is applied if it makes more names match."""
+    """Align the log with the steps of the dump. The framework's step offset is applied if more names then match."""
     if not offset:
         return log
 
@@ -301,7 +307,7 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
     if steps.isdisjoint(log.rows):
         logged, dumped = _format_some_steps(log.rows), _format_some_steps(steps)
         problem = f"no step of the log is in the dump: it has {logged}, the dump {dumped}"
-        raise DataError(problem, remedy="use the same step numbers in both")
+        raise DataError(problem, remedy="use the same step numbers in the dump and in the log")
 
 
 def _format_some_steps(steps: Mapping[str, Any] | set[str]) -> str:
@@ -314,7 +320,7 @@ def logged_series(log: RunLog, labels: Sequence[Any]) -> dict[str, list[float | 
 
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
-    """Compare one run under one correction with its log. `rounded` is a replay at the other precision."""
+    """Compare one run under one correction with its log. `rounded` is computed at another float precision."""
     steps, digits = [step_label(label) for label in labels], log.digits()
     pairs = {
         name: list(_compared_values(log, digits, steps, name, values, rounded.get(name, values)))
@@ -330,7 +336,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
 
 
 def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
-    """Map logged names to metrics, except names that the framework's code replayed."""
+    """Map logged names to metrics, except the names that the framework's own code computes."""
     names = dict.fromkeys(name for row in log.rows.values() for name in row)
     plain = {name: _strip_prefix(name) for name in names}
     found = {
@@ -349,9 +355,11 @@ def _strip_prefix(name: str) -> str:
 def compare_metrics(
     log: RunLog, labels: Sequence[Any], metrics: Mapping[str, Sequence[float | None]], called: Mapping[str, str]
 ) -> MetricLogComparison | None:
-    """Compare logged names (`called`: name -> key) with a run's metrics. Null if no name matches.
+    """Compare the values of logged names with the metrics of a run.
 
-    A framework's float32 rounding is not replayed. Its terms are assumed to be exact to the last float32 bit of 1.
+    `called` maps each name to the key of a metric. The result is null if no name matches a metric.
+
+    The comparison allows an error of one float32 bit at 1, because the framework's rounding is not reproduced.
     """
     steps, digits = [step_label(label) for label in labels], log.digits()
     found = {}
@@ -371,7 +379,7 @@ def compare_metrics(
 
 @dataclass(frozen=True)
 class _ComparedValue:
-    """One name in one step: two replays at different precision, the logged value, and the printed unit."""
+    """One logged name at one step: computed values at two precisions, the logged value, and its last digit."""
 
     step: str
     dump: float
@@ -400,7 +408,7 @@ def _compared_values(
     log: RunLog, digits: Mapping[str, PrintedDigits], steps: Sequence[str], name: str,
     values: Sequence[float | None], rounded: Sequence[float | None],
 ) -> Iterator[_ComparedValue]:  # fmt: skip
-    """Iterate over one name in every step with a replayed and a logged value."""
+    """Iterate over all steps of one name that have a computed and a logged value."""
     for step, value, other in zip(steps, values, rounded, strict=True):
         row = log.rows.get(step, {})
         called = next((spelling for spelling in _spellings(name) if spelling in row), None)
@@ -419,7 +427,7 @@ def _spellings(name: str) -> Iterator[str]:
 
 
 def _is_exact(pairs: Sequence[_ComparedValue]) -> bool:
-    """Return True if the log was computed in float64, judging by digits that float32 would not reproduce."""
+    """Return True if the log contains digits that float32 would not reproduce, so that it was computed in float64."""
     telling = [pair for pair in pairs if abs(pair.rounded - pair.dump) > FLOAT64_TOLERANCE * pair.size]
     right = sum(abs(pair.log - pair.dump) <= FLOAT64_TOLERANCE * pair.size for pair in telling)
     return 2 * right > len(telling)

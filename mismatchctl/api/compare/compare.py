@@ -111,7 +111,7 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
 def _compare_corrections(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, UnadjustedChange]:
-    """Compare the metrics of every correction with equal definitions on the two sides, as `name/key`."""
+    """Compare the metrics of every correction that both sides define in the same way, as `name/key`."""
     return {
         f"{correction.name}/{key}": tested
         for correction in first.corrections
@@ -151,7 +151,10 @@ def _build_contrast(
 
 
 def _group_by_correction(changes: Mapping[str, Change]) -> dict[str, dict[str, Change]]:
-    """Regroup `name/key` -> change as name -> key -> change. A name may contain slashes, a key does not."""
+    """Convert a mapping `name/key` -> change to name -> key -> change.
+
+    The name of a correction may contain slashes, and the key of a metric may not.
+    """
     found: dict[str, dict[str, Change]] = {}
     for place, change in changes.items():
         name, _, key = place.rpartition("/")
@@ -219,7 +222,10 @@ def compare_metrics(
 def permutation_p_values(
     metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, float]:
-    """Return two-sided p-values by permuting clusters like the gate: per metric, for K3 by layers if available."""
+    """Return two-sided p-values per metric by permuting clusters as the gate does.
+
+    If possible, K3 is tested by layers of probability.
+    """
     reference, other = samples
     if not metrics or not all(map(len, samples)):
         return {}
@@ -235,7 +241,7 @@ def permutation_p_values(
 
 
 def adjust_p_values(families: Sequence[Mapping[str, UnadjustedChange]]) -> list[dict[str, Change]]:
-    """Adjust primary metrics by Holm and all others for the false-discovery rate, over all contrasts."""
+    """Adjust p-values: primary metrics by Holm's method, other metrics for the false-discovery rate."""
     found = [{key: tested.change for key, tested in changes.items()} for changes in families]
     for adjust, is_primary in ((adjust_holm, True), (adjust_fdr, False)):
         places = [
@@ -349,7 +355,7 @@ def compare_growth(reference: RunResult, other: RunResult) -> GrowthContrast:
 
 
 def _tail_by_step(run: RunResult) -> dict[Label, tuple[float | None, float | None]]:
-    """Return the 99th percentile and the number of outlying tokens by step, if the Result has them."""
+    """Return the 99th percentile of |log ratio| and the number of outlying tokens per step, if known."""
     tail = get_token_tail(run)
     return {} if tail is None else dict(zip(run.groups.labels, zip(tail.p99, tail.outliers, strict=True), strict=True))
 
@@ -364,7 +370,7 @@ def _k3_by_step(run: RunResult) -> dict[Label, _StepValue]:
 
 
 def _onsets_differ(first: Growth, second: Growth) -> bool | None:
-    """Return True if the onset intervals are disjoint, if the two sides grow and steps are numbers."""
+    """Return True if the two sides start to grow at different steps: their onset intervals do not overlap."""
     ends = [growth.onset_interval for growth in (first, second) if growth.verdict == "grew"]
     known = [(low, high) for low, high in filter(None, ends) if not isinstance(low, str) and not isinstance(high, str)]
     if len(known) < 2:
@@ -384,14 +390,17 @@ _REPLICATES = 2048
 
 @dataclass(frozen=True)
 class PartMeans:
-    """Tokens and mean K3 of each part on one side [..., B]. K3 is NaN without tokens."""
+    """Tokens and mean K3 of each part of the data on one side [..., B]. K3 is NaN without tokens."""
 
     tokens: Float64s
     k3: Float64s
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return (mix, level) of each part [..., B]. They add up to the difference of the means."""
+    """Return the change of K3 of each part [..., B] from its share of tokens (mix) and from its own K3 (level).
+
+    The contributions of all parts add up to the difference of the means.
+    """
     with np.errstate(all="ignore"):
         before, after = (side.tokens / side.tokens.sum(axis=-1, keepdims=True) for side in (reference, other))
     has_before, has_after = reference.tokens > 0, other.tokens > 0
@@ -404,7 +413,10 @@ def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Flo
 
 
 def decompose_by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | None:
-    """Decompose by the bins of a breakdown. Standard errors are for `level` and ignore pairing."""
+    """Divide the change of K3 into the bins of a breakdown.
+
+    Standard errors belong to `level` and ignore that the two runs share prompts.
+    """
     lows = sorted({*reference.low, *other.low})
     highs = dict(zip([*reference.low, *other.low], [*reference.high, *other.high], strict=True))
     sides, errors = [], []
@@ -425,7 +437,7 @@ def decompose_by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | 
 
 
 def decompose_by_step(reference: RunResult, other: RunResult) -> Decomposition | None:
-    """Decompose by training step, if the two runs have steps in common and more than one."""
+    """Divide the change of K3 into training steps, if the two runs share at least two steps."""
     return _decompose_by_label("step", True, (reference, other), (reference.groups, other.groups), build_step_sample)
 
 
@@ -479,7 +491,10 @@ def _group_parts(side: Groups, rows: Sequence[int | None]) -> PartMeans:
 def _resampled_errors(
     runs: tuple[RunResult, RunResult], rows: Sequence[Sequence[int | None]], sample: SampleReader
 ) -> Float64s | None:
-    """Return the standard error of each contribution, paired over shared clusters, if there are cluster tables."""
+    """Return the standard error of each contribution, if there are cluster tables.
+
+    Shared clusters are resampled together.
+    """
     count = len(rows[0])
     metrics = [find_metric("tokens"), find_metric("k3")]
     places = [(side, part, index) for side in (0, 1) for part, index in enumerate(rows[side]) if index is not None]
@@ -536,7 +551,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | None:
-    """Find parts that contribute most of the change and more than their share of K3."""
+    """Find the parts that contribute most of the change, and more than their share of K3."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None
@@ -562,7 +577,7 @@ def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | Non
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """Return the contiguous parts whose contribution exceeds their weight most."""
+    """Return the contiguous parts whose contribution to the change exceeds their share of K3 most."""
     excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
     start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)

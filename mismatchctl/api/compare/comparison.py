@@ -43,7 +43,7 @@ ValuePair = tuple[float | None, float | None]
 
 
 class Side(FiniteModel):
-    """One run of one argument."""
+    """One of the two compared runs."""
 
     name: str
     source: str
@@ -56,12 +56,13 @@ class Side(FiniteModel):
 
 
 class Change(FiniteModel):
-    """One metric on the two sides: other minus reference.
+    """The change of one metric: compared run minus reference run.
 
     `interval` is the 95% percentile interval over resampled clusters. `p_alone` is the two-sided p-value of this
-    metric alone, `p` is adjusted for its family, and `significant` means that `p` is below 0.05. `note` explains why a
-    change is not significant although its interval excludes 0. `relative` is the difference divided by the reference.
-    `better` is true if the other side is better. `status` is the reason for a missing difference or interval.
+    metric. `p` is the same p-value adjusted for the other metrics, and `significant` means that `p` is below 0.05.
+    `note` explains why a change is not significant although its interval excludes 0. `relative` is the difference
+    divided by the value of the reference. `better` is true if the compared run has the better value. If the difference
+    or the interval is missing, `status` is the reason.
     """
 
     reference: Value
@@ -81,9 +82,10 @@ class Change(FiniteModel):
 class Contribution(FiniteModel):
     """Contribution of one bin, step or value to the change of K3.
 
-    `mix` is due to more or fewer tokens where K3 differs from the mean, `level` to a larger or smaller K3 in this part.
-    A bin is `low` <= quantity < `high` (null: open), a value has a `label`. `tokens` are shares of each side. `se` is
-    the standard error of the whole contribution for steps and values with cluster tables, otherwise of `level`.
+    `level` is the change because K3 of these tokens is larger or smaller. `mix` is the change because the run has more
+    or fewer of these tokens. A bin contains the tokens with `low` <= quantity < `high`, where null means no limit. A
+    value has a `label` instead. `tokens` are the shares of the tokens on each side. `se` is the standard error of the
+    contribution if there are cluster tables for steps or values, and otherwise the standard error of `level`.
     """
 
     label: PartLabel = None
@@ -101,9 +103,10 @@ class Contribution(FiniteModel):
 
 
 class Carrier(FiniteModel):
-    """Adjacent bins or steps, or a few values, that contribute more of a change than their weight.
+    """Adjacent bins or steps, or a few values, that contribute an especially large part of a change.
 
-    `carried` is their share of the change, `weight` their share of the reference's K3, `tokens` of the other's tokens.
+    `carried` is the share of the change, `weight` the share of the reference's K3, and `tokens` the share of the
+    compared run's tokens.
     """
 
     low: float | None = None
@@ -115,7 +118,10 @@ class Carrier(FiniteModel):
 
 
 class Decomposition(FiniteModel):
-    """The change of K3 by one quantity. `mix` and `level` add up to the difference, and parts are ranked."""
+    """The change of K3 divided by one quantity, such as the position.
+
+    The sum of `mix` and `level` over all parts is the difference. The parts are sorted by size.
+    """
 
     quantity: str
     ordered: bool
@@ -127,7 +133,10 @@ class Decomposition(FiniteModel):
 
 
 class MovedToken(FiniteModel):
-    """A token with a large change of K3. Its place is in the other dump, log-probs are (reference, other)."""
+    """A token with a large change of K3.
+
+    Row and position are those in the compared dump. Log-probs are pairs (reference, compared run).
+    """
 
     file: str
     row: int
@@ -144,7 +153,7 @@ class MovedToken(FiniteModel):
 
 
 class TopShare(FiniteModel):
-    """Contribution of the tokens that changed most to the net change of K3 and to the sum of all absolute changes."""
+    """Contribution of the tokens that changed most to the change of K3 and to the sum of absolute changes."""
 
     tokens: int
     of_change: float | None
@@ -152,11 +161,11 @@ class TopShare(FiniteModel):
 
 
 class PairedTokens(FiniteModel):
-    """The same tokens on the two sides, compared one by one.
+    """Comparison of the same tokens on the two sides, token by token.
 
-    `matched_by` is the content by which sequences were matched. `same_rollout` and `same_train` are true if log-probs
-    are bitwise equal. `k3_change` is the mean over tokens with a standard error over clusters. `correlation` is between
-    log ratios.
+    `matched_by` names the content that identified equal sequences. `same_rollout` and `same_train` are true if the
+    log-probs of this side are bitwise equal in both runs. `k3_change` is the mean change over tokens, with a standard
+    error over clusters. `correlation` is the correlation of the log ratios of the two runs.
     """
 
     matched_by: Literal["token_ids", "rollout_log_probs", "train_log_probs"]
@@ -177,9 +186,9 @@ class PairedTokens(FiniteModel):
 class GrowthContrast(FiniteModel):
     """Growth over the steps of the reference and of the other side, as in each run's summary.
 
-    `quotient` is the growth of the other's K3 divided by the reference's, at common steps. It changes over the steps if
-    the two sides grow differently. `onsets_differ` is true if the intervals of the onsets are disjoint, null if a side
-    does not grow.
+    `quotient` is the growth of the ratio of the two K3 values, at common steps. The quotient changes over the steps if
+    the two runs grow differently. `onsets_differ` is true if the intervals of the two onsets do not overlap, and null
+    if a run does not grow.
     """
 
     reference: Growth
@@ -189,10 +198,10 @@ class GrowthContrast(FiniteModel):
 
 
 class Contrast(FiniteModel):
-    """One side compared with the reference. `paired` describes the shared clusters.
+    """One run compared with the reference run. `paired` describes the clusters that the two runs share.
 
-    `corrections` are changes of the metrics of each correction that the two sides share. `growth` is the growth of K3
-    over the steps. `says` are the messages. The first one is the answer.
+    `corrections` contains the changes of the metrics of each correction that both runs have. `growth` is the growth of
+    K3 over the steps. `says` are the messages. The first contrast decides the answer.
     """
 
     other: str
@@ -209,7 +218,7 @@ class Contrast(FiniteModel):
 
 
 class Comparison(View, FiniteModel):
-    """Several runs, each compared with the first."""
+    """Several runs, each compared with the first run."""
 
     format: int = FORMAT
     tool: str = "mismatchctl"
@@ -241,7 +250,7 @@ class Comparison(View, FiniteModel):
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a row per run but the first, correction (null without one) and metric: the values and difference."""
+        """Return a row per run, correction (null without one) and metric: the two values and their difference."""
         rows = [
             {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
              "other": change.other.value, "difference": change.difference, **interval_bounds(change.interval),
@@ -301,7 +310,7 @@ def k3_change(contrast: Contrast) -> Change:
 
 @dataclass(frozen=True)
 class ContrastStatus:
-    """Answer of a contrast: its status, a word for it, and the metric that decides it."""
+    """The answer of a comparison of two runs: a status, a word for the status, and the metric that decides."""
 
     status: Status
     word: Literal["worse", "better", "changed", "same", "no significant change", "unclear"]
@@ -309,7 +318,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Judge a contrast by its first primary metric with a significant change, else by K3 and the other metrics."""
+    """Judge two runs by the first primary metric that changed significantly, else by K3 and other metrics."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:
@@ -325,7 +334,7 @@ def judge_contrast(contrast: Contrast) -> ContrastStatus:
 
 
 def contrast_headline(contrast: Contrast) -> str:
-    """Return the answer in one sentence: worse or better, and by how much."""
+    """Return the answer in one sentence: whether the run is worse or better, and by how much."""
     found = judge_contrast(contrast)
     change = contrast.changes.get(found.key, UNMEASURED_CHANGE)
     if change.difference is None:
@@ -406,7 +415,7 @@ def contrast_details(contrast: Contrast) -> list[str]:
 
 
 def describe_doubt(contrast: Contrast) -> list[str]:
-    """Explain why a change of K3 is not significant although its interval excludes 0, or why it was not tested."""
+    """Explain why a change of K3 whose interval excludes 0 is not significant, or why it was not tested."""
     k3 = k3_change(contrast)
     return [k3.note] if k3.note else [k3.status] if k3.p is None and k3.status != "ok" else []
 
@@ -437,7 +446,7 @@ def describe_carriers(contrast: Contrast) -> Iterator[str]:
 
 
 def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
-    """Format a carrier: `positions from 512`, `steps 4 to 8`, `worker 3`."""
+    """Format the bins, steps or values that carry a change: `positions from 512`, `steps 4 to 8`, `worker 3`."""
     if not carrier.labels:
         nouns = {"surprisal": "probabilities", "position": "positions", "length": "response lengths"}
         low, high = _carrier_bounds(decomposition, carrier)
@@ -460,14 +469,14 @@ def format_part(decomposition: Decomposition, part: Contribution) -> str:
 
 
 def _carrier_bounds(decomposition: Decomposition, carrier: Carrier) -> tuple[float, float | None]:
-    """Return the bounds of a carrier, open if no token is beyond."""
+    """Return the bounds of the bins, without a bound if no tokens are outside."""
     lowest = min(part.low or 0.0 for part in decomposition.parts)
     last = max(decomposition.parts, key=lambda part: part.low or 0.0)
     return 0.0 if carrier.low == lowest else carrier.low or 0.0, None if carrier.high == last.high else carrier.high
 
 
 def _format_bounds(quantity: str, low: float, high: float | None) -> str:
-    """Format the bounds of a bin. Positions count from 1, surprisals are shown as probabilities."""
+    """Format the bounds of a bin. Positions count from 1, and surprisals are shown as probabilities."""
     if quantity == "surprisal":
         bottom, top = None if high is None else format_number(math.exp(-high)), format_number(math.exp(-low))
         if low == 0:

@@ -38,10 +38,11 @@ DumpOpener = Callable[[DumpSource], Dump]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run to compare: its part of a Result.
+    """One run to compare: a part of a Result.
 
-    `is_only_run` is true if its argument contains no other run. `corrections` are the analyzed ones. `reopen` opens its
-    dump again. `storage` contains the storage type of its log-probs by column.
+    `is_only_run` is true if the argument of the run contains no other run. `corrections` are the corrections that were
+    analyzed. `reopen` opens the dump of the run again. `storage` contains the data type of the stored log-probs by
+    column.
     """
 
     name: str
@@ -64,7 +65,7 @@ class ComparedRun:
 def read_sources(
     given: Sequence[DumpSource | Result], analyze_source: Callable[[DumpSource], Result], reopen: DumpOpener
 ) -> tuple[list[ComparedRun], list[str]]:
-    """Return every run of every argument, in order, with unique names, and warnings."""
+    """Return all runs of all arguments in order, with unique names, and a list of warnings."""
     sources: list[ComparedRun] = []
     warnings: list[str] = []
     for source, path in zip(given, _source_titles(given), strict=True):
@@ -88,7 +89,9 @@ def read_sources(
             for name, run in result.runs.items()
         ]
     if len(sources) < 2:
-        raise DataError("there is only one run", file=sources[0].path, remedy="name a second dump or Result")
+        raise DataError(
+            "compare needs two runs, found one", file=sources[0].path, remedy="pass a second dump or Result"
+        )
     named = _assign_names(sources)
     return named, [*warnings, *prompt_notes(source.run for source in named), *_storage_warnings(named)]
 
@@ -115,7 +118,7 @@ def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:
 
 
 def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Give sources unique names: the run, else with its path, else numbered."""
+    """Give each run a unique name: its name, the name with its path, or a number."""
     names = [source.run_name for source in sources]
     shared = Counter(names)
     for index, source in enumerate(sources):
@@ -138,7 +141,7 @@ IDENTITY_COLUMNS = ("step", "sequence_id", "prompt_id")
 
 
 class PairedTokenSums:
-    """Sums over paired tokens, added in blocks. Memory is a few numbers per sequence."""
+    """Sums over paired tokens, added in blocks. The sums need a few numbers of memory per sequence."""
 
     def __init__(self, dump: Dump) -> None:
         self._dump = dump
@@ -209,7 +212,7 @@ def _mean_change(change: Float64s, lengths: Float64s, clusters: Hashes) -> Value
 
 
 def _largest_changes(changes: Float64s) -> Float64s:
-    """Return the largest changes by absolute value. On ties, rises come first."""
+    """Return the largest changes by absolute value. If changes have the same size, rises come first."""
     most = TOP_COUNTS[-1]
     if len(changes) > 4 * most:
         cut = np.partition(np.abs(changes), len(changes) - most)[len(changes) - most]
@@ -260,9 +263,9 @@ _MISSING = np.uint64(0)
 
 @dataclass(frozen=True)
 class _SequenceIndex:
-    """Hashes of each nonempty sequence in reading order [S], 0 without content.
+    """Hash of each nonempty sequence in reading order [S]. 0 means that the content is missing.
 
-    `units` is the ascending unit index of each sequence.
+    `units` contains the index of the block of rows that each sequence belongs to.
     """
 
     hashes: Mapping[str, Hashes]
@@ -302,7 +305,7 @@ def _read_batches(source: ComparedRun, unit: ReadUnit) -> Iterator[TokenBatch]:
 
 
 def _select_run(batch: TokenBatch, default: str, wanted: str) -> Bools:
-    """Flag the sequences of a run. A sequence without a run name belongs to the run of its file."""
+    """Return flags of the sequences of a run."""
     runs = batch.columns.get("run")
     if runs is None:
         return np.full(len(batch), default == wanted)
@@ -345,7 +348,7 @@ def _column_hash(batch: TokenBatch, name: str) -> Hashes:
 
 
 def _content_hash(values: NDArray[Any], segments: Segments) -> Hashes:
-    """Hash the ordered values of each segment. The hash does not depend on the float width."""
+    """Hash the values of each segment in order. The hash is the same for float32 and float64 columns."""
     bits = (values.astype(np.float64) + 0.0).view(np.uint64)
     with np.errstate(over="ignore"):
         total = np.add.reduceat(mix_hashes(bits, segments.places.astype(np.uint64)), segments.offsets[:-1])
@@ -353,7 +356,7 @@ def _content_hash(values: NDArray[Any], segments: Segments) -> Hashes:
 
 
 def _id_hashes(batch: TokenBatch, ids: Mapping[int, NDArray[Any]], prompts: Hashes) -> Hashes:
-    """Hash each sequence's token ids and prompt, 0 if they are missing or do not fit its tokens."""
+    """Hash the token ids and the prompt of each sequence. 0 if ids are missing or their number is wrong."""
     hashes = np.full(len(batch), _MISSING)
     known = [ids.get(row) for row in batch.rows.tolist()]
     lengths = batch.segments.lengths
@@ -368,7 +371,7 @@ def _id_hashes(batch: TokenBatch, ids: Mapping[int, NDArray[Any]], prompts: Hash
 
 
 def _choose_match_keys(first: _SequenceIndex, second: _SequenceIndex) -> tuple[MatchKey, tuple[Hashes, Hashes]]:
-    """Choose the key that matches most sequences: each kind of content, with and without the sequence's name."""
+    """Choose the content that matches most sequences of the two runs."""
     best: tuple[int, MatchKey, tuple[Hashes, Hashes]] | None = None
     for content in MATCH_KEYS:
         for with_name in (True, False):
@@ -381,9 +384,11 @@ def _choose_match_keys(first: _SequenceIndex, second: _SequenceIndex) -> tuple[M
 
 
 def _match_keys(index: _SequenceIndex, content: str, with_name: bool, side: int) -> Hashes:
-    """Return one key per sequence. Equal keys are numbered by the rest of their content, independent of row order.
+    """Return a key for each sequence that identifies it in both runs.
 
-    A sequence without the content gets a key that the other side does not have.
+    Sequences with equal content are numbered by the rest of their content, in any row order.
+
+    A sequence without the content gets a key that does not occur in the other run.
     """
     own = index.hashes[content]
     keys = mix_hashes(own, index.hashes["name"]) if with_name else own.copy()
@@ -399,7 +404,7 @@ def _match_keys(index: _SequenceIndex, content: str, with_name: bool, side: int)
 
 @dataclass(frozen=True)
 class _LoadedSequences:
-    """Sequences of the reference by ascending key, with their start in flat arrays of log-probs."""
+    """Sequences of the reference in ascending order of their keys, with their start in flat arrays of log-probs."""
 
     keys: Hashes
     starts: Ints
@@ -410,7 +415,7 @@ class _LoadedSequences:
 def _read_matches(
     source: ComparedRun, units: Ints, keys: Hashes, wanted: Hashes
 ) -> Iterator[tuple[TokenBatch, Hashes]]:
-    """Yield the wanted sequences with their keys, batch by batch, from the units that contain any.
+    """Yield the matched sequences with their keys, batch by batch.
 
     `wanted` is ascending.
     """

@@ -1,4 +1,4 @@
-"""Judge a Result against a baseline: read both, plan sample sizes, and write the next baseline."""
+"""Read the Result and its baseline for the gate, plan sample sizes, and write the next baseline."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ from mismatchctl.stats.samples import build_run_sample
 
 
 def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
-    """Reduce a Result to what later gates need: values, cluster tables, provenance. Paths and raw data are dropped."""
+    """Reduce a Result to the values, cluster tables and provenance that later gates need.
+
+    Paths and raw data are removed.
+    """
     accepted = Acceptance(verdict=verdict.outcome, by_hand=by_hand, rules=[rule.text for rule in rules])
     provenance = Provenance(
         version=result.provenance.version,
@@ -120,7 +123,10 @@ def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | 
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
-    """Write a baseline with sorted keys and one row of numbers per line. In a folder, claim the next number as name."""
+    """Write a baseline with sorted keys and one row of numbers per line.
+
+    In a folder, the file name is the next free number.
+    """
     content = ("".join(_format_json_lines(baseline.to_data())) + "\n").encode()
     write_atomically(NextNumber(place) if place.is_dir() else place, content)
     return place
@@ -157,16 +163,19 @@ def _ignored_history(folder: Path) -> list[str]:
 
 
 def read_history(folder: Path, last: int) -> dict[str, Result]:
-    """Read the last accepted Results of a folder, in natural order. Other names than numbers and dates are ignored."""
+    """Read the last accepted Results of a folder, in natural order.
+
+    Files whose names are not numbers or dates are ignored.
+    """
     if not folder.is_dir():
-        raise DataError("not a folder", file=str(folder), remedy="create it and save accepted results in it")
+        raise DataError("not a folder", file=str(folder), remedy="create the folder and save accepted results there")
     accepted = [path for path in folder.iterdir() if _HISTORY_NAME.fullmatch(path.name)]
     paths = sorted(accepted, key=lambda path: natural_key(path.name))[-last:]
     found = [read_result(path) for path in paths]
     for path, result in zip(paths, found, strict=True):
         if result.provenance.accepted is None:
             flag = wording(python="`mismatchctl gate --save-baseline`", command="--save-baseline")
-            raise DataError("was never accepted", file=str(path), remedy=f"save results there with {flag}")
+            raise DataError("was never accepted", file=str(path), remedy=f"save a result in this folder with {flag}")
     return {path.name: result for path, result in zip(paths, found, strict=True)}
 
 
@@ -190,10 +199,10 @@ def load_result(
         given = next(source for source in paths if isinstance(source, Result) or _is_saved(source))
         name = IN_MEMORY if isinstance(given, Result) else given
         if len(paths) > 1:
-            raise ConfigError(f"{name}: name one Result, or dumps")
+            raise ConfigError(f"{name}: pass one Result, or dumps")
         if corrections or rename:
             unused = f"{option('corrections')} and {option('columns')}"
-            raise ConfigError(f"{name}: a Result was analyzed already: leave {unused} out")
+            raise ConfigError(f"{name}: these options do not work with a Result: leave {unused} out")
         return given if isinstance(given, Result) else read_result(str(given))
     by = dict.fromkeys(rule.per for rule in rules if rule.per not in ("overall", "step"))
     named = {correction.name: correction for correction in corrections}
@@ -220,7 +229,7 @@ def _is_saved(source: DumpSource) -> bool:
 
 
 def _replay_framework(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework | None:
-    """Return the framework whose logged numbers the rules need, and add plain corrections for rules without one."""
+    """Return the framework whose logged metrics the rules need, and add corrections for rules that need them."""
     found: dict[str, Rule] = {}
     for rule in rules:
         target = find_target(rule.metric, rule.framework, named[rule.correction] if rule.correction else None)
@@ -232,7 +241,8 @@ def _replay_framework(rules: Sequence[Rule], named: dict[str, Correction]) -> Fr
         one, other = list(found.items())[:2]
         raise ConfigError(
             f"rule {one[1].text} has a metric of {one[0]}, rule {other[1].text} of {other[0]}. One gate "
-            f"replays one framework. Add framework={one[0]} to a rule to choose the metric's framework"
+            f"can only compute the metrics of one framework. Add framework={one[0]} to a rule to choose the "
+            "metric's framework"
         )
     return load_framework(next(iter(found))) if found else None
 
@@ -244,7 +254,7 @@ def read_baselines(
     *,
     fixed_tokens: bool = False,
 ) -> AcceptedResults:
-    """Read the last accepted Results of a folder, and the baseline as the last of them."""
+    """Read the last accepted Results of a folder. The baseline, if given, is the last of them."""
     if baseline is None or isinstance(baseline, Result):
         pass
     elif is_remote(str(baseline)):
@@ -272,7 +282,7 @@ def read_baselines(
 def plan_sample_sizes(
     result: Result, rules: Sequence[Rule], regression: float, against: AcceptedResults, level: float = DEFAULT_LEVEL
 ) -> list[SampleSizePlan]:
-    """Estimate the number of sequences needed to detect a relative rise, for each rule that a rise can break."""
+    """Estimate the number of sequences that is needed to detect a relative rise, for each rule on a rise."""
     found = []
     level /= BASELINE_MARGIN * against.nights * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
     for rule in rules:
@@ -296,7 +306,7 @@ _KINDS: tuple[BoundKind, ...] = ("max", "min")
 
 def judge_logs(paths: Sequence[str | Path], rules: Sequence[Rule], level: float) -> Verdict:
     if not rules:
-        raise ConfigError(f"{paths[0]}: is a metrics log: give rules with max or min, as in --rule k3:max=0.01")
+        raise ConfigError(f"{paths[0]} is a metrics log, which needs a rule with max or min, as in --rule k3:max=0.01")
     for rule in rules:
         _require_bounds(rule)
     checks = [
@@ -315,9 +325,14 @@ def judge_logs(paths: Sequence[str | Path], rules: Sequence[Rule], level: float)
 
 def _require_bounds(rule: Rule) -> None:
     if rule.increase is not None or rule.decrease is not None or not rule.bounds:
-        raise ConfigError(f"rule {rule.text}: a metrics log takes max and min only; a baseline takes dumps or Results")
+        raise ConfigError(
+            f"rule {rule.text}: only max and min work with a metrics log. To compare with a baseline, pass dumps or "
+            "Results"
+        )
     if rule.per not in ("overall", "step") or rule.correction is not None or rule.sequences:
-        raise ConfigError(f"rule {rule.text}: a metrics log only has values by step: give a metric with max or min")
+        raise ConfigError(
+            f"rule {rule.text}: a metrics log only has values by step. Write a rule for a metric with max or min"
+        )
 
 
 def _judge(rule: Rule, run: LoggedValues) -> Iterator[Check]:
@@ -347,7 +362,7 @@ def _judge(rule: Rule, run: LoggedValues) -> Iterator[Check]:
 
 
 def _find_name(metric: str, run: LoggedValues) -> str | None:
-    """Find the logged name of a rule's metric: the same name, the name without its panel, or the same quantity."""
+    """Find the logged name that a rule means: the same name, the name without its panel, or the same quantity."""
     if metric in run.values:
         return metric
     same = [name for name in run.values if name.rpartition("/")[2] == metric]

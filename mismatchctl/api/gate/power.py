@@ -1,4 +1,4 @@
-"""Statistical power of the gate: the detectable change, and the sample size that a change needs."""
+"""Statistical power of the gate: the smallest change that it detects, and the data that a change needs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LOST_INDEX = 3  # index of lost tokens in the statistics
 
 @dataclass(frozen=True)
 class ClusterSizes:
-    """Numbers of clusters in two dumps, and of shared clusters."""
+    """Numbers of clusters in the new dump and in the baseline, and of shared clusters."""
 
     new: int
     old: int
@@ -54,7 +54,7 @@ class ClusterSizes:
         return ClusterSizes(new, old, shared)
 
     def fold(self, known: int) -> int:
-        """Return the number of clusters to merge, given the known clusters of the smaller side."""
+        """Return how many clusters are merged into one, given the known clusters of the smaller dump."""
         return max(min(self.new, self.old, known) // _MAX_EXACT_CLUSTERS, 1)
 
     @property
@@ -68,7 +68,7 @@ class ClusterSizes:
 
 @dataclass(frozen=True)
 class ClusterPopulation:
-    """Clusters of two samples. The shared clusters come first, in the same order."""
+    """Clusters of a new dump and of a baseline, with the shared clusters first."""
 
     sample: ClusterSample
     shared: int = 0
@@ -77,7 +77,7 @@ class ClusterPopulation:
 
     @classmethod
     def of(cls, sample: ClusterSample, baseline: ClusterSample | None = None, fold: int = 1) -> ClusterPopulation:
-        """Combine a sample with its baseline, if any, merging `fold` clusters to one."""
+        """Combine a sample with its baseline, if there is one. `fold` clusters are merged into one."""
         if baseline is None:
             return cls(_make_sample(sample.names, _fold_rows(sample.sums, fold)), fold=fold)
         names = [name for name in sample.names if name in baseline.columns]
@@ -100,7 +100,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 @dataclass(frozen=True)
 class _ClusterValues:
-    """Each cluster's value in each statistic [P, K], as a new cluster with a scaled metric and as an old cluster.
+    """Values of each cluster in each statistic [P, K]: with a planted change, and without it.
 
     `lost` are the shares of new and old clusters with lost tokens.
     """
@@ -119,7 +119,7 @@ PlantedValues = Callable[[float], _ClusterValues]
 
 
 def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: Allowance) -> PlantedValues | None:
-    """Return a function from a factor on the metric to cluster values, if the metric is positive."""
+    """Return a function that plants a relative change into cluster values, if the metric is positive."""
     sample = population.sample
     layers = K3Layers.from_sample(sample) if is_layered(metric, lower=False) else None
     value = metric.of(sample)
@@ -151,14 +151,14 @@ def _cluster_values(
 
 
 def _center_values(values: Float64s, of_new: int) -> Float64s:
-    """Center the values of the new sample on the baseline, keeping their noise."""
+    """Shift the values of the new sample to the mean of the baseline. The noise stays."""
     blocks = [each for each in (values[:of_new], values[of_new:]) if len(each)]
     middle = blocks[-1].mean(axis=0)
     return np.concatenate([middle + _inflated_deviations(each) for each in blocks])
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
-    """Return deviations from the mean, inflated for the spread that few effective clusters may hide."""
+    """Return deviations from the mean, enlarged because few effective clusters underestimate the spread."""
     size, apart = len(values), values - values.mean(axis=0)
     with np.errstate(all="ignore"):
         effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
@@ -168,7 +168,7 @@ def _inflated_deviations(values: Float64s) -> Float64s:
 
 
 def estimate_power(values: _ClusterValues, population: ClusterPopulation, sizes: ClusterSizes, level: float) -> float:
-    """Estimate the share of dumps of these sizes that fail."""
+    """Estimate how often the gate fails with dumps of these sizes."""
     if values.lost is not None:
         holding = sizes.new * values.lost[0] + sizes.old * values.lost[1]
         values = values if holding >= decisive_cluster_count(sizes.new, sizes.old, level) else values.without_lost()
@@ -195,10 +195,9 @@ def _uniform_chances(rows: int, places: np.ndarray) -> tuple[float, ...]:
 def _draw_scores(
     apart: Float64s, mixed: Float64s, sizes: ClusterSizes, new: tuple[float, ...], old: tuple[float, ...]
 ) -> Float64s:
-    """Return the z-score of each statistic in each draw [_POWER_DRAWS, K].
+    """Return the z-score of each statistic in each random draw [_POWER_DRAWS, K].
 
-    `apart` are differences of shared clusters [W, K]. `mixed` are clusters as new ones, then as old ones [2 P, K],
-    drawn with the chances `new` and `old`.
+    `apart` are differences of shared clusters [W, K].
     """
     n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
     total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
@@ -222,7 +221,7 @@ def _draw_scores(
 
 @lru_cache(maxsize=8)
 def _draw_counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
-    """Draw how often each cluster occurs [_POWER_DRAWS, len(chances)]."""
+    """Draw how often each cluster occurs in each random dump [_POWER_DRAWS, len(chances)]."""
     return np.random.default_rng([_SEED, salt]).multinomial(size, chances, _POWER_DRAWS).astype(np.float64)
 
 
@@ -232,7 +231,7 @@ def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """Return the critical weighted p-value, so that the family fails in a share of `level` of the null draws."""
+    """Return the critical p-value of a family that fails in a share of `level` of the draws without a change."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
@@ -244,7 +243,7 @@ def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: f
 def detectable_factor(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, allowance: Allowance, level: float
 ) -> float | None:
-    """Return the smallest factor on the baseline's value that is detected with the target power, if any."""
+    """Return the smallest relative change that the gate detects with the target power, if there is one."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     population = ClusterPopulation.of(sample, baseline, sizes.fold(min(len(sample), len(baseline))))
     made = plant_effect(population, metric, allowance)
@@ -255,7 +254,7 @@ def detectable_factor(
 
 
 def _smallest_factor(found: Callable[[float], bool]) -> float | None:
-    """Find the smallest factor above 1 that fulfils `found`, to 0.5%. `found` must be monotone."""
+    """Return the smallest factor above 1 that fulfills `found`, to 0.5%. `found` must be monotone."""
     low, high = 1.0, 2.0
     while not found(high):
         low, high = high, high * 2
@@ -268,7 +267,7 @@ def _smallest_factor(found: Callable[[float], bool]) -> float | None:
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """Return the smallest number of clusters that can fail: pairs, or against `baseline` clusters."""
+    """Return the smallest number of clusters that allows a test to fail."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1
@@ -302,9 +301,9 @@ def required_sample_size(
     allowance: Allowance,
     level: float,
 ) -> SampleSizePlan:
-    """Estimate the clusters and sequences needed to detect a relative regression beyond the allowance.
+    """Estimate the clusters and sequences that are needed to detect a relative rise beyond the allowed increase.
 
-    Without a baseline of the same clusters, the two dumps are assumed to have the same number of different clusters.
+    Without shared clusters, the baseline is assumed to have the same number of clusters as the new dump.
     """
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
@@ -339,7 +338,7 @@ def required_sample_size(
 
 
 def _smallest_integer(found: Callable[[int], bool]) -> int | None:
-    """Find the smallest integer that fulfils `found`. `found` must be monotone."""
+    """Return the smallest integer that fulfills `found`. `found` must be monotone."""
     high = 2
     while not found(high):
         high *= 2

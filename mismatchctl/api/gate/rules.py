@@ -1,4 +1,4 @@
-"""Gate rules, and the metric or logged number that each rule names."""
+"""Rules of the gate, and the metric that each rule judges."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STEP_MEAN_COLUMNS = ("value", "steps", "sequences")
 
 @dataclass(frozen=True)
 class RuleTarget:
-    """The number that a rule judges."""
+    """The metric that a rule judges: one of mismatchctl, or one that a framework logs."""
 
     key: str  # in a Result
     table: TableMetric = field(repr=False)  # of a logged number: one row per step
@@ -48,7 +48,7 @@ class RuleTarget:
 
 
 def find_target(name: str, framework: str = "", correction: Correction | None = None, also: str = "") -> RuleTarget:
-    """Resolve a registry key or a framework's name."""
+    """Find a metric by its key, or by the name that a framework logs."""
     found = resolve_metric(name, framework, correction)
     if found.source == "logged" and not framework and also and also != found.framework:
         with suppress(ConfigError):
@@ -95,9 +95,9 @@ def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
 
 
 def logged_sample(target: RuleTarget, run: RunResult, index: int | None = None) -> ClusterSample:
-    """Return the steps of a run, or one of them by index, as clusters.
+    """Return the steps of a run as clusters of a test, or one step by index.
 
-    A value that is not finite makes all totals undefined.
+    If a value is not finite, all totals are undefined.
     """
     values = np.array(logged_values(target, run), np.float64)
     labels = hash_values(np.array([str(label) for label in run.groups.labels], dtype=str))
@@ -126,7 +126,7 @@ _SHARE_UNITS = frozenset({"fraction", "probability", "ratio", "correlation", "0/
 
 
 class Rule(BaseModel):
-    """One rule: a metric, its place, and at least one bound."""
+    """One rule: a metric, the place to judge, and at least one bound."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -173,7 +173,7 @@ BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
 def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
     """Parse `k3:max=0.01,increase=20%,per=step`, an inline YAML mapping or a file of rules.
 
-    With `any_name`, the metric of a rule with a bound need not be known: a metrics log may have any name.
+    With `any_name`, the metric can be any name, because a metrics log may contain any name.
     """
     if Path(text).suffix in RULE_SUFFIXES:
         return _read_rules(Path(text), any_name)
@@ -200,7 +200,7 @@ def _read_rules(path: Path, any_name: bool) -> list[Rule]:
     data = read_data(path, decimal=True)
     items = data.get("rules", data) if isinstance(data, dict) else data
     if isinstance(data, dict) and "rules" in data and (extra := sorted(map(str, data.keys() - {"rules"}))):
-        raise ConfigError(f"{path}: unknown key {extra[0]!r} next to rules")
+        raise ConfigError(f"{path}: unknown key {extra[0]!r}. The file may only contain the key rules")
     items = items if isinstance(items, list) else [items]
     if not items:
         raise ConfigError(f"{path}: the list of rules is empty. Write a rule such as {{metric: k3, max: 0.01}}")
@@ -233,7 +233,7 @@ def _refuse_percent(rule: Rule, data: Mapping[str, Any], where: str) -> None:
 
 
 def _add_default_bound(rule: Rule, where: str) -> Rule:
-    """Add the default tolerance in the worse direction to a rule without bounds."""
+    """Add the default allowed increase to a rule without a bound."""
     if rule.bounds and rule.correction is not None:
         return rule
     better = find_target(
@@ -243,16 +243,16 @@ def _add_default_bound(rule: Rule, where: str) -> Rule:
         return rule
     if better not in ("low", "high"):
         raise ConfigError(
-            f"{where}: missing bound; {rule.metric} can be wrong on either side, so give max, min or both of them"
+            f"{where}: missing bound. {rule.metric} can be too high or too low, so write max, min or both"
         )
     side = "increase" if better == "low" else "decrease"
     return rule.model_copy(update={side: Allowance(relative=DEFAULT_TOLERANCE)})
 
 
 def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
-    """Find the number of a Result that a rule judges.
+    """Find the metric of a Result that a rule judges.
 
-    Without a correction in the rule, a logged number is taken from the first correction that has it.
+    If the rule names no correction, the first correction with this logged metric is used.
     """
     found = {correction.name: correction for correction in result.corrections}
     also = result.provenance.framework or ""

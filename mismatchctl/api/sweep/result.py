@@ -1,4 +1,4 @@
-"""The Sweep model: table of points, Pareto front, preset marks, forecasts and messages."""
+"""The Sweep model: a table of points, Pareto front, marked presets and predictions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ForecastRequest:
 
     @property
     def needs_sequences(self) -> bool:
-        """True if the pass must sample sequences."""
+        """Return True if the requested predictions need a sample of sequences."""
         return self.batch is not None or bool(self.lengths)
 
 
@@ -61,7 +61,7 @@ NO_FORECASTS = ForecastRequest()
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predictions for one point of a study on one run."""
+    """Predictions for one point of a sweep on one run."""
 
     run: str
     correction: str
@@ -82,7 +82,7 @@ def forecast_corrections(chosen: Sequence[Study]) -> list[Correction]:
 def make_forecasts(
     outlook: ForecastRequest, chosen: Sequence[Study], runs: Sequence[str], sample: SequenceSample, groups: pl.LazyFrame
 ) -> tuple[Forecast, ...]:
-    """Predict every run at every chosen point, given a sample with `forecast_corrections` (empty if not needed)."""
+    """Predict all chosen points on each run, from the sample of sequences."""
     found = []
     for run in runs:
         own, number = sample.of_run(run), 0
@@ -111,7 +111,7 @@ def _forecast_step(groups: pl.LazyFrame, run: str, name: str, point: int, ahead:
 
 
 def _numeric_label(label: object) -> object:
-    """Convert a step label to a number if possible. Tables contain labels as strings."""
+    """Convert a step label to a number if possible, because tables contain labels as strings."""
     try:
         return float(str(label))
     except ValueError:
@@ -131,7 +131,7 @@ _K1_RATIO_LEVELS = {"k1": {"mean": "geometric", "sum": "sequence", "token": "tok
 
 @dataclass(frozen=True)
 class PresetMark:
-    """Framework presets at one value of an axis."""
+    """The presets that use one value of an axis."""
 
     correction: str
     path: str
@@ -145,7 +145,7 @@ MET_EVERYWHERE = "met at every threshold"
 
 @dataclass(frozen=True)
 class SolvedThreshold:
-    """A threshold that meets a target on one run."""
+    """The threshold that meets a target on one run."""
 
     run: str  # name of the run
     wish: str  # registry key of the target: rejected_tokens, rejected_sequences, ess_token
@@ -160,7 +160,7 @@ class SolvedThreshold:
 
 
 class TemporaryFolder:
-    """A temporary folder that is removed with its last reference."""
+    """A temporary folder that exists as long as an object refers to it."""
 
     def __init__(self) -> None:
         self.path = make_temporary_folder()
@@ -201,7 +201,7 @@ class Sweep(View):
 
     @cached_property
     def marks(self) -> tuple[PresetMark, ...]:
-        """Presets on the axes. The preset files are read on first access."""
+        """Return the presets that are marked on the axes. Their files are read on first access."""
         return preset_marks(self.studies, load_presets())
 
     @property
@@ -211,11 +211,11 @@ class Sweep(View):
 
     @property
     def axis_paths(self) -> list[str]:
-        """Paths of all axes, each a column."""
+        """Return the fields that vary in any study. Each is a column."""
         return list(dict.fromkeys(axis.path for study in self.studies for axis in study.axes))
 
     def place(self, correction: str, point: int) -> dict[str, Any]:
-        """Return the value of each axis of a study at a point, by path."""
+        """Return the value of each varied field of a study at a point."""
         study = self.study(correction)
         return dict(zip([axis.path for axis in study.axes], study.points[point], strict=True))
 
@@ -223,7 +223,7 @@ class Sweep(View):
         return next(study for study in self.studies if study.name == name)
 
     def reason(self, row: Mapping[str, Any], key: str) -> str:
-        """Return the reason why a value is undefined, like the status in `analyze`, "ok" if it is defined."""
+        """Return the reason why a value is undefined, or "ok"."""
         value, metric = row[key], self.metrics[key]
         if value is not None and math.isfinite(value):
             return "ok"
@@ -233,7 +233,7 @@ class Sweep(View):
         return undefined_reason(metric, math.nan if value is None else value, empty=row["tokens"] == 0)
 
     def all_rows(self) -> pl.LazyFrame:
-        """Overall rows, then those of groups."""
+        """Return the overall rows, then the rows of groups."""
         import polars as pl
 
         return pl.concat([self.overall.lazy(), self.groups], how="diagonal_relaxed")
@@ -263,7 +263,7 @@ class Sweep(View):
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def rows(self, run: str, correction: str) -> pl.DataFrame:
-        """Return the overall rows of one study on one run, in point order."""
+        """Return the rows of one study on one run in the order of points."""
         import polars as pl
 
         return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort(
@@ -271,7 +271,7 @@ class Sweep(View):
         )
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a row per run, correction and point: the value of each axis, every metric, `pareto`."""
+        """Return a row per run, correction and point: the varied values, all metrics and `pareto`."""
         return self.overall
 
     def _lines(self) -> list[str]:
@@ -286,7 +286,7 @@ class Sweep(View):
 
 
 def preset_marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[PresetMark, ...]:
-    """Return the presets with the rule that an axis varies, and their thresholds."""
+    """Return the presets that use the varied rule, with their thresholds."""
     found = []
     for study in studies:
         for axis in study.axes:
@@ -305,7 +305,7 @@ def _axis_contains(axis: ThresholdAxis, value: float) -> bool:
 
 
 def preset_values(preset: Correction, base: Correction, path: str) -> list[float]:
-    """Return the values of a preset at a path, if it has a rule of the same kind."""
+    """Return the values of a preset for a field, if the preset has the same kind of rule."""
     rule, *rest = path.split(".")
     if rule == "weight":
         if preset.weight is None or base.weight is None:
@@ -320,7 +320,7 @@ def preset_values(preset: Correction, base: Correction, path: str) -> list[float
 
 
 def _bounds_at(found: Any, rest: Sequence[str], *, signed: bool) -> list[float]:
-    """Return a bound as a number: an entry of an interval, or the upper bound of a symmetric interval."""
+    """Return the number at a bound: an end of an interval, or the upper bound of a symmetric interval."""
     if isinstance(found, tuple):
         low, high = found
         if rest:
@@ -338,7 +338,7 @@ def _gate_kind(gate: Gate) -> tuple[str, ...]:
 
 
 def _ratio_gate(gate: Gate) -> Gate:
-    """Convert a gate on k1 to the equivalent gate on the ratio, if there is one."""
+    """Convert a gate on k1 to a gate on the ratio, if this is possible."""
     level = _K1_RATIO_LEVELS.get(gate.statistic, {}).get(gate.level)
     if level is None:
         return gate
@@ -350,7 +350,10 @@ _ROUNDING_BITS = 33  # ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """Flag rows [P, objectives] that no other row dominates. Low is good, and of equal rows the first is flagged."""
+    """Return flags of the rows [P, objectives] that no other row dominates.
+
+    Low values are good. Of equal rows, the first one is flagged.
+    """
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
     for row in np.lexsort(costs.T[::-1]):
@@ -363,13 +366,12 @@ def pareto_mask(costs: Float64s) -> Bools:
 
 
 def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.DataFrame:
-    """Add the column `pareto`: the points of each correction on each run that no other point dominates.
+    """Add the column `pareto`: the points that no other point of the correction beats.
 
-    The objectives are the share of rejected tokens, the effective sample size of tokens, and the bias: the effect of
-    the bound on the mean weight if tokens are weighted, and the remaining K3 if tokens are rejected. Values are rounded
-    to about ten digits, because further digits depend on the order of summation. Of points with equal costs (a bound
-    without further effect), the one with the loosest bounds is flagged, comparing the first axis first. Other ties go
-    to the first.
+    The objectives are the share of rejected tokens, the ESS of tokens, and the bias. For weights, the bias is the
+    effect of the bound on the mean weight. For rejection, the bias is the remaining K3. Values are rounded to about ten
+    digits, because the other digits depend on the order of summation. If points have equal values, the point with the
+    loosest bounds is flagged.
     """
     import polars as pl
 
@@ -408,14 +410,14 @@ def sort_by_cost(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def round_values(values: Float64s) -> Float64s:
-    """Round to about ten significant digits, because further digits depend on the order of summation."""
+    """Round to about ten significant digits, because the other digits depend on the order of summation."""
     mantissa, exponent = np.frexp(values)
     kept: Float64s = np.ldexp(np.round(np.ldexp(mantissa, _ROUNDING_BITS)), exponent - _ROUNDING_BITS)
     return kept
 
 
 def order_by_strictness(study: Study) -> list[int]:
-    """Order the points of a study from the loosest to the strictest bounds, comparing the first axis first."""
+    """Sort the points of a study from the loosest to the strictest bounds."""
     columns = []
     for path in study.paths:
         variants, places = study.variants(path)
@@ -425,7 +427,7 @@ def order_by_strictness(study: Study) -> list[int]:
 
 
 def _bound_strictness(correction: Correction, path: str) -> float:
-    """Return a sort key for the strictness of the bounds at a path, 0 if it is not a bound."""
+    """Return a sort key for the strictness of the bounds at a field, 0 if the field is not a bound."""
     parts = path.split(".")
     is_entry = len(parts) > 1 and parts[-2] in INTERVAL_FIELDS
     if not is_entry and parts[-1] not in (*INTERVAL_FIELDS, "truncate"):
@@ -478,7 +480,7 @@ def run_predictions(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
 
 
 def format_threshold(value: Any) -> str:
-    """Format a value of an axis with enough digits to distinguish thresholds."""
+    """Format a value of an axis with enough digits to distinguish the values."""
     if value is None:
         return DASH
     return f"{value:.{_THRESHOLD_DIGITS}g}" if isinstance(value, float) else str(value)
@@ -491,7 +493,7 @@ def format_point(study: Study, point: int) -> str:
 
 
 def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """Return keys and units of POINT_METRICS that differ among rows, and of two that are always shown."""
+    """Return the metrics and units that differ among rows, and two metrics that are always shown."""
     always = ("rejected_tokens", "ess_token")
     differing = (key for key in POINT_METRICS if key in always or any(row[key] != rows[0][key] for row in rows))
     return [(key, POINT_METRICS[key][0]) for key in differing]
@@ -510,10 +512,12 @@ def format_target(key: str, wanted: float) -> str:
 
 
 def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
-    """Summarize one run: the cheapest point of each correction, then one line per target."""
+    """Summarize one run: the cheapest point of each correction, and a line per target."""
     summaries = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
     found = "; ".join(filter(None, summaries))
-    sentences = [f"At its cheapest, {found}." if found else "No point has a value of every metric."]
+    sentences = [
+        f"At its cheapest, {found}." if found else "No point has values of all metrics, so there is no Pareto front."
+    ]
     for (key, wanted), chosen in group_by_target([target for target in sweep.targets if target.run == run]).items():
         met = [_describe_target(target) for target in chosen if _is_met(target)]
         sentences.append(f"{format_target(key, wanted)} – {'; '.join(met) or 'no threshold meets it'}.")
@@ -532,7 +536,7 @@ def _describe_target(target: SolvedThreshold) -> str:
 
 
 def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
-    """Describe the costs and benefits of the Pareto point with the least rejection."""
+    """Describe the Pareto point with the least rejection."""
     known = sort_by_cost([row for row in rows if row["pareto"]])
     if not known:
         return ""
@@ -546,14 +550,14 @@ def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
 
 
 def thin_rows(rows: Sequence[Item], most: int) -> list[Item]:
-    """Select at most `most` rows, spread evenly."""
+    """Return at most `most` rows, evenly spaced."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
 
 
 def format_target_interval(target: SolvedThreshold) -> str:
-    """Format the interval of a solved threshold, or a dash."""
+    """Format the interval of a solved threshold, or return a dash."""
     if target.interval is None:
         return DASH
     low, high = target.interval
@@ -563,7 +567,7 @@ def format_target_interval(target: SolvedThreshold) -> str:
 
 
 def format_interval(found: Prediction) -> str:
-    """Format the interval of a prediction, or a dash."""
+    """Format the interval of a prediction, or return a dash."""
     if found.interval is None:
         return DASH
     low, high = found.interval
@@ -575,7 +579,7 @@ def format_interval(found: Prediction) -> str:
 
 
 def describe_check(check: BackTest) -> str:
-    """Describe the validation of the model."""
+    """Describe how the prediction model was checked on the dump."""
     lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
     noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # expected mean absolute difference
     return (

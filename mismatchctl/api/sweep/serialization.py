@@ -120,7 +120,10 @@ def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]
 
 
 def _build_series(name: str, values: ColumnValues, kind: type[pl.DataType] | None) -> pl.Series:
-    """Build a column. Without a given type: numbers if all values are, otherwise strings."""
+    """Build a column.
+
+    Without a type, the column contains numbers if all values are numbers, and strings otherwise.
+    """
     import polars as pl
 
     if kind is None:
@@ -138,7 +141,7 @@ def _build_series(name: str, values: ColumnValues, kind: type[pl.DataType] | Non
 
 
 def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
-    """Raise if a row does not belong to a study's point, or a run lacks an overall point."""
+    """Raise an error if a row belongs to no point, or if a run lacks an overall row."""
     counts = {study.name: len(study.points) for study in studies}
     if len(counts) < len(studies):
         raise ValueError("studies: two of one name")
@@ -162,7 +165,7 @@ def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
 
 
 def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _SweepData) -> None:
-    """Raise if targets or predictions refer to unknown runs, studies or points."""
+    """Raise an error if a target or prediction refers to an unknown run, study or point."""
     names = {study.name: study for study in studies}
     for target in saved.targets:
         if target.run not in runs:
@@ -183,7 +186,9 @@ SUFFIXES = (".parquet", ".csv", ".json")
 
 def check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path}: a sweep is written as {', '.join(SUFFIXES)}; name the file so")
+        raise ConfigError(
+            f"{path}: a sweep can be written as {', '.join(SUFFIXES)}; change the ending of the file name"
+        )
 
 
 def write_sweep(sweep: Sweep, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Studies: corrections with axes along which their fields vary."""
+"""Studies: corrections whose fields vary along axes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "fa
 
 @dataclass(frozen=True)
 class ThresholdAxis:
-    """One field of a correction and its values."""
+    """One varied field of a correction, and its values."""
 
     # field such as `weight.clip.1`. An interval without an index (`gates.0.keep`) moves the two bounds together: x
     # means [1/x, x] (for statistics other than the ratio, [-x, x]).
@@ -38,18 +38,18 @@ class ThresholdAxis:
 
     @cached_property
     def is_numeric(self) -> bool:
-        """True if every value is a number, so that a curve can be drawn."""
+        """Return True if all values are numbers, so that a curve can be drawn."""
         return all(isinstance(value, float) for value in self.values)
 
     @classmethod
     def parse(cls, path: str, text: str, where: str = "--vary") -> ThresholdAxis:
-        """Parse `a:b:n`, `a:b:n:log` or `a,b,c`."""
+        """Parse the values of an axis: `a:b:n`, `a:b:n:log` or `a,b,c`."""
         if ":" not in text:
             values = tuple(
                 dict.fromkeys(_parse_value(part.strip(), f"{where} {path}={text}") for part in text.split(","))
             )
             if "" in values:
-                raise ConfigError(f"{where} {path}={text}: an empty value; write a,b,c or a:b:n")
+                raise ConfigError(f"{where} {path}={text}: a value is empty; write a,b,c or a:b:n")
             return cls(path, values, log=_is_geometric(values))
         parts = text.split(":")
         try:
@@ -66,7 +66,7 @@ class ThresholdAxis:
     ) -> ThresholdAxis:
         """Return an axis of `number` values from `low` to `high`, spaced linearly or geometrically."""
         if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
-            raise ConfigError(f"{where}: a range needs two different finite ends and 2 to {MAX_POINTS:,} values")
+            raise ConfigError(f"{where}: a range needs two different finite ends and a count of 2 to {MAX_POINTS:,}")
         if log and min(low, high) <= 0:
             raise ConfigError(f"{where}: a range on a log scale needs ends above 0")
         spaced = np.geomspace(low, high, number) if log else np.linspace(low, high, number)
@@ -75,7 +75,10 @@ class ThresholdAxis:
 
 @dataclass(frozen=True)
 class Study:
-    """A correction and its axes. Its points are the product of the axes, with the last one fastest."""
+    """A correction and its varied fields.
+
+    The points are all combinations of the values. The values of the last field change fastest.
+    """
 
     correction: Correction
     axes: tuple[ThresholdAxis, ...]
@@ -113,7 +116,7 @@ class Study:
         return tuple(map(self.correction_at, range(len(self.points))))
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """Return the base correction with each variant of the rule at a path, and the variant of each point [P]."""
+        """Return the correction for each value of the rule at a field, and the index of the value at each point [P]."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 
@@ -134,7 +137,7 @@ class Study:
 
     @cached_property
     def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
-        """By varied rule: the base correction with each (distinct) variant, and the variant of each point [P]."""
+        """Return the distinct variants of each varied rule, and the index of the variant at each point [P]."""
         axes: dict[str, list[int]] = {}
         for number, path in enumerate(self.paths):
             axes.setdefault(_rule_of(path), []).append(number)
@@ -160,7 +163,7 @@ class Study:
         return self.correction.model_dump(mode="json")
 
     def _data(self, values: Mapping[str, AxisValue]) -> dict[str, Any]:
-        """Return the correction as plain data, with `values` at their paths."""
+        """Return the correction as plain data, with these values of its fields."""
         data = {**self._whole}
         for path, value in values.items():
             _set_at_path(data, path, value, self._where)
@@ -176,14 +179,14 @@ class Study:
 
 
 def _rule_of(path: str) -> str:
-    """Return the rule that a path belongs to: `weight`, `loss` or one of the gates."""
+    """Return the rule that a field belongs to: `weight`, `loss` or one of the gates."""
     first, _, rest = path.partition(".")
     number = rest.partition(".")[0]
     return f"gates.{int(number)}" if first == "gates" and number.isdecimal() else first
 
 
 def value_at_path(data: Any, path: str) -> Any:
-    """Return the value at a path of plain data, if it exists."""
+    """Return the value of a field in plain data, if the field exists."""
     for part in path.split("."):
         if isinstance(data, dict):
             data = data.get(part)
@@ -199,26 +202,30 @@ def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis
 
 
 def validate_study(study: Study) -> Study:
-    """Return the study if each of its points is a valid correction."""
+    """Return the study if all of its points are valid corrections."""
     paths = [axis.path for axis in study.axes]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
-        raise ConfigError(f"correction {study.name}: {twice} varies twice; give it one list of values")
+        raise ConfigError(f"correction {study.name}: {twice} varies twice; write one list of values for this field")
     if math.prod(study.shape) > MAX_POINTS:
-        raise ConfigError(f"correction {study.name}: {math.prod(study.shape):,} points, at most {MAX_POINTS:,}")
+        raise ConfigError(
+            f"correction {study.name}: the grid has {math.prod(study.shape):,} points, more than {MAX_POINTS:,}"
+        )
     assert study.grid
     return study
 
 
 def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:
-    """Set a value at a path of `data`. Containers on the path are copied, because they may be shared."""
+    """Set the value of a field of `data`. Shared mappings and lists on the way to the field are copied."""
     parts = path.split(".")
     holder: Any = data
     for depth, part in enumerate(parts):
         so_far = ".".join(parts[:depth])
         if isinstance(holder, list):
             if not part.isdecimal() or int(part) >= len(holder):
-                raise ConfigError(f"{where}: {so_far}: unknown entry {part!r}; it has {_count_entries(len(holder))}")
+                raise ConfigError(
+                    f"{where}: {so_far}: unknown entry {part!r}; the list has {_count_entries(len(holder))}"
+                )
             key: Any = int(part)
         elif isinstance(holder, dict):
             if part not in holder or part in ("name", "about"):
@@ -256,18 +263,18 @@ def _parse_value(text: str, where: str) -> AxisValue:
     except ValueError:
         return text
     if not math.isfinite(value):
-        raise ConfigError(f"{where}: {text} is not a finite number; write none for an open side")
+        raise ConfigError(f"{where}: {text} is not a finite number; write none for an interval without this bound")
     return value
 
 
 def _is_geometric(values: Sequence[AxisValue]) -> bool:
-    """Return True if a log scale suits the numbers."""
+    """Return True if the numbers should be spaced on a log scale."""
     numbers = [value for value in values if isinstance(value, float) and not isinstance(value, bool)]
     return len(numbers) == len(values) > 2 and min(numbers) > 0 and max(numbers) / min(numbers) > 100
 
 
 def _default_study(correction: Correction, path: str, low: float, high: float, usual: float) -> Study:
-    """Return a study over a range, which includes the usual threshold of frameworks."""
+    """Return a study over a range that includes the frameworks' usual threshold."""
     axis = ThresholdAxis.over(path, low, high, 40, log=True)
     return Study(
         correction,

@@ -82,7 +82,10 @@ class _RunSums:
 
 
 class SweepAccumulator(GroupMerger[list[FamilySums]]):
-    """Sums of units in input order, with the rows of their groups. Target studies are the last of `of_study`."""
+    """Sums of the parts of a dump in input order, with the rows of their groups.
+
+    The studies for targets are the last ones in `of_study`.
+    """
 
     closing_size = 1 << 20
 
@@ -176,7 +179,7 @@ def _group_by_number(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[Fa
 
 
 class RowTable:
-    """Rows of groups, in memory up to a limit, then in temporary Parquet files."""
+    """Rows of groups, kept in memory up to a limit and then in temporary Parquet files."""
 
     def __init__(self, studies: Sequence[Study]) -> None:
         self._studies = studies
@@ -189,7 +192,7 @@ class RowTable:
         self._parts: list[Path] = []
 
     def place(self, study: int, points: Ints, run: str, scope: str, groups: Sequence[LabelValue]) -> dict[str, Any]:
-        """Return the columns that name each group and point: axes by path, groups as strings."""
+        """Return the columns that identify each group and point."""
         own, count = self._studies[study], len(groups) * len(points)
         found: dict[str, Any] = {"run": [run] * count, "correction": [own.name] * count}
         found["point"] = np.tile(points, len(groups))
@@ -202,7 +205,7 @@ class RowTable:
         return found | {"scope": [scope] * count, "group": [label for label in labels for _ in range(len(points))]}
 
     def add(self, rows: Sequence[Mapping[str, Any]], groups: Sequence[LabelValue]) -> None:
-        """Add the rows of each family in the same groups. They are stored group by group."""
+        """Add the rows of the given groups."""
         for part in rows:
             places = np.repeat(np.arange(len(groups)), len(part["point"]) // len(groups))
             self._order.append(len(self._labels) + places)
@@ -222,7 +225,7 @@ class RowTable:
         return found
 
     def frame(self, parts: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-        """Build one table of the rows of families, since a table takes milliseconds. Undefined values are null."""
+        """Build one table from the rows, because building a table takes milliseconds. Undefined values are null."""
         import polars as pl
 
         made: dict[str, Any] = {}
@@ -233,7 +236,7 @@ class RowTable:
         return pl.DataFrame(made, nan_to_null=True)
 
     def frames(self) -> pl.LazyFrame:
-        """Return all rows. Groups are numbers if all of them are."""
+        """Return all rows. Group labels become numbers if all of them are numbers."""
         import polars as pl
 
         parts = [pl.scan_parquet(part) for part in self._parts]
@@ -301,7 +304,7 @@ def sweep(
 ) -> Sweep:
     """Evaluate every point of every study in one pass."""
     if not chosen:
-        raise ConfigError("a sweep needs a study, also with targets")
+        raise ConfigError("no study given: a sweep needs at least one study, also with targets")
     check_correction_names([study.correction for study in chosen])
     parts = [(number, family) for number, study in enumerate(chosen) for family in group_families(study.grid)]
     kinds = [
@@ -366,7 +369,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Any) -> list[dict[str, Any]]:
-    """Return the metrics at each solved threshold in one more pass, empty if a target cannot be met."""
+    """Compute the metrics at each solved threshold in one more pass. A target that cannot be met has no metrics."""
     studies = []
     for number, target in enumerate(found.targets):
         if target.correction is not None:
@@ -378,7 +381,7 @@ def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Any) -> 
 
 
 def _fixed_axis(correction: Correction) -> ThresholdAxis:
-    """Return an axis with the one value that a correction has."""
+    """Return an axis with the single value that a correction has."""
     if correction.weight is not None:
         return ThresholdAxis("weight.level", (correction.weight.level,))
     return ThresholdAxis("gates.0.level", (correction.gates[0].level,))

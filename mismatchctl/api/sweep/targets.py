@@ -1,4 +1,4 @@
-"""Solve for the threshold that reaches a target rejection or effective sample size."""
+"""Solve for the threshold that gives a target rejection or effective sample size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # log distances of th
 
 @dataclass(frozen=True)
 class ThresholdRule:
-    """A rejection or weight rule with one threshold."""
+    """A rejection rule or weight rule with one threshold."""
 
     words: str  # description for tables
     correction: Correction  # the correction at some threshold
@@ -43,7 +43,7 @@ class ThresholdRule:
     threshold: Callable[[float], float]  # converts the compared distance (log scale, at least 0) to the threshold
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """Return the distances that are compared with the threshold, and how much each counts (its tokens, or 1)."""
+        """Return the values that are compared with the threshold, and the weight of each (its tokens, or 1)."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)
@@ -66,7 +66,7 @@ def _symmetric_rule(level: str, words: str) -> ThresholdRule:
 
 
 def _upper_threshold(distance: float) -> float:
-    """Return the smallest x that keeps exp(distance) and exp(-distance) within [1/x, x]."""
+    """Return the smallest x for which the interval [1/x, x] contains exp(distance) and exp(-distance)."""
     x = math.exp(distance)
     while math.log(x) < distance or math.log(1 / x) > -distance:
         x = math.nextafter(x, math.inf)
@@ -103,7 +103,7 @@ WEIGHT_RULES = (
 
 
 def rules_for_metric(key: str) -> tuple[ThresholdRule, ...]:
-    """Return the rules that can meet a target."""
+    """Return the rules that can meet a target of this metric."""
     return WEIGHT_RULES if key == ESS_METRIC else REJECTION_RULES
 
 
@@ -117,7 +117,7 @@ _BINS = len(_DISTANCE_GRID) + 1
 
 
 def sum_grid(batch: TokenBatch, run: str, searches: Sequence[tuple[str, ThresholdRule]], by_prompt: bool) -> GridTables:
-    """Sum a batch over bins of the distance. A prompt is one cluster over all steps."""
+    """Sum a batch over bins of the compared value."""
     found = {}
     for name, part in split_runs(batch, run) if searches else ():
         part = part.take(np.flatnonzero(part.segments.nonempty))
@@ -149,7 +149,7 @@ def add_grids(some: GridTables, more: GridTables) -> GridTables:
 
 
 def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
-    """Return a metric at each distance of the grid, and its standard error over clusters (delta method)."""
+    """Return a metric at each grid value, and its standard error over clusters (delta method)."""
     mass = sums[:, :_BINS]
     total, beyond = mass.sum(axis=1, keepdims=True), mass[:, ::-1].cumsum(axis=1)[:, -2::-1]
     with np.errstate(all="ignore"):
@@ -172,7 +172,7 @@ def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
 
 @dataclass(frozen=True)
 class BracketSums:
-    """Sums of the second pass for one bracket, which can be added."""
+    """Sums of the second pass between two grid points."""
 
     total: float  # total mass
     above: float  # mass above the bracket
@@ -192,7 +192,7 @@ class BracketSums:
 
 @dataclass(frozen=True)
 class TargetBracket:
-    """A target for one rule on one run, and the two grid points between which it is met."""
+    """A target for one rule on one run, and the two grid points around its solution."""
 
     run: str
     key: str
@@ -248,7 +248,7 @@ class TargetBracket:
 
 
 def _truncated_ess(distances: Float64s, found: BracketSums) -> Float64s:
-    """Return the ESS of tokens with weights truncated at each of the ascending values."""
+    """Return the ESS of tokens if weights are truncated at each of the ascending values."""
     weights = np.exp(distances)
     beyond = found.total - found.below[0] - np.arange(1, len(weights) + 1)
     first = found.below[1] + np.cumsum(weights) + beyond * weights
@@ -260,7 +260,7 @@ def _truncated_ess(distances: Float64s, found: BracketSums) -> Float64s:
 def find_brackets(
     grids: GridTables, runs: Iterable[str], wishes: Sequence[TargetValue]
 ) -> tuple[list[TargetBracket], list[SolvedThreshold]]:
-    """Find the grid points around each target by run and rule, and the targets that cannot be met."""
+    """Find the grid points around the solution of each target, and the targets that cannot be met."""
     found, missed, searches = [], [], list_searches(wishes)
     for run in runs:
         measured = {
@@ -287,7 +287,7 @@ def find_brackets(
 
 
 def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
-    """Return the lowest and highest distance within the error of the target, None beyond the grid."""
+    """Return the grid points within the error of the target, None outside the grid."""
     places = np.flatnonzero(inside)
     low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
     return (None if low == 0 else float(_DISTANCE_GRID[low])), (
@@ -305,7 +305,7 @@ def _unreached_target(
 
 @dataclass(frozen=True)
 class BracketData:
-    """Sums of units by bracket index."""
+    """Sums by index of the bracket."""
 
     between: dict[int, BracketSums] = field(default_factory=dict)
 
@@ -318,7 +318,7 @@ class BracketData:
 
 @dataclass(frozen=True)
 class TargetSearch:
-    """The second pass over each unit."""
+    """The second pass over the dump, which refines the solutions."""
 
     wanted: tuple[TargetBracket, ...]
 

@@ -379,7 +379,7 @@ def _explain_refusals(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         message = str(error) if isinstance(error, DamagedError) else "it is damaged"
-        remedy = "it is damaged or of another kind: save it again"
+        remedy = "the file is damaged or has another format: save it again"
         if message.startswith(_REQUEST_PREFIX):
             raise DataError(message, file=str(path), remedy="save plain tensors, arrays and numbers") from error
         raise DataError(f"cannot be read: {message}", file=str(path), remedy=remedy) from error

@@ -191,7 +191,7 @@ class OpenFile:
         """Yield the rows of a dict of columns: tensors, arrays or lists."""
         content = self.torch()
         if not isinstance(content, dict):
-            raise DataError("does not contain a dict of tensors", file=str(self.path))
+            raise DataError("this file does not contain a dict of tensors", file=str(self.path))
         given = {name: to_array(content[name]) for name in names if name in content}
         columns = {name: value for name, value in given.items() if isinstance(value, (list, tuple)) or np.ndim(value)}
         counts = {len(value) for value in columns.values()}
@@ -305,7 +305,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
         except (ArithmeticError, TypeError, ValueError) as error:
             raise refuse(f"contains a value that is not a number: {error}", name) from error
         if row[name] is None and name in NEEDED_COLUMNS:
-            raise refuse("the value does not exist", name, f"{layout.framework} needs it for {name}")
+            raise refuse("the file does not contain this value", name, f"{layout.framework} needs it for {name}")
     per_token = (*TOKEN_COLUMNS, *layout.token_versions)
     given = {name: row[name] for name in per_token if row.get(name) is not None and row[name].ndim}
     for name in given.keys() & layout.next_token:
@@ -433,7 +433,9 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
     for rows in _split_rows(read_rows(layout, path)):
         tokens += sum(len(row["response_mask"]) for row in rows)
         if path.suffix in (".pt", ".pkl") and tokens > most:  # they may refer to the same values any number of times
-            raise DataError(f"holds {tokens:,} tokens in {most:,} bytes: it names the same ones again", file=str(path))
+            raise DataError(
+                f"holds {tokens:,} tokens in {most:,} bytes, so it refers to the same values repeatedly", file=str(path)
+            )
         columns = [pa.array([row[one.name] for row in rows], one.type) for one in layout_schema(layout)]
         batch = pa.RecordBatch.from_arrays(columns, schema=layout_schema(layout))
         if schema is None:
@@ -446,7 +448,7 @@ def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.Recor
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
             problem = f"has {name}, while what was read before it has none"
-            raise DataError(problem, file=str(path), column=name, remedy="convert files alike on their own")
+            raise DataError(problem, file=str(path), column=name, remedy="convert the other files separately")
     columns = [batch[one.name] if one.name in batch.schema.names else pa.nulls(len(batch), one.type) for one in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

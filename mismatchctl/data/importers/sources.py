@@ -67,7 +67,11 @@ class ForeignRun:
         first, known = self._first = self._first or (path, layout)
         if layout is not known:
             problem = f"is {layout.framework}'s, while {first} is {known.framework}'s"
-            raise DataError(problem, file=str(path), remedy="name the folder of one, or choose with convert --from")
+            raise DataError(
+                problem,
+                file=str(path),
+                remedy="pass a folder of one framework, or choose the framework with convert --from",
+            )
         for batch in read_raw_batches(path, layout):
             batch = batch if self._join is None else self._join(batch, path)
             for side in ("rollout", "train"):
@@ -236,7 +240,7 @@ def _read_incomplete(path: Path) -> Batches:
     """Yield the rows of a table whose columns may be named with `--column`."""
     table = as_dump(read_table(path), path)
     if not len(table):
-        raise DataError("the file does not contain rows", file=str(path), remedy="name a dump that contains sequences")
+        raise DataError("the file does not contain rows", file=str(path), remedy="pass a dump that contains sequences")
     yield from table.to_batches()
 
 

@@ -75,7 +75,11 @@ def read_table(path: Path) -> pa.Table:
     try:
         require_regular_file(path)
         if path.stat().st_size > MOST_BYTES:
-            raise DataError(f"is larger than {MOST_BYTES >> 30} GB", file=str(path), remedy="split it, or use Parquet")
+            raise DataError(
+                f"this file is larger than {MOST_BYTES >> 30} GB",
+                file=str(path),
+                remedy="split the file, or write Parquet",
+            )
         if path.stat().st_size == 0:
             raise DataError("this file is empty (0 bytes)", file=str(path), remedy="write it again")
         return with_prompt_ids(_with_token_ids(_READERS[path.suffix.lower()](path)))
@@ -100,15 +104,17 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
     if PROMPT_LOG_PROBS in kinds or is_engine_file(path):
         remedy = f"add the trainer's side: --rollout {path.name} --train TRAINER_FILE --on id"
         raise DataError(
-            "contains responses of an engine, which is the rollout's side only", file=str(path), remedy=remedy
+            "this file contains responses of an engine, which have the rollout's log-probs only",
+            file=str(path),
+            remedy=remedy,
         )
     if not any(_may_be_log_probs(kind) for kind in kinds.values()):
         if path.suffix == ".json" and is_own_output(path):
             remedy = f"show it with {format_command('report', [str(path)])}"
-            raise DataError("is a saved Result, which contains no tokens", file=str(path), remedy=remedy)
+            raise DataError("this file is a saved Result, which contains no tokens", file=str(path), remedy=remedy)
         columns = ", ".join(map(escape_unprintable, list(kinds)[:_SHOWN])) or "none"
         raise DataError(
-            f"contains no log-probs; its columns are {columns}{', ...' if len(kinds) > _SHOWN else ''}",
+            f"this file contains no log-probs. The columns are {columns}{', ...' if len(kinds) > _SHOWN else ''}",
             file=str(path),
             remedy="write rollout_log_probs and train_log_probs, one list per sequence (docs/guides/files.md)",
         )
@@ -206,7 +212,7 @@ def _lists_from_text(column: Any, path: Path) -> Any:
     try:
         return pl.Series(column.name, values, strict=False)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
-        raise DataError("the lists are of different kinds", file=str(path), column=column.name) from None
+        raise DataError("the lists contain values of different types", file=str(path), column=column.name) from None
 
 
 def _cell(text: str, row: int, name: str, path: Path) -> Any:
@@ -233,7 +239,7 @@ def _read_npz(path: Path) -> pa.Table:
             columns = {name: content[name] for name in content.files}
     except (EOFError, KeyError, NotImplementedError, ValueError, zipfile.BadZipFile, RuntimeError, zlib.error) as error:
         # zipfile raises NotImplementedError for other compressions and RuntimeError for encrypted entries
-        problem = f"is not a complete NPZ file ({first_error_line(error)})"
+        problem = f"this is not a complete NPZ file ({first_error_line(error)})"
         remedy = "save plain arrays: rows padded to one length, with a response_mask"
         if "allow_pickle" in str(error):
             problem = "holds Python objects"
@@ -315,7 +321,7 @@ def _from_content(content: Any, path: Path) -> pa.Table:
                 return _from_content(rows[0], path)
         return _from_columns(content, path)
     what = "a list" if isinstance(content, (list, tuple)) else f"a {type(content).__name__}"
-    raise DataError(f"holds {what}, which is not a table", file=str(path), remedy=_TABLE_REMEDY)
+    raise DataError(f"holds {what}. Expected a table of columns", file=str(path), remedy=_TABLE_REMEDY)
 
 
 def _known(names: Iterable[Any]) -> list[str]:
@@ -480,7 +486,7 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
             problem = f"is not a complete response of an engine ({type(error).__name__}: {error})"
             raise DataError(problem, file=str(path), row=number) from None
         if not found:
-            raise DataError("is not a response of an engine", file=str(path), row=number)
+            raise DataError("this is not the response of an engine", file=str(path), row=number)
         for row in found:
             if row.get("rollout_log_probs") is None and row.get(PROMPT_LOG_PROBS) is None:
                 remedy = "request them: logprobs=1 (vLLM, OpenAI), return_logprob=true (SGLang), logprobs=true (chat)"

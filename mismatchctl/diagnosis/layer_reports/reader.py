@@ -502,23 +502,25 @@ def read_layers(path: str) -> list[LayerReport]:
     """Read the reports at a path: a file, or a folder with reports of several ranks or steps.
 
     Raises:
-        DataError: it cannot be read, or is not a report of a supported comparator.
+        DataError: it cannot be read, or is this file is not a report of a supported layer comparator.
     """
     place = Path(path)
     if not place.is_dir():
         tables = _read_tables(place)
         if not tables:
-            raise DataError("not a report of a supported comparator", file=path, remedy=KNOWN_FORMATS)
+            raise DataError(
+                "this file is not a report of a supported layer comparator", file=path, remedy=KNOWN_FORMATS
+            )
         if not any(table.rows for table in tables):
             remedy = "run the comparison again and check its log"
-            raise DataError("the report compares no tensor", file=path, remedy=remedy)
+            raise DataError("the report does not compare any tensor", file=path, remedy=remedy)
         return [analyze_table(table, path) for table in tables]
     files = sorted(walk_files(place), key=lambda file: natural_key(str(file)))
     found = [(file, table) for file in files if file.suffix.lower() in SUFFIXES for table in _read_optional(file)]
     if not found:
         sheets = any(file.suffix.lower() in SPREADSHEET_SUFFIXES for file in files)
         remedy = SPREADSHEET_REMEDY if sheets else KNOWN_FORMATS
-        raise DataError("no file below this folder is a report of a comparator", file=path, remedy=remedy)
+        raise DataError("this folder does not contain the report of a layer comparator", file=path, remedy=remedy)
     return [analyze_table(table, str(file)) for file, table in _join_parts(found)]
 
 
@@ -583,7 +585,7 @@ def _read_csv(text: str, file: Path) -> LayerTable | None:
         columns = reader.fieldnames or ()
         return read_msprobe_rows(list(reader), file.name, columns)
     except csv.Error as error:
-        raise DataError(f"not a readable CSV: {error}", file=str(file)) from None
+        raise DataError(f"this file is not a valid CSV file: {error}", file=str(file)) from None
 
 
 def _read_lines(text: str) -> tuple[list[object], int]:
@@ -605,7 +607,7 @@ def _read_text(file: Path) -> str:
         if not stat.S_ISREG(found.st_mode):
             raise DataError("not a regular file", file=str(file))
         if found.st_size > MAX_REPORT_BYTES:
-            raise DataError(f"larger than {MAX_REPORT_BYTES >> 20} MiB, the limit for a report", file=str(file))
+            raise DataError(f"this report is larger than the limit of {MAX_REPORT_BYTES >> 20} MiB", file=str(file))
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", file=str(file)) from None

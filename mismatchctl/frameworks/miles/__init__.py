@@ -42,7 +42,7 @@ def _read_dashboard_rows(file: File) -> Iterator[Row]:
                     response = take_response(row["tokens"], row["response_length"], row["loss_mask"])
                     yield {**row, **response, "step": file.step, "sequence_id": row["sample_index"]}
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"is not a Parquet file: {str(error).splitlines()[0]}", file=str(file.path)) from error
+        raise DataError(f"this is not a Parquet file: {str(error).splitlines()[0]}", file=str(file.path)) from error
 
 
 DASHBOARD_LAYOUT = read_layout(__file__, "miles-dashboard", _read_dashboard_rows)

@@ -212,11 +212,11 @@ def _read_rows(file: File) -> Iterator[Row]:
         row = {name: _unwrap(name, value) for name, value in line.items()}
         if several := next((name for name in PADDED_COLUMNS if _holds_several(row.get(name))), None):
             raise DataError(
-                f"holds {len(row[several])} samples in one line, and a line is one",
+                f"holds {len(row[several])} samples in one line, but each line must contain one sample",
                 file=str(file.path),
                 row=number,
                 column=several,
-                remedy="write a line for each",
+                remedy="write one line per sample",
             )
         for name in PADDED_COLUMNS:
             if isinstance(row.get(name), list):
@@ -228,7 +228,7 @@ def _read_rows(file: File) -> Iterator[Row]:
                 file=str(file.path),
                 row=number,
                 column="prev_logprobs",
-                remedy="switch force_on_policy_ratio off to write them",
+                remedy="switch force_on_policy_ratio off to record the trainer's log-probs",
             )
         if row.get("sample_loss_mask") == 0 and isinstance(row.get("token_loss_mask"), list):
             row["token_loss_mask"] = [0] * len(row["token_loss_mask"])

@@ -187,7 +187,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         version = line.get("schema_version", _SCHEMA_VERSION)
         if version != _SCHEMA_VERSION:
             raise DataError(
-                f"has version {version!r}, only {_SCHEMA_VERSION} is supported",
+                f"this file has version {version!r}, but only {_SCHEMA_VERSION} is supported",
                 file=str(file.path),
                 row=number,
                 column="schema_version",

@@ -162,7 +162,7 @@ class SkyRl(PlainFramework):
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         if run.options["policy_loss_type"] not in _LOSSES:
-            raise ConfigError(f"the loss {run.options['policy_loss_type']} of skyrl is not computed here")
+            raise ConfigError(f"the loss {run.options['policy_loss_type']} of skyrl is not supported")
         options, kind = run.options, run.options["policy_loss_type"]
         low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
         share, left = run.each(1.0), self.shown_keep(run)  # the reduction stands in the advantages
@@ -303,20 +303,20 @@ def _read_tensor(file: File, name: str, value: Any) -> Any:
         if kind == "torch":  # what numpy has no type for: bfloat16
             return to_array(file.torch(value["data"]))
         if kind != "numpy":
-            raise DataError(f"is saved as {kind!r}, not as one tensor", file=str(file.path), column=name)
+            raise DataError(f"this value is saved as {kind!r}, not as one tensor", file=str(file.path), column=name)
         return file.array(value["data"], value["dtype"], value["shape"])
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"is not an array: {error}", file=str(file.path), column=name) from error
+        raise DataError(f"this value is not an array: {error}", file=str(file.path), column=name) from error
 
 
 def _read_rows(file: File) -> Iterator[Row]:
     state = file.pickle(PICKLE_CLASSES)
     if not isinstance(state, dict) or not isinstance(state.get("batch_dict"), dict):
-        raise DataError("does not contain a TrainingInputBatch", file=str(file.path))
+        raise DataError("this file does not contain a TrainingInputBatch", file=str(file.path))
     wanted = {*LAYOUT.columns.values(), "sequences", "attention_mask"}
     columns = {name: _read_tensor(file, name, value) for name, value in state["batch_dict"].items() if name in wanted}
     if columns.get("loss_mask") is None:
-        raise DataError("the value does not exist", file=str(file.path), column="loss_mask")
+        raise DataError("the file does not contain this value", file=str(file.path), column="loss_mask")
     rows, width = columns["loss_mask"].shape
     metadata = state.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}

@@ -67,10 +67,11 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
     alike = [rank for rank in find_ranks(file) if (rank.cp_size, rank.samples, rank.log_probs) == (size, samples, True)]
     by_rank = {rank.cp_rank: rank.path for rank in reversed(alike)} | {own: file.path}
     if not 0 <= own < size:
-        raise DataError(f"is context-parallel rank {own} of {size}", file=str(file.path))
+        raise DataError(f"this file belongs to context-parallel rank {own} of {size}", file=str(file.path))
     if missing := list(islice((str(rank) for rank in range(size) if rank not in by_rank), MAX_NAMED_RANKS)):
         raise DataError(
-            f"is context-parallel rank {own} of {size}, and rank {', '.join(missing)} of the same samples is missing",
+            f"this file belongs to context-parallel rank {own} of {size}, and the files of rank "
+            f"{', '.join(missing)} are missing",
             file=str(file.path),
             remedy=f"copy the files of all ranks of this rollout: {file.path.stem.partition('_')[0]}_*.pt",
         )
@@ -94,7 +95,9 @@ def check_complete(file: File, row: int, have: int, length: int, remedy: str) ->
     """Refuse an incomplete response if the file does not identify its context-parallel slice."""
     if have < length:
         problem = f"holds {have} of the {length} tokens of a response, and not which: a context-parallel slice"
-        raise DataError(problem, file=str(file.path), row=row, remedy=f"{remedy}, or with one context-parallel rank")
+        raise DataError(
+            problem, file=str(file.path), row=row, remedy=f"{remedy}, or record the run with one context-parallel rank"
+        )
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:

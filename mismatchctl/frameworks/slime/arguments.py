@@ -76,7 +76,7 @@ def find_version(framework: str, word: str) -> SlimeVersion:
         older = [version for version in versions if version.month <= word[:7]]
         if older:
             return older[-1]
-        raise ConfigError(f"{framework}@{word}: the oldest known version is of {versions[0].month}")
+        raise ConfigError(f"{framework}@{word}: the oldest supported version is from {versions[0].month}")
     known = [name for version in versions for name in (version.name, version.label)]
     raise ConfigError(f"unknown {framework} version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}")
 
@@ -276,9 +276,9 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
     both = found.rejects and found.tis_mode == "mask"
     if both and version is not None and version.label in ("v0.2.0", "v0.2.1"):
         raise ConfigError(
-            "slime before 2025-12-21 stops with 'list index out of range': tis_mode: mask and use_rs both append to "
-            "mask_fraction_low and _high, and compute_mis_weights_with_cp takes one entry per sequence. Use one of the "
-            "two, or update slime"
+            "slime before 2025-12-21 stops with 'list index out of range' if tis_mode is mask and use_rs is on, "
+            "because "
+            "both append to mask_fraction_low and mask_fraction_high. Use one of the two settings, or update slime"
         )
     return found
 
@@ -287,7 +287,7 @@ def _refuse_missing(missing: list[str]) -> None:
     if missing:
         raise ConfigError(
             f"'Namespace' object has no attribute {missing[0]!r}: mis.py has no defaults, "
-            f"the file must say {', '.join(missing)}"
+            f"so the file must set {', '.join(missing)}"
         )
 
 

@@ -36,7 +36,9 @@ class TinkerCookbook(PlainFramework):
     def rules(self, options: Options) -> Rules:
         kind = options["loss_fn"]
         if kind not in ("importance_sampling", "ppo", "cispo"):
-            raise ConfigError(f"tinker-cookbook: the loss {kind!r} runs on a server and is not supported")
+            raise ConfigError(
+                f"tinker-cookbook: the loss {kind!r} runs on the Tinker server and cannot be computed here"
+            )
         if kind == "ppo":
             return None, ()
         low, high = self._clips(options) if kind == "cispo" else (None, None)

@@ -106,7 +106,7 @@ def _expand_factory(factory: list[Any], given: Keys) -> Keys:
 
 def read_call(call: PythonCall) -> Keys:
     if call.computed:
-        raise ConfigError(f"line {call.line}: {call.computed[0]} is not a plain value with a name")
+        raise ConfigError(f"line {call.line}: {call.computed[0]} is not a constant keyword argument")
     if call.brings_more:
         raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
     return {"rollout_correction": _expand_call(call)}
@@ -129,9 +129,10 @@ def _expand_call(call: PythonCall) -> Keys:
 
 def _read_rows(file: File) -> Iterator[Row]:
     raise DataError(
-        "is a pickle of verl's and tensordict's classes, which is not loaded because that executes code",
+        "this file is a pickle with classes of verl and tensordict. mismatchctl does not load such pickles, because "
+        "loading would execute code",
         file=str(file.path),
-        remedy="run docs/integrations/verl_to_parquet.py on it where verl is installed",
+        remedy="convert the file with docs/integrations/verl_to_parquet.py, in an environment with verl",
     )
 
 

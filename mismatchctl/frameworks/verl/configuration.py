@@ -67,7 +67,7 @@ def _is_full(native: Mapping[str, Any]) -> bool:
 def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, Any]:
     found = find_value(native, *find_path(native, version))
     if not isinstance(found, Mapping | None):
-        raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
+        raise ConfigError(f"{BLOCK} must contain keys and values, found {found!r}")
     for item in find_unread_keys(native, version):
         raise ConfigError(f"verl@{version.name}: unknown key {item.key!r}{item.hint}")
     return {key: value for key, value in (found or {}).items() if key in version.keys}

@@ -17,13 +17,13 @@ from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 MAX_RUNS = 6
 """Maximum runs in one figure."""
 _MAX_CELLS = 110
-"""Steps of a drawn distribution. Finer bins would show single tokens."""
+"""Steps of a drawn distribution. Finer bins would contain single tokens."""
 _X_TITLE, _Y_TITLE = "log ratio, train − rollout (nats)", "share of tokens per nat"
 _FAR = 1.0
 _MIN_SHARE = 0.0005
-"""Bins with a smaller share of the tokens do not affect the title."""
+"""Minimum share of the tokens in a bin that the title can mention."""
 _PEAK = 3.0
-"""A bin with at least this multiple of the mean K3 is named in the title."""
+"""The title names a bin if its K3 is at least this multiple of the mean K3."""
 
 
 def layers_figure(report: LayerReport, name: str) -> Figure | None:
@@ -36,9 +36,9 @@ def layers_figure(report: LayerReport, name: str) -> Figure | None:
     rules = () if place is None else (ReferenceLine("x", float(place), f"first difference: layer {place}"),)
     measure = escape_terminal(report.measure.partition(",")[0])
     return Figure(
-        name, "Difference after each layer" if place is None else f"The sides part at layer {place}",
+        name, "Difference after each layer" if place is None else f"The two sides differ from layer {place} on",
         f"difference after each layer, {escape_terminal(report.measure)}",
-        "Noise adds up evenly over the layers. A step shows a layer that computes something else.",
+        "Noise grows evenly over the layers. A sudden step marks a layer that computes something else.",
         Axis("layer", limits=(min(layers), max(layers))), Axis(measure, "log"),
         (Marks("line", "difference", layers, values),), rules,
     )  # fmt: skip
@@ -78,7 +78,7 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str = "distrib
     x = Axis(_X_TITLE, "symlog", ends, linear_to=middle, ticks=ticks)
     return Figure(
         name, "Distribution of the log ratio", "distribution of the log ratio (nats)",
-        f"The axis is linear within ±{middle:g} nats and logarithmic beyond. Noise is symmetric. A long left tail "
+        f"The axis is linear within ±{middle:g} nats and logarithmic outside. Noise is symmetric. A long left tail "
         "consists of tokens that the trainer finds far less likely than the rollout did.",
         x, Axis(_Y_TITLE, "log", (floor, top)), marks,
     )  # fmt: skip
@@ -129,8 +129,8 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
     mark = Marks("hexagons", "tokens", joint.x, joint.y, values=joint.tokens, shift=joint.width)
     return Figure(
         name, title if apart else "Rollout and train probability", "train probability against rollout probability",
-        "Tokens by the probability that each side gave the sampled token. Darker means more tokens. On the "
-        "diagonal both sides agree.",
+        "Each token is drawn at its probability on the two sides. Darker cells contain more tokens. On the "
+        "diagonal, both sides agree.",
         Axis("rollout probability", limits=(0.0, 1.0)), Axis("train probability", limits=(0.0, 1.0)), (mark,),
         size="square",
     )  # fmt: skip
@@ -140,11 +140,11 @@ QUANTITIES = {
     "position": ("K3 by position", "position in the response (tokens)", "position",
                  "Noise gives a flat curve. The curve rises if an error accumulates along the response."),
     "surprisal": ("K3 by probability", "rollout probability of the token", "probability",
-                  "Noise in the logits affects rare tokens. A raised right end means that likely tokens differ."),
+                  "Noise in the logits raises K3 of rare tokens. A high right end means that likely tokens differ."),
     "length": ("K3 by response length", "length of the response (tokens)", "length",
-               "K3 per token of short and long responses."),
+               "K3 per token by the length of the response."),
 }  # fmt: skip
-"""Title, axis title, name of a bin and caption of a breakdown."""
+"""A breakdown in figures: title, axis title, name of a bin, and caption."""
 
 
 def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:

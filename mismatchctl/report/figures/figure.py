@@ -22,12 +22,12 @@ Cell = Number | str
 Scale = Literal["linear", "log", "symlog", "band"]
 MarkKind = Literal["line", "stairs", "dots", "cells", "hexagons"]
 MUTED = -1
-"""Gray, instead of one of the ten series colors."""
+"""Color number of gray, which is not one of the ten series colors."""
 MAX_SCREEN_POINTS = 480
-"""Maximum points of a line on a page. Longer series keep the smallest and the largest value of each interval."""
+"""Maximum points of a line on a page. A longer series keeps the smallest and the largest value of each interval."""
 _BAND_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
 MANY_FIGURES = 100
-"""With this many figures on a page, numbers have three digits."""
+"""With this many figures on a page or more, numbers are rounded to three digits."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str
 
 
 def _format_captions(figures: Mapping[str, Figure], kind: str) -> str:
-    lines = [f"<!-- {TOOL_NAME} -->", "", "Bands and bars are 95% intervals.", ""]
+    lines = [f"<!-- {TOOL_NAME} -->", "", "Shaded bands and error bars are 95% intervals.", ""]
     for stem, figure in figures.items():
         caption = f"{escape_markdown(figure.title)}. {escape_markdown(figure.caption)}".strip()
         heading = f"## [{escape_markdown(figure.subject)}]({stem}.{kind})"

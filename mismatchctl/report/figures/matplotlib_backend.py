@@ -32,7 +32,7 @@ _SIZES = {"normal": (6.0, 3.8), "wide": (8.0, 3.8), "square": (5.0, 5.0)}
 _MAX_NUMBERED_CELLS = 120
 _ALIASES = {"steps": "k3"}
 _OF_WINDOWS = ("backend", "interactive", "toolbar")
-"""Settings of windows, which are not changed, because setting them would load a backend."""
+"""Settings that would load a matplotlib backend. They are not changed."""
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif", "font.sans-serif": "DejaVu Sans", "font.size": 10, "text.parse_math": False,
     "text.hinting": "none", "axes.titleweight": "bold", "axes.unicode_minus": True, "axes.linewidth": 0.8,

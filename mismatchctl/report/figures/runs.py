@@ -19,7 +19,7 @@ from mismatchctl.results.summary import get_summary
 
 K3_AXIS = "K3 (nats/token)"
 MAX_CORRECTIONS, MAX_LOGGED = 12, 24
-"""Maximum corrections in one figure, and figures of a run's own log."""
+"""Maximum corrections in one figure, and maximum figures of a run's log."""
 
 
 @dataclass(frozen=True)
@@ -44,47 +44,49 @@ def _tokens_and_sequences(metric: str) -> tuple[tuple[str, str], ...]:
 
 CHARTS = (
     TrendChart("abs", "Log-prob difference", "|log-prob difference| (nats)", "log",
-               "If only the largest rises, a few tokens are wrong. If the mean rises, all of them drift.",
+               "If only the largest log ratio rises, a few tokens are wrong. If the mean rises, all tokens drift.",
                (("abs_diff_mean", "mean"), ("abs_diff_p99", "p99"), ("abs_diff_max", "largest"))),
     TrendChart("ratio", "Mean ratio", "mean ratio", "linear",
-               "Stays at 1 if the recorded log-probs belong to the sampling distribution.",
+               "The mean ratio stays at 1 if the recorded log-probs belong to the sampling distribution.",
                (("ratio_mean", "mean ratio"),), 1.0),
     TrendChart("chi2", "Chi-square", "chi-square", "log",
-               "The variance that importance sampling adds, per token and per whole sequence.",
+               "The variance that importance weights per token or per sequence add to the gradient.",
                _tokens_and_sequences("chi2")),
     TrendChart("ess", "Effective sample size without correction", "effective sample size", "percent",
-               "The share of the data that counts if raw ratios are the weights. For sequences it collapses first.",
+               "The share of the data that counts if the ratios without truncation are the weights. For sequences "
+               "it collapses first.",
                _tokens_and_sequences("ess")),
     TrendChart("ppl", "Perplexity", "perplexity", "log",
                "If the two lines separate, the two sides have different distributions.",
                (("train_ppl", "trainer"), ("rollout_ppl", "rollout"))),
     TrendChart("entropy", "Entropy", "entropy (nats)", "linear",
-               "Entropy of the trainer's distribution, as recorded.", (("entropy_mean", "entropy"),)),
+               "Entropy of the trainer's distribution, as recorded in the dump.", (("entropy_mean", "entropy"),)),
     TrendChart("khat", "Pareto k-hat", "k-hat", "linear",
-               "Above the dotted limit, a mean of ratios is not reliable at this sample size.",
+               "Above the dotted line, a mean of ratios is not reliable at this sample size.",
                _tokens_and_sequences("khat")),
     TrendChart("reward", "Reward", "mean reward", "linear", "Mean reward of the responses.",
                (("reward_mean", "reward"),)),
 )  # fmt: skip
-"""Figures of the mismatch over the steps, after K3."""
+"""Figures of the mismatch over the steps. The figure of K3 comes first."""
 DRIFT_CHARTS = (
     TrendChart("drift-k3", "K3 of both drifts", K3_AXIS, "log",
-               "K3 of the policy updates since the trainer's recomputation, next to K3 of the mismatch.",
+               "K3 between the trainer's recomputation and the current policy, compared with K3 of the mismatch.",
                (("k3", "rollout to train"), ("drift_k3", "train to current"))),
-    TrendChart("drift-ois", "Mean ratio of the current policy to the trainer's", "mean ratio", "linear",
+    TrendChart("drift-ois", "Mean ratio of the current policy to the trainer's recomputation", "mean ratio", "linear",
                "1 before the first update. PPO's clipping acts on this ratio.", (("ois", "mean ratio"),), 1.0),
 )  # fmt: skip
 """Figures of the drift from the trainer's recomputation to the current policy."""
 CORRECTION_TRENDS = (
     TrendChart("rejected_tokens", "Rejected tokens", "share of tokens", "percent",
-               "A correction that rejects more and more sees a growing mismatch."),
+               "If a correction rejects more data from step to step, the mismatch grows."),
     TrendChart("ess_token", "Effective sample size with correction", "effective sample size", "percent",
                "The share of the data that still counts after weights and rejection."),
     TrendChart("weight_mean", "Mean weight", "mean weight", "linear",
-               "A mean weight of 1 is unbiased. Below 1, bounds cut more than they add.", expected=1.0),
+               "A mean weight of 1 is unbiased. A mean below 1 shows how much truncation removes.", expected=1.0),
     TrendChart("loss_scale", "Loss scale", "loss scale", "linear",
                "The factor by which weights and rejection scale the loss.", expected=1.0),
-    TrendChart("k3_kept", "K3 of the kept tokens", K3_AXIS, "log", "The mismatch that remains in training."),
+    TrendChart("k3_kept", "K3 of the kept tokens", K3_AXIS, "log", "K3 of the kept tokens: the mismatch that "
+                                                                   "remains in training."),
 )  # fmt: skip
 """Figures of one metric of every correction over the steps."""
 SELECTION_AXES = {"reward": "mean reward", "advantage": "mean advantage", "length": "mean length (tokens)"}
@@ -122,9 +124,9 @@ def k3_figure(
         if colored:
             rules += _onset_rules(get_summary(runs[run]).growth, axes[run], shade, index)
             color += 1
-    caption = "Shaded: usual values of dense models and of mixtures of experts. "
+    caption = "The shaded bands are usual values of dense models and of mixtures of experts. "
     if rules:
-        caption += "Dashed lines or diamonds: the onset of growth with its 95% interval."
+        caption += "Dashed lines or diamonds mark the onset of growth and its 95% interval."
     rules += [
         ReferenceLine("y", None, "usual, dense models", DENSE_RANGE, "usual", 0),
         ReferenceLine("y", None, "usual, MoE", MOE_RANGE, "usual", 1),
@@ -197,7 +199,7 @@ def log_figures(run: RunResult, prefix: str) -> Iterator[Figure]:
 
 
 FrontPoint = tuple[str, float | None, float | None]
-"""Name, rejected share of tokens and K3 of the kept tokens of a point on a sweep's Pareto front."""
+"""A point on a sweep's Pareto front: name, rejected share of the tokens, K3 of the kept tokens."""
 
 
 def corrections_figure(
@@ -233,7 +235,7 @@ def corrections_figure(
         return None
     if rejects:
         title, subject = "Rejected data and remaining mismatch", "rejected tokens against the K3 of the kept tokens"
-        caption = "Left: a correction rejects less. Below: less mismatch remains in training."
+        caption = "Left: a correction rejects less. Lower points leave less mismatch in training."
         axes = Axis("tokens rejected", percent=True), Axis("K3 of the kept tokens (nats/token)", "log")
     else:
         title, subject = "Loss scale and effective sample size", "loss scale against the effective sample size"
@@ -262,7 +264,8 @@ def selection_figure(
             fig.across_marks(label, x, names, fig.interval_ends(values), color=place, hollow=place > 0, shift=shift)
         )
     return Figure(
-        name, f"Mean {metric}, kept and rejected", axis, "If the two differ, rejection changes the training data.",
+        name, f"Mean {metric}, kept and rejected", axis, "If kept and rejected responses have different rewards, "
+                                                         "rejection changes the training data.",
         Axis(axis), fig.BAND, tuple(marks),
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, Refere
 MAX_START_REJECTION = 0.05
 """The explorer opens at a point that rejects at most this share of tokens, if there is one."""
 _MAX_NAMED = 6
-"""Named points of a Pareto front."""
+"""Number of points on a Pareto front that get a name."""
 
 
 @dataclass(frozen=True)
@@ -118,22 +118,24 @@ def _curve_charts(study: Study) -> dict[str, _Chart]:
     if study.correction.gates:
         lines = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
         found["rejected"] = (
-            "Rejected", lines, Axis("share rejected", percent=True), "Data that is not trained on.", ()
+            "Rejected", lines, Axis("share rejected", percent=True), "The share of the data that a threshold "
+                                                                     "removes from training.", ()
         )  # fmt: skip
     found["ess"] = (
         "Effective sample size", {"tokens": "ess_token", "sequences": "ess_sequence"},
-        Axis("effective sample size", percent=True), "Share of the data that counts after weights and rejection.", (),
+        Axis("effective sample size", percent=True), "The share of the data that still counts after weights and "
+                                                     "rejection.", (),
     )  # fmt: skip
     if study.correction.weight is not None:
         found["bias"] = (
             "Mean weight", {"mean weight": "weight_mean"}, Axis("mean weight"),
-            "A mean weight of 1 is unbiased. Only the bound moves it away from 1.",
+            "A mean weight of 1 is unbiased. Only the bound of the weights moves the mean weight away from 1.",
             (ReferenceLine("y", 1.0, "", None, "limit"),),
         )  # fmt: skip
     else:
         found["k3_kept"] = (
             "K3 of the kept tokens", {"K3 kept": "k3_kept"}, Axis("K3 (nats/token)"),
-            "The mismatch that remains in training.", (),
+            "K3 of the kept tokens: the mismatch that remains in training.", (),
         )  # fmt: skip
     return found
 
@@ -220,7 +222,10 @@ def front_figure(own: StudyRun) -> Figure | None:
         dots("Pareto front", best, labels=labels),
         dots("presets", [point for _, point in presets], color=1, labels=[text for text, _ in presets]),
     ]
-    caption = "Pareto front: no other point is better in rejection, ESS and bias at once. Labels: thresholds, presets."
+    caption = (
+        "Points on the Pareto front: no other point is better in rejection, ESS and bias at once. Labels: "
+        "thresholds, presets."
+    )
     title = f"Pareto front ({len(best):,} of {int(known.sum()):,} points)"
     shown = tuple(mark for mark in marks if len(mark.x))
     return Figure(f"{own.stem}-front", title, "points of the sweep", caption, x, y, shown, size="wide")
@@ -242,7 +247,7 @@ def checks_figure(checks: Sequence[BackTest], name: str) -> Figure | None:
     return Figure(
         name, f"{inside} of {len(predicted)} predictions are within the interval of the observation",
         "rejection predicted from the first tokens against the observed rejection",
-        "Bars are the uncertainty of the observation.",
+        "The error bars show the uncertainty of the observed rejection.",
         Axis("predicted rejection", limits=(0.0, top), percent=True),
         Axis("observed rejection", limits=(0.0, top), percent=True), marks, size="square",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from mismatchctl.report.tables import MAX_RUNS, by_severity, count_runs, status_
 from mismatchctl.results.summary import first_sentence, percent
 
 MAX_CONFIG_LINES = 12
-"""Maximum lines of a configuration on the first screen."""
+"""Maximum configuration lines on the first screen."""
 _LOG_SPAN = 4.0
 """Axes that span more than this factor are logarithmic."""
 
@@ -43,7 +43,9 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
     if advice.fix_first is not None:
         rows = [("do", first_sentence(advice.fix_first.advice))]
         failed = api.advice_status(advice) == "FAIL"
-        yield doc.Facts(rows + [("else", f"if that is ruled out, use {own.title}") for own in advice.advice[:failed]])
+        yield doc.Facts(
+            rows + [("else", f"if the bug is ruled out, use {own.title}") for own in advice.advice[:failed]]
+        )
         if failed:
             return
     if not advice.advice:
@@ -55,7 +57,9 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
     rows = [("known", best.outcome)] if best.outcome else []
     if best.name == "none" and advice.default is not None:
         price = f"{percent(1 - advice.default.ess)} of the ESS"
-        rows.append(("by default", f"documents recommend {advice.default.title} anyway; its price here: {price}"))
+        rows.append(
+            ("by default", f"Many documents recommend {advice.default.title}. On this dump it would cost {price}")
+        )
     if second is not None:
         text = api.candidate_label("none") if second.name == "none" else f"{second.title}: {api.describe_gain(second)}"
         text += ", not significantly worse" if second.ties else ""
@@ -71,7 +75,7 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
 
 def _config_part(advice: api.RunAdvice) -> doc.Code:
     best = advice.advice[0]
-    title = "As YAML (for a framework's keys: --for NAME):"
+    title = "The correction as YAML. For the keys of a framework, add --for NAME:"
     lines = dump_yaml(best.config if advice.framework else best.correction).splitlines()
     if advice.framework:
         title = f"Paste into {advice.framework}:"
@@ -134,7 +138,7 @@ def _describe_others(advice: api.RunAdvice) -> Iterator[str]:
 
 def _describe_confidence(advice: api.RunAdvice) -> Iterator[str]:
     if advice.stable is not None:
-        yield f"Same advice, or a tie, in {percent(advice.stable)} of random halves of the prompts"
+        yield f"Stability: the same advice, or a tie, in {percent(advice.stable)} of random halves of the prompts"
     for own in (*advice.advice, *advice.yours):
         if own.outcome:
             yield f"{own.name}: {own.outcome}"
@@ -145,9 +149,9 @@ def _ranking_table(advice: api.RunAdvice) -> doc.Table:
     columns = [
         doc.Column("correction", lambda own: own.name, "name"),
         doc.Column("error", lambda own: f"{own.mse / scale:.3f}", drop=0,
-                   description="gradient error of an update, scaled by the best factor"),
+                   description="error of one update's gradient, after the best scaling of the gradient"),
         doc.Column("bias²", lambda own: f"{max(own.bias2, 0.0) / scale:.3f}", drop=4,
-                   description="part of the error that more data does not remove"),
+                   description="part of the error that remains with any amount of data"),
         doc.Column("variance", lambda own: f"{own.variance / scale:.3f}", drop=5,
                    description="part of the error that more data removes"),
         doc.Column("rejected", lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0", drop=0,
@@ -185,8 +189,8 @@ def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
     return Figure(
         name, f"{first} is advised, of {len(errors)} candidates" if len(errors) > 1 else f"{first} is advised",
         "error of one update's gradient, relative to no correction",
-        "Lower left is better. More data reduces the variance but not the bias. A bias indistinguishable from 0 is at "
-        "the left end.",
+        "Lower left is better. More data reduces the variance but not the bias. A point at the left "
+        "end has no significant bias.",
         Axis("bias² (more data does not reduce it)", x[0]), Axis("variance (more data reduces it)", y[0]), tuple(marks),
     )  # fmt: skip
 

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from mismatchctl.api.sweep.result import Sweep
 
 BRIEF_RUN_COUNT = 9
-"""Number of runs from which each run has only its main figures."""
+"""With this many runs or more, the page shows only the main figures of each run."""
 MAX_DETAILED_RUNS = 3
-"""Maximum runs with tables of their own on the page, and with a section of their own in the terminal."""
+"""Maximum runs with their own tables on the page, and with their own section in the terminal."""
 MAX_COLORED_RUNS = 8
-"""Maximum runs with a color of their own in one figure."""
+"""Maximum runs with different colors in one figure."""
 MAX_RUN_CARDS = 8
-"""Maximum runs whose answer is visible at first."""
+"""Maximum runs whose answer is visible before the page is expanded."""
 MAX_CORRECTIONS = 5
 """Maximum corrections on the screen."""
 MAIN_METRICS = (
@@ -45,7 +45,7 @@ MAIN_METRICS = (
     "khat_token", "khat_sequence", "chi2_token", "chi2_sequence", "prob_corr", "k3_worst_share", "bitwise_share",
 )  # fmt: skip
 ALWAYS_SHOWN = frozenset(MAIN_METRICS[:11])
-"""Main metrics that are shown even if they are within their limits."""
+"""Main metrics that are always shown, also within their limits."""
 _Row = tuple[str, str]
 
 
@@ -178,7 +178,7 @@ def _describe_log(run: RunResult) -> Iterator[str]:
         yield f"{text}; not in the log: {', '.join(found.missing[:2])}" if found.missing else text
     if others := summary.names_not_compared(run):
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        yield f"kept, not compared: {', '.join(others[:5])}{more}"
+        yield f"in the log, but not compared: {', '.join(others[:5])}{more}"
     if run.order:
         yield tables.cut(run.order, tables.NOTE_LENGTH)
 
@@ -223,7 +223,7 @@ def _describe_data(result: Result, run: RunResult) -> Iterator[str]:
     yield from (format_count(*each) for each in [*counts, (len(result.provenance.inputs), "file")])
     yield from summary.left_out_facts(result.provenance.left_out) if len(result.runs) == 1 else ()
     if summary.prompt_notes([run]):
-        yield "no prompt ids (intervals may be too narrow)"
+        yield "no prompt ids, so intervals may be too narrow"
 
 
 def _correction_parts(result: Result, run: RunResult, *, asked: bool) -> Iterator[doc.DocumentPart]:
@@ -264,7 +264,7 @@ def _correction_notes(result: Result, run: RunResult, names: Sequence[str], *, a
         if empty:
             empties.append(f"{name} {len(empty)} (first: {format_label(empty[0])})")
     if empties:
-        yield f"steps without a kept token, of {len(steps)}: {', '.join(empties[:3])}"
+        yield f"steps with all tokens rejected: {', '.join(empties[:3])}"
     for warning in result.warnings:
         if NO_MICRO_BATCHES in warning:
             text = f"{warning.partition(':')[0]}: normalized over the whole step, no micro_batch column"
@@ -358,7 +358,10 @@ class _PageBuilder:
         if not self.brief:
             yield main_facts(run, self.registry)
         yield self.draw(index, "trends", after=not self.several)
-        lead = "From the trainer's recomputation to the policy that is being updated, which PPO's ratio measures."
+        lead = (
+            "The update moves the current policy away from the trainer's recomputation. PPO's ratio measures "
+            "this drift."
+        )
         yield doc.Section("Policy drift", f"drift-{index}", lead=lead).add(self.draw(index, "drift"))
 
     def where(self) -> doc.DeferredSection:
@@ -400,7 +403,7 @@ class _PageBuilder:
         yield section.add(run_tables.comparison_of_corrections(self.result, self.registry), tradeoff)
         yield self.details(
             "Corrections in detail", "correction-details", self._correction_parts,
-            note="over the steps, loss and gradient, each gate",
+            note="values over the steps, loss and gradient, and each gate",
         )  # fmt: skip
 
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
@@ -417,7 +420,7 @@ class _PageBuilder:
         yield run_tables.worst_tokens_table(run.worst_tokens, most)
 
     def numbers(self) -> doc.Section:
-        section = doc.Section("All numbers", "numbers", folded=True, note="every metric, and values by step")
+        section = doc.Section("All numbers", "numbers", folded=True, note="all metrics, and their values by step")
         found = [run_tables.metric_table(self.runs, self.registry, brief=self.brief)]
         for name, run in self.runs.items() if self.detailed else ():
             own = (

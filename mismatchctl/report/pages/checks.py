@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mismatchctl.data.reader import FileCheck
 
 _SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_LENGTH = 3, 3, 130
-"""Kinds of files, findings and characters of a fault in a terminal without `whole`."""
+"""Maximum kinds of files, findings, and characters of a fault in the terminal without `-v`."""
 _LEVEL_NOUNS = {
     "error": "error{s}", "warning": "warning{s}", "advice": "piece{s} of advice", "unknown": "unknown value{s}",
     "info": "note{s}",
@@ -69,7 +69,7 @@ def _file_facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
         meaning = "one row per sequence" if first.layout == "wide" else "one row per token"
         yield "layout", f"{first.layout}: {meaning}"
     elif first.error is None:
-        yield "left out", "other files of its run have the log-probs"
+        yield "left out", "other files of the same run contain the log-probs"
     columns = [
         f"{column.name}: {column.dtype}{'' if column.actual == column.name else f', called {column.actual} there'}"
         for column in first.recognized
@@ -131,7 +131,7 @@ class SettingRow:
 
 
 _CheckedFact = tuple[str, str, bool]
-"""Name, text, and True if it is as required."""
+"""A line of the check: name, text, and True if the value is as required."""
 
 
 def doctor_document(
@@ -143,7 +143,7 @@ def doctor_document(
         (f"{setting.verb} --{setting.flag.replace('_', '-')}", f"{setting.value}, from {setting.where}", True)
         for setting in settings
     ]
-    ignored = [(name, "is ignored: no command has this option", False) for name in unread]
+    ignored = [(name, "is ignored, because no command has this option", False) for name in unread]
     failed = sum(not check.passed for check in checks)
     wrong = [package.name for package in dependencies if not package.fits]
     tests = f"{len(checks) - failed} of {len(checks)} self-tests"
@@ -157,7 +157,9 @@ def doctor_document(
         none = ("", "all options have their defaults", True)
         return doc.add(
             _fact_section("Machine", _machine_facts(machine)),
-            _fact_section("Packages", packages or [("", "unknown: mismatchctl is not installed as a package", True)]),
+            _fact_section(
+                "Packages", packages or [("", "unknown, because mismatchctl is not installed as a package", True)]
+            ),
             _fact_section("Settings", [*chosen, *ignored] or [none]),
             tested,
         )

@@ -16,7 +16,7 @@ from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, count_runs, 
 from mismatchctl.results.summary import STATUSES
 
 MAX_DETAILED_CONTRASTS = 3
-"""Maximum comparisons with their own tables in a terminal."""
+"""Maximum compared runs with their own tables in the terminal."""
 MAX_PARTS, MAX_TOKENS, TERMINAL_PARTS, MAX_DRAWN = 50, 30, 9, 24
 MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 12
 
@@ -147,7 +147,11 @@ def _contrast_section(
     brief = len(comparison.contrasts) > MAX_DETAILED_CONTRASTS
     heading = f"Metrics ({max(len(contrast.changes) - len(keys), 0)} more in --json and --html)"
     main = _changes_table(
-        "Main metrics and other significant changes.", keys, contrast.changes, registry, title=heading
+        "The main metrics, and all other metrics that changed significantly.",
+        keys,
+        contrast.changes,
+        registry,
+        title=heading,
     )
     corrections = _corrections_table(contrast)
     title, note = "What changed", ""
@@ -166,8 +170,8 @@ def _contrast_section(
     stems = form.file_stems([each.other for each in comparison.contrasts])
     prefix = "" if alone else f"{stems[index]}-"
     lead = (
-        "The change of K3 by each quantity: how much comes from a larger or smaller K3 of the same tokens (level), "
-        "and how much from more or fewer tokens (mix)."
+        "The parts of the change of K3, by steps, positions and other quantities. A part changes K3 in two ways: K3 "
+        "of its tokens changes (column level), or the part has more or fewer tokens (column mix)."
     )
     section.add(main, *notes, corrections)
     changed = api.k3_change(contrast).difference not in (None, 0)
@@ -228,7 +232,7 @@ def _changes_table(
     details = [
         doc.Column("interval", interval, drop=1, description="95%, for this metric alone"),
         doc.Column("p", lambda key: number_cell(changes[key].p),
-                   description="two-sided, adjusted for the other metrics"),
+                   description="two-sided p-value, adjusted for the number of metrics"),
     ]  # fmt: skip
     columns = [
         doc.Column("metric", lambda key: doc.TableCell(
@@ -263,7 +267,7 @@ def _corrections_table(contrast: api.Contrast) -> doc.Table:
     drops = {"rejected_tokens": 0, "ess_token": 0, "ess_sequence": 1}
     columns = [doc.Column(SHORT_TITLES[key], pair(key), drop=drop) for key, drop in drops.items()]
     names = doc.Column("correction", lambda item: item[0], "name")
-    caption = "Corrections: reference → other (* significant)"
+    caption = "Corrections: first run → compared run (* marks a significant change)"
     return doc.Table.of(caption, api.active_corrections(contrast), [names, *columns], reach=doc.TERMINAL_AND_PAGE)
 
 
@@ -290,7 +294,7 @@ def _contributions_table(contrast: api.Contrast) -> doc.Table:
     left = sum(max(len(found.parts) - MAX_PARTS, 0) for found in contrast.decompositions)
     return doc.Table.of(
         "Largest contributions to the change of K3", items, columns, sortable=True, max_rows=TERMINAL_PARTS,
-        left_out=f"The first {MAX_PARTS} of each quantity. The JSON contains all." if left else "",
+        left_out=f"Each table shows its first {MAX_PARTS} parts. The JSON contains all." if left else "",
         reach=doc.TERMINAL_AND_PAGE,
     )  # fmt: skip
 
@@ -325,7 +329,7 @@ def changes_figure(runs: Mapping[str, Mapping[str, api.Change]], titles: Mapping
             )
     return Figure(
         name, "Change of the main metrics", "relative change of the main metrics",
-        "Bars that include 0% show no significant change of this metric alone.",
+        "If the interval of a metric includes 0%, the metric did not change significantly.",
         Axis("change relative to the reference", percent=True), BAND, tuple(marks), limit_rule(0.0), "wide",
     ) if marks else None  # fmt: skip
 
@@ -350,6 +354,6 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
     moved = " of ".join(api.format_signed(change) for change in (totals[largest], decomposition.difference))
     return Figure(
         name, f"{names[largest]} contributes most: {moved} nats/token",
-        f"contributions to the change of K3, by {noun}", "All contributions add up to the change of K3.",
+        f"contributions to the change of K3, by {noun}", "The bars add up to the change of K3.",
         Axis("contribution (nats/token)"), Axis(noun, "band"), marks, limit_rule(0.0),
     )  # fmt: skip

@@ -57,7 +57,7 @@ def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: boo
 
 
 def _headline(judged: Mapping[str, RunStatus]) -> doc.Headline:
-    return tables.runs_headline(judged, f"no fault found in {len(judged)} runs", "causes of the mismatch")
+    return tables.runs_headline(judged, f"no fault found in any of the {len(judged)} runs", "causes of the mismatch")
 
 
 def _order(judged: Mapping[str, RunStatus]) -> list[str]:
@@ -175,7 +175,7 @@ def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
     ratio = sides.reference_over_rollout
     if ratio.value is not None:
         error = "" if ratio.se is None else f" ± {ratio.se:.1g}"
-        meaning = "1 if the rollout column is the sampling distribution"
+        meaning = "1 if the rollout column belongs to the sampling distribution"
         rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
     rows += [(f"by {name}", _format_groups(groups)) for name, groups in sides.groups.items()]
     facts = doc.Facts([*rows, *(("note", note) for note in sides.notes)], reach=doc.EVERYWHERE)
@@ -250,7 +250,7 @@ def sides_figure(groups: Sequence[SidesGroup], by: str, name: str) -> Figure | N
         for place, (side, values) in enumerate(errors.items())
     ]
     axis = "root mean square error (nats)"
-    caption = "The side on the right has the larger error."
+    caption = "The point further to the right is the side with the larger error."
     return Figure(name, f"Error of each side by {by}", axis, caption, Axis(axis, "log"), BAND, tuple(marks))
 
 
@@ -262,6 +262,6 @@ def causes_figure(runs: Mapping[str, Sequence[Finding]], name: str) -> Figure | 
             label = shorten(run, 24) if len(runs) > 1 else "share of K3"
             marks.append(across_marks(label, list(shares.values()), list(shares), color=place))
     x = Axis("share of K3", limits=(0.0, 1.02), percent=True)
-    caption = "Shares of causes that overlap add up to more than 100%."
+    caption = "If causes overlap, their shares add up to more than 100%."
     title = "What the mismatch consists of"
     return Figure(name, title, "share of K3 by cause", caption, x, BAND, tuple(marks), size="wide") if marks else None

@@ -159,7 +159,7 @@ def _check_card(check: api.Check) -> doc.Card:
 def plan_document(needs: Sequence[SampleSizePlan]) -> doc.Document:
     section = doc.Section("", "plan")
     if not needs:
-        section.add(doc.Note("No rule limits a rise of a mean, so no number of sequences can be planned."))
+        section.add(doc.Note("--plan needs a rule that limits the rise of a mean, such as k3:increase=25%."))
         return doc.Document(doc.Headline("")).add(section)
     columns = [
         doc.Column("run and metric", lambda need: f"{need.run} {need.metric}", "text"),
@@ -202,9 +202,10 @@ def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
         found.append(marks("baseline", "baseline", 0, -4.0))
     failed = sum(check.outcome == "failed" for check in shown)
     title = f"{failed} of {len(shown)} checks failed" if failed else "New values and their limits"
-    caption = "Values are relative to the limit of each check (dotted line)."
+    caption = "Each value is divided by the limit of its check, which is the dotted line."
     return Figure(
-        name, title, "new values and baselines relative to the limit", caption, Axis("value / limit", "log"), BAND,
+        name, title, "values of the new dump and of the baseline, relative to the "
+                     "limit", caption, Axis("value / limit", "log"), BAND,
         tuple(found), limit_rule(1.0, "limit"), "wide",
     )  # fmt: skip
 
@@ -216,8 +217,9 @@ def parts_figure(check: api.Check, name: str) -> Figure:
     low, high = ([None if part.interval is None else part.interval[end] for part in parts] for end in (0, 1))
     names = [texts.get(part.name, part.name) for part in parts]
     return Figure(
-        name, "What rose", "relative rise of the parts of K3",
-        "A rise of rare tokens only points to routing or sampling, a rise of most tokens to a dtype or a kernel.",
+        name, "What rose", "relative rise of K3 from typical tokens and from rare tokens",
+        "If only rare tokens rose, the cause may be routing or sampling. If most tokens rose, the cause may be a "
+        "dtype or a kernel.",
         Axis("rise over the baseline", percent=True), BAND,
         (across_marks("rise", [part.rise for part in parts], names, (low, high)),), limit_rule(0.0),
     )  # fmt: skip

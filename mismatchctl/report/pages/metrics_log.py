@@ -58,7 +58,7 @@ def _judge(run: LoggedRun) -> RunStatus:
     if high:
         return RunStatus("CHECK", level)
     if lost:
-        return RunStatus("CHECK", f"{lost[0]} was NaN or infinite in some steps")
+        return RunStatus("CHECK", f"{lost[0]} is NaN or infinite in some steps")
     return RunStatus("OK", f"no growth; {level}" if level else f"{lead.name} did not grow")
 
 
@@ -69,7 +69,7 @@ def _run_section(run: LoggedRun, anchor: str, found: LogAnalysis, *, whole: bool
     section.add(facts, _table(run, whole=whole))
     for one in (*run.mismatch, *run.health):
         if one.not_finite:
-            text = f"{one.name} was NaN or infinite {format_count(one.not_finite, 'time')}: these values are left out"
+            text = f"{one.name} was NaN or infinite {format_count(one.not_finite, 'time')}. These values are left out"
             section.add(doc.Note(text, "alarm"))
     return section
 
@@ -102,10 +102,13 @@ def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple
 
 
 def _recording_section(framework: str) -> doc.Section:
-    where = f"docs/integrations/{framework}.md has its lines" if framework else "docs/integrations/ has each framework"
+    where = (
+        f"for {framework}: docs/integrations/{framework}.md" if framework else "for your framework: docs/integrations/"
+    )
     text = (
-        "A log shows a change, but not its cause. A dump of a few steps also shows the cause (diagnose), the data "
-        f"that each correction would reject (analyze, sweep), and allows a gate with intervals. Record one ({where}):"
+        "A log shows that the mismatch changed, but not why. With a dump of a few steps, diagnose finds the cause, "
+        "analyze and sweep show the data that each correction would reject, and gate compares the dump with a "
+        f"baseline. Record a dump with these lines ({where}):"
     )
     return doc.Section("Next step", "next").add(
         doc.Note(text), doc.Code("record a dump", SNIPPET, reach=doc.EVERYWHERE)

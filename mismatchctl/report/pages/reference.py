@@ -28,7 +28,7 @@ def metrics_screen(found: Sections) -> doc.Document:
         (title, _list_names([one.key for one in every], _NAMES_LENGTH if place else 4 * _NAMES_LENGTH))
         for place, (title, every) in enumerate(found.items())
     ]
-    title = f"{sum(map(len, found.values()))} metrics; every name that a framework logs is known as well"
+    title = f"{sum(map(len, found.values()))} metrics; you can also look up a name that a framework logs"
     return _make_screen(title, rows, "mismatchctl metrics k3")
 
 
@@ -52,7 +52,7 @@ def contract_screen(aliases: Mapping[str, str]) -> doc.Document:
     rows.append(("optional", _list_names(rest, _NAMES_PER_FRAMEWORK)))
     known = sum(len(list_aliases(column.name, aliases)) for column in COLUMNS)
     required = " and ".join(column.name for column in COLUMNS if column.required)
-    title = f"a dump needs {required} (* below); {known} other names are known"
+    title = f"a dump needs {required}, marked with * below; {known} other names are known"
     return _make_screen(title, rows, "mismatchctl schema --check DUMPS")
 
 
@@ -99,7 +99,10 @@ def presets_document(found: Mapping[str, Preset]) -> doc.Document:
         what = f"another name of {preset.alias_of}" if preset.alias_of else preset.correction.about
         what += f" ({preset.documented})" if preset.documented else ""
         rows.append((name, f"{preset.framework} {preset.version}".strip() or "-", what))
-    hint = "`mismatchctl presets show NAME` prints one as YAML, to edit and to name with --correction FILE."
+    hint = (
+        "`mismatchctl presets show NAME` prints a preset as YAML. You can edit the YAML and pass the file with "
+        "--correction FILE."
+    )
     return _make_document(_table("Presets", ("name", "from", "what it does"), rows), doc.Note(hint))
 
 
@@ -128,8 +131,8 @@ def contract_document(aliases: Mapping[str, str]) -> doc.Document:
         rows.append((f"{column.name}{' *' * column.required}", f"{column.kind.value}: {column.meaning}"))
         rows += [("", f"also: {also}")] if also else []
     hint = (
-        "One row per sequence, or one row per token with sequence_id and position. Columns of other names are mapped "
-        "with --column; any other scalar column can be named with --by."
+        "A dump has one row per sequence, or one row per token with sequence_id and position. Use --column to read a "
+        "column with another name. Use --by with any other column that has one value per sequence."
     )
     return _make_document(_table("The dump format (* required)", ("column", "contents"), rows), doc.Note(hint))
 

@@ -31,7 +31,7 @@ BREAKDOWN_KEYS = {
 }  # fmt: skip
 """Metrics of a breakdown with their `Column.drop`."""
 MAX_GROUPS, MAX_LOGGED_STEPS, MAX_WORST_ROWS, MAX_FILES = 12, 8, 20, 500
-"""Maximum values of a `--by` column in a terminal, steps of logged values, worst sequences and tokens, and files."""
+"""Maximum rows of tables: values of a `--by` column in the terminal, steps, worst sequences, worst tokens, files."""
 
 
 def worst_sequences_table(rows: Sequence[model.WorstSequence], most: int | None = None) -> doc.Table | None:
@@ -41,16 +41,16 @@ def worst_sequences_table(rows: Sequence[model.WorstSequence], most: int | None 
         *PLACE_COLUMNS,
         doc.Column("tokens", lambda row: number_cell(row.tokens, "tokens"), description="valid tokens"),
         doc.Column("sum of log ratios", lambda row: number_cell(row.log_ratio_sum), unit="nats",
-                   description="Sum over tokens of train minus rollout; its exp is the sequence's ratio."),
+                   description="Sum of train minus rollout over the tokens. exp(sum) is the ratio of the sequence."),
         doc.Column("K3", lambda row: number_cell(row.k3), unit="nats/token",
                    description="mean of exp(x) - 1 - x over the sequence's tokens"),
         doc.Column("mean |difference|", lambda row: number_cell(row.abs_diff_mean), unit="nats",
-                   description="mean of |x| over its tokens"),
+                   description="mean of |x| over the sequence's tokens"),
         *([doc.Column("starts with", lambda row: vocabulary.text(row.token_ids), "code")] if starts else []),
     ]  # fmt: skip
     caption = (
-        f"The {len(shown)} sequences with the largest |sum of log ratios|. The log ratio is train minus rollout; "
-        "K3 and |difference| are means over the sequence's tokens."
+        f"The {len(shown)} sequences with the largest |sum of log ratios|. The log ratio is train minus rollout. "
+        "K3 and |difference| are means over the tokens of the sequence."
     )
     return doc.Table.of(caption, shown, columns, sortable=True) if shown else None
 
@@ -61,15 +61,15 @@ def worst_tokens_table(rows: Sequence[model.WorstToken], most: int | None = None
         *PLACE_COLUMNS,
         *token_columns(shown),
         doc.Column("rollout", lambda row: number_cell(row.rollout_log_prob), unit="log-prob",
-                   description="as the rollout engine recorded it"),
+                   description="log-prob that the rollout engine recorded"),
         doc.Column("train", lambda row: number_cell(row.train_log_prob), unit="log-prob",
                    description="as the trainer computed it"),
         doc.Column("log ratio", lambda row: number_cell(row.log_ratio), unit="nats",
                    description="train minus rollout"),
     ]  # fmt: skip
     caption = (
-        f"The {len(shown)} tokens with the largest |log ratio|. The log ratio is train minus rollout; positions count "
-        "from the sequence's first valid token."
+        f"The {len(shown)} tokens with the largest |log ratio|. The log ratio is train minus rollout. Position 0 is "
+        "the first valid token of the sequence."
     )
     return doc.Table.of(caption, shown, columns, sortable=True) if shown else None
 
@@ -92,7 +92,7 @@ PLACE_COLUMNS = [
 def token_columns(rows: Sequence[model.WorstToken | MovedToken]) -> list[doc.Column]:
     ids = [[row.token_id] for row in rows if row.token_id is not None]
     text = load_vocabulary(None, [*(row.context_ids for row in rows), *ids]).text
-    about = "counted from the sequence's first valid token"
+    about = "position 0 is the first valid token of the sequence"
     place = doc.Column("position", lambda row: number_cell(row.position, "tokens"), description=about)
     before = doc.Column("what came before", lambda row: text(row.context_ids), "before")
     token = doc.Column("token", lambda row: "" if row.token_id is None else text([row.token_id]), "code")
@@ -140,20 +140,20 @@ def metric_table(runs: Mapping[str, model.RunResult], registry: MetricRegistry, 
     columns += [doc.Column("95% interval", interval)] if len(runs) == 1 else []
     columns = [_title_column("m"), *columns, _UNIT_COLUMN]
     keys = dict.fromkeys(key for run in runs.values() for key in run.overall.metrics)
-    caption = "Metrics of the mismatch" if brief else "Metrics of the mismatch: ± is one standard error."
+    caption = "Metrics of the mismatch" if brief else "Metrics of the mismatch. ± is one standard error."
     return doc.Table.of(caption, [registry.metric(key) for key in keys], columns)
 
 
 def correction_metric_table(run: model.RunResult, registry: MetricRegistry) -> doc.Table:
     known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
-    absent = model.Value(value=None, status="this correction does not have it")
+    absent = model.Value(value=None, status="this correction does not have this metric")
 
     def value(own: Mapping[str, model.Value]) -> Callable[[Metric], doc.TableCell]:
         return lambda one: value_cell(own.get(one.key, absent), one.unit)
 
     columns = [doc.Column(name, value(own)) for name, own in run.overall.corrections.items()]
     columns = [_title_column("c"), *columns, _UNIT_COLUMN]
-    caption = "Every metric of the corrections: ± is one standard error over clusters."
+    caption = "All metrics of each correction. ± is one standard error, computed over clusters."
     return doc.Table.of(caption, [registry.metric(key, "c") for key in known], columns)
 
 
@@ -167,7 +167,7 @@ def logged_table(run: model.RunResult, framework: str) -> doc.Table:
 
     columns = [doc.Column("correction", lambda row: row[0], "name"), doc.Column("name", lambda row: row[1], "name")]
     columns += [doc.Column(f"step {format_label(run.groups.labels[index])}", value(index)) for index in chosen]
-    caption = f"What {framework} would have logged: by its own names, as its own code computes them."
+    caption = f"What {framework} would have logged, with its own names and formulas."
     rows = [(name, *item) for name, names in run.logged.items() for item in names.items()]
     left_out = f"{len(chosen)} of {steps:,} steps; the JSON result holds all of them." if len(chosen) < steps else ""
     return doc.Table.of(caption, rows, columns, left_out=left_out)
@@ -183,7 +183,7 @@ def run_log_section(run: model.RunResult, name: str, anchor: str, provenance: mo
         labeled = {f"{logged} ({metrics_log.metrics[logged]})": found for logged, found in metrics_log.names.items()}
         section.add(*_agreement_parts(f"{log} against the metrics of {name}", model.LogComparison(names=labeled)))
     if others := names_not_compared(run):
-        section.add(doc.Note(f"kept from the log, not compared: {', '.join(others)}", reach=doc.TERMINAL_AND_PAGE))
+        section.add(doc.Note(f"in the log, but not compared: {', '.join(others)}", reach=doc.TERMINAL_AND_PAGE))
     section.add(doc.Note(run.order, reach=doc.EVERYWHERE) if run.order else None)
     lags = (f"{logged}: K3 {lag.text}" for logged, lag in run.lags.items() if lag.steps is not None)
     return section.add(*(doc.Note(sentence, reach=doc.TERMINAL_AND_PAGE) for sentence in lags))
@@ -238,7 +238,7 @@ def comparison_of_corrections(result: model.Result, registry: MetricRegistry) ->
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
         doc.Column("data needed", needed, description="to reach the effective sample size without correction"),
     ]  # fmt: skip
-    caption = "Shares are of valid tokens or of sequences. A fresh batch has the number of sequences of a step."
+    caption = "Shares are relative to all valid tokens or all sequences. A fresh batch has as many sequences as a step."
     places = [row[0] for row in rows] if several else ()
     return doc.Table.of(caption, rows, columns, sortable=True, title="Corrections", runs=places, reach=doc.EVERYWHERE)
 
@@ -261,7 +261,7 @@ def provenance_section(
     """Build the last section of a page: skipped data, files, and the corrections as YAML."""
     section = doc.Section("Data", "provenance", reach=doc.PAGE_ONLY, folded=True)
     section.note = f"{len(inputs)} files, mismatchctl {version}, configurations"
-    section.add(_left_out_table(left_out) or doc.Note("No row and no file was left out.", reach=doc.PAGE_ONLY))
+    section.add(_left_out_table(left_out) or doc.Note("All rows and files were used.", reach=doc.PAGE_ONLY))
     kinds: dict[str, str] = {}
 
     def kind(file: model.InputFile) -> str:

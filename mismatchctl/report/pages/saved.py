@@ -24,7 +24,7 @@ from mismatchctl.results.model import Result
 from mismatchctl.results.reader import parse_result, read_json
 
 SavedResult = Result | Comparison | Verdict | Sweep | dict[str, RunAdvice]
-_REMEDY = "name files that analyze, sweep, compare, advise or gate wrote as JSON"
+_REMEDY = "pass JSON files that analyze, sweep, compare, advise or gate wrote"
 
 
 def read_saved(paths: Sequence[Path]) -> list[tuple[str, SavedResult]]:
@@ -55,7 +55,9 @@ def combine_results(paths: Sequence[Path]) -> Result:
     results = [(path.stem, kept) for path, _, kept in found if isinstance(kept, Result)]
     if not results:
         remedy = "add a file that analyze -o wrote"
-        raise DataError("no file is a Result; the page needs at least one", file=str(paths[0]), remedy=remedy)
+        raise DataError(
+            "none of the files is a Result, and the page needs at least one Result", file=str(paths[0]), remedy=remedy
+        )
     merged = _merge_results(results)
     others = [one for _, one, kept in found if not isinstance(kept, Result)]
     merged.sections = [*(section for _, result in results for section in result.sections), *others]

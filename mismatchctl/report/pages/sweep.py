@@ -28,11 +28,11 @@ from mismatchctl.results.model import Value
 from mismatchctl.results.summary import percent, skipped_data_notes
 
 MAX_POINTS_SHOWN, POINTS = 12, 5
-"""Points in a table of the page, and of the screen in addition to the frameworks' default."""
+"""Maximum points in a table of the page, and on the screen next to the frameworks' default."""
 MAX_STUDIES = 4
 """Corrections on the screen."""
 FOLD_ROWS = 16
-"""Number of rows from which a table of predictions is folded."""
+"""Number of rows from which the page folds a table of predictions."""
 
 
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
@@ -93,7 +93,7 @@ def _study_parts(sweep: api.Sweep, run: str) -> Iterator[doc.DocumentPart]:
     if (left := len(sweep.studies) - MAX_STUDIES) > 0:
         yield doc.Note(f"{left} more corrections: -v")
     if marked:
-        yield doc.Note("* usual default of the frameworks")
+        yield doc.Note("* is the usual default of the frameworks")
 
 
 def _threshold_table(study: Study, rows: Sequence[api.SweepRow], usual: int | None) -> doc.Table:
@@ -256,7 +256,7 @@ def study_section(own: StudyRun, registry: MetricRegistry) -> doc.Section:
     rows, study = own.rows, own.study
     best = api.sort_by_cost([row for row in rows if row["pareto"]])
     chosen = api.thin_rows(best or rows, MAX_POINTS_SHOWN)
-    found = "No point has a value of every metric"
+    found = "No point has values of all metrics, so there is no Pareto front"
     if best:
         found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
     points = _points_table(own, chosen, f"{found}.", registry)
@@ -293,7 +293,7 @@ def _lead_sentence(study: Study, start: int) -> str:
     paths = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in INTERVAL_FIELDS]
     labels = (axis_label(study.correction, path).removeprefix("bound x of ") for path in paths)
     names = " and ".join(dict.fromkeys(labels))
-    sides = f"A bound x of {names} keeps [1/x, x], or [-x, x] for differences. " if paths else ""
+    sides = f"A bound x of {names} keeps ratios within [1/x, x], and differences within [-x, x]. " if paths else ""
     fixed = f"Curves pass through {api.format_point(study, start)}." if len(study.axes) > 1 else ""
     return (about[:1].upper() + about[1:] + sides + fixed).strip() or "One threshold varies."
 
@@ -330,9 +330,9 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, reg
 
 
 MAX_EXPLORER_POINTS = 4_000
-"""Maximum points of a study in the explorer, summed over runs."""
+"""Maximum points of a study in the interactive explorer, over all runs."""
 MAX_CONFIGS = 400
-"""Maximum points of a study with a configuration. The Pareto front is chosen first."""
+"""Maximum points of a study with a configuration. Points on the Pareto front come first."""
 OWN_SYNTAX = "mismatchctl"
 EXPLORER_KEYS = (
     "rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean", "weight_bias",
@@ -348,7 +348,9 @@ def explorer_keys(study: Study) -> list[str]:
 
 
 def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> doc.Section:
-    lead = ["Move a threshold to see its effect and its configuration. The line in the curves moves along."]
+    lead = [
+        "Move a threshold to see its effect and its configuration. The vertical line in the curves shows the threshold."
+    ]
     places = [at for at, own in enumerate(every[0]) if len(own.rows) * len(every) <= MAX_EXPLORER_POINTS]
     left = [study.name for at, study in enumerate(sweep.studies) if at not in places]
     if left:
@@ -478,7 +480,7 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
         return None
     section = doc.Section(
         "Predictions", f"thresholds-{index}-predictions",
-        lead="Predictions for some of the points beyond the dump, each with its 95% interval.",
+        lead="Predictions for a new batch, longer responses or later steps, for some points, with 95% intervals.",
     )  # fmt: skip
     questions: dict[str, list[tuple[str, Prediction]]] = {}
     for name, every in predictions.items():

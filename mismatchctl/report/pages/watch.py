@@ -21,9 +21,9 @@ LINE_COLUMNS = {
 }
 """(unit, width) per metric."""
 _ONE_RUN_ONLY = "abs_diff_mean"
-"""Metric that is left out of lines with the name of a run, which fit 80 columns."""
+"""Metric that is left out if a line also contains the name of the run, so that the line fits 80 columns."""
 MAX_FIRST_STEPS, MAX_FIRST_RUNS = 12, 5
-"""Steps in the first check, which may find a finished run. The last ones and the jumps are shown."""
+"""Maximum steps that are printed for data that exists at the start. The last steps and the jumps are shown."""
 _WIDTH = 140
 _STEP_WIDTH, _RUN_WIDTH = 8, 14
 
