@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -223,74 +223,63 @@ def _number_json(value: Cell, digits: int) -> str:
 
 
 MAX_NAME = 30
-BAND = Axis("", "band")
+"""Maximum characters of a label in a figure. Names of rows may be twice as long."""
+Interval = tuple[Number, Number, Number]
+"""A value and the ends of its interval."""
 
 
-def interval_ends(values: Sequence[Value], *, log: bool = False) -> tuple[list[Number], list[Number]]:
-    """Return the ends of the intervals. On a log axis, they stay within a factor of 10."""
-    low: list[Number] = []
-    high: list[Number] = []
-    for found in values:
-        value, reach = found.value, INTERVAL_Z * (found.se or 0.0)
-        ends = (None, None) if value is None else found.interval or (value - reach, value + reach)
-        if log and value:
-            ends = max(ends[0] or 0.0, value / 10), min(ends[1] or value, value * 10)
-        low.append(ends[0])
-        high.append(ends[1])
-    return low, high
+def interval_of(found: Value, *, log: bool = False) -> Interval:
+    """Return a value with its 95% interval. On a log axis, the ends stay within a factor of 10."""
+    value, reach = found.value, INTERVAL_Z * (found.se or 0.0)
+    if value is None:
+        return None, None, None
+    low, high = found.interval or (value - reach, value + reach)
+    return (value, max(low, value / 10), min(high, value * 10)) if log else (value, low, high)
 
 
-def across_marks(
-    label: str, x: Sequence[Number], names: Sequence[str], ends: Iterable[Sequence[Number]] = (), *, color: int = 0,
-    hollow: bool = False, shift: float = 0.0,
-) -> Marks:  # fmt: skip
-    low, high = ends or ((), ())
-    return Marks("dots", label, x, names, low, high, across=True, color=color, hollow=hollow, shift=shift)
-
-
-def limit_rule(at: float, text: str = "") -> tuple[ReferenceLine]:
-    return (ReferenceLine("x", at, text, None, "limit"),)
-
-
-def unique_names(names: Mapping[str, object] | Sequence[str]) -> list[str]:
-    found: list[str] = []
-    for name in names:
-        text = shorten(name, MAX_NAME)
-        found.append(text if text not in found else f"{text} ({len(found) + 1})")
-    return found
+def rows_figure(
+    name: str, title: str, subject: str, caption: str, x: Axis, series: Mapping[str, Mapping[str, Interval]], *,
+    noun: str = "", rule: tuple[float, str] | None = None, size: Literal["normal", "wide"] = "normal",
+) -> Figure | None:  # fmt: skip
+    """Draw values with their intervals in a row per name, with a color per series and a dotted line at the rule."""
+    rows: dict[str, str] = {}
+    for row in (row for values in series.values() for row in values if row not in rows):
+        text = shorten(row, 2 * MAX_NAME)
+        rows[row] = text if text not in rows.values() else f"{text} ({len(rows) + 1})"
+    marks = []
+    for place, (label, values) in enumerate(series.items()):
+        if values:
+            x_values, low, high = (list(column) for column in zip(*values.values(), strict=True))
+            shift, names = 7.0 * (place - (len(series) - 1) / 2), [rows[row] for row in values]
+            marks.append(Marks("dots", label, x_values, names, low, high, True, place, hollow=place > 0, shift=shift))
+    rules = () if rule is None else (ReferenceLine("x", *rule, None, "limit"),)
+    return Figure(name, title, subject, caption, x, Axis(noun, "band"), tuple(marks), rules, size) if marks else None
 
 
 StepLabel = str | int | float | bool | None
 
 
-@dataclass(frozen=True)
-class DenseSeries:
-    """One value per group with the ends of its interval. NaN is undefined."""
+def line_marks(
+    series: Mapping[str, Series], key: str, name: str, steps: StepAxis, color: int = 0, *, log: bool = False,
+    band: bool = True, run: int | None = None,
+) -> Marks | None:  # fmt: skip
+    """Return a metric over the steps as a line with its 95% interval, or None without any value.
 
-    values: Float64s
-    low: Float64s
-    high: Float64s
-
-    def positive(self) -> DenseSeries:
-        """Return the series for a log axis: values up to 0 are undefined, and bands end within a factor of 10."""
-        values = np.where(self.values > 0, self.values, np.nan)
-        return DenseSeries(values, np.maximum(self.low, values / 10), np.minimum(self.high, values * 10))
-
-    def marks(self, name: str, steps: StepAxis, color: int = 0, *, band: bool = True, run: int | None = None) -> Marks:
-        banded = band and bool((self.high > self.low).any())
-        low, high = (self.low.tolist(), self.high.tolist()) if banded else ((), ())
-        return Marks("line", name, steps.places, self.values.tolist(), low, high, color=color, run=run)
-
-
-def read_column(series: Mapping[str, Series], key: str, count: int) -> DenseSeries:
-    """Return a metric over `count` groups with its 95% interval."""
-    chosen = series.get(key) or Series(value=[None] * count)
-    values, errors = to_floats(chosen.value), np.nan_to_num(to_floats(chosen.se or [None] * count))
+    On a log axis, values up to 0 are undefined, and intervals end within a factor of 10.
+    """
+    chosen = series.get(key) or Series(value=[None] * len(steps.places))
+    values, errors = to_floats(chosen.value), np.nan_to_num(to_floats(chosen.se or [None] * len(chosen.value)))
     low, high = values - INTERVAL_Z * errors, values + INTERVAL_Z * errors
     for index, interval in enumerate(chosen.interval or ()):
         if interval is not None:
             low[index], high[index] = interval
-    return DenseSeries(values, low, high)
+    if log:
+        values = np.where(values > 0, values, np.nan)
+        low, high = np.maximum(low, values / 10), np.minimum(high, values * 10)
+    made = Marks("line", name, steps.places, values.tolist(), color=color, run=run)
+    if band and (high > low).any():
+        made = replace(made, low=low.tolist(), high=high.tolist())
+    return made if np.isfinite(values).any() else None
 
 
 def to_floats(values: Sequence[float | None]) -> Float64s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -104,26 +104,25 @@ def k3_figure(
     intervals of up to three runs are drawn with `bands`.
     """
     axes = {run: fig.StepAxis(found.groups.labels) for run, found in runs.items() if found.groups.labels}
-    columns = {run: fig.read_column(runs[run].groups.metrics, "k3", len(axis.places)) for run, axis in axes.items()}
-    columns = {run: column for run, column in columns.items() if (column.values > 0).any()}
     several = len(runs) > 1
-    if not columns or (several and not all(axes[run].numeric for run in columns)):
-        return None
-    if max(len(axes[run].places) for run in columns) < 2:
-        return None
     marks: list[Marks] = []
     rules: list[ReferenceLine] = []
-    color = 0
-    for place, run in enumerate(runs):
-        if run not in columns:
-            continue
-        colored, index = not attention or attention[place], place if several else None
-        shade = color if colored else fig.MUTED
-        label = shorten(run, 24) if several else "K3"
-        marks.append(columns[run].positive().marks(label, axes[run], shade, band=bands and len(runs) <= 3, run=index))
-        if colored:
-            rules += _onset_rules(get_summary(runs[run]).growth, axes[run], shade, index)
-            color += 1
+    shown: list[fig.StepAxis] = []
+    for place, (run, steps) in enumerate((run, axes.get(run)) for run in runs):
+        color = len({mark.color for mark in marks} - {fig.MUTED}) if not attention or attention[place] else fig.MUTED
+        label, index = (shorten(run, 24), place) if several else ("K3", None)
+        banded = bands and len(runs) <= 3
+        metrics = runs[run].groups.metrics
+        line = steps and fig.line_marks(metrics, "k3", label, steps, color, log=True, band=banded, run=index)
+        if steps is not None and line:
+            marks.append(line)
+            shown.append(steps)
+            growth = get_summary(runs[run]).growth
+            rules += _onset_rules(growth, steps, color, index) if color != fig.MUTED else ()
+    if max((len(steps.places) for steps in shown), default=0) < 2:
+        return None
+    if several and not all(steps.numeric for steps in shown):
+        return None
     caption = "The shaded bands are usual values of dense models and of mixtures of experts. "
     if rules:
         caption += "Dashed lines or diamonds mark the onset of growth and its 95% interval."
@@ -131,9 +130,8 @@ def k3_figure(
         ReferenceLine("y", None, "usual, dense models", DENSE_RANGE, "usual", 0),
         ReferenceLine("y", None, "usual, MoE", MOE_RANGE, "usual", 1),
     ]  # fmt: skip
-    ends = [(float(axes[run].places[0]), float(axes[run].places[-1])) for run in columns]
-    limits = min(low for low, _ in ends), max(high for _, high in ends)
-    axis = Axis("step", limits=limits) if several else axes[next(iter(columns))].axis
+    limits = float(min(steps.places[0] for steps in shown)), float(max(steps.places[-1] for steps in shown))
+    axis = Axis("step", limits=limits) if several else shown[0].axis
     title = "K3 by step" if several else f"K3 {get_summary(next(iter(runs.values()))).growth.brief}"
     subject = "K3 over the steps (nats/token)"
     return Figure(name, title, subject, caption, axis, Axis(K3_AXIS, "log"), tuple(marks), tuple(rules), "wide")
@@ -148,7 +146,7 @@ def _onset_rules(growth: Growth, steps: fig.StepAxis, color: int, run: int | Non
 
 
 def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = True) -> Figure | None:
-    steps, count, log = fig.StepAxis(groups.labels), len(groups.labels), chart.scale == "log"
+    steps, log = fig.StepAxis(groups.labels), chart.scale == "log"
     lines: list[tuple[str, Mapping[str, Series], str]] = [(key, groups.metrics, label) for key, label in chart.lines]
     if not lines:
         every = list(groups.corrections.items())[:MAX_CORRECTIONS]
@@ -156,16 +154,13 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = 
     marks: list[Marks] = []
     above: list[str] = []
     for color, (key, series, label) in enumerate(lines):
-        column = fig.read_column(series, key, count)
-        column = column.positive() if log else column
-        if not np.isfinite(column.values).any():
-            continue
-        marks.append(column.marks(label, steps, color, band=bands and bool(chart.lines)))
-        limit = fig.read_column(series, f"{key}_limit", count).values
-        if np.isfinite(limit).any():
-            marks.append(Marks("line", f"limit, {label}", steps.places, limit.tolist(), color=color, dashed=True))
-            exceeded = int((column.values > limit).sum())
-            above += [f"{exceeded} of {count} steps by {label}"] if exceeded else []
+        line = fig.line_marks(series, key, label, steps, color, log=log, band=bands and bool(chart.lines))
+        limit = fig.line_marks(series, f"{key}_limit", f"limit, {label}", steps, color, band=False)
+        marks += [line] if line else []
+        if line and limit:
+            marks.append(replace(limit, dashed=True))
+            exceeded = int((fig.to_floats(line.y) > fig.to_floats(limit.y)).sum())  # type: ignore[arg-type]
+            above += [f"{exceeded} of {len(steps.places)} steps by {label}"] if exceeded else []
     title = f"{chart.subject} is above its limit in {' and '.join(above)}" if above else chart.subject
     if not chart.lines and len(groups.corrections) > MAX_CORRECTIONS:
         title += f" (first {MAX_CORRECTIONS} corrections)"
@@ -218,19 +213,16 @@ def corrections_figure(
         )
     for place, (run, corrections) in enumerate(runs.items()):
         found = [
-            (shorten(key, fig.MAX_NAME), across, up)
+            (shorten(key, fig.MAX_NAME), across.value, *fig.interval_of(up, log=rejects))
             for key, values in corrections.items()
             if (across := values.get(x_key, NOT_RECORDED)).value is not None
             and (up := values.get(y_key, NOT_RECORDED)).value is not None
             and (up.value > 0 or not rejects)
         ]
         if found:
-            labels = [text for text, _, _ in found]
-            x, y = [across.value for _, across, _ in found], [up.value for _, _, up in found]
-            ends = fig.interval_ends([up for _, _, up in found], log=rejects)
-            label = shorten(run, 24) if len(runs) > 1 else "corrections"
-            index = place if len(runs) > 1 else None
-            marks.append(Marks("dots", label, x, y, *ends, labels=labels, color=place, run=index))
+            labels, x, y, low, high = (list(column) for column in zip(*found, strict=True))
+            label, index = (shorten(run, 24), place) if len(runs) > 1 else ("corrections", None)
+            marks.append(Marks("dots", label, x, y, low, high, labels=labels, color=place, run=index))
     if sum(len(mark.y) for mark in marks) < 2:
         return None
     if rejects:
@@ -241,33 +233,22 @@ def corrections_figure(
         title, subject = "Loss scale and effective sample size", "loss scale against the effective sample size"
         caption = "A loss scale of 1 is unbiased. Higher points use more of the data."
         axes = Axis("loss scale"), Axis("effective sample size", percent=True)
-    rules = () if rejects else fig.limit_rule(1.0)
+    rules = () if rejects else (ReferenceLine("x", 1.0, "", None, "limit"),)
     return Figure(name, title, subject, caption, *axes, tuple(marks), rules, "wide")
 
 
 def selection_figure(
     corrections: Mapping[str, Mapping[str, Value]], metric: str, axis: str, name: str
 ) -> Figure | None:
-    chosen = {
-        row: [values.get(f"{side}_{metric}", NOT_RECORDED) for side in ("kept", "rejected")]
-        for row, values in corrections.items()
-        if values.get("rejected_tokens", NOT_RECORDED).value
+    chosen = {row: values for row, values in corrections.items() if values.get("rejected_tokens", NOT_RECORDED).value}
+    series = {
+        side: {row: fig.interval_of(values.get(f"{side}_{metric}", NOT_RECORDED)) for row, values in chosen.items()}
+        for side in ("kept", "rejected")
     }
-    if not any(kept.value is not None and rejected.value is not None for kept, rejected in chosen.values()):
+    if not any(all(series[side][row][0] is not None for side in series) for row in chosen):
         return None
-    names = fig.unique_names(chosen)
-    marks = []
-    for place, label in enumerate(("kept", "rejected")):
-        values = [found[place] for found in chosen.values()]
-        x, shift = [value.value for value in values], 4.0 * (2 * place - 1)
-        marks.append(
-            fig.across_marks(label, x, names, fig.interval_ends(values), color=place, hollow=place > 0, shift=shift)
-        )
-    return Figure(
-        name, f"Mean {metric}, kept and rejected", axis, "If kept and rejected responses have different rewards, "
-                                                         "rejection changes the training data.",
-        Axis(axis), fig.BAND, tuple(marks),
-    )  # fmt: skip
+    caption = "If kept and rejected responses have different rewards, rejection changes the training data."
+    return fig.rows_figure(name, f"Mean {metric}, kept and rejected", axis, caption, Axis(axis), series)
 
 
 def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> dict[str, list[Figure]]:

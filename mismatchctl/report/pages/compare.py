@@ -10,9 +10,10 @@ from mismatchctl.core import formatting as form
 from mismatchctl.core.formatting import DASH, format_number, shorten
 from mismatchctl.report import document as doc
 from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
-from mismatchctl.report.figures.figure import BAND, MAX_NAME, Axis, Figure, across_marks, limit_rule, unique_names
+from mismatchctl.report.figures.figure import MAX_NAME, Axis, Figure, Interval, interval_of, rows_figure
 from mismatchctl.report.pages.run_tables import PLACE_COLUMNS, token_columns
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, count_runs, number_cell, status_table, value_cell
+from mismatchctl.results.model import Value
 from mismatchctl.results.summary import STATUSES
 
 MAX_DETAILED_CONTRASTS = 3
@@ -315,45 +316,35 @@ def _token_table(paired: api.PairedTokens) -> doc.Table | None:
 
 
 def changes_figure(runs: Mapping[str, Mapping[str, api.Change]], titles: Mapping[str, str], name: str) -> Figure | None:
-    marks = []
-    for place, (run, changes) in enumerate(runs.items()):
-        known = [key for key in titles if key in changes and changes[key].relative is not None]
-        ends = [changes[key].relative_interval or (None, None) for key in known]
-        if known:
-            low, high = ([pair[side] for pair in ends] for side in (0, 1))
-            label = shorten(run, 24) if len(runs) > 1 else "change"
-            names = [shorten(titles[key], 2 * MAX_NAME) for key in known]
-            x = [changes[key].relative for key in known]
-            marks.append(
-                across_marks(label, x, names, (low, high), color=place, shift=5.0 * (place - (len(runs) - 1) / 2))
-            )
-    return Figure(
+    series: dict[str, dict[str, Interval]] = {
+        shorten(run, 24) if len(runs) > 1 else "change": {
+            title: (changes[key].relative, *(changes[key].relative_interval or (None, None)))
+            for key, title in titles.items()
+            if key in changes and changes[key].relative is not None
+        }
+        for run, changes in runs.items()
+    }
+    return rows_figure(
         name, "Change of the main metrics", "relative change of the main metrics",
         "If the interval of a metric includes 0%, the metric did not change significantly.",
-        Axis("change relative to the reference", percent=True), BAND, tuple(marks), limit_rule(0.0), "wide",
-    ) if marks else None  # fmt: skip
+        Axis("change relative to the reference", percent=True), series, rule=(0.0, ""), size="wide",
+    )  # fmt: skip
 
 
 def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure | None:
-    parts = decomposition.parts[:MAX_DRAWN]
-    if not any(part.total for part in parts):
+    """Draw each part's contribution to a change of K3, split into level and mix, if K3 changed."""
+    parts = {api.format_part(decomposition, part): part for part in decomposition.parts[:MAX_DRAWN]}
+    if not any(part.total for part in parts.values()):
         return None
-    names = unique_names([api.format_part(decomposition, part) for part in parts])
-    reach = [form.INTERVAL_Z * (part.se or 0.0) for part in parts]
-    totals = [part.total for part in parts]
-    ends = ([total + sign * r for total, r in zip(totals, reach, strict=True)] for sign in (-1, 1))
-    marks = (
-        across_marks("whole contribution", totals, names, ends),
-        across_marks(
-            "level: K3 there is larger", [part.level for part in parts], names, color=1, hollow=True, shift=-5.0
-        ),
-        across_marks("mix: more tokens there", [part.mix for part in parts], names, color=2, hollow=True, shift=5.0),
-    )
-    noun = shorten(decomposition.quantity, 40)
-    largest = max(range(len(parts)), key=lambda index: abs(totals[index]))
-    moved = " of ".join(api.format_signed(change) for change in (totals[largest], decomposition.difference))
-    return Figure(
-        name, f"{names[largest]} contributes most: {moved} nats/token",
+    series: dict[str, dict[str, Interval]] = {
+        "whole contribution": {row: interval_of(Value(value=part.total, se=part.se)) for row, part in parts.items()},
+        "level: K3 there is larger": {row: (part.level, None, None) for row, part in parts.items()},
+        "mix: more tokens there": {row: (part.mix, None, None) for row, part in parts.items()},
+    }
+    noun, largest = shorten(decomposition.quantity, 40), max(parts, key=lambda row: abs(parts[row].total))
+    moved = " of ".join(api.format_signed(change) for change in (parts[largest].total, decomposition.difference))
+    return rows_figure(
+        name, f"{shorten(largest, 2 * MAX_NAME)} contributes most: {moved} nats/token",
         f"contributions to the change of K3, by {noun}", "The bars add up to the change of K3.",
-        Axis("contribution (nats/token)"), Axis(noun, "band"), marks, limit_rule(0.0),
+        Axis("contribution (nats/token)"), series, noun=noun, rule=(0.0, ""),
     )  # fmt: skip

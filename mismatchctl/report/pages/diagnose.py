@@ -11,7 +11,7 @@ from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, T
 from mismatchctl.report import document as doc
 from mismatchctl.report import tables
 from mismatchctl.report.figures.distributions import layers_figure
-from mismatchctl.report.figures.figure import BAND, MAX_NAME, Axis, Figure, across_marks, unique_names
+from mismatchctl.report.figures.figure import Axis, Figure, rows_figure
 from mismatchctl.results import summary
 from mismatchctl.results.model import Example, Fact, Finding, RivalCause, Sides, SidesGroup, SideShare
 from mismatchctl.results.summary import RunStatus
@@ -244,24 +244,23 @@ def sides_figure(groups: Sequence[SidesGroup], by: str, name: str) -> Figure | N
     errors = {"rollout": [own.rollout_rms for own in groups], "train": [own.train_rms for own in groups]}
     if not all(value and value > 0 for values in errors.values() for value in values):
         return None
-    names = unique_names([own.label for own in groups])
-    marks = [
-        across_marks(side, values, names, color=place, hollow=place > 0, shift=4.0 * (2 * place - 1))
-        for place, (side, values) in enumerate(errors.items())
-    ]
+    series = {
+        side: {own.label: (value, None, None) for own, value in zip(groups, values, strict=True)}
+        for side, values in errors.items()
+    }
     axis = "root mean square error (nats)"
     caption = "The point further to the right is the side with the larger error."
-    return Figure(name, f"Error of each side by {by}", axis, caption, Axis(axis, "log"), BAND, tuple(marks))
+    return rows_figure(name, f"Error of each side by {by}", axis, caption, Axis(axis, "log"), series)
 
 
 def causes_figure(runs: Mapping[str, Sequence[Finding]], name: str) -> Figure | None:
-    marks = []
-    for place, (run, findings) in enumerate(runs.items()):
-        shares = {shorten(found.title, 2 * MAX_NAME): found.share_k3 for found in findings if found.share_k3}
-        if shares:
-            label = shorten(run, 24) if len(runs) > 1 else "share of K3"
-            marks.append(across_marks(label, list(shares.values()), list(shares), color=place))
+    series = {
+        shorten(run, 24) if len(runs) > 1 else "share of K3":
+            {found.title: (found.share_k3, None, None) for found in findings if found.share_k3}
+        for run, findings in runs.items()
+    }  # fmt: skip
     x = Axis("share of K3", limits=(0.0, 1.02), percent=True)
     caption = "If causes overlap, their shares add up to more than 100%."
-    title = "What the mismatch consists of"
-    return Figure(name, title, "share of K3 by cause", caption, x, BAND, tuple(marks), size="wide") if marks else None
+    return rows_figure(
+        name, "What the mismatch consists of", "share of K3 by cause", caption, x, series, size="wide"
+    )  # fmt: skip

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 from mismatchctl.api.gate import verdict as api
 from mismatchctl.api.gate.power import SampleSizePlan
 from mismatchctl.core.formatting import format_command, format_count, format_heavy_tail, format_number, shorten
 from mismatchctl.report import document as doc
-from mismatchctl.report.figures.figure import BAND, Axis, Figure, Marks, across_marks, limit_rule, unique_names
+from mismatchctl.report.figures.figure import Axis, Figure, Interval, rows_figure
 from mismatchctl.results.summary import Status
 
 MAX_CHECKS, MAX_REASONS, MAX_DRAWN = 8, 3, 16
@@ -181,45 +180,41 @@ def plan_document(needs: Sequence[SampleSizePlan]) -> doc.Document:
 
 
 def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
+    """Draw new values and baselines relative to their limits."""
     known = [check for check in checks if (check.value or 0) > 0 and (check.limit or 0) > 0]
-    shown = sorted(known, key=lambda check: _OUTCOMES.index(check.outcome))[:MAX_DRAWN]
+    shown = {api.check_name(check): check for check in sorted(known, key=lambda check: _OUTCOMES.index(check.outcome))}
+    shown = dict(list(shown.items())[:MAX_DRAWN])
     if not shown:
         return None
-    names = unique_names([api.check_name(check) for check in shown])
 
-    def marks(label: str, key: Literal["value", "baseline"], color: int, shift: float) -> Marks:
-        intervals = [check.interval if key == "value" else check.baseline_interval for check in shown]
-        values = [check.value if key == "value" else check.baseline for check in shown]
-        scaled = [
-            [part / (check.limit or 1) if part and part > 0 else None for part in (value, *(ends or (None, None)))]
-            for check, value, ends in zip(shown, values, intervals, strict=True)
-        ]
-        x, *ends = (list(column) for column in zip(*scaled, strict=True))
-        return across_marks(label, x, names, ends, color=color, hollow=key == "baseline", shift=shift)
+    def scaled(check: api.Check, value: float | None, ends: tuple[float, float] | None) -> Interval:
+        limit = check.limit or 1.0
+        first, low, high = (part / limit if part and part > 0 else None for part in (value, *(ends or (None, None))))
+        return first, low, high
 
-    found = [marks("new", "value", 1, 4.0)]
-    if any(check.baseline for check in shown):
-        found.append(marks("baseline", "baseline", 0, -4.0))
-    failed = sum(check.outcome == "failed" for check in shown)
+    series = {"new": {row: scaled(own, own.value, own.interval) for row, own in shown.items()}}
+    if any(check.baseline for check in shown.values()):
+        series["baseline"] = {row: scaled(own, own.baseline, own.baseline_interval) for row, own in shown.items()}
+    failed = sum(check.outcome == "failed" for check in shown.values())
     title = f"{failed} of {len(shown)} checks failed" if failed else "New values and their limits"
     caption = "Each value is divided by the limit of its check, which is the dotted line."
-    return Figure(
-        name, title, "values of the new dump and of the baseline, relative to the "
-                     "limit", caption, Axis("value / limit", "log"), BAND,
-        tuple(found), limit_rule(1.0, "limit"), "wide",
+    return rows_figure(
+        name, title, "values of the new dump and of the baseline, relative to the limit", caption, Axis("value / limit", "log"), series,
+        rule=(1.0, "limit"), size="wide",
     )  # fmt: skip
 
 
-def parts_figure(check: api.Check, name: str) -> Figure:
+def parts_figure(check: api.Check, name: str) -> Figure | None:
     """Draw how much each part of K3 rose: bulk (most tokens), shoulder, and tail."""
     texts = {"bulk": "most tokens (bulk)", "tail": "rare tokens (tail)"}
-    parts = [part for part in check.parts if part.rise is not None]
-    low, high = ([None if part.interval is None else part.interval[end] for part in parts] for end in (0, 1))
-    names = [texts.get(part.name, part.name) for part in parts]
-    return Figure(
+    rises = {
+        texts.get(part.name, part.name): (part.rise, *(part.interval or (None, None)))
+        for part in check.parts
+        if part.rise is not None
+    }
+    return rows_figure(
         name, "What rose", "relative rise of K3 from typical tokens and from rare tokens",
         "If only rare tokens rose, the cause may be routing or sampling. If most tokens rose, the cause may be a "
         "dtype or a kernel.",
-        Axis("rise over the baseline", percent=True), BAND,
-        (across_marks("rise", [part.rise for part in parts], names, (low, high)),), limit_rule(0.0),
+        Axis("rise over the baseline", percent=True), {"rise": rises}, rule=(0.0, ""),
     )  # fmt: skip
