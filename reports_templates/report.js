@@ -61,7 +61,8 @@ const extent = (spec, key, marks) => {
 };
 const scale = (axis, domain, wide, room) => {
   const options = { type: axis.scale === "band" ? "band" : axis.scale ?? "linear", label: axis.label || null, labelArrow: "none", tickSize: 0 };
-  if (axis.scale === "band") return { ...options, domain, tickFormat: (text) => (text.length > 30 ? text.slice(0, 29) + "…" : text) };
+  const most = Math.max(8, Math.min(30, Math.floor((room - 14) / 6.7)));
+  if (axis.scale === "band") return { ...options, domain, tickFormat: (text) => (text.length > most ? text.slice(0, most - 1) + "…" : text) };
   Object.assign(options, { domain, grid: true, nice: false, tickFormat: (value) => formatted(axis, value), ticks: Math.max(2, Math.min(wide ? 10 : 5, Math.floor(room / 75))) });
   if (axis.scale === "symlog") options.constant = axis.linear_to;
   if (axis.scale === "log") options.ticks = logTicks(domain);
@@ -69,10 +70,11 @@ const scale = (axis, domain, wide, room) => {
   const digits = [3, 4, 5, 6, 7].find((count) => new Set(places.map((value) => number(value, count))).size === places.length) ?? 7;
   if (!axis.percent) options.tickFormat = (value) => number(value, digits);
   if (axis.ticks) {
-    const names = new Map(axis.ticks);
-    const long = Math.max(...axis.ticks.map(([, text]) => text.length)) * 7 + 12;
-    const step = Math.max(Math.ceil((axis.ticks.length * long) / room), 1);
-    Object.assign(options, { ticks: axis.ticks.filter((_, place) => place % step === 0).map(([at]) => at), tickFormat: (value) => names.get(value) ?? "" });
+    const place = (axis.scale === "symlog" ? d3.scaleSymlog().constant(axis.linear_to ?? 1) : d3.scaleLinear()).domain(domain).range([0, room]);
+    const kept = new Map();
+    const apart = (at, text) => [...kept].every(([other, name]) => Math.abs(place(at) - place(other)) > 3.5 * (text.length + name.length) + 12);
+    axis.ticks.toSorted(([a], [b]) => (b === 0) - (a === 0)).forEach(([at, text]) => apart(at, text) && kept.set(at, text));
+    Object.assign(options, { ticks: [...kept.keys()], tickFormat: (value) => kept.get(value) ?? "" });
   }
   return options;
 };
@@ -160,7 +162,7 @@ const endLabels = (marks, y, height) => {
 const placeLabels = (svg) => {
   if (!svg.querySelector(".point-label")) return;
   const frame = svg.getBoundingClientRect();
-  const taken = all("text.rule-label, .rule-label text", svg).map((text) => text.getBoundingClientRect());
+  const taken = all("text.rule-label, .rule-label text, [data-mark$='tick label'] text", svg).map((text) => text.getBoundingClientRect());
   for (const text of all(".point-label text", svg)) {
     const free = [[0, 0, "start"], [-16, 0, "end"], [-8, -13, "middle"], [-8, 13, "middle"]].some(([x, y, anchor]) => {
       text.setAttribute("x", x);
@@ -216,7 +218,7 @@ const drawFigure = (figure, width) => {
   const plot = Plot.plot({
     width: square ? left + right + size.inner : width, height, marginLeft: left, marginRight: right, marginTop: spec.y.label ? 26 : 12, marginBottom: 38,
     style: { background: "none", color: "var(--ink)", fontFamily: "var(--sans)", fontSize: "12px", overflow: "visible" },
-    x: { ...scale(spec.x, domains[0], wide, size.inner), labelAnchor: "center" }, y: { ...scale(spec.y, domains[1], false, height), labelAnchor: "top" },
+    x: { ...scale(spec.x, domains[0], wide, size.inner), labelAnchor: "center" }, y: { ...scale(spec.y, domains[1], false, band("y") ? left : height), labelAnchor: "top" },
     opacity: { type: marks[0]?.kind === "hexagons" ? "log" : "linear", range: [0.12, 0.85] },
     ariaLabel: spec.alt,
     marks: [

@@ -237,6 +237,18 @@ def interval_of(found: Value, *, log: bool = False) -> Interval:
     return (value, max(low, value / 10), min(high, value * 10)) if log else (value, low, high)
 
 
+def change_axis(label: str, series: Mapping[str, Mapping[str, Interval]]) -> Axis:
+    """Return the axis of relative changes: in percent, or by factors on a symlog axis if any exceeds a factor of 5."""
+    ends = [end for values in series.values() for ends in values.values() for end in ends if end is not None]
+    low, high = min([*ends, 0.0]), max([*ends, 0.0])
+    if max(-low, high) <= 4:
+        return Axis(label, percent=True)
+    sizes = [(10.0**digits - 1, f"{10**digits:,}x") for digits in range(1, 8)]
+    ticks = [(-size, f"-{text}") for size, text in reversed(sizes)] + [(0.0, "0%"), (1.0, "+100%"), *sizes]
+    inside = tuple(tick for tick in ticks if low <= tick[0] <= high)
+    return Axis(label, "symlog", (1.3 * low - 0.2, 1.3 * high + 0.2), percent=True, ticks=inside)
+
+
 def rows_figure(
     name: str, title: str, subject: str, caption: str, x: Axis, series: Mapping[str, Mapping[str, Interval]], *,
     noun: str = "", rule: tuple[float, str] | None = None, size: Literal["normal", "wide"] = "normal",

@@ -22,21 +22,29 @@ _LOG_SPAN = 4.0
 
 def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, full: bool = False) -> doc.Document:
     """Build the first screen: the advice, the configuration to paste, and the runner-up. `full` adds the reasons."""
-    statuses = {run: api.advice_status(own) for run, own in found.items()}
-    order = by_severity(statuses)
-    advice = found[order[0]]
-    title, parts = f"{order[0]}: {api.advice_headline(advice)}", _screen_parts(advice)
+    order = _order(found)
+    advice, parts = found[order[0]], _screen_parts(found[order[0]])
     if len(found) > 1:
-        title = count_runs(statuses.values(), what="a fix or a correction")
-        answers = {run: (statuses[run], api.advice_headline(own)) for run, own in found.items()}
+        answers = {run: (api.advice_status(own), api.advice_headline(own)) for run, own in found.items()}
         more = [doc.Note(f"{len(order) - MAX_RUNS} more runs: -v")] if len(order) > MAX_RUNS else []
         parts = iter([status_table(order[:MAX_RUNS], answers, "advice"), *more])
-    screen = doc.Document(doc.Headline(title, status=api.advice_status(advice)))
-    screen.add(doc.Section("", "advice").add(*parts))
+    screen = doc.Document(_headline(found)).add(doc.Section("", "advice").add(*parts))
     if full:
         screen.sections += document(found).sections
     screen.commands = [*([] if full else [("Reasons", "-v")]), ("Next", _next_command(advice, paths))]
     return screen
+
+
+def _order(found: Mapping[str, api.RunAdvice]) -> list[str]:
+    return by_severity({run: api.advice_status(own) for run, own in found.items()})
+
+
+def _headline(found: Mapping[str, api.RunAdvice]) -> doc.Headline:
+    worst = _order(found)[0]
+    title = ": ".join(filter(None, (worst, api.advice_headline(found[worst]))))
+    if len(found) > 1:
+        title = count_runs(map(api.advice_status, found.values()), what="a fix or a correction")
+    return doc.Headline(title, subtitle="advise", status=api.advice_status(found[worst]))
 
 
 def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
@@ -97,9 +105,9 @@ def _next_command(advice: api.RunAdvice, paths: Sequence[str]) -> str:
 
 
 def document(found: Mapping[str, api.RunAdvice]) -> doc.Document:
-    made = doc.Document(doc.Headline("", subtitle="advise"))
+    made = doc.Document(_headline(found))
     for index, (run, advice) in enumerate(found.items()):
-        title = ": ".join(filter(None, (run, api.advice_headline(advice))))
+        title = f"{run}: {api.advice_headline(advice)}" if len(found) > 1 else "Ranking"
         made.add(_advice_section(doc.Section(title, f"advice-{index}"), advice))
     return made
 

@@ -10,15 +10,15 @@ from mismatchctl.core import formatting as form
 from mismatchctl.core.formatting import DASH, format_number, shorten
 from mismatchctl.report import document as doc
 from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
-from mismatchctl.report.figures.figure import MAX_NAME, Axis, Figure, Interval, interval_of, rows_figure
+from mismatchctl.report.figures.figure import MAX_NAME, Axis, Figure, Interval, change_axis, interval_of, rows_figure
 from mismatchctl.report.pages.run_tables import PLACE_COLUMNS, token_columns
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, count_runs, number_cell, status_table, value_cell
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import STATUSES
 
 MAX_DETAILED_CONTRASTS = 3
-"""Maximum compared runs with their own tables in the terminal."""
-MAX_PARTS, MAX_TOKENS, TERMINAL_PARTS, MAX_DRAWN = 50, 30, 9, 24
+"""Maximum comparisons with their own tables in a terminal."""
+MAX_METRICS, MAX_PARTS, MAX_TOKENS, TERMINAL_PARTS, MAX_DRAWN = 24, 50, 30, 9, 24
 MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 12
 
 
@@ -144,16 +144,14 @@ def _contrast_section(
     comparison: api.Comparison, contrast: api.Contrast, index: int, registry: MetricRegistry
 ) -> doc.Section:
     anchor, alone = f"contrast-{index}", len(comparison.contrasts) == 1
-    judged, keys = api.judge_contrast(contrast), api.list_main_metrics(contrast)
+    judged, keys = api.judge_contrast(contrast), api.list_main_metrics(contrast)[:MAX_METRICS]
+    left = len(contrast.changes) - len(keys)
     brief = len(comparison.contrasts) > MAX_DETAILED_CONTRASTS
-    heading = f"Metrics ({max(len(contrast.changes) - len(keys), 0)} more in --json and --html)"
     main = _changes_table(
-        "The main metrics, and all other metrics that changed significantly.",
-        keys,
-        contrast.changes,
-        registry,
-        title=heading,
-    )
+        "The main metrics, and all other metrics that changed significantly.", keys, contrast.changes, registry,
+        title=f"Metrics ({left} more in --json and --html)",
+        left_out=f"{left} more are in All numbers." if left else "",
+    )  # fmt: skip
     corrections = _corrections_table(contrast)
     title, note = "What changed", ""
     if not alone:
@@ -327,7 +325,7 @@ def changes_figure(runs: Mapping[str, Mapping[str, api.Change]], titles: Mapping
     return rows_figure(
         name, "Change of the main metrics", "relative change of the main metrics",
         "If the interval of a metric includes 0%, the metric did not change significantly.",
-        Axis("change relative to the reference", percent=True), series, rule=(0.0, ""), size="wide",
+        change_axis("relative change", series), series, rule=(0.0, ""), size="wide",
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from mismatchctl.api.gate import verdict as api
 from mismatchctl.api.gate.power import SampleSizePlan
 from mismatchctl.core.formatting import format_command, format_count, format_heavy_tail, format_number, shorten
 from mismatchctl.report import document as doc
-from mismatchctl.report.figures.figure import Axis, Figure, Interval, rows_figure
+from mismatchctl.report.figures.figure import Axis, Figure, Interval, change_axis, rows_figure
 from mismatchctl.results.summary import Status
 
 MAX_CHECKS, MAX_REASONS, MAX_DRAWN = 8, 3, 16
@@ -207,7 +207,7 @@ def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
 def parts_figure(check: api.Check, name: str) -> Figure | None:
     """Draw how much each part of K3 rose: bulk (most tokens), shoulder, and tail."""
     texts = {"bulk": "most tokens (bulk)", "tail": "rare tokens (tail)"}
-    rises = {
+    rises: dict[str, Interval] = {
         texts.get(part.name, part.name): (part.rise, *(part.interval or (None, None)))
         for part in check.parts
         if part.rise is not None
@@ -216,5 +216,5 @@ def parts_figure(check: api.Check, name: str) -> Figure | None:
         name, "What rose", "relative rise of K3 from typical tokens and from rare tokens",
         "If only rare tokens rose, the cause may be routing or sampling. If most tokens rose, the cause may be a "
         "dtype or a kernel.",
-        Axis("rise over the baseline", percent=True), {"rise": rises}, rule=(0.0, ""),
+        change_axis("rise over the baseline", {"rise": rises}), {"rise": rises}, rule=(0.0, ""),
     )  # fmt: skip
