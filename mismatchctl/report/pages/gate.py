@@ -199,8 +199,8 @@ def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
     title = f"{failed} of {len(shown)} checks failed" if failed else "New values and their limits"
     caption = "Each value is divided by the limit of its check, which is the dotted line."
     return rows_figure(
-        name, title, "values of the new dump and of the baseline, relative to the limit", caption, Axis("value / limit", "log"), series,
-        rule=(1.0, "limit"), size="wide",
+        name, title, "values of the new dump and of the baseline, relative to the limit", caption,
+        Axis("value / limit", "log"), series, rule=(1.0, "limit"), size="wide",
     )  # fmt: skip
 
 
