@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -49,8 +49,7 @@ class ClusterSizes:
 
     def over(self, fold: int) -> ClusterSizes:
         shared = round(self.shared / fold)
-        singles = (round((each - self.shared) / fold) for each in (self.new, self.old))
-        new, old = (shared + each for each in singles)
+        new, old = (shared + round((each - self.shared) / fold) for each in (self.new, self.old))
         return ClusterSizes(new, old, shared)
 
     def fold(self, known: int) -> int:
@@ -79,23 +78,20 @@ class ClusterPopulation:
     def of(cls, sample: ClusterSample, baseline: ClusterSample | None = None, fold: int = 1) -> ClusterPopulation:
         """Combine a sample with its baseline, if there is one. `fold` clusters are merged into one."""
         if baseline is None:
-            return cls(_make_sample(sample.names, _fold_rows(sample.sums, fold)), fold=fold)
-        names = [name for name in sample.names if name in baseline.columns]
-        _, *places = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
-        blocks = []
-        for each, place in zip((sample, baseline), places, strict=True):
-            sums = each.sums[:, [each.columns[name] for name in names]]
-            blocks += [_fold_rows(sums[place], fold), _fold_rows(np.delete(sums, place, axis=0), fold)]
-        return cls(_make_sample(names, np.concatenate(blocks)), len(blocks[0]), len(blocks[0]) + len(blocks[1]), fold)
-
-
-def _make_sample(names: Sequence[str], sums: Float64s) -> ClusterSample:
-    return ClusterSample(np.arange(len(sums), dtype=np.uint64), tuple(names), sums)
+            names, blocks = list(sample.names), [sample.sums[:0], _fold_rows(sample.sums, fold), sample.sums[:0]]
+        else:
+            names, blocks = [name for name in sample.names if name in baseline.columns], []
+            _, *places = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
+            for each, place in zip((sample, baseline), places, strict=True):
+                sums = each.sums[:, [each.columns[name] for name in names]]
+                blocks += [_fold_rows(sums[place], fold), _fold_rows(np.delete(sums, place, axis=0), fold)]
+        sums, second = np.concatenate(blocks), len(blocks[0]) + len(blocks[1])
+        keys = np.arange(len(sums), dtype=np.uint64)
+        return cls(ClusterSample(keys, tuple(names), sums), len(blocks[0]), second if baseline is not None else 0, fold)
 
 
 def _fold_rows(sums: Float64s, fold: int) -> Float64s:
-    starts = np.arange(0, len(sums), fold)
-    return np.add.reduceat(sums, starts, axis=0) if len(sums) else sums
+    return np.add.reduceat(sums, np.arange(0, len(sums), fold), axis=0) if len(sums) else sums
 
 
 @dataclass(frozen=True)
@@ -121,23 +117,20 @@ PlantedValues = Callable[[float], _ClusterValues]
 def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: Allowance) -> PlantedValues | None:
     """Return a function that plants a relative change into cluster values, if the metric is positive."""
     sample = population.sample
-    layers = K3Layers.from_sample(sample) if is_layered(metric, lower=False) else None
+    known = K3Layers.from_sample(sample) if is_layered(metric, lower=False) else None
     value = metric.of(sample)
     if not (math.isfinite(value) and value > 0):
         return None
-    of_new = population.second
-    if layers is None:
-        return lambda factor: _cluster_values(
-            [linear_statistic(sample, sample, metric, allowance, factor=factor)], of_new
-        )
-    known = layers
-    if not np.isfinite(known.k3).all():
+    if known is not None and not np.isfinite(known.k3).all():
         return None
 
     def of(factor: float) -> _ClusterValues:
+        if known is None:
+            linear = linear_statistic(sample, sample, metric, allowance, factor=factor)
+            return _cluster_values([linear], population.second)
         risen = known.scale(factor)
         first, second = (float(np.mean(each > 0)) for each in count_lost_tokens(risen, known))
-        return _cluster_values(k3_statistics(risen, known, allowance, level=1.0), of_new, (first, second))
+        return _cluster_values(k3_statistics(risen, known, allowance, level=1.0), population.second, (first, second))
 
     return of
 
@@ -176,20 +169,14 @@ def estimate_power(values: _ClusterValues, population: ClusterPopulation, sizes:
     rows, pairs = len(values.new), np.arange(population.shared)
     ways = np.concatenate([pairs, pairs + population.second]), np.concatenate([pairs + population.second, pairs])
     mixed, apart = np.concatenate([values.new, values.old]), values.new[ways[0]] - values.old[ways[1]]
-    risen, plain = np.arange(rows), rows + np.arange(rows)
-    seen = _draw_scores(apart, mixed, drawn, _uniform_chances(rows, risen), _uniform_chances(rows, plain))
+    risen, plain = (tuple(np.repeat(chances, rows) / rows) for chances in ((1.0, 0.0), (0.0, 1.0)))
+    seen = _draw_scores(apart, mixed, drawn, risen, plain)
     chance = drawn.new / max(drawn.new + drawn.old, 1)
     either = tuple(np.repeat([chance / rows, (1 - chance) / rows], rows).tolist())
     null = _draw_scores(np.concatenate([apart, -apart]), mixed, drawn, either, either)
     shares, resolved = values.weights / values.weights.sum(), max(level, _MIN_RESOLVED_LEVEL)
     critical = _critical_p_value(null, shares, sizes.least_p, resolved) / resolved * level
     return float(np.mean((seen >= _critical_scores(critical * shares, sizes.least_p)).any(axis=1)))
-
-
-def _uniform_chances(rows: int, places: np.ndarray) -> tuple[float, ...]:
-    found = np.zeros(2 * rows)
-    found[places] = 1 / rows
-    return tuple(found.tolist())
 
 
 def _draw_scores(
@@ -250,15 +237,17 @@ def detectable_factor(
     if made is None or sizes.least_p > level:
         return None
     of = made
-    return _smallest_factor(lambda factor: estimate_power(of(factor), population, sizes, level) >= TARGET_POWER)
+    return _find_smallest(
+        lambda factor: estimate_power(of(factor), population, sizes, level) >= TARGET_POWER, _MAX_FACTOR
+    )
 
 
-def _smallest_factor(found: Callable[[float], bool]) -> float | None:
-    """Return the smallest factor above 1 that fulfills `found`, to 0.5%. `found` must be monotone."""
+def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
+    """Find the smallest number above 1 that fulfils `found`, to 0.5%. `found` must be monotone."""
     low, high = 1.0, 2.0
     while not found(high):
         low, high = high, high * 2
-        if high > _MAX_FACTOR:
+        if high > most:
             return None
     while high / low > 1.005:
         middle = math.sqrt(low * high)
@@ -293,21 +282,17 @@ class SampleSizePlan(BaseModel):
 
 
 def required_sample_size(
-    run: str,
-    metric: TableMetric,
-    sample: ClusterSample,
-    baseline: ClusterSample | None,
-    regression: float,
-    allowance: Allowance,
-    level: float,
-) -> SampleSizePlan:
-    """Estimate the clusters and sequences that are needed to detect a relative rise beyond the allowed increase.
+    run: str, metric: TableMetric, sample: ClusterSample, baseline: ClusterSample | None, regression: float,
+    allowance: Allowance, level: float,
+) -> SampleSizePlan:  # fmt: skip
+    """Estimate the clusters and sequences needed to detect a relative regression beyond the allowance.
 
     Without shared clusters, the baseline is assumed to have the same number of clusters as the new dump.
     """
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
-    def found(size: int) -> bool:
+    @cache
+    def is_found(size: int) -> bool:
         sizes = ClusterSizes(size, size, size if paired else 0)
         population = ClusterPopulation.of(sample, baseline if paired else None, sizes.fold(len(sample)))
         made = plant_effect(population, metric, allowance) if sizes.least_p <= level else None
@@ -322,30 +307,12 @@ def required_sample_size(
     elif len(sample) < 2:
         status = "a single cluster shows no noise"
     else:
-        clusters = _smallest_integer(found)
+        least = _find_smallest(lambda size: is_found(math.ceil(size)), _MAX_CLUSTERS)
+        clusters = None if least is None else math.ceil(least)
         status = "ok" if clusters is not None else f"more than {_MAX_CLUSTERS:,} clusters"
     each = float(sample.column("sequences").sum()) / max(len(sample), 1)
     return SampleSizePlan(
-        run=run,
-        metric=metric.metric.key,
-        regression=regression,
-        clusters=clusters,
-        sequences=None if clusters is None else math.ceil(clusters * each),
-        paired=paired,
-        have=len(sample),
+        run=run, metric=metric.metric.key, regression=regression, clusters=clusters,
+        sequences=None if clusters is None else math.ceil(clusters * each), paired=paired, have=len(sample),
         status=status,
-    )
-
-
-def _smallest_integer(found: Callable[[int], bool]) -> int | None:
-    """Return the smallest integer that fulfills `found`. `found` must be monotone."""
-    high = 2
-    while not found(high):
-        high *= 2
-        if high > _MAX_CLUSTERS:
-            return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found(middle) else (middle, high)
-    return high
+    )  # fmt: skip
