@@ -15,7 +15,7 @@ from mismatchctl.api.analyze.builder import round_sums
 from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL, AcceptedResults, list_places
 from mismatchctl.api.gate.power import SampleSizePlan, required_sample_size
 from mismatchctl.api.gate.rules import PLAIN_PRESETS, Rule, find_rule_target, find_target
-from mismatchctl.api.gate.verdict import BoundKind, Check, Verdict, add_sentences, worst_outcome
+from mismatchctl.api.gate.verdict import BoundKind, Check, Verdict, add_sentences, exceeds_limit, worst_outcome
 from mismatchctl.api.metrics_log import LoggedValues, read_logged_values
 from mismatchctl.core.batch import Float64s
 from mismatchctl.corrections.model import Correction
@@ -47,19 +47,13 @@ from mismatchctl.stats.samples import build_run_sample
 
 
 def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
-    """Reduce a Result to the values, cluster tables and provenance that later gates need.
-
-    Paths and raw data are removed.
-    """
+    """Reduce a Result to what later gates need: values, cluster tables, provenance. Paths and raw data are dropped."""
+    old = result.provenance
     accepted = Acceptance(verdict=verdict.outcome, by_hand=by_hand, rules=[rule.text for rule in rules])
     provenance = Provenance(
-        version=result.provenance.version,
-        inputs=_merge_inputs(result.provenance.inputs),
-        by=result.provenance.by,
-        framework=result.provenance.framework,
-        replay=result.provenance.replay,
+        version=old.version, inputs=_merge_inputs(old.inputs), by=old.by, framework=old.framework, replay=old.replay,
         accepted=accepted,
-    )
+    )  # fmt: skip
     runs = {name: _reduce_run(run) for name, run in result.runs.items()}
     return Result(provenance=provenance, corrections=result.corrections, warnings=[], runs=runs)
 
@@ -80,18 +74,13 @@ def _merge_inputs(files: Iterable[InputFile]) -> list[InputFile]:
 def _reduce_run(run: RunResult) -> RunResult:
     sample = build_run_sample(run)
     return RunResult(
-        overall=run.overall,
-        groups=Groups(labels=run.groups.labels, metrics={}, corrections={}),
+        overall=run.overall, groups=Groups(labels=run.groups.labels, metrics={}, corrections={}),
         by={column: _reduce_groups(groups) for column, groups in run.by.items()},
-        distribution=Distribution(edges=[], tokens=[], k3=[]),
-        breakdowns={},
-        joint=JointDistribution(width=1.0, x=[], y=[], tokens=[]),
-        worst_tokens=[],
-        worst_sequences=[],
+        distribution=Distribution(edges=[], tokens=[], k3=[]), breakdowns={},
+        joint=JointDistribution(width=1.0, x=[], y=[], tokens=[]), worst_tokens=[], worst_sequences=[],
         clusters=_fold_table(run.clusters, sample.keys, sample.sums),  # one row per cluster over all steps
-        content=None if run.content is None else run.content.model_copy(update={"example": ""}),
-        logged=run.logged,
-    )
+        content=None if run.content is None else run.content.model_copy(update={"example": ""}), logged=run.logged,
+    )  # fmt: skip
 
 
 def _reduce_groups(groups: Groups) -> Groups:
@@ -108,18 +97,15 @@ def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | 
     values = np.zeros_like(keys) if values is None else values
     if folded:
         room = np.uint64(max(OVERALL_CAP // len(np.unique(values)), 1))
-        names, where = np.unique(np.stack([keys % room, values]), axis=1, return_inverse=True)
-        gathered = np.zeros((names.shape[1], sums.shape[1]))
+        (keys, values), where = np.unique(np.stack([keys % room, values]), axis=1, return_inverse=True)
+        gathered = np.zeros((len(keys), sums.shape[1]))
         np.add.at(gathered, where.ravel(), sums)
-        (keys, values), sums = names, gathered
+        sums = gathered
     return Clusters(
-        by=table.by,
-        columns=table.columns,
-        hashes=[f"{key:016x}" for key in keys.tolist()],
-        groups=values.tolist() if by_value else [],
-        folded=table.folded or folded,
+        by=table.by, columns=table.columns, hashes=[f"{key:016x}" for key in keys.tolist()],
+        groups=values.tolist() if by_value else [], folded=table.folded or folded,
         sums=round_sums(sums, table.columns),
-    )
+    )  # fmt: skip
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
@@ -153,30 +139,22 @@ _HISTORY_NAME = re.compile(r"\d[\d_-]*\.json")
 """Names that `--save-baseline` writes into a folder, and dates."""
 
 
-def _ignored_history(folder: Path) -> list[str]:
-    odd = sorted(path.name for path in folder.iterdir() if not _HISTORY_NAME.fullmatch(path.name) and path.is_file())
-    odd = [name for name in odd if ".json" in name]
-    if not odd:
-        return []
-    more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-    return [f"ignored in {folder}, since the name is not a number or a date: {', '.join(odd[:3])}{more}"]
-
-
-def read_history(folder: Path, last: int) -> dict[str, Result]:
-    """Read the last accepted Results of a folder, in natural order.
-
-    Files whose names are not numbers or dates are ignored.
-    """
+def _read_history(folder: Path, last: int) -> tuple[dict[str, Result], list[str]]:
+    """Read the last accepted Results of a folder, in natural order, and note the ignored names."""
     if not folder.is_dir():
-        raise DataError("not a folder", file=str(folder), remedy="create the folder and save accepted results there")
-    accepted = [path for path in folder.iterdir() if _HISTORY_NAME.fullmatch(path.name)]
-    paths = sorted(accepted, key=lambda path: natural_key(path.name))[-last:]
-    found = [read_result(path) for path in paths]
-    for path, result in zip(paths, found, strict=True):
+        raise DataError("not a folder", file=str(folder), remedy="create it and save accepted results in it")
+    files = sorted((path for path in folder.iterdir() if ".json" in path.name), key=lambda path: natural_key(path.name))
+    odd = sorted(path.name for path in files if not _HISTORY_NAME.fullmatch(path.name) and path.is_file())
+    more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+    notes = (
+        [f"ignored in {folder}, since the name is not a number or a date: {', '.join(odd[:3])}{more}"] if odd else []
+    )
+    found = {path.name: read_result(path) for path in [f for f in files if _HISTORY_NAME.fullmatch(f.name)][-last:]}
+    for name, result in found.items():
         if result.provenance.accepted is None:
             flag = wording(python="`mismatchctl gate --save-baseline`", command="--save-baseline")
-            raise DataError("was never accepted", file=str(path), remedy=f"save a result in this folder with {flag}")
-    return {path.name: result for path, result in zip(paths, found, strict=True)}
+            raise DataError("was never accepted", file=str(folder / name), remedy=f"save results there with {flag}")
+    return found, notes
 
 
 IN_MEMORY = "the Result in memory"
@@ -211,17 +189,9 @@ def load_result(
             named[rule.correction] = find_preset(rule.correction)
     framework = _replay_framework(rules, named)
     return analyze(
-        dumps,
-        list(named.values()),
-        rename=rename,
-        by=[*by],
-        progress=progress,
-        framework=framework,
-        every_cluster=True,
-        micro_batch_size=micro_batch_size,
-        engine=engine,
-        on_bad=on_bad,
-    )
+        dumps, list(named.values()), rename=rename, by=[*by], progress=progress, framework=framework,
+        every_cluster=True, micro_batch_size=micro_batch_size, engine=engine, on_bad=on_bad,
+    )  # fmt: skip
 
 
 def _is_saved(source: DumpSource) -> bool:
@@ -265,18 +235,17 @@ def read_baselines(
             command="save the first one with --save-baseline FILE --accept",
         )
         raise DataError("the baseline does not exist", file=str(baseline), remedy=remedy)
-    accepted = {} if history is None else read_history(Path(history), last)
+    accepted, notes = ({}, []) if history is None else _read_history(Path(history), last)
     if isinstance(baseline, Result):
         accepted[IN_MEMORY] = baseline
         baseline = IN_MEMORY
     elif baseline is not None:
         accepted[str(baseline)] = read_result(baseline)
     name = baseline if baseline is not None else history
-    shared = 1 if history is None else last
-    notes = [] if history is None else _ignored_history(Path(history))
     return AcceptedResults(
-        None if name is None else str(name), [*accepted.values()], [*accepted], shared, fixed_tokens, notes=notes
-    )
+        None if name is None else str(name), [*accepted.values()], [*accepted], 1 if history is None else last,
+        fixed_tokens, notes=notes,
+    )  # fmt: skip
 
 
 def plan_sample_sizes(
@@ -301,64 +270,42 @@ def plan_sample_sizes(
     return found
 
 
-_KINDS: tuple[BoundKind, ...] = ("max", "min")
-
-
 def judge_logs(paths: Sequence[str | Path], rules: Sequence[Rule], level: float) -> Verdict:
     if not rules:
         raise ConfigError(f"{paths[0]} is a metrics log, which needs a rule with max or min, as in --rule k3:max=0.01")
     for rule in rules:
-        _require_bounds(rule)
-    checks = [
-        check for path in paths for run in read_logged_values(path) for rule in rules for check in _judge(rule, run)
-    ]
+        if rule.increase is not None or rule.decrease is not None or not rule.bounds:
+            problem = "a metrics log takes max and min only; a baseline takes dumps or Results"
+            raise ConfigError(f"rule {rule.text}: {problem}")
+        if rule.per not in ("overall", "step") or rule.correction is not None or rule.sequences:
+            raise ConfigError(f"rule {rule.text}: a metrics log only has values by step: give a metric with max or min")
+    logs = [run for path in paths for run in read_logged_values(path)]
+    checks = [_judge_log(rule, run, kind) for run in logs for rule in rules for kind in rule.bounds]
     verdict = Verdict(
-        version=__version__,
-        outcome=worst_outcome([check.outcome for check in checks]),
-        level=level,
-        baseline=None,
-        checks=checks,
-        notes=["judged on logged values alone, without intervals: the worst step decides"],
-    )
+        version=__version__, outcome=worst_outcome([check.outcome for check in checks]), level=level, baseline=None,
+        checks=checks, notes=["judged on logged values alone, without intervals: the worst step decides"],
+    )  # fmt: skip
     return add_sentences(verdict)
 
 
-def _require_bounds(rule: Rule) -> None:
-    if rule.increase is not None or rule.decrease is not None or not rule.bounds:
-        raise ConfigError(
-            f"rule {rule.text}: only max and min work with a metrics log. To compare with a baseline, pass dumps or "
-            "Results"
-        )
-    if rule.per not in ("overall", "step") or rule.correction is not None or rule.sequences:
-        raise ConfigError(
-            f"rule {rule.text}: a metrics log only has values by step. Write a rule for a metric with max or min"
-        )
-
-
-def _judge(rule: Rule, run: LoggedValues) -> Iterator[Check]:
-    name = _find_name(rule.metric, run)
-    for kind, limit in rule.bounds.items():
-        assert kind in _KINDS and isinstance(limit, float)
-        check = Check(rule=rule.text, run=run.name, place="overall", metric=rule.metric, title=name or rule.metric,
-                      unit="", kind=kind, limit=limit)  # fmt: skip
-        if name is None:
-            check.reason = f"no name in the log is {rule.metric}"
-            yield check
-            continue
-        known = [(value, step) for value, step in zip(run.values[name], run.steps, strict=True) if value is not None]
-        if not known:
-            check.reason = "the log does not contain it"
-            yield check
-            continue
-        check.value, step = (
-            max(known, key=lambda pair: pair[0]) if kind == "max" else min(known, key=lambda pair: pair[0])
-        )
-        check.place = f"step {step}"
-        beyond = check.value > limit if kind == "max" else check.value < limit
-        lost = run.not_finite.get(name, 0)
-        check.outcome = "failed" if beyond else "undecided" if lost else "passed"
-        check.reason = f"{lost} values are NaN or infinite" if lost else ""
-        yield check
+def _judge_log(rule: Rule, run: LoggedValues, kind: BoundKind) -> Check:
+    name, limit = _find_name(rule.metric, run), rule.bounds[kind]
+    assert isinstance(limit, float)
+    check = Check(rule=rule.text, run=run.name, place="overall", metric=rule.metric, title=name or rule.metric,
+                  unit="", kind=kind, limit=limit)  # fmt: skip
+    if name is None:
+        check.reason = f"no name in the log is {rule.metric}"
+        return check
+    known = [(value, step) for value, step in zip(run.values[name], run.steps, strict=True) if value is not None]
+    if not known:
+        check.reason = "the log does not contain it"
+        return check
+    check.value, step = (max if kind == "max" else min)(known, key=lambda pair: pair[0])
+    check.place = f"step {step}"
+    lost = run.not_finite.get(name, 0)
+    check.outcome = "failed" if exceeds_limit(check) else "undecided" if lost else "passed"
+    check.reason = f"{lost} values are NaN or infinite" if lost else ""
+    return check
 
 
 def _find_name(metric: str, run: LoggedValues) -> str | None:
