@@ -23,22 +23,18 @@ from mismatchctl.stats.samples import ClusterSample, build_run_sample
 def find_incompatibility(
     target: RuleTarget, run: str, result: Result, baseline_run: str, baseline: Result
 ) -> str | None:
-    """Return the first reason why a metric is not comparable with the baseline, if any.
-
-    Metric definitions belong to the Result's format, which is checked on reading.
-    """
+    """Return the first reason why a metric is not comparable with the baseline, if any."""
     stored = storage_types(baseline, baseline_run)
-    for column, here in storage_types(result, run).items():
-        if here != stored[column]:
-            return f"{column} is stored as {here} here, as {stored[column]} in the baseline"
+    for column, dtype in storage_types(result, run).items():
+        if dtype != stored[column]:
+            return f"{column} is stored as {dtype} here, as {stored[column]} in the baseline"
     if target.correction is not None:
-        found = [
-            next((item for item in each.corrections if item.name == target.correction), None)
-            for each in (result, baseline)
-        ]
-        if found[1] is None:
+        here, there = (
+            [item for item in each.corrections if item.name == target.correction] for each in (result, baseline)
+        )
+        if not there:
             return f"the baseline does not have the correction {target.correction}"
-        if found[0] != found[1]:
+        if here != there:
             return f"correction {target.correction} is defined otherwise in the baseline"
     version_here, version_there = result.provenance.framework, baseline.provenance.framework
     if version_here and version_there and version_here != version_there:
@@ -59,14 +55,12 @@ class Tolerances:
     allow_different_model: bool = False
 
 
-DEFAULT_TOLERANCES = Tolerances()
 _MUCH_SMALLER_SHARE = 0.75
 """Share of the baseline's tokens, sequences or steps below which a note is added."""
 _MIN_SMALLER_PROMPTS = 8
 """Minimum number of shared prompts with fewer tokens. By chance, all have fewer in one of 2^8 dumps."""
 _PAIRED_SHARE = 0.5
 """Share of the clusters of one side that the other side must have for a paired baseline."""
-_COUNT_COLUMNS = ("tokens", "sequences", "squared_length")
 _WHOLE_FILE = "file"
 """Reason for skipped files in a Result."""
 Match = tuple[str, RunResult, "RunResult | None"]
@@ -74,13 +68,13 @@ Match = tuple[str, RunResult, "RunResult | None"]
 
 
 def check_coverage(
-    result: Result, rules: Sequence[Rule], baseline: Result | None, limits: Tolerances = DEFAULT_TOLERANCES
+    result: Result, rules: Sequence[Rule], baseline: Result | None, limits: Tolerances
 ) -> Iterator[Check]:
     """Yield checks of skipped, unread, missing, repeated and masked data, and of data that only looks good."""
     yield from _check_left_out(result, limits.max_skipped)
     yield from _check_unread(result)
     yield from _check_finite_counts(result)
-    matches = _match_runs(result, baseline)
+    matches = [*_match_runs(result, baseline)]
     for name, run, accepted in matches:
         yield from _check_plausible(name, run, accepted, rules, limits)
     if baseline is None:
@@ -93,10 +87,10 @@ def check_coverage(
             yield from _check_hidden_tokens(name, run, accepted)
 
 
-def _match_runs(result: Result, baseline: Result | None) -> list[Match]:
-    names = {name: None if baseline is None else find_run(baseline, name) for name in result.runs}
-    found = {name: None if baseline is None or old is None else baseline.runs[old] for name, old in names.items()}
-    return [(name, run, found[name]) for name, run in result.runs.items()]
+def _match_runs(result: Result, baseline: Result | None) -> Iterator[Match]:
+    for name, run in result.runs.items():
+        accepted = None if baseline is None else find_run(baseline, name)
+        yield name, run, None if baseline is None or accepted is None else baseline.runs[accepted]
 
 
 def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Check]:
@@ -116,8 +110,8 @@ def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Chec
             yield undecided_check(name, "fixed tokens", f"{reason}. {remedy}")
 
 
-def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances = DEFAULT_TOLERANCES) -> Iterator[str]:
-    matches = _match_runs(result, baseline)
+def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) -> Iterator[str]:
+    matches = [*_match_runs(result, baseline)]
     for name, run, accepted in matches:
         new, old = run.content, None if accepted is None else accepted.content
         if new is not None and new.repeated and not any(_check_repeated(name, new, old, limits.max_skipped)):
@@ -146,20 +140,15 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
-    skipped, runs = (
-        {file.path: file.skipped for file in inputs if file.skipped},
-        {file.path: file.run for file in inputs},
-    )
-    tokens = {file.path: file.skipped_tokens for file in inputs if file.skipped_tokens}
-    apart = not files and all(runs.get(path) in result.runs for path in skipped.keys() | tokens.keys())
-    kept = {name: (_count_sequences(run), _value(run, "tokens") or 0.0) for name, run in result.runs.items()}
-    groups = [[name] for name in kept] if apart else [[*kept]]
-    size = sum(file.size for file in inputs)
-    known = [item.size for item in files if item.size]
+    runs = {file.path: file.run for file in inputs if file.skipped or file.skipped_tokens}
+    apart = not files and result.runs.keys() >= {*runs.values()}
+    size, kept = sum(file.size for file in inputs), {}
     lost_size = sum(item.size or (size / max(len(inputs), 1)) for item in files)
-    for names in groups:
-        own = [path for path in skipped.keys() | tokens.keys() if not apart or runs.get(path) in names]
-        losses = sum(skipped.get(path, 0) for path in own), sum(tokens.get(path, 0) for path in own)
+    for name, run in result.runs.items():
+        kept[name] = _count_sequences(run), _value(run, "tokens") or 0.0
+    for names in [[name] for name in kept] if apart else [[*kept]]:
+        own = [file for file in inputs if not apart or file.run in names]
+        losses = sum(file.skipped for file in own), sum(file.skipped_tokens for file in own)
         for place, what in enumerate(("sequences", "tokens")):
             total = sum(kept[name][place] for name in names) + losses[place]
             estimate = total * lost_size / size if size and files else 0.0
@@ -173,7 +162,7 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
         yield _check_share(first, "tokens left out of means", masked, masked + total, most)
     if files:
         yield _check_share(first, "files left out as bad", len(files), len(files) + len(inputs), most)
-        if not known and not size:
+        if not lost_size:
             yield undecided_check(first, "files left out as bad", "the size of the files left out is unknown")
 
 
@@ -208,7 +197,8 @@ def _check_finite_counts(result: Result) -> Iterator[Check]:
     """Check denominators: infinitely many tokens would make any mean 0."""
     for name, run in result.runs.items():
         sample = build_run_sample(run)
-        counts = np.stack([sample.column(column) for column in _COUNT_COLUMNS if column in sample.columns])
+        columns = sample.columns.keys() & {"tokens", "sequences", "squared_length"}
+        counts = np.stack([sample.column(column) for column in columns])
         if not (np.isfinite(counts) & (counts >= 0)).all():
             yield undecided_check(name, "counts", "the Result's numbers of tokens or sequences are not counts")
 
@@ -236,10 +226,8 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
         for label in there:
             if label not in here:
                 place = f"{rule.per} {'(none)' if label is None else label}"
-                title, reason = (
-                    find_rule_target(rule, result).metric.title,
-                    f"the baseline has {place}, the dump does not",
-                )
+                title = find_rule_target(rule, result).metric.title
+                reason = f"the baseline has {place}, the dump does not"
                 yield undecided_check(name, title, reason, place=place, rule=rule.text)
 
 
@@ -290,28 +278,24 @@ def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSa
 
 def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
     """Find prompts with fewer tokens than in the baseline. If few prompts have more, a mask probably hides them."""
-    fewer, same, equal, more = _count_smaller_clusters(*_build_alike_samples(run, accepted))
-    if 20 * more <= fewer and fewer and (same >= fewer or (fewer >= _MIN_SMALLER_PROMPTS and fewer > equal)):
+    sample, other = _build_alike_samples(run, accepted)
+    _, here, there = np.intersect1d(sample.keys, other.keys, assume_unique=True, return_indices=True)
+    alike = count_responses(sample)[here] == count_responses(other)[there]
+    rise = (sample.column("tokens")[here] - other.column("tokens")[there])[alike]
+    same = np.zeros_like(alike)
+    for column in ("policy_log_ppl", "reference_log_ppl"):
+        if column in sample.columns and column in other.columns:
+            same |= np.isclose(sample.column(column)[here], other.column(column)[there], rtol=1e-7, atol=0)
+    fewer, equal, more, same_content = (
+        int(np.count_nonzero(each)) for each in (rise < 0, rise == 0, rise > 0, same[alike] & (rise == 0))
+    )
+    many = same_content >= fewer or (fewer >= _MIN_SMALLER_PROMPTS and fewer > equal)
+    if fewer and 20 * more <= fewer and many:
         reason = (
-            f"{fewer:,} of {fewer + equal + more:,} prompts of the baseline have fewer tokens than there, and {more:,} "
-            "have more. Check response_mask, or save a new baseline"
+            f"{fewer:,} of {len(rise):,} prompts of the baseline have fewer tokens than there, and {more:,} have more. "
+            "Check response_mask, or save a new baseline"
         )
         yield undecided_check(name, "tokens of the same prompts", reason)
-
-
-def _count_smaller_clusters(sample: ClusterSample, other: ClusterSample) -> tuple[int, int, int, int]:
-    """Count shared clusters of equal size: with fewer tokens, equal content, equal tokens, more tokens."""
-    _, here, there = np.intersect1d(sample.keys, other.keys, assume_unique=True, return_indices=True)
-    tokens = sample.column("tokens")[here], other.column("tokens")[there]
-    alike = count_responses(sample)[here] == count_responses(other)[there]
-    equal = alike & (tokens[0] == tokens[1])
-    same = np.zeros_like(equal)
-    for name in ("policy_log_ppl", "reference_log_ppl"):
-        if name in sample.columns and name in other.columns:
-            same |= equal & np.isclose(sample.column(name)[here], other.column(name)[there], rtol=1e-7, atol=0)
-    fewer, more = alike & (tokens[0] < tokens[1]), alike & (tokens[0] > tokens[1])
-    found = [int(np.count_nonzero(each)) for each in (fewer, same, equal, more)]
-    return found[0], found[1], found[2], found[3]
 
 
 _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mismatchctl.api.gate.coverage import (
-    DEFAULT_TOLERANCES,
     Tolerances,
     check_coverage,
     check_fixed_tokens,
@@ -187,12 +186,12 @@ def judge(
     rules: Sequence[Rule],
     against: AcceptedResults | None = None,
     level: float = DEFAULT_LEVEL,
-    limits: Tolerances = DEFAULT_TOLERANCES,
+    limits: Tolerances | None = None,
 ) -> Verdict:
     """Judge every run of a Result by every rule, and check that its data is complete and plausible."""
     if not 0 < level <= MAX_LEVEL:
         raise ConfigError(f"level must be above 0 and at most {MAX_LEVEL}, found {level}")
-    against = against or AcceptedResults()
+    against, limits = against or AcceptedResults(), limits or Tolerances()
     baseline = against.results[-1] if against.results else None
     rules, rule_notes = _adapt_rules(rules, baseline)
     cases = [case for rule in rules for case in _list_cases(rule, result, against)]
@@ -217,13 +216,8 @@ def judge(
     if against.fixed_tokens:
         checks += check_fixed_tokens(result, baseline)
     outcome = worst_outcome([check.outcome for check in checks])
-    notes = [
-        *rule_notes,
-        *against.notes,
-        *coverage_notes(result, baseline, limits),
-        *prompt_notes(result.runs.values()),
-        *dict.fromkeys(case_judge.notes),
-    ]
+    notes = [*rule_notes, *against.notes, *coverage_notes(result, baseline, limits)]
+    notes += [*prompt_notes(result.runs.values()), *dict.fromkeys(case_judge.notes)]
     notes += [_ACCEPTED_BASELINE_NOTE] if against.accept and baseline is not None and outcome != "passed" else []
     growth = {name: fit_run_growth(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
     found = Verdict(
@@ -234,10 +228,8 @@ def judge(
 
 
 def _adapt_rules(rules: Sequence[Rule], baseline: Result | None) -> tuple[Sequence[Rule], list[str]]:
-    if tuple(rules) != DEFAULT_RULES or baseline is None:
-        return rules, []
-    shares = [run.overall.metrics.get("bitwise_all") for run in baseline.runs.values()]
-    if not all(share is not None and share.value == 1 for share in shares):
+    shares = [] if baseline is None else [run.overall.metrics.get("bitwise_all") for run in baseline.runs.values()]
+    if tuple(rules) != DEFAULT_RULES or not shares or not all(each is not None and each.value == 1 for each in shares):
         return rules, []
     return (DEFAULT_RULES[0], BITWISE_RULE), [_BITWISE_BASELINE_NOTE]
 
@@ -249,7 +241,10 @@ def _is_far_above(check: Check) -> bool:
 
 def _list_cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterator[_Case]:
     target = find_rule_target(rule, result)
-    lacking = _reason_not_logged(target, result)
+    lacking = ""
+    if target.logged_by and result.provenance.framework != target.logged_by:
+        remedy = f"analyze with {option('framework', target.logged_by)}, or name the dump itself"
+        lacking = f"the Result lacks the values that {target.logged_by} logs ({remedy})"
     for name, run in result.runs.items():
         accepted, incomparable = _comparable_runs(target, name, result, against)
         places: Sequence[JudgedPlace | None] = [None]
@@ -284,20 +279,9 @@ def _baseline_cases(case: _Case, place: JudgedPlace, accepted: list[RunResult], 
 
 def no_baseline() -> str:
     remedy = wording(
-        python="give a Result, or the file of one, as baseline",
-        command="save one with --save-baseline FILE --accept",
+        python="give a Result, or the file of one, as baseline", command="save one with --save-baseline FILE --accept"
     )
     return f"no baseline: {remedy}"
-
-
-def _reason_not_logged(target: RuleTarget, result: Result) -> str:
-    """Return the reason why a Result does not contain a logged number, "" if it does."""
-    if not target.logged_by or result.provenance.framework == target.logged_by:
-        return ""
-    return (
-        f"the Result lacks the values that {target.logged_by} logs "
-        f"(analyze with {option('framework', target.logged_by)}, or name the dump itself)"
-    )
 
 
 def _comparable_runs(
@@ -328,17 +312,11 @@ class _CaseJudge:
 
     def check(self, case: _Case) -> Check:
         check = Check(
-            rule=case.rule.text,
-            run=case.run,
-            place=case.place.name if case.place is not None else case.rule.per,
-            metric=case.rule.metric,
-            title=case.target.metric.title,
-            unit=case.target.metric.unit,
-            kind=case.kind,
-            allowance=str(case.bound) if isinstance(case.bound, Allowance) else "",
-            reason=case.reason,
+            rule=case.rule.text, run=case.run, place=case.place.name if case.place is not None else case.rule.per,
+            metric=case.rule.metric, title=case.target.metric.title, unit=case.target.metric.unit, kind=case.kind,
+            allowance=str(case.bound) if isinstance(case.bound, Allowance) else "", reason=case.reason,
             meaning=case.target.words,
-        )
+        )  # fmt: skip
         if case.place is None:
             return check
         check.clustered_by = "step" if case.target.logged_by else case.place.run.clusters.by
@@ -471,9 +449,8 @@ def _locate_differences(place: JudgedPlace) -> str:
 
 
 def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
-    lacking, remedy = (
-        ("the baseline", "save a new one") if K3Layers.from_sample(sample) else ("the Result", "name its dump")
-    )
+    known = K3Layers.from_sample(sample)
+    lacking, remedy = ("the baseline", "save a new one") if known else ("the Result", "name its dump")
     return (
         f"{run}: K3 is judged as a plain mean, which detects a rise of most tokens late: {lacking} does not contain "
         f"layers of K3 (made by an earlier version, or more clusters than a Result keeps): {remedy}"

@@ -16,7 +16,7 @@ from mismatchctl.api.gate.verdict import BoundKind
 from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError, DataError, wording
-from mismatchctl.frameworks.glossary import MetricLookup, canonical_name, resolve_metric
+from mismatchctl.frameworks.glossary import canonical_name, resolve_metric
 from mismatchctl.io.yaml import parse_inline, parse_number, read_data
 from mismatchctl.measure.cluster_table import hash_values
 from mismatchctl.measure.metrics.metric import Metric
@@ -53,37 +53,24 @@ def find_target(name: str, framework: str = "", correction: Correction | None = 
     if found.source == "logged" and not framework and also and also != found.framework:
         with suppress(ConfigError):
             found = resolve_metric(name, also, correction)
-    words = _describe_name(found)
+    words = ""
+    if found.framework:
+        same = f" is {found.key}" if found.key != found.name else ""
+        documented = f", {found.status}: judged by the documented formula" if found.status != "ok" else ""
+        words = f"{found.name} of {found.framework}{same}{documented}"
     if found.source == "logged":
-        return _logged_target(found, correction, words)
+        metric = Metric(
+            key=found.key, title=f"Mean over steps of {found.key}", unit="", definition=found.meanings[0].quantity,
+            meaning="value that the framework logs", formula=lambda sums: sums["value"] / sums["steps"], better="",
+        )  # fmt: skip
+        own = None if correction is None else correction.name
+        words += ", the logged value" + ("" if own is None else f" with correction {own}")
+        return RuleTarget(found.key, TableMetric(metric), own, found.framework, words)
     if found.source == "corrections" and correction is None:
         raise ConfigError(f"{name} is a metric of corrections; add correction=NAME")
     if correction is not None and (found.source == "corrections" or not found.framework):
         return RuleTarget(found.key, find_metric(found.key, correction), correction.name, words=words)
     return RuleTarget(found.key, find_metric(found.key), words=words)
-
-
-def _describe_name(found: MetricLookup) -> str:
-    if not found.framework:
-        return ""
-    documented = f", {found.status}: judged by the documented formula" if found.status != "ok" else ""
-    same = f"{found.name} of {found.framework} is {found.key}"
-    return f"{same if found.key != found.name else f'{found.name} of {found.framework}'}{documented}"
-
-
-def _logged_target(found: MetricLookup, correction: Correction | None, words: str) -> RuleTarget:
-    name = None if correction is None else correction.name
-    metric = Metric(
-        key=found.key,
-        title=f"Mean over steps of {found.key}",
-        unit="",
-        definition=found.meanings[0].quantity,
-        meaning="value that the framework logs",
-        formula=lambda sums: sums["value"] / sums["steps"],
-        better="",
-    )
-    beside = "" if name is None else f" with correction {name}"
-    return RuleTarget(found.key, TableMetric(metric), name, found.framework, f"{words}, the logged value{beside}")
 
 
 def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
@@ -156,13 +143,10 @@ class Rule(BaseModel):
         settings: dict[str, Any] = {"framework": self.framework or None, "correction": self.correction}
         settings["per"] = None if self.per == "overall" else self.per
         settings |= self.bounds | {"sequences": self.sequences or None}
-        given = [f"{key}={_format_setting(value)}" for key, value in settings.items() if value is not None]
-        return f"{self.metric}:{','.join(given)}"
-
-
-def _format_setting(value: Any) -> str:
-    short = f"{value:g}" if isinstance(value, float) else str(value)
-    return repr(value) if isinstance(value, float) and float(short) != value else short
+        for key, value in settings.items():
+            if isinstance(value, float) and float(f"{value:g}") == value:
+                settings[key] = f"{value:g}"
+        return f"{self.metric}:{','.join(f'{key}={value}' for key, value in settings.items() if value is not None)}"
 
 
 DEFAULT_RULES = (Rule(increase=Allowance(relative=DEFAULT_TOLERANCE)), Rule(metric="bitwise_all", max=0.0))
@@ -181,15 +165,14 @@ def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
     if text.lstrip().startswith("{"):
         return [_validate_rule(parse_inline(text, where, decimal=True), where, any_name)]
     metric, _, settings = text.partition(":")
+    needed = "A rule needs METRIC:KEY=VALUE, for example k3:max=0.1"
     if not metric.strip() or re.search(r"[=<>]", metric):
-        raise ConfigError(f"{where}: A rule needs METRIC:KEY=VALUE, for example k3:max=0.1")
+        raise ConfigError(f"{where}: {needed}")
     data: dict[str, Any] = {"metric": metric.strip()}
     for part in filter(None, map(str.strip, settings.split(","))):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value:
-            raise ConfigError(
-                f"{where}: {part!r} is not KEY=VALUE. A rule needs METRIC:KEY=VALUE, for example k3:max=0.1"
-            )
+            raise ConfigError(f"{where}: {part!r} is not KEY=VALUE. {needed}")
         if key in data:
             raise ConfigError(f"{where}: {key} is given twice")
         data[key] = value
@@ -236,9 +219,8 @@ def _add_default_bound(rule: Rule, where: str) -> Rule:
     """Add the default allowed increase to a rule without a bound."""
     if rule.bounds and rule.correction is not None:
         return rule
-    better = find_target(
-        rule.metric, rule.framework, ANY_CORRECTION if rule.correction is not None else None
-    ).metric.better
+    correction = ANY_CORRECTION if rule.correction is not None else None
+    better = find_target(rule.metric, rule.framework, correction).metric.better
     if rule.bounds:
         return rule
     if better not in ("low", "high"):
@@ -256,12 +238,11 @@ def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
     """
     found = {correction.name: correction for correction in result.corrections}
     also = result.provenance.framework or ""
-    if rule.correction is not None and rule.correction not in found:
-        known = ", ".join(found) or "none"
-        raise ConfigError(
-            f"rule {rule.text}: correction {rule.correction!r} is not in the Result (it contains: {known})"
-        )
     if rule.correction is not None:
+        if rule.correction not in found:
+            known = ", ".join(found) or "none"
+            problem = f"correction {rule.correction!r} is not in the Result (it contains: {known})"
+            raise ConfigError(f"rule {rule.text}: {problem}")
         return find_target(rule.metric, rule.framework, found[rule.correction], also)
     target = find_target(rule.metric, rule.framework, None, also)
     if target.logged_by:
