@@ -47,7 +47,7 @@ from mismatchctl.stats.samples import build_run_sample
 
 
 def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
-    """Reduce a Result to what later gates need: values, cluster tables, provenance. Paths and raw data are dropped."""
+    """Reduce a Result to the values, cluster tables and provenance that later gates need."""
     old = result.provenance
     accepted = Acceptance(verdict=verdict.outcome, by_hand=by_hand, rules=[rule.text for rule in rules])
     provenance = Provenance(
@@ -140,9 +140,9 @@ _HISTORY_NAME = re.compile(r"\d[\d_-]*\.json")
 
 
 def _read_history(folder: Path, last: int) -> tuple[dict[str, Result], list[str]]:
-    """Read the last accepted Results of a folder, in natural order, and note the ignored names."""
+    """Read the last accepted Results of a folder, in natural order, and return notes about ignored names."""
     if not folder.is_dir():
-        raise DataError("not a folder", file=str(folder), remedy="create it and save accepted results in it")
+        raise DataError("not a folder", file=str(folder), remedy="create the folder and save accepted results there")
     files = sorted((path for path in folder.iterdir() if ".json" in path.name), key=lambda path: natural_key(path.name))
     odd = sorted(path.name for path in files if not _HISTORY_NAME.fullmatch(path.name) and path.is_file())
     more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
@@ -153,7 +153,9 @@ def _read_history(folder: Path, last: int) -> tuple[dict[str, Result], list[str]
     for name, result in found.items():
         if result.provenance.accepted is None:
             flag = wording(python="`mismatchctl gate --save-baseline`", command="--save-baseline")
-            raise DataError("was never accepted", file=str(folder / name), remedy=f"save results there with {flag}")
+            raise DataError(
+                "was never accepted", file=str(folder / name), remedy=f"save a result in this folder with {flag}"
+            )
     return found, notes
 
 
@@ -275,10 +277,12 @@ def judge_logs(paths: Sequence[str | Path], rules: Sequence[Rule], level: float)
         raise ConfigError(f"{paths[0]} is a metrics log, which needs a rule with max or min, as in --rule k3:max=0.01")
     for rule in rules:
         if rule.increase is not None or rule.decrease is not None or not rule.bounds:
-            problem = "a metrics log takes max and min only; a baseline takes dumps or Results"
+            problem = "only max and min work with a metrics log. To compare with a baseline, pass dumps or Results"
             raise ConfigError(f"rule {rule.text}: {problem}")
         if rule.per not in ("overall", "step") or rule.correction is not None or rule.sequences:
-            raise ConfigError(f"rule {rule.text}: a metrics log only has values by step: give a metric with max or min")
+            raise ConfigError(
+                f"rule {rule.text}: a metrics log only has values by step. Write a rule for a metric with max or min"
+            )
     logs = [run for path in paths for run in read_logged_values(path)]
     checks = [_judge_log(rule, run, kind) for run in logs for rule in rules for kind in rule.bounds]
     verdict = Verdict(

@@ -243,7 +243,7 @@ def detectable_factor(
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Find the smallest number above 1 that fulfils `found`, to 0.5%. `found` must be monotone."""
+    """Return the smallest number above 1 that fulfills `found`, to 0.5%. `found` must be monotone."""
     low, high = 1.0, 2.0
     while not found(high):
         low, high = high, high * 2
@@ -285,7 +285,7 @@ def required_sample_size(
     run: str, metric: TableMetric, sample: ClusterSample, baseline: ClusterSample | None, regression: float,
     allowance: Allowance, level: float,
 ) -> SampleSizePlan:  # fmt: skip
-    """Estimate the clusters and sequences needed to detect a relative regression beyond the allowance.
+    """Estimate the clusters and sequences that are needed to detect a relative rise beyond the allowed increase.
 
     Without shared clusters, the baseline is assumed to have the same number of clusters as the new dump.
     """
