@@ -1,4 +1,4 @@
-"""Exceptions with exit codes, and the wording of messages for Python and the command line."""
+"""Exceptions with exit codes, and the wording of messages for Python and for the command line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class MismatchctlError(Exception):
 
 
 class ConfigError(MismatchctlError):
-    """A wrong flag, preset, correction file or framework configuration."""
+    """An invalid option, preset, correction file or framework configuration."""
 
     exit_code = EXIT_USAGE
 
 
 class DataError(MismatchctlError):
-    """A dump that cannot be read or used, with the file, row, column and remedy if they are known."""
+    """A dump that cannot be used, with file, row, column and remedy if they are known."""
 
     exit_code = EXIT_CANNOT_JUDGE
 
@@ -50,7 +50,7 @@ def kind_of(value: object) -> str:
 
 
 def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a clause with the most similar of the `known` words for an error message, "" without one."""
+    """Return "(did you mean X?)" with the most similar known word, or ""."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -61,13 +61,13 @@ _interface = "python"
 
 
 def interface() -> str:
-    """Return the reader of messages: `python`, or `command` inside `messages_for("command")`."""
+    """Return the reader of messages: `python` or `command`."""
     return _interface
 
 
 @contextmanager
 def messages_for(reader: str) -> Iterator[None]:
-    """Write the messages of this block, in any thread, for one reader: `python` or `command`."""
+    """Write the messages of this block for one reader, `python` or `command`, in any thread."""
     global _interface
     before, _interface = _interface, reader
     try:
@@ -77,9 +77,9 @@ def messages_for(reader: str) -> Iterator[None]:
 
 
 def option(name: str, value: object = None) -> str:
-    """Name an option in the reader's way: `by='worker'` in Python, `--by worker` on the command line.
+    """Return the name of an option for the reader: `by='worker'` or `--by worker`.
 
-    The value may be a type, which means any value. Without a value, only the name is returned.
+    The value can be a type, which means any value. Without a value, only the name is returned.
     """
     if _interface == "python":
         return name if value is None else f"{name}={'N' if value is int else repr(value)}"
@@ -90,5 +90,5 @@ def option(name: str, value: object = None) -> str:
 
 
 def wording(*, python: str, command: str) -> str:
-    """Choose between two sentences by their reader."""
+    """Choose between two texts, for Python and for the command line."""
     return python if _interface == "python" else command

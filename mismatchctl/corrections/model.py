@@ -245,20 +245,20 @@ class Gate(_CorrectionModel):
 
     @property
     def per_token(self) -> bool:
-        """True if the gate judges tokens, False for sequences or segments."""
+        """Return True if the gate judges tokens, and False if it judges sequences or segments."""
         return self.level == "token" or self.over in ("prefix", "batch")
 
     @property
     def is_veto(self) -> bool:
-        """True if the ratio of a single token can reject the sequence."""
+        """Return True if the ratio of a single token can reject a sequence."""
         return self.statistic == "ratio" and self.level == "min" and bool(self.keep[0])
 
 
 class Weight(_CorrectionModel):
-    """The importance weight of each token: a ratio at a level, bounded and normalized.
+    """The importance weight of each token: a ratio at a level, which is bounded and normalized.
 
-    At most one of `truncate`, `clip` and `zero` may be given. Without them the weight is the ratio, within exp(+-20) or
-    the bound of `limit`.
+    At most one of `truncate`, `clip` and `zero` may be given. Without a bound, the weight is the ratio, limited to
+    exp(+-20) or to `limit`.
     """
 
     level: Literal["token", "sequence", "geometric"] = Field(
@@ -328,24 +328,24 @@ class Weight(_CorrectionModel):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The interval in which weights are unchanged: (lower, upper)."""
+        """Return the interval in which weights are unchanged: (lower, upper)."""
         low, high = self.clip or self.zero or (None, self.truncate)
         return (0.0 if low is None else low), (math.inf if high is None else high)
 
     @property
     def is_usual(self) -> bool:
-        """True if the weight is the ratio of each token or sequence, clamped after aggregation."""
+        """Return True if the weight is the ratio of a token or sequence, clamped after aggregation."""
         given = (self.over, self.clamp, self.limit, self.sees, self.nonfinite, self.bound_where)
         return given == ("sequence", "aggregate", LOG_RATIO_BOUND, "original", "keep", None)
 
     @property
     def per_token(self) -> bool:
-        """True for one weight per token, False for one per sequence."""
+        """Return True if there is one weight per token, and False if there is one per sequence."""
         return self.level == "token" or self.over == "segment"
 
 
 class Correction(_CorrectionModel):
-    """A weight rule, gates in order, and the surrogate loss.
+    """A weight rule, gates in order, and the loss.
 
     Weights and rejection are independent: gates never change weights, and weights never change the mask.
     """
@@ -371,19 +371,22 @@ class Correction(_CorrectionModel):
 
     @property
     def _gates(self) -> tuple[Gate, ...]:
-        """The gates, plus the gate that selects the tokens whose weights are bounded."""
+        """Return the gates, with the gate that selects the tokens whose weights are bounded."""
         where = None if self.weight is None else self.weight.bound_where
         return self.gates if where is None else (*self.gates, where)
 
     @property
     def sources(self) -> set[str]:
-        """Policy pairs that the weight and the gates use."""
+        """Return the pairs of policies that the weight and the gates use."""
         rules: list[Weight | Gate] = [*self._gates] if self.weight is None else [self.weight, *self._gates]
         return {rule.source for rule in rules}
 
     @property
     def weights_loss(self) -> bool:
-        """True if the loss is multiplied by the weights. Losses of current/rollout already contain such weights."""
+        """Return True if the loss is multiplied by the weights.
+
+        Losses with the ratio current/rollout already contain such weights.
+        """
         name = parse_loss(self.loss)[0]
         own = name == "vespo" or (
             self.weight is not None and name in OWN_RATIO_LOSSES and self.weight.source == "current/rollout"
@@ -392,7 +395,7 @@ class Correction(_CorrectionModel):
 
     @property
     def needed_columns(self) -> frozenset[str]:
-        """Optional columns of the schema that the weight and the gates use."""
+        """Return the optional columns that the weight and the gates use."""
         found = {"current_log_probs"} if self.sources - {"train/rollout"} else set()
         found |= {"advantages"} if any(gate.when != "always" for gate in self.gates) else set()
         aged = any(gate.statistic == "age" for gate in self._gates) or "proximal/rollout" in self.sources
@@ -400,7 +403,7 @@ class Correction(_CorrectionModel):
 
     @property
     def normalizes_micro_batches(self) -> bool:
-        """True if weights are normalized within micro-batches."""
+        """Return True if weights are normalized within micro-batches."""
         return (
             self.weight is not None and self.weight.normalize != "none" and self.weight.normalize_over == "micro_batch"
         )

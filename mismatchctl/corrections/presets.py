@@ -1,4 +1,4 @@
-"""Presets by name, and traits that describe a correction."""
+"""Presets by name, and the columns of the table of presets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mismatchctl.io.yaml import read_data
 
 @dataclass(frozen=True)
 class Preset:
-    """A named Correction with its origin."""
+    """A named Correction with its source."""
 
     correction: Correction  # the rules. Its `name` is the name of the preset, its `about` a description.
     framework: str = ""  # the framework that ships it. Empty for generic presets.
@@ -110,7 +110,7 @@ _NAMED_RULE = re.compile(rf"({'|'.join(_NAMED_RULES)})((?:_\d+(?:\.\d+)?(?:e-?\d
 
 
 def named_correction(name: str) -> Correction | None:
-    """Return the correction that a name such as `geo_1.01_token_truncate_2` describes, if it describes one."""
+    """Return the correction that a name such as `geo_1.01_token_truncate_2` describes, or None."""
     merged: dict[str, Any] = {"name": name}
     name, place = re.sub(r"(?<!\de)-", "_", name), 0
     while place < len(name):
@@ -131,7 +131,7 @@ def named_correction(name: str) -> Correction | None:
 
 
 def format_bound(bound: float) -> str:
-    """Format a bound in a name, so that reading the name gives the same number: 2, 1.001, 1e-4."""
+    """Format a bound so that reading the text gives the same number: 2, 1.001, 1e-4."""
     text = next(text for digits in range(3, 18) if float(text := f"{bound:.{digits}g}") == bound)
     mantissa, mark, exponent = text.partition("e")
     if not mark and bound < 1e-3:
@@ -210,9 +210,9 @@ def describe_traits(name: str, correction: Correction) -> dict[str, str]:
 
 
 def _count_policies(correction: Correction) -> int:
-    """Count the policies of the loss: rollout and current, and the trainer's recomputation if it is an anchor too.
+    """Count the policies that the loss uses: rollout, current, and the trainer's recomputation.
 
-    The docs call a loss with three policies batch invariant: its clip anchor does not depend on the rollout's batches.
+    With three policies, the clip of the loss does not depend on the rollout's batches.
     """
     uses_rollout = correction.weight is not None or bool(correction.gates)
     return 3 if correction.loss == "ppo" and uses_rollout else 2
@@ -225,12 +225,12 @@ _MIN_ESS = (0.99, 0.9)
 
 
 def classify_severity(ess_token: float) -> str:
-    """Return the severity of a mismatch from the effective sample size of its token weights, a share."""
+    """Return the severity of a mismatch, given the effective sample size of its token weights as a share."""
     return SEVERITIES[sum(ess_token < least for least in _MIN_ESS)]
 
 
 def suitable_severity(correction: Correction) -> str:
-    """Return the severity of the mismatch that a correction is made for."""
+    """Return the severity of mismatch that a correction is suited for."""
     if correction.weight is None and not correction.gates:
         return "negligible"
     return "severe" if correction.gates else "moderate"
@@ -290,5 +290,5 @@ def _list_assumptions(correction: Correction) -> list[str]:
 
 
 def list_traits(presets: Mapping[str, Preset]) -> list[dict[str, str]]:
-    """Describe presets without their aliases."""
+    """Describe all presets, without aliases."""
     return [describe_traits(name, item.correction) for name, item in presets.items() if item.alias_of is None]

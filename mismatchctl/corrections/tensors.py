@@ -1,4 +1,4 @@
-"""Corrections on log-probs in memory: padded, nested or ragged arrays, lists and tensors."""
+"""Corrections on log-probs in memory: padded arrays, nested tensors or lists of rows."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _library_of(values: Any) -> str:
 
 
 def _to_library(sample: Any, values: NDArray[Any]) -> Any:
-    """Convert values to the library, dtype and device of a sample. Flags stay flags."""
+    """Convert values to the library, dtype and device of an example. Flags stay flags."""
     flags = values.dtype == np.bool_
     if _library_of(sample) != "torch":
         return values.astype(sample.dtype) if not flags and np.issubdtype(sample.dtype, np.floating) else values
@@ -165,7 +165,7 @@ class TensorBatch:
 
     @property
     def ratios(self) -> Ratios:
-        """Ratios of train over rollout, without tokens of train probability 0."""
+        """Return the ratios of train over rollout, without tokens of train probability 0."""
         batch, possible = self.batch, self.batch.train > -np.inf
         if possible.all():
             return Ratios(batch.train, batch.rollout, batch.segments)
@@ -180,7 +180,7 @@ class TensorBatch:
 
 
 def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Sequence[NDArray[np.int64]]) -> Float64s:
-    """Return weights per valid token as a trainer uses them: bounded, then divided by their mean in each group."""
+    """Return the weights of valid tokens as a trainer uses them: bounded, and divided by the mean of each group."""
     weights, rule = block.token_weights(), correction.weight
     if rule is None or rule.normalize == "none":
         return weights
@@ -198,7 +198,7 @@ def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Seq
 
 
 def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
-    """Return the rows of each micro-batch: all, a fixed number per batch, or the rows with the same name."""
+    """Return the rows of each micro-batch: all rows, a fixed number of rows, or the rows with the same name."""
     if micro_batches is None:
         return [np.arange(rows)]
     if isinstance(micro_batches, int) and micro_batches > 0:
@@ -213,7 +213,7 @@ def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]
 
 
 def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
-    """Return version columns with the age of each row."""
+    """Return columns of weight versions that give each row its age."""
     if age is None:
         return {}
     ages = _to_floats(_to_numpy(age), "age")
@@ -223,7 +223,7 @@ def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
 
 
 def _valid_positions(rows: Segments, valid: NDArray[np.bool_]) -> tuple[Segments, NDArray[np.int64]]:
-    """Return the valid positions as segments, and their indices among all positions."""
+    """Return the valid positions as segments, and their index among all positions."""
     places = np.flatnonzero(valid)
     return Segments(np.searchsorted(places, rows.offsets)), places
 
@@ -237,7 +237,10 @@ def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _check_log_probs(values: Floats, name: str) -> None:
-    """Refuse values of valid tokens that are not log-probs. A trainer's -inf is one: probability 0."""
+    """Raise an error for values of valid tokens that are not log-probs.
+
+    A train log-prob of -inf is allowed: the probability is 0.
+    """
     if name == "train":
         values = values[values != -np.inf]
     if len(values) == 0:
@@ -264,7 +267,7 @@ def _to_floats(values: NDArray[Any], name: str) -> Floats:
 
 
 def _expand_advantages(values: Values, layout: TensorLayout) -> Values:
-    """Repeat one advantage per sequence for each of its tokens."""
+    """Repeat the advantage of each sequence for its tokens."""
     shape = getattr(values, "shape", None)
     scalars = _to_numpy(values) if shape is not None and len(shape) == 1 else None
     if scalars is not None and scalars.dtype.kind == "O":  # a column of rows

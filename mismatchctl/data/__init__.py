@@ -1,1 +1,1 @@
-"""Dumps: find, open and read files as TokenBatches, and name bad data."""
+"""Read dumps: find and open files, decode them as TokenBatches, and report bad data."""

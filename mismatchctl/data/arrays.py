@@ -1,4 +1,4 @@
-"""Arrow types and arrays: describe the type of a column, and convert arrays to numpy."""
+"""Arrow types and arrays: describe column types, and convert arrays to numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE = "numbers", "true/false", "text", 
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the value type, without dictionary encoding or extension type."""
+    """Return the type of the values, without dictionary encoding or extension type."""
     while True:
         if isinstance(kind, pa.BaseExtensionType):
             kind = kind.storage_type
@@ -37,7 +37,7 @@ def _is_list_view(kind: pa.DataType) -> bool:
 
 
 def describe_type(kind: pa.DataType) -> str:
-    """Describe the values of a type. Two files agree if their descriptions are equal."""
+    """Describe the values of a type. Two columns fit together if their descriptions are equal."""
     kind = plain_type(kind)
     if is_list(kind):
         return f"lists of {describe_type(kind.value_type)}"
@@ -51,7 +51,7 @@ def describe_type(kind: pa.DataType) -> str:
 
 
 def describe_comparable_type(column: DumpColumn | None, kind: pa.DataType) -> str:
-    """Describe a type, treating flags as numbers in columns that accept numbers and flags."""
+    """Describe a type. In a column for numbers or flags, flags count as numbers."""
     words = describe_type(kind)
     return words if column is None or column.kind is ColumnKind.ID else words.replace(FLAG_TYPE, NUMBER_TYPE)
 
@@ -108,7 +108,7 @@ _LONG_TEXT, _KEPT_TEXT = 1 << 10, 40
 
 
 def _shorten_texts(array: pa.Array) -> pa.Array:
-    """Shorten long strings to their two ends and a digest, because each row of a small file may refer to a huge one."""
+    """Shorten long strings, because each row of a small file may refer to the same huge string."""
     import pyarrow.compute as pc
 
     if not len(array) or (pc.max(pc.binary_length(array)).as_py() or 0) < _LONG_TEXT:
@@ -127,7 +127,7 @@ def _shorten_texts(array: pa.Array) -> pa.Array:
 
 
 def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return the column as one array without dictionary encoding or extension type, with long strings shortened."""
+    """Return the column as a single array, without dictionary encoding or extension type."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):  # older pyarrow keeps the chunks of an empty column
@@ -143,9 +143,9 @@ def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 @dataclass(frozen=True)
 class ListColumn:
-    """Flat values of a list column: row i is `values[starts[i] : starts[i] + lengths[i]]`.
+    """A list column as flat values: row i is `values[starts[i] : starts[i] + lengths[i]]`.
 
-    A null row has length 0, even if its offsets contain values.
+    A null row has length 0, even if values are stored for it.
     """
 
     values: pa.Array
@@ -178,7 +178,7 @@ class ListColumn:
         return cls(values, starts, lengths, null)
 
     def flat(self, keep: Bools | None) -> pa.Array:
-        """Concatenate the elements of the rows in `keep` (None: all rows), without a copy if they are adjacent."""
+        """Return the elements of the rows in `keep` (None: all rows), without a copy if the rows are adjacent."""
         starts = self.starts if keep is None else self.starts[keep]
         lengths = self.lengths if keep is None else self.lengths[keep]
         ends = starts + lengths
@@ -213,10 +213,10 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
 
 
 def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
-    """Convert per-sequence values to int64, float64 (NaN for null) or objects (None for null).
+    """Convert values per sequence to int64, float64 (NaN for null) or objects (None for null).
 
-    Ids with nulls or above int64 become Python ints, so that an id is equal in all files.
-    `column` is None for a column from `--by`.
+    Ids that are null or above int64 become Python ints, so that an id is equal in all files. `column` is None for a
+    `--by` column.
     """
     kind = array.type
     number = column is not None and column.kind is not ColumnKind.ID
@@ -238,9 +238,9 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Convert ids that were stored as floats to integers, NaN to None.
+    """Convert ids that were stored as floats to integers. NaN becomes None.
 
-    A fractional step remains a number. Any other fractional id becomes a string.
+    A fractional step stays a number. Other fractional ids become strings.
     """
     missing = np.isnan(values)
     are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
@@ -276,7 +276,10 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 
 def _to_objects(array: pa.Array) -> NDArray[Any]:
-    """Convert values to strings or flags. Bytes that are not UTF-8 are escaped, also in strings, as Parquet allows."""
+    """Convert values to strings or flags.
+
+    Bytes that are not UTF-8 are escaped. Bytes that are not UTF-8 are escaped, also in strings, as Parquet allows.
+    """
     kind = plain_type(array.type)
     is_fixed = pa.types.is_fixed_size_binary(kind)
     if describe_type(kind) == TEXT_TYPE or describe_type(kind).endswith("binary") or is_fixed:
@@ -296,7 +299,7 @@ def _object_array(values: list[Any]) -> NDArray[Any]:
 
 
 def find_changes(array: pa.Array) -> Bools:
-    """Return flags [N - 1] that are True if a value differs from the previous value."""
+    """Return flags [N - 1] of the values that differ from the previous value."""
     differ: Bools
     before, after = array.slice(0, max(len(array) - 1, 0)), array.slice(1)
     if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):

@@ -1,4 +1,4 @@
-"""Blocks of decoded sequences: apply the mask, check every value, and build a TokenBatch or unmasked rows."""
+"""Decoded sequences: apply the mask, check each value, and build a TokenBatch or unmasked rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IMPOSSIBLE_TOKENS = "train_log_probs of -inf"
 
 @dataclass
 class DecodedBlock:
-    """Decoded sequences, including masked tokens."""
+    """Decoded sequences, with masked tokens."""
 
     file: DumpFile
     offsets: Ints
@@ -61,7 +61,7 @@ class DecodedBlock:
 
     @cached_property
     def mask(self) -> Bools:
-        """Mask of the trained tokens [T], all True without a mask column."""
+        """Return the mask of the trained tokens [T]. Without a mask column, all tokens are True."""
         if MASK_COLUMN not in self.tokens:
             tokens = int(self.offsets[-1])
             return _true_array(1 << tokens.bit_length())[:tokens]
@@ -69,7 +69,7 @@ class DecodedBlock:
 
     @cached_property
     def look(self) -> RowScan | None:
-        """Scan of the log-probs, unless separate passes are faster."""
+        """Return a scan of the log-probs, or None if separate passes are faster."""
         reference, policy = (self.tokens[column] for column in REQUIRED_COLUMNS)
         if any(array.null_count or not pa.types.is_floating(array.type) for array in (policy, reference)):
             return None
@@ -77,7 +77,10 @@ class DecodedBlock:
         return scan_log_probs(to_numpy(policy), to_numpy(reference), self.mask, self.offsets) if is_fast else None
 
     def extent(self, column: str) -> Extent:
-        """Return the smallest and largest value of a float column, including masked tokens. NaN if there is a null."""
+        """Return the smallest and largest value of a float column, with masked tokens.
+
+        If the column contains a null, the result is NaN.
+        """
         if column not in self._extents:
             array = self.tokens[column]
             if column in REQUIRED_COLUMNS and self.look is not None:
@@ -87,7 +90,7 @@ class DecodedBlock:
         return self._extents[column]
 
     def add_faults(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
-        """Record bad tokens, given by ascending index into `tokens`."""
+        """Record bad tokens, given by their ascending index."""
         sequences = np.unique(np.searchsorted(self.offsets, bad, side="right") - 1)
         first = int(bad[0] - self.offsets[sequences[0]])
         row = int(self.rows[sequences[0]])
@@ -99,7 +102,7 @@ class DecodedBlock:
 
     @property
     def faulty_tokens(self) -> int:
-        """Number of tokens in the sequences with a fault, masked ones included."""
+        """Return the number of tokens, with masked ones, in sequences with a fault."""
         if not self.faults:
             return 0
         bad = np.isin(self.rows, np.concatenate([fault.sequences for fault in self.faults]))
@@ -107,7 +110,7 @@ class DecodedBlock:
 
 
 def assemble_batch(block: DecodedBlock) -> TokenBatch:
-    """Build a batch of the valid tokens of all sequences without faults, and add new faults to the block."""
+    """Build a batch from the valid tokens of all sequences without faults."""
     before = _mask_missing_values(block, _valid_mask(block))
     valid, impossible = _remove_impossible_tokens(block, before)
     index = None if valid is None else np.flatnonzero(valid)
@@ -136,7 +139,7 @@ def assemble_batch(block: DecodedBlock) -> TokenBatch:
 
 
 def _valid_mask(block: DecodedBlock) -> Bools | None:
-    """Return the mask as flags, unless all tokens are valid."""
+    """Return the mask as flags, or None if all tokens are valid."""
     mask = block.tokens.get(MASK_COLUMN)
     if mask is None or len(mask) == 0:
         return None
@@ -160,7 +163,7 @@ def _valid_mask(block: DecodedBlock) -> Bools | None:
 
 
 def _mask_missing_values(block: DecodedBlock, valid: Bools | None) -> Bools | None:
-    """Remove tokens without a value from the mask and count them by column, if `mask_missing` is set."""
+    """If `mask_missing` is set, mask and count the tokens without a value."""
     if not block.mask_missing:
         return valid
     for column in FLOAT_COLUMNS:
@@ -176,7 +179,7 @@ def _mask_missing_values(block: DecodedBlock, valid: Bools | None) -> Bools | No
 
 
 def _remove_impossible_tokens(block: DecodedBlock, valid: Bools | None) -> tuple[Bools | None, Ints | None]:
-    """Remove tokens with a train log-prob of -inf from the mask, and count them per sequence and in the block."""
+    """Mask tokens with a train log-prob of -inf, and count them per sequence."""
     lowest = block.extent(TRAIN_COLUMN)[0] if len(block.tokens[TRAIN_COLUMN]) else 0.0
     if lowest > -math.inf:  # NaN if a value is missing
         return valid, None
@@ -194,7 +197,7 @@ _IMPOSSIBLE_NEAR = "\0impossible"
 
 
 def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: Bools) -> Ints:
-    """Return `TokenBatch.impossible_near`, given the mask before and after their removal."""
+    """Return `TokenBatch.impossible_near`, given the mask before and after such tokens were masked."""
     index = np.arange(len(left)) if before is None else np.flatnonzero(before)
     place = to_numpy(block.tokens[POSITION_COLUMN])[index] if POSITION_COLUMN in block.tokens else index
     sequence = np.searchsorted(block.offsets, index, side="right") - 1
@@ -207,7 +210,7 @@ def _locate_impossible_tokens(block: DecodedBlock, before: Bools | None, left: B
 
 
 def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
-    """Return a float column of the valid tokens. Values that are not finite or not a log-prob become faults."""
+    """Return a float column of the valid tokens. Values that are not log-probs become faults."""
     array = block.tokens[column]
     missing, values = find_nulls(array), to_numpy(array)
     if not np.issubdtype(values.dtype, np.floating):
@@ -228,13 +231,13 @@ def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Float
 
 
 def _is_sound(column: str, extent: Extent) -> bool:
-    """Return True if an extent is finite and inside the range of log-probs. NaN is not."""
+    """Return True if the smallest and largest value are finite and in the range of log-probs. NaN is not."""
     lowest, highest = (-math.inf, math.inf) if column == ADVANTAGES_COLUMN else (MIN_LOG_PROB, POSITIVE_TOLERANCE)
     return extent[0] > lowest and extent[1] <= highest and extent[1] < math.inf
 
 
 def _find_impossible(values: Floats) -> dict[str, Bools]:
-    """Flag finite values outside the range of log-probs, by reason."""
+    """Return flags of finite values outside the range of log-probs, by reason."""
     return {
         "log-prob below all": (values.astype(np.float64, copy=False) < MIN_LOG_PROB) & (values > -np.inf),
         "log-prob above 0": (values > POSITIVE_TOLERANCE) & (values < np.inf),
@@ -288,7 +291,7 @@ def token_values(array: pa.Array) -> NDArray[Any] | None:
 
 
 def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
-    """Return the position of each valid token relative to the first of its sequence, if there are gaps."""
+    """Return the position of each valid token in its sequence, or None if there are no gaps."""
     if place is None:
         return None
     offsets, lengths = segments.offsets, segments.lengths
@@ -359,7 +362,7 @@ def column_values(block: DecodedBlock) -> dict[str, NDArray[Any]]:
 def add_versions(
     columns: dict[str, NDArray[Any]], tokens: Mapping[str, NDArray[Any]], segments: Segments
 ) -> dict[str, NDArray[Any]]:
-    """Add the oldest weight version of each sequence to the columns if tokens have versions."""
+    """If tokens have weight versions, add the oldest version of each sequence to the columns."""
     for column in VERSION_COLUMNS:
         if column in tokens:
             oldest = segments.min(np.where(np.isfinite(tokens[column]), tokens[column], np.inf))
@@ -368,7 +371,7 @@ def add_versions(
 
 
 def _sequence_columns(file: DumpFile, values: Mapping[str, pa.Array], length: int) -> dict[str, NDArray[Any]]:
-    """Convert per-sequence columns to numpy, and add the Hive partition and run names."""
+    """Convert the columns with one value per sequence to numpy, and add the run and the Hive partition."""
     columns = {column: to_scalars(array, COLUMNS_BY_NAME.get(column)) for column, array in values.items()}
     for column, value in {**file.partition, "run": file.run}.items():
         if column == "run" and column in columns:
@@ -387,7 +390,7 @@ PIECE_TOKENS = 1 << 17
 
 @dataclass(frozen=True)
 class Rows:
-    """Sequences with all their tokens, including masked ones, in flat arrays.
+    """Sequences with all tokens, also masked ones, in flat arrays.
 
     Attributes:
         segments: one segment per sequence.
@@ -451,7 +454,7 @@ class Rows:
 
     @property
     def position(self) -> Ints:
-        """Position of each token: its index in its list, or its `position` in the long layout [T]."""
+        """Return the position of each token [T]: its index in the list, or `position` of a row per token."""
         return self.segments.places if self.given_position is None else self.given_position
 
     def position_of(self, tokens: Ints) -> Ints:
@@ -460,7 +463,7 @@ class Rows:
         return tokens - self.segments.offsets[np.searchsorted(self.segments.offsets, tokens, side="right") - 1]
 
     def pieces(self, most: int = PIECE_TOKENS) -> Iterator[Rows]:
-        """Yield the rows in pieces of about `most` tokens, as views of whole sequences."""
+        """Yield the rows in pieces of about `most` tokens."""
         for start, stop in self.segments.blocks(most):
             tokens = slice(int(self.segments.offsets[start]), int(self.segments.offsets[stop]))
             segments = Segments(self.segments.offsets[start : stop + 1] - tokens.start)
@@ -470,7 +473,7 @@ class Rows:
         return self._part(self.segments.take(chosen), self.segments.token_selector(chosen), chosen)
 
     def _part(self, segments: Segments, pick: Callable[[Any], Any], chosen: Ints | slice) -> Rows:
-        """Return some sequences, whose tokens `pick` selects."""
+        """Return some sequences. `pick` selects their tokens."""
         return replace(
             self,
             segments=segments,

@@ -58,7 +58,7 @@ _SHOWN_COLUMNS = 12
 
 @dataclass(frozen=True)
 class FileFooter:
-    """A file whose footer was read, before its columns are matched."""
+    """A file whose metadata was read, before its columns are matched."""
 
     found: UnopenedFile
     size: int
@@ -67,7 +67,7 @@ class FileFooter:
     types: Mapping[str, pa.DataType] = field(repr=False)
 
     def is_all_null(self, column: str) -> bool:
-        """Return True if all values of a column are null. The column then counts as missing."""
+        """Return True if all values of a column are null. Such a column counts as missing."""
         location = self.found.location
         with explain_failures(self.found.path, location, "cannot be read"):
             return self.contents.is_all_null(find_store(location).open(location), column)
@@ -125,7 +125,7 @@ class DumpFile:
 
 @dataclass(frozen=True)
 class ReadUnit:
-    """A part of a file that can be read independently: row groups, or whole sequences in the long layout.
+    """A part of a file that can be read independently: row groups, or whole sequences if rows are tokens.
 
     Attributes:
         row_group: first row group or record batch.
@@ -177,7 +177,7 @@ def _skip() -> str:
 
 @contextmanager
 def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
-    """Convert errors of a file or its store to a DataError with a remedy."""
+    """Convert the errors of a file or its object store to a DataError with a remedy."""
     store = find_store(location)
     try:
         yield
@@ -260,7 +260,7 @@ def _column_option(column: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Column names from `--column`, from framework aliases and from `--by`."""
+    """Names of columns from `--column`, from aliases of frameworks and from `--by`."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -274,7 +274,7 @@ class ColumnNames:
                 raise ConfigError(f"{where}: unknown column{known}; run `mismatchctl schema` for the list")
 
     def match(self, footer: FileFooter, lenient: bool = False) -> dict[str, str]:
-        """Return canonical name -> name in the file, in schema order, then `--by` columns."""
+        """Return a mapping of canonical names to names in the file, in schema order."""
         present = {name for name, kind in footer.types.items() if describe_type(kind) != NULL_TYPE}
         free = [name for name in footer.types if name in present and name not in self.rename.values()]
         result = {}
@@ -317,7 +317,7 @@ class ColumnNames:
 
     @staticmethod
     def _other_reading(footer: FileFooter, column: str, columns: Mapping[str, str]) -> str:
-        """Return what a file without a required column may be instead, and what to do with it."""
+        """Return what a file without a required column may be, and the remedy."""
         if column not in REQUIRED_COLUMNS:
             return ""
         if columns.keys() & set(REQUIRED_COLUMNS):
@@ -335,7 +335,7 @@ class ColumnNames:
 def read_pieces(
     file: DumpFile, columns: Collection[str], row_groups: Sequence[int], rows: int | None = None
 ) -> Iterator[pa.Table]:
-    """Decode canonical columns of some groups, as one table or in pieces of `rows` rows."""
+    """Decode some columns of some row groups, as one table or in pieces of `rows` rows."""
     if not row_groups:
         return
     names = list(dict.fromkeys(file.columns[column] for column in columns))
@@ -371,7 +371,7 @@ _SHOWN_FILES = 3
 
 @dataclass
 class Catalog:
-    """Usable files, and the problems of the other files."""
+    """The usable files of a dump, and the problems of the other files."""
 
     files: list[DumpFile] = field(default_factory=list)
     footers: list[FileFooter] = field(default_factory=list)
@@ -386,7 +386,7 @@ class Catalog:
 
 
 def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Collection[str], skip: bool) -> Catalog:
-    """Open all files. Unusable files raise an error, or are left out with `skip`."""
+    """Open all files. An unusable file raises an error, or is left out with `skip`."""
     result = Catalog()
     converted: Iterable[UnopenedFile | DataError] = found
     if any(one.foreign for one in found):  # the importers take long to load
@@ -425,7 +425,7 @@ def _try_footer(found: UnopenedFile) -> FileFooter | DataError:
 
 
 def require_files(catalog: Catalog, names: ColumnNames) -> None:
-    """Raise if no file is left, or if no file has a column named with `--column`."""
+    """Raise an error if no file is usable, or if no file has a column of `--column`."""
     footers = catalog.footers
     if not catalog.files:
         path, problem = next(iter(catalog.problems.files.items()))
@@ -441,7 +441,7 @@ def require_files(catalog: Catalog, names: ColumnNames) -> None:
 
 
 def _partition_values(footers: Sequence[FileFooter], names: ColumnNames) -> list[dict[str, HiveValue]]:
-    """Return the Hive values of each file. A key is an integer if it is one in every folder."""
+    """Return the Hive partition values of each file. A value becomes an integer if it is an integer in every folder."""
     raw = [
         {names.canonical(key): value for key, value in footer.found.partition.items() if value is not None}
         for footer in footers
@@ -455,7 +455,7 @@ def _partition_values(footers: Sequence[FileFooter], names: ColumnNames) -> list
 
 
 def _check_by(found: Catalog, names: ColumnNames) -> None:
-    """Raise if a `--by` column is missing or does not have one value per sequence."""
+    """Raise an error if a `--by` column is missing or has more than one value per sequence."""
     for name in names.by:
         holders = [file for file in found.files if name in file.columns]
         for file in [] if name in VERSION_COLUMNS else holders:
@@ -508,7 +508,7 @@ def _find_deviating_files(files: Sequence[DumpFile], column: str) -> Iterator[tu
 
 
 def list_warnings(files: Sequence[DumpFile]) -> Iterator[str]:
-    """Yield warnings about optional columns that cannot be used or that only some files have."""
+    """Yield a warning for each optional column that cannot be used or that only some files have."""
     ignored: dict[str, list[str]] = {}
     for file in files:
         for column, problem in file.ignored.items():
@@ -537,7 +537,7 @@ UNIT_TOKENS = 3 << 20
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Units of all files, and the sequences that are not contiguous: file -> first row -> reason."""
+    """The parts of all files, and the sequences that are split over several places of a file."""
 
     units: tuple[ReadUnit, ...]
     broken: dict[int, dict[int, str]] = field(default_factory=dict)
@@ -545,10 +545,9 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class _Survey:
-    """Starts and keys of the sequences in a long file, with flags for possible cuts.
+    """Starts and keys of the sequences in a file with a row per token, with flags for possible cuts.
 
-    A file is not cut if only the step changes: if positions continue there, it is one sequence with a wrong step, and
-    the reader must read both parts together to detect it.
+    A file is not cut where only the step changes. The reader must see both parts to detect a wrong step.
     """
 
     starts: Ints
@@ -557,7 +556,10 @@ class _Survey:
 
 
 def plan_units(catalog: Catalog, skip: bool) -> ReadPlan:
-    """Divide all files into units. With `skip`, files that cannot be surveyed are removed from `catalog`."""
+    """Divide all files into parts that can be read independently.
+
+    With `skip`, files that cannot be read are removed from `catalog`.
+    """
     surveyed: list[tuple[DumpFile, _Survey | None]] = []
     for file in catalog.files:
         try:
@@ -582,7 +584,7 @@ def plan_units(catalog: Catalog, skip: bool) -> ReadPlan:
 
 
 def _wide_units(file: DumpFile) -> list[ReadUnit]:
-    """Return row groups or record batches as units, small ones together."""
+    """Return one or several row groups per part, so that small row groups are read together."""
     found: list[ReadUnit] = []
     for unit in _group_units(file):
         if not found or found[-1].tokens + unit.tokens > UNIT_TOKENS:
@@ -647,7 +649,7 @@ def _survey_file(file: DumpFile) -> _Survey:
 
 
 def _long_units(file: DumpFile, survey: _Survey) -> Iterator[ReadUnit]:
-    """Yield units from the first sequence start in a row group to the next row group that has one."""
+    """Yield parts that start at the first sequence of a row group."""
     cuts: list[tuple[int, int]] = []
     low = 0
     for row_group, rows in enumerate(file.contents.rows):
@@ -691,7 +693,7 @@ def _read_sequence_keys(file: DumpFile, survey: _Survey) -> pa.Table:
 def _find_scattered_sequences(
     tables: Sequence[pa.Table], files: Sequence[DumpFile]
 ) -> Iterator[tuple[int, int, str, str]]:
-    """Yield (file, row, problem, remedy) for sequences that begin more than once, later parts first."""
+    """Yield (file, row, problem, remedy) for sequences that start more than once."""
     if not tables:
         return
     import pyarrow.compute as pc

@@ -61,7 +61,7 @@ class JoinedColumns:
     """
 
     def __init__(self, place: Path) -> None:
-        """Match the columns. Canonical names take precedence over framework aliases."""
+        """Match the columns. A canonical column name takes precedence over a framework's alias."""
         self._place = place
         self._rows: dict[tuple[str, ...], dict[SequenceKey, int]] = {}
         self.found = 0
@@ -111,7 +111,7 @@ class JoinedColumns:
             raise DataError(f"{problem}: {first_error_line(error)}", file=str(self._place)) from error
 
     def _find(self, keys: tuple[str, ...], key: SequenceKey, path: Path, partial: bool) -> int | None:
-        """Return the row of a sequence. If `partial`, it may be missing."""
+        """Return the row of a sequence. With `partial`, the sequence may be missing."""
         if keys not in self._rows:
             index = self._rows[keys] = {}
             for row, own in enumerate(_keys(self._table, [self.columns[name] for name in keys])):
@@ -168,7 +168,7 @@ def open_parquet_dump(place: str) -> Dump:
 
 
 def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """Read all columns of a file and its Hive partition, at most `rows` rows at a time, under canonical names."""
+    """Read all columns of a file and its Hive partition under canonical names, at most `rows` rows at once."""
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
@@ -231,7 +231,7 @@ def convert_dump(
     join: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ConversionResult:
-    """Write the sequences of a file or folder to `out`, atomically."""
+    """Write the sequences of a file or folder to `out`, completely or not at all."""
     named = str(place)
     is_foreign = named and (framework or not contains_dump(named))  # Path("") would be the current folder
     paths = find_candidates(Path(named), framework) if is_foreign else []
@@ -294,7 +294,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class PairedTable:
-    """Both sides as one table."""
+    """The joined table of two files."""
 
     table: pa.Table
     notes: tuple[str, ...] = ()
@@ -374,7 +374,7 @@ class _Side:
         return cls(path, canonical, columns, _log_probs(table, canonical, engine, path))
 
     def id_column(self, name: str) -> str | None:
-        """Return the column of a key. A column of ids may have another name."""
+        """Return the column with the ids of a key. A column of ids may have another name."""
         if name in self.columns:
             return name
         return next((one for one in IDS if one in self.columns), None) if name in IDS else None
@@ -401,7 +401,7 @@ class _Side:
         return found
 
     def candidates(self, row: int) -> list[tuple[str, list[Any]]]:
-        """Return the log-probs of the response and of a scored prompt."""
+        """Return the log-probs of the response, and of a scored prompt."""
         names = [name for name in (self.log_probs, PROMPT_LOG_PROBS) if name is not None and name in self.columns]
         found = [(name, self.columns[name][row]) for name in names]
         for name, value in found:
@@ -424,7 +424,7 @@ def read_whole_file(path: Path) -> pa.Table:
 
 
 def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
-    """Collect the tokens of each sequence, if the table has one row per token."""
+    """If the table has one row per token, collect the tokens of each sequence."""
     found = [name for name in _names(table, canonical) if pa.types.is_floating(table.schema.field(name).type)]
     keys = [name for name in (*IDS, "step", "run") if name in table.schema.names]
     if not found or not keys or any(is_list(kind) for kind in table.schema.types):
@@ -443,7 +443,7 @@ def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
 
 
 def _names(table: pa.Table, canonical: str) -> list[str]:
-    """Return the columns that may contain the log-probs of a side, the likeliest first."""
+    """Return the columns that may contain the log-probs of a side, the most likely first."""
     aliases = column_aliases()
     known = [name for name in table.schema.names if aliases.get(name) == canonical]
     return [name for name in dict.fromkeys((canonical, *known, *_GENERIC)) if name in table.schema.names]
@@ -494,7 +494,7 @@ _Window = tuple[str, list[Any], slice]
 
 
 def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_Window, _Window]:
-    """Choose log-probs of the same length on both sides, or the first ones."""
+    """Choose log-probs with the same length on both sides, or the first ones."""
     lefts, rights = list(_windows(rollout, first)), list(_windows(train, second))
     if not lefts or not rights:
         side, row = (rollout, first) if not lefts else (train, second)
@@ -513,7 +513,7 @@ def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_W
 
 
 def _windows(side: _Side, row: int) -> Iterator[_Window]:
-    """Yield the log-probs of a row, first without padding, then with it."""
+    """Yield the log-probs of a row: first without padding, then with padding."""
     for name, values in side.candidates(row):
         mask = _full_mask(side, row)
         if mask is not None and name != PROMPT_LOG_PROBS and len(mask) == len(values):
@@ -539,7 +539,7 @@ def _full_mask(side: _Side, row: int) -> list[Any] | None:
 
 
 def _canonical(side: _Side, row: int) -> Iterator[tuple[str, Any]]:
-    """Yield the other columns of a row under the names of the schema."""
+    """Yield the other columns of a row under their canonical names."""
     aliases = column_aliases()
     skipped = {side.log_probs, PROMPT_LOG_PROBS, "position", *IDS}
     for name, values in side.columns.items():

@@ -1,4 +1,4 @@
-"""Engines that run units of work: threads of this process, a Ray cluster, and one that keeps results in memory."""
+"""Engines that process the parts of a dump: threads of this process, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ TOKENS_PER_SEQUENCE = 16
 
 
 class MergeablePart(Protocol):
-    """Result of a unit. `+` merges parts in input order."""
+    """Result of a unit. Two parts are merged with `+` in input order."""
 
     def __add__(self, other: Any, /) -> Any:
         """Merge two parts."""
 
     def moved(self, by: int) -> Any:
-        """Return the part with file indices increased by `by`."""
+        """Return the result for files that start at index `by` of the dump."""
 
 
 MergeableT = TypeVar("MergeableT", bound=MergeablePart)
@@ -51,7 +51,7 @@ PartT = TypeVar("PartT", bound=MergeablePart, covariant=True)
 
 
 class Work(Protocol[PartT]):
-    """Work on a unit: a picklable dataclass whose fields determine the result."""
+    """A computation on one part of a dump. It can be pickled, and its fields determine the result."""
 
     def __call__(self, dump: Dump, unit: ReadUnit, /) -> PartT:
         """Compute the result of one unit."""
@@ -59,7 +59,7 @@ class Work(Protocol[PartT]):
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive units of one file."""
+    """Adjacent parts of one file."""
 
     units: tuple[ReadUnit, ...]
 
@@ -72,11 +72,11 @@ class Engine(Protocol):
     """Runs work on shards."""
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
-        """Yield the part of each shard, in the given order."""
+        """Yield the result of each shard in the given order."""
 
 
 def list_shards(dump: Dump) -> Iterator[Shard]:
-    """Group the units of a dump into shards. The cuts only depend on each file."""
+    """Group the parts of a dump into shards. The cuts depend only on each file."""
     units: list[ReadUnit] = []
     total = 0
     for unit in dump.units:
@@ -111,19 +111,19 @@ def parse_size(text: str) -> int:
 
 
 def estimate_unit_bytes(unit: ReadUnit) -> int:
-    """Estimate the memory for reading a unit. Large units are decoded in pieces."""
+    """Estimate the memory that is needed to read a part. Large parts are decoded in pieces."""
     return min(unit.tokens, BATCH_TOKENS * 3 // 2) * BYTES_PER_TOKEN
 
 
 def default_memory() -> int:
-    """Return half of the memory of the machine or the container, but at least enough for one thread."""
+    """Return half of the memory of the machine or container, or the memory for one thread if that is more."""
     sizes = [size for size in (system_bytes("SC_PHYS_PAGES"), container_bytes()) if size]
     least = PROCESS_BYTES + BATCH_TOKENS * 3 // 2 * BYTES_PER_TOKEN
     return max(min(sizes) // 2, least) if sizes else 1 << 62
 
 
 def limit_threads(threads: int, memory: int, dump: Dump) -> int:
-    """Return the number of threads, at most `threads`, that stays within about `memory` bytes."""
+    """Return the number of threads, at most `threads`, that needs about `memory` bytes."""
     largest = max(dump.units, key=estimate_unit_bytes, default=None)
     if largest is None:  # nothing to read
         return threads
@@ -153,14 +153,14 @@ class LocalEngine:
 
     Attributes:
         threads: number of units read at the same time, by default one per processor.
-        memory: memory limit in bytes, by default half of the machine. It may reduce the number of threads.
+        memory: memory limit in bytes, by default half of the machine. The limit may reduce the number of threads.
     """
 
     threads: int | None = None
     memory: int | None = None
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
-        """Yield the part of each shard. Units of several shards are read at the same time."""
+        """Yield the result of each shard. Parts of several shards are read at the same time."""
         threads = self.threads or default_threads()
         threads = limit_threads(threads, default_memory() if self.memory is None else self.memory, dump)
         units = ((shard, unit, unit is shard.units[-1]) for shard in shards for unit in shard.units)
@@ -293,14 +293,17 @@ def _connect(address: str | None) -> Iterator[Any]:
 
 
 def _check_address(address: str | None) -> None:
-    """Raise an OSError if no process listens at host:port. Ray itself would retry for many minutes."""
+    """Raise an OSError if no process listens at host:port. Ray itself would try to connect for many minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
 
 
 def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str]) -> MergeableT | MismatchctlError:
-    """Compute a shard on a worker. Errors are returned, so that the caller raises them in input order."""
+    """Compute a shard on a Ray worker.
+
+    Errors are returned instead of raised, so that the caller raises them in input order.
+    """
     node, (version, reader) = os.uname().nodename, caller
     if tool_version() != version:
         return DataError(

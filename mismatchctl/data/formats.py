@@ -1,4 +1,4 @@
-"""File formats of a dump: detect Parquet and Arrow IPC, and read their metadata and columns."""
+"""File formats of a dump: detect Parquet and Arrow, and read metadata and columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAMPLE_ROWS = 256
 
 @dataclass(frozen=True)
 class FileContents(ABC):
-    """Metadata of a file, known before a column is decoded. It is sent to other processes."""
+    """Metadata of a file, which are known before a column is decoded. The metadata can be sent to other processes."""
 
     schema: pa.Schema = field(repr=False)
     rows: tuple[int, ...]
@@ -32,10 +32,10 @@ class FileContents(ABC):
 
     @abstractmethod
     def elements(self, group: int, column: str) -> int:
-        """Return the approximate number of values of a column in a group, or of list elements."""
+        """Return the approximate number of values of a column in a row group."""
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        """Return the range of an integer column in each group, if that is cheap. `opening` opens the file."""
+        """Return the range of an integer column in each row group, if this is cheap. `opening` opens the file."""
         if not pa.types.is_integer(self.schema.field(column).type):
             return [None] * len(self.rows)
         try:
@@ -46,7 +46,7 @@ class FileContents(ABC):
             return [None] * len(self.rows)  # decoding will report the error
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """Return True if a column only contains nulls, lists of nulls or empty lists. `opening` opens the file."""
+        """Return True if all values of a column are null or empty. `opening` opens the file."""
         filled = [group for group, rows in enumerate(self.rows) if rows]
         try:
             with opening as file:
@@ -56,14 +56,14 @@ class FileContents(ABC):
             return False  # decoding will report the error
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Return why some groups cannot be decoded in little memory, although the file is small."""
+        """Return the reason why some row groups need too much memory, although the file is small."""
         return None
 
     @abstractmethod
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Decode columns of some groups, as one table or in pieces of `rows` rows."""
+        """Decode columns of some row groups, as one table or in pieces of `rows` rows."""
 
 
 MOST_SEQUENCE_TOKENS = 1 << 21
@@ -77,7 +77,7 @@ _SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
 
 @dataclass(frozen=True)
 class ArrowMessage:
-    """Position of a message and, for a record batch, its rows and the length and null count of each array."""
+    """The position of an Arrow message, and the sizes of its arrays if it is a record batch."""
 
     kind: int
     start: int
@@ -89,7 +89,7 @@ class ArrowMessage:
 
 @dataclass(frozen=True)
 class ArrowContents(FileContents):
-    """Metadata of an Arrow file or stream. Its groups are record batches."""
+    """Metadata of an Arrow file or stream. Its row groups are record batches."""
 
     stream: bool
     batches: tuple[ArrowMessage, ...] = field(repr=False)
@@ -98,7 +98,7 @@ class ArrowContents(FileContents):
 
     @classmethod
     def of(cls, file: pa.NativeFile) -> ArrowContents:
-        """Read the messages of an open file without their bodies."""
+        """Read the messages of an open file, without their data."""
         stream = file.read_at(len(ARROW_MAGIC), 0) != ARROW_MAGIC
         try:
             if stream:
@@ -124,7 +124,7 @@ class ArrowContents(FileContents):
         return self.batches[group].lengths[first + is_list(kind)]
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        """Return the ranges of a file. A stream would have to be read."""
+        """Return the ranges of a file. For a stream, this would require reading all of it."""
         return [None] * len(self.rows) if self.stream else super().integer_ranges(opening, column)
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
@@ -150,7 +150,7 @@ class ArrowContents(FileContents):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Decode record batches, reading only the named columns. Offsets are verified."""
+        """Decode record batches. Only the named columns are read. Offsets are verified."""
         fields = [self.schema.get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         reader = None if self.stream else pa.ipc.open_file(file, options=options)
@@ -174,7 +174,7 @@ class ArrowContents(FileContents):
                 yield table.slice(first, rows)
 
     def _arrays_of(self, column: str) -> tuple[int, pa.DataType]:
-        """Return the index of the first array of a column, and the column's type."""
+        """Return the index of the first array of a column, and the type of the column."""
         number, kinds = self.schema.get_field_index(column), self.schema.types
         return sum(_count_arrays(kind) for kind in kinds[:number]), _storage_type(kinds[number])
 
@@ -185,7 +185,7 @@ GROUP_VALUES = 1 << 20
 
 @dataclass(frozen=True)
 class MemoryTable(FileContents):
-    """A table in memory that is read like a file. Its groups are slices of its rows."""
+    """A table in memory that is read like a file. Its row groups are slices of rows."""
 
     table: pa.Table = field(repr=False, compare=False)
     title: str
@@ -196,7 +196,7 @@ class MemoryTable(FileContents):
 
     @classmethod
     def of(cls, table: pa.Table, title: str, number: int = 1, *, run: str = "memory", version: str = "") -> MemoryTable:
-        """Divide a table into groups, depending only on its size."""
+        """Divide a table into row groups. The cuts depend only on its size."""
         table = pa.table(
             {name: _to_readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
         )
@@ -211,7 +211,7 @@ class MemoryTable(FileContents):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Return slices of the rows without a copy. No file is opened."""
+        """Return slices of the rows, without a copy. No file is opened."""
         tables = [self._group(group).select(columns) for group in groups]
         if rows is None:
             yield pa.concat_tables(tables)
@@ -250,7 +250,7 @@ def _open_stream(file: pa.NativeFile, parts: Sequence[ArrowMessage], options: An
 
 
 def _verify_offsets(array: pa.Array) -> None:
-    """Raise if offsets point outside of the buffers. Invalid UTF-8 is allowed."""
+    """Raise an error if offsets point outside their buffers. Invalid UTF-8 is allowed."""
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         array = array.view(pa.binary() if pa.types.is_string(array.type) else pa.large_binary())
     array.validate(full=True)
@@ -274,7 +274,7 @@ def _read_messages(file: pa.NativeFile) -> Iterator[ArrowMessage]:
 
 
 def _read_batch_offsets(file: pa.NativeFile) -> list[int]:
-    """Return the offsets of the record batches from the footer (Footer table in File.fbs)."""
+    """Return the offsets of the record batches from the file footer."""
     tail = len(ARROW_MAGIC) + 4
     (length,) = struct.unpack("<i", file.read_at(4, file.size() - tail))
     footer = file.read_at(length, file.size() - tail - length)
@@ -286,7 +286,7 @@ def _read_batch_offsets(file: pa.NativeFile) -> list[int]:
 
 
 def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
-    """Read the flatbuffer (Message.fbs) of the message at `start` without its body."""
+    """Read the flatbuffer of the message at `start`, without its data."""
     head = file.read_at(_FIRST_READ, start)
     first, second = struct.unpack_from("<ii", head)
     prefix, length = (8, second) if first == -1 else (4, first)  # versions before 0.15 do not have the marker
@@ -310,7 +310,7 @@ def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
 
 
 def _find_field(buffer: bytes, table: int, number: int) -> int:
-    """Return the offset of a field in a flatbuffer table, 0 if it has its default."""
+    """Return the offset of a field in a flatbuffer table, or 0 if the field has its default value."""
     vtable = table - struct.unpack_from("<i", buffer, table)[0]
     (size,) = struct.unpack_from("<H", buffer, vtable)
     entry = 4 + 2 * number
@@ -379,7 +379,7 @@ class ParquetContents(FileContents):
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
         """Return why some row groups cannot be decoded in little memory, although the file is small.
 
-        The footer does not contain the length of a row, but log-probs take at least one bit each.
+        The footer does not contain the length of a row, but each log-prob takes at least one bit.
         """
         for group in groups:
             row_group = self.footer.row_group(group)
@@ -402,9 +402,9 @@ class ParquetContents(FileContents):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Decode row groups with verified checksums. Object stores get few, large requests.
+        """Decode row groups with verified checksums. For object stores, a few large requests are sent.
 
-        Texts are dictionary-encoded, since each row may refer to the same long text.
+        Strings stay dictionary-encoded, because each row may refer to the same long string.
         """
         parquet = pq.ParquetFile(
             file,
@@ -429,7 +429,7 @@ class ParquetContents(FileContents):
     def _lists(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> dict[str, pa.Array]:
         """Read list columns page by page, if the file is local and compiled loops are loaded.
 
-        Loading the compiled loops for this alone takes longer than it saves. An object store needs large requests.
+        Loading the compiled loops only for this purpose takes longer than it saves.
         """
         if not can_scan() or not isinstance(file, pa.OSFile):
             return {}
@@ -476,7 +476,7 @@ SUFFIXES = _PARQUET_SUFFIXES + _ARROW_SUFFIXES
 
 
 def is_dump_file(path: str, store: Store) -> bool:
-    """Return True if the file has a dump suffix or signature. Spark and Ray may omit the suffix."""
+    """Return True if the file has a dump suffix or signature. Spark and Ray can omit the suffix."""
     return path.lower().endswith(SUFFIXES) or store.read_start(path, 6).startswith((_PARQUET_MAGIC, ARROW_MAGIC))
 
 

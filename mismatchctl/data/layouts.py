@@ -1,4 +1,4 @@
-"""Decode units in the wide layout (a row per sequence) and the long layout (a row per token)."""
+"""Decode parts of a file with a row per sequence (wide layout) or a row per token (long layout)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ BATCH_ROWS = 1 << 16
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
-    """Decode a unit, in pieces if it is large. The pieces only depend on the file."""
+    """Decode a part of a file with a row per sequence.
+
+    Large parts are decoded in pieces, which only depend on the file.
+    """
     rows = None
     if unit.tokens > BATCH_TOKENS * 3 // 2 or unit.rows > BATCH_ROWS:
         rows = max(1, min(unit.rows * BATCH_TOKENS // max(unit.tokens, 1), BATCH_ROWS))
@@ -56,7 +59,7 @@ def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str]
 
 
 def _split_by_tokens(file: DumpFile, table: pa.Table, first: int) -> Iterator[pa.Table]:
-    """Yield the rows in pieces of at most about `BATCH_TOKENS` tokens, if some rows are far longer than others."""
+    """Yield the rows in pieces of about `BATCH_TOKENS` tokens, if some rows are very long."""
     names = [file.columns[column] for column in REQUIRED_COLUMNS if file.is_list(column)]
     columns = [table.column(name) for name in names if name in table.column_names]
     if not columns or max(_count_values(column) for column in columns) <= min(
@@ -123,7 +126,7 @@ def _build_wide_block(
 def _unequal(
     file: DumpFile, lists: dict[str, ListColumn], named: pa.Array | None, rows: Ints
 ) -> dict[str, LengthMismatch]:
-    """Return the rows whose lists are not null but have different lengths, by run."""
+    """Return the rows whose lists have different lengths, by run."""
     there = np.ones(len(rows), np.bool_)
     for mine in lists.values():
         if mine.null is not None:
@@ -152,7 +155,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the elements of an unchecked column, unless its lists have other lengths than the log-probs.
+    """Return the elements of a column that only `diagnose` reads, if its lists have the lengths of the log-probs.
 
     In a partial column and in token ids, the tokens of sequences with other lengths become null.
     """
@@ -167,7 +170,7 @@ def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths:
 
 
 def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: Ints) -> Iterator[Fault]:
-    """Yield faults for null lists and for lists whose length differs from the first required column."""
+    """Yield faults for null lists, and for lists of another length than the first required column."""
     reference = lists[REQUIRED_COLUMNS[0]]
     for column, mine in lists.items():
         if mine.null is not None:
@@ -193,7 +196,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
 
 @dataclass(frozen=True)
 class LongSequences:
-    """Whole sequences of a long file: columns by canonical name, first row, and the start of each sequence."""
+    """Whole sequences of a file with a row per token: columns, first row, and the start of each sequence."""
 
     columns: dict[str, pa.Array]
     first: int
@@ -204,7 +207,10 @@ class LongSequences:
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a unit in pieces of whole sequences. `broken` contains the sequences that are not contiguous."""
+    """Decode a part of a file with a row per token, in pieces of whole sequences.
+
+    `broken` contains the sequences that are split over several places.
+    """
     for stretch in _read_sequences(unit, [*columns, *watched]):
         yield _build_long_block(unit.file, stretch, broken, watched)
 

@@ -38,11 +38,11 @@ _TYPES = {
 
 
 class _RefusedError(Exception):
-    """This column must be read by pyarrow, which also reports errors."""
+    """A column that pyarrow must read, because pyarrow also reports its errors."""
 
 
 class _Page(NamedTuple):
-    """A data page: uncompressed size, number of values (one for an empty list) and encoding."""
+    """A data page: size, number of values and encoding."""
 
     body: pa.Buffer
     size: int
@@ -69,7 +69,7 @@ def read_lists(
 
 
 def _is_supported(field: pa.Field, leaf: pq.ColumnSchema) -> bool:
-    """Return True for a list column without nulls whose values have Arrow's memory layout."""
+    """Return True for a list column without nulls whose values can be copied as they are."""
     kind = field.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return False
@@ -106,9 +106,9 @@ def _read_chunks(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMeta
 
 
 def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> Iterator[_Page]:
-    """Yield the pages of a column chunk with verified checksums, lazily so that each stays in the CPU cache.
+    """Yield the pages of a column one by one with verified checksums, so that each page stays in the CPU cache.
 
-    A page header has a few dozen bytes.
+    A page header takes a few dozen bytes.
     """
     if chunk.has_dictionary_page or chunk.compression not in ("ZSTD", "UNCOMPRESSED"):
         raise _RefusedError
@@ -139,14 +139,14 @@ def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) 
 
 
 class _PageValues:
-    """Values of all pages, concatenated. Flags use one byte each until the end."""
+    """The values of all pages. Flags take one byte each until the end."""
 
     def __init__(self, count: int, width: int) -> None:
         self._width, self.filled = width, 0
         self._bytes: Bytes = np.empty(count * (width or 1), np.uint8)
 
     def add(self, body: Bytes, start: int, count: int, encoding: int) -> None:
-        """Add `count` values, which fill the body from `start` to its end."""
+        """Add `count` values of a page."""
         width = self._width
         if len(body) - start != (count * width if width else (count + 7) // 8):
             raise _RefusedError

@@ -1,4 +1,4 @@
-"""Find the files behind path arguments: folders, globs, Hive folders, run names and the canonical order."""
+"""Find the files of path arguments: folders, globs, Hive folders, and the names of runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DumpSource = str | MemoryTable
 
 @dataclass(frozen=True)
 class UnopenedFile:
-    """One file of a run, not yet opened."""
+    """One file of a run that has not been opened."""
 
     location: str
     path: str
@@ -58,8 +58,8 @@ class UnopenedFile:
 class _PathArgument:
     """One run: its files as paths as the user wrote them.
 
-    The run's name is built from `parts`, and `exact` distinguishes two arguments with the same parts. `foreign` is true
-    if the files are in a framework's own layout.
+    The name of the run is built from `parts`. `exact` distinguishes arguments with the same parts. `foreign` is true if
+    a framework wrote the files.
     """
 
     shown: str
@@ -85,7 +85,7 @@ _skipped_locations: ContextVar[frozenset[str]] = ContextVar("_passed_over", defa
 
 @contextlib.contextmanager
 def skip_locations(locations: Iterable[str]) -> Iterator[None]:
-    """Ignore files that are still being written in this block."""
+    """Ignore these files in this block, because they are still being written."""
     token = _skipped_locations.set(frozenset(locations))
     try:
         yield
@@ -94,9 +94,9 @@ def skip_locations(locations: Iterable[str]) -> Iterator[None]:
 
 
 def discover_files(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], list[str]]:
-    """Find the files and tables of the arguments, in canonical order, and the warnings about them.
+    """Find the files of the arguments in canonical order, and warnings about them.
 
-    The order depends on the names only: runs in natural order, then files in natural order.
+    The order depends only on the names: runs in natural order, then files in natural order.
     """
     arguments, warnings = _list_arguments(paths)
     names = _find_run_names(arguments)
@@ -128,7 +128,7 @@ _MOST_LISTED = 20_000
 
 
 def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]) -> tuple[list[str], list[str]]:
-    """Find files in the given local folders that contain dump data but are not read."""
+    """Find files in the given folders that contain dump data but are not read."""
     read = {os.path.realpath(file.location) for file in found if file.location}
     skipped = {os.path.realpath(place) for place in _skipped_locations.get()}
     folders = sorted({path for path in map(str, paths) if os.path.isdir(path)})
@@ -159,7 +159,7 @@ def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]
 
 
 def _walk_everything(folder: str) -> Iterator[tuple[str, bool]]:
-    """Yield all files below a folder, with True for those whose name or folder is hidden."""
+    """Yield all files below a folder, with True for hidden ones."""
     seen: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
@@ -175,7 +175,7 @@ def _walk_everything(folder: str) -> Iterator[tuple[str, bool]]:
 
 
 def _unpacked(start: bytes) -> bytes:
-    """Return the start of a file that is compressed as a whole with gzip or bzip2, or the bytes themselves."""
+    """Return the first bytes of a file, unpacked if the file is compressed."""
     for magic, make in ((b"\x1f\x8b", lambda: zlib.decompressobj(31)), (b"BZh", bz2.BZ2Decompressor)):
         if start.startswith(magic):
             with contextlib.suppress(zlib.error, OSError, EOFError):
@@ -184,7 +184,7 @@ def _unpacked(start: bytes) -> bytes:
 
 
 def _is_unread_dump(path: str) -> bool:
-    """Return True if a file that is not read has the content or an inner suffix of a dump."""
+    """Return True if a file that is not read looks like a dump."""
     name = os.path.basename(path).lower()
     if _is_cache(name) or is_rollout_only(path):
         return False
@@ -230,7 +230,7 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
 
 
 def _series(arguments: Sequence[_PathArgument]) -> tuple[list[_PathArgument], list[str]]:
-    """Join files or folders whose names differ only in the step to one run, with a note about each."""
+    """Join files or folders that differ only in the step to one run, with a note."""
     groups: defaultdict[tuple[str, str, bool, bool], list[_PathArgument]] = defaultdict(list)
     for argument in arguments:
         folder, name = os.path.split(argument.shown)
@@ -252,7 +252,7 @@ def _series(arguments: Sequence[_PathArgument]) -> tuple[list[_PathArgument], li
 
 
 def _is_series(names: Sequence[str], files: bool) -> bool:
-    """Return True if names differ in one number, and the word before it means a step or a part."""
+    """Return True if the names differ in one number after a word such as step or part."""
     numbers = [re.findall(r"[0-9]+", name) for name in names]
     differ = [place for place, values in enumerate(zip(*numbers, strict=True)) if len(set(values)) > 1]
     if len(differ) != 1:
@@ -266,13 +266,13 @@ def _is_series(names: Sequence[str], files: bool) -> bool:
 
 
 def _steps(files: Sequence[str]) -> list[int | None]:
-    """Return the step in each file's name or folder, None for all unless all have one and they differ."""
+    """Return the step in the name of each file or folder, or None for all."""
     found = [int(steps[-1]) if (steps := _STEP.findall(file)) else None for file in files]
     return found if None not in found and len(set(found)) > 1 else [None] * len(files)
 
 
 def _expand_path(path: str) -> Iterator[_PathArgument]:
-    """Yield the arguments of a path: itself, or the matches of its wildcards."""
+    """Yield the arguments of a path: the path itself, or the matches of its wildcards."""
     store = find_store(path)
     if store.is_folder(path):
         yield _folder_argument(path)
@@ -299,14 +299,14 @@ def _folder_argument(path: str) -> _PathArgument:
 
 
 def _list_foreign_files(path: str) -> tuple[str, ...]:
-    """Return files of frameworks and in common formats, by their names."""
+    """Return the files of frameworks and of other formats, by their names."""
     if find_store(path).remote:
         return ()
     return tuple(os.path.normpath(file) for file in find_candidates(Path(path)) or table_files(Path(path)))
 
 
 def contains_dump(path: str) -> bool:
-    """Return True if the name of the file, or of one below the folder, is that of a dump."""
+    """Return True if the path is a dump, or a folder with a dump."""
     store = find_store(path)
     if store.is_folder(path):
         return next(_walk_folder(path), None) is not None
@@ -324,7 +324,7 @@ def _walk_folder(path: str) -> Iterator[str]:
 
 
 def _list_files(path: str) -> list[str]:
-    """Return the dump files below a folder, and broken links, so that lost data is reported.
+    """Return the dump files below a folder. Broken links are included, so that lost data is reported.
 
     The cache files of `datasets` in a dataset's folder are left out: `cache-*.arrow` next to `state.json`.
     """
@@ -343,9 +343,9 @@ def _is_cache(name: str) -> bool:
 
 
 def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
-    """Expand a glob. Its files are one run, named by the fixed folder. Its folders are a run each, as from a shell.
+    """Expand a glob. Matching files are one run, with the name of the fixed folder. Each matching folder is a run.
 
-    Hive folders (`step=*`) are parts of one run, not runs.
+    Matching Hive folders (`step=*`) are parts of one run.
     """
     store = find_store(pattern)
     found, hidden = store.glob(pattern), os.path.basename(pattern).startswith("_")
@@ -388,7 +388,7 @@ def _missing_path_error(path: str) -> DataError:
 
 
 def _suggest_path(path: str) -> str:
-    """Return the nearest names in the last existing folder of a path."""
+    """Return the most similar names in the last existing folder of a path."""
     store = find_store(path)
     parent, name = os.path.split(path)
     while parent and parent.strip("/") and not store.is_folder(parent):
@@ -413,7 +413,7 @@ def _path_parts(path: str) -> tuple[str, ...]:
 
 
 def _find_run_names(arguments: Sequence[_PathArgument]) -> list[str]:
-    """Return for each argument the shortest unique end of its path."""
+    """Return the shortest unique end of the path of each argument."""
     shared = Counter(argument.parts for argument in arguments)
     parts = [argument.parts if shared[argument.parts] == 1 else argument.exact for argument in arguments]
     names = []
@@ -426,14 +426,14 @@ def _find_run_names(arguments: Sequence[_PathArgument]) -> list[str]:
 
 
 def _hive_values(path: str) -> dict[str, str | None]:
-    """Return the values of `key=value` folders above the file."""
+    """Return the values in the `key=value` folders above a file."""
     matches = (_HIVE_PATTERN.fullmatch(name) for name in path.split(os.sep)[:-1])
     pairs = {match[1]: unquote(match[2]) for match in matches if match}
     return {key: None if value == HIVE_NULL else value for key, value in pairs.items()}
 
 
 def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile]) -> Iterator[str]:
-    """Yield warnings about steps that became runs, joined runs, and files in two runs."""
+    """Yield warnings about steps that became runs, about joined runs, and about files in two runs."""
     siblings: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for argument in arguments:
         folder, name = os.path.split(argument.shown)

@@ -1,4 +1,4 @@
-"""Bad data: faults of a block, patterns over all rows, rows with lists of different lengths, and data left out."""
+"""Bad data: faults of rows, patterns over all rows, and data that was left out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mask_remedy() -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of bad value in the rows of a block.
+    """One kind of bad value in some rows.
 
     Attributes:
         sequences: ascending rows of the affected sequences, as in `TokenBatch.rows`.
@@ -45,7 +45,7 @@ class Fault:
     pattern: tuple[str, str] | None = None
 
     def error(self, path: str, name: str) -> DataError:
-        """Return the fault as an error. The column is called `name` in the file at `path`."""
+        """Return the fault as an error. `name` is the name of the column in the file at `path`."""
         return DataError(self.problem, file=path, row=self.row, column=self._shown(name), remedy=self.remedy)
 
     def _shown(self, name: str) -> str:
@@ -54,10 +54,10 @@ class Fault:
     def column_error(
         self, path: str, name: str, rows: int, extent: tuple[float, float], count: Callable[[], int]
     ) -> DataError:
-        """Return an error about all rows if all have the fault, else about the first row.
+        """Return an error about all rows if all rows have the fault, else about the first row.
 
-        `extent` is the smallest and largest value of the column, NaN if unknown. `count` returns the number of rows
-        with the fault.
+        `extent` contains the smallest and largest value of the column, or NaN. `count` returns the number of rows with
+        the fault.
         """
         found = self.pattern or self._describe_all(rows, *extent)
         if rows < _FEWEST_ROWS or found is None or count() < rows:
@@ -65,7 +65,7 @@ class Fault:
         return DataError(found[0], file=path, column=self._shown(name), remedy=found[1])
 
     def _describe_all(self, rows: int, low: float, high: float) -> tuple[str, str] | None:
-        """Return the problem of a column whose rows all have this fault, and the remedy."""
+        """Describe a column whose rows all have this fault, and the remedy."""
         every = f"all {rows:,} rows"
         absent = "check response_mask: it may be 1 on padding, or the column was not recorded"
         span = f"{every} hold values from {low + 0.0:.3g} to {high:.3g}: these look like negative log-probs"
@@ -99,7 +99,7 @@ _ENDS = {
 
 
 def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str:
-    """Return the position of the extra elements of the longer list in most pairs, a key of `_ENDS`, or ''."""
+    """Return the position of the extra elements in the longer list of most pairs, or ""."""
     votes: Counter[str] = Counter()
     pairs = list(pairs)
     for pair in pairs:
@@ -120,7 +120,7 @@ def find_surplus(pairs: Iterable[tuple[Floats, Floats]], fewest: int = 1) -> str
 def describe_lengths(
     column: str, reference: str, apart: Ints, pairs: Iterable[tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """Return the pattern and the remedy if a list is longer (`apart` > 0) than another by a constant in all rows."""
+    """Describe a list that is longer than another list by the same number in all rows."""
     if len(apart) < _FEWEST_ROWS or not (apart == apart[0]).all():
         return None
     count = abs(int(apart[0]))
@@ -136,7 +136,7 @@ def describe_lengths(
 
 @dataclass(frozen=True)
 class UnequalRow:
-    """A row whose lists have different lengths: index of its file, row there, lengths by column, log-probs."""
+    """A row whose lists have different lengths: file, row, lengths by column, and log-probs."""
 
     file: int
     row: int
@@ -146,7 +146,7 @@ class UnequalRow:
 
     @property
     def odd_column(self) -> str:
-        """The one column with another length than the others, empty if there is more than one."""
+        """Return the single column whose length differs from the others, or ""."""
         common, _ = Counter(list(self.lengths.values())[::-1]).most_common(1)[0]
         odd = [column for column, length in self.lengths.items() if length != common]
         return odd[0] if len(odd) == 1 else ""
@@ -171,11 +171,11 @@ class LengthMismatch:
         return LengthMismatch(self.count + other.count, dict(columns), tuple(examples[:EXAMPLE_ROWS]))
 
     def moved(self, by: int) -> LengthMismatch:
-        """Return the same rows with file indices increased by `by`."""
+        """Return the same rows for files that start at index `by` of the dump."""
         return replace(self, examples=tuple(replace(one, file=one.file + by) for one in self.examples))
 
     def describe_odd_column(self) -> str:
-        """Return the column that differs from the others, with the lengths of an example."""
+        """Describe the column that differs from the others, with an example."""
         name, _ = Counter(one.odd_column for one in self.examples).most_common(1)[0]
         one = next(one for one in self.examples if one.odd_column == name)
         if not name:
@@ -185,12 +185,12 @@ class LengthMismatch:
         return f"{name} has {one.lengths[name]:,} elements in row {one.row:,} where the other lists have {others:,}"
 
     def describe(self) -> str:
-        """Return the number of rows and their common pattern, empty if it is unknown."""
+        """Describe the rows and their common pattern, or ""."""
         known = " and ".join(filter(None, (self.pattern(), self.overlap())))
         return f"in {self.count:,} such rows, {known}" if known else ""
 
     def pattern(self) -> str:
-        """Return the common property of the lengths of both lists of log-probs, empty if there is none."""
+        """Describe the common difference of the lengths of both log-prob lists, or ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
         if len(pairs) < 2:
             return ""
@@ -210,14 +210,14 @@ class LengthMismatch:
         return ""
 
     def overlap(self) -> str:
-        """Return the end (first or last) at which the lists of log-probs agree, empty if they do not."""
+        """Return the end (first or last) at which both log-prob lists agree, or ""."""
         return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
 
 
 def count_unequal_rows(
     lengths: Mapping[str, Sequence[int]], values: Sequence[tuple[Floats, Floats]], at: Sequence[tuple[int, int]]
 ) -> LengthMismatch:
-    """Return the rows at `at` (file, row), with the lengths of their lists by column and their first log-probs."""
+    """Return the rows at `at` (file, row), with the lengths of their lists and their first log-probs."""
     first = next(iter(lengths.values()))
     columns = {name: sum(a != b for a, b in zip(own, first, strict=True)) for name, own in lengths.items()}
     examples = tuple(
@@ -228,7 +228,7 @@ def count_unequal_rows(
 
 
 class ProblemExample(NamedTuple):
-    """First bad value of a kind in a file."""
+    """The first bad value of a kind in a file."""
 
     row: int
     column: str
@@ -237,7 +237,7 @@ class ProblemExample(NamedTuple):
 
 @dataclass
 class Problems:
-    """Data left out by `--on-bad skip` or `mask`. Use one per thread and add them.
+    """Data that `--on-bad skip` or `mask` left out. Each thread has its own object, and they are added at the end.
 
     Attributes:
         counts: sequences with a bad value by (file path, reason). A sequence may have several.
@@ -264,7 +264,7 @@ class Problems:
         return self.skipped.total()
 
     def add(self, path: str, faults: Iterable[Fault], tokens: int = 0) -> None:
-        """Count the faults of one block of a file, and the tokens of the affected sequences."""
+        """Count the faults in a block of a file, and the tokens of the affected sequences."""
         rows: set[int] = set()
         for fault in faults:
             rows.update(fault.sequences.tolist())
@@ -277,7 +277,7 @@ class Problems:
         self.masked.update({(path, column): number for column, number in masked.items()})
 
     def add_unreadable(self, path: str, sequences: int, row: int, problem: str, tokens: int = 0) -> None:
-        """Count the sequences and tokens of a part of a file that could not be decoded."""
+        """Count the sequences and tokens of a part that could not be decoded."""
         self._count(path, "cannot be decoded", sequences, ProblemExample(row, "-", problem))
         self.skipped[path] += sequences
         self.tokens[path] += tokens

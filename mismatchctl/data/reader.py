@@ -1,4 +1,7 @@
-"""The reader: a Dump has files, units of work, and the batches of each unit. `check_files` describes bad files, too."""
+"""The reader of dumps: open files, plan the parts to read, and yield the batches of each part.
+
+`check_files` also describes bad files.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def open_dump(
     watched: Collection[str] = (),
     on_bad: BadDataPolicy = "error",
 ) -> Dump:
-    """Find and open the files of a dump and plan its units. `Dump.read` decodes tokens later.
+    """Open the files of a dump and divide them into parts. `Dump.read` decodes tokens later.
 
     Args:
         paths: files, folders, globs, Hive folders or tables in memory. Each is a separate run.
@@ -98,8 +101,8 @@ class Dump:
         files: files in canonical order: by run, then by name in natural order.
         units: parts of files that can be read independently, in the same order.
         warnings: messages for the user.
-        problems: files that were left out (`on_bad="skip"`). Add them to the problems of the units.
-        unread: files in the given folders that contain dump data but are not named like a dump.
+        problems: files that were left out (`on_bad="skip"`). Add the problems of the parts to these.
+        unread: files in the given folders that contain dump data but do not have the name of a dump.
     """
 
     def __init__(
@@ -124,11 +127,11 @@ class Dump:
         self.warnings: list[str] = [*hints, *catalog.notes, *list_warnings(self.files)]
 
     def has(self, column: str) -> bool:
-        """Return True if any file has the canonical column, or its Hive folder does."""
+        """Return True if a file or its Hive folder has this column."""
         return any(column in file.columns or column in file.partition for file in self.files)
 
     def select(self, units: Sequence[ReadUnit]) -> Dump:
-        """Return a small copy of the dump for some of `units`, to be sent to another process."""
+        """Return a small copy of the dump with some parts, which can be sent to another process."""
         part, own = copy.copy(self), tuple(units)
         part.files = tuple({unit.file.index: unit.file for unit in own}.values())
         broken = {file.index: found for file in part.files if (found := self._plan.broken.get(file.index)) is not None}
@@ -137,14 +140,14 @@ class Dump:
         return part
 
     def cache_key(self, file: DumpFile) -> list[Any]:
-        """Return all settings that, with the content of a file, determine its batches."""
+        """Return all settings that, together with the file, determine the batches of a file."""
         settings = [self._columns, self._watched, self._skip, self._mask_missing]
         return [file.run, file.columns, file.partition, *settings, self._plan.broken.get(file.index, {})]
 
     def read(
         self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None
     ) -> Iterator[TokenBatch]:
-        """Yield the batches of a unit, each of at most about two million tokens. Thread-safe."""
+        """Yield the batches of a part, each with at most about two million tokens. Thread-safe."""
         path, done = unit.file.path, 0
         blocks = self._blocks(unit)
         while True:
@@ -176,7 +179,7 @@ class Dump:
                 yield batch
 
     def _explain(self, block: DecodedBlock, file: DumpFile) -> DataError:
-        """Return the error about the first fault of a block, or about its column if all rows of the file have it."""
+        """Return the error about the first fault, or about its column if all rows have the fault."""
         first = min(block.faults, key=lambda fault: fault.row)
         name = escape_unprintable(file.columns.get(first.column, first.column))
         units = [unit for unit in self.units if unit.file.index == file.index]
@@ -202,7 +205,7 @@ class Dump:
         return DataError(problem, file=error.file, row=error.row, column=error.column, remedy=error.remedy)
 
     def rows(self, unit: ReadUnit, problems: Problems) -> Iterator[Rows]:
-        """Yield the rows of a unit as stored, including masked tokens and values that `read` rejects."""
+        """Yield the rows of a part as stored, with masked tokens and bad values."""
         try:
             for block in self._blocks(unit):
                 if block.faults:
@@ -229,9 +232,9 @@ class Dump:
         return read_long(unit, [*columns, POSITION_COLUMN], self._plan.broken.get(file.index, {}), watched)
 
     def token_ids(self, file_index: int, rows: Collection[int]) -> dict[int, NDArray[Any]]:
-        """Return the ids of the valid tokens of some sequences, by row as in `TokenBatch.rows`.
+        """Return the ids of the valid tokens of some sequences, by row number.
 
-        Rows without token ids are left out. Only the units that contain the rows are read.
+        Rows without token ids are left out. Only the parts with these rows are read.
         """
         wanted, found = np.unique(np.fromiter(rows, np.int64, len(rows))), {}
         part = copy.copy(self)
@@ -252,7 +255,7 @@ class Dump:
         return found
 
     def require_tokens(self, total: int, problems: Problems | None = None) -> None:
-        """Raise if all tokens of the dump are masked."""
+        """Raise an error if all tokens of the dump are masked."""
         if total:
             return
         if problems and (error := problems.no_tokens_error()):
@@ -267,7 +270,7 @@ class Dump:
 
 @dataclass(frozen=True)
 class RecognizedColumn:
-    """A canonical column and the column of the file that it matches."""
+    """A canonical column, and the column of the file that matches it."""
 
     name: str
     actual: str
@@ -276,7 +279,7 @@ class RecognizedColumn:
 
 @dataclass(frozen=True)
 class UnknownColumn:
-    """A column that is not in the schema. `hint` suggests a canonical column."""
+    """A column that is not in the schema. `hint` suggests the name of a canonical column."""
 
     name: str
     dtype: str
@@ -285,7 +288,7 @@ class UnknownColumn:
 
 @dataclass(frozen=True)
 class BadValues:
-    """One kind of bad value: the number of sequences, and the first example."""
+    """One kind of bad value: the number of affected sequences, and the first example."""
 
     column: str
     reason: str
@@ -296,7 +299,7 @@ class BadValues:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """Results of checking one file."""
+    """Result of the check of one file."""
 
     path: str
     run: str
@@ -324,7 +327,7 @@ def check_files(
     rename: Mapping[str, str] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> list[FileCheck]:
-    """Open, read and describe all files, including bad ones."""
+    """Open, read and describe all files, also bad ones."""
     found, _ = discover_files(paths)
     names = ColumnNames(rename or {}, aliases or {})
     wanted = (CURRENT_COLUMN, ADVANTAGES_COLUMN)
@@ -378,7 +381,7 @@ def _describe_columns(
     wide: bool,
     names: ColumnNames,
 ) -> FileCheck:
-    """Describe the columns of a file. The wide layout has no `position`."""
+    """Describe the columns of a file. A file with a row per sequence has no `position`."""
     used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
     known, show = sorted({*COLUMNS_BY_NAME, *names.aliases} - used), escape_unprintable
     absent = (column.name for column in COLUMNS if not column.required and not (wide and column.name == "position"))

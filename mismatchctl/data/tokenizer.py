@@ -22,7 +22,7 @@ _BYTE_LEVEL_IDS = 257
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Bytes of each token id. `name` is their source. Unknown ids are shown as numbers."""
+    """The bytes of each token id. `name` is their source. An unknown id is shown as a number."""
 
     name: str
     pieces: Mapping[int, bytes]
@@ -37,7 +37,7 @@ class Vocabulary:
         ]
 
     def text(self, ids: Sequence[int] | None) -> str:
-        """Decode all tokens as one string. A character may have several tokens."""
+        """Decode all tokens as one string. One character can consist of several tokens."""
         return "".join(
             b"".join(self.pieces[token] for token in run).decode("utf-8", "backslashreplace")
             if known else "".join(f"⟨{token}⟩" for token in run)
@@ -46,7 +46,7 @@ class Vocabulary:
 
 
 def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
-    """Load a vocabulary by name. None: bytes if all ids are byte-level, otherwise numbers."""
+    """Load a vocabulary by name. Without a name, it contains bytes if all ids are below 256, and numbers otherwise."""
     text = "" if named is None else str(named)
     seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
     if text == "bytes" or (

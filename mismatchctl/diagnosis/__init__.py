@@ -1,1 +1,1 @@
-"""Diagnose the causes of a mismatch."""
+"""Find the causes of a mismatch."""

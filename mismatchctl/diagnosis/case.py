@@ -1,4 +1,4 @@
-"""The case of a run (sampled tokens, which of them are explained, statistics of the rest), and the result of a test."""
+"""The state of a diagnosis (sampled tokens and the tokens that are explained), and the result of a test."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ _NORMAL_MEDIAN = 0.6745
 
 @dataclass(frozen=True)
 class Case:
-    """Sample of a run and its statistics, for the next test. Tokens that a test explains are left out for later tests.
+    """The sampled tokens of a run and their statistics, as the next test sees them.
 
-    `rollout` and `train` are float64 [T]; a cause may have repaired them. `sound` marks tokens that are valid, finite
-    and not yet explained [T]. `reshaped` is true if a cause acts on every token, so that the rest is not plain
-    noise. `filled` is true if a cause accounts for the size of the rest. `left_out` maps a column to the values whose
-    rows are explained. `explained` are the ids of causes found so far above low confidence. `growth` returns the change
-    of K3 over the steps of the whole run.
+    Tokens that an earlier test explains are left out.
+
+    `rollout` and `train` are float64 [T]. An earlier cause may have repaired them. `sound` has flags of the tokens that
+    are valid, finite and not yet explained [T]. `reshaped` is true if a cause changes every token, so that the
+    remaining mismatch is not plain noise. `filled` is true if a cause explains the size of the remaining mismatch.
+    `left_out` maps a column to the values whose rows are explained. `explained` contains the causes that were found
+    with more than low confidence. `growth` returns the change of K3 over the steps of the whole run.
     """
 
     evidence: Evidence
@@ -47,24 +49,24 @@ class Case:
 
     @classmethod
     def of(cls, evidence: Evidence, rows: Rows) -> Case:
-        """Create the case of a whole sample."""
+        """Create the case with the whole sample."""
         rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
         case = cls(evidence, rows, rollout, train, rows.mask & np.isfinite(rollout) & np.isfinite(train))
         return case.relabelled(whole_k3=float(case.k3.sum()))
 
     def without(self, tokens: Bools) -> Case:
-        """Remove some tokens [T]. Without any, return the case itself, with its cached statistics."""
+        """Remove some tokens [T]. Return the case without some tokens. Without any, this is the case itself."""
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def relabelled(self, **labels: Any) -> Case:
-        """Return the case with other labels and the same cached statistics."""
+        """Return the case with other labels. The cached statistics stay."""
         other = replace(self, **labels)
         measured = {name: value for name, value in self.__dict__.items() if name not in _FIELD_NAMES}
         other.__dict__.update(measured)
         return other
 
     def repaired(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
-        """Return the case with other log-probs. Tokens that are not finite stop being sound."""
+        """Return the case with other log-probs. Tokens that are not finite are then no longer used."""
         rollout = self.rollout if rollout is None else rollout
         train = self.train if train is None else train
         return replace(self, rollout=rollout, train=train, sound=self.sound & np.isfinite(rollout) & np.isfinite(train))
@@ -75,7 +77,7 @@ class Case:
 
     @cached_property
     def sequence(self) -> Ints:
-        """Sequence of each token [T]."""
+        """Return the index of the sequence of each token [T]."""
         return self.rows.segments.spread(np.arange(self.size))
 
     @cached_property
@@ -83,36 +85,36 @@ class Case:
         return np.flatnonzero(self.sound)
 
     def _sound(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Select the sound tokens [N] of values [T]."""
+        """Return the values [N] of the unexplained valid tokens, from values of all tokens [T]."""
         return values if len(self.index) == len(values) else values[self.index]
 
     @cached_property
     def where(self) -> Ints:
-        """Sequence of each sound token [N]."""
+        """Return the index of the sequence of each unexplained token [N]."""
         return self._sound(self.sequence)
 
     @cached_property
     def x(self) -> Float64s:
-        """Log ratio of each sound token [N]."""
+        """Return the log ratio of each unexplained token [N]."""
         return self.t - self.r
 
     @cached_property
     def t(self) -> Float64s:
-        """Log-prob of the trainer [N]."""
+        """Return the trainer's log-prob of each unexplained token [N]."""
         return self._sound(self.train)
 
     @cached_property
     def r(self) -> Float64s:
-        """Log-prob of the rollout [N]."""
+        """Return the rollout's log-prob of each unexplained token [N]."""
         return self._sound(self.rollout)
 
     @property
     def sides(self) -> tuple[tuple[str, Float64s, Float64s], ...]:
-        """Name of each side, its log-probs and those of the other side [N]."""
+        """Return the name of each side, its log-probs, and the log-probs of the other side [N]."""
         return ("rollout", self.r, self.t), ("train", self.t, self.r)
 
     def reread(self, side: str, values: Float64s, sequences: Bools) -> Case:
-        """Return the case with other values [T] of one side in some sequences [S]."""
+        """Return the case with other values [T] on one side of some sequences [S]."""
         column = np.where(sequences[self.sequence], values, getattr(self, side))
         return self.repaired(rollout=column) if side == "rollout" else self.repaired(train=column)
 
@@ -122,7 +124,7 @@ class Case:
 
     @cached_property
     def counts(self) -> Ints:
-        """Sound tokens per sequence [S]."""
+        """Return the number of unexplained tokens per sequence [S]."""
         return np.bincount(self.where, minlength=self.size)
 
     @cached_property
@@ -131,27 +133,27 @@ class Case:
 
     @property
     def starts(self) -> Ints:
-        """First sound token of each sequence [S]."""
+        """Return the first unexplained token of each sequence [S]."""
         return self.segments.offsets[:-1]
 
     @cached_property
     def place(self) -> Ints:
-        """Position of each sound token in its sequence, counting sound tokens [N]."""
+        """Return the rank of each unexplained token in its sequence [N]."""
         return self.segments.places
 
     @cached_property
     def scaled(self) -> Float64s:
-        """Log ratio over 1 - p [N]: noise in the logits changes a log-prob about in proportion to 1 - p."""
+        """Return the log ratio divided by 1 - p [N]. Noise in the logits changes a log-prob in proportion to 1 - p."""
         return self.x / (1.0 - np.exp(np.minimum(self.t, 0.0)) + _SMALLEST_DOUBT)
 
     @cached_property
     def noise(self) -> float:
-        """Robust standard deviation of `scaled`, roughly the noise in the logits."""
+        """Return the robust standard deviation of `scaled`, which estimates the noise in the logits."""
         return float(np.median(np.abs(self.scaled))) / _NORMAL_MEDIAN if len(self.x) else 0.0
 
     @cached_property
     def standard(self) -> Float64s:
-        """`scaled` in units of its noise [N]."""
+        """Return `scaled` divided by its noise [N]."""
         return self.scaled / max(self.noise, 1e-12)
 
     @cached_property
@@ -160,28 +162,31 @@ class Case:
 
     @cached_property
     def spread(self) -> float:
-        """Standard deviation of normal logit noise with the same K3. It exceeds `noise` if the tails are heavy."""
+        """Return the standard deviation of normal logit noise that would have the same K3.
+
+        This value exceeds `noise` if the tails are heavy.
+        """
         doubt = -np.expm1(np.minimum(self.t, 0.0))
         power = float((doubt * doubt).sum())
         return float(np.sqrt(2 * self.k3.sum() / power)) if power > 0 else 0.0
 
     @cached_property
     def loudness(self) -> Float64s:
-        """Log of |`standard`| [N]. Its mean compares scales and is robust to tails."""
+        """Log of |`standard`| [N]. Return the log of the size of each difference. Its mean is robust to tails."""
         return np.log(np.abs(self.standard) + 0.05)
 
     @cached_property
     def doubtful(self) -> Bools:
-        """Sound tokens that are not near-certain [N]."""
+        """Return the unexplained tokens that are not nearly certain [N]."""
         found: Bools = self.t < np.log1p(-_SMALLEST_DOUBT)
         return found
 
     def each(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Spread values per sequence [S] over the sound tokens [N]."""
+        """Repeat values per sequence [S] for the unexplained tokens [N]."""
         return self.segments.spread(values)
 
     def marked(self, chosen: Any) -> Bools:
-        """Mark tokens [T] from flags or indices of sound tokens [N]."""
+        """Convert flags or indices of unexplained tokens [N] to flags of all tokens [T]."""
         found = np.zeros(len(self.sound), np.bool_)
         found[self.index[chosen]] = True
         return found
@@ -190,15 +195,15 @@ class Case:
         return self.segments.sum(values)
 
     def means(self, values: NDArray[Any]) -> Float64s:
-        """Return the mean over the sound tokens of each sequence [S], 0 for sequences without any."""
+        """Return the mean over the unexplained tokens of each sequence [S], or 0 for a sequence without any."""
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean over a part [N] of the sound tokens of each sequence [S], 0 for sequences without any."""
+        """Return the mean over some unexplained tokens of each sequence [S], or 0 for a sequence without any."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
-        """Return a numeric column at the sound tokens [N], from its rows if it is recorded per row."""
+        """Return a numeric column at the unexplained tokens [N]."""
         values = self.rows.tokens.get(name)
         if values is not None:
             return np.asarray(values, np.float64)[self.index] if values.ndim == 1 else None
@@ -206,7 +211,7 @@ class Case:
         return None if column is None or column.dtype == object else self.each(np.asarray(column, np.float64))
 
     def clustered_z(self, values: NDArray[Any]) -> float:
-        """Return the mean of values [N] in cluster-robust standard errors."""
+        """Return the mean of values [N], divided by its cluster-robust standard error."""
         if not len(values):
             return 0.0
         centre = values.mean()
@@ -217,7 +222,7 @@ class Case:
 
     @cached_property
     def clusters(self) -> Ints:
-        """Cluster of each sequence [S]: its prompt and step, otherwise the sequence."""
+        """Return the cluster of each sequence [S]: its prompt and step, or the sequence."""
         prompts = self.rows.columns.get("prompt_id")
         if prompts is None:
             return np.arange(self.size)
@@ -227,17 +232,17 @@ class Case:
         return np.array([names.setdefault(key, len(names)) for key in apart], np.int64)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Read a per-sequence column [S], see `read_column`."""
+        """Return a column with one value per sequence [S] (`read_column`)."""
         return read_column(self.rows, name)
 
     def share(self, tokens: Bools) -> float:
-        """Return the share of the summed |log ratio| on some tokens [T]."""
+        """Return the share of the summed |log ratio| that some tokens [T] have."""
         size = np.minimum(np.abs(self.x), _MAX_LOG_RATIO)
         return float(size[tokens[self.index]].sum()) / self.weight if self.weight > 0 else 0.0
 
     @cached_property
     def weight(self) -> float:
-        """Summed |log ratio| of the sound tokens."""
+        """Return the summed |log ratio| of the unexplained tokens."""
         return float(np.minimum(np.abs(self.x), _MAX_LOG_RATIO).sum())
 
     @property
@@ -251,7 +256,7 @@ Found = TypeVar("Found")
 
 
 def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
-    """Cache a statistic with its case. It must depend on tokens and log-probs only, not on labels."""
+    """Cache a statistic with its case. The statistic may only depend on tokens and log-probs, not on labels."""
     key = f"_{measure.__name__}"
 
     @wraps(measure)
@@ -272,12 +277,12 @@ Place = tuple[int, int, int]
 class Detection:
     """Result of a test.
 
-    `tokens` marks tokens that the cause explains [T], which determine `share` and `leaves`. Otherwise `share` is the
-    explained part of the summed |log ratio|, and `leaves` the rest of the case. `k3` is the explained part of K3 if it
-    differs. `where` defaults to all tokens if the cause acts `everywhere`. `examples` are sequences of the sample [N]
-    (default: the largest differences) with `positions` [N], and `places` are examples of the whole dump. `rivals` maps
-    a cause to the measurement that distinguishes it. `outside_k3` is true if K3 does not measure this data.
-    `symptom_of` is the cause that gets the evidence if it was found.
+    `tokens` has flags of the explained tokens [T], which determine `share` and `leaves`. Without `tokens`, `share` is
+    the explained share of the summed |log ratio|, and `leaves` is the remaining case. `k3` is the explained share of
+    K3, if it differs from `share`. If the cause acts `everywhere`, `where` is all tokens by default. `examples` are
+    sampled sequences with `positions` [N], and `places` are examples from the whole dump. `rivals` maps another
+    possible cause to the measurement that distinguishes it. `outside_k3` is true if K3 does not include this data. If
+    the cause `symptom_of` was found, it gets the evidence.
     """
 
     confidence: Confidence

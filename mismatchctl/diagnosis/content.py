@@ -1,4 +1,4 @@
-"""Content of a run's rows apart from the mismatch: repeated sequences, masked tokens, clipped values, identity."""
+"""Content of a run's rows besides the mismatch: repeated sequences, masked tokens, clipped values."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ RECORDING_DOUBTS = frozenset({
 
 @dataclass(frozen=True)
 class SequenceHashes:
-    """Hashes of the valid tokens of about a million sequences with the lowest hashes.
+    """Hashes of the valid tokens of about a million sequences, the ones with the lowest hashes.
 
-    Each part has hash, tokens, file index and row [S]. `total` counts sequences with valid tokens, and `responses` is
-    the sum of the hashes of the token ids modulo 2^64 over `identified` sequences.
+    Each part contains hash, number of tokens, file index and row [S]. `total` is the number of sequences with valid
+    tokens. `responses` is the sum of the hashes of the token ids modulo 2^64, over `identified` sequences.
     """
 
     parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()
@@ -94,7 +94,7 @@ class SequenceHashes:
 
     @cached_property
     def lowest(self) -> tuple[Hashes, Ints, Ints, Ints]:
-        """Hash, tokens, file and row of the sequences with the lowest hashes, in input order per hash."""
+        """Return hash, tokens, file and row of the sequences with the lowest hashes, in input order."""
         hashes, sizes, file, row = (np.concatenate(each) for each in zip(*self.parts, strict=True))
         order = np.lexsort((row, file, hashes))[:_MOST_ROWS]
         return hashes[order], sizes[order], file[order], row[order]
@@ -103,8 +103,8 @@ class SequenceHashes:
 def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
     """Hash the length and 16 valid tokens of each sequence.
 
-    Log-probs are rounded if enough of them are distinctive. Probable sequences may be sampled twice, so their ids count
-    too.
+    Log-probs are rounded if enough of them differ. A likely sequence can be sampled twice, so its ids are part of the
+    hash.
     """
     with np.errstate(invalid="ignore"):
         rollout, train = (
@@ -127,7 +127,7 @@ def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: I
 
 
 def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
-    """Hash step, prompt id and sequence id. Without a sequence id, the hash uses the row's place."""
+    """Hash step, prompt id and sequence id. If there is no sequence id, the hash contains file and row."""
     ids = rows.columns.get("sequence_id")
     place = hash_content([rows.file[chosen].astype(np.float64), rows.rows[chosen].astype(np.float64)])
     if ids is None:
@@ -141,7 +141,7 @@ def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
 
 
 def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[int, int]:
-    """Return the sum of the hashes of length, id sum and probed ids, and the number of sequences."""
+    """Return the sum of the hashes of length, id sum and some ids, and the number of sequences."""
     ids = rows.tokens.get("token_ids")
     if ids is None or ids.ndim != 1 or not len(some):
         return 0, 0
@@ -165,7 +165,7 @@ def _read_names(rows: Rows, columns: Collection[str]) -> frozenset[str]:
 def describe_content(
     known: SequenceHashes, sample: Rows | None, files: Sequence[str], findings: Sequence[Finding]
 ) -> RunContent:
-    """Return the content of a run from its hashes and a sample of its rows."""
+    """Return the content of a run, from its hashes and a sample of its rows."""
     hashes, sizes, file, row = known.lowest
     again = np.zeros(len(hashes), bool)
     again[1:] = hashes[1:] == hashes[:-1]
@@ -219,7 +219,7 @@ def _describe_tokens(rows: Rows) -> dict[str, float | int | list[int]]:
 
 
 def _measure_holes(rows: Rows) -> float:
-    """Return the share of masked tokens between the first and the last valid token of their row."""
+    """Return the share of masked tokens between the first and last valid token of their row."""
     index = np.flatnonzero(rows.mask)
     bounds = np.searchsorted(index, rows.segments.offsets)
     some = np.flatnonzero(np.diff(bounds))

@@ -1,4 +1,4 @@
-"""Diagnosis of a dump: evidence collected by run, the causes found, and their JSON form."""
+"""Diagnosis of a dump: collect evidence by run, find the causes, and convert them to JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
 
 
 class UnitRows(Protocol):
-    """Rows of one unit of a dump."""
+    """The rows of one part of a dump."""
 
     def rows(self) -> Iterator[Rows]:
         """Yield the rows with masked tokens and bad values."""
@@ -41,10 +41,10 @@ class UnitRows(Protocol):
 
 @dataclass
 class EvidenceCollector:
-    """Collector of evidence by run, in input order.
+    """Collects the evidence by run, in input order.
 
-    `by` are columns that may identify a deviating worker, `tokens` the approximate tokens per run, `size` the sampled
-    tokens per run, and `compiled` is true if the dump is worth the start of compiled loops.
+    `by` has the columns that may identify a worker, `tokens` the approximate tokens per run, `size` the sampled tokens
+    per run. `compiled` is true if the dump is large enough for compiled loops.
     """
 
     by: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class EvidenceCollector:
         self._add(gather_evidence(rows, self.by, flags, self.size, self.tokens, self.compiled))
 
     def add(self, other: EvidenceCollector) -> None:
-        """Add another collector, which may have a larger sample."""
+        """Add the evidence of another collector."""
         self._add({run: found.sampled(self.size, self.tokens.get(run, 0)) for run, found in other.runs.items()})
 
     def __add__(self, other: EvidenceCollector) -> EvidenceCollector:
@@ -71,7 +71,7 @@ class EvidenceCollector:
         return replace(self, runs={run: evidence.moved(by) for run, evidence in self.runs.items()})
 
     def __call__(self, unit: UnitRows, run: str) -> EvidenceCollector:
-        """Collect the evidence of one unit, including values that other commands reject."""
+        """Collect the evidence of one part, also from values that other commands reject."""
         found = self.empty()
         for rows in unit.rows():
             found.watch(rows)
@@ -83,13 +83,13 @@ class EvidenceCollector:
     def findings(
         self, run: str, files: Sequence[str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:
-        """Return the causes of one run, strongest first, and the side with the error if the dump shows it."""
+        """Return the causes of one run, strongest first, and the wrong side if the dump shows it."""
         if run not in self.runs:
             return [], None
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
 
     def content(self, run: str, files: Sequence[str], findings: Sequence[Finding]) -> RunContent | None:
-        """Describe the rows of a run apart from the mismatch."""
+        """Describe the rows of a run besides the mismatch."""
         known = self.runs.get(run)
         if known is None or not known.hashes.parts:
             return None
@@ -101,9 +101,9 @@ class EvidenceCollector:
 
 
 def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
-    """Create a collector with samples for the size of a dump.
+    """Create a collector whose samples fit the size of a dump.
 
-    Token counts are rounded down to powers of two, so a growing dump keeps its samples until it has doubled.
+    Token counts are rounded down to powers of two, so a growing dump keeps its sample until it has doubled.
     """
     found: dict[str, int] = {}
     for unit in dump.units:
@@ -120,7 +120,7 @@ def _floor_to_power_of_two(number: int) -> int:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(View, ByRun[list[Finding]]):
-    """Findings by run, strongest first, with sides, warnings and left-out rows."""
+    """Findings by run, strongest first, with the wrong side, warnings and skipped rows."""
 
     runs: dict[str, list[Finding]]
     sides: dict[str, Sides]
@@ -130,7 +130,7 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
     @property
     def next(self) -> dict[str, list[NextStep]]:
-        """Instructions to compare layers, for each run that may have a fault in a layer."""
+        """Return how to compare layers, for each run that may have a fault in a layer."""
         from mismatchctl.diagnosis.layer_reports.model import plan_first_comparison
 
         steps = {}

@@ -1,4 +1,4 @@
-"""Estimates of temperature and truncation on one side, from sampled tokens or top-k lists."""
+"""Estimates of temperature and truncation on one side, from sampled tokens or from lists of likely tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TRUNCATION_QUANTILE, _TOP_K_MIN_SHARE, _MAX_CONTRADICTION = 0.005, 0.99, 0.02
 
 @dataclass(frozen=True)
 class LogitScale:
-    """Factor between the two sides' log-probs relative to the likeliest token, with its 95% interval."""
+    """Factor between the logits of the two sides, with its 95% interval."""
 
     temperature: float
     interval: tuple[float, float]
@@ -39,7 +39,7 @@ class LogitScale:
 
 @dataclass(frozen=True)
 class Truncation:
-    """Truncation of the rollout: text, name (top_k, top_p, min_p or empty), value, interval and mean kept mass."""
+    """A truncation of the rollout: description, name (top_k, top_p, min_p), value, interval and mean kept mass."""
 
     setting: str
     name: str
@@ -49,7 +49,7 @@ class Truncation:
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Return both sides' lists [N, k] at the sound tokens that have them, and their sequences [N]."""
+    """Return both lists of likely tokens [N, k] where they are recorded, and their sequences [N]."""
     a, b = case.rows.tokens.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.tokens)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None
@@ -60,7 +60,7 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 @cached_on_case
 def estimate_scale(case: Case) -> LogitScale | None:
-    """Estimate the factor between both sides if it explains nearly all of the difference."""
+    """Estimate the factor between the logits of both sides, if it explains nearly all of the difference."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -84,7 +84,7 @@ def estimate_scale(case: Case) -> LogitScale | None:
 
 @cached_on_case
 def estimate_truncation(case: Case) -> Truncation | None:
-    """Find a truncation of the rollout distribution in its top-k lists."""
+    """Find a truncation of the rollout in its lists of likely tokens."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -126,7 +126,7 @@ def _estimate_top_p(b: Float64s, kept: Bools) -> tuple[float, str, float, float]
 
 
 def _estimate_min_p(a: Float64s, b: Float64s, kept: Bools, gone: Bools) -> tuple[float, str, float, float]:
-    """Estimate min-p by the rollout's own ratios."""
+    """Estimate min-p from the rollout's own probabilities."""
     least = np.where(kept, a, np.inf).min(axis=1) - np.where(kept, a, -np.inf).max(axis=1)
     most = np.where(gone, b, -np.inf).max(axis=1) - np.where(kept, b, -np.inf).max(axis=1)
     ends = np.quantile(most, 1 - _TRUNCATION_QUANTILE), np.quantile(least, _TRUNCATION_QUANTILE)
@@ -151,10 +151,10 @@ _REFUTED_Z, _REFUTED_MISFIT, _FITTING_Z, _DOUBTFUL_Z, _FIT_MIN_TOKENS = 6.0, 0.5
 
 @dataclass(frozen=True)
 class PowerFit:
-    """Sampling distribution as a power of the other side's.
+    """The sampling distribution as a power of the other side's distribution.
 
-    `misfit` is the largest |mean| of ratio - 1 in a group of contexts over the mean |ratio - 1|, and `misfit_z` the
-    largest such mean in standard errors.
+    `misfit` is the largest mean of ratio - 1 in a group of contexts, relative to the mean |ratio - 1|. `misfit_z` is
+    its z-score.
     """
 
     exponent: float
@@ -164,10 +164,10 @@ class PowerFit:
 
 
 def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None:
-    """Estimate b in q = p^b / Z from samples of q. `other` is log p and `sampled` log q of each sound token [N].
+    """Estimate b in q = p^b / Z from samples of q. `other` is log p and `sampled` is log q of each token [N].
 
-    p / q averages to 1 in every context, so p / q - 1 is an instrument that is independent of Z: b = E[(p / q - 1) log
-    q] / E[(p / q - 1) log p]. The Anderson-Rubin interval is valid for weak instruments.
+    The mean of p / q is 1 in every context, so b = E[(p / q - 1) log q] / E[(p / q - 1) log p], independent of Z. The
+    Anderson-Rubin interval is also valid if p / q - 1 varies little.
     """
     ratio = np.expm1(np.clip(other - sampled, -20, 20))
     weights = ratio * ratio
@@ -189,7 +189,10 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
 
 
 def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
-    """Return the bounds of all b whose sum of b moved - seen is within its error of 0. `a` is the sum of `moved`."""
+    """Return the bounds of all b for which the sum of b moved - seen is within its error of 0.
+
+    `a` is the sum of `moved`.
+    """
     clusters = np.bincount(case.clusters, weights=case.counts) > 0
     used = int(clusters.sum())
     if used < 2:
@@ -221,11 +224,11 @@ def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class TemperatureFit:
-    """Temperature of the rollout relative to the trainer.
+    """The temperature of the rollout relative to the trainer.
 
-    `likely` and `unlikely` are coherences from -1 to 1. `steepness` is 1 if unlikely tokens scale as by a temperature
-    and 0 if they only shift. `small` is true if bfloat16 may cause half of it, `listed` if it is estimated
-    from recorded lists.
+    `likely` and `unlikely` are mean directions of the log ratios, from -1 to 1. `steepness` is 1 if unlikely tokens
+    scale as with a temperature, and 0 if they shift by a constant. `small` is true if bfloat16 may cause half of the
+    effect, `listed` if recorded lists were used.
     """
 
     temperature: float
@@ -245,12 +248,12 @@ class TemperatureFit:
 
     @property
     def refuted(self) -> bool:
-        """True if no temperature fits all contexts."""
+        """Return True if no temperature fits all contexts."""
         return not self.small and not self.fits and self.misfit_z > _REFUTED_Z and self.misfit > _REFUTED_MISFIT
 
     @property
     def fits(self) -> bool:
-        """True if one temperature other than 1 fits all contexts."""
+        """Return True if one temperature other than 1 fits all contexts."""
         ends = self.interval
         told = ends is not None and not ends[0] <= 1 <= ends[1] and abs(math.log(self.temperature)) > _PLAIN
         steep = self.steepness > (_FLAT if self.listed else _STEEP_IN_FIT)
@@ -258,7 +261,7 @@ class TemperatureFit:
 
     @property
     def scaled(self) -> bool:
-        """True if unlikely tokens are scaled as by a temperature."""
+        """Return True if unlikely tokens scale as with a temperature."""
         if self.fits:
             return True
         least = _MIN_STEEPNESS_IN_NOISE if self.small else _MIN_STEEPNESS
@@ -266,23 +269,23 @@ class TemperatureFit:
 
     @property
     def bounded(self) -> bool:
-        """True if likely tokens move as by a temperature and others do not."""
+        """Return True if likely tokens move as with a temperature and unlikely tokens do not."""
         return self.refuted or (not self.scaled and not 0 < self.misfit_z < _DOUBTFUL_Z)
 
     @property
     def plainly_scaled(self) -> bool:
-        """True if the steepness or the fit over all contexts can only come from a temperature."""
+        """Return True if only a temperature can explain the steepness or the fit over all contexts."""
         fits = self.fits or (0 < self.misfit_z < _FITTING_Z and self.tokens >= _FIT_MIN_TOKENS)
         return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _MIN_STEEPNESS))
 
     @property
     def sampled_by(self) -> str:
-        """Column that is the sampling distribution, or empty if unknown."""
+        """Return the column that belongs to the sampling distribution, or ""."""
         return _find_sampler(self.ratio)
 
     @property
     def likelier(self) -> str:
-        """Column that is probably the sampling distribution, by a weaker test than `sampled_by`, or empty."""
+        """Return the column that probably belongs to the sampling distribution, by a weaker test, or ""."""
         less, more = sorted((abs(self.ratio.z), abs(self.ratio.inverse_z)))
         if self.sampled_by or more < _BIASED_Z or less > more / 2:
             return self.sampled_by
@@ -295,7 +298,7 @@ def _find_sampler(ratio: Calibration) -> str:
 
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
-    """Find a temperature: log-probs of likely tokens all move in one direction, those of unlikely ones in the other."""
+    """Find a temperature: log-probs of likely and of unlikely tokens move in opposite directions."""
     if len(case.x) < 200 or column_correlation(case) < _UNRELATED_CORRELATION:
         return None
     likely, likely_z, unlikely, unlikely_z = coherence(case)
@@ -367,7 +370,7 @@ def _fit_case(case: Case) -> PowerFit | None:
 
 
 def _steepness(case: Case, temperature: float) -> tuple[float, float]:
-    """Return the slope of r by t of unlikely tokens (1 for the temperature's slope) and its standard error."""
+    """Return the slope of r by t for unlikely tokens (1 for a temperature), and its standard error."""
     chosen = (case.t < _TAIL_RANGE[1]) & (case.t > _TAIL_RANGE[0])
     t, r = case.t[chosen], case.r[chosen]
     expected = 1 / temperature - 1
@@ -381,9 +384,9 @@ def _steepness(case: Case, temperature: float) -> tuple[float, float]:
 
 
 def _exponents(case: Case) -> Float64s:
-    """Return bounds on the exponent b in rollout ~ train^b from unlikely tokens: logit(rollout) / logit(train).
+    """Return bounds of the exponent b in rollout ~ train^b from unlikely tokens: logit(rollout) / logit(train).
 
-    They are exact if all other mass is on one token, and closer to 1 otherwise. The largest are the estimate.
+    A bound is exact if all other mass is on one token, and closer to 1 otherwise. The largest bounds are the estimate.
     """
     chosen = mark_rare_tokens(case)
     p, q = case.t[chosen], np.minimum(case.r[chosen], -1e-9)

@@ -34,7 +34,7 @@ LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of flagged tokens and sequences, and the first places (file, row, position)."""
+    """The number of flagged tokens and sequences, and the first places (file, row, position)."""
 
     tokens: int = 0
     sequences: int = 0
@@ -47,7 +47,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class TokenMarks:
-    """Marked tokens per sequence [S], and the function that marks them in any rows [T]."""
+    """Marked tokens per sequence [S], and the function that marks tokens in any rows [T]."""
 
     counts: Ints
     of: Callable[[Rows], Bools]
@@ -70,7 +70,7 @@ FlagFunction = Callable[[Rows], Mapping[str, TokenMarks]]
 
 @dataclass(frozen=True)
 class RowSample:
-    """Whole rows with the lowest hashes of their content, up to `size` tokens.
+    """Whole rows with the lowest hashes of their content, with up to `size` tokens.
 
     Equal rows have equal hashes, so duplicates are sampled together.
     """
@@ -82,8 +82,7 @@ class RowSample:
     def of(cls, hashes: Hashes, rows: Rows, size: int, tokens: int = 0) -> RowSample:
         """Sample some rows of a run with about `tokens` tokens.
 
-        Rows with twice the expected largest hash are dropped early, apart from a share: all rows of a part may have
-        such hashes.
+        Most rows with large hashes are dropped early, to save memory.
         """
         order = np.lexsort((rows.rows, rows.file, hashes))
         lengths = np.maximum(rows.segments.lengths[order], 1)  # a row without tokens takes memory too
@@ -130,9 +129,9 @@ def sample_size(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence about one run: flagged tokens, sums by (column, step, value), sampled rows and hashes.
+    """Evidence about one run: flagged tokens, sums by column and value, sampled rows and hashes.
 
-    `unfit` counts rows with lists of different lengths, which are excluded from all other numbers.
+    `unfit` counts rows whose lists have different lengths. No other number includes them.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -212,7 +211,7 @@ def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], 
 
 
 def _hash_rows(rows: Rows) -> Hashes:
-    """Hash the length and a few log-probs of each row [S]."""
+    """Hash the length and some log-probs of each row [S]."""
     hashes = rows.segments.lengths.astype(np.uint64)
     some = np.flatnonzero(rows.segments.nonempty)
     last, found = rows.segments.lengths[some] - 1, hashes[some]
@@ -228,10 +227,12 @@ def _hash_rows(rows: Rows) -> Hashes:
 def sum_levels(
     rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], look: RowScan | None = None
 ) -> LevelSums:
-    """Sum 1, `LEVEL_TERMS` and their products over sequences by (column, step, value). The column "" covers all.
+    """Sum the log mismatch of sequences, and its covariates, by (column, step, value).
 
-    The level is log |log ratio| minus the log of its size under equal noise in all logits. The products allow to remove
-    the remaining effects of length and doubt. `look` has the terms if the rows were scanned.
+    The column "" contains all sequences.
+
+    The level is log |log ratio| minus the log of the size that equal noise in all logits would give. The sums of
+    products are needed to remove the effects of length and uncertainty. If the rows were scanned, `look` has the sums.
     """
     counts, total, certain = _compute_level_terms(rows.segments, rollout, train, sound) if look is None else look.levels
     some = (counts > 0) & (total > 0)  # a sequence that agrees to the bit has no noise to measure
@@ -259,7 +260,7 @@ def sum_levels(
 def _compute_level_terms(
     segments: Segments, rollout: Floats, train: Floats, sound: Bools
 ) -> tuple[Ints, Float64s, Float64s]:
-    """Return counted tokens, summed |log ratio| and summed probabilities of each sequence [S]."""
+    """Return the number of tokens, the summed |log ratio| and the summed probability of each sequence [S]."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(train - rollout)
         prob = np.exp(np.minimum(train, 0.0))
@@ -272,7 +273,7 @@ def _compute_level_terms(
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:
-    """Return the version lag of each sequence [S] if it is recorded."""
+    """Return the version lag of each sequence [S], if it is recorded."""
     train, rollout = (rows.columns.get(name) for name in ("train_version", "rollout_version"))
     if train is None or rollout is None or object in (train.dtype, rollout.dtype):
         return None
@@ -280,13 +281,13 @@ def version_lag(rows: Rows) -> NDArray[Any] | None:
 
 
 def read_column(rows: Rows, name: str) -> NDArray[Any]:
-    """Return a per-sequence column [S]. A missing column has only missing values."""
+    """Return a column with one value per sequence [S]. If the column is missing, all values are missing."""
     values = rows.columns.get(name)
     return np.full(len(rows), None, object) if values is None else values
 
 
 def _concatenate(parts: Sequence[Rows]) -> Rows:
-    """Concatenate rows with the token columns that all of them have."""
+    """Concatenate rows, with the token columns that all rows have."""
     first = parts[0]
 
     def join(values: Iterable[NDArray[Any]]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Findings of a run from its tests. Each test runs on the case that earlier causes leave."""
+"""Run all tests on a run and return its findings. Each test sees only the tokens that earlier causes do not explain."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def find_causes(
 
 
 def _without_tokens(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
-    """Return the finding about lists of different lengths if no row can be compared."""
+    """Return the finding about lists of different lengths, if no row can be compared."""
     if evidence.unfit is None:
         return []
     none = np.zeros(0)
@@ -59,7 +59,7 @@ def _without_tokens(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
 
 
 def _run_tests(case: Case) -> list[_CauseResult]:
-    """Run all tests in order, each on the case that earlier causes leave."""
+    """Run all tests in order. Each test sees the tokens that earlier causes leave."""
     whole = case.weight
     found: list[_CauseResult] = []
     waiting = list(CAUSES)
@@ -103,7 +103,7 @@ def _add_symptom(row: _CauseResult, symptom: Detection) -> _CauseResult:
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Limit the confidence of causes of some tokens to medium if the columns are unrelated on the other tokens."""
+    """Limit the confidence to medium if the columns are unrelated on the other tokens."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
     if not any(column_correlation(row.case) < UNRELATED_CORRELATION for row in rest):
         return found
@@ -118,7 +118,7 @@ def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
 
 
 def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
-    """Divide K3: each cause gets the part of its tokens, and the first cause that acts everywhere gets the rest."""
+    """Divide K3 among the causes. The first cause that acts on all tokens gets the rest."""
     if not found:
         return []
     whole = left = found[0].case.whole_k3
@@ -163,7 +163,7 @@ def _make_finding(found: _CauseResult, files: Sequence[str]) -> Finding:
 
 
 def _format_sentence(text: str) -> str:
-    """Capitalize the first word, unless it is a column, and add a period."""
+    """Add a capital letter and a period to a text, unless it starts with a column name."""
     return f"{text if '_' in text.split(' ')[0] else text[:1].upper() + text[1:]}."
 
 

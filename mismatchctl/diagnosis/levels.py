@@ -30,7 +30,7 @@ StepCells = dict[tuple[GroupValue, GroupValue], Float64s]
 
 @dataclass(frozen=True)
 class Levels:
-    """Mean level of groups of sequences at equal length and doubt.
+    """The mean log mismatch (level) of groups of sequences, at equal length and uncertainty.
 
     `by_step` has the number of sequences and the summed levels by step and value. `variance` is the variance between
     the sequences of a group.
@@ -42,7 +42,7 @@ class Levels:
 
     @classmethod
     def of(cls, cells: StepCells) -> Levels:
-        """Remove the effects of length and doubt by slopes within cells, or within steps if most cells have one row."""
+        """Remove the effects of length and uncertainty by regression within groups."""
         table = np.array(list(cells.values())).reshape(len(cells), -1)
         groups = np.arange(len(cells))
         if table[:, 0].sum() - len(cells) < max(_MIN_FREEDOM, 0.5 * len(cells)):
@@ -86,7 +86,7 @@ def _sum_within_groups(table: Float64s, groups: Any) -> tuple[Float64s, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Difference of log levels between a value of a column and the others of the same steps, and its z."""
+    """The difference in the level of one value of a column from the other values in the same steps, and its z-score."""
 
     value: GroupValue
     difference: float
@@ -95,19 +95,19 @@ class Deviation:
 
 
 def correct_for_tests(z: float, tests: int) -> float:
-    """Reduce the largest z of several tests (Bonferroni, normal tail)."""
+    """Reduce the largest z-score of several tests (Bonferroni)."""
     return math.copysign(math.sqrt(max(z * z - 2 * math.log(max(tests, 1)), 0.0)), z)
 
 
 def select_cells(case: Case, column: str) -> StepCells:
-    """Return the cells of a column without the values left out, from the sample if it is complete."""
+    """Return the groups of a column without the values left out, from the sample if it is complete."""
     gone = case.left_out.get(column, frozenset())
     cells = _sum_sample(case, case.reshaped) if case.complete else case.evidence.cells
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
 
 
 def _sum_sample(case: Case, reshaped: bool) -> AllCells:
-    """Sum levels of the sample, without the median effect of a temperature or truncation at each probability."""
+    """Sum the levels of the sample, without the effect of a temperature or a truncation."""
     rollout = case.rollout
     if reshaped:
         rollout, bins = rollout.copy(), quantile_bins(case.t, _PROBABILITY_BINS)
@@ -118,7 +118,7 @@ def _sum_sample(case: Case, reshaped: bool) -> AllCells:
 
 
 def find_deviations(cells: StepCells) -> list[Deviation]:
-    """Compare each value of a column with the others, step by step, largest corrected z first."""
+    """Compare each value of a column with the other values step by step, the largest z-score first."""
     if not cells:
         return []
     levels = Levels.of(cells)
@@ -144,7 +144,7 @@ def find_deviations(cells: StepCells) -> list[Deviation]:
 
 @dataclass(frozen=True)
 class StepLevels:
-    """Mean level of each numbered step, in order, and its standard error."""
+    """The mean level of each numbered step, and its standard error."""
 
     steps: list[Any]
     level: Float64s
@@ -168,10 +168,10 @@ def measure_steps(case: Case) -> StepLevels:
 
 
 def fit_slope(cells: Mapping[tuple[GroupValue, GroupValue], Float64s]) -> tuple[float, float]:
-    """Return the slope of the level by a number (a version lag), and its z.
+    """Return the slope of the level by a number such as the version lag, and its z-score.
 
-    Within steps it is a regression with length and doubt, and its z is limited by the number of permutations. If the
-    number is constant within steps, the scatter between steps counts.
+    Within steps, this is a regression with length and uncertainty. Its z-score is limited by a permutation test. If the
+    number is constant within steps, the error includes the scatter between steps.
     """
     groups = _number_steps(cells)
     table, at = np.array(list(cells.values())), np.array([float(value or 0.0) for _, value in cells])
@@ -192,7 +192,7 @@ def fit_slope(cells: Mapping[tuple[GroupValue, GroupValue], Float64s]) -> tuple[
 
 
 def _add_term(table: Float64s, at: Float64s) -> Float64s:
-    """Add a term with one value per cell to the sums."""
+    """Add a variable with one value per group to the sums."""
     terms = len(LEVEL_TERMS)
     sums = np.column_stack([table[:, : 1 + terms], table[:, 0] * at])
     rows, column = [sums], 1 + terms
@@ -203,7 +203,7 @@ def _add_term(table: Float64s, at: Float64s) -> Float64s:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the first term on the last, with the others if there is enough data. Returns slope and z."""
+    """Regress the first variable on the last, and on the others if there is enough data. Returns slope and z."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])
@@ -218,7 +218,7 @@ def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
 
 
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress step levels on a number. Steps scatter in addition to sequences, with a prior of about 10%."""
+    """Regress the levels of steps on a number. The error includes a scatter between steps of about 10%."""
     weights = 1 / error
     across = at - np.average(at, weights=weights)
     if len(at) < 3 or not (weights * across * across).sum() > 0:

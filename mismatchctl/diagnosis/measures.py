@@ -36,18 +36,21 @@ _UNSURE_RANGE, _CERTAIN_LOG_PROB, _CERTAIN_DISTANCE_SHARE, _MIN_INFORMATIVE_TOKE
 def make_fact(
     name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None
 ) -> Fact:
-    """Create a fact with four significant digits."""
+    """Create a fact with a value of four significant digits."""
     ends = None if interval is None else (round_value(interval[0]), round_value(interval[1]))
     shown = value if value is None or isinstance(value, str) else round_value(value)
     return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning)
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """Create a fact with the share of some sequences [S]. Its 95% interval also covers the share with `perhaps`."""
+    """Create a fact with the share of some sequences [S].
+
+    Its 95% interval also covers the share with the sequences in `perhaps`.
+    """
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:
-        """Return an end of Wilson's interval."""
+        """Return one end of Wilson's interval."""
         share = int((sequences & among).sum()) / total
         half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
         return min(max((share + z * z / (2 * total) + sign * half) / (1 + z * z / total), 0.0), 1.0)
@@ -61,7 +64,7 @@ def make_noise_fact(case: Case) -> Fact:
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:
-    """Format an interval with a trailing space, or return an empty string."""
+    """Format an interval with a trailing space, or return ""."""
     if interval is None:
         return ""
     digits = next((digits for digits in (3, 4, 5) if f"{interval[0]:.{digits}g}" != f"{interval[1]:.{digits}g}"), 3)
@@ -89,14 +92,14 @@ def percent(share: float) -> str:
 
 
 def find_loudest(case: Case, sequences: Bools | None = None, score: Float64s | None = None) -> Ints:
-    """Return up to three of the marked sequences [S], by default all with tokens, by descending score."""
+    """Return up to three of the marked sequences [S], with the highest scores first."""
     found = np.flatnonzero(case.counts > 0 if sequences is None else sequences)
     score = case.means(np.abs(case.x)) if score is None else score
     return found[np.argsort(-score[found], kind="stable")][:3]
 
 
 def find_better_reading(case: Case, side: str, values: Float64s) -> Bools:
-    """Return the sequences [S] whose columns agree about three times better with other values of one side [T]."""
+    """Return the sequences [S] whose columns agree three times better with other values [T] on one side."""
     other = case.t if side == "rollout" else case.r
     with np.errstate(invalid="ignore"):
         changed = np.abs(other - values[case.index])
@@ -111,7 +114,7 @@ def find_better_reading(case: Case, side: str, values: Float64s) -> Bools:
 
 @dataclass(frozen=True)
 class ConstantRuns:
-    """Runs of one value. `first` and `length` index sound tokens, `off` is the mean |log ratio|."""
+    """Runs of one value. `first` and `length` are indices of unexplained tokens, and `off` is the mean |log ratio|."""
 
     first: Ints
     length: Ints
@@ -128,7 +131,7 @@ class ConstantRuns:
         return len(self.first)
 
     def tokens(self, case: Case) -> Bools:
-        """Mark the tokens of the runs [T]."""
+        """Return flags of the tokens in these runs [T]."""
         marks = np.zeros(len(case.index) + 1, np.int64)
         np.add.at(marks, self.first, 1)
         np.add.at(marks, self.first + self.length, -1)
@@ -137,9 +140,9 @@ class ConstantRuns:
 
 @cached_on_case
 def find_suspicious_runs(case: Case) -> ConstantRuns:
-    """Find runs of four or more equal log-probs that differ from the other side's.
+    """Find runs of four or more equal log-probs that differ from the other side.
 
-    A single log-prob of 0 is enough if the trainer is below -2.
+    A single log-prob of 0 is enough if the trainer's log-prob is below -2.
     """
     found = [_find_constant_runs(case, values) for values in (case.r, case.t)]
     return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
@@ -162,16 +165,16 @@ def _find_constant_runs(case: Case, values: Float64s) -> ConstantRuns:
 
 
 def quantile_bins(values: NDArray[Any], number: int) -> Ints:
-    """Return the bin of each value, among bins with equal numbers of values."""
+    """Return the bin of each value. All bins have about the same number of values."""
     return np.searchsorted(np.quantile(values, np.linspace(0, 1, number + 1)[1:-1]), values)
 
 
 @cached_on_case
 def systematic_share(case: Case) -> tuple[float, float]:
-    """Return the share of the variance that belongs to the token in every context, and its z.
+    """Return the share of the variance that a token has in every context, and its z-score.
 
-    Different weights move each token of the vocabulary, noise depends on the context. The share comes from pairs of
-    equal tokens in different sequences, its error from random signs of sequences.
+    Different model weights shift each token of the vocabulary, while noise depends on the context. The share comes from
+    pairs of equal tokens in different sequences, and its error from random signs.
     """
     ids = case.rows.tokens.get("token_ids")
     if ids is None or len(case.x) < 200:
@@ -198,7 +201,7 @@ def systematic_share(case: Case) -> tuple[float, float]:
 
 
 class Calibration(NamedTuple):
-    """E[ratio] - 1, which is 0 if the rollout column is the sampling distribution, E[1 / ratio] - 1, and their z."""
+    """E[ratio] - 1 and E[1 / ratio] - 1, with their z-scores. The first is 0 if the rollout column is right."""
 
     excess: float
     z: float
@@ -217,7 +220,7 @@ def calibration(case: Case) -> Calibration:
 
 @cached_on_case
 def column_correlation(case: Case) -> float:
-    """Return the correlation of the columns, with log-probs of -8 at least."""
+    """Return the correlation of the columns. Log-probs below -8 count as -8."""
     one, other = (np.maximum(values, -_LOG_PROB_FLOOR) for values in (case.r, case.t))
     if len(case.x) < 3 or one.std() == 0 or other.std() == 0:
         return 1.0
@@ -226,9 +229,9 @@ def column_correlation(case: Case) -> float:
 
 @cached_on_case
 def certain_tokens_differ(case: Case) -> bool:
-    """Return True if near-certain tokens differ like others.
+    """Return True if nearly certain tokens differ as much as other tokens.
 
-    Changes of logits move log-probs in proportion to 1 - p, so log-probs themselves were changed or rounded.
+    Then the log-probs themselves were changed, because a change of logits moves log-probs in proportion to 1 - p.
     """
     size, unsure = np.abs(case.x), (case.t > _UNSURE_RANGE[0]) & (case.t < _UNSURE_RANGE[1])
     if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
@@ -243,13 +246,13 @@ def certain_tokens_differ(case: Case) -> bool:
 
 @cached_on_case
 def is_greedy(case: Case) -> bool:
-    """Return True if unlikely tokens are missing. Then neither column is the sampling distribution."""
+    """Return True if unlikely tokens are missing. Then neither column belongs to the sampling distribution."""
     doubt = float(-np.expm1(np.minimum(case.r, 0.0)).sum())
     return float((case.r < _UNLIKELY_LOG_PROB).sum()) < _MISSING_SHARE * doubt
 
 
 def mark_rare_tokens(case: Case) -> Bools:
-    """Mark the tokens [N] so unlikely that a temperature moves them in a known direction."""
+    """Return flags of tokens [N] that are so unlikely that a temperature moves them in a known direction."""
     found: Bools = case.t < _RARE_LOG_PROB
     if found.sum() < _MIN_RARE_TOKENS and len(case.t):
         found = case.t < np.quantile(case.t, 0.02)
@@ -259,7 +262,7 @@ def mark_rare_tokens(case: Case) -> Bools:
 
 
 class Coherence(NamedTuple):
-    """Mean direction of the log ratios (-1 to 1) of near-certain and of unlikely tokens, and their z."""
+    """Mean direction of the log ratios (-1 to 1) of nearly certain and of unlikely tokens, with z-scores."""
 
     likely: float
     likely_z: float
@@ -281,16 +284,17 @@ def coherence(case: Case) -> Coherence:
 
 
 def is_one_sided(case: Case) -> bool:
-    """Return True if likely and unlikely tokens all move in one direction, impossible for two distributions."""
+    """Return True if likely and unlikely tokens all move in one direction, which two distributions cannot do."""
     likely, _, unlikely, _ = coherence(case)
     return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > _ONE_SIDED_SHARE
 
 
 @cached_on_case
 def drift_correlation(case: Case) -> tuple[float, float]:
-    """Return the correlation over vocabulary tokens of the mean log ratio and the next update of the policy, and its z.
+    """Return the correlation of the tokens' mean log ratio with the next update of the policy, and its z-score.
 
-    Stale weights differ along the direction of learning, quantized ones do not. Without the columns the result is 0.
+    Stale weights differ in the direction of learning, and quantized weights do not. If the columns are missing, the
+    result is 0.
     """
     ids, current = (case.rows.tokens.get(name) for name in ("token_ids", "current_log_probs"))
     if ids is None or current is None or not len(case.x):
@@ -318,7 +322,7 @@ _KINDS_MIN_TOKENS, _KINDS_MIN_ROWS, _KINDS_MIN_SIZE = 5, 8, 2
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Rows of two kinds: the louder ones [S], how much louder, the variance beyond chance, and the rows used."""
+    """Two kinds of rows: the rows with the larger mismatch [S], the difference, and its variance beyond chance."""
 
     louder: Bools
     times: float
@@ -328,7 +332,7 @@ class RowKinds:
 
 @cached_on_case
 def find_row_kinds(case: Case) -> RowKinds | None:
-    """Find rows of two kinds by the covariance of their levels in odd and even tokens, whose errors are independent."""
+    """Find two kinds of rows, by the covariance of the mismatch in odd and even tokens."""
     if case.noise < _KINDS_MIN_NOISE:
         return None
     odd = case.place % 2 == 1
@@ -362,7 +366,7 @@ def compute_t(values: Float64s) -> float:
 
 
 def fit_within_rows(case: Case, values: Float64s, used: Bools) -> tuple[float, float, int]:
-    """Return the slope of the loudness by values [N] within rows, its error over rows, and the rows that vary."""
+    """Return the slope of the log noise by values [N] within rows, its error, and the rows that vary."""
     values = np.where(used, values, 0.0)
     across, up = ((part - case.each(case.part_means(part, used))) * used for part in (values, case.loudness))
     product, square = case.sums(across * up), case.sums(across * across)
@@ -376,7 +380,7 @@ _TURNS_FEWEST, _TURNS_BESIDE, _TURNS_MOST = 10, 2, 0.6
 
 @cached_on_case
 def turns(case: Case) -> Ints | None:
-    """Return the turn of each sound token in its row from 0 [N], by the column `turn` or by gaps of the mask."""
+    """Return the turn of each token in its row, from 0 [N], by the column `turn` or by masked gaps."""
     recorded = case.rows.tokens.get("turn")
     new = np.zeros(len(case.index), np.bool_)
     inside = case.where[1:] == case.where[:-1]

@@ -1,4 +1,4 @@
-"""Errors of the rollout engine and of the trainer against a third, high-precision column."""
+"""Errors of the rollout engine and of the trainer, compared with a third column in high precision."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PROBABILITY_ENDS = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
 def measure_sides(case: Case) -> Sides | None:
-    """Measure the errors of rollout and trainer against the reference, their shares of the gap, and the wrong side.
+    """Measure the errors of rollout and trainer against the reference, and find the wrong side.
 
     Errors are clustered by prompt and step. Intervals are 95% bootstrap intervals over clusters.
     """
@@ -95,7 +95,7 @@ def measure_sides(case: Case) -> Sides | None:
 
 
 class _ErrorSums:
-    """Sums over tokens by sequence: tokens, rollout2, train2, gap2, gap_rollout, k3, k3_rollout and ratio."""
+    """Sums over the tokens of each sequence: squared errors of each side, their products, and K3."""
 
     def __init__(self, case: Case, reference: Float64s, sound: Bools) -> None:
         def only(values: Float64s) -> Float64s:
@@ -125,7 +125,7 @@ class _ErrorSums:
 
 
 def _mean_squares(sums: Float64s) -> Float64s:
-    """Return the mean squares of the rollout's error, the trainer's error, and the gap."""
+    """Return the mean squares of the rollout's error, of the trainer's error, and of the log ratio."""
     return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
 
 
@@ -157,7 +157,7 @@ def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[S
 
 
 def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: int) -> tuple[SideShare, Side | None]:
-    """Return the rollout's share of the mismatch, and the side that causes most of it, judged with one-sided bounds."""
+    """Return the rollout's share of the mismatch, and the side that causes most of it."""
     owner: Side | None = None
     total, interval, status = table[:, whole].sum(), None, "ok"
     if total <= 0:
@@ -175,7 +175,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
 
 
 def _ratio_error(table: Float64s) -> float | None:
-    """Return the standard error of the mean of reference/rollout over clusters."""
+    """Return the standard error over clusters of the mean of reference/rollout."""
     if len(table) < 2:
         return None
     tokens = table[:, 0].sum()
@@ -263,8 +263,8 @@ def assign_sides(
 ) -> tuple[list[Finding], Sides | None]:
     """Return the findings with their sides, and the errors of the sides, if the dump has a reference.
 
-    Each test runs again between the rollout and the reference, and between the reference and the trainer. A cause that
-    only one pair shows is on that side.
+    Each test runs again on rollout and reference, and on reference and trainer. If a cause shows in only one of these
+    pairs, the side in this pair is wrong.
     """
     if evidence.sample is None or REFERENCE_COLUMN not in evidence.sample.rows.tokens:
         return list(found), None

@@ -1,1 +1,1 @@
-"""Adapters of the supported RL frameworks: configurations, metric names, losses and dump files."""
+"""Adapters of the RL frameworks: configurations, metric names, losses and dump files."""

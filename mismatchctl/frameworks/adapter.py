@@ -1,4 +1,4 @@
-"""Adapter: interface of a framework's folder, and the layout of its dump files."""
+"""The interface of an adapter, and the layout of a framework's dump files."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ Row = dict[str, Any]
 
 
 class File(Protocol):
-    """A file that is read as data. Code that it refers to is never run."""
+    """A file that is read as data. Code that the file refers to is never run."""
 
     @property
     def path(self) -> Path: ...
 
     @property
     def step(self) -> int | None:
-        """The step in its name, which is the last number, or None."""
+        """Return the last number in the name of the file, or None."""
 
     def open(self, path: Path) -> File: ...
 
     def lines(self) -> Iterator[dict[str, Any]]: ...
 
     def first_line(self) -> Mapping[str, Any]:
-        """Return the first JSON object of a JSONL file, or an empty one."""
+        """Return the first JSON object of a JSONL file, or an empty object."""
 
     def torch(self, content: Any = None) -> Any:
         """Read an object saved by torch, with tensors as arrays. `content`: bytes of a torch file inside this file."""
@@ -52,7 +52,7 @@ class File(Protocol):
     def has_keys(self, *names: str) -> bool: ...
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
-        """Iterate over the rows of a dict of padded columns that torch saved. Only columns in `names` are read."""
+        """Iterate over the rows of a dict of padded columns that torch saved. Only the columns in `names` are read."""
 
     def pickle(self, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
         """Read plain values and arrays from a pickle."""
@@ -64,7 +64,8 @@ class File(Protocol):
 class FileLayout:
     """Layout of a framework's dump file.
 
-    A layout without `train_log_probs` is rollout-only. Its files must be joined with files of train log-probs.
+    If a layout lacks `train_log_probs`, its files contain the rollout side only. Such files must be joined with files
+    of train log-probs.
     """
 
     framework: str  # name for `--from`
@@ -88,7 +89,7 @@ class FileLayout:
 
     @property
     def rollout_only(self) -> bool:
-        """True if its files do not contain train log-probs, which must be joined before a comparison."""
+        """Return True if the files lack train log-probs, so that they must be joined first."""
         return "train_log_probs" not in self.columns
 
 
@@ -111,13 +112,13 @@ def _read_layouts(module: str) -> dict[str, dict[str, Any]]:
 
 
 def to_array(value: Any) -> Any:
-    """Convert to an array, with half precision as float32. Other values are returned unchanged."""
+    """Convert a value to an array. Half precision becomes float32, and other values stay as they are."""
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
 
 
 @dataclass(frozen=True)
 class UnreadKey:
-    """A key that looks like a correction's, but that no code of the framework reads."""
+    """A key that looks like a correction key but that the framework's code does not read."""
 
     place: tuple[str, ...]  # the path of keys, including the key
     hint: str  # a clause with the code that reads it or the intended key. Empty if unknown.
@@ -128,7 +129,7 @@ class UnreadKey:
 
 
 def mark_unknown(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace unresolved interpolations, and OmegaConf's `???`, by Unknown."""
+    """Replace interpolations that cannot be resolved by Unknown."""
     return {key: _marked(value) for key, value in keys.items()}
 
 
@@ -168,7 +169,7 @@ def without_unknown(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_typo_of(key: str, names: Iterable[str]) -> str:
-    """Return the name that a key misspells by one or two letters, or an empty string."""
+    """Return the name that a key misspells by one or two letters, or ""."""
     plain = _letters(key)
     for name in names:
         other = _letters(name)
@@ -185,7 +186,7 @@ def _letters(key: str) -> str:
 
 
 def _distance(one: str, other: str, most: int) -> int:
-    """Count the edits between two names, with swapped neighbors as one edit, up to `most + 1`."""
+    """Count the edits between two names. A swap of neighbors is one edit."""
     before, last = list(range(len(other) + 1)), [0] * (len(other) + 1)
     for row, letter in enumerate(one, 1):
         current = [row]
@@ -205,7 +206,10 @@ _SUFFIXES = ("", ".yaml", ".yml")
 
 
 def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
-    """Find a file that a configuration names. `above`: search the folders above and the working folder, too."""
+    """Find a file that a configuration refers to.
+
+    With `above`, also search the folders above the configuration and the working folder.
+    """
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
@@ -250,7 +254,7 @@ DEFAULT_REPLAY_OPTIONS = ReplayOptions()
 
 @dataclass(frozen=True)
 class Replay:
-    """Computation of a framework for one training step."""
+    """Results of a framework's own computation for one training step."""
 
     logged: dict[str, float]  # the names and values that the framework logs for the step and configuration
     # importance weights of each row over all its tokens, 0 where masked. None without weights.
@@ -314,7 +318,7 @@ def read_metrics(folder: Path) -> dict[str, tuple[LoggedMetric, ...]]:
 
 @dataclass(frozen=True)
 class Hidden:
-    """Values of a configuration that a file does not contain."""
+    """Values of a configuration that its file does not contain."""
 
     places: tuple[str, ...] = ()  # dotted places whose value comes from another source
     rest: bool = False  # True if another file may set everything that is missing
@@ -342,27 +346,27 @@ class Framework(ABC):
 
     @property
     def dated(self) -> str:
-        """The title, with the date of the code if the version is not a date."""
+        """Return the title, with the date of the code if the version is not a date."""
         return self.title
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Merge the files that a configuration names in its own way, and return the names of those not found."""
+        """Merge the files that a configuration refers to, and return the names of missing files."""
         return native, ()
 
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a configuration without keys that only mismatchctl understands."""
+        """Return a configuration without the keys that only mismatchctl understands."""
         return dict(native)
 
     def with_text(self, native: Mapping[str, Any], text: str) -> dict[str, Any]:
-        """Add the options that the rest of the file implies to a configuration."""
+        """Add options that the rest of the file implies."""
         return dict(native)
 
     def published_outcome(self, correction: Correction) -> str:
-        """Return the outcome of a published run with this correction, "" if none is known."""
+        """Return the outcome of a published run with this correction, or ""."""
         return ""
 
     def remarks(self, correction: Correction) -> list[str]:
-        """Return remarks on a correction from a configuration, which are shown next to its results."""
+        """Return remarks on a correction, which are shown next to its results."""
         return []
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
@@ -370,36 +374,39 @@ class Framework(ABC):
         return True
 
     def is_default_file(self, name: str) -> bool:
-        """Return True if a file comes with the framework and contains only its defaults."""
+        """Return True if a file of the framework contains only defaults."""
         return False
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
-        """Return True if a value at this place affects the correction."""
+        """Return True if the value of this key affects the correction."""
         return True
 
     def unknown_values(self, native: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-        """List the places that affect the correction but lack a value in the file, with their expressions."""
+        """List the keys that affect the correction but have no value in the file."""
         return tuple((".".join(place), text) for place, text in _unknown(native) if self.reads(place, native))
 
     @abstractmethod
     def correction(self, native: Mapping[str, Any]) -> Correction:
-        """Convert a configuration in the framework's own keys to a Correction."""
+        """Convert a configuration in the framework's keys to a Correction."""
 
     @abstractmethod
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Convert a Correction to the framework's own keys, and list the unsupported rules."""
+        """Convert a Correction to the framework's keys, and list the rules that are not supported."""
 
     def accepts_keys(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a configuration may belong to the framework that the user names."""
+        """Return True if a configuration can belong to this framework."""
         return False
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """List the keys that no code reads. For such keys of a correction, `correction` raises an error."""
+        """List the keys that the framework's code does not read.
+
+        If such a key looks like a correction key, `correction` raises an error.
+        """
         return []
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Find the traps of a configuration in the framework's own keys, even if the framework rejects it."""
+        """Return the findings of `lint` about a configuration, even if the framework rejects it."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
@@ -409,12 +416,12 @@ class Framework(ABC):
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """Compute the framework's results for the rows of one training step, in their order."""
+        """Compute the framework's results for the rows of one training step."""
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Return names of `Replay.logged` that need more data than these columns, and the data.
+        """Return the logged names that need columns which the dump lacks, with these columns.
 
-        A name with an empty string gets no warning.
+        A name with an empty text gets no warning.
         """
         return {}
 
@@ -428,7 +435,7 @@ class Framework(ABC):
 
 @dataclass(frozen=True)
 class Adapter:
-    """Everything that a framework's folder provides."""
+    """The complete adapter of a framework."""
 
     name: str  # name for `load`
     versions: tuple[str, ...]  # versions of its code, newest first

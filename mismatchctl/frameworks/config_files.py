@@ -1,4 +1,4 @@
-"""Read a framework's configuration files as corrections, and write corrections in its keys."""
+"""Read the configuration files of frameworks as corrections, and write corrections in their keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CHOICE = re.compile(r"(?:override\s+)?(?P<group>[^@]*)(?:@(?P<package>.*))?")
 
 @dataclass
 class Composed:
-    """A configuration with its parents merged in."""
+    """A configuration merged with its parents."""
 
     keys: dict[str, Any]  # the merged keys
     missing: list[str] = field(default_factory=list)  # files that were not found. Their values are unknown.
@@ -84,7 +84,7 @@ def _composed(keys: dict[str, Any], folder: Path, made: Composed) -> dict[str, A
 
 
 def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return the file names in one entry of `defaults:`, with the place of their content."""
+    """Return the file names in one entry of `defaults:`, and the place of their content."""
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
         group = name.rpartition("/")[0].strip("./") if not name.endswith((".yaml", ".yml")) else ""
@@ -108,9 +108,9 @@ def _read_keys(path: Path) -> dict[str, Any]:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two configurations: mappings are merged, other values replaced.
+    """Merge two configurations: mappings are merged, and other values are replaced.
 
-    A mapping in `above` with `_override_: true` replaces the mapping in `below`.
+    If a mapping in `above` has `_override_: true`, it replaces the mapping in `below`.
     """
     made = dict(below)
     for key, value in above.items():
@@ -145,7 +145,7 @@ def detect_form(path: Path) -> FileForm:
 
 @dataclass(frozen=True)
 class RawConfig:
-    """The keys of one configuration in a file, regardless of its form."""
+    """The keys of one configuration in a file of any format."""
 
     name: str  # name of its correction
     keys: dict[str, Any]  # the keys and values
@@ -189,7 +189,10 @@ def _launched(script: str, name: str) -> list[RawConfig]:
 
 
 def _read_python(path: Path, name: str) -> list[RawConfig]:
-    """Read the calls of a framework's class. Each configuration is named after the enclosing function."""
+    """Read the calls of a framework's configuration class.
+
+    The name of a configuration is the name of the function that contains the call.
+    """
     text = read_text(path)
     calls = [(call, name, whose) for name, whose in CONFIG_CLASSES.items() for call in find_python_calls(text, name)]
     try:
@@ -231,7 +234,10 @@ class NativeConfig:
         return tuple(".".join(item.place) for item in self.framework.unread(self.keys))
 
     def says_the_same(self, other: NativeConfig) -> bool:
-        """Return True if the corrections are the same. Python examples often show two ways to write one."""
+        """Return True if two configurations give the same correction.
+
+        Python examples often write one configuration in two ways.
+        """
         try:
             ours, theirs = (one.framework.correction(one.keys) for one in (self, other))
         except ConfigError:
@@ -254,7 +260,7 @@ def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Nat
 
 
 def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[NativeConfig]:
-    """Read a file and detect its framework, like `read_configurations`."""
+    """Read a file and detect its framework."""
     path = Path(path)
     text = read_text(path)
     everything = [_with_files(said, path.parent) for said in read_raw_configs(path)]
@@ -289,7 +295,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
 
 
 def _with_files(said: RawConfig, folder: Path) -> tuple[RawConfig, tuple[str, ...]]:
-    """Merge the files that a configuration names. Its own keys take precedence."""
+    """Merge the files that a configuration refers to. The keys of the configuration take precedence."""
     below: dict[str, Any] = {}
     missing: list[str] = []
     names = [(flag, name) for flag, name in said.files if flag in _CONFIG_FLAGS]
@@ -321,7 +327,10 @@ def _size(keys: Mapping[str, Any]) -> int:
 
 
 def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
-    """Iterate over unique names. They include the line, and a number if several begin there."""
+    """Iterate over unique names.
+
+    Yield the name of each configuration, with its line, and a number if several start there.
+    """
     places = [(one.name, one.line) for one in found]
     for number, (name, line) in enumerate(places):
         before = places[:number].count((name, line))
@@ -332,7 +341,7 @@ def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
 
 
 def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
-    """Return True if the keys may belong to a framework, or to a correction of any framework if the name is empty."""
+    """Return True if the keys can belong to a framework, or to any framework if the name is empty."""
     if not name:
         return recognize(keys) is not None  # imports every framework
     framework = load_framework_for(keys, name)
@@ -342,7 +351,10 @@ def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
 
 
 def _select_keys(said: RawConfig, framework: Framework) -> dict[str, Any]:
-    """Return the keys. If only a class identifies the call, return its keys that the framework knows."""
+    """Return the keys.
+
+    Select the keys of a call. If only the class is known, these are the keys that the framework knows.
+    """
     if not said.whose or recognize(said.keys) is not None:
         return said.keys
     return {key: value for key, value in said.keys.items() if framework.accepts_keys({key: value})}
@@ -407,7 +419,7 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
 
 
 def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:
-    """Return the nearest keys, and their differences from the Correction."""
+    """Return the most similar keys, and how they differ from the Correction."""
     found, problems = framework.native(correction)
     if problems:
         return found, problems
@@ -441,7 +453,7 @@ def format_preset(preset: Preset) -> str:
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """Format a Correction as YAML of a framework. `nearest` allows an approximation with a comment on differences."""
+    """Format a Correction as YAML of a framework. With `nearest`, a similar correction with a comment is allowed."""
     head = [f"# {escape_terminal(correction.name)} as {framework.dated} reads it"]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])
     if unsaid:

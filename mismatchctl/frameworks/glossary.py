@@ -1,4 +1,4 @@
-"""Meaning of metric names: the frameworks' names of each metric, and the place of its value."""
+"""The meaning of metric names in frameworks and in mismatchctl."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXAMPLE_METRICS = correction_metrics(Correction(name="example", gates=(Gate(lev
 
 @dataclass(frozen=True)
 class RelatedName:
-    """A framework's name next to a metric of the registry."""
+    """A framework's name for a metric, or for a similar metric."""
 
     name: str  # the name as logged
     frameworks: tuple[str, ...]  # framework versions that use the name with this meaning, newest first
@@ -38,7 +38,7 @@ class RelatedName:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """Location of the number that a name refers to."""
+    """The place of the number that a name refers to."""
 
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is a key of the registry.
@@ -62,9 +62,9 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def find_certain_metric(name: str) -> str | None:
-    """Return the key of the mismatch metric that a name refers to in every framework. None: ambiguous.
+    """Return the key of the mismatch metric that a name means in every framework. None: ambiguous.
 
-    A name without a panel (`kl`) is ambiguous unless it is a key of the registry (`k3`). Counts (`tokens`) are too.
+    A name without a panel (`kl`) is ambiguous, unless it is a key of mismatchctl (`k3`). Counts (`tokens`) are too.
     """
     if "/" not in name:
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
@@ -74,10 +74,9 @@ def find_certain_metric(name: str) -> str | None:
 
 
 def find_related_names(metric: Metric) -> list[RelatedName]:
-    """Return the frameworks' names of a metric: first those with exactly its meaning, then similar ones.
+    """Return the frameworks' names of a metric: exact names first, then names of similar metrics.
 
-    A similar name is the same statistic of the same quantity, but over other tokens, with another reduction, or of
-    weights at another stage.
+    A similar metric is the same statistic over other tokens, with another reduction, or of other weights.
     """
     if metric.measure is None:
         return []
@@ -95,7 +94,7 @@ def find_related_names(metric: Metric) -> list[RelatedName]:
 
 
 def resolve_metric(name: str, framework: str = "", correction: Correction | None = None) -> MetricLookup:
-    """Find the number for a key of the registry or for a framework's name."""
+    """Find the number for a key of mismatchctl or for a framework's name."""
     keys = _index_sources()
     name = canonical_name(name)
     of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)
@@ -120,15 +119,15 @@ def resolve_metric(name: str, framework: str = "", correction: Correction | None
 
 
 def canonical_name(name: str) -> str:
-    """Return the registry's spelling of a key written in other case (`K3` is `k3`), else the name itself."""
+    """Return the correct spelling of a key, for example `k3` for `K3`."""
     lower = name.lower()
     return lower if re.sub(r"^gate\d+_", "gate0_", lower) in _index_sources() else name
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return the metric that equals all of the meanings for a correction.
+    """Return the metric that has all of these meanings for a correction.
 
-    Bounded weights are final without a normalization. In bypass mode the current policy replaces train.
+    Bounded weights are the final weights if they are not normalized. In bypass mode, the current policy replaces train.
     """
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
@@ -150,13 +149,13 @@ def _index_by_measure() -> dict[Measure, Metric]:
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
-    """Map keys of the registry to their source. A key with two sources belongs to the run."""
+    """Map the keys of metrics to their source. A key with two sources belongs to the run."""
     found: dict[str, Literal["metrics", "corrections"]] = {each.key: "corrections" for each in _EXAMPLE_METRICS}
     return found | {each.key: "metrics" for each in (*MISMATCH_METRICS, *other_metrics())}
 
 
 def _find_newest(titles: Sequence[str], name: str) -> list[tuple[str, tuple[LoggedMetric, ...]]]:
-    """Return the newest version that has a name, with its meanings there, or an empty list."""
+    """Return the newest version that has a name, and its meanings there."""
     return next(([(title, found)] for title in titles if (found := _find_by_name(title, name))), [])
 
 
@@ -186,9 +185,9 @@ FACT_FIELDS = ("unit", "definition", "meaning", "source")
 
 
 def find_metrics(name: str | None = None) -> Sections:
-    """Return all metrics, or the metrics of one key, or those with a word in their key (`ess`).
+    """Return all metrics, the metric of a key, or the metrics with a word in their key (`ess`).
 
-    The gate number in a key and upper case are ignored.
+    Upper case and the number of a gate in the key are ignored.
     """
     sections: Sections = {
         "The mismatch": list(MISMATCH_METRICS),
@@ -218,7 +217,7 @@ def metrics_as_data(found: Sections) -> list[dict[str, Any]]:
 
 
 def describe_names(metric: Metric) -> dict[str, list[str]]:
-    """Return the frameworks' names of a metric: exact ones, and similar ones with their differences."""
+    """Return the frameworks' names of a metric: exact names, and similar names with the difference."""
     found: dict[tuple[str, ...], list[str]] = {}
     for relative in find_related_names(metric):
         found.setdefault(relative.differences, []).append(f"{relative.name} ({_format_versions(relative.frameworks)})")
@@ -228,7 +227,7 @@ def describe_names(metric: Metric) -> dict[str, list[str]]:
 
 
 def _format_versions(titles: Sequence[str]) -> str:
-    """Shorten a@2026-08, a@2025-10, b@2026-08 to "a 2026-08 2025-10, b 2026-08"."""
+    """Shorten versions: a@2026-08, a@2025-10, b@2026-08 becomes "a 2026-08 2025-10, b 2026-08"."""
     by_framework: dict[str, list[str]] = {}
     for title in titles:
         framework, _, version = title.partition("@")
@@ -242,5 +241,5 @@ def meanings_as_data(found: Mapping[LoggedMetric, Sequence[str]]) -> list[dict[s
 
 
 def metric_title(metric: Metric) -> str:
-    """Return a metric's title without the gate of the example correction."""
+    """Return the title of a metric, without the gate of the example correction."""
     return re.sub(r"^gate 0 \(.*\)", "gate 0", metric.title)

@@ -1,4 +1,4 @@
-"""Lint findings, and the checks of bounds that all frameworks share."""
+"""Findings of `lint`, and checks of bounds that all frameworks share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STATISTIC_LIMITS = {
 
 @dataclass(frozen=True)
 class LintMessage:
-    """One trap in a configuration."""
+    """One finding of `lint`."""
 
     level: Level  # severity
     place: str  # the dotted key in the configuration. Empty: the whole configuration.
@@ -67,7 +67,7 @@ def load_traps(folder: Path) -> dict[str, Trap]:
 
 
 def is_text_of_number(value: object) -> bool:
-    """Return True if YAML has read a number such as 1e-4 as a string."""
+    """Return True if YAML reads a number such as 1e-4 as a string."""
     if not isinstance(value, str):
         return False
     try:
@@ -78,7 +78,7 @@ def is_text_of_number(value: object) -> bool:
 
 
 def format_decimal(value: object) -> str:
-    """Format a number so that YAML reads a number: 1e-4 needs a point, 1.0e8 a sign."""
+    """Format a number so that YAML reads it as a number: 1e-4 needs a point, and 1.0e8 needs a sign."""
     mantissa, letter, exponent = str(value).strip().lower().partition("e")
     if not letter:
         return mantissa
@@ -87,7 +87,7 @@ def format_decimal(value: object) -> str:
 
 
 def trap_if(name: str, caught: Callable[[Any], Any], place: str = "") -> Callable[[Any], Iterator[LintMessage]]:
-    """Create a rule that yields a trap if a configuration is `caught`, which may return the values of the texts."""
+    """Create a rule that yields a finding if `caught` is true for a configuration."""
 
     def rule(written: Any) -> Iterator[LintMessage]:
         if found := caught(written):
@@ -97,14 +97,14 @@ def trap_if(name: str, caught: Callable[[Any], Any], place: str = "") -> Callabl
 
 
 def find_named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> str:
-    """Return the longest key in an error message, or an empty string."""
+    """Return the longest key in an error message, or ""."""
     return max((key for key in keys if key in message), key=len, default="")
 
 
 def check_bounds(
     correction: Correction, weight_place: str, gate_place: GatePlace, source: str
 ) -> Iterator[LintMessage]:
-    """Check bounds that are unreachable, empty, or reject equal policies."""
+    """Check for bounds that are unreachable, empty, or reject equal policies."""
     if correction.weight is not None:
         yield from _check_weight(correction.weight, weight_place, source)
     for gate in correction.gates:
@@ -118,7 +118,7 @@ def _shared_trap(
 
 
 def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
-    """Check for an interval that is empty, that rejects equal policies, or that has an unreachable bound."""
+    """Check for an interval that is empty, rejects equal policies, or has an unreachable bound."""
     low, high = _gate_interval(gate)
     agreement = 1.0 if gate.statistic == "ratio" else 0.0
     if not low <= high:
@@ -172,9 +172,9 @@ _K1_RATIO_LEVELS = {"token": "token", "sum": "sequence", "mean": "geometric"}
 def check_advice(
     correction: Correction, weight_place: str, gate_place: GatePlace, normalizing: str
 ) -> Iterator[LintMessage]:
-    """Compare with the documented recommendations, each with the recommended correction.
+    """Compare a correction with the documented recommendations.
 
-    `normalizing` is how to normalize weights in the framework, or why that is impossible. Empty: no advice.
+    `normalizing` describes how to normalize weights in the framework, or why this is impossible. Empty: no advice.
     """
     if correction.weight is not None:
         yield from _advise_weight(correction, correction.weight, weight_place, normalizing)
@@ -183,13 +183,13 @@ def check_advice(
 
 
 def replace_gate(correction: Correction, index: int, gate: Gate) -> Correction | None:
-    """Return the correction with another gate at an index, or None if its interval is empty."""
+    """Return the correction with another gate at an index, or None if the gate's interval is empty."""
     gates = (*correction.gates[:index], gate, *correction.gates[index + 1 :])
     return _replace_rules(correction, gates=gates)
 
 
 def _replace_rules(correction: Correction, **rules: Any) -> Correction | None:
-    """Replace rules, or return None for reversed bounds and nan, which only a framework accepts."""
+    """Replace rules of a correction, or return None if bounds are reversed or nan."""
     kept = {"weight": correction.weight, "gates": correction.gates, "loss": correction.loss}
     try:
         return Correction(**(kept | rules))
@@ -236,7 +236,7 @@ def _advise_gate(correction: Correction, index: int, gate: Gate, place: str) -> 
 
 
 def ratio_bounds(gate: Gate) -> tuple[Literal["token", "sequence", "geometric"], float, float] | None:
-    """Return level and bounds of a ratio gate as a framework writes them (k1 unchanged), or None for other gates."""
+    """Return level and bounds of a gate on the ratio as a framework writes them, or None."""
     low, high = gate.keep
     if gate.statistic == "ratio" and gate.level in USEFUL_RATIO_BOUNDS:
         return gate.level, low or 0.0, math.inf if high is None else high  # type: ignore[return-value]
@@ -246,7 +246,7 @@ def ratio_bounds(gate: Gate) -> tuple[Literal["token", "sequence", "geometric"],
 
 
 def _replace_upper_bound(weight: Weight, high: float) -> Weight:
-    """Return the weight with another upper bound. If the lower bound was its inverse, it changes too."""
+    """Return the weight with another upper bound. If the lower bound was its inverse, the lower bound changes too."""
     low, before = weight.bounds
     lower = 1 / high if low and math.isclose(low * before, 1, rel_tol=1e-6) else low
     if weight.truncate is not None:

@@ -1,4 +1,4 @@
-"""Base of frameworks that a table of options describes: spelling, defaults, rules, traps and replay."""
+"""Base class for frameworks that are described by a table of options."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ def read_choice(choices: Mapping[str, Meant], options: Options, name: str) -> Me
 
 
 def check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
-    """Refuse a string for a flag. Frameworks differ in whether they read "false" as true or false."""
+    """Raise an error if a flag is a string. Some frameworks read the string "false" as true."""
     if isinstance(usual, bool) and isinstance(value, str):
         raise ConfigError(f"{title}: {'.'.join(place)} must be true or false, found the text {value!r}")
 
 
 def _drop_null_defaults(value: Any, usual: Any) -> Any:
-    """Remove values of a block that are null by default and here."""
+    """Remove values that are null in the configuration and by default."""
     if isinstance(value, Mapping) and isinstance(usual, Mapping):
         return {key: one for key, one in value.items() if one is not None or usual.get(key) is not None}
     return list(value) if isinstance(value, tuple) else value
 
 
 def _option_name(key: object) -> str:
-    """Convert a flag, with or without `--no-`, to its option. Other keys are returned unchanged."""
+    """Convert a flag, with or without `--no-`, to its option. Other keys stay as they are."""
     negated = _NEGATED_FLAG.fullmatch(str(key))
     return (negated[1] if negated else str(key).lstrip("-")).replace("-", "_")
 
@@ -82,7 +82,7 @@ def _replaced(native: Mapping[str, Any], place: Place, inner: Mapping[str, Any])
 
 
 def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Iterate over every key, its dotted place, and the place with its value."""
+    """Iterate over all keys, with the path of the key and its value."""
     for key, value in native.items():
         place = f"{above}{_option_name(key)}"
         yield _option_name(key)
@@ -94,7 +94,7 @@ def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def merge_options(parts: Iterable[Options]) -> Options:
-    """Merge the options of several parts. Blocks are merged and lists joined."""
+    """Merge the options of several parts: blocks are merged, and lists are joined."""
     made: Options = {}
     for part in parts:
         for name, value in part.items():
@@ -114,7 +114,7 @@ Rules = tuple[Weight | None, tuple[Gate, ...]]
 
 
 class ConfiguredCorrection(Correction):
-    """A Correction with the options that it was read from. A loss and its metrics depend on them."""
+    """A Correction with the options that it was read from. The loss and its metrics depend on these options."""
 
     _options: Options = PrivateAttr(default_factory=dict)
 
@@ -199,7 +199,7 @@ class PlainFramework(Framework):
         return (self.block, *self.blocks) if self.block else self.blocks
 
     def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """Iterate over mappings that may contain options: the root, a single block, and blocks of a full file."""
+        """Iterate over the mappings that may contain options: the root, one block, or blocks of a full file."""
         blocks = (place[start:] for place in self._places for start in range(len(place)))
         for place in dict.fromkeys(((), *blocks)):
             inner: Any = native
@@ -224,7 +224,7 @@ class PlainFramework(Framework):
         return None
 
     def _home(self, key: object) -> str:
-        """Return a clause that names the block of a key found outside of it, or an empty string."""
+        """Return a clause that names the block where a key belongs, or ""."""
         plain = _option_name(key)
         blocks = [
             name
@@ -251,7 +251,7 @@ class PlainFramework(Framework):
         return made
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """Find keys that look like misspelled options. Other keys are not checked."""
+        """Return the keys that look like misspelled options. Other keys are not checked."""
         found = []
         blocks = {key for place in self._places for key in place}
         spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
@@ -273,7 +273,7 @@ class PlainFramework(Framework):
         return [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """Read all options of a configuration, its block or a full configuration."""
+        """Read all options of a configuration."""
         for item in self.unread(native):
             hint = item.hint or suggestion(item.key, self.options)
             raise ConfigError(f"{self.title}: unknown option {'.'.join(item.place)!r}{hint}")
@@ -288,7 +288,7 @@ class PlainFramework(Framework):
         return made
 
     def _block(self, before: Options, name: str, place: Place, value: Any) -> Options:
-        """Merge the given values into a block's defaults."""
+        """Merge the given values into the defaults of a block."""
         where, usual = ".".join(place), self.options[name]
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self.title}: {where} must be a mapping of keys and values, found {value!r}")
@@ -301,7 +301,7 @@ class PlainFramework(Framework):
         return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
-        """Return options in the framework's spelling. Null values are left out if null is the default."""
+        """Return options as the framework writes them. Null values are left out if null is the default."""
         spelt = self._spelt
         return {
             spelt.get(name, name): _drop_null_defaults(value, self.options.get(name))
@@ -315,14 +315,14 @@ class PlainFramework(Framework):
         return ""
 
     def accepts_keys(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a key is an option, even a common one."""
+        """Return True if a key is an option of this framework."""
         return any(True for _ in self.find(native))
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
         return not self.switch or any(name == self.switch for _, name, _ in self.find(native))
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
-        """Return True if a value at this place is an option or part of one."""
+        """Return True if the key is an option or a part of an option."""
         return any(place[: len(found)] == tuple(map(str, found)) for found, _, _ in self.find(native))
 
     @abstractmethod
@@ -330,7 +330,7 @@ class PlainFramework(Framework):
 
     @abstractmethod
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return terms of the loss, each with a factor per token."""
+        """Return the terms of the loss, each with a factor per token."""
 
     @abstractmethod
     def metrics(self, run: ConfiguredStep) -> dict[str, float]: ...
@@ -358,7 +358,7 @@ class PlainFramework(Framework):
             raise ConfigError(f"{self.title} does not take these values: {error}") from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Return the options that a Correction was read from, or a combination of forms with the same rules."""
+        """Return the options of a Correction: those it was read from, or a combination of forms."""
         options = self._options_of(correction)
         if options is not None:
             return self.written(options), []
@@ -375,7 +375,7 @@ class PlainFramework(Framework):
         return next((said for said in (*whole, *stacks) if self._says(said, correction)), None)
 
     def _forms_of(self, rule: Weight | Gate) -> list[Options]:
-        """Return the forms that may express one rule."""
+        """Return the forms that can express one rule."""
         bounds = rule.keep if isinstance(rule, Gate) else _weight_bounds(rule)
         alone = Correction(gates=(rule,)) if isinstance(rule, Gate) else Correction(weight=rule)
         said = [form(*bounds) for form in self.forms]
@@ -383,7 +383,7 @@ class PlainFramework(Framework):
         return exact or [one for one in said if self._holds(one, rule)]
 
     def _holds(self, options: Options, rule: Weight | Gate) -> bool:
-        """Return True if the options include a rule, ignoring how it treats earlier rejections."""
+        """Return True if the options include a rule."""
         weight, gates = self._rules_of(options) or (None, ())
         given = [one.model_copy(update={"sees": rule.sees}) for one in (weight, *gates) if one is not None]
         return rule in given
@@ -398,7 +398,7 @@ class PlainFramework(Framework):
             return None
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Check a configuration. Findings that depend on a hidden value are left out."""
+        """Check a configuration. Return findings, except findings that depend on an unknown value."""
         watched = Watched({})
         found: list[LintMessage] = []
         try:
@@ -420,7 +420,7 @@ class PlainFramework(Framework):
         return found
 
     def _depends(self, watched: Watched, native: Mapping[str, Any], hidden: Hidden) -> bool:
-        """Return True if an option that was read has a hidden value."""
+        """Return True if an option with an unknown value was read."""
         if not hidden:
             return False
         given = {tuple(map(str, place)): (name, value) for place, name, value in self.find(native)}
@@ -439,7 +439,7 @@ class PlainFramework(Framework):
         return [load_traps(self._folder)["switched_off"].message(self.source)]
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Return the place of each threshold, in the keys of the block."""
+        """Return the key of each threshold."""
         return [".".join(self.block)] * len(correction.gates)
 
     def configure(self, table: pa.Table, correction: Correction, dtype: Dtype) -> ConfiguredStep:
@@ -453,7 +453,7 @@ class PlainFramework(Framework):
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """Replay a step as one batch on one rank."""
+        """Compute a step as one batch on one rank."""
         run = self.configure(table, correction, options.dtype)
         with np.errstate(all="ignore"):
             logged = self.metrics(run)
@@ -479,7 +479,7 @@ class PlainFramework(Framework):
 
 
 def make_off_policy_gate(limit: float, **more: Any) -> Gate:
-    """Create OPSM's gate: sequences with a negative advantage and too much drift from the sampler are dropped."""
+    """Create the gate of OPSM: it drops sequences with a negative advantage and a large drift."""
     keep = (None, limit)
     return Gate(statistic="k1", level="mean", source="current/rollout", keep=keep, when="negative_advantage", **more)
 

@@ -1,4 +1,4 @@
-"""Registry of frameworks: lookup by name, recognition of configurations, presets and column aliases."""
+"""The registry of frameworks: find frameworks by name or configuration, and read their presets."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ adapter. Ambiguous names are left out:
 
 
 def default_corrections() -> list[Correction]:
-    """Return the corrections that are compared by default."""
+    """Return the corrections that `analyze` compares by default."""
     return [find_preset(name) for name in DEFAULT_CORRECTIONS]
 
 
@@ -85,20 +85,20 @@ def load_framework(name: str) -> Framework:
 
 
 def load_framework_for(native: Mapping[str, Any], name: str) -> Framework:
-    """Return a framework by name. Without a version in the name, it is detected from the configuration."""
+    """Return a framework by name. If the name contains no version, the version is detected from the configuration."""
     framework, _, version = name.partition("@")
     found = find_adapter(framework)
     return found.load(version or found.recognize(native) or "")
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Identify the framework and version that a native configuration was written for, or return None."""
+    """Return the framework and version that a configuration was written for, or None."""
     versions = ((name, find_adapter(name).recognize(native)) for name in ADAPTER_MODULES)
     return next((f"{name}@{version}".rstrip("@") for name, version in versions if version is not None), None)
 
 
 def data_file(framework: str, name: str) -> Path:
-    """Return the path of a data file in a framework's folder. The file may not exist."""
+    """Return the path of a data file of a framework. The file may not exist."""
     return Path(__file__).parent / ADAPTER_MODULES[framework].rpartition(".")[2] / name
 
 
@@ -107,8 +107,8 @@ def _read_releases(framework: str) -> list[dict[str, Any]]:
     """Read a framework's presets.yaml.
 
     A release has `version`, `source`, and `presets` by name. A preset has `about` and `config`, a configuration in the
-    framework's own keys. Optional: `source`, `alias`, `documented` (if the documentation differs), and `reader` (the
-    version whose code reads the keys, if it is not this release).
+    framework's keys. Optional fields are `source`, `alias`, `documented` (if the documentation differs), and `reader`
+    (the version that reads the keys).
     """
     place = data_file(framework, "presets.yaml")
     found: list[dict[str, Any]] = read_data(place) if place.exists() else []
@@ -117,7 +117,7 @@ def _read_releases(framework: str) -> list[dict[str, Any]]:
 
 @cache
 def _load_presets(name: str) -> tuple[Preset, ...]:
-    """Return a framework's presets, oldest release first, each followed by its alias."""
+    """Return a framework's presets, oldest release first."""
     own, found = find_adapter(name), []
     for release in _read_releases(name):
         for called, words in release["presets"].items():
@@ -136,7 +136,7 @@ def _load_presets(name: str) -> tuple[Preset, ...]:
 
 @cache
 def load_presets() -> Mapping[str, Preset]:
-    """Return all presets by name: generic ones first, then by framework, oldest version first."""
+    """Return all presets by name: first generic presets, then the presets of each framework."""
     found: dict[str, Preset] = {}
     for item in (*PRESETS, *(item for name in ADAPTER_MODULES for item in _load_presets(name))):
         if found.setdefault(item.name, item) is not item:
@@ -145,7 +145,7 @@ def load_presets() -> Mapping[str, Preset]:
 
 
 def list_frameworks() -> list[dict[str, Any]]:
-    """Describe every framework as plain data: versions, number of presets and logged names, dump files."""
+    """Describe all frameworks as plain data: versions, presets, logged names and dump files."""
     named = [item.framework for item in load_presets().values()]
     return [
         {
@@ -160,9 +160,9 @@ def list_frameworks() -> list[dict[str, Any]]:
 
 
 def find_preset(name: str) -> Correction:
-    """Return the correction of a preset, or the one that a name such as `geo_1.01` describes.
+    """Return the correction of a preset, or of a name such as `geo_1.01`.
 
-    `-` and `_` are the same in names.
+    In names, `-` and `_` are the same.
     """
     if not isinstance(name, str):
         raise ConfigError(f"unknown preset {name!r}")
@@ -183,19 +183,19 @@ def find_preset(name: str) -> Correction:
 
 @cache
 def _read_advice() -> tuple[dict[str, str], ...]:
-    """Read each framework's advice.yaml: cause -> setting."""
+    """Read the advice.yaml of each framework: cause -> setting."""
     places = (data_file(framework, "advice.yaml") for framework in ADAPTER_MODULES)
     return tuple(read_data(place) for place in places if place.exists())
 
 
 def list_settings(cause: str) -> tuple[str, ...]:
-    """List the frameworks' settings that matter for a cause of mismatch."""
+    """List the settings of frameworks that matter for a cause."""
     return tuple(words[cause] for words in _read_advice() if cause in words)
 
 
 @cache
 def column_aliases() -> Mapping[str, str]:
-    """Map the frameworks' column names to the names of the dump schema."""
+    """Map the column names of frameworks to the names of the schema."""
     merged = dict(_COMMON_ALIASES)
     for found in load_adapters():
         for alias, column in found.columns.items():
@@ -222,7 +222,7 @@ _OTHERS = {
 
 @cache
 def _signs(framework: str) -> dict[str, Any]:
-    """Read a framework's detection.yaml: `text` (weight and pattern), `keys`, `packages`, `descendants`."""
+    """Read the detection.yaml of a framework."""
     place = data_file(framework, "detection.yaml")
     found: dict[str, Any] = read_data(place) if place.exists() else {}
     return {"text": [], "keys": [], "packages": [], "descendants": {}} | found
@@ -230,14 +230,14 @@ def _signs(framework: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Guess:
-    """A framework and its score."""
+    """A framework and its score for a file."""
 
     framework: str
     score: int
 
 
 def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str, Any]]) -> list[Guess]:
-    """Return the frameworks with any evidence in a file, the most likely first."""
+    """Return the frameworks that a file may belong to, the most likely first."""
     bare = re.sub(r"(?m)^\s*#(?!SBATCH).*$", "", text)
     all_keys = [keys.keys() for keys in configurations]
     packages = _packages_of(path)
@@ -254,14 +254,14 @@ def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str
 
 
 def is_clear(guesses: list[Guess]) -> bool:
-    """Return True if the first guess is well supported and ahead of the second."""
+    """Return True if the first guess is well supported and clearly better than the second."""
     if not guesses or guesses[0].score < _NAMED - 1:
         return False
     return len(guesses) == 1 or guesses[0].score - guesses[1].score >= _CLEAR
 
 
 def _packages_of(path: Path) -> set[str]:
-    """Names of the packages whose source trees contain the file."""
+    """Return the packages whose source trees contain the file."""
     found = set()
     for folder in list(path.resolve().parents)[:_MOST_PARENTS]:
         for name in ("pyproject.toml", "setup.py", "setup.cfg"):
@@ -275,13 +275,13 @@ def _packages_of(path: Path) -> set[str]:
 
 
 def descendant_of(framework: str, text: str) -> str:
-    """Return the project that reuses the framework's keys, or an empty string."""
+    """Return the project that reuses the framework's keys, or ""."""
     named = _signs(framework)["descendants"]
     return next((name for name, pattern in named.items() if re.search(pattern, text, re.IGNORECASE)), "")
 
 
 def refuse_others(path: Path, text: str) -> None:
-    """Refuse a file of a trainer without an adapter."""
+    """Raise an error for a file of a trainer without an adapter."""
     for name, pattern in _OTHERS.items():
         if re.search(pattern, text, re.IGNORECASE):
             raise ConfigError(

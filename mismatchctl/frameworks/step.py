@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """A wide table with one row per sequence and list columns, and its valid tokens as flat arrays."""
+    """A table with one row per sequence, and its valid tokens as flat arrays."""
 
     table: pa.Table  # columns under the names of the dump schema
     dtype: np.dtype[Any]  # dtype of computed values: `float32` or `float64`
@@ -40,7 +40,7 @@ class Step:
 
     @cached_property
     def rows(self) -> Segments:
-        """All tokens of the rows, including masked ones."""
+        """Return all tokens of the rows, also masked ones."""
         import pyarrow.compute as pc
 
         lengths = pc.list_value_length(self._column("rollout_log_probs"))
@@ -78,7 +78,10 @@ class Step:
         return frozenset(self.table.column_names)  # the table makes the list anew each time
 
     def values(self, column: str) -> Floats:
-        """Return a column's values on the valid tokens in the step's dtype, [T]. A value per row is repeated."""
+        """Return the values of a column on the valid tokens [T], in the dtype of the step.
+
+        A value per row is repeated for its tokens.
+        """
         import pyarrow as pa
 
         if not pa.types.is_floating(self._column(column).type) and not pa.types.is_integer(self._column(column).type):
@@ -87,7 +90,7 @@ class Step:
         return self.segments.spread(per_row)
 
     def all_values(self, column: str) -> Floats:
-        """Return a column's values on all tokens of the rows, including masked ones, in the step's dtype."""
+        """Return the values of a column on all tokens, also masked ones, in the dtype of the step."""
         import pyarrow as pa
 
         if pa.types.is_nested(self._column(column).type):
@@ -95,7 +98,7 @@ class Step:
         return self.rows.spread(self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype))
 
     def by_row(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Split values of the valid tokens [T] into one array per row over all its tokens, 0 where masked."""
+        """Split values of the valid tokens [T] into one array per row, with 0 for masked tokens."""
         full = np.zeros(self.rows.tokens, values.dtype)
         full[self.mask] = values
         return np.split(full, self.rows.offsets[1:-1]) if len(self) else []
@@ -119,9 +122,9 @@ Options = dict[str, Any]
 
 @dataclass
 class ConfiguredStep:
-    """One step under one configuration, on the valid tokens [T] in the dtype of the training.
+    """One step under one configuration: the valid tokens [T] in the dtype of the training.
 
-    Overflow and NaN are values here, so that the caller ignores numpy's warnings.
+    Overflow and NaN are possible values, so the caller ignores numpy's warnings.
     """
 
     step: Step  # the rows
@@ -147,32 +150,32 @@ class ConfiguredStep:
 
     @cached_property
     def current(self) -> Array:
-        """Log-probs of the updated policy. Defaults to the recomputation."""
+        """Return the log-probs of the current policy. Defaults to the recomputation."""
         return self.step.values("current_log_probs" if self.has_loss else self.trained)
 
     @cached_property
     def advantages(self) -> Array:
-        """Advantages of tokens. If they are missing, zeros."""
+        """Advantages of tokens. Return the advantages, or zeros if they are missing."""
         return self.step.values("advantages") if self.step.has("advantages") else np.zeros_like(self.rollout)
 
     @property
     def has_loss(self) -> bool:
-        """True if the table has the columns of a loss."""
+        """Return True if the table has the columns of a loss."""
         return self.step.has("current_log_probs") and self.step.has("advantages")
 
     @cached_property
     def d(self) -> Array:
-        """Recomputation minus sampler: the mismatch."""
+        """Return the mismatch: recomputation minus sampler."""
         return self.train - self.rollout
 
     @cached_property
     def u(self) -> Array:
-        """Current minus recomputation: the update."""
+        """Return the update: current minus recomputation."""
         return self.current - self.train
 
     @cached_property
     def v(self) -> Array:
-        """Current minus sampler: mismatch plus update."""
+        """Return mismatch plus update: current minus sampler."""
         return self.current - self.rollout
 
     @cached_property
@@ -185,7 +188,7 @@ class ConfiguredStep:
 
     @cached_property
     def width(self) -> int:
-        """Number of positions in a padded row."""
+        """Return the number of positions in a padded row."""
         return int(self.step.rows.lengths.max(initial=0))
 
     @cached_property
@@ -198,7 +201,7 @@ class ConfiguredStep:
 
     @cached_property
     def applied(self) -> CorrectedBlock:
-        """The step with the correction applied. Statistics are float32 if `single` is set."""
+        """Return the step with the correction applied. With `single`, statistics are computed in float32."""
         single = self.single and self.step.dtype == np.float32
         kind, rules = Ratios, self.correction
         if single:
@@ -218,7 +221,7 @@ class ConfiguredStep:
 
     @cached_property
     def counted(self) -> Bools:
-        """Tokens that count in denominators."""
+        """Return the tokens that count in denominators."""
         return self.applied.counted.expand()
 
     def passed(self, chosen: Callable[[Gate], bool]) -> Bools:
@@ -230,21 +233,21 @@ class ConfiguredStep:
 
     @cached_property
     def raw_weights(self) -> Array:
-        """Bounded weights of all tokens, including rejected ones. Without a weight rule they are 1."""
+        """Return the bounded weights of all tokens, also rejected ones. Without a weight rule, all weights are 1."""
         return self.applied.token_weights().astype(self.step.dtype)
 
     @cached_property
     def weights(self) -> Array:
-        """Factors of each token's loss: 0 if the token is rejected."""
+        """Return the factor of each token's loss. It is 0 for a rejected token."""
         return np.where(self.keep, self.raw_weights, 0).astype(self.step.dtype)
 
     def mean(self, values: Array, where: Bools | None = None) -> float:
-        """Compute the mean over tokens, or 0 without tokens."""
+        """Return the mean over tokens, or 0 if there are none."""
         chosen = values if where is None else values[where]
         return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
 
     def row_means(self, values: Array, where: Bools | None = None) -> Array:
-        """Compute the mean of each row over selected tokens [S], or 0 without tokens."""
+        """Return the mean of each row over the selected tokens [S], or 0 if there are none."""
         where = np.ones(self.tokens, np.bool_) if where is None else where
         return self.segments.sum(np.where(where, values, 0.0)) / np.maximum(self.segments.sum(where), 1)
 
@@ -252,11 +255,11 @@ class ConfiguredStep:
         return np.full(self.tokens, value)
 
     def by_rows(self, rows: float | None = None, where: Bools | None = None) -> Array:
-        """Return factors that turn token losses into a mean over rows of each row's mean."""
+        """Return factors that turn losses of tokens into the mean over rows of each row's mean."""
         counts = self.lengths if where is None else self.segments.sum(where)
         return self.segments.spread(1.0 / np.maximum(counts, 1)) / (len(self.step) if rows is None else rows)
 
 
 def k3(x: Array) -> Array:
-    """Compute e^x - 1 - x [T], like the frameworks."""
+    """Return e^x - 1 - x [T], as the frameworks compute it."""
     return np.expm1(x.astype(np.float64)) - x

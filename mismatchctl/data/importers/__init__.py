@@ -1,1 +1,1 @@
-"""Importers: read the files of frameworks as rows of the schema."""
+"""Importers: read the files of frameworks and other formats as rows of the schema."""

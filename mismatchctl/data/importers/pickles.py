@@ -37,7 +37,7 @@ _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
 
 
 class DamagedError(Exception):
-    """The file is damaged, or needs a class that is not allowed."""
+    """A file that is damaged, or that needs a class which is not allowed."""
 
 
 def plain_dtype(text: Any) -> np.dtype[Any]:
@@ -58,7 +58,7 @@ def _count_values(shape: Any) -> int:
 
 
 def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "C") -> NDArray[Any]:
-    """Return an array over bytes, whose number must fit the shape."""
+    """Return an array over bytes. The number of bytes must fit the shape."""
     size = _count_values(shape)
     if isinstance(data, str):  # as protocols below 3 write bytes
         data = data.encode("latin1")
@@ -91,7 +91,7 @@ def _dtype_of(value: Any) -> np.dtype[Any]:
 
 
 class _PickledArray:
-    """A numpy array. A pickle first creates it empty and then sets its state."""
+    """A numpy array. The pickle first creates it empty and then sets its state."""
 
     def __init__(self, *rest: Any) -> None:
         self.value: NDArray[Any] | None = None
@@ -119,7 +119,7 @@ def _build_scalar(kind: Any, data: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class UnreadValue:
-    """A value of an unsupported type. It only causes an error if the value is needed."""
+    """A value of an unsupported type. Such a value causes an error only if it is needed."""
 
     kind: str
 
@@ -359,7 +359,7 @@ def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] |
 
 
 def load_torch(path: Path, content: Any = None) -> Any:
-    """Read a torch file of plain values and tensors as arrays over its bytes, or `content`, a torch file inside it."""
+    """Read a torch file of plain values and tensors as arrays over its bytes."""
     with _explain_refusals(path):
         if not isinstance(content, (bytes, bytearray, memoryview, type(None))):
             raise DamagedError("contains an invalid torch file")
@@ -386,7 +386,7 @@ def _explain_refusals(path: Path) -> Iterator[None]:
 
 
 def _open_bytes(path: Path) -> BytesIO | mmap.mmap:
-    """Return the bytes of a small file, or map a large one so that only the needed parts are read."""
+    """Return the bytes of a small file, or map a large file into memory."""
     with open_regular_file(path) as file:
         if os.fstat(file.fileno()).st_size <= _SMALL_BYTES:
             return BytesIO(file.read(_SMALL_BYTES))
@@ -394,7 +394,7 @@ def _open_bytes(path: Path) -> BytesIO | mmap.mmap:
 
 
 def _load_zip(stream: Any, data: memoryview, room: _ByteBudget) -> Any:
-    """Read an archive of a pickle and the uncompressed bytes of each storage."""
+    """Load a zip archive with a pickle and the bytes of each storage."""
     with zipfile.ZipFile(stream) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries.values()):

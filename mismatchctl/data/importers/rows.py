@@ -1,4 +1,4 @@
-"""Rows of imported files: lists aligned, masked and turned into columns."""
+"""Rows of imported files: align and mask the lists, and convert them to columns."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
 
 
 def find_candidates(place: Path, framework: str = "") -> list[Path]:
-    """Return the files at a path whose names may be a framework's, in natural order and without hidden files.
+    """Return the files at a path whose names fit a framework, in natural order.
 
-    If the user passes the file itself and its framework, it may have any name.
+    A file that the user passes together with its framework may have any name.
     """
     found = [path for path in _find_by_name(place, framework) if path.suffix not in COMPRESSED_SUFFIXES]
     if not found and (lost := find_compressed(place, framework)):
@@ -53,13 +53,13 @@ def find_candidates(place: Path, framework: str = "") -> list[Path]:
 
 
 def find_compressed(place: Path, framework: str = "") -> list[Path]:
-    """Return the compressed files at a path whose names may be a framework's, unless the unpacked file is there too."""
+    """Return the compressed files at a path, unless the unpacked file is also there."""
     files = [path for path in _find_by_name(place, framework) if path.suffix in COMPRESSED_SUFFIXES]
     return [path for path in files if path == place or not _uncompressed_path(path).exists()]
 
 
 def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
-    """Return a note about compressed files, which are not read."""
+    """Return a note that compressed files are not read."""
     if not (lost := find_compressed(place, framework)):
         return []
     more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
@@ -67,7 +67,7 @@ def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
 
 
 def _find_by_name(place: Path, framework: str) -> list[Path]:
-    """Return the files whose names, without a suffix of compression, are those of a framework."""
+    """Return the files whose names fit a framework."""
     patterns = [pattern for layout in framework_layouts(framework) for pattern in layout.patterns]
 
     if place.is_file():
@@ -85,9 +85,11 @@ def _uncompressed_path(path: Path) -> Path:
 
 
 def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
-    """Return the layout of a file, by its name, then its content. None if no framework, or not `framework`, wrote it.
+    """Return the layout of a file, by its name and then by its contents.
 
-    A file that no layout recognizes is assumed to be of `framework`.
+    If no framework wrote the file, the result is None.
+
+    If `framework` is given, a file that no layout fits belongs to this framework.
     """
     chosen = framework_layouts(framework)[0] if framework else None
     file = OpenFile(path)
@@ -102,7 +104,7 @@ def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
 
 
 def refuse_incomplete(path: Path) -> None:
-    """Refuse a file that lacks a column of the framework that fits it best."""
+    """Raise an error for a file that lacks a column of the framework that fits best."""
     if not any(one.keys and _matches_name(path, one.patterns) for one in framework_layouts()):
         return
     file = OpenFile(path)
@@ -117,24 +119,24 @@ def refuse_incomplete(path: Path) -> None:
 
 
 def _telling_names(layout: FileLayout) -> set[str]:
-    """Return the names that identify a framework's file: its keys, and the columns that every such file has."""
+    """Return the names that identify a framework's file: its keys and required columns."""
     usual = (*REQUIRED_COLUMNS, "response_mask", "token_ids", "advantages")
     return {*layout.keys, *(layout.columns[name] for name in usual if name in layout.columns)}
 
 
 def is_rollout_only(path: str) -> bool:
-    """Return True if files of this name have no train log-probs."""
+    """Return True if files with this name lack train log-probs."""
     return any(one.rollout_only and _matches_name(Path(path), one.patterns) for one in all_layouts().values())
 
 
 def _matches_name(path: Path, patterns: Sequence[str]) -> bool:
-    """Return True if the name, with the folders above it, fits a pattern."""
+    """Return True if the name, with its folders, fits a pattern."""
     parts = path.absolute().parts
     return any(fnmatch("/".join(parts[-pattern.count("/") - 1 :]), pattern) for pattern in patterns)
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file with one per line."""
+    """Yield the objects of a file with one JSON object per line."""
     with open_regular_file(path) as file:
         for number, line in enumerate(file):
             if not line.strip():
@@ -158,7 +160,7 @@ class OpenFile:
 
     @property
     def step(self) -> int | None:
-        """Step of the file: the last number in its name."""
+        """Return the step of the file: the last number in its name."""
         numbers = re.findall(r"\d+", self.path.stem)
         return int(numbers[-1]) if numbers else None
 
@@ -170,7 +172,7 @@ class OpenFile:
         return read_json_lines(self.path)
 
     def torch(self, content: Any = None) -> Any:
-        """Load a torch file. The last one is kept, because it is recognized and then read."""
+        """Load a torch file. The object is kept in memory, because it is recognized first and then read."""
         if content is not None:
             return load_torch(self.path, content)
         status = self.path.stat()
@@ -188,7 +190,7 @@ class OpenFile:
         return isinstance(content, dict) and all(name in content for name in names)
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
-        """Yield the rows of a dict of columns: tensors, arrays or lists."""
+        """Yield the rows of a dict of columns."""
         content = self.torch()
         if not isinstance(content, dict):
             raise DataError("this file does not contain a dict of tensors", file=str(self.path))
@@ -260,7 +262,7 @@ DERIVED = {b"derived": b"hash of the prompt"}
 
 
 def layout_schema(layout: FileLayout) -> pa.Schema:
-    """Return the columns of the rows. Lists have no nulls, and needed columns are never null."""
+    """Return the columns of the imported rows. Lists do not contain nulls, and required columns are never null."""
     given = {"step", "sequence_id", *layout.columns}
     if layout.prompt and "token_ids" in layout.columns:
         given |= {"prompt_id", "prompt_token_ids"}
@@ -278,7 +280,7 @@ def layout_schema(layout: FileLayout) -> pa.Schema:
 
 
 def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
-    """Yield rows with per-token columns as arrays of one length, without prompt and padding."""
+    """Yield rows whose columns have one value per response token, without prompt and padding."""
     try:
         for number, raw in enumerate(layout.rows(OpenFile(path))):
             yield _build_row(layout, path, number, raw)
@@ -347,7 +349,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
 
 
 def _prompt_tokens(tokens: NDArray[np.int64], mask: NDArray[np.bool_], attention: Any) -> NDArray[np.int64] | None:
-    """Return the tokens before the first sampled one, without padding."""
+    """Return the tokens before the first sampled token, without padding."""
     inside = np.flatnonzero(mask)
     if not len(inside):
         return None
@@ -378,7 +380,7 @@ def _find_row_misfit(layout: FileLayout, mask: NDArray[np.bool_], attention: Any
 
 
 def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
-    """Convert a value to its column's type: a list becomes an array."""
+    """Convert a value to the type of its column. A list becomes an array."""
     if value is None:
         return None
     if name in TOKEN_COLUMNS:
@@ -409,7 +411,7 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
 
 
 def _contains_text(value: Any) -> bool:
-    """Return True for strings, which numpy would convert to numbers."""
+    """Return True if a value contains strings, which numpy would convert to numbers."""
     kind = np.asarray(value).dtype.kind
     return kind in "SU" or (kind == "O" and any(isinstance(one, (str, bytes)) for one in np.ravel(value)))
 
@@ -419,12 +421,12 @@ BATCH_ROWS, BATCH_TOKENS = 512, 1 << 21
 
 
 def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """Open a writer with the settings of the recorder and our signature."""
+    """Open a Parquet writer with the settings of the recorder and the signature of mismatchctl."""
     return pq.ParquetWriter(place, schema.with_metadata(add_signature(schema.metadata)), **parquet_settings(schema))
 
 
 def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]:
-    """Read the rows of one file. The ends of batches only depend on the file.
+    """Read the rows of one file. The batches only depend on the file.
 
     A column without a value in the first batch is left out.
     """
@@ -444,7 +446,7 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
 
 
 def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """Return the columns of `schema`, null if the batch does not have them."""
+    """Return the columns of `schema`. A column that the batch lacks is null."""
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
             problem = f"has {name}, while what was read before it has none"

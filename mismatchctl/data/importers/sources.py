@@ -1,4 +1,4 @@
-"""Read all files of one source, check them together, and keep their rows as tables in memory."""
+"""Read and check all files of one source, and keep the rows as tables in memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ForeignRun:
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, framework: str = "") -> Batches:
-        """Yield the sequences of a file, or nothing if no framework wrote it."""
+        """Yield the sequences of a file. If no framework wrote the file, yield none."""
         layout = recognize_layout(path, framework)
         if layout is None:
             refuse_incomplete(path)
@@ -94,7 +94,7 @@ class ForeignRun:
             raise DataError(problem, file=self._place, remedy=remedy)
 
     def _without_missing(self, batch: pa.RecordBatch, layout: FileLayout) -> pa.RecordBatch:
-        """Mask tokens for which the framework had no log-prob."""
+        """Mask the tokens for which the framework had no log-prob."""
         if not layout.missing:
             return batch
         mask = _flat_values(batch, "response_mask")
@@ -107,7 +107,7 @@ class ForeignRun:
         return batch.set_column(index, batch.schema.field(index), kept)
 
     def _without_copies(self, batch: pa.RecordBatch, layout: FileLayout, path: Path) -> pa.RecordBatch:
-        """Drop sequences that another file of the folder has with the same values."""
+        """Drop sequences that another file contains with the same values."""
         if not layout.duplicates:
             return batch
         keep = np.ones(len(batch), bool)
@@ -160,9 +160,9 @@ _temporary_folder = cache(make_temporary_folder)
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Yield files of frameworks and of common formats as tables, run by run. With `skip`, yield errors, too.
+    """Yield files of frameworks and of other formats as tables, run by run. With `skip`, errors are yielded too.
 
-    `note` is called with sentences about data that was left out.
+    `note` is called with messages about data that was left out.
     """
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
@@ -199,7 +199,7 @@ def _table_bytes(outcome: tuple[list[ConversionOutcome], list[str]]) -> int:
 
 
 def _convert_run(run: Sequence[UnopenedFile], skip: bool, in_memory: bool) -> tuple[list[ConversionOutcome], list[str]]:
-    """Read each file of a run. Files that are not dumps become None if the run has dumps."""
+    """Read each file of a run. If the run has dumps, files that are not dumps become None."""
     place = os.path.commonpath([one.path for one in run])
     source = ForeignRun(place)
     paths = [Path(one.path if os.path.exists(one.path) else one.location) for one in run]
@@ -225,7 +225,7 @@ def _convert_run(run: Sequence[UnopenedFile], skip: bool, in_memory: bool) -> tu
 
 
 def _read_file(source: ForeignRun, path: Path) -> Batches:
-    """Yield the rows of a file of a framework or of a table with both sides."""
+    """Yield the rows of a framework's file, or of a table with both sides."""
     if not is_table(path) or recognize_layout(path) is not None:
         yield from source.read(path)
         return
@@ -237,7 +237,7 @@ def _read_file(source: ForeignRun, path: Path) -> Batches:
 
 
 def _read_incomplete(path: Path) -> Batches:
-    """Yield the rows of a table whose columns may be named with `--column`."""
+    """Yield the rows of a table whose columns can be named with `--column`."""
     table = as_dump(read_table(path), path)
     if not len(table):
         raise DataError("the file does not contain rows", file=str(path), remedy="pass a dump that contains sequences")
@@ -245,7 +245,7 @@ def _read_incomplete(path: Path) -> Batches:
 
 
 def _collect(batches: Batches, in_memory: bool) -> pa.Table | None:
-    """Return the rows as a table, which may be stored in a temporary file. Return None without rows."""
+    """Return the rows as a table, which can be stored in a temporary file. Return None without rows."""
     first = next(batches, None)
     if first is None:
         return None

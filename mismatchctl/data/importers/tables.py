@@ -1,8 +1,8 @@
 """Dumps in common formats as Arrow tables: JSONL, JSON, CSV, NPZ, safetensors, and dicts that torch or pickle saved.
 
 Also responses of inference engines: OpenAI-compatible completions and chat, vLLM and SGLang. Each choice becomes a row.
-Columns keep the names that the file has. No code in a file is executed. Memory is limited to little more than the
-file's size.
+Columns keep the names of the file. No code in a file is executed. The importers need little more memory than the size
+of the file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def is_table(path: Path) -> bool:
 
 
 def table_files(place: Path) -> list[Path]:
-    """Return the file, or the files of a folder that have the most common suffix, in natural order."""
+    """Return the file, or the files of a folder with the most common suffix, in natural order."""
     if place.is_file():
         return [place] if is_table(place) else []
     found = [path for path in walk_files(place) if is_table(path)]
@@ -92,14 +92,14 @@ def read_table(path: Path) -> pa.Table:
 
 
 def has_both_sides(table: pa.Table) -> bool:
-    """Return True if a table has log-probs of both sides and a mask, or one row per token."""
+    """Return True if a table contains the log-probs of both sides."""
     aliases = column_aliases()
     found = {aliases.get(name, name) for name in table.schema.names}
     return found >= {*REQUIRED_COLUMNS} and ("response_mask" in found or "position" in found)
 
 
 def as_dump(table: pa.Table, path: Path) -> pa.Table:
-    """Return the table of a dump. Numbers that were float32 before they were printed become float32 again."""
+    """Return the table of a dump. Numbers that were printed from float32 become float32 again."""
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
     if PROMPT_LOG_PROBS in kinds or is_engine_file(path):
         remedy = f"add the trainer's side: --rollout {path.name} --train TRAINER_FILE --on id"
@@ -150,7 +150,7 @@ def is_engine_file(path: Path) -> bool:
 
 
 def first_record(path: Path) -> Mapping[str, Any] | None:
-    """Return the first object of a JSON or JSONL file, or None if there is none."""
+    """Return the first object of a JSON or JSONL file, or None."""
     try:
         if path.suffix.lower() in JSON_LINES:
             lines = (line for line in read_first_bytes(path, _FIRST).splitlines() if line.strip())
@@ -248,7 +248,7 @@ def _read_npz(path: Path) -> pa.Table:
 
 
 def _check_header(stream: Any, size: int) -> None:
-    """Refuse an array whose header declares more bytes than the entry has."""
+    """Raise an error if the header of an array declares more bytes than its entry contains."""
     from numpy.lib import format as npy
 
     version = npy.read_magic(stream)
@@ -305,7 +305,7 @@ _TABLE_REMEDY = "save a dict of columns, or a list of dicts with one sequence ea
 
 
 def _from_content(content: Any, path: Path) -> pa.Table:
-    """Build a table from rows or columns, which may be nested in a dict."""
+    """Build a table from rows or columns, also from nested ones."""
     if isinstance(content, Mapping) and is_response(content):
         content = [content]
     if isinstance(content, (list, tuple)) and content and all(isinstance(one, Mapping) for one in content):
@@ -331,14 +331,17 @@ def _known(names: Iterable[Any]) -> list[str]:
 
 
 def _from_records(records: Sequence[Mapping[str, Any]], path: Path) -> pa.Table:
-    """Build a table from rows. A row may lack columns."""
+    """Build a table from rows. A row can lack columns."""
     names = list(dict.fromkeys(name for record in records for name in record if isinstance(name, str)))
     columns = {name: [record.get(name) for record in records] for name in names}
     return _plain(pa.table(_arrays(columns, len(records), path)))
 
 
 def _from_columns(columns: Mapping[Any, Any], path: Path) -> pa.Table:
-    """Build a table from columns. Values without rows apply to every row, and values of other lengths are left out."""
+    """Build a table from columns.
+
+    A value that is not a list applies to every row. Values with another number of rows are left out.
+    """
     named = {name: value for name, value in columns.items() if isinstance(name, str)}
     lengths = {name: len(value) for name, value in named.items() if _has_rows(value)}
     needed = {name: lengths[name] for name in _known(lengths)}
@@ -358,7 +361,7 @@ def _has_rows(value: Any) -> bool:
 
 
 def _arrays(columns: Mapping[str, Any], rows: int, path: Path) -> dict[str, pa.Array]:
-    """Convert columns to Arrow. Columns that Arrow cannot represent are left out, unless they are log-probs."""
+    """Convert columns to Arrow. Columns that Arrow does not support are left out, unless they are log-probs."""
     found = {}
     for name, value in columns.items():
         try:
@@ -401,7 +404,7 @@ def _nested(values: Any) -> pa.Array:
 
 
 def _ragged(rows: Sequence[Any]) -> pa.Array:
-    """Convert one array per sequence. Arrays of one row each (`[1, T]`) count as one sequence."""
+    """Convert one array per sequence. Arrays of one row each (`[1, T]`) are one sequence each."""
     arrays = [None if row is None else row[0] if row.ndim == 2 and row.shape[0] == 1 else row for row in rows]
     if any(row is not None and row.ndim == 0 for row in arrays):
         return pa.array([None if row is None else row.item() for row in arrays])
@@ -431,7 +434,7 @@ def _from_frame(frame: Any) -> pa.Table:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Drop columns of types that a dump cannot have: objects, bytes, times and the like."""
+    """Drop columns of types that a dump cannot contain, such as objects, bytes or times."""
     plain = (NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE)
     return table.select([one.name for one in table.schema if describe_type(one.type).split(" of ")[-1] in plain])
 
@@ -451,7 +454,7 @@ def _with_token_ids(table: pa.Table) -> pa.Table:
 
 
 def with_prompt_ids(table: pa.Table) -> pa.Table:
-    """Add prompt ids from the tokens or the text of the prompts, if the table has none."""
+    """If the table has no prompt ids, add ids from the tokens or the text of the prompts."""
     aliases = column_aliases()
     if any(name == "prompt_id" or aliases.get(name) == "prompt_id" for name in table.schema.names):
         return table
@@ -496,7 +499,7 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
 
 
 def _body(record: Any) -> tuple[str, Record] | None:
-    """Return the kind of a response, and the response without the wrapper that a script added."""
+    """Return the kind of a response, and the response without the wrapper of a script."""
     if not isinstance(record, Mapping):
         return None
     if isinstance(record.get("meta_info"), Mapping):
@@ -553,7 +556,7 @@ def _openai(body: Record) -> Iterator[dict[str, Any]]:
 
 
 def _token_ids(tokens: Sequence[Any]) -> list[int] | None:
-    """Return ids from `token_id:123`, which vLLM writes with return_tokens_as_token_ids."""
+    """Return the ids from `token_id:123`, which vLLM writes with return_tokens_as_token_ids."""
     matches = [_TOKEN.fullmatch(token) if isinstance(token, str) else None for token in tokens]
     return [int(match[1]) for match in matches if match] if matches and all(matches) else None
 
@@ -580,7 +583,7 @@ def _kept_tokens(mask: Any) -> dict[str, Any]:
 
 
 def _sampled(entry: Any, token: int) -> float:
-    """Return the log-prob of the sampled token. The first entry of a position may be another, more likely one."""
+    """Return the log-prob of the sampled token. The first entry of a position can be another token."""
     if entry is None or isinstance(entry, (int, float)):
         return _number(entry)
     found = entry[str(token)] if str(token) in entry else entry[token]
@@ -609,7 +612,7 @@ def _sglang(body: Record) -> Iterator[dict[str, Any]]:
 
 
 def _prompt(ids: Any, found: Any) -> dict[str, Any]:
-    """Return the prompt's tokens and their log-probs, if the response has them."""
+    """Return the tokens of the prompt and their log-probs, if the response contains them."""
     row: dict[str, Any] = {}
     if isinstance(ids, list):
         row["prompt_token_ids"] = ids
@@ -630,5 +633,5 @@ def _only(entry: Mapping[str, Any]) -> float:
 
 
 def _number(value: Any) -> float:
-    """Return a log-prob. null, which vLLM writes for a token without one, is NaN."""
+    """Return a log-prob. vLLM writes null for a token without a log-prob, which becomes NaN."""
     return math.nan if value is None else float(value)

@@ -1,4 +1,4 @@
-"""Causes by which log-probs belong to other tokens: shifts, masks, edited and unsampled tokens, wrong engine states."""
+"""Causes that assign log-probs to the wrong tokens: shifts, masks, edited and unsampled tokens, engine states."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ _EDIT_NOISY_SPREAD = 0.12
 
 @dataclass(frozen=True)
 class _Breaks:
-    """Sequences [S] that agree over their first `split` [S] sound tokens and not after them.
+    """Sequences [S] whose columns agree over the first `split` [S] tokens and differ after them.
 
-    `after` marks their later tokens [N], `level` is the mean |log ratio| there [S], at most 5 nats per token, and
-    `position` the place of the first one in its response [S].
+    `after` has flags of the later tokens [N], `level` their mean |log ratio| [S], and `position` the first of them [S].
     """
 
     found: Bools
@@ -119,7 +118,7 @@ _SPAN_ROWS, _SPAN_SURE_ROWS, _SPAN_MAX_NOISE = 2, 8, 0.1
 
 
 def _match_edited_spans(case: Case) -> Detection | None:
-    """Find rows that agree before and after a span of gross differences."""
+    """Find rows that agree before and after a span with very large differences."""
     if case.reshaped or case.filled or not len(case.x) or not 0 < case.noise < _SPAN_MAX_NOISE:
         return None
     gross = np.abs(case.x) > max(_EDIT_GROSS_DISTANCE, 12 * case.noise)
@@ -161,7 +160,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
 
 
 def _densest_spans(case: Case, gross: Bools) -> tuple[Ints, Ints]:
-    """Return start and length of the span of each sequence with the most gross tokens beyond the minimum density."""
+    """Return start and length of the span of each sequence with the most very large differences."""
     scores = gross - _SPAN_MIN_DENSITY
     after = np.cumsum(scores)
     before = after - scores
@@ -196,7 +195,7 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
-    """Return the best split of each sequence by values [N]: position, t statistic and jump [S]."""
+    """Return the best split of each sequence into two parts: position, t statistic and jump [S]."""
     floor = max(0.3 * float(values.var()), _EDIT_MIN_VARIANCE)
     n = case.each(case.counts).astype(np.float64)
     starts = case.each(case.starts)
@@ -229,11 +228,10 @@ _SHIFTED_LUCK = 2.1
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Return the shift of the rollout's log-probs that agrees best in each candidate sequence [S], and the agreement.
+    """Return the shift between the two columns that agrees best in each sequence [S], and the agreement.
 
-    Shift k means that rollout[i + k] belongs to train[i], and 0 that no shift is clearly better. Agreement is the mean
-    difference at this shift (at most 1 nat per token), divided by the median over all shifts, most of which compare
-    unrelated tokens.
+    Shift k means that rollout[i + k] belongs to train[i]. 0 means that no shift is clearly better. The agreement is the
+    mean difference at this shift, divided by the median over all shifts.
     """
     tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
@@ -379,7 +377,7 @@ def _match_inverted_mask(case: Case) -> Detection | None:
 
 
 def _match_prompt_in_mask(case: Case) -> Detection | None:
-    """Find responses that start with a constant far from the trainer's log-probs: engines omit those of the prompt."""
+    """Find responses that start with a constant, because engines omit the log-probs of the prompt."""
     every = find_suspicious_runs(case)
     runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)
@@ -408,7 +406,7 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
 
 
 def _match_shared_prefix(case: Case) -> Detection | None:
-    """Find prompts whose responses share a longer prefix than chance allows."""
+    """Find prompts whose responses share a longer prefix than by chance."""
     ids = case.rows.tokens.get("token_ids")
     if ids is None or case.rows.columns.get("prompt_id") is None:
         return None
@@ -488,7 +486,7 @@ def _mark_placeholders(kind: str, side: str, rows: Rows) -> Bools:
 
 
 def _mark_runs(marks: Bools, segments: Segments) -> Bools:
-    """Mark those of the marked tokens [T] that form a long enough run in their row, as padding does."""
+    """Mark those marked tokens [T] that are adjacent in long runs, as padding is."""
     at = np.flatnonzero(marks)
     row = np.searchsorted(segments.offsets, at, side="right")
     run = np.cumsum(np.diff(at, prepend=-2) * (np.diff(row, prepend=-1) == 0) != 1)
@@ -516,7 +514,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
 
 
 def _find_bad_ends(case: Case) -> Bools:
-    """Mark last tokens that are far off in rows whose other tokens are not."""
+    """Mark last tokens with very large differences, in rows that otherwise agree."""
     size, none = np.abs(case.x), np.zeros(len(case.sound), np.bool_)
     long = np.flatnonzero(case.counts > _LAST_TOKEN_MIN_LENGTH)
     least, ends = _LAST_TOKEN_MIN_SHARE * len(long), case.segments.offsets[1:][long]
@@ -676,13 +674,16 @@ def detect_engine_state(case: Case) -> Detection | None:
 
 
 def _correlation(case: Case, chosen: Bools) -> float:
-    """Return the correlation of the two columns on some tokens. It is positive if both score the same tokens."""
+    """Return the correlation of the two columns on some tokens.
+
+    The correlation is positive if both columns score the same tokens.
+    """
     r, t = case.r[chosen], case.t[chosen]
     return float(np.corrcoef(r, t)[0, 1]) if len(r) > 2 and r.std() > 0 and t.std() > 0 else 0.0
 
 
 def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
-    """Return True if all breaks are in rows of maximum length, at one distance from their end."""
+    """Return True if all breaks are at the same distance from the end of rows with maximum length."""
     longest = case.counts == case.counts.max()
     left = (case.counts - split)[found]
     _, counts = np.unique(left, return_counts=True)
@@ -698,7 +699,7 @@ def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
 
 
 def _is_by_prompt(case: Case, found: Bools, split: Ints) -> bool:
-    """Return True if broken rows make up whole prompts more often than by chance."""
+    """Return True if the rows with a break belong to the same prompts more often than by chance."""
     if case.rows.columns.get("prompt_id") is None:
         return False
     used = case.counts > np.median(split[found]) + 6  # shorter rows end before it

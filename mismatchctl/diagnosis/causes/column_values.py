@@ -1,4 +1,4 @@
-"""Causes in the values of a column: probabilities, sums, means, another base, few digits, bounds, another token."""
+"""Causes in the values of one column: probabilities, sums, means, another base, few digits, bounds, other tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
 
 
 def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str, name: str, meaning: str) -> Detection:
-    """Return the detection of a column whose values mean something else in some sequences [S]."""
+    """Find a column whose values mean something else, such as probabilities, in some sequences [S]."""
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
@@ -174,7 +174,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
-    """Return the sequences [S] that agree with the best interpretation of the values, and this interpretation."""
+    """Return the sequences [S] that agree with the best interpretation of the values, and the interpretation."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
         found = find_better_reading(case, "rollout", case.rollout / factor)
@@ -193,9 +193,9 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
 
 
 def _find_multiple(case: Case) -> float | None:
-    """Return rollout over train log-probs if the quotient is constant and differs from 1 and the log bases.
+    """Return the factor between the columns, if it is constant and neither 1 nor a base of a logarithm.
 
-    A temperature or a truncation changes likely and unlikely tokens by different factors.
+    A temperature or a truncation does not give a constant factor.
     """
     unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
 
@@ -271,7 +271,7 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
 
 
 def _find_decimals(values: Float64s) -> int | None:
-    """Return the number of decimals that nearly all values have at most."""
+    """Return the maximum number of decimals of nearly all values."""
     used = values[values < -1e-3]
     if len(used) < 50 or len(np.unique(used)) <= 10:
         return None
@@ -395,7 +395,7 @@ def detect_other_token_recorded(case: Case) -> Detection | None:
 
 
 def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) -> Detection | None:
-    """Find tokens far below the side's log-probs, which belong to likelier tokens."""
+    """Find tokens far below the log-probs of one side, whose log-probs belong to more likely tokens."""
     down, p = other - own, np.exp(np.minimum(own, 0.0))
     doubt = 1.0 - p
     doubtful = case.doubtful | (own < -0.02)

@@ -1,4 +1,4 @@
-"""Checks of each column before the columns are compared: lengths, sign, range, constants, padding, gaps."""
+"""Checks of each column by itself: lengths, sign, range, constants, padding and gaps."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def detect_constant_column(case: Case) -> Detection | None:
 
 
 def _varies_under_mask(case: Case, side: str) -> bool:
-    """Return True if the column varies on masked tokens. Then the mask is wrong."""
+    """Return True if the column varies on masked tokens, so that the mask is wrong."""
     values = getattr(case, side)[~case.rows.mask]
     values = values[np.isfinite(values)]
     return len(values) >= _FEWEST and len(np.unique(values)) > len(values) / 4
@@ -174,7 +174,7 @@ def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
 
 
 def _is_placeholder(value: float) -> bool:
-    """Return True for a typed number or a value far below any log-prob."""
+    """Return True for a number that a person typed, or a value far below any log-prob."""
     return value == round(value, 2) or value < -100
 
 
@@ -286,7 +286,7 @@ def detect_packed_columns(case: Case) -> Detection | None:
 
 
 def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
-    """Return rows with an inner gap of the mask [S], and the place of each token if packed from either start [T]."""
+    """Return rows with masked tokens inside [S], and the place of each token if the gaps are removed."""
     mask, segments = case.rows.mask, case.rows.segments
     if mask.all():
         return None
@@ -351,7 +351,7 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
 
 
 def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None, int]:
-    """Return the share of rows that equal the majority of their micro-batch, and the number of micro-batches."""
+    """Return the share of rows that agree with most rows of their micro-batch, and the number of micro-batches."""
     if case.rows.columns.get("micro_batch") is None:
         return None, 0
     keys = list(zip(case.column("step")[long].tolist(), case.column("micro_batch")[long].tolist(), strict=True))
@@ -366,7 +366,7 @@ def _by_micro_batch(case: Case, same: Bools, long: Bools) -> tuple[float | None,
 
 
 def _clumping(case: Case, same: Bools, long: Bools) -> float:
-    """Return the z of the number of runs in dump order (Wald and Wolfowitz)."""
+    """Return the z-score of the number of runs in dump order (Wald and Wolfowitz)."""
     rows = np.flatnonzero(long)
     order = rows[np.lexsort((case.rows.rows[rows], case.rows.file[rows]))]
     flags = same[order]

@@ -1,4 +1,4 @@
-"""Causes in the arithmetic and the model weights: noise, a quantized cache, MoE routing, other or quantized weights."""
+"""Causes in arithmetic and model weights: noise, a quantized cache, MoE routing, other or quantized weights."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MIN_STRUCTURE_TOKENS = 3000
 
 @cached_on_case
 def tail_shares(case: Case) -> tuple[float, float]:
-    """Return the shares of K3 and of tokens beyond 12 times the noise."""
+    """Return the shares of K3 and of tokens with differences above 12 times the noise."""
     far = np.abs(case.scaled) > _TAIL_FACTOR * max(case.noise, _TAIL_MIN_NOISE)
     whole = float(case.k3.sum())
     return (float(case.k3[far].sum()) / whole if whole > 0 else 0.0), float(far.mean()) if len(far) else 0.0
@@ -65,13 +65,13 @@ def is_plain_noise(case: Case) -> bool:
 
 
 def may_be_larger(case: Case) -> bool:
-    """Return True if the noise may come from bfloat16 in a model that is larger or more certain of its tokens."""
+    """Return True if bfloat16 may cause the noise in a larger model or in a model that is more certain."""
     small = BFLOAT16_NOISE <= case.noise < _LARGER_MODEL_FACTOR * BFLOAT16_NOISE
     return small and _is_balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
 
 
 def is_near_bound(case: Case) -> bool:
-    """Return True if the noise is so close to the bound that its size alone is not evidence."""
+    """Return True if the noise is so close to a bound that its size alone is no evidence."""
     return BFLOAT16_NOISE <= case.noise < _NEAR_BOUND_FACTOR * BFLOAT16_NOISE
 
 
@@ -132,7 +132,7 @@ def detect_numerical_noise(case: Case) -> Detection | None:
 
 
 def _unevenness(case: Case) -> float:
-    """Return the kurtosis of the noise of doubtful tokens, clipped at 30."""
+    """Return the kurtosis of the noise of uncertain tokens, at most 30."""
     values = np.clip(case.standard[case.doubtful], -30, 30)
     power = float((values**2).mean()) if len(values) else 0.0
     return float((values**4).mean()) / power**2 if power > 0 else 3.0
@@ -235,7 +235,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
 
 
 def _loudness_growth(case: Case) -> tuple[float, float]:
-    """Return the mean loudness of the last third of responses minus the middle third, and its z."""
+    """Return how much the log noise grows from the middle to the last third of responses, and its z-score."""
     long = case.counts >= _CACHE_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
@@ -299,7 +299,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
 
 
 def _experts_per_layer(experts: np.ndarray) -> int:
-    """Return the largest group size without a repeated expert in any group."""
+    """Return the number of experts per layer: the largest group without a repeated expert."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
     for width in range(2, _MAX_EXPERTS_PER_TOKEN + 1):

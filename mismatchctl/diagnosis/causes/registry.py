@@ -1,4 +1,4 @@
-"""All causes, in the order of their tests."""
+"""All causes in the order of their tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mismatchctl.io.yaml import parse_toml
 
 @cache
 def load_texts() -> dict[str, dict[str, str]]:
-    """Read causes.toml: title, advice and the like by cause."""
+    """Read the texts of each cause from causes.toml."""
     return parse_toml((files("mismatchctl.diagnosis.causes") / "causes.toml").read_text(encoding="utf-8"))
 
 
@@ -34,8 +34,8 @@ def load_texts() -> dict[str, dict[str, str]]:
 class Cause:
     """Cause of a mismatch.
 
-    `test` runs on the case that earlier causes leave, `columns` are the optional columns it reads, `flags` counts its
-    tokens in the whole dump, and `in_layers` is true if a comparison of layers can find it.
+    `test` runs on the tokens that earlier causes leave, `columns` are the optional columns that it reads, and `flags`
+    counts its tokens in the whole dump. `in_layers` is true if a comparison of layers can find the cause.
     """
 
     id: str
@@ -58,7 +58,7 @@ class Cause:
 
     @property
     def advice(self) -> str:
-        """Advice with the frameworks' names of the settings."""
+        """Return the advice with the names of the frameworks' settings."""
         known = list_settings(self.id)
         return load_texts()[self.id]["advice"].replace("{settings}", f" ({'; '.join(known)})" if known else "")
 

@@ -1,4 +1,4 @@
-"""Causes that concern whole rows or the context they were scored in: swapped, duplicated, truncated prompts."""
+"""Causes in whole rows or in their context: swapped or duplicated rows, truncated prompts."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
-    """Return the mean difference (at most 1 nat) between all pairs of candidates over their first tokens."""
+    """Return the mean difference between all pairs of rows over their first tokens."""
     place = np.arange(_SWAPPED_HEAD)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)
@@ -265,7 +265,7 @@ def detect_context_mismatch(case: Case) -> Detection | None:
 
 
 def _tokens_since_turn(case: Case) -> Ints | None:
-    """Return tokens since the last gap in the positions [N], -1 before the first gap."""
+    """Return the number of tokens since the last gap in the positions [N], or -1 before the first gap."""
     position = case.rows.position[case.index]
     gap = np.zeros(len(position), np.bool_)
     gap[1:] = (np.diff(position) > 1) & (case.where[1:] == case.where[:-1])
@@ -277,7 +277,7 @@ def _tokens_since_turn(case: Case) -> Ints | None:
 
 
 def detect_context_at_turn(case: Case) -> Detection | None:
-    """Find a jump at a turn boundary, in all rows or in some."""
+    """Find a jump of the difference at a turn boundary."""
     turn = None if case.reshaped or case.noise == 0 else turns(case)
     if turn is None:
         return None
@@ -343,7 +343,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
 
 
 def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
-    """Mark the last or first few of some tokens of each row [N]."""
+    """Mark the first or last few of some tokens of each row [N]."""
     running = np.append(0, np.cumsum(tokens))
     starts = case.each(case.starts)
     before = running[:-1] - running[starts]
@@ -353,7 +353,7 @@ def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
 
 
 def _outlying(jump: Float64s) -> float:
-    """Return an approximate z of rows whose jump is far beyond the scatter of the other rows."""
+    """Return an approximate z-score of rows whose jump exceeds the jumps of other rows."""
     scatter = 1.4826 * float(np.median(np.abs(jump - np.median(jump))))
     limit = max(_LARGE, _OUT * scatter)
     up, down = int((jump > limit).sum()), int((jump < -limit).sum())
@@ -361,7 +361,7 @@ def _outlying(jump: Float64s) -> float:
 
 
 def _drift(case: Case, turn: Ints, used: Bools) -> float:
-    """Return the rise of the loudness from the first to the second half of turns."""
+    """Return how much the log noise rises from the first to the second half of the turns."""
     key = case.where * (int(turn.max()) + 1) + turn
     number = np.bincount(key, used)
     place = np.cumsum(used)
@@ -379,7 +379,7 @@ def _drift(case: Case, turn: Ints, used: Bools) -> float:
 
 
 def _loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
-    """Return the slope of the loudness by log2(1 + place) within sequences, its z, and the means of early and late."""
+    """Return the slope of the log noise by log2(1 + place) within sequences, its z-score, and early and late means."""
     used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _CONTEXT_MIN_LENGTH)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)
@@ -430,7 +430,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
 
 
 def detect_context_by_prompt(case: Case) -> Detection | None:
-    """Find prompts whose rows all differ more than the rows of other prompts."""
+    """Find prompts whose rows all have a larger mismatch than the rows of other prompts."""
     if case.reshaped or case.filled or case.rows.columns.get("prompt_id") is None:
         return None
     found = find_row_kinds(case)
@@ -482,7 +482,7 @@ _POSITION_MIN_SPREAD, _POSITION_START = 3.0, 4
 
 @cached_on_case
 def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
-    """Return the ratio of late to early differences in responses, the z of the rise, and both sizes."""
+    """Return the ratio of late to early differences in responses, its z-score, and both sizes."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < _POSITION_START), share >= 0.75))

@@ -1,4 +1,4 @@
-"""Causes in the sampling distribution: temperature, truncation, raw log-probs, soft cap, bias and penalties."""
+"""Causes in the sampling distribution: temperature, truncation, raw log-probs, softcap, bias and penalties."""
 
 from __future__ import annotations
 
@@ -160,10 +160,12 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
 
 
 def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
-    """Describe the setting and list its facts. `certain` are the log-probs of tokens that are alone in a nucleus [N].
+    """Describe the truncation setting of the rollout, and list its evidence.
 
-    The ratio is the mass kept at a position. Top-p keeps at least p, and less than p without its last token. Top-k
-    keeps k tokens everywhere.
+    `certain` has the log-probs of tokens that were the only choice [N].
+
+    The ratio of a token is the probability mass that the truncation keeps. Top-p keeps a mass of at least p, and less
+    than p without the last token. Top-k keeps k tokens at every position.
     """
     mass, p = np.exp(np.minimum(case.x, 0.0)), np.exp(np.minimum(case.t, 0.0))
     ends = float(np.quantile(mass - p, 1 - _TRUNCATED_QUANTILE)), float(np.quantile(mass, _TRUNCATED_QUANTILE))
@@ -197,9 +199,10 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
 
 
 def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
-    """Return top-p and its interval if the kept mass is the same at all positions with an unlikely sampled token.
+    """Return top-p and its interval, if the same mass is kept at all positions with an unlikely sampled token.
 
-    There the nucleus has p and less than that token more. Top-k and min-p keep more mass where tokens are likelier.
+    At such a position, the kept mass is p plus less than one unlikely token. Top-k and min-p keep more mass at
+    positions with likelier tokens.
     """
     small = np.flatnonzero(case.t < math.log(_UNLIKELY_P))
     if len(small) < _KEPT_MIN_PLACES * 3:
@@ -219,10 +222,10 @@ def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
 
 
 def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
-    """Return the number of kept tokens with an interval, and the z of its change with the mass that is cut.
+    """Return the number of kept tokens with an interval, and the z-score of its change with the removed mass.
 
-    E[1 / q] over samples of q is the number of tokens with any mass. Positions count by the squared mass, because
-    little mass is noise.
+    The mean of 1 / q over samples of q is the number of tokens with any mass. Each position is weighted by its squared
+    mass, because small masses are noise.
     """
     length = _estimate_mean_kept(case, np.maximum(cut - _KEPT_MIN_CUT, 0.0) ** 2)
     weights = np.where(cut > _KEPT_NOISE, cut, 0.0) ** 2
@@ -240,7 +243,7 @@ def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, in
 
 
 def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, float] | None:
-    """Return the weighted mean of 1 / q, its standard error and half of its 95% interval."""
+    """Return the weighted mean of 1 / q, its standard error, and half of its 95% interval."""
     chosen = weights > 0
     clusters = len(np.unique(case.clusters[case.where[chosen]]))
     if chosen.sum() < _KEPT_MIN_PLACES or clusters < 2:
@@ -254,10 +257,10 @@ def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, fl
 
 
 def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
-    """Return log p of a nucleus between two bounds, from the trainer's log-probs of tokens alone in it.
+    """Return log p of top-p within two bounds, from the trainer's log-probs of tokens that were the only choice.
 
-    Tokens reach down to log p. If they are evenly dense there, (1 + r / n)^-n = 0.05 bounds the distance of the
-    smallest.
+    The smallest of these log-probs is close to log p. If they are evenly dense near log p, (1 + r / n)^-n = 0.05 limits
+    the distance of the smallest one.
     """
     ordered = np.sort(certain)
     count = max(1, min(max(len(ordered) // _NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR), len(ordered) - 1))
@@ -299,7 +302,10 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
 
 
 def _compare_entropy(case: Case) -> Detection | None:
-    """Compare the mean negative log-prob with the recorded entropy. They are equal for sampled tokens."""
+    """Compare the mean negative log-prob with the recorded entropy.
+
+    The two are equal if the column belongs to the sampled tokens.
+    """
     entropy = case.token_column("entropy")
     if entropy is None or case.reshaped or case.filled or case.noise > _AGREE:
         return None
@@ -422,7 +428,7 @@ _PENALTY_PROBABILITY_BINS, _PENALTY_PLACE_BINS = 8, 4
 
 @cached_on_case
 def count_earlier(case: Case) -> Ints:
-    """Count earlier occurrences of each sound token in its response [N]."""
+    """Return the number of earlier occurrences of each token in its response [N]."""
     ids = case.rows.tokens["token_ids"][case.index].astype(np.int64)
     pairs = case.where * (ids.max(initial=0) + 1) + ids
     order = np.argsort(pairs, kind="stable")
@@ -478,7 +484,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
 
 
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
-    """Return the mean difference of repeated and new tokens at equal probability and place, and its z."""
+    """Return the mean difference of repeated and new tokens at equal probability and place, and its z-score."""
     bins = np.zeros(len(size), np.int64)
     for values, parts in ((case.t, _PENALTY_PROBABILITY_BINS), (case.place, _PENALTY_PLACE_BINS)):
         bins = bins * parts + quantile_bins(values, parts)
@@ -495,7 +501,7 @@ def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tup
 
 
 def detect_sampling_settings(case: Case) -> Detection | None:
-    """Combine several settings of the sampler, because one configuration sets them all."""
+    """Combine several sampler settings to one cause, because one configuration sets them."""
     names = [name for name in _SETTINGS if name in case.explained]
     if len(names) < 2 or "sampling_settings" in case.explained:
         return None

@@ -1,4 +1,4 @@
-"""Causes by stale model weights: an old policy, prefix cache, step or worker, and a mismatch that grows."""
+"""Causes by old model weights: an old policy, prefix cache, step or worker, or a growing mismatch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LAG_Z, _LAG_POSSIBLE_Z, _LAG_SYSTEMATIC_SHARE, _LAG_DRIFT_CORRELATION = 4.0, 2.
 
 @cached_on_case
 def _lag_of_tokens(case: Case) -> Float64s | None:
-    """Return the version lag of each sound token [N] if it changes inside rows."""
+    """Return the version lag of each token [N] if it changes within rows."""
     own, train = case.rows.tokens.get("rollout_version"), case.token_column("train_version")
     if own is None or train is None:
         return None
@@ -56,7 +56,7 @@ def _lag_of_tokens(case: Case) -> Float64s | None:
 
 
 def of_one_version(case: Case) -> Case:
-    """Return the case with the tokens of the first version of each row."""
+    """Return the case with only the tokens of the first version of each row."""
     lag = _lag_of_tokens(case)
     if lag is None:
         return case
@@ -65,7 +65,7 @@ def of_one_version(case: Case) -> Case:
 
 
 def _match_lag_of_tokens(case: Case) -> Detection | None:
-    """Find rows whose tokens of older versions differ more."""
+    """Find rows whose tokens from older versions have a larger mismatch."""
     lag = _lag_of_tokens(case)
     if lag is None or case.reshaped:
         return None
@@ -180,7 +180,7 @@ def _format_lags(lags: Iterable[float]) -> str:
 
 
 def _sum_by_lag(case: Case) -> StepCells:
-    """Sum levels by step and version lag."""
+    """Sum the log mismatch by step and version lag."""
     lag = version_lag(case.rows)
     left = set() if lag is None else set(lag[case.counts > 0].tolist())
     cells = select_cells(case, LAG_COLUMN).items()
@@ -249,7 +249,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
 
 
 def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
-    """Return the variance of the level between prompts beyond chance, its z by ranks, and the levels by cluster."""
+    """Return the variance of the log mismatch between prompts, its z-score by ranks, and the values by prompt."""
     number = case.sums(part)
     told = number >= _PREFIX_MIN_TOKENS
     counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
@@ -476,13 +476,13 @@ def _first_rise(level: Float64s, version: Float64s, ages: Float64s) -> float:
 
 
 def _steadiness(means: Float64s) -> float:
-    """Return Kendall's tau of the levels with their order."""
+    """Return Kendall's tau of values with their order."""
     signs = [np.sign(means[j] - means[i]) for i in range(len(means)) for j in range(i + 1, len(means))]
     return float(np.mean(signs))
 
 
 def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:
-    """Return the slope of the level by age at equal lag, its z, and the z of the lag."""
+    """Return the slope of the log mismatch by age at equal lag, its z-score, and the z-score of the lag."""
     terms = [np.ones(len(level)), age]
     if np.ptp(lag) > 0:
         terms.append(lag)

@@ -1,4 +1,4 @@
-"""Mismatch that no named cause explains: a few tokens, some rows, or more noise than arithmetic causes."""
+"""Mismatch that no cause explains: a few tokens, some rows, or more noise than arithmetic can cause."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def detect_unexplained(case: Case) -> Detection | None:
 
 
 def mark_gross_tokens(case: Case) -> Bools:
-    """Mark the few tokens [N] that differ far more than the others."""
+    """Return flags of the few tokens [N] that differ far more than the other tokens."""
     size = np.abs(case.x)
     found: Bools = (size > _GROSS_DISTANCE) & (size > _GROSS_NOISE_FACTOR * max(case.noise, 1e-6))
     tailed = int((np.abs(case.standard) > _TAIL_Z).sum()) - int(found.sum()) > _TAIL_COUNT_FACTOR * int(found.sum())
@@ -104,7 +104,7 @@ def _match_tokens(case: Case) -> Detection | None:
 
 
 def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
-    """Return where the chosen tokens concentrate, if they do: the row's start or end, a worker or a step."""
+    """Return the place where some tokens concentrate: the start or end of rows, a worker or a step."""
     found = {}
     total = int(chosen.sum())
     left = case.each(case.counts) - case.place
@@ -148,7 +148,7 @@ def _match_rows(case: Case) -> Detection | None:
 
 
 def _match_everywhere(case: Case) -> Detection | None:
-    """Find more noise than arithmetic causes, or a rollout column that is not the sampling distribution."""
+    """Find more noise than arithmetic can cause, or a rollout column that does not belong to the sampled tokens."""
     if is_plain_noise(case):
         return None
     (share, _), ratio = tail_shares(case), calibration(case)

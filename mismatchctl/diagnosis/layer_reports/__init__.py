@@ -1,1 +1,1 @@
-"""Reports of layer-wise comparators and the first layer that diverges."""
+"""Read the reports of layer-wise comparators and find the first layer that diverges."""

@@ -1,4 +1,4 @@
-"""Model of a layer report, the steps that come next, and the logit noise that a dump implies."""
+"""Model of a layer report: the next steps, and the logit noise that a dump implies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVERY_LAYER_COMMAND = f"run both sides with `{_HOOK_VARIABLES}`, then `{COMPARE_
 
 
 class NextStep(BaseModel):
-    """Step from a dump to the first report of its layers. `commands` are the parts of `text` in backticks."""
+    """A step towards the first report of layers. `commands` are the parts of `text` in backticks."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,7 +55,7 @@ def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
 
 
 def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextStep]:
-    """List the steps to the first report of layers if a layer may have the fault."""
+    """List the steps to the first report of layers, if a layer may have the fault."""
     if wrong == "none" or not (wrong or in_layers):
         return []
     one = {"rollout": "the engine", "trainer": "the trainer"}.get(wrong or "")
@@ -72,10 +72,10 @@ def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextSte
 
 @dataclass(frozen=True)
 class LayerRow:
-    """Compared tensor, in order of execution.
+    """One compared tensor. Rows are in the order of execution.
 
-    `layer` is zero-based. `value` is in the unit of the report's measure, and `failed` is the tool's own verdict with
-    NaN as failure.
+    `layer` is zero-based. `value` is in the unit of the report. `failed` is the verdict of the tool, where NaN counts
+    as failed.
     """
 
     name: str
@@ -86,13 +86,16 @@ class LayerRow:
 
     @property
     def failed(self) -> bool:
-        """True if the tool rejected the tensor."""
+        """Return True if the tool rejected the tensor."""
         return bool(self.why)
 
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Rows of one report in order of execution. `again` compares some layers, `unlayered` all of them."""
+    """Rows of one report in order of execution.
+
+    `again` describes how to compare some layers, and `unlayered` how to compare all layers.
+    """
 
     tool: str
     measure: str
@@ -108,7 +111,10 @@ class _Model(BaseModel):
 
 
 class Tensor(_Model):
-    """Notable tensor. `layer` is zero-based, null outside the layers, and `value` in the report's measure."""
+    """Notable tensor.
+
+    `layer` counts from 0 and is null for a tensor outside the layers. `value` is in the unit of the report.
+    """
 
     name: str
     layer: int | None
@@ -120,9 +126,9 @@ class Tensor(_Model):
 class LayerReport(_Model):
     """Report of a comparator with its conclusions.
 
-    `first_bad` is the first tensor outside the tool's tolerance, `first_apart` the first that differs far more than all
-    layers before it. `before` and `last_good` describe the layers before the earlier of the two. `growth` is the
-    largest value of each layer, and `next` the next comparison.
+    `first_bad` is the first tensor outside the tool's tolerance. `first_apart` is the first tensor that differs far
+    more than all layers before it. `before` and `last_good` describe the layers before the earlier of these two
+    tensors. `growth` has the largest value of each layer, and `next` the next comparison.
     """
 
     file: str
@@ -146,7 +152,7 @@ _LAYER_PATTERN = re.compile(
 
 
 def parse_layer(name: str) -> int | None:
-    """Return the decoder layer in a module path, for example 3 in `model.layers.3.mlp.output`."""
+    """Return the layer number in a module path, for example 3 in `model.layers.3.mlp.output`."""
     found = _LAYER_PATTERN.search(name)
     return int(found[1]) if found else None
 
@@ -170,7 +176,7 @@ def parse_number(text: str) -> float | None:
 
 @dataclass
 class NoteCounts:
-    """Notes about a report, each with its count and first example."""
+    """Notes about a report, with the count and first example of each."""
 
     seen: dict[str, list[str]] = field(default_factory=dict)
 
@@ -189,7 +195,7 @@ USUAL_LOGIT_SPREAD = (0.3, 30.0)
 
 
 class LogitNoise(BaseModel):
-    """RMS of a run's log ratios, and the bounds of the noise on each logit that explains them, nats."""
+    """RMS of the log ratios of a run, and bounds of the logit noise that explains it, in nats."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -209,7 +215,7 @@ def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | Non
 
 
 def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
-    """Compare the layers' differences with the dump's log ratios."""
+    """Compare the differences of the layers with the log ratios of the dump."""
     low, high = noise.logit_noise
     asked = f"log ratios of {noise.log_ratio_rms:.2g} (rms) imply noise of {low:.2g} to {high:.2g} on each logit"
     last = next((value for _, value in reversed(report.growth) if value is not None), None)

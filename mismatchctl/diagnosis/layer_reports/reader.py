@@ -1,4 +1,4 @@
-"""Reader of layer reports of Miles, SGLang, slime and msprobe: the first bad tensor and the first divergence.
+"""Read layer reports of Miles, SGLang, slime and msprobe, and find the first bad and the first diverging tensor.
 
 The reader of a format returns None for another format.
 """
@@ -103,7 +103,7 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
 
 
 def _judge_sglang_tensor(record: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Return the value of a tensor and the reason of its failure."""
+    """Return the value of a tensor, and the reason if it failed."""
     diff = record.get("diff")
     if record.get("shape_mismatch") or not isinstance(diff, Mapping):
         sides = [side for side in (record.get("baseline"), record.get("target")) if isinstance(side, Mapping)]
@@ -131,7 +131,7 @@ def _make_sglang_row(record: Mapping[str, Any], value: float | None, why: str) -
 
 
 def _parse_sglang_layer(record: Mapping[str, Any]) -> int | None:
-    """Return the layer of a dump placed by hand, which only its file names have."""
+    """Return the layer from the file names of a dump, which the report lacks."""
     bundles = [record.get(key) for key in ("raw_bundle_info", "available_bundle_info")]
     for bundle in (bundle for bundle in bundles if isinstance(bundle, Mapping)):
         for side in (bundle.get("x"), bundle.get("y"), bundle):
@@ -211,7 +211,7 @@ CsvCells = Mapping[str, Any]
 
 
 def _canonical_column(column: Any) -> str:
-    """Return the column name in msprobe's own spelling."""
+    """Return the column name as msprobe writes it."""
     words = re.findall(r"[a-z0-9]+", str(column).lower())
     key = "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else [])
     return _CANONICAL_COLUMNS.get(key, str(column))
@@ -230,7 +230,7 @@ def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = 
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
-    """Read the JSON that `-da` writes per rank. Result is empty there."""
+    """Read the JSON that msprobe writes per rank with `-da`. Result is empty there."""
     calls = [*document.values()] if isinstance(document, Mapping) else []
     if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
         return None
@@ -248,7 +248,7 @@ def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
 
 
 def read_msprobe_first(document: Any) -> list[LayerTable] | None:
-    """Read the JSON that `-da` writes about the first differing calls of all ranks."""
+    """Read the JSON that msprobe writes with `-da` about the first differences of all ranks."""
     if not isinstance(document, Mapping) or not document:
         return None
     for rank, calls in document.items():
@@ -349,7 +349,7 @@ _FORWARD_PATTERN = re.compile(r"(?:^|[._/])forward(?=$|[._/\d])", re.IGNORECASE)
 
 
 def sort_rows(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], str]:
-    """Return the rows in order of execution, and a note if the order changed or is doubtful."""
+    """Return the rows in the order of execution, with a note if the order is doubtful."""
     places = [(row.step, row.layer) for row in rows if row.layer is not None]
     changes = [b - a for (first, a), (second, b) in pairwise(places) if first == second and a != b]
     turns = sum((a > 0) != (b > 0) for a, b in pairwise(changes))
@@ -372,7 +372,7 @@ def sort_rows(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], str]:
 
 
 def _sort_by_layer(rows: Sequence[LayerRow]) -> Sequence[LayerRow]:
-    """Sort by step and layer, with the head after the layers and other tensors before them."""
+    """Sort by step and layer. The head comes after the layers, and other tensors before them."""
     steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in rows))}
     last = 1 + max((row.layer for row in rows if row.layer is not None), default=0)
 
@@ -401,7 +401,7 @@ def _reverse_rows(rows: Sequence[LayerRow]) -> Sequence[LayerRow]:
 
 
 def _layer_part(name: str) -> int:
-    """Return the order of a tensor within its layer."""
+    """Return the rank of a tensor within its layer."""
     later = ("mlp", "moe", "ffn", "feed_forward", "experts", "post_attention")
     return 2 * any(word in name for word in later) + ("output" in name)
 
@@ -438,7 +438,7 @@ def analyze_table(table: LayerTable, file: str) -> LayerReport:
 
 
 def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -> str | None:
-    """Suggest the layers from the last good one to the first bad one."""
+    """Suggest to compare the layers from the last good layer to the first bad layer."""
     if layer is None:
         return describe_rerun(table.unlayered, []) if table.unlayered else None
     first = layer if last_good is None else min(last_good, layer)
@@ -446,7 +446,7 @@ def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -
 
 
 def _find_other_weight(rows: Sequence[LayerRow]) -> int | None:
-    """Return the first model weight that differs far more than most, which are equal or rounded."""
+    """Return the first model weight that differs far more than most others, which are equal or rounded."""
     found = {at: row.value for at, row in enumerate(rows) if row.value is not None and _WEIGHT_PATTERN.search(row.name)}
     if len(found) < _MIN_WEIGHTS:
         return None
@@ -455,7 +455,7 @@ def _find_other_weight(rows: Sequence[LayerRow]) -> int | None:
 
 
 def _find_divergence(rows: Sequence[LayerRow]) -> int | None:
-    """Return the first row far above every earlier layer, or different after layers that were equal to the bit."""
+    """Return the first row far above all earlier layers, or the first difference after bit-identical layers."""
     before: float | None = None  # the largest of the earlier layers in this step
     here = 0.0
     place: tuple[int | None, int] | None = None
@@ -474,7 +474,7 @@ def _find_divergence(rows: Sequence[LayerRow]) -> int | None:
 
 
 def _layer_growth(rows: Sequence[LayerRow]) -> list[tuple[int, float | None]]:
-    """Return the largest value of each layer if all of its tensors have numbers."""
+    """Return the largest value of each layer, if all of its tensors have numbers."""
     found: dict[int, float | None] = {}
     for row in rows:
         if row.layer is not None:
@@ -499,7 +499,7 @@ _MAX_ECHOED_SHARE = 0.5  # of lines of a log among the records
 
 
 def read_layers(path: str) -> list[LayerReport]:
-    """Read the reports at a path: a file, or a folder with reports of several ranks or steps.
+    """Read the reports at a path: a file, or a folder with reports of ranks or steps.
 
     Raises:
         DataError: it cannot be read, or is this file is not a report of a supported layer comparator.
@@ -525,7 +525,7 @@ def read_layers(path: str) -> list[LayerReport]:
 
 
 def _join_parts(tables: Sequence[tuple[Path, LayerTable]]) -> list[tuple[Path, LayerTable]]:
-    """Join the parts of a CSV that msprobe split."""
+    """Join the parts of a CSV file that msprobe has split."""
     found: dict[tuple[Path, str | None], tuple[Path, LayerTable]] = {}
     for number, (file, table) in enumerate(tables):
         part = _PART_SUFFIX.search(file.stem)
@@ -550,7 +550,7 @@ def _read_optional(file: Path) -> Sequence[LayerTable]:
 
 
 def _read_tables(file: Path) -> Sequence[LayerTable]:
-    """Read the tables of a file. Other files have an empty list."""
+    """Read the tables of a file. A file of another kind has no tables."""
     if file.suffix.lower() in SPREADSHEET_SUFFIXES:
         raise DataError("spreadsheets are not supported", file=str(file), remedy=SPREADSHEET_REMEDY)
     text = _read_text(file)
@@ -574,7 +574,7 @@ def _read_tables(file: Path) -> Sequence[LayerTable]:
 
 
 def _filter_tables(*tables: LayerTable | None) -> list[LayerTable]:
-    """Return the first table that was recognized."""
+    """Return the first table of a known format."""
     return [table for table in tables if table is not None][:1]
 
 
@@ -589,7 +589,10 @@ def _read_csv(text: str, file: Path) -> LayerTable | None:
 
 
 def _read_lines(text: str) -> tuple[list[object], int]:
-    """Parse JSON lines. Returns the records and the number of other lines, without a last incomplete one."""
+    """Parse JSON lines.
+
+    Return the records of a file and the number of other lines. An incomplete last line is ignored.
+    """
     records: list[object] = []
     lines = [line for line in text.splitlines() if line.strip()]
     others = 0

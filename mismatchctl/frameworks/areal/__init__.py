@@ -21,7 +21,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 
 def _summarize(name: str, values: Array, where: Bools) -> dict[str, float]:
-    """Compute mean, minimum and maximum. Infinite extremes and empty selections are left out."""
+    """Return mean, minimum and maximum. Infinite extremes and empty selections are left out."""
     chosen = values[where]
     if not len(chosen):
         return {}
@@ -47,7 +47,7 @@ def _filtered_share(run: ConfiguredStep) -> float:
 
 
 def _find_clips(framework: Areal, run: ConfiguredStep) -> tuple[Array, Bools, Bools]:
-    """Return the update ratio, and the tokens whose loss is clipped and dual-clipped, all [T]."""
+    """Return the update ratio, and the tokens whose loss is clipped and dual-clipped [T]."""
     x, advantages, _ = framework.update(run)
     ratio = exp(x)
     low, high = 1 - run.options["eps_clip"], framework.high_of(run.options)
@@ -150,7 +150,7 @@ _PROXIMAL_COLUMN = "proximal_log_probs"
 
 
 def _interpolate(step: Step) -> Step:
-    """Interpolate the log-probs of the policy one update before the current one, using the weight versions."""
+    """Interpolate the log-probs of the previous policy from the weight versions."""
     rollout, current = step.values("rollout_log_probs"), step.values("current_log_probs")
     age = step.values("train_version") - step.values("versions" if step.has("versions") else "rollout_version")
     moved = np.clip((age - 1) / np.where(age > 0, age, np.inf), 0, 1).astype(rollout.dtype)
@@ -198,13 +198,13 @@ class Areal(PlainFramework):
     }
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Check a configuration. Without the decoupled loss, a missing correction is not reported."""
+        """Check a configuration. Without the decoupled loss, `lint` does not report a missing correction."""
         found = super().lint(native, hidden)
         return [one for one in found if one.place != "actor.rejection_sampling" or self.is_on(native)]
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        """Return the later version if a configuration contains keys that only it reads."""
+        """Return the later version if a configuration contains keys that only this version reads."""
         said = {name: value for _, name, value in cls("2026-08").find(native)}
         rule = said.get("rejection_sampling")
         kpop = isinstance(rule, Mapping) and rule.get("metric") == "binary_kl"
@@ -280,7 +280,7 @@ class Areal(PlainFramework):
         return 1 + float(options["eps_clip"] if higher is None else higher)
 
     def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
-        """Return the update's log ratio, the advantages, and for GSPO the sequences that receive the gradient."""
+        """Return the log ratio of the update, the advantages, and for GSPO the sequences with a gradient."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
         kept = run.keep

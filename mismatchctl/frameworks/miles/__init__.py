@@ -1,4 +1,4 @@
-"""Adapter of Miles, a fork of slime, with its own dump files. Everything else is shared with slime."""
+"""Adapter of Miles, a fork of slime, with its own dump files. All other code is shared with slime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapter of ms-swift of 2026-08 (3602360a5), the Transformers backend."""
+"""Adapter of ms-swift of 2026-08 (3602360a5), Transformers backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _PREFIX = "rollout_correction/"
 
 
 class MsSwift(PlainFramework):
-    """ms-swift: upper bounds only. The sequence level uses the geometric mean, and a mask leaves token weights raw."""
+    """ms-swift: upper bounds only.
+
+    The sequence level uses the geometric mean. With a mask, token weights have no bound.
+    """
 
     forms = tuple(
         (

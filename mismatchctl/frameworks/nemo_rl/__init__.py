@@ -30,7 +30,7 @@ def _make_form(kind: str | None, sequences: bool) -> Any:
 
 
 class NemoRl(PlainFramework):
-    """NeMo-RL: non-finite weights become 0, and rejected sequences leave the denominators."""
+    """NeMo-RL: non-finite weights become 0, and rejected sequences are not counted in denominators."""
 
     forms = tuple(
         _make_form(kind, level) for level in (False, True) for kind in (None, "tis", "icepop", "seq-mask-tis")
@@ -94,7 +94,7 @@ class NemoRl(PlainFramework):
 
     @staticmethod
     def _at_padding(run: ConfiguredStep, ratio: Array) -> float:
-        """Compute the contribution of masked padding to a sum over ratios: 0, or NaN if a row's ratio is infinite."""
+        """Return what masked padding adds to a sum over ratios: 0, or NaN if a ratio of the row is infinite."""
         infinite = run.segments.max(np.isinf(ratio)) > 0
         return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
 
@@ -106,7 +106,7 @@ class NemoRl(PlainFramework):
         return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
 
     def _samples(self, run: ConfiguredStep) -> Any:
-        """Return the rows that the filter keeps, including empty rows."""
+        """Return the rows that the filter keeps, with empty rows."""
         return ~((run.lengths > 0) & (run.segments.sum(run.counted) == 0))
 
     def _mean(self, run: ConfiguredStep, values: Array) -> float:
@@ -168,7 +168,7 @@ class NemoRl(PlainFramework):
 
     @staticmethod
     def _raw(run: ConfiguredStep) -> Array:
-        """Compute the ratio of each token or of its sequence. Non-finite ratios become 0."""
+        """Return the ratio of each token or of its sequence. Non-finite ratios become 0."""
         sequences = run.options["loss"]["sequence_level_importance_ratios"]
         raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)
         return np.where(np.isfinite(raw), raw, 0.0)
@@ -196,7 +196,7 @@ PADDED_COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logp
 
 
 def _unwrap(name: str, value: Any) -> Any:
-    """Unwrap the value of a micro-batch of one row. Lines from other writers contain the plain value."""
+    """Return the value of a micro-batch of one row. Lines from other writers contain the value without a list."""
     if not isinstance(value, list) or len(value) != 1 or (name in PADDED_COLUMNS and not isinstance(value[0], list)):
         return value
     return value[0]

@@ -21,7 +21,10 @@ def _make_mask_form(**more: Any) -> Any:
 
 
 class OpenInstruct(PlainFramework):
-    """open-instruct: log ratios are clamped to ±10, tokens are dropped, then clamped. A sequence is a packed row."""
+    """open-instruct: log ratios are clamped to ±10.
+
+    Tokens are first dropped and then clamped. A sequence is a packed row.
+    """
 
     forms = (
         lambda low, high: {"rho_clamp_lower_bound": low or 0.0, "rho_clamp_upper_bound": high or 0.0},

@@ -71,7 +71,7 @@ class OpenRlhf(PlainFramework):
         return set(cls("0.11").aliases) - {"is_correction_threshold"}
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """Read all options. Like OpenRLHF's argument parser, names of another version are refused."""
+        """Read all options. As in OpenRLHF, names of another version are refused."""
         given = {str(key).lstrip("-") for _, inner in self.levels(native) for key in inner}
         if self.renamed and (gone := sorted(given & self._old_names())):
             raise ConfigError(f"{self.title} does not support {gone[0]}; write is_correction_level, _mode and _gating")
@@ -136,7 +136,7 @@ class OpenRlhf(PlainFramework):
         return limits[0], limits[1]
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Compute ratio times mask. Like in OpenRLHF, an infinite masked ratio is NaN."""
+        """Compute ratio times mask. As in OpenRLHF, an infinite masked ratio is NaN."""
         return (run.raw_weights * run.keep).astype(run.step.dtype)
 
     def shown_keep(self, run: ConfiguredStep) -> Any:
@@ -173,7 +173,7 @@ class OpenRlhf(PlainFramework):
         return logged
 
     def _filtered(self, run: ConfiguredStep) -> float:
-        """Return the share of tokens, or of sequences, that are masked or clipped."""
+        """Return the share of tokens or sequences that are masked or clipped."""
         options = run.options
         if options["is_correction_mode"] == "clip":
             low, high = self._limits(options)

@@ -25,7 +25,7 @@ _MAX_EXPM1 = 1e30
 
 
 def _lower_median(values: Array) -> float:
-    """Compute the median like torch, which returns the lower of two middle values."""
+    """Return the median as torch does: the lower of the two middle values."""
     if not len(values) or np.isnan(values).any():
         return float("nan")
     return float(np.sort(values)[(len(values) - 1) // 2])
@@ -53,7 +53,7 @@ class PrimeRl(PlainFramework):
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        """Return the newest version that reads a key that only later versions have, or an empty string."""
+        """Return the newest version if the configuration contains one of its keys, or ""."""
         newest = cls("2026-10")
         said = [(name, value) for _, name, value in newest.find(native)]
         later = any(
@@ -71,7 +71,7 @@ class PrimeRl(PlainFramework):
         return super().read(native)
 
     def rules(self, options: Options) -> Rules:
-        """Drop tokens whose probability changed too much, either always or only in the direction of the advantage."""
+        """Drop tokens whose probability changed too much, always or only in the direction of the advantage."""
         kind = options["type"]
         cap = options.get("max_importance_ratio")
         source: Any = "current/rollout"

@@ -125,7 +125,7 @@ class Roll(PlainFramework):
         }
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute means at four levels, clip fractions, and pass rates. Like ROLL's, the pass rates include padding."""
+        """Compute means at four levels, clip fractions, and pass rates. As in ROLL, pass rates include padding."""
         logged: dict[str, float] = {}
         for level, (ratio, apart) in self._levels(run).items():
             logged[f"actor/train_infer_ratio_{level}_mean@sum"] = self._mean(run, ratio)
@@ -151,7 +151,7 @@ class Roll(PlainFramework):
         return float(run.row_means(values).sum() / max((run.lengths > 0).sum(), 1))
 
     def _clipped(self, run: ConfiguredStep, flags: Any, level: str) -> float:
-        """Compute a clip fraction. Masked positions and padding count in the numerator, not in the denominator."""
+        """Compute a clip fraction. Masked positions and padding count in the numerator, but not in the denominator."""
         if level in ("geometric", "sequence"):
             return float(flags.sum() * run.width / max(run.tokens, 1))
         masked, bound = self._masked(run, level == "token"), run.options["is_weight"]["upper_bound"]
@@ -159,7 +159,7 @@ class Roll(PlainFramework):
 
     @staticmethod
     def _masked(run: ConfiguredStep, own: bool) -> tuple[Array, Array]:
-        """Return rollout and train log-probs of masked positions: their own values, or zeros for padding."""
+        """Return the log-probs of masked positions: their own values, or zeros for padding."""
         padding = np.zeros(len(run.step) * run.width - (len(run.step.mask) if own else run.tokens))
         if not own:
             return padding, padding

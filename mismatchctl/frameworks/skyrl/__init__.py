@@ -49,7 +49,7 @@ def _make_dppo_form(kind: str, side: str) -> Any:
 
 
 class SkyRl(PlainFramework):
-    """SkyRL: a fixed order of veto, token mask, weight and sequence mask. Denominators stay the same."""
+    """SkyRL: veto, token mask, weight and sequence mask, always in this order. Denominators stay the same."""
 
     forms = (
         lambda low, high: {},
@@ -135,7 +135,7 @@ class SkyRl(PlainFramework):
         return tuple(outcome for outcome in run.applied.gates if outcome.gate.source == "train/rollout")
 
     def _loss_drops(self, run: ConfiguredStep) -> Any:
-        """Return the tokens that the loss's own mask drops. DPPO depends on the sign of the advantage."""
+        """Return the tokens that the mask of the loss drops. In DPPO, this depends on the sign of the advantage."""
         drops = np.zeros(run.tokens, np.bool_)
         for outcome in run.applied.gates:
             if outcome.gate.source != "current/rollout":
@@ -155,7 +155,7 @@ class SkyRl(PlainFramework):
 
     @staticmethod
     def _weighed(run: ConfiguredStep) -> ConfiguredStep:
-        """Return the step when weights are computed, before the sequence mask."""
+        """Return the step before the sequence mask, when weights are computed."""
         rules = run.correction
         early = tuple(gate for gate in rules.gates if gate.sees == "original")
         return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))

@@ -1,4 +1,4 @@
-"""Adapter of slime: dump layouts, reassembly of context-parallel slices, and registration."""
+"""Adapter of slime: layouts of dumps, and joining of context-parallel slices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_NAMED_RANKS = 8
 
 @dataclass(frozen=True)
 class RankFile:
-    """A rank's file: its context-parallel rank, the number of ranks, and its samples (indices or tokens)."""
+    """The file of a rank: its context-parallel rank, the number of ranks, and its samples."""
 
     path: Path
     cp_rank: int
@@ -36,7 +36,7 @@ class RankFile:
 
 
 def find_ranks(file: File) -> list[RankFile]:
-    """Find the files of all ranks of a file's rollout, in the same folder."""
+    """Find the files of all ranks of a rollout in the same folder."""
     rollout = file.path.stem.partition("_")[0]
     others = sorted(file.path.parent.glob(f"{rollout}_*.pt"))
     return _read_ranks(tuple((file.open(other), other.stat().st_size, other.stat().st_mtime_ns) for other in others))
@@ -54,7 +54,7 @@ def _read_ranks(stamps: tuple[tuple[File, int, int], ...]) -> list[RankFile]:
 
 
 def _identify_samples(data: Mapping[str, Any]) -> tuple[int, ...]:
-    """Identify the samples of a rank by their indices, or by their tokens."""
+    """Identify the samples of a rank by their indices or tokens."""
     if data.get("sample_indices") is not None:
         return tuple(int(index) for index in data["sample_indices"])
     return tuple(crc32(np.asarray(to_array(tokens), np.int64).tobytes()) for tokens in data.get("tokens", ()))
@@ -92,7 +92,7 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
 
 
 def check_complete(file: File, row: int, have: int, length: int, remedy: str) -> None:
-    """Refuse an incomplete response if the file does not identify its context-parallel slice."""
+    """Raise an error for an incomplete response."""
     if have < length:
         problem = f"holds {have} of the {length} tokens of a response, and not which: a context-parallel slice"
         raise DataError(
@@ -101,7 +101,7 @@ def check_complete(file: File, row: int, have: int, length: int, remedy: str) ->
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Return the positions of the response's tokens that a rank has, in its order."""
+    """Return the positions of the response tokens that a rank has."""
     chunk = -(-axis // (2 * size))
     first = total - response - 1  # whose logits are about the response's first token
     owned = [range(max(n * chunk, first), min((n + 1) * chunk, total - 1)) for n in (rank, 2 * size - 1 - rank)]
@@ -135,9 +135,9 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read the samples of one rank, or return an empty list if another rank's file contains them.
+    """Read the samples of one rank. The list is empty if another rank's file contains them.
 
-    A pipeline stage without log-probs returns an empty list. The first context-parallel rank has all of them.
+    The list is also empty for a pipeline stage without log-probs. The first context-parallel rank has all samples.
     """
     data = content["rollout_data"]
     if "log_probs" not in data:
@@ -188,7 +188,7 @@ def _read_rollout_rows(file: File) -> Iterator[Row]:
 
 
 def take_response(tokens: list[int], length: int, mask: Any) -> Row:
-    """Return the columns of the response. Without a mask, all tokens are valid."""
+    """Return the columns of the response, without the prompt. Without a mask, all tokens are valid."""
     return {"response_ids": tokens[len(tokens) - length :], "mask": [1] * length if mask is None else mask}
 
 

@@ -1,6 +1,6 @@
-"""Versions of slime and Miles, their arguments for correction and loss, and conversion to and from a Correction.
+"""Versions and arguments of slime and Miles, and their conversion to and from a Correction.
 
-mis.py corrects the same way since 2025-11-17.
+mis.py computes the same corrections since 2025-11-17.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def list_months(framework: str) -> tuple[str, ...]:
 
 
 def find_version(framework: str, word: str) -> SlimeVersion:
-    """Find a version by name, commit, or month (the newest up to it). Empty: the newest."""
+    """Find a version by its name, commit or month. Empty: the newest."""
     versions = [version for version in VERSIONS if version.framework == framework]
     if not word:
         return versions[-1]
@@ -138,9 +138,10 @@ KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 
 @dataclass(frozen=True)
 class Arguments:
-    """The namespace that slime's loss reads, with the defaults of its command line.
+    """The arguments that slime's loss reads, with the defaults of its command line.
 
-    slime's code has no defaults for the fields of mis.yaml. Here they are None or off unless a file sets them.
+    slime's code has no defaults for the fields of mis.yaml. In this class, they are None or off unless a file sets
+    them.
     """
 
     use_tis: bool = False
@@ -176,7 +177,10 @@ class Arguments:
 
     @property
     def function(self) -> CorrectionFunction:
-        """The function that corrects. None if no argument selects one."""
+        """The function that corrects.
+
+        Return the function of the correction, or None if no argument selects a function.
+        """
         if not (self.use_tis or self.get_mismatch_metrics):
             return "none"
         if self.custom_tis_function_path is None:
@@ -185,7 +189,7 @@ class Arguments:
 
     @property
     def weighs(self) -> bool:
-        """True if tokens get importance weights. Without use_tis, mis only measures."""
+        """Return True if tokens get importance weights. Without use_tis, mis only measures the mismatch."""
         return self.function in ("vanilla", "icepop") or (self.function == "mis" and self.use_tis)
 
     @property
@@ -194,7 +198,7 @@ class Arguments:
 
     @property
     def vetoes(self) -> bool:
-        """True if the veto runs: as part of rejection, before v0.2.0 together with weights."""
+        """Return True if the veto runs: with rejection, or before v0.2.0 with weights."""
         alone = self.vetoes_alone and self.function == "mis" and self.use_tis
         return (self.rejects or alone) and self.rs_veto_threshold is not None
 
@@ -206,7 +210,10 @@ class Arguments:
 
     @property
     def rs_bounds(self) -> tuple[float, float]:
-        """Bounds of rejection. Each defaults to the weights' bound."""
+        """Bounds of rejection.
+
+        Return the bounds of rejection. The default of each bound is the bound of the weights.
+        """
         low, high = self.tis_bounds
         return (
             low if self.rs_lower_bound is None else self.rs_lower_bound,
@@ -245,9 +252,9 @@ NUMBER_FIELDS = {field.name for field in fields(Arguments) if str(field.type).st
 
 
 def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Arguments:
-    """Read arguments from the keys of mis.yaml and command-line flags (`--use-tis` or `use_tis`).
+    """Read arguments from the keys of mis.yaml and from command-line flags.
 
-    Like in slime, all keys that do not affect correction or loss are ignored. `unread` lists them.
+    As in slime, keys that do not affect the correction or the loss are ignored. `unread` lists them.
     """
     for item in find_unread_keys(native, version):
         raise ConfigError(f"no code reads {item.key!r}{item.hint}")
@@ -292,7 +299,7 @@ def _refuse_missing(missing: list[str]) -> None:
 
 
 def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert mis.yaml of October and November 2025 to the later keys."""
+    """Convert the keys of mis.yaml of October and November 2025 to the later keys."""
     _refuse_missing([key for key in OLD_KEYS if key not in named])
     if named["mis_lower_bound"] is None:
         raise ConfigError(
@@ -304,7 +311,7 @@ def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_old_keys(said: Arguments) -> tuple[dict[str, Any], list[str]]:
-    """Write arguments in the keys of October and November 2025, and list the unsupported rules."""
+    """Write arguments in the keys of October and November 2025, and list the rules that are not supported."""
     written = said.native()
     if said.function != "mis":
         return written, []
@@ -317,7 +324,7 @@ def write_old_keys(said: Arguments) -> tuple[dict[str, Any], list[str]]:
 
 
 def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Merge the file that `custom_config_path` names. It overrides flags of the same name."""
+    """Merge the file of `custom_config_path`. The file overrides flags of the same name."""
     named = _normalize_keys(native).get("custom_config_path")
     if not isinstance(named, str) or isinstance(named, Unknown):
         return native, ()
@@ -334,7 +341,7 @@ def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[st
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version of a mapping with keys of mis.yaml or correction flags (empty: any), or None."""
+    """Return the version for keys of mis.yaml or correction flags ("" means any version), or None."""
     named = _normalize_keys(native)
     if "mis_mode" in named and "mis_level" in named and named.keys().isdisjoint(MIS_FIELDS):
         return "2025-11"
@@ -342,7 +349,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Iterator[UnreadKey]:
-    """Find keys that look like misspelled arguments of a correction. Other arguments are not checked."""
+    """Return keys that look like misspelled correction arguments. Other arguments are not checked."""
     old = version is not None and version.old_keys
     for key in map(str, native):
         name = normalize_key(key)
@@ -357,7 +364,7 @@ def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion | None = N
 
 
 def normalize_key(key: str) -> str:
-    """Convert a flag to its name in the namespace: `--use-tis` is `use_tis`."""
+    """Convert a flag to the name of the argument: `--use-tis` is `use_tis`."""
     return key.lstrip("-").replace("-", "_")
 
 
@@ -366,7 +373,7 @@ def _normalize_keys(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
-    """Return the path of the correction function. Defaults to mis.py if one of its fields is set."""
+    """Return the path of the correction function. The default is mis.py if one of its fields is set."""
     if given is None:
         return MIS_PATH if any(key in named for key in MIS_FIELDS) else None
     function = str(given).rpartition(".")[2]
@@ -404,7 +411,7 @@ def _check_value(key: str, value: Any) -> Any:
 
 
 def _list_refusals(given: Arguments) -> Iterator[str]:
-    """Iterate over the errors of slime's argument parser and mis.py."""
+    """Yield the errors of slime's argument parser and of mis.py."""
     if given.function == "vanilla" and given.get_mismatch_metrics:
         yield "get_mismatch_metrics needs custom_tis_function_path: the built-in function does not measure the mismatch"
     if given.function == "vanilla" and given.use_rollout_logprobs:
@@ -450,13 +457,16 @@ Effect = Literal["mask", "zero"]
 
 
 class SlimeCorrection(Correction):
-    """A Correction with the arguments that it was read from. Logged metrics depend on more arguments than its rules."""
+    """A Correction with the arguments that it was read from.
+
+    Logged metrics depend on more arguments than the rules do.
+    """
 
     _arguments: Arguments = PrivateAttr()
 
 
 def make_correction(arguments: Arguments, name: str, effect: Effect) -> Correction:
-    """Convert arguments to their effect on weights and tokens."""
+    """Convert arguments to a Correction."""
     try:
         correction = SlimeCorrection(
             name=name,
@@ -513,7 +523,7 @@ def make_arguments(correction: Correction, effect: Effect) -> tuple[Arguments, l
 
 
 class _Translation:
-    """Conversion of one Correction to slime's arguments."""
+    """The conversion of one Correction to slime's arguments."""
 
     def __init__(self, correction: Correction, effect: Effect) -> None:
         self.weight, self.gates, self.loss = correction.weight, list(correction.gates), correction.loss
@@ -522,7 +532,7 @@ class _Translation:
         self.otherwise: list[str] = []
 
     def convert(self, known: Arguments) -> tuple[Arguments, list[str], list[str]]:
-        """Return the arguments, including those `known` (of the loss), and the rules that are not converted."""
+        """Return the arguments, with the `known` arguments of the loss, and the rules that cannot be converted."""
         if self.loss == "policy_gradient":
             self.unsaid.append("loss policy_gradient: slime's policy loss is always clipped")
         correcting: dict[str, Any] = {"use_tis": False, "get_mismatch_metrics": False, "custom_tis_function_path": None}
@@ -585,7 +595,7 @@ class _Translation:
         }
 
     def _sorted_gates(self) -> tuple[list[Gate], list[Gate]]:
-        """Sort gates into rejections and vetoes. Unsupported gates are noted."""
+        """Sort the gates into rejections and vetoes. Unsupported gates are noted."""
         rejection, vetoes = [], []
         for gate in self.gates:
             if gate.is_veto and gate.keep[1] is None and _is_plain(gate, clamp="none"):
@@ -603,7 +613,7 @@ class _Translation:
 
 
 def _is_plain(gate: Gate, clamp: str) -> bool:
-    """Return True for a train/rollout ratio over whole sequences without special settings other than its clamp."""
+    """Return True for a ratio train/rollout over whole sequences, without special settings."""
     own = {"level", "keep", "effect"}
     return gate.model_dump(exclude=own) == Gate(keep=(0.0, 1.0)).model_dump(exclude=own) | {"clamp": clamp}
 

@@ -1,4 +1,4 @@
-"""slime or Miles at one version: configurations, their traps, replay of a step, and losses."""
+"""slime or Miles at one version: configurations, traps, logged metrics and losses."""
 
 from __future__ import annotations
 
@@ -57,25 +57,25 @@ _ARGUMENT_NAMES = tuple(field.name for field in fields(Arguments))
 
 @dataclass(frozen=True)
 class SlimeConfig:
-    """Arguments as written by the user."""
+    """Arguments as the user wrote them."""
 
     root: Mapping[str, Any]  # the mapping
     version: SlimeVersion  # the slime or Miles version
 
     @cached_property
     def keys(self) -> dict[str, str]:
-        """Spelling of each argument in the file: `--use-tis` is `use_tis`."""
+        """Return the spelling of each argument in the file, for example `--use-tis`."""
         return {normalize_key(str(key)): str(key) for key in self.root}
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Values by argument name. Numbers in quotes are converted."""
+        """Values by argument name. Return the given arguments. Numbers in quotes are converted."""
         values = {name: self.root[key] for name, key in self.keys.items() if key in self.root}
         return {name: float(value) if name in self.texts else value for name, value in values.items()}
 
     @cached_property
     def texts(self) -> list[str]:
-        """Arguments whose number is a string in YAML."""
+        """Return the arguments whose number is a string in YAML."""
         return [
             name for name, key in self.keys.items() if name in NUMBER_FIELDS and is_text_of_number(self.root.get(key))
         ]
@@ -104,7 +104,7 @@ class SlimeConfig:
 
     @property
     def mis(self) -> Arguments | None:
-        """The arguments if they are valid and select mis.py."""
+        """Return the arguments if they are valid and select mis.py."""
         given = self.arguments
         return given if isinstance(given, Arguments) and given.function == "mis" else None
 
@@ -114,13 +114,13 @@ class SlimeConfig:
 
     @property
     def veto(self) -> float | None:
-        """The veto's threshold if mis.py computes weights."""
+        """Return the threshold of the veto if mis.py computes weights."""
         found = self.given.get("rs_veto_threshold")
         return found if isinstance(found, int | float) and self.weighs_with_mis else None
 
     @property
     def weighs_with_mis(self) -> bool:
-        """True if mis.py computes weights, judging by the arguments."""
+        """Return True if mis.py computes weights."""
         return bool(self.given.get("use_tis")) and any(name in self.given for name in MIS_FIELDS)
 
     def place(self, name: str) -> str:
@@ -135,7 +135,7 @@ class SlimeConfig:
         return self.place("tis_upper_bound" if masks or not given else "rs_upper_bound")
 
     def trap(self, name: str, place: str = "", /, *, instead: Correction | None = None, **values: Any) -> LintMessage:
-        """Create the finding of traps.yaml with this name, at an argument."""
+        """Create a finding of traps.yaml about an argument."""
         made = load_traps(Path(__file__).parent)[name].message(self.source, instead, **values)
         return replace(made, place=self.place(place or made.place))
 
@@ -183,7 +183,10 @@ def _check_rejection_switch(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_veto_ratio(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Check the veto on ratios, if it runs. The documentation describes a veto on probabilities."""
+    """Check whether the veto is meant for ratios or for probabilities.
+
+    The documentation describes a veto on probabilities.
+    """
     threshold, gates, instead = written.veto, written.gates, None
     if threshold is None or threshold <= 0 or not written.given.get("use_rs"):
         return
@@ -218,7 +221,7 @@ _ARTICLE = "Let Speed Be With Stability (Training-Inference Mismatch with Miles)
 
 
 def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
-    """Return the number and the outcome of the published configuration with these weights and gates."""
+    """Return number and outcome of the published configuration with these weights and gates."""
     weight, gates = correction.weight, correction.gates
     if weight is None or weight.level != "token" or weight.zero is not None:
         return None
@@ -229,7 +232,7 @@ def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
 
 
 def _check_outcome(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Check for the four configurations that were tested on a mixture of experts."""
+    """Report the outcome of the four published configurations for a mixture of experts."""
     if (
         written.mis
         and isinstance(written.correction, Correction)
@@ -240,7 +243,7 @@ def _check_outcome(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Check Miles' requirements on asynchronous PPO and --skip-actor-forward-only."""
+    """Check the requirements of Miles for asynchronous PPO and --skip-actor-forward-only."""
     given = written.given
     if not written.version.finite:
         return
@@ -261,7 +264,7 @@ def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_normalization(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Check for normalization: weights are divided by the mean over one micro-batch."""
+    """Report that weights are divided by the mean over one micro-batch."""
     given = written.arguments
     if isinstance(given, ConfigError) or not (given.weighs and given.tis_batch_normalize):
         return
@@ -343,7 +346,10 @@ class Slime(Framework):
 
     @property
     def _effect(self) -> Effect:
-        """Effect of rejection, veto and mask mode, which share a mask. It depends on the version's denominators."""
+        """Return the effect of rejection, veto and mask mode, which share a mask.
+
+        The effect depends on the denominators of the version.
+        """
         return "zero" if self.about.rollout_denominators or self.about.zeroes_rejected else "mask"
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
@@ -373,7 +379,7 @@ class Slime(Framework):
         return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
 
     def remarks(self, correction: Correction) -> list[str]:
-        """Since 2026 rejected tokens stay in the denominators, but the presets of the articles remove them."""
+        """Since 2026, rejected tokens count in the denominators, but the presets of the articles remove them."""
         if not (self.about.rollout_denominators and correction.gates):
             return []
         return [
@@ -391,14 +397,20 @@ class Slime(Framework):
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """Replay a step. Newer versions divide by rollouts: `rollout_ids` identifies them, else each row is one."""
+        """Replay a step.
+
+        Newer versions divide by rollouts. `rollout_ids` identifies them. Without it, each row is a rollout.
+        """
         from mismatchctl.frameworks.slime.replay import ReplayedStep
 
         own = self.columns | {"log_probs": "train_log_probs"}  # the table is known to be slime's
         return ReplayedStep(self.about, self._arguments(correction), table, options, own).replay()
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Return names that need more data. The KL loss reads a reference policy, and OPSM counts masked tokens too."""
+        """Return names that need more columns.
+
+        The KL loss needs a reference policy, and OPSM also counts masked tokens.
+        """
         given = self._arguments(correction)
         lacks_reference = given.use_kl_loss and "ref_log_probs" not in columns
         found = dict.fromkeys(("kl_loss", "loss"), "ref_log_probs in every row") if lacks_reference else {}

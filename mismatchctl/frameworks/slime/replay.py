@@ -1,4 +1,4 @@
-"""Replay of a step in slime or Miles: weights, rejection and loss of each micro-batch, and the logged metrics."""
+"""Compute a step as slime or Miles does: weights, rejection, loss and logged metrics."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MIN_MEAN_WEIGHT = 1e-8  # a mean weight up to this is not divided by
 
 
 class MicroBatch:
-    """slime's loss on one micro-batch. Sequence-level values are repeated on each token, like in mis.py.
+    """slime's loss on one micro-batch. As in mis.py, values per sequence are repeated for each token.
 
-    Order: surrogate, OPSM, weights, kept mask.
+    The order is: surrogate, OPSM, weights, kept mask.
     """
 
     def __init__(self, step: Step, arguments: Arguments, version: SlimeVersion) -> None:
@@ -50,11 +50,11 @@ class MicroBatch:
 
     @cached_property
     def counts(self) -> Floats:
-        """Valid tokens of each sequence, at least 1 [S]."""
+        """Return the number of valid tokens of each sequence, at least 1 [S]."""
         return np.maximum(self.segments.lengths, 1).astype(self.dtype)
 
     def total(self, values: NDArray[Any]) -> Floats:
-        """Sum over each sequence [S] in the dtype of the values. Booleans are counted in float32, like in torch."""
+        """Sum over each sequence [S] in the dtype of the values. As in torch, booleans are counted in float32."""
         return self.segments.sum(values).astype(np.float32 if values.dtype == np.bool_ else values.dtype)
 
     def mean(self, values: NDArray[Any]) -> Floats:
@@ -72,7 +72,7 @@ class MicroBatch:
         return self.total(self.log_ratio)
 
     def ratio(self, level: str) -> Floats:
-        """Compute exp of the log ratio at a level, clamped to ±20 after aggregation."""
+        """Return exp of the log ratio at a level, clamped to ±20 after aggregation."""
         aggregated = self.log_ratio
         if level == "sequence":
             aggregated = self.spread(self.log_ratio_sum)
@@ -89,7 +89,7 @@ class MicroBatch:
 
     @cached_property
     def raw_weights(self) -> Floats:
-        """Weights before their bound. The built-in functions do not clamp the log ratio."""
+        """Weights before their bound. slime's own functions do not clamp the log ratio."""
         if self.arguments.function == "mis":
             return self.ratio(self.arguments.tis_level)
         return exp(self.log_ratio)
@@ -105,7 +105,10 @@ class MicroBatch:
 
     @cached_property
     def bounded_weights(self) -> Floats:
-        """Weights after their bound. Mask mode does not change them, and IcePop sets those outside to 0."""
+        """Weights after their bound.
+
+        In mask mode, weights have no bound. IcePop sets weights outside the bounds to 0.
+        """
         low, high = self.weight_bounds
         if self.arguments.function == "icepop":
             inside = (self.raw_weights >= low) & (self.raw_weights <= high)
@@ -123,7 +126,7 @@ class MicroBatch:
 
     @cached_property
     def factor(self) -> float:
-        """Mean bounded weight before rejection, over the tokens or over the sequences' means."""
+        """Return the mean bounded weight before rejection, over the tokens or over means of sequences."""
         if self.arguments.tis_level == "token":
             return float(
                 _sum_in_order(self.total(self.bounded_weights)) / self.dtype.type(max(self.segments.tokens, 1))
@@ -149,7 +152,10 @@ class MicroBatch:
 
     @cached_property
     def catastrophic(self) -> Bools:
-        """Tokens whose ratio is below the veto. Its logarithm is float32 regardless of the run's dtype."""
+        """Return the tokens whose ratio is below the veto.
+
+        The logarithm of the threshold is float32, regardless of the run's dtype.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
         return np.asarray(self.log_ratio < threshold, np.bool_)
@@ -176,16 +182,16 @@ class MicroBatch:
 
     @property
     def old(self) -> Floats:
-        """The anchor of the PPO ratio: the recomputation, or the rollout's log-probs."""
+        """Return the anchor of the PPO ratio: the recomputation, or the rollout's log-probs."""
         return self.rollout if self.arguments.use_rollout_logprobs else self.train
 
     def _finite(self, values: Floats) -> Floats:
-        """Replace NaN and infinities by 0 for Miles."""
+        """Replace NaN and infinities by 0, as Miles does."""
         return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0) if self.version.finite else values
 
     @cached_property
     def ppo_kl(self) -> Floats:
-        """Old minus current log-prob. GSPO: its mean over the sequence."""
+        """Old minus current log-prob. For GSPO, this is the mean over the sequence."""
         difference = self.old - self.current
         if self.arguments.advantage_estimator == "gspo":
             difference = self.spread(self.mean(difference))
@@ -205,7 +211,7 @@ class MicroBatch:
 
     @cached_property
     def drift(self) -> Floats:
-        """Mean of old minus current log-prob of each sequence, for OPSM [S]."""
+        """Return the mean of old minus current log-prob of each sequence [S], which OPSM uses."""
         return self.mean(self.old - self.current)
 
     @cached_property
@@ -221,7 +227,7 @@ class MicroBatch:
 
     @property
     def opsm_clipfrac(self) -> Floats:
-        """Tokens of each sequence that OPSM masks, including invalid ones, divided by its valid tokens [S]."""
+        """Return the tokens of each sequence that OPSM masks, divided by its valid tokens [S]."""
         drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
         invalid = (self.step.all_values("advantages") < 0) & ~self.step.mask
         masked = self.total(self._masked_by_opsm) + self.step.rows.sum(invalid).astype(np.int64) * drifted
@@ -229,7 +235,7 @@ class MicroBatch:
 
     @property
     def train_rollout_abs_diff(self) -> Floats:
-        """Absolute difference of rollout and anchor. slime of 2026-08 uses current log-probs in a bypass."""
+        """Return the absolute difference of rollout and anchor. In bypass mode, slime of 2026-08 uses current."""
         bypassed = self.arguments.use_rollout_logprobs and self.version.bypass_compares_current
         return self._finite(np.abs((self.current if bypassed else self.old) - self.rollout))
 
@@ -239,7 +245,10 @@ class MicroBatch:
 
     @property
     def kl_loss(self) -> Floats:
-        """KL of current and reference (default: rollout), in float32. Unbiased: times current/old before the bound."""
+        """Return the KL of current and reference (default: rollout) in float32.
+
+        The unbiased KL is multiplied by current/old before the bound.
+        """
         reference = self.step.values("ref_log_probs") if self.step.has("ref_log_probs") else self.rollout
         importance = exp(self.current - self.old) if self.arguments.use_unbiased_kl else None
         return self._kl(self.current, reference, self.arguments.kl_loss_type, importance)
@@ -265,7 +274,7 @@ def _within(values: Floats, bounds: tuple[Any, Any]) -> Bools:
 
 
 def _sum_in_order(values: Floats) -> Any:
-    """Sum `values` [S] in order and in their dtype, like Python's `sum` of tensors."""
+    """Sum `values` [S] in order and in their dtype, as Python's `sum` of tensors does."""
     return np.cumsum(values)[-1] if len(values) else values.dtype.type(0)
 
 
@@ -366,7 +375,7 @@ _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "seq
 
 
 def list_meanings(version: SlimeVersion) -> list[LoggedMetric]:
-    """List every name that a version can log, with `train/`, then documented names that no version logged."""
+    """List all names that a version can log, and documented names that no version logged."""
     metrics = list_metrics(version)
     whole = LoggedMetric("train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT_TOKENS, "as each of the two")
     others = DOCUMENTED_NAMES.keys() - {item.name for item in metrics}
@@ -397,7 +406,7 @@ def _describe_reduction(item: LoggedMetric, version: SlimeVersion) -> str:
 
 
 class ReplayedStep:
-    """One step under one configuration."""
+    """The computed values of one step under one configuration."""
 
     def __init__(
         self,
@@ -451,7 +460,7 @@ class ReplayedStep:
         return Replay(logged, [weights[row] for row in order] if given.weighs else None, [kept[row] for row in order])
 
     def _contribution(self, metric: LoggedMetric, call: MicroBatch, rows: NDArray[np.int64]) -> float:
-        """Compute the contribution of these rows to the total of a metric."""
+        """Return what these rows add to the total of a metric."""
         values = VALUES[metric.values](call) if metric.values in VALUES else getattr(call, metric.values)
         per_token = self.arguments.calculate_per_token_loss
         if metric.over == "none":

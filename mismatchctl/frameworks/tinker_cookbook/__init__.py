@@ -1,4 +1,4 @@
-"""Adapter of tinker-cookbook of 2026-08 (9dfcc3a2cf44): losses run on the server, the client measures."""
+"""Adapter of tinker-cookbook of 2026-08 (9dfcc3a2cf44). Losses run on the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLIP_RANGES = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 
 class TinkerCookbook(PlainFramework):
-    """tinker-cookbook: the ratio of the current policy to the sampler, without a bound unless the loss has one."""
+    """tinker-cookbook: the ratio of the current policy to the sampler, without a bound by default."""
 
     forms = (
         lambda low, high: {"loss_fn": "importance_sampling"},
@@ -72,7 +72,7 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """Read the options in a call of its class. Return None for another class or a call without a loss."""
+    """Read the options in a call of the configuration class. Another class, or a call without a loss, gives None."""
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
     given = dict(call.given)
@@ -81,7 +81,7 @@ def read_call(call: PythonCall) -> dict[str, Any] | None:
 
 
 def _unwrap_tensor(tensor: Any) -> Any:
-    """Return the values of TensorData. Plain lists are returned unchanged."""
+    """Return the values of TensorData. Plain lists stay as they are."""
     return tensor["data"] if isinstance(tensor, dict) else tensor
 
 
@@ -94,7 +94,10 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_prompt(line: Mapping[str, Any], row: Row) -> list[int] | None:
-    """Return the prompt: input tokens before the first sampled one. None if the input contains images."""
+    """Return the prompt: the input tokens before the first sampled token.
+
+    If the input contains images, the result is None.
+    """
     chunks, mask = line.get("model_input", {}).get("chunks", []), row.get("loss_fn_inputs.mask") or []
     first = next((place for place, value in enumerate(mask) if value), None)
     if first is None or not all(isinstance(chunk.get("tokens"), list) for chunk in chunks):

@@ -29,7 +29,7 @@ _MIN_LOG_WEIGHT = float(np.log(1e-8))
 
 
 class Trl(PlainFramework):
-    """TRL: the product of ratios at sequence level. Masks do not change the denominators."""
+    """TRL: at the sequence level, the ratio is the product of token ratios. Masks do not change the denominators."""
 
     forms = tuple(
         (lambda low, high, mode=mode: {"correct": True, "mode": mode, "cmin": low, "cmax": high}) for mode in _MODES
@@ -52,16 +52,16 @@ class Trl(PlainFramework):
         return options
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Return the entropy, which needs the policy's whole distribution. No dump has it."""
+        """Return the entropy, because it needs the whole distribution of the policy. No dump has it."""
         return {"entropy": ""}
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Check a configuration. Without a key of the correction, a missing correction is not reported."""
+        """Check a configuration. Without a key of the correction, `lint` does not report a missing correction."""
         found = super().lint(native, hidden)
         return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
 
     def with_text(self, native: Mapping[str, Any], text: str) -> dict[str, Any]:
-        """Set the use of vLLM if Unsloth loads a model with `fast_inference=True`, which makes it sample with vLLM."""
+        """Set the use of vLLM if Unsloth loads a model with `fast_inference=True`, which samples with vLLM."""
         samples = re.search(r"\bfast_inference\s*=\s*True\b", text) is not None
         return {"use_vllm": True, **native} if samples and native.get("use_vllm") is None else dict(native)
 
@@ -161,7 +161,7 @@ class Trl(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any]:
-    """Return the options of a call of its class. Computed ones are Unknown."""
+    """Return the options in a call of the configuration class. Computed ones are Unknown."""
     given = dict(call.given)
     given |= {name: Unknown("computed in the script") for name in call.computed if name in Trl.aliases}
     return given

@@ -1,4 +1,4 @@
-"""Adapter of verl: recognition of its configurations, factories of configurations, and dump layouts."""
+"""Adapter of verl: recognize its configurations, read configuration factories and dumps."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _SHARED_KEYS = {"loss_type"}
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version of a configuration, or None without keys of rollout correction.
+    """Return the version of a configuration, or None if it has no key of rollout correction.
 
-    Only versions that know most of its keys are considered. The newest version with an effect is preferred, then the
-    newest version that accepts the keys, then the newest version, whose error is reported.
+    Only versions that know most of its keys are considered. The order of preference is: the newest version with an
+    effect, the newest version that accepts the keys, the newest version.
     """
     native = with_rllm(native)
     section, versions = _find_section(native)
@@ -65,7 +65,7 @@ def _find_outer_block(native: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _find_section(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[VerlVersion]]:
-    """Find the keys of rollout correction, and the versions that look for them at this place."""
+    """Find the keys of rollout correction, and the versions that read them at this place."""
     outer = _find_outer_block(native)
     blocks = [version for version in VERSIONS if version.dialect != "flat"]
     flat = [version for version in VERSIONS if version.dialect == "flat"]

@@ -1,4 +1,4 @@
-"""verl's rollout correction keys: their places, unread keys, and conversion to and from a Correction."""
+"""verl's keys of rollout correction, and their conversion to and from a Correction."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...
 
 
 def _is_full(native: Mapping[str, Any]) -> bool:
-    """Return True for a full verl configuration, which need not set any key of `algorithm`."""
+    """Return True for a full verl configuration, which may lack all keys of `algorithm`."""
     alone = BLOCK in native or not KEYS.isdisjoint(native)
     return isinstance(native.get("algorithm"), Mapping) or not (alone or _FULL_CONFIG_SECTIONS.isdisjoint(native))
 
@@ -78,7 +78,7 @@ _HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_")
 
 
 def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterator[UnreadKey]:
-    """Find correction keys that this version does not read, and misspelled ones. Other keys are not checked."""
+    """Return correction keys that this version does not read, and misspelled keys. Other keys are not checked."""
     path = find_path(native, version)
     level: Any = native
     for depth in range(len(path) + 1):
@@ -101,7 +101,7 @@ def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterato
 
 
 def is_shipped(name: str) -> bool:
-    """Return True if a file of Hydra's `defaults:` contains only verl's defaults of correction keys."""
+    """Return True if a file in Hydra's `defaults:` contains only verl's defaults."""
     group, _, last = name.rpartition("/")
     if BLOCK in group or group == "algorithm":
         return last in (BLOCK, "null")
@@ -109,7 +109,7 @@ def is_shipped(name: str) -> bool:
 
 
 def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename rLLM's correction keys to verl's (rllm/trainer/verl/utils.py)."""
+    """Rename the correction keys of rLLM to verl's keys (rllm/trainer/verl/utils.py)."""
     given = find_value(native, "rllm", "algorithm", BLOCK)
     for path in ((BLOCK,), ("algorithm", BLOCK)):  # a file of rLLM's own defaults
         block = find_value(native, *path)
@@ -134,7 +134,7 @@ def _is_off(cap: Any) -> bool:
 
 
 def _explain_key(key: str, version: VerlVersion) -> str:
-    """Return the versions that read a key, and its replacement in this version."""
+    """Return the versions that read a key, and the key to use in this version."""
     names = [other.name for other in VERSIONS if key in other.keys]
     known = f"verl@{names[0]}" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]}" if names else ""
     does = [f"{known} {'does' if len(names) == 1 else 'do'}"] if known else []
@@ -164,9 +164,9 @@ _NONE_TEXT_MESSAGE = "'None' is text, which nothing takes for null: write null, 
 
 
 class UnappliedCorrection(Correction):
-    """A Correction that verl logs completely, but its loss applies only partly.
+    """A Correction that verl logs completely, but that its loss applies only partly.
 
-    Examples are `rollout_is: false`, and PPO in bypass mode, whose ratio already compares with the rollout.
+    Examples are `rollout_is: false`, and PPO in bypass mode.
     """
 
     _measured: Correction = PrivateAttr()  # the full correction, which is computed and logged
@@ -196,8 +196,8 @@ def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
 def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
     """Read the keys of 2025-10: one ratio with two thresholds, for weights or rejection.
 
-    Before #3915 rejected tokens get weight 0 and stay in the denominators. Since then they keep their weight and are
-    excluded from the denominators.
+    Before #3915, rejected tokens get weight 0 and count in the denominators. Since then, rejected tokens keep their
+    weight and do not count in the denominators.
     """
     upper = _read_number(settings, "rollout_is_threshold")
     name = f"verl-{version.name}"
@@ -227,7 +227,7 @@ def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
 
 
 def _read_ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of 2025-11: truncated weights, rejection by the ratio at its own level, veto."""
+    """Read the keys of 2025-11: truncated weights, rejection by a ratio, and veto."""
     loss, source = _read_loss(settings, version)
     weight, gates = None, []
     level, threshold = settings["rollout_is"], _read_number(settings, "rollout_is_threshold")
@@ -265,7 +265,7 @@ def _read_loss(settings: Mapping[str, Any], version: VerlVersion) -> tuple[LossN
 
 
 def _read_estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of 2026: truncated or zeroed weights, any number of rejections by k1, k2, k3."""
+    """Read the keys of 2026: truncated or zeroed weights, and rejections by k1, k2 or k3."""
     loss, source = _read_loss(settings, version)
     weight = None
     level = settings["rollout_is"]
@@ -283,7 +283,7 @@ def _read_estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correc
 
 
 def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
-    """Parse (upper, lower) from a number, "2.0", or IcePop's "lo_hi". Python reads "1_000" as 1 to 0."""
+    """Parse (upper, lower) from a number, from "2.0", or from IcePop's "lo_hi". As in Python, "1_000" means 1 to 0."""
     key = "rollout_is_threshold"
     if isinstance(value, bool):
         raise TypeError(f"{key} must be specified as a float or a string threshold specification, not a boolean.")
@@ -307,7 +307,7 @@ def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
 
 
 def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple[Gate, ...]:
-    """Parse gates from comma-separated options and one threshold per option, or one for all."""
+    """Parse gates from comma-separated options, with one threshold per option or one for all."""
     key, value = "rollout_rs_threshold", settings["rollout_rs_threshold"]
     if value is None:
         raise ValueError(_MISSING_THRESHOLD_MESSAGE)
@@ -396,7 +396,7 @@ def _normalization(settings: Mapping[str, Any], version: VerlVersion) -> dict[st
 
 
 def _build_rule(kind: type[Model], **fields: Any) -> Model:
-    """Create a rule without validation if verl accepts a useless bound: an empty interval or nan."""
+    """Create a rule without validation, because verl accepts an empty interval or nan."""
     try:
         return kind(**fields)
     except ValidationError:
@@ -409,7 +409,7 @@ def _make_veto(threshold: float, source: RatioSource, version: VerlVersion) -> G
 
 @dataclass(frozen=True)
 class VerlConfig:
-    """A configuration as written by the user."""
+    """A configuration as the user wrote it."""
 
     root: Mapping[str, Any]  # the whole configuration
     version: VerlVersion  # the version that reads it
@@ -424,7 +424,7 @@ class VerlConfig:
 
     @cached_property
     def section(self) -> Mapping[str, Any]:
-        """The keys of rollout correction, including keys that this version does not know."""
+        """Return the keys of rollout correction, also unknown ones."""
         return self.block if isinstance(self.block, Mapping) else {}
 
     @cached_property
@@ -435,7 +435,7 @@ class VerlConfig:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Keys with a number in quotes. In 2026 verl accepts strings as thresholds."""
+        """Return the keys with a number in quotes. In 2026, verl accepts strings as thresholds."""
         if self.version.dialect == "estimator":
             return []
         return [key for key, value in self.section.items() if "threshold" in str(key) and is_text_of_number(value)]
@@ -456,7 +456,7 @@ class VerlConfig:
         return self.correction.gates if isinstance(self.correction, Correction) else ()
 
     def rejects_without(self, key: str) -> bool:
-        """Return True if a threshold of rejection is given without rollout_rs."""
+        """Return True if a rejection threshold is given without rollout_rs."""
         rejects = self.version.dialect == "flat" or self.settings["rollout_rs"] is not None
         return not rejects and self.settings.get(key) is not None
 
@@ -470,7 +470,7 @@ class VerlConfig:
 
     @property
     def is_separate(self) -> bool:
-        """True if rollout and trainer run on separate nodes (fully_async, one_step_off), which apply bypass mode."""
+        """Return True if rollout and trainer run on separate nodes, where verl applies bypass mode."""
         rollout = self.root.get("rollout")
         return "async_training" in self.root or (isinstance(rollout, Mapping) and "actor_rollout_ref" in self.root)
 
@@ -496,7 +496,7 @@ class VerlConfig:
     def trap(
         self, name: str, key: str = "", /, *, at: str | None = None, instead: Correction | None = None, **values: Any
     ) -> LintMessage:
-        """Create the finding of traps.yaml with this name, at a key of rollout correction or `at` another place."""
+        """Create a finding of traps.yaml about a key."""
         made = load_traps(Path(__file__).parent)[name].message(self.source, instead, **values)
         return replace(made, place=self.place(key or made.place) if at is None else at)
 
@@ -529,7 +529,7 @@ def find_rs_option(gate: Gate) -> str:
 def make_plan(
     correction: Correction, version: VerlVersion, converted: Sequence[Gate] | None = None
 ) -> tuple[VerlPlan, list[str]]:
-    """Assign the parts of a correction to verl's roles, and list the parts that this version does not support."""
+    """Assign the parts of a correction to verl's options, and list the parts that are not supported."""
     applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
     correction = correction._measured if isinstance(correction, UnappliedCorrection) else correction
     if converted is not None:
@@ -620,7 +620,7 @@ def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, 
 
 
 def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
-    """Convert a bound on train/rollout to one on k1 = log rollout/train or back, if the version requires it."""
+    """Convert a bound on train/rollout to a bound on k1, or back, if the version needs it."""
     low, high = gate.keep
     if version.dialect == "estimator" and gate.statistic == "ratio" and gate.level in _K1_LEVELS and high:
         keep = (-math.log(high), -math.log(low) if low else math.inf)

@@ -1,4 +1,4 @@
-"""verl at one version: configurations, their traps, replay of a step, and losses."""
+"""verl at one version: configurations, traps, logged metrics and losses."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _check_bounds(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _check_direction(written: VerlConfig) -> Iterator[LintMessage]:
-    """Check for the direction of k1 (rollout minus train): "lo_hi" bounds rollout/train."""
+    """Report that "lo_hi" bounds rollout/train, because k1 is rollout minus train."""
     for index, gate in enumerate(written.gates):
         low, high = gate.keep
         if gate.statistic != "k1" or low is None or high is None or not low <= high:
@@ -119,7 +119,7 @@ def _check_direction(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _check_documented_lower_bound(written: VerlConfig) -> Iterator[LintMessage]:
-    """Check for the lower bound: verl documents 1/threshold, but presets such as seq_mis and geo_mis do not use it."""
+    """Report that verl documents a lower bound of 1/threshold, which presets such as seq_mis do not use."""
     flat = written.version.dialect == "flat"
     key = "rollout_is_threshold_lower" if flat else "rollout_rs_threshold_lower"
     if written.settings.get(key) is None:
@@ -165,10 +165,10 @@ def _format_pure_key(version: VerlVersion) -> str:
 
 
 def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
-    """Check for bypass mode in the V1 trainer, which only copies the rollout's log-probs.
+    """Report bypass mode in the V1 trainer, which only copies the rollout's log-probs.
 
     `_compute_old_log_prob` in trainer/ppo/v1/trainer_base.py does not call `apply_bypass_mode`. The legacy trainer and
-    the asynchronous ones (experimental/separation/ray_trainer.py) do.
+    the asynchronous trainers (experimental/separation/ray_trainer.py) call it.
     """
     if written.is_separate or written.find("trainer", "use_v1") not in (None, True):
         return
@@ -290,7 +290,7 @@ class Verl(Framework):
         return f"{self.title} ({self.about.date}{note})"
 
     def accepts_keys(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a key at the root is one of rollout correction, even if other frameworks have it too."""
+        """Return True if a key at the root is a key of rollout correction."""
         return not self.about.keys.keys().isdisjoint(native)
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
