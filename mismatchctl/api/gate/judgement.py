@@ -40,7 +40,6 @@ from mismatchctl.api.gate.verdict import (
     exceeds_limit,
     worst_outcome,
 )
-from mismatchctl.core.formatting import INTERVAL_Z, ONE_SIDED_Z
 from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.io import __version__
 from mismatchctl.results.model import NOT_RECORDED, Groups, Result, RunResult, Value, find_run
@@ -471,7 +470,7 @@ def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
         check.reason = found.status
         return
     check.limit, least, most = limits
-    low, high = _one_sided_bounds(found)
+    low, high = found.interval or (found.value, found.value)
     surely = high < least if lower else low > most
     check.outcome = "passed" if not exceeds_limit(check) else "failed" if surely else "undecided"
     check.reason = _NOISE_REASON if check.outcome == "undecided" else ""
@@ -492,16 +491,9 @@ def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None
         check.reason = f"the baseline's value: {baseline.status}"
         return None
     sign = -1 if case.kind in LOWER_KINDS else 1
-    ends = (baseline.value, *_one_sided_bounds(baseline))
+    ends = (baseline.value, *(baseline.interval or (baseline.value, baseline.value)))
     limit, least, most = (end + sign * (abs(end) * bound.relative + bound.absolute) for end in ends)
     return limit, least, most
-
-
-def _one_sided_bounds(found: Value) -> tuple[float, float]:
-    """Return one-sided 95% bounds from the wider interval of a recorded value, as if its error were normal."""
-    value = found.value or 0.0
-    low, high = (value + (end - value) * ONE_SIDED_Z / INTERVAL_Z for end in found.interval or (value, value))
-    return low, high
 
 
 def _reason_too_little(check: Check, rule: Rule, clusters: int | None) -> str:
