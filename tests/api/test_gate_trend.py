@@ -12,6 +12,7 @@ from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.gate.trend import detect_change
 from mismatchctl.core.validation import LARGEST_SUM
 from mismatchctl.stats.comparison import Allowance
+from mismatchctl.stats.samples import ClusterSample
 from tests.factories.cluster_results import result, table
 from tests.factories.cluster_samples import K3, by_hand, sample, tokens
 
@@ -82,6 +83,21 @@ def test_the_bulk_shows_what_k3_as_it_is_hides() -> None:
     found = detect_change([night(index, 1.0 if index < 5 else 1.3) for index in range(9)], K3, NONE)
     assert found.part is not None and found.part.name == "bulk" and found.first == 5 and found.p < 0.01
     assert found.part.rise is not None and 0.1 < found.part.rise < 1.3**2 - 1  # above the cap nothing rises
+
+
+@pytest.mark.parametrize(
+    ("allowance", "fails"),
+    [(Allowance(relative=0.25), True), (Allowance(relative=0.8), False), (Allowance(absolute=1.0), False)],
+)
+def test_the_bulk_is_allowed_what_it_rises_by_with_every_token(allowance: Allowance, fails: bool) -> None:
+    random = np.random.default_rng(4)
+
+    def night(index: int) -> ClusterSample:
+        rollout, x = tokens(index, clusters=16)
+        factor = 1.3 if index >= 5 else 1.0
+        return sample(rollout, np.where(random.random(x.shape) < 0.01, -2.0, factor * x), first=100 * index)
+
+    assert (detect_change([night(index) for index in range(9)], K3, allowance).p < 0.02) == fails
 
 
 def test_runs_that_differ_beside_their_prompts_do_not_fail_for_it() -> None:

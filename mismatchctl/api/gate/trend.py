@@ -51,9 +51,11 @@ def detect_change(
     values = np.array([metric.of(sample) for sample in samples])
     if not np.isfinite(values).all():
         return LevelChange(math.nan, math.nan, 0, None, math.nan, math.nan)
-    every = [values, *(_layered_series(samples) if is_layered(metric, lower=lower) else [])]
+    every = [(values, allowance)]
+    if is_layered(metric, lower=lower) and values[0] > 0:
+        every += _layered_series(samples, 1 + allowance.relative + allowance.absolute / float(values[0]))
     weights = [LEVEL_SHARES[name] for name in ("whole", *_K3_PARTS)] if len(every) > 1 else [1.0]
-    found = [_change_statistics(series, allowance, lower=lower) for series in every]
+    found = [_change_statistics(series, allowed, lower=lower) for series, allowed in every]
     nights = len(samples)
     nulls = _null_distribution(nights)
     shares = [
@@ -66,22 +68,30 @@ def detect_change(
     best = int(adjusted[:, 0].argmin())
     place = int(found[best].argmax())
     first = place + 1 if place < nights - 1 else 0
-    part = K3Part(name=_K3_PARTS[best - 1], rise=_estimate_rise(every[best], first, relative=True)) if best else None
+    part = K3Part(name=_K3_PARTS[best - 1], rise=_estimate_rise(every[best][0], first, relative=True)) if best else None
     p, p_last = np.minimum(adjusted.min(axis=0), 1.0).tolist()
     before = float(values[: first or len(values)].mean())
     room = (allowance.relative * abs(before) + allowance.absolute) * (-1 if lower else 1)
     return LevelChange(p, p_last, first, part, _estimate_rise(values, first), room)
 
 
-def _layered_series(samples: Sequence[ClusterSample]) -> list[Float64s]:
-    """Return shoulder and bulk of K3 on the scale of the oldest result, or an empty list without layers."""
+def _layered_series(samples: Sequence[ClusterSample], factor: float) -> list[tuple[Float64s, Allowance]]:
+    """Return shoulder and bulk of K3 relative to the oldest result, if all have layers.
+
+    Their allowance is their rise if K3 of every token is `factor` times as large.
+    """
     layers = [K3Layers.from_sample(sample) for sample in samples]
     known = [each for each in layers if each is not None]
     if len(known) < len(layers):
         return []
-    caps = [known[0].find_cap(share) for share in (SHOULDER_SHARE, BULK_SHARE)]
-    found = [np.array([rise_within_bins(each, known[0], cap) for each in known]) for cap in caps]
-    return found if np.isfinite(found).all() else []
+    allowed, found = known[0].scale(factor), []
+    for cap in (known[0].find_cap(share) for share in (SHOULDER_SHARE, BULK_SHARE)):
+        series = np.array([rise_within_bins(each, known[0], cap) for each in known])
+        rise = rise_within_bins(allowed, known[0], cap) - 1
+        if not np.isfinite([*series, rise]).all():
+            return []
+        found.append((series, Allowance(relative=max(rise, 0.0))))
+    return found
 
 
 def _change_statistics(values: Float64s, allowance: Allowance, *, lower: bool) -> Float64s:
