@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from measure import between  # noqa: E402
 from sides import percent  # noqa: E402
 from stranger_dumps import ENGINE, TRAINER, World  # noqa: E402
-from stranger_plans import FRESH, PROMPT, RESPONSE, SEEN, UNSEEN  # noqa: E402
+from stranger_plans import PROMPT, RESPONSE, UNSEEN  # noqa: E402
 from strangers import Processors, decoded, rounded  # noqa: E402
 
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
@@ -40,7 +40,6 @@ SETTINGS: tuple[tuple[str, float], ...] = (
     ("clean", 1.0),
 )
 CAUSES = {"temperature": "temperature", "top_k": "truncated_sampling", "top_p": "truncated_sampling"}
-TRIED = tuple(plan.name for plan in (*UNSEEN, *SEEN))
 DOCUMENT = ROOT / "docs/methods/accuracy.md"
 BEGIN, END = "<!-- benchmarks/distributions.py writes from here -->", "<!-- to there -->"
 
@@ -122,10 +121,16 @@ class Told:
                 what = "its interval does not contain it" if row[0] else f"{finding.cause} ({finding.confidence})"
                 self.others.append(f"- {world.plan.name}, {name} {value:g}: {what}")
 
-    def lines(self, title: str) -> list[str]:
+    def lines(self) -> list[str]:
         """As Markdown."""
-        models = ", ".join(f"`{name}`" for name in self.models)
-        lines = [f"{title} {models}; {ROWS} responses and the {K} most likely tokens each.", ""]
+        models = " and ".join(f"`{name}`" for name in self.models)
+        lines = [
+            "",
+            f"The models {models} were not used to develop the tests. Each dump has {ROWS} responses and the {K} most "
+            "likely tokens.",
+            "`clean` is right if neither a temperature nor a truncation is found.",
+            "",
+        ]
         lines += ["| setting of the sampler | named | interval contains it |", "|---|---|---|"]
         for key, rows in self.settings.items():
             held = [inside for _, inside in rows if inside is not None]
@@ -137,19 +142,10 @@ class Told:
 
 def main() -> None:
     torch.set_num_threads(1)
-    plans = [plan for plan in (*FRESH, *UNSEEN, *SEEN) if (Path(sys.argv[1]) / f"{plan.name}.pt").exists()]
-    lines = ["", "`clean` is right if neither a temperature nor a truncation is found.", ""]
-    for title, tried in (
-        ("Models that were not used to develop the tests:", False),
-        ("Models that were used to develop the tests:", True),
-    ):
-        told = Told()
-        for plan in plans:
-            if (plan.name in TRIED) is tried:
-                told.add(World.of(plan, Path(sys.argv[1]), 1))
-        if told.models:
-            lines += told.lines(title)
-    between("\n".join(lines), DOCUMENT if "--write" in sys.argv else None, BEGIN, END)
+    told = Told()
+    for plan in UNSEEN:
+        told.add(World.of(plan, Path(sys.argv[1]), 1))
+    between("\n".join(told.lines()), DOCUMENT if "--write" in sys.argv else None, BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import torch
-from stranger_plans import FRESH, GATE_HELD_OUT, GATE_TRIED, PROMPT, RESPONSE, SEEN, UNSEEN, Architecture, Text
+from stranger_plans import GATE_HELD_OUT, GATE_TRIED, PROMPT, RESPONSE, SEEN, UNSEEN, Architecture, Text
 from strangers import Model, Numerics, Processors, decoded, scored, trained
 
 ENGINES = {
@@ -64,7 +64,7 @@ def main() -> None:
     options.add_argument("--responses", type=int, default=8)
     given = options.parse_args()
     torch.set_num_threads(1)
-    for plan in (*SEEN, *UNSEEN, *FRESH, *GATE_TRIED, *GATE_HELD_OUT):
+    for plan in (*SEEN, *UNSEEN, *GATE_TRIED, *GATE_HELD_OUT):
         if given.models and plan.name not in given.models:
             continue
         (given.folder / plan.name).mkdir(parents=True, exist_ok=True)

@@ -96,9 +96,6 @@ SEEN = (
     Architecture(
         "alibi-gqa-moe", words=False, positions="alibi", width=48, shared=2, experts=10, chosen=2, steps=700, seed=32
     ),
-)
-"""The models that rules were tried on."""
-UNSEEN = (
     Architecture(
         "prose-moe",
         words=True,
@@ -114,13 +111,25 @@ UNSEEN = (
         seed=53,
     ),
     Architecture("alibi-wide", words=False, positions="alibi", width=96, layers=3, shared=2, steps=400, seed=54),
-)
-"""The models that figures are stated on."""
-FRESH = (
     Architecture("gqa-deep", words=True, common=500, width=64, layers=4, shared=2, steps=450, seed=31),
     Architecture("softmax-moe-bytes", words=False, width=56, experts=6, chosen=2, router="softmax", steps=600, seed=32),
 )
-"""Models that came after the rules for recorded distributions."""
+"""The models that rules were tried on."""
+UNSEEN = (
+    Architecture("rope-words", words=True, common=600, width=56, layers=4, shared=2, steps=500, seed=61),
+    Architecture(
+        "alibi-moe-bytes",
+        words=False,
+        positions="alibi",
+        layers=3,
+        experts=8,
+        chosen=2,
+        router="softmax",
+        steps=600,
+        seed=62,
+    ),
+)
+"""The models that figures are stated on."""
 GATE_TRIED = (
     Architecture("alibi-moe-words", words=True, common=400, width=56, positions="alibi", experts=8, chosen=2,
                  router="softmax", steps=600, seed=71),

@@ -20,7 +20,7 @@ from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.measure.cluster_table import Hashes, cluster_hashes, hash_values, mix_hashes
 from mismatchctl.measure.reduction import split_steps
-from mismatchctl.results.growth import NEAR_RISE, RampFits, step_blocks
+from mismatchctl.results.growth import NEAR_RISE, Ramps, step_blocks
 from mismatchctl.results.model import FreshBatch
 
 _STANDARD_NORMAL = NormalDist()
@@ -383,18 +383,17 @@ def predict_at_step(
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
     """Return the value of the growth curve at `where`, half the width of its interval, and the status."""
-    ramps = RampFits.fit(x, y, np.zeros_like(y))
-    best = ramps.best
-    if not best.is_significant(len(y)):
+    ramps = Ramps.fit(x, y)
+    if not ramps.has_change(len(y)):
         effective = effective_residuals(y - y.mean(), len(y))
         variance = float(((y - y.mean()) ** 2).sum()) / max(effective - 1, 1)
         t = student_quantile((1 + INTERVAL_LEVEL) / 2, effective - 1)
         return float(y.mean()), t * math.sqrt(variance * (1 + 1 / effective)), "no trend"
-    left = y - ramps.evaluate(x)[int(ramps.squares.argmin())]
+    left = y - ramps.evaluate(x)[ramps.best]
     effective = effective_residuals(left, len(left))
     variance = float((left**2).sum()) / (max(effective - 4, 1))
     scale = ramps.scale * len(y) / effective
-    on, worse = ramps.end == len(ramps.height) - 1, (ramps.squares - ramps.squares.min()) / scale
+    on, worse = ramps.end == len(ramps.where) - 1, (ramps.squares - ramps.squares.min()) / scale
     goes_on = bool((worse <= NEAR_RISE)[on].any())
     likely = np.exp(-worse / 2) * (on == goes_on)
     likely /= likely.sum()
@@ -402,7 +401,8 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
     value = float(likely @ values)
     errors = scale * (1 / ramps.weight + (ramps.progress(np.array([where]))[:, 0] - ramps.rise) ** 2 / ramps.spread)
     width = math.sqrt(variance + float(likely @ (errors + (values - value) ** 2)))
-    status = "ok" if goes_on else f"no trend since step {format_label(float(x[step_blocks(len(x))[best.end][-1]]))}"
+    last = x[step_blocks(len(x))[ramps.end[ramps.best]][-1]]
+    status = "ok" if goes_on else f"no trend since step {format_label(float(last))}"
     return value, student_quantile((1 + INTERVAL_LEVEL) / 2, max(effective - 4, 1)) * width, status
 
 

@@ -14,7 +14,7 @@ from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.content import IDENTITY_COLUMNS, describe_content
-from mismatchctl.diagnosis.evidence import MIN_SAMPLE, Evidence, gather_evidence, sample_size
+from mismatchctl.diagnosis.evidence import MAX_SAMPLE, MIN_SAMPLE, SAMPLE_SHARE, Evidence, gather_evidence
 from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, NextStep
 from mismatchctl.diagnosis.sides import assign_sides
@@ -109,13 +109,10 @@ def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run
         found[run] = found.get(run, 0) + unit.tokens
-    tokens = {run: _floor_to_power_of_two(number) for run, number in found.items()}
+    tokens = {run: 1 << number.bit_length() >> 1 for run, number in found.items()}
     total = sum(found.values())
-    return EvidenceCollector(tuple(by), tokens, sample_size(_floor_to_power_of_two(total)), is_worth_compiling(total))
-
-
-def _floor_to_power_of_two(number: int) -> int:
-    return 1 << number.bit_length() >> 1
+    size = int(min(max((1 << total.bit_length() >> 1) * SAMPLE_SHARE, MIN_SAMPLE), MAX_SAMPLE))
+    return EvidenceCollector(tuple(by), tokens, size, is_worth_compiling(total))
 
 
 @dataclass(frozen=True, repr=False)

@@ -123,10 +123,6 @@ class RowSample:
         return replace(self, parts=tuple((hashes, replace(rows, file=rows.file + by)) for hashes, rows in self.parts))
 
 
-def sample_size(tokens: int) -> int:
-    return int(min(max(tokens * SAMPLE_SHARE, MIN_SAMPLE), MAX_SAMPLE))
-
-
 @dataclass(frozen=True)
 class Evidence:
     """Evidence about one run: flagged tokens, sums by column and value, sampled rows and hashes.

@@ -11,16 +11,15 @@ import numpy as np
 from mismatchctl.core.batch import Segments
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case, Detection
-from mismatchctl.diagnosis.causes.numerics import UNRELATED_CORRELATION
 from mismatchctl.diagnosis.causes.registry import CAUSES, Cause
 from mismatchctl.diagnosis.evidence import Evidence
-from mismatchctl.diagnosis.measures import column_correlation, find_loudest
+from mismatchctl.diagnosis.measures import UNRELATED_CORRELATION, column_correlation, find_loudest
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Confidence, Example, Finding, RivalCause
 
 CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 NOISE_CAUSE, UNEXPLAINED_CAUSE = "numerical_noise", "unexplained"
-_MINOR_SHARE = 0.5
+_MINOR_SHARE, _NOISE_SHARE = 0.5, 1 / 3
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,8 @@ def find_causes(
     if evidence.sample is None or not evidence.tokens:
         return _without_tokens(evidence, files)
     with np.errstate(all="ignore"):
-        found = _divide_k3(
-            _limit_confidence(_run_tests(Case.of(evidence, evidence.sample.rows).relabelled(growth=growth)))
-        )
+        case = Case.of(evidence, evidence.sample.rows).relabelled(growth=growth)
+        found = _merge_symptoms(_divide_k3(_limit_confidence(_run_tests(case))))
     ranked = sorted(
         found, key=lambda row: (CONFIDENCES.index(row.detection.confidence), -round(row.detection.share, 2))
     )
@@ -70,9 +68,6 @@ def _run_tests(case: Case) -> list[_CauseResult]:
         if detection is None:
             tested.append(cause)
             continue
-        if detection.symptom_of in case.explained:
-            found = [_add_symptom(row, detection) for row in found]
-            continue
         if detection.tokens is not None:
             leaves = detection.leaves or case.without(detection.tokens)
             detection = replace(detection, share=case.share(detection.tokens), leaves=leaves)
@@ -90,16 +85,26 @@ def _run_tests(case: Case) -> list[_CauseResult]:
     return found
 
 
-def _add_symptom(row: _CauseResult, symptom: Detection) -> _CauseResult:
-    """Add the summary and the evidence of a symptom to its cause."""
-    own = row.detection
-    if row.cause.id != symptom.symptom_of:
-        return row
-    where = {**(own.where or {}), **(symptom.where or {})}
-    evidence = (*own.evidence, *symptom.evidence)
-    return replace(
-        row, detection=replace(own, summary=f"{own.summary}; {symptom.summary}", evidence=evidence, where=where)
-    )
+def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
+    """Add the summary, the evidence and the shares of each symptom to its cause, if that was found."""
+    causes = {row.cause.id: row for row in found if not row.detection.symptom_of and row.detection.confidence != "low"}
+    alone = []
+    for row in found:
+        symptom, cause = row.detection, causes.get(row.detection.symptom_of)
+        if cause is None:
+            alone.append(row)
+            continue
+        own = cause.detection
+        merged = replace(
+            own,
+            summary=f"{own.summary}; {symptom.summary}",
+            evidence=(*own.evidence, *symptom.evidence),
+            where={**(symptom.where or {}), **(own.where or {})},
+            share=min(own.share + symptom.share, 1.0),
+        )
+        share_k3 = cause.share_k3 if row.share_k3 is None else (cause.share_k3 or 0.0) + row.share_k3
+        causes[cause.cause.id] = replace(cause, detection=merged, share_k3=share_k3)
+    return [causes.get(row.cause.id, row) for row in alone]
 
 
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
@@ -141,7 +146,13 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
     fillers += [row for row in rows if row.detection.everywhere and row.cause.id == NOISE_CAUSE]
     filler = fillers[0] if fillers else None if rows[-1].detection.outside_k3 else rows[-1]
     rest_k3 = left / whole if whole > 0 else 1.0
-    return [replace(row, share_k3=(row.share_k3 or 0.0) + rest_k3) if row is filler else row for row in rows]
+    rows = [replace(row, share_k3=(row.share_k3 or 0.0) + rest_k3) if row is filler else row for row in rows]
+    return [
+        replace(row, detection=replace(row.detection, confidence="low"))
+        if row.cause.id == NOISE_CAUSE and (row.share_k3 or 0.0) < _NOISE_SHARE
+        else row
+        for row in rows
+    ]
 
 
 def _make_finding(found: _CauseResult, files: Sequence[str]) -> Finding:

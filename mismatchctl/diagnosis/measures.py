@@ -25,6 +25,8 @@ FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Upper bounds of the noise of the logits in float32 and bfloat16."""
 TOKEN_BOUND_SHARE = 0.15
 """Share of variance tied to tokens above which wrong positions are excluded as the cause. ALiBi reaches 0.07."""
+UNRELATED_CORRELATION = 0.6
+"""The correlation of the columns stays above this value if only the model weights differ."""
 _MIN_RUN_LENGTH = 4
 _PROBABILITY_BINS = 16
 _LOG_PROB_FLOOR = 8.0
@@ -79,11 +81,6 @@ def round_value(value: float) -> float | int:
 def format_list(values: Iterable[Any], most: int = 8) -> str:
     texts = [str(value) for value in values]
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
-
-
-def format_range(values: Iterable[Any]) -> str:
-    known = sorted(values)
-    return str(known[0]) if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
 
 
 def percent(share: float) -> str:
@@ -162,6 +159,11 @@ def _find_constant_runs(case: Case, values: Float64s) -> ConstantRuns:
     sequence, start = case.where[first], case.place[first]
     ends = start + length == case.counts[sequence]
     return ConstantRuns(first, length, sequence, values[first], off, start == 0, ends)
+
+
+def is_placeholder(value: float) -> bool:
+    """Return True for a typed number or a value far below any log-prob."""
+    return bool(value == round(value, 2) or value < -100)
 
 
 def quantile_bins(values: NDArray[Any], number: int) -> Ints:

@@ -114,7 +114,7 @@ def _include_overshoot(fit: OnsetFit, height: Float64s, bad: Bools) -> tuple[Ons
 def _fit_good_steps(all_where: Float64s, all_height: Float64s, all_error: Float64s, good: Bools) -> OnsetFit:
     where, height, error = all_where[good], all_height[good], all_error[good]
     count, places = len(height), np.flatnonzero(good)
-    weight = 1 / np.maximum(error**2 + extra_variance(height, error), _MIN_VARIANCE)
+    weight = _weigh(height, error)
     coarse = _list_candidates(count)
     best_ramp = int(np.argmin(_fit_all(where, height, weight, *coarse).min(axis=0)))
     nearby = _list_neighbours(int(coarse[0, best_ramp]), int(coarse[1, best_ramp]), count)
@@ -122,7 +122,7 @@ def _fit_good_steps(all_where: Float64s, all_height: Float64s, all_error: Float6
     squares = _fit_all(where, height, weight, start, end)
     jump = end == start + 1
     best = np.unravel_index(int(np.argmin(squares)), squares.shape)
-    scale = max(1.0, float(squares[best]) / max(count - 4, 1))
+    scale = _scale(float(squares[best]), count)
     power, chosen = _POWERS[best[0]], int(best[1])
     best_jump = int(np.flatnonzero(jump)[np.argmin(squares[:, jump].min(axis=0))])
     is_jump = bool(squares[:, best_jump].min() - squares[best] <= 2 * scale * math.log(count))
@@ -139,6 +139,15 @@ def _fit_good_steps(all_where: Float64s, all_height: Float64s, all_error: Float6
     shape: ChangeShape = "jump" if is_jump else "ramp"
     error_of_change = math.sqrt(scale / spread)
     return OnsetFit(onset, until, earliest, latest, shape, corners, power, before, change, error_of_change)
+
+
+def _weigh(height: Float64s, error: Float64s) -> Float64s:
+    return 1 / np.maximum(error**2 + extra_variance(height, error), _MIN_VARIANCE)
+
+
+def _scale(squares: float, count: int) -> float:
+    """Return the factor by which the errors underestimate the residuals of the best fit, at least 1."""
+    return max(1.0, squares / max(count - 4, 1))
 
 
 def _list_candidates(count: int) -> NDArray[np.int64]:
@@ -237,8 +246,6 @@ _BLOCKS = 48
 _ROBUST_SHARE = 1 / 3
 """Minimum share of a change (in logarithms) in a robust statistic. Below it, a few tokens cause the change."""
 _SHOWN_STEPS = 5
-NEAR_RISE = 2.71
-"""Increase of the weighted squares up to which a ramp fits nearly as well as the best: a one-sided 95% bound."""
 
 GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
 
@@ -311,11 +318,8 @@ def fit_growth(
     names = [labels[i] for i in known]
     where, height = step_positions(names), np.log(value)
     bad = find_bad_steps(height, relative)
-    good = ~bad
-    ramps = RampFits.fit(where[good], height[good], relative[good])
-    ramp, steps = ramps.best, int(good.sum())
-    if not ramp.is_significant(steps):
-        found = _describe_no_change(ramps, value[good], metric, count)
+    if not _has_change(where[~bad], height[~bad], relative[~bad]):
+        found = _describe_no_change(height[~bad], relative[~bad], metric, count)
     else:
         fit, bad = fit_onset(where, height, relative, bad)
         found = _describe_change(fit, names, metric, count, float(value[-1]))
@@ -324,9 +328,26 @@ def fit_growth(
     return found.model_copy(update={"value": last, "text": found.text + note, "bad_steps": bad_names})
 
 
-def _describe_no_change(ramps: RampFits, values: Float64s, metric: str, steps: int) -> Growth:
-    spread = f"between {format_number(values.min())} and {format_number(values.max())}"
-    uneven = _is_uneven(ramps.height, ramps.error)
+def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
+    """Return True if the best ramp is significant and large enough."""
+    weight = _weigh(height, error)
+    start, end = _list_candidates(len(height))
+    squares = _fit_squares(where, height, weight, start, end, 0.0)
+    best = int(np.argmin(squares))
+    _, change, spread = _fit_levels(where, height, weight, int(start[best]), int(end[best]), 0.0)
+    deviation = math.sqrt(_scale(float(squares[best]), len(height)) / spread)
+    return _is_significant(change, deviation, len(height))
+
+
+def _is_significant(change: float, error: float, steps: int) -> bool:
+    """Return True if a change of the logarithm is large, and larger than its error."""
+    limit = Z_LIMIT if steps >= SHORT_SERIES else _SHORT_Z_LIMIT
+    return abs(change) >= limit * error and abs(change) >= math.log(SMALLEST_CHANGE)
+
+
+def _describe_no_change(height: Float64s, error: Float64s, metric: str, steps: int) -> Growth:
+    spread = f"between {format_number(math.exp(height.min()))} and {format_number(math.exp(height.max()))}"
+    uneven = _is_uneven(height, error)
     text = f"no change over {steps} steps beyond the errors ({spread})"
     if uneven:
         text = f"goes up and down over {steps} steps by more than its errors, {spread}"
@@ -440,53 +461,51 @@ def step_blocks(count: int) -> list[NDArray[np.int64]]:
     return [part.astype(np.int64) for part in np.array_split(np.arange(count), min(count, _BLOCKS))]
 
 
+def _is_uneven(height: Float64s, error: Float64s) -> bool:
+    """Return True if blocks of steps differ by more than their errors. False if the errors are unknown."""
+    if not error.any():
+        return False
+    blocks = step_blocks(len(height))
+    height = np.array([height[part].mean() for part in blocks])
+    variance = np.maximum([float((error[part] ** 2).sum()) / len(part) ** 2 for part in blocks], 1e-12)
+    mean = (height / variance).sum() / (1 / variance).sum()
+    freedom = len(height) - 1
+    return float(((height - mean) ** 2 / variance).sum()) > freedom + Z_LIMIT * math.sqrt(2 * freedom)
+
+
+NEAR_RISE = 2.71
+"""Increase of the weighted squares up to which a ramp fits nearly as well as the best: a one-sided 95% bound."""
+
+
 @dataclass(frozen=True)
-class Ramp:
-    """A change from block `start` to block `end`. `starts` are the first and last start within the interval."""
-
-    start: int
-    end: int
-    change: float
-    error: float
-    starts: tuple[int, int]
-
-    def is_significant(self, steps: int) -> bool:
-        limit = Z_LIMIT if steps >= SHORT_SERIES else _SHORT_Z_LIMIT
-        return abs(self.change) >= limit * self.error and abs(self.change) >= math.log(SMALLEST_CHANGE)
-
-
-@dataclass(frozen=True)
-class RampFits:
-    """All ramps (level, straight line, level) [K] on a series, each fitted by weighted least squares."""
+class Ramps:
+    """All ramps (level, straight line, level) [K] on the blocks of a series, each fitted by weighted least squares."""
 
     where: Float64s
-    height: Float64s
-    error: Float64s
     start: NDArray[np.int64]  # corners, as blocks
     end: NDArray[np.int64]
     change: Float64s  # difference between the levels
-    rise: Float64s  # weighted mean of the completed part of the change
+    rise: Float64s  # mean of the completed part of the change
     spread: Float64s  # weighted squares of that part around its mean
     squares: Float64s  # weighted squares of the residuals
-    middle: float  # weighted mean of the series
+    middle: float  # mean of the series
     weight: float
 
     @classmethod
-    def fit(cls, where: Float64s, height: Float64s, error: Float64s) -> RampFits:
-        """Fit all ramps to a series of at least two steps [S]. `error` is the standard error of each height."""
+    def fit(cls, where: Float64s, height: Float64s) -> Ramps:
+        """Fit all ramps to a series of at least two steps [S]."""
         blocks = step_blocks(len(height))
-        error = np.array([math.sqrt(float((error[part] ** 2).sum())) / len(part) for part in blocks])
         where, height = (np.array([series[part].mean() for part in blocks]) for series in (where, height))
-        weight = 1 / np.maximum(error**2 + extra_variance(height, error), 1e-12)
-        total, middle = float(weight.sum()), float((height * weight).sum() / weight.sum())
+        each = 1 / max(extra_variance(height, np.zeros_like(height)), 1e-12)
+        middle = float(height.mean())
         start, end = np.triu_indices(len(height), 1)
         risen = np.clip((where - where[start, None]) / (where[end] - where[start])[:, None], 0, 1)
-        rise = (risen * weight).sum(axis=1) / total
+        rise = risen.mean(axis=1)
         centred = risen - rise[:, None]
-        spread = (centred**2 * weight).sum(axis=1)
-        change = (centred * (height - middle) * weight).sum(axis=1) / spread
-        squares = ((height - middle - change[:, None] * centred) ** 2 * weight).sum(axis=1)
-        return cls(where, height, error, start, end, change, rise, spread, squares, middle, total)
+        spread = (centred**2).sum(axis=1)
+        change = (centred * (height - middle)).sum(axis=1) / spread
+        squares = ((height - middle - change[:, None] * centred) ** 2).sum(axis=1)
+        return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
         """Return the completed part of each change at positions [K, P]. A ramp at the end of the series goes on."""
@@ -500,30 +519,15 @@ class RampFits:
         return np.asarray(self.middle + self.change[:, None] * (self.progress(where) - self.rise[:, None]))
 
     @property
+    def best(self) -> int:
+        return int(self.squares.argmin())
+
+    @property
     def scale(self) -> float:
         """Factor by which the errors underestimate the residuals of the best ramp, at least 1."""
-        return max(1.0, float(self.squares.min()) / max(len(self.height) - 4, 1))
+        return _scale(float(self.squares.min()), len(self.where))
 
-    @property
-    def near(self) -> NDArray[np.bool_]:
-        """Flags of the ramps that fit nearly as well as the best."""
-        return np.asarray(self.squares <= self.squares.min() + NEAR_RISE * self.scale)
-
-    @property
-    def best(self) -> Ramp:
-        found, starts = int(np.argmin(self.squares)), self.start[self.near]
-        error = math.sqrt(self.scale / float(self.spread[found]))
-        return Ramp(
-            int(self.start[found]), int(self.end[found]), float(self.change[found]), error,
-            (int(starts.min()), int(starts.max())),
-        )  # fmt: skip
-
-
-def _is_uneven(height: Float64s, error: Float64s) -> bool:
-    """Return True if values differ by more than their errors. False if the errors are unknown."""
-    if not error.any():
-        return False
-    variance = np.maximum(error**2, 1e-12)
-    mean = (height / variance).sum() / (1 / variance).sum()
-    freedom = len(height) - 1
-    return float(((height - mean) ** 2 / variance).sum()) > freedom + Z_LIMIT * math.sqrt(2 * freedom)
+    def has_change(self, steps: int) -> bool:
+        """Return True if the best ramp is significant in a series of this many steps."""
+        error = math.sqrt(self.scale / float(self.spread[self.best]))
+        return _is_significant(float(self.change[self.best]), error, steps)

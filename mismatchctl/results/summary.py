@@ -49,7 +49,6 @@ SYMPTOMS = frozenset({"growing_mismatch", "unexplained"})
 """Findings that describe the mismatch. Any cause goes before them."""
 MIN_HEADLINE_SHARE = 0.05
 """Smallest share of K3 of a finding in the headline."""
-_GROWTH_CAUSES = frozenset({"stale_policy", "weights_never_updated"})
 CORRECTABLE_CAUSES = frozenset(
     {"numerical_noise", "moe_routing", "quantized_rollout", "cache_quantization", "weights_differ", "stale_policy",
      "growing_mismatch", "identical", "unexplained"}
@@ -192,12 +191,9 @@ def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
         return Answer(question="why", key="none", level="unknown", text=text)
     first = headline_finding(findings) or findings[0]
     second = next((found for found in findings if found is not first), None)
-    part, with_growth = headline_share(first, findings), ""
-    if part != first.share_k3 and second is not None and second.cause == "growing_mismatch":
-        with_growth, second = "with its growth ", None
-    share = f", {with_growth}{percent(part)} of the K3" if part is not None else ""
+    share = f", {percent(first.share_k3)} of the K3" if first.share_k3 is not None else ""
     level: AnswerLevel = "good" if first.cause in HARMLESS_CAUSES else "unknown" if first.confidence == "low" else "bad"
-    facts = [Fact(name="share_k3", value=part, meaning="its part of the K3")]
+    facts = [Fact(name="share_k3", value=first.share_k3, meaning="its part of the K3")]
     text = f"{first.title} ({first.confidence} confidence{share}): {first.summary}"
     if second is not None and second.share_k3 and second.confidence != "low":
         text += f" Then: {second.title}, {percent(second.share_k3)}."
@@ -205,7 +201,7 @@ def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
 
 
 def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> Answer:
-    fix = find_fixable(findings)
+    fix = find_fixable(findings, MIN_HEADLINE_SHARE)
     if fix is not None:
         hopeless = is_uncorrectable(fix)
         head = "fix this first, no correction can repair it" if hopeless else "fix this first; weights hold until then"
@@ -231,18 +227,9 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
 def headline_finding(findings: Sequence[Finding]) -> Finding | None:
     """Return the finding to name first: a cause before its symptom, never one with less than 5% of K3."""
     sure = [found for found in findings if found.confidence != "low"]
-    shares = [headline_share(found, findings) for found in sure]
-    large = [one for one, share in zip(sure, shares, strict=True) if share is None or share >= MIN_HEADLINE_SHARE]
+    large = [one for one in sure if one.share_k3 is None or one.share_k3 >= MIN_HEADLINE_SHARE]
     ranked = sorted(large, key=lambda found: (found.cause in HARMLESS_CAUSES, found.cause in SYMPTOMS))
     return ranked[0] if ranked else None
-
-
-def headline_share(finding: Finding, findings: Sequence[Finding]) -> float | None:
-    """Return a cause's share of K3, including the share of the growth that it explains."""
-    if finding.share_k3 is None or finding.cause not in _GROWTH_CAUSES:
-        return finding.share_k3
-    growth = sum(found.share_k3 or 0.0 for found in findings if found.cause == "growing_mismatch")
-    return min(finding.share_k3 + growth, 1.0)
 
 
 def changes_loss_scale(run: RunResult, name: str) -> bool:
@@ -251,9 +238,10 @@ def changes_loss_scale(run: RunResult, name: str) -> bool:
     return scale is not None and not LOSS_SCALE_RANGE[0] <= scale <= LOSS_SCALE_RANGE[1]
 
 
-def find_fixable(findings: Sequence[Finding]) -> Finding | None:
+def find_fixable(findings: Sequence[Finding], least_share: float = 0.0) -> Finding | None:
+    """Return the first cause that can be fixed and has at least this share of K3, if K3 measures it."""
     found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in CORRECTABLE_CAUSES)
-    return next(found, None)
+    return next((one for one in found if one.share_k3 is None or one.share_k3 >= least_share), None)
 
 
 def find_growth(findings: Sequence[Finding]) -> float | None:
@@ -410,7 +398,7 @@ def run_status(run: RunResult) -> RunStatus:
     parts = list(filter(None, (_describe_growth(summary.growth), _describe_level(summary))))
     named = cause is not None and cause.cause not in HARMLESS_CAUSES | SYMPTOMS
     if cause is not None and named:
-        described = describe_cause(cause, run.findings)
+        described = describe_cause(cause)
         parts = [f"{parts[0]}: {lower_first(described)}"] if parts else [described]
     elif parts and (cause is None or cause.cause in SYMPTOMS):
         parts = [f"{parts[0]}, cause not identified"]
@@ -434,13 +422,13 @@ def findings_status(findings: Sequence[Finding]) -> RunStatus:
     grew = any(fact.name == "onset" for found in sure for fact in found.evidence)
     return RunStatus(
         "FAIL" if grew or _is_failure(fixable) else "CHECK",
-        f"{describe_cause(cause, findings)} ({cause.confidence} confidence)", cause,
+        f"{describe_cause(cause)} ({cause.confidence} confidence)", cause,
     )  # fmt: skip
 
 
-def describe_cause(cause: Finding, findings: Sequence[Finding]) -> str:
+def describe_cause(cause: Finding) -> str:
     """Return the title of a cause, with its share of K3 if other causes have a large part."""
-    share = headline_share(cause, findings)
+    share = cause.share_k3
     title = cause.title if cause.confidence == "high" else f"probably {lower_first(cause.title)}"
     return title if share is None or share >= _NEARLY_ALL else f"{title} ({percent(share)} of K3)"
 

@@ -362,7 +362,7 @@ def test_a_doubtful_cause_does_not_prevent_a_ranking(monkeypatch: pytest.MonkeyP
     bug = Finding(
         cause="position_mismatch", title="Positions differ", confidence="high", summary="", advice="", evidence=[]
     )
-    monkeypatch.setattr("mismatchctl.api.advise.advise.find_fixable", lambda _: bug)
+    monkeypatch.setattr("mismatchctl.api.advise.advise.find_fixable", lambda *_: bug)
     after = run(dump)
     assert after["fix_first"]["cause"] == "position_mismatch"
     assert [own["name"] for own in after["advice"]] == [own["name"] for own in before["advice"]] != []

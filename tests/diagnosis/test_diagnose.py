@@ -203,9 +203,17 @@ def test_the_shift_is_told(by: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("onset", [3, 5, 7])
 def test_the_onset_is_within_its_interval(onset: int, tmp_path: Path) -> None:
-    findings = {finding.cause: finding for finding in found(planted.growing(healthy(), 2, onset), tmp_path)}
-    fact = next(fact for fact in findings["growing_mismatch"].evidence if fact.name == "onset")
+    findings = found(planted.growing(healthy(), 2, onset), tmp_path)
+    (fact,) = (fact for finding in findings for fact in finding.evidence if fact.name == "onset")
     assert fact.interval is not None and fact.interval[0] <= onset <= fact.interval[1]
+
+
+def test_growth_of_stale_weights_is_one_finding(tmp_path: Path) -> None:
+    """Without recorded versions: the weights differ along the direction of learning, and the difference grows."""
+    findings = [one for one in found(planted.growing(healthy(), 2, 5), tmp_path) if one.confidence != "low"]
+    assert [one.cause for one in findings] == ["stale_policy"]
+    assert {"along_learning", "onset", "factor"} <= {fact.name for fact in findings[0].evidence}
+    assert findings[0].share_k3 == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.slow

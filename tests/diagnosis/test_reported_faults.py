@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mismatchctl.api.diagnose import diagnose
@@ -131,6 +132,46 @@ def test_a_temperature_is_found_where_contexts_differ_in_certainty(
     fact = next(fact for fact in finding.evidence if fact.name == "temperature")
     assert finding.cause == "temperature" and isinstance(fact.value, float)
     assert abs(fact.value / temperature - 1) < 0.05
+
+
+@pytest.mark.parametrize("model", [Model.of(904, 64, 2.0), Model.of(905, 512, 9.0)], ids=["unsure", "sure"])
+def test_a_truncation_below_the_noise_of_most_tokens_is_found(model: Model, tmp_path: Path) -> None:
+    dump = faults.sampled(model, 43, Setup(rows=192, longest=110, process=sampler(top_k=50), noise=(0.01, 0.0)))
+    finding = found(dump, tmp_path)[0]
+    fact = next(fact for fact in finding.evidence if fact.name == "top_k")
+    assert finding.cause == "truncated_sampling" and fact.interval is not None
+    assert fact.interval[0] <= 50 <= fact.interval[1]
+
+
+def test_noise_of_flat_contexts_is_no_temperature(tmp_path: Path) -> None:
+    """Few tokens are above 1/2, so that almost any exponent is possible for each of them."""
+    dump = faults.sampled(Model.of(906, 1024, 0.4), 44, Setup(noise=(0.0, 0.18)))
+    assert "temperature" not in {one.cause for one in found(dump, tmp_path)}
+
+
+def test_two_packed_rows_are_enough(tmp_path: Path) -> None:
+    dump = faults.packed_columns(MODELS["usual"], 45, 1.0)
+    clean = faults.packed_columns(MODELS["usual"], 45, 0.0)
+    rows = clean.tokens["rollout_log_probs"]
+    two = dump.each("rollout_log_probs", lambda row, i: row if i in (5, 60) else rows[i])
+    finding = found(two, tmp_path)[0]
+    assert (finding.cause, finding.confidence) == ("packed_columns", "medium")
+    assert sorted(example.row for example in finding.examples[:2]) == [5, 60]
+
+
+def test_a_context_that_fades_after_edited_tokens_is_part_of_the_edit(tmp_path: Path) -> None:
+    findings = found(faults.edited_span(MODELS["usual"], 46, 0.3), tmp_path)
+    assert "context_mismatch" not in {one.cause for one in findings}
+
+
+def test_a_repeated_text_at_the_end_is_no_padding(tmp_path: Path) -> None:
+    """From a position on both sides repeat a token, each with its own constant log-prob."""
+    dump = faults.sampled(MODELS["usual"], 47)
+    for side, value in (("rollout", -4.94936), ("train", -6.123456)):
+        dump = dump.each(
+            f"{side}_log_probs", lambda row, i, v=value: np.append(row[:-12], [v] * 12) if i % 5 == 0 else row
+        )
+    assert "padding_or_sentinel" not in {one.cause for one in found(dump, tmp_path)}
 
 
 def test_several_settings_are_named_together(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from mismatchctl.report.terminal import print_document
 from mismatchctl.results.growth import Growth, fit_growth
 from mismatchctl.results.model import Answer, Finding, Result, RivalCause, Value
 from mismatchctl.results.reader import read_result
-from mismatchctl.results.summary import classify_k3, get_summary, summarize_run, summarize_runs
+from mismatchctl.results.summary import classify_k3, get_summary, run_status, summarize_run, summarize_runs
 from tests.factories.results import make_result
 from tests.paths import FIXTURES, SAMPLE_DATA
 
@@ -171,6 +171,19 @@ def test_what_to_do_follows_the_findings(cause: str, confidence: str, key: str) 
     if key == "fix_first":
         assert found["what to do"].text == "fix this first, no correction can repair it: Mend misaligned."
         assert found["what to do"].level == "bad"
+
+
+@pytest.mark.parametrize(("share", "key"), [(0.04, "ask"), (0.06, "fix_first"), (None, "fix_first")])
+def test_a_cause_of_little_k3_is_not_the_headline(share: float | None, key: str) -> None:
+    result = make_result(steps=[None])
+    run = result.runs["run-a"]
+    small, large = finding("misaligned", "high"), finding("weights_differ", "medium")
+    small.share_k3, large.share_k3 = share, 0.94
+    run.findings = [small, large]
+    found = answers(result)
+    assert found["what to do"].key == key
+    assert found["why"].key == ("weights_differ" if key == "ask" else "misaligned")
+    assert run_status(run).status == "FAIL"
 
 
 @pytest.mark.parametrize(

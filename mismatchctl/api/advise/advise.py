@@ -49,7 +49,13 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.registry import load_framework
-from mismatchctl.results.summary import LOSS_SCALE_RANGE, find_fixable, find_growth, is_uncorrectable
+from mismatchctl.results.summary import (
+    LOSS_SCALE_RANGE,
+    MIN_HEADLINE_SHARE,
+    find_fixable,
+    find_growth,
+    is_uncorrectable,
+)
 
 VALIDATED_RESPONSE_TOKENS = 128
 """Maximum response length in the validation of the advice (docs/methods/advice.md)."""
@@ -321,16 +327,18 @@ def advise(
         corrections or (framework_candidates(framework) if framework else default_candidates())
     )
     findings = diagnose(paths, rename=rename).runs
-    fixes = {run: find_fixable(found) for run, found in findings.items()}
     try:
         samples = read_samples(paths, rename, progress)
     except DataError as error:
+        fixes = {run: find_fixable(found) for run, found in findings.items()}
         if not all(finding is not None and is_uncorrectable(finding) for finding in fixes.values()):
             raise
         return Advice({run: RunAdvice(fix_first=finding, notes=[str(error)]) for run, finding in fixes.items()})
     result = {}
-    for run, finding in fixes.items():
+    for run, found in findings.items():
         # a cause can be wrong, so the ranking never depends on it
         advice = rank_corrections(samples.pop(run), candidates, batch, limits or Limits(), known, yours)
-        result[run] = advice.model_copy(update={"fix_first": finding, "growth": find_growth(findings[run])})
+        result[run] = advice.model_copy(
+            update={"fix_first": find_fixable(found, MIN_HEADLINE_SHARE), "growth": find_growth(found)}
+        )
     return Advice(result)

@@ -21,6 +21,7 @@ from mismatchctl.diagnosis.measures import (
     find_loudest,
     find_suspicious_runs,
     format_list,
+    is_placeholder,
     make_fact,
     make_share_fact,
     percent,
@@ -30,7 +31,7 @@ from mismatchctl.results.model import Confidence
 _EDIT_MIN_SIDE = 4
 _EDIT_MIN_T, _EDIT_MIN_JUMP, _EDIT_MIN_LEVEL, _EDIT_MAX_STRAY, _EDIT_PERSISTENCE = 6.0, 2.3, 0.4, 0.2, 0.4
 _EDIT_GROSS_DISTANCE, _EDIT_MIN_RATE_JUMP, _EDIT_MAX_DISTANCE = 1.0, 0.3, 5.0
-_EDIT_SURE_SHARE, _EDIT_MIN_VARIANCE = 0.03, 0.03
+_EDIT_SURE_SHARE, _EDIT_MOST, _EDIT_MIN_VARIANCE = 0.03, 0.5, 0.03
 _EDIT_NOISY_SPREAD = 0.12
 """Noise of the other tokens above which a rise within a row may be usual."""
 
@@ -89,9 +90,9 @@ def detect_edited_response(case: Case) -> Detection | None:
     noisy = rest.spread > _EDIT_NOISY_SPREAD and "truncated_sampling" not in case.explained
     confidence: Confidence = "high" if share > _EDIT_SURE_SHARE else "medium"
     if noisy:
-        confidence = "medium" if share > 3 * _EDIT_SURE_SHARE and level > 1 else "low"
+        confidence = "medium" if 3 * _EDIT_SURE_SHARE < share < _EDIT_MOST and level > 1 else "low"
     if case.filled or case.reshaped:  # rows of a cause on all tokens also rise within rows
-        confidence = "low" if confidence == "medium" else "medium"
+        confidence = "low" if noisy else "medium"
     return Detection(
         confidence,
         f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and not "
@@ -454,7 +455,7 @@ _REPAIRING = {
     "constant_column",
 }  # fmt: skip
 """Causes that explain values above 0 or far below it."""
-_IMPOSSIBLE, _MIN_PADDING_RUN = "impossible", 4
+_IMPOSSIBLE, _MIN_PADDING_RUN, _DENIED = "impossible", 4, 2.0
 """Tokens with probability 0 in the trainer: a log-prob of -inf that is not part of a run."""
 _PLACEHOLDER_KINDS = {
     "nonfinite": "NaN, infinite or null",
@@ -503,7 +504,9 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
     off |= (case.rollout < MIN_LOG_PROB) | (case.train < MIN_LOG_PROB)
     cleaned = case.without(off & case.sound)
     runs = find_suspicious_runs(cleaned)
-    runs = runs[runs.at_end & ((runs.length >= 4) | (runs.value == 0))]
+    # A repeated text has a constant log-prob too, and a nucleus of one token has 0.
+    typed = np.array([is_placeholder(value) for value in runs.value], np.bool_)
+    runs = runs[runs.at_end & typed & ((runs.value != 0) | (runs.off > _DENIED))]
     tail = runs.tokens(cleaned) | _find_bad_ends(cleaned)
     ended = np.bincount(cleaned.sequence[tail], minlength=case.size) > 0
     if ended.sum() < max(3, 0.01 * case.size):
@@ -558,7 +561,7 @@ def _match_placeholders(case: Case, cleaned: Case, tallies: dict[str, Tally], ta
     )
 
 
-_UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 2.0
+_UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 3.0
 _UNSAMPLED_MIN_SHARE = 0.01
 """Share of such tokens for more than low confidence: a policy that moved far has a few with a log-prob of 0, too."""
 

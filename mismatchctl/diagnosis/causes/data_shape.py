@@ -15,6 +15,7 @@ from mismatchctl.diagnosis.measures import (
     BFLOAT16_NOISE,
     find_better_reading,
     find_loudest,
+    is_placeholder,
     make_fact,
     make_share_fact,
     percent,
@@ -28,7 +29,8 @@ _AT_ZERO = 0.1
 _RUN, _CHANCE, _COMMON, _LONG_RUN = 3, 1e-6, 0.02, 8
 _FEW_ZEROS, _SINGLE = 3, 24
 """Rows with padding, or the length of a single run."""
-_MOST, _FEW_ROWS = 0.5, 0.02
+_MOST, _FEW_ROWS, _FITS_FEW = 0.5, 0.02, 0.1
+"""Difference of packed over unpacked values, if only a few rows are packed."""
 
 
 def detect_length_mismatch(case: Case) -> Detection | None:
@@ -65,7 +67,10 @@ def detect_constant_column(case: Case) -> Detection | None:
     for side, own, _ in case.sides:
         value = float(np.median(own))
         share = float((own == value).mean())
-        if share >= _CONSTANT and not _varies_under_mask(case, side):
+        masked = getattr(case, side)[~case.rows.mask]
+        masked = masked[np.isfinite(masked)]
+        wrong_mask = len(masked) >= _FEWEST and len(np.unique(masked)) > len(masked) / 4  # it varies there
+        if share >= _CONSTANT and not wrong_mask:
             found[side] = value, share
     if not found:
         return None
@@ -83,13 +88,6 @@ def detect_constant_column(case: Case) -> Detection | None:
         where={"column": names},
         leaves=case.without(case.sound),
     )
-
-
-def _varies_under_mask(case: Case, side: str) -> bool:
-    """Return True if the column varies on masked tokens, so that the mask is wrong."""
-    values = getattr(case, side)[~case.rows.mask]
-    values = values[np.isfinite(values)]
-    return len(values) >= _FEWEST and len(np.unique(values)) > len(values) / 4
 
 
 @dataclass(frozen=True)
@@ -164,18 +162,13 @@ def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
         longest = case.counts[used].max()
         if usual > _COMMON and float((case.counts[chosen] == longest).mean()) < _MOST:
             return None
-    if not _is_placeholder(r) or not _is_placeholder(t):
+    if not is_placeholder(r) or not is_placeholder(t):
         return None  # a text that repeats itself has a constant log-prob too
     chosen &= run >= least
     tail &= chosen[case.where]
     if chosen.sum() < (2 if r != 0 or usual > 0 else _FEW_ZEROS) and run[chosen].max(initial=0) < _SINGLE:
         return None
     return _Padding(case.marked(tail), r, t, "end" if last else "start")
-
-
-def _is_placeholder(value: float) -> bool:
-    """Return True for a number that a person typed, or a value far below any log-prob."""
-    return value == round(value, 2) or value < -100
 
 
 def _are_positive(case: Case) -> bool:
@@ -258,11 +251,12 @@ def detect_packed_columns(case: Case) -> Detection | None:
             given = getattr(case, side)
             values = np.where(case.rows.mask, given[np.minimum(place, len(given) - 1)], given)
             better = find_better_reading(case, side, values) & gapped[0]
-            if better.sum() < 3 or better.sum() < _FEW_ROWS * gapped[0].sum():
+            if not better.any():
                 continue
+            few = better.sum() < 3 or better.sum() < _FEW_ROWS * gapped[0].sum()
             left, others = case.reread(side, values, better), ~better[case.sequence]
             before, after = (float(np.mean(np.minimum(np.abs(one.without(others).x), 5.0))) for one in (case, left))
-            if after < 0.5 * before and (best is None or after / before < best[0]):
+            if after < (_FITS_FEW if few else 0.5) * before and (best is None or after / before < best[0]):
                 best = after / before, before, after, side, start, better, left
     if best is None:
         return None

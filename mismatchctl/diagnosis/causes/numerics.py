@@ -13,6 +13,7 @@ from mismatchctl.diagnosis.measures import (
     FLOAT32_NOISE,
     SYSTEMATIC_MEANING,
     TOKEN_BOUND_SHARE,
+    UNRELATED_CORRELATION,
     calibration,
     certain_tokens_differ,
     coherence,
@@ -44,8 +45,6 @@ _CACHE_LIKE = (8.0, 35.0)
 _FITTING_Z = 4.0
 _ROUNDING_BIAS = 1e-6
 """E[ratio] - 1 that rounding to float32 can cause."""
-UNRELATED_CORRELATION = 0.6
-"""The correlation of the columns stays above this value if only the model weights differ."""
 MIN_STRUCTURE_TOKENS = 3000
 """Minimum tokens to detect structure in the noise."""
 
@@ -93,9 +92,11 @@ def detect_numerical_noise(case: Case) -> Detection | None:
         confidence = "high"
     elif usual and balanced and share < _MAX_ROUTED_TAIL and k3 < MOE_RANGE[1] and not few:
         confidence = "medium"
+    place = "below" if k3 < DENSE_RANGE[0] else "above" if k3 >= MOE_RANGE[1] else "within"
+    models = "dense models" if k3 < DENSE_RANGE[1] else "mixtures of experts"
     summary = (
         f"{'only noise' if confidence == 'high' else 'mostly noise'}: mean |log ratio| {mean:.2g} nats, "
-        f"{_describe_arithmetic(case)}; K3 {k3:.2g} is {_describe_range(k3)}"
+        f"{_describe_arithmetic(case)}; K3 {k3:.2g} is {place} what {models} usually show"
     )
     if confidence == "medium" and tailed:
         summary += f", but {percent(far)} of the tokens hold {percent(share)} of the K3 beyond its tail"
@@ -108,6 +109,8 @@ def detect_numerical_noise(case: Case) -> Detection | None:
     rivals = {"moe_routing": "is this a mixture of experts? Record rollout_experts and train_experts"} if tailed else {}
     if cached:
         rivals["cache_quantization"] = "the engine's kv_cache_dtype and the dtype of the model"
+    if case.noise > FLOAT32_NOISE and confidence != "low":
+        rivals["quantized_rollout"] = "the engine's --quantization: weights in 8 bits can make the same noise"
     bounds = f"of the logits, robust; float32 stays below {FLOAT32_NOISE:g}, bfloat16 below {BFLOAT16_NOISE:g}"
     kurtosis = f"kurtosis of the noise: 3 if it is normal, {_CACHE_LIKE[0]:g} at most in dense models in bfloat16"
     ranges = f"dense models: {DENSE_RANGE[0]:g} to {DENSE_RANGE[1]:g}, mixtures of experts: to {MOE_RANGE[1]:g}"
@@ -161,14 +164,6 @@ def _describe_trace(case: Case) -> str:
         f". {percent(shared)} of the variance belongs to tokens of the vocabulary: the weights are rounded otherwise, "
         "in bfloat16 or in 8 bits; at this size they look the same"
     )
-
-
-def _describe_range(k3: float) -> str:
-    if k3 < DENSE_RANGE[0]:
-        return "below what dense models usually show"
-    if k3 < DENSE_RANGE[1]:
-        return "within what dense models usually show"
-    return f"{'within' if k3 < MOE_RANGE[1] else 'above'} what mixtures of experts usually show"
 
 
 _CACHE_MIN_LENGTH, _CACHE_Z, _CACHE_SURE_Z, _CACHE_FAR_Z = 36, 2.5, 6.0, 5.0

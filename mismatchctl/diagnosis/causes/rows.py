@@ -14,7 +14,9 @@ from mismatchctl.diagnosis.causes.staleness import of_one_version
 from mismatchctl.diagnosis.evidence import TokenMarks
 from mismatchctl.diagnosis.measures import (
     BFLOAT16_NOISE,
+    UNRELATED_CORRELATION,
     calibration,
+    column_correlation,
     compute_t,
     find_better_reading,
     find_loudest,
@@ -52,7 +54,7 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
         "low" if likeliest else "high",
         f"{count} of {eligible} rows of sufficient length ({share}) repeat another row to the bit",
         share=count / eligible,
-        k3=0.0,
+        outside_k3=True,
         evidence=(
             make_share_fact("duplicates", again, long, "share of rows with the same log-probs as another row"),
             make_fact("same_id", float(same_id), "share of these rows that have the same sequence_id"),
@@ -182,7 +184,7 @@ def detect_reversed_rows(case: Case) -> Detection | None:
 
 
 _SWAPPED_MIN_DISTANCE, _SWAPPED_MIN_LENGTH, _SWAPPED_HEAD, _SWAPPED_MAX_ROWS = 0.2, 10, 32, 384
-_SWAPPED_MATCH_FACTOR, _SWAPPED_MIN_ROWS, _SWAPPED_SURE_SHARE = 0.35, 2, 0.5
+_SWAPPED_MATCH_FACTOR, _SWAPPED_MIN_ROWS, _SWAPPED_SURE_SHARE, _SWAPPED_CHANCE = 0.35, 2, 0.5, 0.03
 
 
 def detect_swapped_rows(case: Case) -> Detection | None:
@@ -197,10 +199,11 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     reached = level[np.arange(len(best)), best]
     usual = np.median(np.where(np.isfinite(level), level, np.nan), axis=1) if len(best) > 2 else own
     matched = reached < _SWAPPED_MATCH_FACTOR * np.minimum(own, np.nan_to_num(usual, nan=np.inf))
-    if matched.sum() < _SWAPPED_MIN_ROWS:
+    if matched.sum() < max(_SWAPPED_MIN_ROWS, _SWAPPED_CHANCE * len(candidates)):
         return None
     found = np.isin(np.arange(case.size), candidates[matched])
-    if matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4:  # then also rows without a sampled partner
+    most = len(candidates) > _SWAPPED_SURE_SHARE * long.sum() and column_correlation(case) < UNRELATED_CORRELATION
+    if (matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4) or most:  # also rows without a sampled partner
         found = case.counts > 0 if found.mean() > _SWAPPED_SURE_SHARE else off > _SWAPPED_MIN_DISTANCE
     ids = case.column("sequence_id")
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
@@ -209,7 +212,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     meaning = "share of sequences with another row's log-probs; the other row can be missing: at most all that "
     meaning += "disagree throughout"
     return Detection(
-        "high" if count > 2 or matched.mean() > _SWAPPED_SURE_SHARE else "medium",
+        "high" if (count > 2 and not most) or matched.mean() > _SWAPPED_SURE_SHARE else "medium",
         f"the rollout log-probs of {format_count(count, 'row')} fit the trainer's of another row: {there:.2g} nats "
         f"apart there, {here:.2g} in their own",
         tokens=found[case.sequence],
@@ -401,6 +404,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     sure = slope < _CONTEXT_SURE_SLOPE and times >= _SURE_FACTOR
     ratio = calibration(case)
     start = case.means(np.where(early, np.abs(case.x), 0.0))
+    removed = [cause for cause in case.explained if cause in ("unsampled_tokens", "edited_response")]
     meanings = {
         "slope": "slope of log |difference| by octave of the distance, within sequences; below 0: it fades",
         "early_over_late": "median difference (in logits) there, relative to the last quarter; other contexts: "
@@ -426,6 +430,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
         }
         | ({} if clear else {"weights_differ": "checksums of the weights; the engine's --quantization"}),
         everywhere=clear,
+        symptom_of=removed[0] if removed and boundary == "turn" and turns(case) is None else "",
     )
 
 

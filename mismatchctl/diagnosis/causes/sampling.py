@@ -9,11 +9,7 @@ import numpy as np
 from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
-from mismatchctl.diagnosis.distributions import (
-    Truncation,
-    estimate_temperature,
-    estimate_truncation,
-)
+from mismatchctl.diagnosis.distributions import Truncation, estimate_temperature, estimate_truncation
 from mismatchctl.diagnosis.measures import (
     calibration,
     coherence,
@@ -80,6 +76,8 @@ _KEPT_MAX_INTERVAL_FACTOR = 3.0
 """Mass cut off that noise does not cause; places; z of different list lengths."""
 _TRUNCATED_MIN_CUT, _TRUNCATED_MIN_KEPT, _TRUNCATED_FEW_SHARE = 1e-6, 1e-6, 0.05
 """Samplers cut more than rounding does, and keep more than this in all but a few places."""
+_GAIN_Z, _GAIN_LEAST, _GAIN_LEAST_TOKENS, _GAIN_SHARE, _GAIN_LOSSES = 7.5, 0.02, 50, 0.05, 0.02
+"""A truncation of little mass does not move tokens where it cuts less than the noise."""
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
 """Probability of tokens with nuclei of about p; tolerance and spread of equal masses."""
 _MIN_P_NOTE = "its value is relative to the likeliest token, whose probability only lists hold (rollout_top_log_probs)"
@@ -102,7 +100,8 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     unsure = case.r[case.r < 0]
     certain = (case.r == 0) & (case.t < min(-1e-4, float(unsure.max()) if len(unsure) else 0.0))
     zeros = float(certain.mean())
-    one_sided, nucleus = max(likely, direction.unlikely) < _TRUNCATED_COHERENCE, zeros > _TRUNCATED_ZERO_SHARE
+    one_sided = max(likely, direction.unlikely) < _TRUNCATED_COHERENCE or (not case.reshaped and _gains_only(case))
+    nucleus = zeros > _TRUNCATED_ZERO_SHARE
     if z > _TRUNCATED_Z or not (one_sided or nucleus) or -excess < _TRUNCATED_MIN_CUT:
         return None
     if float(np.quantile(case.x, _TRUNCATED_FEW_SHARE)) < math.log(_TRUNCATED_MIN_KEPT):
@@ -134,6 +133,16 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
         leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
+
+
+def _gains_only(case: Case) -> bool:
+    """Return True if many tokens are far above the trainer's log-probs, by the noise of the others, and few below."""
+    losses = case.scaled[case.x > 0]
+    if len(losses) < _GAIN_LEAST_TOKENS:
+        return False
+    limit = max(_GAIN_Z * float(np.median(losses)), _GAIN_LEAST)
+    gain, loss = float((case.scaled < -limit).mean()), float((case.scaled > limit).mean())
+    return gain > _GAIN_SHARE and loss < _GAIN_LOSSES * gain
 
 
 def _share_below(case: Case) -> float:
@@ -276,7 +285,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
     if found is None:
         return _compare_entropy(case)
-    if found.likelier != "train" or case.reshaped or not found.scaled:
+    if found.likelier != "train" or case.reshaped or not (found.scaled or found.sure):
         return None
     interval = found.interval and (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
     own, ratio, known = 1 / found.temperature, found.ratio, "of the trainer relative to the rollout column"
@@ -345,7 +354,7 @@ def detect_logit_softcap(case: Case) -> Detection | None:
     if {"logit_penalty", "logit_bias", "truncated_sampling"} & {*case.explained} or case.reshaped:
         return None
     found = estimate_temperature(case)
-    if found is None or not found.bounded or not found.sure:
+    if found is None or not found.bounded or not found.sure or found.likelier == "train":
         return None
     side = "rollout" if found.likely > 0 else "trainer"
     why = (
@@ -464,8 +473,9 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         )
         facts = [make_fact("after_two", float(np.median(case.scaled[often])) / up, meaning)]
     side = "rollout" if apart > 0 else "trainer"
+    sure = abs(z) > _PENALTY_SURE_Z and abs(apart) > _PENALTY_SURE_DIFFERENCE
     return Detection(
-        "high" if abs(z) > _PENALTY_SURE_Z and abs(apart) > _PENALTY_SURE_DIFFERENCE else "medium",
+        "high" if sure else "low",  # other weights can change repeated tokens as little
         f"tokens that occurred in the response before are {abs(up):.2g} lower in the logits of the {side} than the "
         f"others ({abs(down):.2g} the other way): a repetition, presence or frequency penalty there, and not on the "
         "other side",
@@ -479,7 +489,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         where={"tokens": "those seen before in their response", "side": side},
         examples=find_loudest(case, case.counts > 0, case.sums(np.abs(case.x) * again)),
         rivals={"weights_differ": f"the {side}'s repetition_penalty, presence_penalty, frequency_penalty, logit_bias"},
-        everywhere=True,
+        everywhere=sure,
     )
 
 

@@ -30,7 +30,6 @@ from mismatchctl.diagnosis.measures import (
     find_loudest,
     fit_within_rows,
     format_list,
-    format_range,
     make_fact,
     percent,
     systematic_share,
@@ -176,7 +175,8 @@ def detect_stale_policy(case: Case) -> Detection | None:
 
 
 def _format_lags(lags: Iterable[float]) -> str:
-    return format_range(int(lag) if float(lag).is_integer() else lag for lag in lags)
+    known = sorted(int(lag) if float(lag).is_integer() else lag for lag in lags)
+    return str(known[0]) if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
 
 
 def _sum_by_lag(case: Case) -> StepCells:
@@ -394,7 +394,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
         where={"steps": f"{format_label(onset)} to {steps[-1]}"},
         examples=find_loudest(case, later),
         rivals={"stale_policy": tell},
-        symptom_of="stale_policy" if recorded else "",
+        symptom_of="stale_policy",
     )
 
 
@@ -429,7 +429,8 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     half = len(ages) // 2
     factor, early = (float(np.exp(part.mean() - means[0])) for part in (means[-2:], means[half - 1 : half + 1]))
     rise, rise_z, own_z = _slopes(level, np.log1p(age), lag)
-    steady = _steadiness(means)
+    pairs = [np.sign(later - means[i]) for i in range(len(means)) for later in means[i + 1 :]]
+    steady = float(np.mean(pairs))  # Kendall's tau of the levels with their order
     if _first_rise(level, train, ages) < _NEVER_FIRST_Z:
         return None  # no rise at first: updates stopped later
     if rise_z < _NEVER_Z or steady < _NEVER_STEADY or own_z > _NEVER_IDLE or factor < _NEVER_FACTOR:
@@ -473,12 +474,6 @@ def _first_rise(level: Float64s, version: Float64s, ages: Float64s) -> float:
         return 0.0
     error = math.sqrt(first.var(ddof=1) / len(first) + following.var(ddof=1) / len(following))
     return float((following.mean() - first.mean()) / max(error, 1e-12))
-
-
-def _steadiness(means: Float64s) -> float:
-    """Return Kendall's tau of values with their order."""
-    signs = [np.sign(means[j] - means[i]) for i in range(len(means)) for j in range(i + 1, len(means))]
-    return float(np.mean(signs))
 
 
 def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float, float]:

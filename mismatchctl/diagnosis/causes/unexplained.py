@@ -9,15 +9,10 @@ import numpy as np
 from mismatchctl.core.batch import Bools
 from mismatchctl.core.formatting import format_count
 from mismatchctl.diagnosis.case import Case, Detection
-from mismatchctl.diagnosis.causes.numerics import (
-    MIN_STRUCTURE_TOKENS,
-    UNRELATED_CORRELATION,
-    is_plain_noise,
-    may_be_larger,
-    tail_shares,
-)
+from mismatchctl.diagnosis.causes.numerics import MIN_STRUCTURE_TOKENS, is_plain_noise, may_be_larger, tail_shares
 from mismatchctl.diagnosis.measures import (
     BFLOAT16_NOISE,
+    UNRELATED_CORRELATION,
     calibration,
     certain_tokens_differ,
     column_correlation,
@@ -34,7 +29,7 @@ _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 _TAIL_Z, _TAIL_COUNT_FACTOR = 12.0, 3
 """The tail starts at this multiple of the noise."""
 _LOUD_Z, _LOUD_COUNT_FACTOR, _SEAT_MIN_TOKENS = 5.0, 1.5, 5
-_FEW_GROSS = 0.05
+_FEW_GROSS, _NEARLY_ALL, _FLIP_Z, _FLIP_SHARE, _FEW_FLIPS = 0.05, 0.9, 4.0, 0.2, 0.01
 _CALIBRATED_MEAN = 2.0
 """E[ratio] - 1 of a possible sampling distribution. Unrelated columns have far more."""
 _MIN_K3_SHARE, _MIN_TOKENS = 0.05, 200
@@ -70,9 +65,11 @@ def _match_tokens(case: Case) -> Detection | None:
         return None
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
-    most = share * float(case.k3.sum()) > 0.5 * case.whole_k3
-    sure = share > 0.3 and sequences > 1 and not case.reshaped
-    more = bool(case.explained) and not most  # probably the same cause again
+    upward = float((case.x[chosen] > 0).mean())
+    flips = abs(calibration(case).z) < _FLIP_Z and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # as experts make them
+    flips &= count < _FEW_FLIPS * len(case.x)
+    sure = share > 0.3 and sequences > 1 and not case.reshaped and not flips
+    more = bool(case.explained) and share * float(case.k3.sum()) < _NEARLY_ALL * case.whole_k3  # the same cause again
     sure &= count < _FEW_GROSS * len(case.x) or case.size >= _SURE_ROWS // 2  # a few rows may have a cause of their own
     seats = _find_seats(case, chosen)
     seated = "positions" in seats and count >= _SEAT_MIN_TOKENS  # one long row has many tokens of one worker and step
