@@ -35,7 +35,6 @@ from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
 from mismatchctl.measure.grid.thresholds import (
     BinIntervals,
     IntervalVariants,
-    bounded_weights,
     group_families,
     sum_token_table,
 )
@@ -383,7 +382,7 @@ def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -
     segments = Segments.from_lengths([3])
     ratios = Ratios(rollout + np.array([-20.0, 0.0, 30.0]), rollout, segments)
     assert correction.weight is not None
-    found = bounded_weights(Weights(correction.weight, ratios))
+    found = Weights(correction.weight, ratios).bounded
     np.testing.assert_allclose(found, [math.exp(-20.0), 1.0, 2.0], rtol=1e-15)
     batch = TokenBatch(segments, ratios.log_probs[0], rollout, rows=np.arange(1))
     measured = measure_gate(correction.gates[0], ratios, Selection.everything(segments), batch)

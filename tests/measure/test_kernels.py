@@ -23,8 +23,7 @@ from mismatchctl.core.scan import scan_log_probs
 from mismatchctl.diagnosis.evidence import _compute_level_terms
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
-from mismatchctl.measure.grid.thresholds import NestedGates, NestedWeights
-from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL, TRUNCATED_COLUMNS, sum_nested, truncate_weights
+from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 from mismatchctl.measure.kernels.kernel import (
     BREAKDOWN_SUMS,
     BUCKETS,
@@ -274,95 +273,3 @@ def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats
         assert counts[index] == len(pairs)
         assert sizes[index] == pytest.approx(math.fsum(min(abs(p - q), 1.0) for p, q in pairs), rel=1e-6, abs=1e-9)
         assert certain[index] == pytest.approx(math.fsum(math.exp(min(p, 0.0)) for p, _ in pairs), rel=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_what_upper_bounds_make_of_weights(seed: int) -> None:
-    """The loop against every bound by itself; bounds that nothing exceeds or that make 0 of what does, too.
-
-    Half of them have a lower bound beside, and weights that 1 plus their excess gives.
-    """
-    rng = np.random.default_rng(seed)
-    segments = Segments.from_lengths(rng.integers(1, 60, 30))
-    weight = np.exp(0.5 * rng.standard_t(3, segments.tokens)) - 1.0 + 1.0
-    edges = np.sort(np.concatenate([rng.uniform(0.5, 3, 40), rng.choice(weight, 5), [np.inf]]))
-    bounds = edges if seed % 3 else np.zeros_like(edges)
-    kept = None if seed % 2 else rng.random(segments.tokens) < 0.8
-    of = np.concatenate([np.arange(4), rng.integers(0, 4, 26)])
-    floor = ((0.0, 0.0), (0.7, 0.7 if seed % 3 else 0.0))[seed // 6]
-    given = weight - 1.0, None if seed // 6 else weight
-    nested = NestedWeights(np.arange(len(edges)), edges, bounds, floor[0], zeroes=floor[1] == 0)
-    found = truncate_weights(given, kept, segments, (of, 4), nested)
-    left, n = np.ones(segments.tokens) if kept is None else kept * 1.0, segments.sizes
-    for place, (edge, bound) in enumerate(zip(edges, bounds, strict=True)):
-        raised = np.where(weight < floor[0], floor[1], weight)
-        above = raised >= edge
-        bounded = np.where(above, bound if np.isfinite(bound) else 0.0, raised)
-        mean = segments.sum(bounded * left) / n
-        excess = segments.sum(bounded - 1.0)
-        squares, kept_excess = segments.sum((bounded - 1.0) ** 2), segments.sum((bounded - 1.0) * left)
-        kept_squares, high = segments.sum(bounded**2 * left), segments.sum(above)
-        wanted = excess, squares, excess / n, kept_excess, kept_squares, mean, high, mean**2
-        for column, values in zip(found[:, :, place].T, wanted, strict=True):
-            np.testing.assert_allclose(column, np.bincount(of, values), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "edges",
-    [
-        np.geomspace(1e-300, 1e300, 40),  # nearly all in one cell
-        np.append(np.linspace(1, 1 + 1e-15, 5), np.inf),  # an edge a few floats after the other
-        np.append(np.linspace(1, 2, 30), 1.7e308),
-        np.full(3, 1.5),
-        np.full(2, np.inf),
-    ],
-)
-def test_a_weight_is_counted_at_every_edge_that_it_is_not_below(edges: Floats) -> None:
-    beside = np.concatenate([np.nextafter(edges, 0), edges, np.nextafter(edges, np.inf), [0.0, 1.0, 3.0, np.inf]])
-    excess = beside - 1.0
-    weight, segments, none = excess + 1.0, Segments.from_lengths([len(beside)]), np.zeros(1, np.int64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        nested = NestedWeights(np.arange(len(edges)), edges, np.ones_like(edges), 0.0, zeroes=False)
-        found = truncate_weights((excess, weight), None, segments, (none, 1), nested)
-    assert found[0, TRUNCATED_COLUMNS.index("weight_high")].tolist() == [np.sum(weight >= edge) for edge in edges]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
-def test_what_bounds_of_a_gate_keep(seed: int) -> None:
-    """The loop against every interval by itself: of tokens and of whole sequences, with what others reject."""
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, 60, 30)
-    tokens, of_sequences, others = Segments.from_lengths(lengths), seed % 4 > 1, seed % 2 > 0
-    items = Segments(np.arange(31)) if of_sequences else tokens
-    counts = lengths * 1.0 if of_sequences else np.ones(tokens.tokens)
-    if others:
-        counts = np.floor(counts * rng.choice([0.0, 0.5, 1.0], len(counts)))
-    k3, excess, square = counts * rng.random((3, len(counts))) - [[0], [0.5], [0]] * (counts > 0)
-    values, gains = 0.5 * rng.standard_t(3, len(counts)), rng.random((30, 2))
-    lows, highs = -np.sort(rng.uniform(-0.2, 2, 20)), np.sort(rng.uniform(-0.2, 2, 20))
-    values[:: max(len(values) // 5, 1)] = rng.choice(np.append(lows, highs), len(values[:: max(len(values) // 5, 1)]))
-    edges = np.unique([*lows, *highs])
-    least = np.append(-np.inf, edges)  # of each bin
-    low_ranks, high_ranks = (lows > least[:, None]).sum(axis=1), (highs <= least[:, None]).sum(axis=1)
-    nested = NestedGates(0, np.arange(20), edges, low_ranks, high_ranks)
-    clusters = np.concatenate([np.arange(6), rng.integers(0, 6, 24)])
-    parts = clusters // 3
-    brought = (counts if others or of_sequences else None, k3, excess, square)
-    by_cluster, by_part = sum_nested(values, brought, items, tokens.sizes, gains, (clusters, 6), (parts, 2), nested)
-    size = items.spread(tokens.sizes / items.sizes)
-    for rank, (low, high) in enumerate(zip(lows, highs, strict=True)):
-        too_low, too_high = values < low, values >= high
-        inside = ~(too_low | too_high)
-        kept, kept_excess, kept_k3, squares = (items.sum(each * inside) for each in (counts, excess, k3, square))
-        weight = (kept + kept_excess) / tokens.sizes
-        rows = kept, kept_excess, squares, weight, weight**2, kept < lengths
-        sides = [items.sum(side * each) for each in (size, np.ones(len(size))) for side in (too_low, too_high)]
-        sides[2:] = [each > 0 for each in sides[2:]]
-        rest = tokens.sizes - kept
-        sums = kept_k3, *sides, kept == 0, *(kept * gain for gain in gains.T), *(rest * gain for gain in gains.T)
-        for column, one in zip(by_cluster[:, :, rank], rows, strict=True):
-            np.testing.assert_allclose(column, np.bincount(clusters, one), rtol=1e-11, atol=1e-11)
-        for column, one in zip(by_part[:, :, rank], sums, strict=True):
-            np.testing.assert_allclose(column, np.bincount(parts, one), rtol=1e-11, atol=1e-11)

@@ -2,157 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.core.batch import Float64s, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
-from mismatchctl.corrections.application import Selection, Weights, apply_gate, measure_gate
-from mismatchctl.corrections.model import MISMATCH_SOURCE, Correction, Gate
+from mismatchctl.corrections.application import Selection, Weights, measure_gate
+from mismatchctl.corrections.model import MISMATCH_SOURCE
 from mismatchctl.measure.columns import (
     CorrectionFacts,
     Side,
     correction_columns,
     impossible_tokens,
-    kept_k3,
     list_columns,
 )
 from mismatchctl.measure.grid.thresholds import (
+    SMALL_WEIGHT,
     Arrays,
     BlockColumns,
     BlockParts,
     BoundedWeightSums,
     CorrectionFamily,
-    NestedGates,
-    NestedWeights,
-    as_slice,
-    bounded_weights,
+    sum_products,
     sum_token_table,
-    unbounded_token_weights,
 )
-
-
-@dataclass
-class NestedColumns:
-    """Columns of one block along nested bounds."""
-
-    parts: BlockParts  # micro-batches of its cells
-    clusters: BlockParts  # clusters within the parts
-    fixed: Arrays  # columns that do not depend on the bound [S, 1, ...]
-    by_cluster: Arrays  # columns that do, summed over each cluster [clusters, ...]
-    by_part: Arrays  # columns that are not stored by cluster, summed over each part [parts, ...]
-    maxima: Arrays  # maxima of each part [parts, ...]
-
-    def totals(self) -> Arrays:
-        within = BlockParts(self.parts.index[self.clusters.order[self.clusters.firsts]], self.parts.count)
-        sums = {name: self.parts.sum(values) for name, values in self.fixed.items()}
-        return sums | self.by_part | {name: within.sum(values) for name, values in self.by_cluster.items()}
-
-    def sum_by(self, names: Iterable[str], parts: BlockParts) -> Arrays:
-        known = self.by_part | self.by_cluster
-        return {name: known[name] if name in known else parts.sum(self.fixed[name]) for name in names}
-
-
-def nested_columns(
-    family: CorrectionFamily,
-    nested: NestedGates | NestedWeights,
-    ratios: Mapping[str, Ratios],
-    batch: TokenBatch,
-    parts: BlockParts,
-    clusters: BlockParts,
-) -> NestedColumns:
-    from mismatchctl.measure.kernels.compiled_kernel import TRUNCATED_COLUMNS, truncate_weights
-
-    columns, maxima = correction_columns(family.loosest, ratios, ratios["train/rollout"].k3_sum, batch)
-    largest, rule = {name: parts.largest(values) for name, values in maxima.items()}, family.correction.weight
-    weights = None if rule is None else Weights(rule, ratios[rule.source], impossible=batch.impossible)
-    summed: Arrays = {}
-    if isinstance(nested, NestedWeights):
-        assert weights is not None
-        gates = family.correction.gates
-        kept = _apply_gates(gates, ratios, batch).expand() if gates else None
-        given, within = (weights.raw_excess, unbounded_token_weights(weights)), (clusters.index, clusters.count)
-        found = truncate_weights(given, kept, batch.segments, within, nested)
-        moved = {name: found[:, place] for place, name in enumerate(TRUNCATED_COLUMNS)}
-        largest |= family.bounds.maxima(weights, batch.segments, parts)
-    else:
-        moved, summed = _sum_nested_gates(family.correction, weights, nested, ratios, batch, parts, clusters)
-
-    longest = family.longest
-    shape = [-1 if axis == longest else 1 for axis in range(len(family.grid))]
-
-    def wide(values: NDArray[Any], places: Ints | slice = slice(None)) -> NDArray[Any]:
-        """Reshape values [R] or [R, V] to the grid [R, ...]."""
-        return values.reshape(len(values), -1)[:, places].reshape(len(values), *shape)
-
-    places = as_slice(nested.ranks)
-    return NestedColumns(
-        parts,
-        clusters,
-        {name: wide(values) for name, values in columns.items() if name not in moved and name not in summed},
-        {name: wide(values, places) for name, values in moved.items()},
-        {name: wide(values, places) for name, values in summed.items()},
-        {name: wide(values) for name, values in largest.items()},
-    )
-
-
-def _apply_gates(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: TokenBatch) -> Selection:
-    left = everything = Selection.everything(batch.segments)
-    for gate in gates:
-        outcome = apply_gate(gate, ratios[gate.source], batch, everything)
-        left = left.exclude(outcome.low).exclude(outcome.high)
-    return left
-
-
-def _sum_nested_gates(
-    correction: Correction,
-    weights: Weights | None,
-    nested: NestedGates,
-    ratios: Mapping[str, Ratios],
-    batch: TokenBatch,
-    parts: BlockParts,
-    clusters: BlockParts,
-) -> tuple[Arrays, Arrays]:
-    """Return the columns that bounds of a gate change: by cluster [clusters, ranks], and by part [parts, ranks]."""
-    from mismatchctl.measure.kernels.compiled_kernel import NESTED_CLUSTER_COLUMNS, NESTED_PART_COLUMNS, sum_nested
-
-    own, segments, mismatch = correction.gates[nested.gate], batch.segments, ratios["train/rollout"]
-    left = _apply_gates((gate for number, gate in enumerate(correction.gates) if number != nested.gate), ratios, batch)
-    values = measure_gate(own, ratios[own.source], Selection.everything(segments), batch)
-    if own.level == "token":
-        items, k3 = segments, mismatch.k3
-        kept = None if left.tokens is None and left.sequences.all() else left.expand()
-        excess = np.zeros_like(k3) if weights is None else _expand_to_tokens(weights.excess, weights, segments)
-        square = (
-            np.ones_like(k3) if weights is None else _expand_to_tokens(bounded_weights(weights), weights, segments) ** 2
-        )
-        count = None if kept is None else kept.astype(np.float64)
-        if kept is not None:
-            k3, excess, square = (np.where(kept, each, 0.0) for each in (k3, excess, square))
-    else:
-        items = Segments(np.arange(len(batch) + 1))
-        excess = np.zeros(len(batch)) if weights is None else weights.total(weights.excess, left)
-        count, k3 = left.counts, kept_k3(left, ratios, mismatch.k3_sum)
-        square = count if weights is None else weights.total(bounded_weights(weights) ** 2, left)
-    outcomes = {name: each for name, (_, each) in batch.outcomes.items()}
-    outcomes |= {f"{name}_known": known for name, (known, _) in batch.outcomes.items()}
-    gains = np.stack([each / segments.sizes for each in outcomes.values()], axis=1)
-    within, of = (clusters.index, clusters.count), (parts.index, parts.count)
-    rows, sums = sum_nested(values, (count, k3, excess, square), items, segments.sizes, gains, within, of, nested)
-    moved = dict(zip(NESTED_CLUSTER_COLUMNS, rows, strict=True))
-    if own.effect == "mask":
-        moved["counted"] = moved["kept"]
-    by_all = [name if name in ("kept_k3", "emptied") else f"gate{nested.gate}_{name}" for name in NESTED_PART_COLUMNS]
-    names = *by_all, *(f"{side}_{name}" for side in ("kept", "rejected") for name in outcomes)
-    return moved, dict(zip(names, sums, strict=True))
-
-
-def _expand_to_tokens(values: Float64s, weights: Weights, segments: Segments) -> Float64s:
-    return values if weights.per_token else segments.spread(values)
 
 
 def block_columns(
@@ -211,7 +88,7 @@ class _BinnedPoints:
         wide = {name: (self._wide(known), self._wide(values)) for name, (known, values) in self.batch.outcomes.items()}
         if self.parts.count == 1:
             self.summed["mean_excess"] = np.tensordot(1 / self.segments.sizes, made["weight_excess"], 1)[None]
-        return CorrectionFacts(
+        facts = CorrectionFacts(
             length=self.length,
             kept=kept["count"],
             counted=counted,
@@ -225,6 +102,13 @@ class _BinnedPoints:
             outcomes=wide,
             loss_sums={},
         )
+        flags = 1.0 if self.flags is None else self.flags
+        for side, share in facts.share.items():
+            values = {f"{side}_{name}": known for name, (_, known) in wide.items()}
+            values |= {f"{side}_{name}_known": known for name, (known, _) in wide.items()}
+            whole = share * flags + (1.0 - flags if side == "rejected" else 0.0)
+            self.summed |= sum_products(whole, values, self.parts)
+        return facts
 
     def failing(self, passing: CorrectionFacts) -> CorrectionFacts:
         """Return the facts of sequences that do not pass: no token is kept, other columns are equal."""
@@ -249,14 +133,14 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return flags of the sequences that pass all gates on whole sequences, and record the rejections of each."""
+        """Return flags of sequences that pass all gates on whole sequences, if one fails, and record the rejections."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
             passes = self._wide(~(low | high), axis)
             flags = passes if flags is None else flags & passes
             self._note(axis, low * self.segments.sizes[:, None], high * self.segments.sizes[:, None])
-        return None if flags is None else flags.astype(np.float64)
+        return None if flags is None or flags.all() else flags.astype(np.float64)
 
     def _note(self, axis: int, low: NDArray[Any], high: NDArray[Any]) -> None:
         gate = self.family.order[axis - 1]
@@ -300,8 +184,7 @@ class _BinnedPoints:
         """Sum weights per token with bins of the weight and of gates on tokens."""
         bounds = self.family.bounds
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
-        exact = unbounded_token_weights(weights)
-        weight = ratio if exact is None else exact
+        weight = weights.raw if weights.ratios.extent[0] < SMALL_WEIGHT else ratio
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess, "ww": weight**2}
         table = sum_token_table([(ratio, bounds.thresholds), *self.on_tokens], list(wanted.values()), self.segments)
         of_each = dict(zip(wanted, table, strict=True))

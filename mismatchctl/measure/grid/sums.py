@@ -25,14 +25,11 @@ from mismatchctl.measure.cluster_table import (
     mix_hashes,
 )
 from mismatchctl.measure.columns import list_columns
-from mismatchctl.measure.grid.columns import NestedColumns, block_columns, nested_columns
+from mismatchctl.measure.grid.columns import block_columns
 from mismatchctl.measure.grid.thresholds import (
     Arrays,
-    BlockColumns,
     BlockParts,
     CorrectionFamily,
-    NestedGates,
-    NestedWeights,
     as_slice,
 )
 from mismatchctl.measure.groups import GroupScopes, normalize_columns, table_numbers
@@ -89,11 +86,6 @@ BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
 """Larger than elsewhere, because a block causes many calls per family. Values per point should still fit the cache."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
 """Minimum number of sequences per block, and the limit of memory: 8 MiB per column."""
-NESTED_POINTS_PER_POINT = 4
-"""Number of nested points with the cost of one point, since they have values per cluster but not per sequence."""
-
-
-FamilyColumns = BlockColumns | NestedColumns
 
 
 class GridLayout:
@@ -116,15 +108,9 @@ class SweepPlan:
     base: MeasurePlan  # settings shared with `analyze`
     families: tuple[CorrectionFamily, ...]  # measured in every cell
 
-    def nested(self, family: CorrectionFamily) -> NestedGates | NestedWeights | None:
-        """Return the nested bounds of a family if the kernel has their loops."""
-        return family.nested if self.base.kernel.has_nested_loops else None
-
     def width(self, family: CorrectionFamily) -> int:
         """Return the approximate number of values per sequence in each column of a family."""
         points = math.prod(family.grid)
-        if self.nested(family) is not None:
-            return points // NESTED_POINTS_PER_POINT
         return max(points, family.cells) if family.is_binned else points
 
     def most_bytes(self, sequences: int) -> int:
@@ -224,17 +210,14 @@ def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -
         ratios = correction_ratios(block, plan.base)
         parts, rows = BlockParts.from_rows(all_rows[start : start + len(block)])
         clusters, of = BlockParts.from_rows(of_clusters.rows[start : start + len(block)])
+        within = BlockParts(parts.index[clusters.order[clusters.firsts]], parts.count)
         for family, layouts, (totals, by_cluster) in zip(plan.families, plan.layouts, tables, strict=True):
-            nested, trivial = plan.nested(family), (-1, *(1,) * len(family.grid))
-            made: FamilyColumns
-            if nested is None:
-                made = block_columns(family, ratios, block, parts)
-            else:
-                made = nested_columns(family, nested, ratios, block, parts, clusters)
+            made, trivial = block_columns(family, ratios, block, parts), (-1, *(1,) * len(family.grid))
             made.fixed["tokens"] = block.segments.sizes.reshape(trivial)
             made.fixed["sequences"] = block.segments.nonempty.astype(np.float64).reshape(trivial)
-            totals.add(rows, made.totals(), made.maxima)
-            by_cluster.add(of, made.sum_by(layouts.rows.shapes, clusters))
+            own = made.sum_by(layouts.rows.shapes, clusters)
+            by_cluster.add(of, own)
+            totals.add(rows, made.totals(own, within), made.maxima)
     return [
         [FamilySums(whole, (rows,)) for whole, rows in zip(totals.split(count), by_cluster.split(count), strict=True)]
         for totals, by_cluster in tables

@@ -100,17 +100,18 @@ class BlockColumns:
     summed: Arrays = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)  # maxima of each part [parts, weights, 1, ...]
 
-    def totals(self) -> Arrays:
-        """Sum each column over the sequences of each part, [parts, weights, gate variants ...]."""
-        return self.summed | self.sum_by([*self.passing, *self.fixed], self.parts)
+    def totals(self, known: Arrays, within: BlockParts) -> Arrays:
+        """Sum each column over each part [parts, weights, gate variants ...], given some sums `within` the parts."""
+        rest = [name for name in (*self.passing, *self.fixed) if name not in known]
+        return {name: within.sum(sums) for name, sums in known.items()} | self.sum_by(rest, self.parts) | self.summed
 
     def sum_by(self, names: Collection[str], parts: BlockParts) -> Arrays:
         """Sum some columns over other parts, [parts, weights, gate variants ...]."""
         if self.flags is None or not (parts.count == 1 or parts.count * _FEW_VARIANTS < len(parts.index)):
             return {name: parts.sum(self._of_sequences(name)) for name in names}
         found = {name: parts.sum(self.fixed[name]) for name in names if name in self.fixed}
-        found |= _sum_products(self.flags, {name: self.passing[name] for name in names if name not in found}, parts)
-        rest = _sum_products(
+        found |= sum_products(self.flags, {name: self.passing[name] for name in names if name not in found}, parts)
+        rest = sum_products(
             1.0 - self.flags, {name: self.failing[name] for name in found if name in self.failing}, parts
         )
         for name, sums in rest.items():
@@ -129,7 +130,7 @@ class BlockColumns:
         return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
 
 
-def _sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
+def sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
     """Sum flags times columns, which vary along other axes, over each part. Columns of the same shape are combined."""
     alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
     for name, values in columns.items():
@@ -159,7 +160,7 @@ def _sum_product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite
 
 
 _SAMPLE_SIZE = 64
-_SMALL_WEIGHT = -5.0  # log of the weight below which 1 + (w - 1) loses digits
+SMALL_WEIGHT = -5.0  # log of the weight below which 1 + (w - 1) loses digits
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,8 @@ class BinIntervals:
         Sums run outwards from the pivots and are only added, so that values outside never cost digits.
         """
         table = np.moveaxis(table, axis, -1)
+        if len(self.starts) == 1:
+            return np.moveaxis(table[..., self.starts[0] : self.stops[0]].sum(axis=-1, keepdims=True), -1, axis)
         one, stops = self._nested, self.stops
         if one is not None:
             found = np.cumsum(table[..., one : int(stops.max())], axis=-1)[..., as_slice(stops - one - 1)]
@@ -325,21 +328,6 @@ class WeightBounds:
         return least, most
 
 
-def unbounded_token_weights(weights: Weights) -> Float64s | None:
-    """Return the weights per token before their bounds, if they are too small for 1 + (w - 1) to be exact."""
-    return weights.raw if _has_tiny_weights(weights) else None
-
-
-def bounded_weights(weights: Weights) -> Float64s:
-    """Return the weights per token or sequence after their bounds."""
-    return weights.bounded if not weights.per_token or _has_tiny_weights(weights) else weights.excess + 1.0
-
-
-def _has_tiny_weights(weights: Weights) -> bool:
-    """Return True if a weight may be so small that 1 + (w - 1) loses digits."""
-    return bool(weights.ratios.extent[0] < _SMALL_WEIGHT)
-
-
 class BoundedWeightSums:
     """Sums of bounded weights over bins [S, bins, ...]: unchanged inside, the bound outside."""
 
@@ -405,60 +393,8 @@ def sum_token_table(
     return table.reshape(len(columns), count, *sizes)
 
 
-MIN_NESTED_GATES = 8
-"""Number of variants of a gate from which they are evaluated as nested bounds."""
 _MOST_CELLS = 1 << 14
 """Maximum number of bins of a token table over all its rules. With more, points are evaluated one by one."""
-
-
-@dataclass(frozen=True)
-class NestedGates:
-    """Variants of a gate sorted so that each keeps everything that the previous one keeps."""
-
-    gate: int  # number of the gate
-    ranks: Ints  # rank of each variant [V]
-    edges: Float64s  # ascending edges of the bins of the value
-    # low, high: first rank whose lower, or upper, bound admits each bin [edges + 1], else the number of ranks
-    low: Ints
-    high: Ints
-
-    @classmethod
-    def sort(cls, gate: int, thresholds: IntervalVariants) -> NestedGates | None:
-        starts, stops = thresholds.inside.starts, thresholds.inside.stops
-        order = np.lexsort((stops, -starts))
-        starts, stops, bins = starts[order], stops[order], np.arange(thresholds.bins)
-        if np.any(np.diff(stops) < 0):
-            return None
-        low, high = np.searchsorted(-starts, -bins), np.searchsorted(stops, bins, side="right")
-        return cls(gate, np.argsort(order), thresholds.edges, low, high)
-
-    @cached_property
-    def always(self) -> tuple[float, float]:
-        """Interval of the values that every rank admits, excluding the upper end."""
-        inside = np.flatnonzero(np.maximum(self.low, self.high) == 0)
-        ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
-        return (float(ends[inside[0]]), float(ends[inside[-1] + 1])) if len(inside) else (np.inf, np.inf)
-
-
-@dataclass(frozen=True)
-class NestedWeights:
-    """Upper bounds of token weights in ascending order."""
-
-    ranks: Ints  # rank of each variant [V]
-    edges: Float64s  # by rank, the smallest weight that is bounded [V]
-    high: Float64s  # by rank, the bound [V]
-    low: float  # common lower bound, or 0
-    zeroes: bool  # True if weights outside the bounds become 0
-
-    @classmethod
-    def sort(cls, bounds: WeightBounds, low: float) -> NestedWeights | None:
-        """Sort the variants, if they differ only in their upper bounds."""
-        inside = bounds.thresholds.inside
-        if any(len(np.unique(each)) > 1 for each in (inside.starts, bounds.watched.stops, bounds.low, bounds.zeroes)):
-            return None
-        order = np.argsort(inside.stops, kind="stable")
-        edges = np.append(bounds.thresholds.edges, np.inf)[inside.stops[order] - 1]
-        return cls(np.argsort(order), edges, bounds.high[order], low, bool(bounds.zeroes[0]))
 
 
 @dataclass(frozen=True)
@@ -502,10 +438,6 @@ class CorrectionFamily:
             axes["veto"] = (self.veto + 1,)
         return tuple(size if axis in axes[along] else 1 for axis, size in enumerate(self.grid))
 
-    @property
-    def longest(self) -> int:
-        return int(np.argmax(self.grid))
-
     @cached_property
     def is_binned(self) -> bool:
         """True if it is evaluated with bins. Otherwise its single point is applied directly."""
@@ -531,30 +463,6 @@ class CorrectionFamily:
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)
         return math.prod(thresholds.bins for thresholds in rules)
-
-    @cached_property
-    def nested(self) -> NestedGates | NestedWeights | None:
-        """Nested bounds, if its points are many variants of one gate (not a veto) or of the bound of a token weight."""
-        axis = self.longest
-        if not self.is_binned or axis - 1 == self.veto or not MIN_NESTED_GATES <= self.grid[axis] == np.prod(self.grid):
-            return None
-        weight = self.correction.weight
-        if axis == 0 and weight is not None:
-            return NestedWeights.sort(self.bounds, weight.bounds[0]) if weight.level == "token" else None
-        return NestedGates.sort(self.order[axis - 1], self.thresholds[axis - 1])
-
-    @cached_property
-    def loosest(self) -> Correction:
-        """The correction at the last rank of its nested bounds, which changes the fewest tokens."""
-        nested, own = self.nested, self.correction
-        if nested is None:
-            return own
-        last = int(nested.ranks.argmax())
-        if isinstance(nested, NestedWeights):
-            return own.model_copy(update={"weight": self.weights[last]})
-        gates = [*own.gates]
-        gates[nested.gate] = self.gates[nested.gate][last]
-        return own.model_copy(update={"gates": tuple(gates)})
 
     @cached_property
     def veto(self) -> int | None:

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.core.batch import TILE, Bools, Float64s, Floats, Ints, Segments, TokenBatch
+from mismatchctl.core.batch import TILE, Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.core.bins import new_layer_table
 from mismatchctl.core.machine_code import CompiledLoop, use_compiled_loops
 from mismatchctl.core.ratios import INTERVALS, Ratios
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
-from mismatchctl.measure.grid.thresholds import NestedGates, NestedWeights
 from mismatchctl.measure.kernels.kernel import (
     BREAKDOWNS,
     LANES,
-    WRITTEN_SUMS,
     Kernel,
     PairTables,
     RunTables,
@@ -28,9 +26,7 @@ use_compiled_loops()
 _LOOPS = "mismatchctl.measure.kernels.loops"
 make_terms, reduce_sequences = CompiledLoop(_LOOPS, "make_terms"), CompiledLoop(_LOOPS, "reduce_sequences")
 search_sequences = CompiledLoop(_LOOPS, "search_sequences")
-truncate_sequences = CompiledLoop(_LOOPS, "truncate_sequences")
-sum_nested_sequences = CompiledLoop(_LOOPS, "sum_nested_sequences")
-_NO_PLACES, _NO_VALUES, _ALL_KEPT = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_)
+_NO_PLACES, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0)
 _NO_RUN, _NO_PAIR = RunTables(new_layer_table(0)), PairTables(_NO_PLACES, _NO_PLACES)
 _SEARCH_BUFFER_SIZE = 1 << 14
 """Usual maximum of tokens in a search. A buffer for all tokens would be newly allocated each time, in huge pages."""
@@ -117,8 +113,6 @@ def _to_loop_array(values: Floats) -> Floats:
 class CompiledKernel(Kernel):
     """The arithmetic in compiled loops."""
 
-    has_nested_loops = True
-
     def compute_ratios(self, policy: Floats, reference: Floats, segments: Segments) -> Ratios:
         return CompiledRatios(policy, reference, segments)
 
@@ -164,124 +158,3 @@ class CompiledKernel(Kernel):
 
 
 COMPILED_KERNEL = CompiledKernel()
-
-
-TRUNCATED_COLUMNS = (
-    "weight_excess",
-    "squared_weight_excess",
-    "mean_excess",
-    "kept_excess",
-    "squared_kept_weight",
-    "sequence_weight",
-    "weight_high",
-    "squared_sequence_weight",
-)
-"""Columns that an upper bound of token weights changes."""
-
-
-def truncate_weights(
-    # minus 1, and as they are [T] each, before the bounds. Null for the second if the first is exact.
-    weights: tuple[Float64s, Float64s | None],
-    kept: Bools | None,  # tokens that gates keep [T]. Default: all.
-    segments: Segments,
-    parts: tuple[Ints, int],  # part of each sequence [S], and number of parts
-    nested: NestedWeights,
-) -> Float64s:
-    """Return TRUNCATED_COLUMNS summed over each part at each bound [parts, len, bounds].
-
-    Each is a sum over unchanged weights, accumulated upward along the bounds, plus a sum over bounded weights,
-    accumulated downward. So values are never subtracted.
-    """
-    of, count = parts
-    excess, weight = weights
-    edges, floor = nested.edges, (nested.low, 0.0 if nested.zeroes else nested.low)
-    found = np.zeros((count, len(TRUNCATED_COLUMNS), len(edges)))
-    table, ranks = np.zeros((len(edges) + 1, WRITTEN_SUMS)), np.zeros((3, len(edges) + 1))
-    truncate_sequences(
-        excess, _NO_VALUES if weight is None else weight, _ALL_KEPT if kept is None else kept, segments.offsets,
-        np.argsort(of, kind="stable"), of, edges, _build_edge_cells(edges), _bound_factors(nested.high), floor, found,
-        table, ranks,
-    )  # fmt: skip
-    return found
-
-
-def _bound_factors(bounds: Float64s) -> Float64s:
-    """Return bounds minus 1, its square, bounds and their square [4, bounds]. 0 for infinite bounds."""
-    finite = np.where(np.isfinite(bounds), bounds, 0.0)
-    with np.errstate(over="ignore"):
-        made = np.stack([bounds - 1.0, (bounds - 1.0) ** 2, finite, finite**2])
-    return np.where(np.isfinite(made), made, 0.0)
-
-
-_CELLS_PER_EDGE = 4
-"""Number of cells per edge, so that most edges have their own cell."""
-
-
-def _build_edge_cells(edges: Float64s) -> tuple[Ints, float, float]:
-    """Divide the range of ascending edges [N] into equal cells, so that a value is compared with few edges.
-
-    Returns:
-        Number of edges before each cell [1 + cells], start of the first cell, and 1 / width.
-    """
-    finite = edges[np.isfinite(edges)]
-    first, last = (float(finite[0]), float(finite[-1])) if len(finite) else (0.0, 0.0)
-    count = _CELLS_PER_EDGE * len(edges)
-    width = (last - first) / count
-    scale = 1 / width if 0 < width < np.inf else 0.0
-    with np.errstate(all="ignore"):
-        at = (edges - first) * scale  # same formula as in the loops, so that rounding is equal
-    places = np.minimum(np.where(at > 0, at, 0.0), count - 1).astype(np.int64)
-    return np.searchsorted(places, np.arange(count + 1)), first, scale
-
-
-NESTED_CLUSTER_COLUMNS = (
-    "kept",
-    "kept_excess",
-    "squared_kept_weight",
-    "sequence_weight",
-    "squared_sequence_weight",
-    "touched",
-)
-"""Columns that a bound of a gate changes, stored by cluster."""
-NESTED_PART_COLUMNS = ("kept_k3", "tokens_low", "tokens_high", "sequences_low", "sequences_high", "emptied")
-"""Columns that a bound of a gate changes, stored by part. Four belong to the gate."""
-NestedValues = tuple[Float64s | None, Float64s, Float64s, Float64s]
-"""Per item [I]: tokens that other gates keep (null: one each), their K3, weights minus 1 and squared weights."""
-
-
-def sum_nested(
-    values: Float64s,  # statistic of each item, a token or a whole sequence [I]
-    brought: NestedValues,  # values of each item, 0 if other gates reject it
-    items: Segments,  # items of each sequence, at least one
-    sizes: Float64s,  # tokens per sequence [S]
-    gains: Float64s,  # values per token of further columns [S, G]
-    clusters: tuple[Ints, int],  # cluster of each sequence [S], and number of clusters
-    parts: tuple[Ints, int],  # part of each sequence [S], and number of parts
-    nested: NestedGates,
-) -> tuple[Float64s, Float64s]:
-    """Return NESTED_CLUSTER_COLUMNS [len, clusters, ranks], and NESTED_PART_COLUMNS with gains [..., parts, ranks].
-
-    Gains are summed over kept, then over rejected items. Sums over kept items accumulate upward along the ranks, sums
-    over rejected items downward. So values are never subtracted.
-    """
-    of, count = clusters
-    ranks = len(nested.ranks)
-    rows = np.zeros((len(NESTED_CLUSTER_COLUMNS), count, ranks))
-    sums = np.zeros((parts[1], ranks + 1, len(NESTED_PART_COLUMNS) + gains.shape[1]))
-    sum_nested_sequences(
-        values, _NO_VALUES if brought[0] is None else brought[0], *brought[1:], items.offsets, sizes, gains,
-        np.argsort(of, kind="stable"), of, parts[0], nested.edges, _build_edge_cells(nested.edges), nested.always,
-        nested.low, nested.high, rows, sums, np.zeros((ranks + 1, 6)), np.zeros((ranks, 2)),
-    )  # fmt: skip
-    k3, *others = np.moveaxis(sums, -1, 0)
-    over, more = others[: len(NESTED_PART_COLUMNS) - 1], others[len(NESTED_PART_COLUMNS) - 1 :]
-    kept, rejected = ([along(each) for each in more] for along in (_sum_up_to_rank, _sum_past_rank))
-    return rows, np.stack([_sum_up_to_rank(k3), *map(_sum_past_rank, over), *kept, *rejected])
-
-
-def _sum_up_to_rank(written: Float64s) -> Float64s:
-    return np.cumsum(written[:, :-1], axis=1)
-
-
-def _sum_past_rank(written: Float64s) -> Float64s:
-    return np.cumsum(written[:, :0:-1], axis=1)[:, ::-1]
