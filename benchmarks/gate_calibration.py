@@ -25,10 +25,13 @@ from numpy.typing import NDArray
 from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL
 from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE
 from mismatchctl.core.batch import Segments
-from mismatchctl.core.bins import K3_CAPS, LAYER_K3, LAYER_TOKENS, PROBABILITY_BINS, layer_columns
+from mismatchctl.core.bins import K3_CAPS, LAYER_K3, LAYER_TOKENS, PROBABILITY_BINS
 from mismatchctl.stats.comparison import Allowance, ExcessStatistic, k3_statistics, linear_statistic
 from mismatchctl.stats.resampling import SampleExchange, adjust_holm, shares_above, smallest_p_values
 from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.factories.cluster_samples import layer_columns
 
 Array = NDArray[np.float64]
 DESIGNS = ((16, 16), (8, 40), (40, 8), (48, 16), (5, 5))

@@ -26,10 +26,8 @@ FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
     """Return the bin of each signed value, from 0 to SIGNED_BINS - 1. Larger values have larger bins."""
     bits = values.astype(np.float32).view(np.int32)
-    magnitude = (bits & 0x7FFFFFFF) >> SIGNED_SHIFT
-    np.subtract(magnitude, FIRST_MAGNITUDE, out=magnitude)
-    np.clip(magnitude, 0, MAGNITUDE_BINS - 1, out=magnitude)
-    return (magnitude ^ (bits >> 31)) + np.int32(MAGNITUDE_BINS)
+    magnitude = np.clip(((bits & 0x7FFFFFFF) >> SIGNED_SHIFT) - FIRST_MAGNITUDE, 0, MAGNITUDE_BINS - 1)
+    return (magnitude ^ (bits >> 31)) + MAGNITUDE_BINS  # type: ignore[no-any-return, unused-ignore]
 
 
 def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
@@ -74,8 +72,7 @@ class OctaveBins:
     def find_bins(self, values: NDArray[Any]) -> Ints:
         """Return the bin of each non-negative value, from 0 to count - 1."""
         bins = (values.astype(np.float32).view(np.int32) >> self.shift).astype(np.int64)
-        np.subtract(bins, self.first, out=bins)
-        return np.clip(bins, 0, self.count - 1, out=bins)
+        return np.clip(bins - self.first, 0, self.count - 1)
 
     def edges(self) -> Float64s:
         """Return the lower edges and the last upper edge [count + 1], from 0 to inf."""
@@ -116,23 +113,17 @@ LAYER_K3 = tuple(f"k3@{place}<{exponent}" for place in range(PROBABILITY_BINS) f
 LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 
-def count_caps_reached(k3: Float64s) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) // 2, 0, len(K3_CAPS))
-    return found
-
-
 def new_layer_table(clusters: int) -> Float64s:
     """Return zeros [clusters, bins, caps + 1, 2]: tokens and K3 by cluster, probability bin and caps."""
     return np.zeros((clusters, PROBABILITY_BINS, len(K3_CAPS) + 1, 2))
 
 
-def add_layers(table: Float64s, reference: Float64s, k3: Float64s, clusters: NDArray[np.int64]) -> None:
-    """Add tokens [T] to such a table. `clusters` has the row of each token."""
-    place = PROBABILITY_BIN_BY_SURPRISAL[SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))]
-    where = (clusters * PROBABILITY_BINS + place) * table.shape[2] + count_caps_reached(k3)
-    of_places = table.reshape(-1, 2)
-    of_places[:, 0] += np.bincount(where, minlength=len(of_places))
-    of_places[:, 1] += np.bincount(where, weights=k3, minlength=len(of_places))
+def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
+    """Return the bin of each token [T] in a row of `new_layer_table`, flattened."""
+    surprisal = SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))
+    reached: Ints = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) >> 1, 0, len(K3_CAPS))
+    place: Ints = segments.from_host(PROBABILITY_BIN_BY_SURPRISAL)[surprisal]
+    return place * (len(K3_CAPS) + 1) + reached
 
 
 def close_layers(table: Float64s) -> Float64s:
@@ -141,10 +132,3 @@ def close_layers(table: Float64s) -> Float64s:
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + K3_CAPS * beyond
     return np.concatenate([counts.sum(axis=-1), capped.reshape(len(counts), -1)], axis=1)
-
-
-def layer_columns(reference: Float64s, k3: Float64s, segments: Segments) -> Float64s:
-    """Compute the LAYER_COLUMNS of each sequence [columns, S] from rollout log-probs and K3 per token [T]."""
-    table = new_layer_table(len(segments.lengths))
-    add_layers(table, reference, k3, np.repeat(np.arange(len(segments.lengths)), segments.lengths))
-    return close_layers(table).T

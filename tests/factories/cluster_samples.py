@@ -6,10 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Segments
-from mismatchctl.core.bins import (
-    LAYER_COLUMNS,
-    layer_columns,
-)
+from mismatchctl.core.bins import LAYER_COLUMNS, close_layers, layer_bin, new_layer_table
 from mismatchctl.results.model import Result
 from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.samples import ClusterSample, find_metric
@@ -21,6 +18,14 @@ NONE = Allowance()
 
 def k3(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.maximum(np.expm1(x) - x, 0.0)
+
+
+def layer_columns(reference: NDArray[np.float64], k3: NDArray[np.float64], segments: Segments) -> NDArray[np.float64]:
+    """The LAYER_COLUMNS of each sequence [columns, S] from rollout log-probs and K3 per token [T]."""
+    table, where = new_layer_table(len(segments)), layer_bin(reference, k3, segments)
+    for sums, values in zip(table.reshape(len(segments), -1, 2).T, (np.ones_like(k3), k3), strict=True):
+        np.add.at(sums, (where, segments.spread(np.arange(len(segments)))), values)
+    return close_layers(table).T
 
 
 def tokens(seed: int, clusters: int = 12, each: int = 80) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

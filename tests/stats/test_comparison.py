@@ -24,13 +24,12 @@ from mismatchctl.core.bins import (
     PROBABILITY_BIN_BY_SURPRISAL,
     PROBABILITY_BINS,
     SURPRISAL_BINS,
-    layer_columns,
 )
 from mismatchctl.stats.comparison import Allowance, compare_samples, k3_statistics
 from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_p_values
 from mismatchctl.stats.samples import ClusterSample, find_metric
 from tests.factories.cluster_results import noisy, result, table
-from tests.factories.cluster_samples import K3, NONE, by_hand, k3, layered, sample, tokens
+from tests.factories.cluster_samples import K3, NONE, by_hand, k3, layer_columns, layered, sample, tokens
 
 FEW = settings(derandomize=True, max_examples=12)
 

@@ -17,18 +17,10 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mismatchctl.core import bins
 from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.measure.kernels.kernel import (
-    BREAKDOWNS,
-    BUCKETS,
-    JOINT_CELLS,
     Kernel,
-    PairTables,
-    RunTables,
-    SequencePlaces,
-    sum_tokens,
 )
 
 
@@ -78,8 +70,10 @@ class DeviceArray(NDArrayOperatorsMixin):
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def __getitem__(self, tokens: Ints) -> NDArray[Any]:
-        """Return the values of some tokens on the host."""
+    def __getitem__(self, tokens: Ints | DeviceArray) -> NDArray[Any] | DeviceArray:
+        """Return the values at some places, on the host if the places are there."""
+        if isinstance(tokens, DeviceArray):
+            return DeviceArray(self.tensor[tokens.tensor])
         return to_host(self.tensor[to_device(tokens, self.tensor.device)])
 
     @property
@@ -88,6 +82,9 @@ class DeviceArray(NDArrayOperatorsMixin):
 
     def astype(self, dtype: Any) -> DeviceArray:
         return DeviceArray(self.tensor.to(_torch_dtype(dtype)))
+
+    def view(self, dtype: Any) -> DeviceArray:
+        return DeviceArray(self.tensor.view(_torch_dtype(dtype)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return to_host(self.tensor)
@@ -131,6 +128,7 @@ _UFUNCS: dict[Any, Callable[..., Any]] = {
     np.less: operator.lt, np.less_equal: operator.le, np.greater: operator.gt, np.greater_equal: operator.ge,
     np.equal: operator.eq, np.not_equal: operator.ne,
     np.bitwise_and: operator.and_, np.bitwise_or: operator.or_, np.invert: torch.logical_not,
+    np.bitwise_xor: operator.xor, np.right_shift: operator.rshift,
 }  # fmt: skip
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.where: _where,
@@ -138,6 +136,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.copyto: _copy_where,
     np.zeros_like: lambda values, dtype: torch.zeros_like(values, dtype=_torch_dtype(dtype)),
     np.diff: torch.diff,
+    np.roll: torch.roll,
     np.flatnonzero: _nonzero,
 }
 
@@ -210,22 +209,13 @@ class DeviceKernel(Kernel):
     def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
         return _device_blocks(batch, self._devices)
 
-    def reduce_tokens(
-        self,
-        ratios: Ratios,
-        position: Ints | None,
-        places: SequencePlaces,
-        pair: PairTables,
-        run: RunTables | None = None,
-    ) -> tuple[Float64s, Float64s]:
-        spread = ratios.segments.spread
-        at = to_tensor(ratios.segments.places if position is None else position)
-        _tally_pair(pair, ratios, to_tensor(spread(places.rows)), to_tensor(spread(pair.cells[places.rows])))
-        if run is not None:
-            _tally_run(run, ratios, at, to_tensor(spread(places.buckets)))
-            _tally_layers(run.layers, ratios, to_tensor(spread(places.clusters)))
-        neighbours = map(to_device_array, _neighbour_products(ratios, at))
-        return sum_tokens(ratios, [ratios.segments.sum(values) for values in neighbours])
+    def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
+        """See Kernel. Sorted first, so that the order of additions is fixed."""
+        bin_of = to_tensor(where)
+        counts = torch.bincount(bin_of, minlength=len(table))
+        order = torch.argsort(bin_of, stable=True) if columns else None
+        sums = [reduce_segments(to_tensor(column)[order], "sum", counts) for column in columns]
+        table += to_host(torch.stack([counts.to(torch.float64), *sums], dim=1)).astype(table.dtype)
 
     def find_outside(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
         """See Kernel. Sequences must be in order."""
@@ -299,65 +289,3 @@ def _copy_blocks(
                 advantages=None if block.advantages is None else copy(block.advantages),
             )
         yield start, copied, None if stream is None else stream.record_event()
-
-
-def _neighbour_products(ratios: Ratios, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each token whether it follows its predecessor, and the product and sum of their log ratios."""
-    x = to_tensor(ratios.log_ratio)
-    before = torch.roll(x, 1)
-    adjacent = to_tensor(ratios.segments.places > 0) & (places - torch.roll(places, 1) == 1)
-    return adjacent, torch.where(adjacent, x * before, 0.0), torch.where(adjacent, x + before, 0.0)
-
-
-def _tally_pair(tables: PairTables, ratios: Ratios, row: Tensor, cell: Tensor) -> None:
-    signed = _signed_bin(to_tensor(ratios.log_ratio))
-    magnitude = (signed - bins.MAGNITUDE_BINS) ^ ((signed - bins.MAGNITUDE_BINS) >> 31)
-    tokens = torch.bincount(row * bins.MAGNITUDE_BINS + magnitude, minlength=tables.tokens.size)
-    tables.tokens += to_host(tokens.to(torch.int32)).reshape(tables.tokens.shape)
-    counts, (k3,) = _sum_by_bin(cell * bins.SIGNED_BINS + signed, tables.sums.size // 2, [ratios.k3])
-    tables.sums += to_host(torch.stack([counts.to(torch.float64), k3], dim=1)).reshape(tables.sums.shape)
-
-
-def _tally_run(tables: RunTables, ratios: Ratios, places: Tensor, bucket: Tensor) -> None:
-    surprisal = to_tensor(-ratios.reference).clamp(min=0.0)
-    summed = [ratios.abs_log_ratio, ratios.k3, ratios.log_ratio, 1.0 - ratios.reference_prob]
-    for name, values in (("position", places + 1), ("surprisal", surprisal)):
-        kind, table = BREAKDOWNS[name], tables.breakdowns[name]
-        where = bucket * kind.count + _octave_bin(kind, values)
-        counts, sums = _sum_by_bin(where, BUCKETS * kind.count, summed[: table.shape[-1] - 1])
-        table += to_host(torch.stack([counts.to(torch.float64), *sums], dim=1)).reshape(table.shape)
-    across, up = (
-        (to_tensor(prob) * JOINT_CELLS).to(torch.int64).clamp(max=JOINT_CELLS - 1)
-        for prob in (ratios.reference_prob, ratios.policy_prob)
-    )
-    tables.joint += to_host(torch.bincount(across * JOINT_CELLS + up, minlength=JOINT_CELLS * JOINT_CELLS)).reshape(
-        JOINT_CELLS, JOINT_CELLS
-    )
-
-
-def _signed_bin(values: Tensor) -> Tensor:
-    bits = values.to(torch.float32).view(torch.int32)
-    magnitude = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
-    return (magnitude.clamp(0, bins.MAGNITUDE_BINS - 1) ^ (bits >> 31)) + bins.MAGNITUDE_BINS
-
-
-def _octave_bin(kind: bins.OctaveBins, values: Tensor) -> Tensor:
-    found = values.to(torch.float32).view(torch.int32) >> kind.shift
-    return (found - kind.first).clamp(0, kind.count - 1)
-
-
-def _sum_by_bin(where: Tensor, number: int, columns: Sequence[Float64s]) -> tuple[Tensor, list[Tensor]]:
-    """Count tokens and sum columns by bin. Sorted first, so that the order of additions is fixed."""
-    counts = torch.bincount(where, minlength=number)
-    order = torch.argsort(where, stable=True)
-    return counts, [reduce_segments(to_tensor(column)[order], "sum", counts) for column in columns]
-
-
-def _tally_layers(table: Float64s, ratios: Ratios, cluster: Tensor) -> None:
-    k3 = to_tensor(ratios.k3)
-    surprisal = _octave_bin(BREAKDOWNS["surprisal"], to_tensor(-ratios.reference).clamp(min=0.0))
-    place = torch.as_tensor(bins.PROBABILITY_BIN_BY_SURPRISAL, device=k3.device)[surprisal]
-    reached = (((k3.view(torch.int64) >> 52) - bins.FIRST_CAP_BITS + 2) >> 1).clamp(0, len(bins.K3_CAPS))
-    where = (cluster * bins.PROBABILITY_BINS + place) * table.shape[2] + reached
-    counts, (sums,) = _sum_by_bin(where, table.size // 2, [ratios.k3])
-    table += to_host(torch.stack([counts.to(torch.float64), sums], dim=1)).reshape(table.shape)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,15 +73,10 @@ class SequencePlaces:
         return SequencePlaces(self.rows[start:stop], self.buckets[start:stop], self.clusters[start:stop])
 
 
-WRITTEN_SUMS = 11
-"""Sums that the loop of truncations writes per bound: six of unchanged tokens, four of bounded ones, one of squares."""
-
-
 class Kernel:
     """The arithmetic over tokens. This class is for small dumps, and the reference for the other kernels."""
 
     device: str | None = None  # name of the device, if it is not the CPU
-    has_nested_loops = False  # see CompiledKernel
     evaluates_all_tokens = False  # True if a choice of sequences costs more than their tokens
 
     def compute_ratios(self, policy: Floats, reference: Floats, segments: Segments) -> Ratios:
@@ -99,11 +96,34 @@ class Kernel:
         run: RunTables | None = None,  # sums of the mismatch in the run. Null for other pairs.
     ) -> tuple[Float64s, Float64s]:
         """Return TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block, and add its tokens to the tables."""
-        _tally_pair(pair, ratios, places.rows)
+        spread, signed, k3 = ratios.segments.spread, bins.signed_bin(ratios.log_ratio), ratios.k3
+        rows, cells = spread(places.rows), spread(pair.cells[places.rows])
+        self.add_by_bin(pair.tokens.reshape(-1, 1), rows * MAGNITUDE_BINS + bins.magnitude_bin(signed))
+        self.add_by_bin(pair.sums.reshape(-1, 2), cells * SIGNED_BINS + signed, k3)
+        at = ratios.segments.places if position is None else position
         if run is not None:
-            _tally_run(run, ratios, position, places.buckets)
-            bins.add_layers(run.layers, ratios.reference, ratios.k3, ratios.segments.spread(places.clusters))
-        return sum_tokens(ratios, _neighbour_sums(ratios.log_ratio, ratios.segments, position))
+            summed, buckets = (ratios.abs_log_ratio, k3, ratios.log_ratio, 1.0 - ratios.reference_prob), places.buckets
+            for name, values in (("position", at + 1), ("surprisal", np.maximum(-ratios.reference, 0.0))):
+                kind, table = BREAKDOWNS[name], run.breakdowns[name]
+                where = spread(buckets) * kind.count + kind.find_bins(values)
+                self.add_by_bin(table.reshape(-1, table.shape[-1]), where, *summed[: table.shape[-1] - 1])
+            across, up = (
+                np.minimum((prob * JOINT_CELLS).astype(np.int64), JOINT_CELLS - 1)
+                for prob in (ratios.reference_prob, ratios.policy_prob)
+            )
+            self.add_by_bin(run.joint.reshape(-1, 1), across * JOINT_CELLS + up)
+            layers = spread(places.clusters) * math.prod(run.layers.shape[1:3])
+            layers = layers + bins.layer_bin(ratios.reference, k3, ratios.segments)
+            self.add_by_bin(run.layers.reshape(-1, 2), layers, k3)
+        return _sum_tokens(ratios, at)
+
+    def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
+        """Add 1 and the columns of each token [T] to the rows `where` [T] of a table [N, 1 + columns]."""
+        for sums, values in zip(table.T, (None, *columns), strict=True):
+            if len(sums) < len(where):
+                sums += np.bincount(where, values, len(sums))
+            else:
+                np.add.at(sums, where, 1 if values is None else values)
 
     def find_outside(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
         """Return the tokens [N] of some sequences with a log ratio <= `low` or >= `high`, in order."""
@@ -126,10 +146,12 @@ class Kernel:
         return correction_columns(correction, ratios, k3, batch, plain, losses=losses, all_tokens=all_tokens)
 
 
-def sum_tokens(ratios: Ratios, neighbours: Sequence[Float64s]) -> tuple[Float64s, Float64s]:
-    """Return TOKEN_SUMS and TOKEN_MAXIMA, given the sums over neighbours."""
+def _sum_tokens(ratios: Ratios, position: Ints) -> tuple[Float64s, Float64s]:
+    """Return TOKEN_SUMS and TOKEN_MAXIMA."""
     total = ratios.segments.sum
     x, difference = ratios.log_ratio, np.abs(ratios.prob_diff)
+    before = np.roll(x, 1)
+    adjacent = (ratios.segments.places > 0) & (position - np.roll(position, 1) == 1)
     policy_prob, reference_prob = ratios.policy_prob, ratios.reference_prob
     sums = [
         ratios.log_ratio_sum,
@@ -147,54 +169,12 @@ def sum_tokens(ratios: Ratios, neighbours: Sequence[Float64s]) -> tuple[Float64s
         total(reference_prob * reference_prob),
         total(ratios.policy),
         total(ratios.reference),
-        *neighbours,
+        total(adjacent),
+        total(np.where(adjacent, x * before, 0.0)),
+        total(np.where(adjacent, x + before, 0.0)),
     ]
     largest = [ratios.max_log_ratio, -ratios.min_log_ratio, ratios.segments.max(difference)]
     return np.stack(sums), np.stack(largest)
-
-
-def _neighbour_sums(x: Float64s, segments: Segments, position: Ints | None) -> list[Float64s]:
-    length = len(x)
-    product, both, count = np.zeros(length), np.zeros(length), np.zeros(length)
-    if length > 1:
-        adjacent = np.ones(length - 1, np.bool_) if position is None else np.diff(position) == 1
-        starts = segments.offsets[1:-1]
-        adjacent[starts[(starts > 0) & (starts < length)] - 1] = False
-        np.multiply(x[1:], x[:-1], out=product[1:])
-        np.add(x[1:], x[:-1], out=both[1:])
-        product[1:] *= adjacent
-        both[1:] *= adjacent
-        count[1:] = adjacent
-    return [segments.sum(values) for values in (count, product, both)]
-
-
-def _tally_pair(tables: PairTables, ratios: Ratios, rows: Ints) -> None:
-    spread, signed = ratios.segments.spread, bins.signed_bin(ratios.log_ratio)
-    np.add.at(tables.tokens.reshape(-1), spread(rows) * MAGNITUDE_BINS + bins.magnitude_bin(signed), 1)
-    tokens, k3 = tables.sums.reshape(-1, 2).T
-    where = spread(tables.cells[rows]) * SIGNED_BINS + signed
-    np.add.at(tokens, where, 1.0)
-    np.add.at(k3, where, ratios.k3)
-
-
-def _tally_run(tables: RunTables, ratios: Ratios, position: Ints | None, buckets: Ints) -> None:
-    spread = ratios.segments.spread(buckets)
-    places = ratios.segments.places if position is None else position
-    quantities = {"position": places + 1, "surprisal": np.maximum(-ratios.reference, 0.0)}
-    summed = (None, ratios.abs_log_ratio, ratios.k3, ratios.log_ratio, 1.0 - ratios.reference_prob)
-    for name, values in quantities.items():
-        kind, columns = BREAKDOWNS[name], tables.breakdowns[name].shape[-1]
-        table = tables.breakdowns[name].reshape(-1, columns)
-        where = spread * kind.count + kind.find_bins(values)
-        for index, column in enumerate(summed[:columns]):
-            table[:, index] += np.bincount(where, weights=column, minlength=len(table))
-    across, up = (
-        np.minimum((prob * JOINT_CELLS).astype(np.int64), JOINT_CELLS - 1)
-        for prob in (ratios.reference_prob, ratios.policy_prob)
-    )
-    tables.joint += np.bincount(across * JOINT_CELLS + up, minlength=JOINT_CELLS * JOINT_CELLS).reshape(
-        JOINT_CELLS, JOINT_CELLS
-    )
 
 
 NUMPY_KERNEL = Kernel()
