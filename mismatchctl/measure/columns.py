@@ -258,7 +258,7 @@ def compute_correction_facts(
 ) -> CorrectionFacts:
     applied = apply_correction(correction, ratios, batch, all_inside=all_inside)
     weights, kept = applied.weights, applied.kept
-    sums = _weight_sums(weights, kept)
+    sums = weight_sums(weights, kept)
     squares = _squared_sums(
         kept.counts,
         sums["kept_excess"],
@@ -288,7 +288,7 @@ def kept_k3(kept: Selection, ratios: Mapping[str, Ratios], k3: Float64s) -> Floa
     return np.where(kept.sequences, k3, 0.0) if kept.tokens is None else kept.sum(ratios["train/rollout"].k3)
 
 
-def _weight_sums(weights: Weights | None, kept: Selection) -> Columns:
+def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
     names = ("raw_weight_excess", "weight_excess", "kept_excess")
     columns = dict.fromkeys(
         (*names, *(f"squared_{name}" for name in names), "weight_low", "weight_high"), np.zeros(len(kept.segments))

@@ -19,6 +19,7 @@ from mismatchctl.measure.columns import (
     correction_columns,
     impossible_tokens,
     list_columns,
+    weight_sums,
 )
 from mismatchctl.measure.grid.thresholds import (
     SMALL_WEIGHT,
@@ -80,6 +81,8 @@ class _BinnedPoints:
         self.summed: Arrays = {}
         self.maxima: Arrays = {}
         self.flags = self._sequence_gates()
+        rule = self.correction.weight
+        self.weights = None if rule is None else Weights(rule, ratios[rule.source], impossible=batch.impossible)
 
     def passing(self) -> CorrectionFacts:
         kept = self._kept_tokens()
@@ -147,10 +150,14 @@ class _BinnedPoints:
         self.rejected |= {(gate, "low"): self._wide(low, axis), (gate, "high"): self._wide(high, axis)}
 
     def _kept_tokens(self) -> Arrays:
-        """Sum over the tokens that gates on tokens keep, without weights [S, variants of gates on tokens ...]."""
+        """Sum over the tokens that gates on tokens keep, with a single weight [S, variants of gates on tokens ...]."""
         if not self.on_tokens:
             return {"count": self.length, "k3": self._wide(self.ratios["train/rollout"].k3_sum)}
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}
+        if self.weights is not None and self.weights.per_token and len(self.family.weights) == 1:
+            small = self.weights.ratios.extent[0] < SMALL_WEIGHT
+            wanted |= {"excess": self.weights.excess}
+            wanted |= {"square": (self.weights.bounded if small else self.weights.excess + 1.0) ** 2}
         table = sum_token_table(self.on_tokens, list(wanted.values()), self.segments)
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             others = tuple(1 + other for other in range(len(self.on_tokens)) if other != axis)
@@ -161,24 +168,27 @@ class _BinnedPoints:
         return {name: self._from_tokens(sums, False) for name, sums in zip(wanted, table, strict=True)}
 
     def _weights(self, kept: Arrays) -> Arrays:
-        rule, zero = self.correction.weight, np.zeros_like(self.length)
-        if rule is None:
+        zero = np.zeros_like(self.length)
+        if self.weights is None:
             names = ("raw_weight_excess", "weight_excess", "weight_low", "weight_high", "kept_excess")
             made: Arrays = dict.fromkeys((*names, "squared_raw_weight_excess", "squared_weight_excess"), zero)
             made["squared_kept_weight"] = kept["count"]
             one = self._along_weights(np.ones(self.parts.count))
             self.maxima = {"raw_weight": one, "-raw_weight": -one, "weight": one, "-weight": -one}
             return made
-        weights = Weights(rule, self.ratios[rule.source], impossible=self.batch.impossible)
-        return self._token_weights(weights) if rule.level == "token" else self._sequence_weights(weights, kept)
+        if not self.weights.per_token:
+            return self._sequence_weights(self.weights, kept)
+        found = self.family.bounds.maxima(self.weights, self.segments, self.parts)
+        self.maxima = {name: self._along_weights(values) for name, values in found.items()}
+        if "excess" not in kept:
+            return self._token_weights(self.weights)
+        sums = weight_sums(self.weights, Selection.everything(self.segments))
+        sums |= {"kept_excess": kept["excess"], "squared_kept_weight": kept["square"]}
+        return {name: self._wide(values) if values.ndim == 1 else values for name, values in sums.items()}
 
     def _along_weights(self, values: NDArray[Any]) -> NDArray[Any]:
         """Reshape values [parts] or [parts, W] to the grid."""
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
-
-    def _note_extremes(self, weights: Weights) -> None:
-        found = self.family.bounds.maxima(weights, self.segments, self.parts)
-        self.maxima = {name: self._along_weights(values) for name, values in found.items()}
 
     def _token_weights(self, weights: Weights) -> Arrays:
         """Sum weights per token with bins of the weight and of gates on tokens."""
@@ -207,7 +217,6 @@ class _BinnedPoints:
             left = BoundedWeightSums(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
             made["kept_excess"] = self._kept(left.sum("e", "count", origin=1.0))
         made["squared_kept_weight"] = self._kept(left.sum("ww", "count", power=2))
-        self._note_extremes(weights)
         return made
 
     def _narrowed(self, table: NDArray[Any]) -> NDArray[Any]:
