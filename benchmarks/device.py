@@ -21,7 +21,7 @@ import numpy as np
 from measure import in_rounds, make_dump, parser_of, publish, reported, table
 
 from mismatchctl.corrections.model import Correction, Gate, Weight
-from mismatchctl.measure.kernels.device_kernel import BLOCK_TOKENS, accelerators, build_device_kernel
+from mismatchctl.measure.kernels.device_kernel import BLOCK_TOKENS, DeviceKernel, accelerators
 
 COUNTS = (0, 5, 50)
 BYTES = 8
@@ -68,7 +68,7 @@ def arithmetic(device: str, repeat: int) -> list[float]:
     from mismatchctl.measure.kernels.device_kernel import to_device
     from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables, RunTables, SequencePlaces
 
-    rng, place, kernel = np.random.default_rng(0), torch.device(device), build_device_kernel([device])
+    rng, place, kernel = np.random.default_rng(0), torch.device(device), DeviceKernel([device])
     offsets = np.append(np.arange(0, BLOCK_TOKENS, 2500), BLOCK_TOKENS)
     rollout = -rng.exponential(0.5, BLOCK_TOKENS).astype(np.float32)
     train = np.minimum(rollout + 0.01 * rng.standard_t(3, BLOCK_TOKENS), 0).astype(np.float32)
@@ -131,7 +131,7 @@ def main() -> None:
         run_case(given.case, given.corrections, given.folder, given.threads)
         return
     devices, tokens = accelerators(), int(given.tokens)
-    where = build_device_kernel(devices).device if devices else "no accelerator (the tables wait for one)"
+    where = DeviceKernel(devices).device if devices else "no accelerator (the tables wait for one)"
     sections = [HEAD.format(device=where, processors=os.cpu_count(), load=os.getloadavg()[0])]
     sections += ["### The arithmetic alone\n", arithmetic_table(devices, given.repeat), "### A whole analysis\n"]
     with tempfile.TemporaryDirectory() as place:

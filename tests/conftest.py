@@ -44,12 +44,12 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
 
     if request.param == "compiled":
         return COMPILED_KERNEL
-    from mismatchctl.measure.kernels.device_kernel import accelerators, build_device_kernel
+    from mismatchctl.measure.kernels.device_kernel import DeviceKernel, accelerators
 
     devices = accelerators() if request.param == "torch on CUDA" else ("cpu",)
     if not devices:
         pytest.skip("no accelerator")
-    return build_device_kernel(devices)
+    return DeviceKernel(devices)
 
 
 @pytest.fixture(scope="module")

@@ -59,76 +59,53 @@ def compute_token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
     """Compute the loss of each token of a block before weights. Needs current log-probs and advantages."""
     if batch.current is None or batch.advantages is None:
         return None
-    advantages, current = batch.advantages.astype(np.float64), batch.current.astype(np.float64)
     kind, numbers = parse_loss(text)
-    anchor = batch.rollout if kind in OWN_RATIO_LOSSES else batch.train
-    x = np.clip(current - anchor, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    tokens = _LossInputs(advantages, x, current, batch, numbers.get("low", 0.0), numbers.get("high", np.inf))
-    term, clipped = _surrogate_term(kind, numbers, tokens)
+    term, clipped = _surrogate_term(kind, numbers, batch, batch.advantages.astype(np.float64), batch.current)
     return TokenLoss(term.losses, term.slope, clipped, term if kind in SEQUENCE_LOSSES else None)
 
 
-@dataclass(frozen=True)
-class _LossInputs:
-    advantages: Float64s
-    x: Float64s
-    current: Float64s
-    batch: TokenBatch
-    low: float
-    high: float
-
-    @property
-    def mean(self) -> Float64s:
-        return self.batch.segments.spread(self.batch.segments.mean(self.x))
-
-    @property
-    def outside(self) -> Bools:
-        ratio = np.exp(self.x)
-        return (ratio < self.low) | (ratio > self.high)
-
-    @property
-    def moved(self) -> Float64s:
-        """Change of the token's probability since sampling [T]."""
-        return np.exp(self.current) - np.exp(self.batch.rollout.astype(np.float64))
-
-
-def _surrogate_term(kind: str, numbers: Mapping[str, float], t: _LossInputs) -> tuple[LossTerm, Bools]:
+def _surrogate_term(
+    kind: str, numbers: Mapping[str, float], batch: TokenBatch, advantages: Float64s, log_probs: Floats
+) -> tuple[LossTerm, Bools]:
     """Return the surrogate, and the tokens whose loss is decided by a clip, a bound or a gate."""
-    segments = t.batch.segments
+    segments, current = batch.segments, log_probs.astype(np.float64)
+    low, high = numbers.get("low", 0.0), numbers.get("high", np.inf)
+    anchor = batch.rollout if kind in OWN_RATIO_LOSSES else batch.train
+    x = np.clip(current - anchor, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    none = np.zeros_like(x, np.bool_)
     if kind in ("ppo", "ppo_bypass", "dual_clip", "two_sided", "gspo", "gspo_token"):
-        of_sequence = kind in ("gspo", "gspo_token")
-        x = t.mean if of_sequence else t.x
+        own = segments.spread(segments.mean(x)) if kind in ("gspo", "gspo_token") else x
         bounds = {"cap": numbers.get("cap"), "dual": numbers.get("dual")}
-        over = segments if kind == "gspo" else None
-        term = losses.ppo_loss(t.advantages, x, t.low, t.high, mean_over=over, **bounds)
-        return term, (term.slope == 0) & (t.advantages != 0)
-    if kind in ("cispo", "cispo_bypass"):
-        return losses.cispo_loss(t.advantages, t.x, t.current, t.low, t.high), t.outside
-    if kind == "topr":
-        return losses.topr_loss(t.advantages, t.x, t.current, t.low, t.high), t.outside & (t.advantages < 0)
-    none = np.zeros_like(t.x, np.bool_)
+        term = losses.ppo_loss(advantages, own, low, high, mean_over=segments if kind == "gspo" else None, **bounds)
+        return term, (term.slope == 0) & (advantages != 0)
+    if kind in ("cispo", "cispo_bypass", "topr"):
+        outside = (np.exp(x) < low) | (np.exp(x) > high)
+        if kind == "topr":
+            return losses.topr_loss(advantages, x, current, low, high), outside & (advantages < 0)
+        return losses.cispo_loss(advantages, x, current, low, high), outside
     if kind == "gmpo":
-        made = losses.gmpo_loss(t.advantages, t.x, t.low, t.high, segments)
+        made = losses.gmpo_loss(advantages, x, low, high, segments)
         return made, none if made.gradient_tokens is None else ~made.gradient_tokens
     if kind == "policy_gradient":
-        return losses.factor_loss(t.advantages, t.current, 1.0), none
+        return losses.factor_loss(advantages, current, 1.0), none
     if kind == "sapo":
-        return losses.sapo_loss(t.advantages, t.x, numbers["positive"], numbers["negative"]), none
+        return losses.sapo_loss(advantages, x, numbers["positive"], numbers["negative"]), none
     if kind == "vespo":
-        weight = np.clip(segments.sum(t.x), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        weight = np.clip(segments.sum(x), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         up, down = (
             segments.spread(losses.vespo_gate(weight, numbers[f"k_{side}"], numbers[f"rate_{side}"]))
             for side in ("positive", "negative")
         )
-        return losses.factor_loss(t.advantages, t.current, np.where(t.advantages >= 0, up, down)), none
-    plain = losses.weighted_loss(t.advantages, t.x)
-    if kind == "dppo":
-        dropped = np.where(t.advantages > 0, t.moved > t.high, t.moved < -t.low)
+        return losses.factor_loss(advantages, current, np.where(advantages >= 0, up, down)), none
+    plain = losses.weighted_loss(advantages, x)
+    if kind in ("dppo", "ipo"):  # the change of the token's probability since sampling decides
+        moved = np.exp(current) - np.exp(batch.rollout.astype(np.float64))
+        if kind == "ipo":
+            dropped = np.abs(moved) > numbers["eps"]
+        else:
+            dropped = np.where(advantages > 0, moved > high, moved < -low)
         return losses.drop_tokens(plain, dropped), dropped
-    if kind == "ipo":
-        dropped = np.abs(t.moved) > numbers["eps"]
-        return losses.drop_tokens(plain, dropped), dropped
-    penalty = losses.quadratic_penalty(t.x, numbers.get("tau", 0.0))
+    penalty = losses.quadratic_penalty(x, numbers.get("tau", 0.0))
     return replace(plain, losses=plain.losses + penalty.losses, slope=plain.slope + penalty.slope), none
 
 

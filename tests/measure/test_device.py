@@ -128,9 +128,9 @@ def test_other_engines_have_their_own_processors() -> None:
 
 
 def test_threads_take_devices_in_turn() -> None:
-    from mismatchctl.measure.kernels.device_kernel import build_device_kernel
+    from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
-    kernel = build_device_kernel(("cpu", "cpu:0"))
+    kernel = DeviceKernel(("cpu", "cpu:0"))
     batch, taken = made_batch(0, [3, 4], np.float32), []
 
     def work() -> None:
@@ -160,7 +160,7 @@ def test_a_block_is_copied_before_the_one_before_it_is_worked_on(monkeypatch: py
     monkeypatch.setattr(device_kernel, "to_device", copied)
     monkeypatch.setattr(device_kernel, "BLOCK_TOKENS", 10)
     batch = replace(made_batch(0, [4, 7, 9], np.float32), current=None, advantages=None)
-    for _, block in device_kernel.build_device_kernel(("cpu",)).split_blocks(batch):
+    for _, block in device_kernel.DeviceKernel(("cpu",)).split_blocks(batch):
         events.append(f"work {block.tokens}")
     assert events == ["copy 4 4 7 7", "work 4", "copy 9 9", "work 7", "work 9"]
 
@@ -183,7 +183,7 @@ EVERYTHING = Correction.model_validate(
 def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only tables by bin, values per sequence, tails, and the ends of turns do."""
     from mismatchctl.measure.kernels import device_kernel
-    from mismatchctl.measure.kernels.device_kernel import build_device_kernel
+    from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
     sizes: list[int] = []
 
@@ -195,7 +195,7 @@ def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_kernel, "to_host", watched)
     monkeypatch.setattr("mismatchctl.measure.kernels.device_kernel.to_host", watched)
     batch = made_batch(1, [10_000] * 70, np.float32, scale=0.01)
-    plan = MeasurePlan((EVERYTHING,), available_columns=WITH_CURRENT, kernel=build_device_kernel(("cpu",)))
+    plan = MeasurePlan((EVERYTHING,), available_columns=WITH_CURRENT, kernel=DeviceKernel(("cpu",)))
     table = reduce_batch(batch, "run", plan).cells["run", (None, ())].table
     assert len(sizes) > 50
     assert max(sizes) < batch.tokens
@@ -229,11 +229,11 @@ def test_read_only_and_strided_arrays_are_copied() -> None:
 
 
 def test_an_empty_cell() -> None:
-    from mismatchctl.measure.kernels.device_kernel import build_device_kernel
+    from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
     batch: TokenBatch = made_batch(1, [0, 0], np.float64)
     sums = reduce_batch(
-        batch, "run", MeasurePlan((EVERYTHING,), available_columns=WITH_CURRENT, kernel=build_device_kernel(("cpu",)))
+        batch, "run", MeasurePlan((EVERYTHING,), available_columns=WITH_CURRENT, kernel=DeviceKernel(("cpu",)))
     )
     table = sums.cells["run", (None, ())].table
     assert math.isfinite(table.sums.sum())

@@ -145,12 +145,12 @@ def test_values_and_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_device_computes_the_same(name: str) -> None:
-    from mismatchctl.measure.kernels.device_kernel import build_device_kernel
+    from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
     b = replace(batch(), rows=np.arange(len(LENGTHS)))
     correction = Correction(loss=name, weight=Weight(truncate=1.05), gates=(Gate(level="token", keep=(0.9, 1.1)),))
     tables = []
-    for kernel in (NUMPY_KERNEL, build_device_kernel(("cpu",))):
+    for kernel in (NUMPY_KERNEL, DeviceKernel(("cpu",))):
         plan = MeasurePlan(
             (correction,), available_columns=frozenset({"current_log_probs", "advantages"}), kernel=kernel
         )

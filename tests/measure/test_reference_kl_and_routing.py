@@ -205,13 +205,13 @@ def test_replayed_routing_can_be_asserted(tmp_path: Path) -> None:
 
 
 def test_a_device_measures_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mismatchctl.measure.kernels.device_kernel import build_device_kernel
+    from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
     rows = rows_of()
     path = write(tmp_path / "a.parquet", rows, "current", "ref", lack=(2,))
     other = routed(tmp_path / "b.parquet")[0]
     found = []
-    for kernel in (choose_kernel(1, "cpu"), build_device_kernel(("cpu",))):
+    for kernel in (choose_kernel(1, "cpu"), DeviceKernel(("cpu",))):
         monkeypatch.setattr("mismatchctl.measure.kernels.choose_kernel", lambda tokens, device, kernel=kernel: kernel)
         runs = analyze([path, other], [find_preset("token_tis")], findings=False).runs
         found.append({(name, key): own.value for name, run in runs.items() for key, own in run.overall.metrics.items()})

@@ -29,8 +29,7 @@ from mismatchctl.corrections.presets import Preset
 from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.io import __version__
 from mismatchctl.io.files import make_temporary_folder, remove_folder
-from mismatchctl.measure.metrics.evaluation import undefined_reason
-from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.measure.metrics.metric import Metric, value_status
 from mismatchctl.results.model import InputFile, SkippedData
 from mismatchctl.results.views import SWEEP_COLUMNS, TableText, View, format_cell
 
@@ -230,7 +229,7 @@ class Sweep(View):
         weight = self.study(row["correction"]).correction_at(row["point"]).weight
         if key == "normalization_factor" and (weight is None or weight.normalize == "none"):
             return metric.undefined
-        return undefined_reason(metric, math.nan if value is None else value, empty=row["tokens"] == 0)
+        return value_status(math.nan if value is None else value, metric.undefined, empty=row["tokens"] == 0)
 
     def all_rows(self) -> pl.LazyFrame:
         """Return the overall rows, then the rows of groups."""

@@ -43,9 +43,9 @@ def choose_kernel(tokens: int, device: Device = "cpu") -> Kernel:
     if device == "cuda" or (device == "auto" and tokens >= MIN_DEVICE_TOKENS):
         found, problem = find_devices()
         if found:
-            from mismatchctl.measure.kernels.device_kernel import build_device_kernel
+            from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
-            return build_device_kernel(found)
+            return DeviceKernel(found)
         if device == "cuda":
             raise ConfigError(f"{option('device', 'cuda')}: {problem}; leave {option('device')} out for the CPU")
     if not is_worth_compiling(tokens):

@@ -110,14 +110,6 @@ def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
     return torch.where(condition, one, other)
 
 
-def _copy_where(into: Tensor, values: Tensor, where: Tensor) -> None:
-    into.copy_(torch.where(where, values, into))
-
-
-def _nonzero(values: Tensor) -> NDArray[Any]:
-    return to_host(values.nonzero()[:, 0])
-
-
 _UFUNCS: dict[Any, Callable[..., Any]] = {
     np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul, np.power: operator.pow,
     np.negative: operator.neg, np.absolute: torch.abs, np.exp: torch.exp, np.expm1: torch.expm1, np.log1p: torch.log1p,
@@ -133,11 +125,11 @@ _UFUNCS: dict[Any, Callable[..., Any]] = {
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.where: _where,
     np.clip: torch.clamp,
-    np.copyto: _copy_where,
+    np.copyto: lambda into, values, where: into.copy_(torch.where(where, values, into)),
     np.zeros_like: lambda values, dtype: torch.zeros_like(values, dtype=_torch_dtype(dtype)),
     np.diff: torch.diff,
     np.roll: torch.roll,
-    np.flatnonzero: _nonzero,
+    np.flatnonzero: lambda values: to_host(values.nonzero()[:, 0]),
 }
 
 
@@ -194,17 +186,15 @@ def accelerators() -> tuple[str, ...]:
     return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
 
 
-def build_device_kernel(devices: Sequence[str]) -> Kernel:
-    return DeviceKernel(tuple(devices))
-
-
 class DeviceKernel(Kernel):
     """The arithmetic on devices. Each thread uses one."""
 
     evaluates_all_tokens = True
 
-    def __init__(self, devices: tuple[str, ...]) -> None:
-        self._devices, self.device = devices, f"{_device_names(devices)} with torch {torch.__version__}"
+    def __init__(self, devices: Sequence[str]) -> None:
+        named = (torch.cuda.get_device_name(name) if name.startswith("cuda") else name for name in devices)
+        models = [model if count == 1 else f"{count} x {model}" for model, count in Counter(named).items()]
+        self._devices, self.device = devices, f"{', '.join(models)} with torch {torch.__version__}"
 
     def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
         return _device_blocks(batch, self._devices)
@@ -223,11 +213,6 @@ class DeviceKernel(Kernel):
         chosen[sequences] = True
         outside = (ratios.log_ratio <= low) | (ratios.log_ratio >= high)
         return np.flatnonzero(ratios.segments.spread(chosen) & outside)
-
-
-def _device_names(devices: Sequence[str]) -> str:
-    models = Counter(torch.cuda.get_device_name(name) if name.startswith("cuda") else name for name in devices)
-    return ", ".join(model if count == 1 else f"{count} x {model}" for model, count in models.items())
 
 
 class _DeviceThread(threading.local):

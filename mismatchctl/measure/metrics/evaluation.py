@@ -31,7 +31,6 @@ from mismatchctl.measure.metrics.metric import (
     Totals,
     compute_intervals,
     compute_quantiles,
-    value_status,
 )
 from mismatchctl.measure.metrics.mismatch import BASE_METRICS, PAIR_METRICS, RATIO_Z
 from mismatchctl.measure.reduction import MeasurePlan, Sums
@@ -263,10 +262,6 @@ def _add_z(estimates: Estimates) -> Estimates:
     with np.errstate(all="ignore"):
         z = np.where(mean.se > 0, (mean.value - 1) / mean.se, np.nan)
     return estimates | {RATIO_Z.key: Estimate(z, RATIO_Z.undefined, np.zeros(len(z), np.bool_))}
-
-
-def undefined_reason(metric: Metric, value: float, *, empty: bool) -> str:
-    return value_status(value, metric.undefined, empty=empty)
 
 
 REPEATED_METRICS = frozenset(

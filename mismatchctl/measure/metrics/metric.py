@@ -63,16 +63,11 @@ def compute_intervals(
         width = t_quantile(INTERVAL_Z, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
         centre = scale.transform(value)
         ends = np.stack([scale.inverse(centre - width), scale.inverse(centre + width)], axis=-1)
-        heavy = is_heavy_tailed(effective, clusters)
+        heavy = effective < np.minimum(_FEW_CLUSTERS, _FEW_SHARE * clusters)  # too few dominate for the coverage
         if scale.ess is not None:
             heavy |= (scale.ess(value) ** -4.0 - 1) / clusters > _MEAN_SQUARE_ERROR
     ends[~known | ~np.isfinite(ends).all(axis=-1)] = np.nan
     return ends, np.where(known & heavy, scale.covers, np.nan)
-
-
-def is_heavy_tailed(effective: Any, clusters: Any) -> Any:
-    """Return True if too few clusters dominate for an interval to have its nominal coverage."""
-    return effective < np.minimum(_FEW_CLUSTERS, _FEW_SHARE * clusters)
 
 
 def t_quantile(normal: float, degrees: Any) -> Any:
