@@ -25,13 +25,9 @@ SHORT_TITLES = {
     "weight_bias": "bias of the bound", "loss_scale": "loss scale", "k3_kept": "K3 kept",
     "routing_differs": "routed otherwise",
 }  # fmt: skip
-"""Titles of metrics for narrow columns."""
 MAX_ROWS = 200
-"""Maximum rows of a table with one row per group."""
 MAX_RUNS, MAX_NOTES = 14, 4
-"""Maximum runs and notes on a screen."""
 SUMMARY_LENGTH, ADVICE_LENGTH, NOTE_LENGTH = 200, 130, 140
-"""Maximum characters on a screen."""
 
 
 def cut(text: str, length: int) -> str:

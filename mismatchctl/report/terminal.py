@@ -23,7 +23,6 @@ _ASCII_REPLACEMENTS = str.maketrans(
 )
 _BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 SPARKLINE_WIDTH = 40
-"""Maximum characters of a sparkline."""
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 24, 48
 """Minimum width of the name column. The column shrinks to this width before other columns are dropped."""
 MIN_FLEXIBLE_WIDTH = 20

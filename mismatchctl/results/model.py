@@ -443,11 +443,6 @@ class Judgement(FiniteModel):
     text: str
     detail: str = ""
 
-    @property
-    def sentence(self) -> str:
-        """The text followed by the detail."""
-        return f"{self.text} ({self.detail})" if self.detail else self.text
-
 
 class Answer(FiniteModel):
     """The answer to one of the four questions: its case, severity, text and evidence."""

@@ -273,7 +273,6 @@ JUDGEMENT_TEXTS = {
     "nothing_left": "a correction rejects all tokens of some steps",
     "costly": "a correction rejects more than half of the tokens",
 }
-"""Judgements in the order of the report."""
 
 
 def _find_judgements(run: RunResult) -> Iterator[tuple[str, str]]:
@@ -301,7 +300,6 @@ def _metric_value(found: Value | None) -> float | None:
 
 
 SHOWN_PLACES = 4
-"""Maximum number of places in one note."""
 
 
 def data_notes(result: Result) -> list[str]:

@@ -15,7 +15,6 @@ from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine
 from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 
 MAX_RUNS = 6
-"""Maximum runs in one figure."""
 _MAX_CELLS = 110
 """Steps of a drawn distribution. Finer bins would contain single tokens."""
 _X_TITLE, _Y_TITLE = "log ratio, train − rollout (nats)", "share of tokens per nat"
@@ -63,7 +62,8 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str = "distrib
     edges = np.unique([edge for found in shown.values() for edge in found.edges])
     if len(edges) < 4:
         return None
-    counts = [_resample_bins(found, edges) for found in shown.values()]
+    # a bin that the common edges split is shared by width
+    counts = [np.diff(np.interp(edges, found.edges, np.cumsum([0.0, *found.tokens]))) for found in shown.values()]
     middle = linear_threshold(edges, np.sum(counts, axis=0))
     cells, joined = merge_bins(edges, middle, *counts)
     densities = [tokens / tokens.sum() / np.diff(cells) for tokens in joined]
@@ -108,13 +108,6 @@ def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64
     cell = np.floor((place - place[0]) / (place[-1] - place[0]) * _MAX_CELLS)
     starts = np.flatnonzero(np.diff(cell[:-1], prepend=-1) > 0)
     return np.append(edges[starts], edges[-1]), [np.add.reduceat(values, starts) for values in counts]
-
-
-def _resample_bins(distribution: Distribution, edges: Float64s) -> Float64s:
-    """Return counts on a finer grid. A bin that the grid splits is shared by width."""
-    own_edges, counts = np.array(distribution.edges), np.array(distribution.tokens, np.float64)
-    cumulated = np.concatenate([[0.0], np.cumsum(counts)])
-    return np.diff(np.interp(edges, own_edges, cumulated))
 
 
 _DISAGREEMENT = 0.1

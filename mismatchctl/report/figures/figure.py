@@ -225,7 +225,6 @@ def _number_json(value: Cell, digits: int) -> str:
 MAX_NAME = 30
 """Maximum characters of a label in a figure. Names of rows may be twice as long."""
 Interval = tuple[Number, Number, Number]
-"""A value and the ends of its interval."""
 
 
 def interval_of(found: Value, *, log: bool = False) -> Interval:

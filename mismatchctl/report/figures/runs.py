@@ -75,7 +75,6 @@ DRIFT_CHARTS = (
     TrendChart("drift-ois", "Mean ratio of the current policy to the trainer's recomputation", "mean ratio", "linear",
                "1 before the first update. PPO's clipping acts on this ratio.", (("ois", "mean ratio"),), 1.0),
 )  # fmt: skip
-"""Figures of the drift from the trainer's recomputation to the current policy."""
 CORRECTION_TRENDS = (
     TrendChart("rejected_tokens", "Rejected tokens", "share of tokens", "percent",
                "If a correction rejects more data from step to step, the mismatch grows."),
@@ -88,10 +87,8 @@ CORRECTION_TRENDS = (
     TrendChart("k3_kept", "K3 of the kept tokens", K3_AXIS, "log", "K3 of the kept tokens: the mismatch that "
                                                                    "remains in training."),
 )  # fmt: skip
-"""Figures of one metric of every correction over the steps."""
 SELECTION_AXES = {"reward": "mean reward", "advantage": "mean advantage", "length": "mean length (tokens)"}
 _BRIEF_CHARTS = ("abs", "ratio", "ess", "reward", "rejected_tokens", "k3_kept", "loss_scale")
-"""Figures of each run on a page with many."""
 _IMPORTANT_NAMES = ("kl", "k3", "grad", "reward", "score", "entropy", "ppl", "loss", "length", "clip", "ess", "reject")
 
 

@@ -15,7 +15,6 @@ from mismatchctl.report.tables import MAX_RUNS, by_severity, count_runs, status_
 from mismatchctl.results.summary import first_sentence, percent
 
 MAX_CONFIG_LINES = 12
-"""Maximum configuration lines on the first screen."""
 _LOG_SPAN = 4.0
 """Axes that span more than this factor are logarithmic."""
 

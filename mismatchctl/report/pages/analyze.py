@@ -36,11 +36,9 @@ BRIEF_RUN_COUNT = 9
 MAX_DETAILED_RUNS = 3
 """Maximum runs with their own tables on the page, and with their own section in the terminal."""
 MAX_COLORED_RUNS = 8
-"""Maximum runs with different colors in one figure."""
 MAX_RUN_CARDS = 8
 """Maximum runs whose answer is visible before the page is expanded."""
 MAX_CORRECTIONS = 5
-"""Maximum corrections on the screen."""
 MAIN_METRICS = (
     "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence", "drift_k3",
     "total_k3", "rollout_reference_k3", "train_reference_k3", "ref_k3", "routing_differs", "ratio_mean_z",

@@ -138,7 +138,12 @@ def doctor_document(
     machine: Machine, dependencies: Sequence[Dependency], settings: Sequence[SettingRow], unread: Sequence[str],
     checks: Sequence[SelfTestCheck], *, whole: bool = True,
 ) -> Document:  # fmt: skip
-    packages = [(package.name, _dependency_version(package), package.fits) for package in dependencies]
+    packages = []
+    for package in dependencies:
+        version = package.version or ("absent, optional" if package.optional else "absent")
+        packages.append(
+            (package.name, version + ("" if package.fits else f" (wanted: {package.wanted})"), package.fits)
+        )
     chosen = [
         (f"{setting.verb} --{setting.flag.replace('_', '-')}", f"{setting.value}, from {setting.where}", True)
         for setting in settings
@@ -185,11 +190,6 @@ def _machine_facts(machine: Machine) -> Iterator[_CheckedFact]:
     known = [f"{format_bytes(size)}{what}" for size, what in sizes if size is not None]
     yield "memory", ", ".join(known) or "unknown", True
     yield "devices", ", ".join(machine.devices) or "no GPU", True
-
-
-def _dependency_version(package: Dependency) -> str:
-    wanted = f" (wanted: {package.wanted})" if not package.fits else ""
-    return f"{package.version or ('absent, optional' if package.optional else 'absent')}{wanted}"
 
 
 def _self_test_facts(checks: Sequence[SelfTestCheck]) -> Iterator[_CheckedFact]:

@@ -45,7 +45,7 @@ def document(comparison: api.Comparison) -> doc.Document:
     answer = doc.Section("", "answer").add(
         *_answer_parts(comparison),
         doc.Facts([("next", _next_command(comparison, min(contrasts, key=_severity)))]),
-        doc.Figures(lambda: [_changes_figure(comparison)]),
+        doc.Figures(lambda: [changes_figure(comparison, "changes")]),
     )
     made.add(answer)
     made.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
@@ -124,12 +124,6 @@ def _runs_table(comparison: api.Comparison) -> doc.Table:
     if len(found) > MAX_SCREEN_RUNS:
         title += f". {MAX_SCREEN_RUNS} of {len(found)} runs, all with -v"
     return status_table([*found][:MAX_SCREEN_RUNS], answers, "change", k3, title=title)
-
-
-def _changes_figure(comparison: api.Comparison) -> Figure | None:
-    keys = [key for key in api.list_main_metrics(comparison.contrasts[0]) if key != "tokens"]
-    titles = {key: MetricRegistry().metric(key).title for key in keys}
-    return changes_figure({own.other: own.changes for own in comparison.contrasts}, titles, "changes")
 
 
 def _distribution_figures(comparison: api.Comparison) -> Iterator[Figure | None]:
@@ -313,14 +307,16 @@ def _token_table(paired: api.PairedTokens) -> doc.Table | None:
     return doc.Table.of(caption, rows, columns, sortable=True) if rows else None
 
 
-def changes_figure(runs: Mapping[str, Mapping[str, api.Change]], titles: Mapping[str, str], name: str) -> Figure | None:
+def changes_figure(comparison: api.Comparison, name: str) -> Figure | None:
+    keys, several = api.list_main_metrics(comparison.contrasts[0]), len(comparison.contrasts) > 1
+    titles = {key: MetricRegistry().metric(key).title for key in keys if key != "tokens"}
     series: dict[str, dict[str, Interval]] = {
-        shorten(run, 24) if len(runs) > 1 else "change": {
-            title: (changes[key].relative, *(changes[key].relative_interval or (None, None)))
+        shorten(own.other, 24) if several else "change": {
+            title: (own.changes[key].relative, *(own.changes[key].relative_interval or (None, None)))
             for key, title in titles.items()
-            if key in changes and changes[key].relative is not None
+            if key in own.changes and own.changes[key].relative is not None
         }
-        for run, changes in runs.items()
+        for own in comparison.contrasts
     }
     return rows_figure(
         name, "Change of the main metrics", "relative change of the main metrics",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mismatchctl.core.formatting import shorten
@@ -107,7 +107,7 @@ def presets_document(found: Mapping[str, Preset]) -> doc.Document:
 
 
 def methods_document(found: Mapping[str, Preset]) -> doc.Document:
-    rows = ([*row.values()] for row in list_traits(found))
+    rows = (row.values() for row in list_traits(found))
     return _make_document(_table("Effect, cost and assumptions of each preset", TRAIT_TITLES.values(), rows))
 
 
@@ -137,13 +137,10 @@ def contract_document(aliases: Mapping[str, str]) -> doc.Document:
     return _make_document(_table("The dump format (* required)", ("column", "contents"), rows), doc.Note(hint))
 
 
-def _table(title: str, heads: Iterable[str], rows: Iterable[Sequence[object]]) -> doc.Table:
-    columns = [doc.Column(text, _cell_at(at), "text") for at, text in enumerate(heads)]
-    return doc.Table.of("", rows, columns, title=title, prose=True, reach=doc.TERMINAL_AND_PAGE)
-
-
-def _cell_at(place: int) -> Callable[[Sequence[object]], str]:
-    return lambda row: str(row[place])
+def _table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> doc.Table:
+    columns = [doc.Column(text, kind="text") for text in heads]
+    cells = [[column.cell(str(text)) for column, text in zip(columns, row, strict=True)] for row in rows]
+    return doc.Table("", columns, cells, title=title, prose=True, reach=doc.TERMINAL_AND_PAGE)
 
 
 def _make_document(*parts: doc.Table | doc.Note) -> doc.Document:

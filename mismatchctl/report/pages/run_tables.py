@@ -86,7 +86,6 @@ PLACE_COLUMNS = [
     _id_column("step", "step"), _id_column("sequence", "sequence_id"), _id_column("prompt", "prompt_id"),
     doc.Column("file: row", lambda row: f"{row.file.rsplit('/', 1)[-1]}: {row.row}", "place"),
 ]  # fmt: skip
-"""Location of a token or a sequence."""
 
 
 def token_columns(rows: Sequence[model.WorstToken | MovedToken]) -> list[doc.Column]:

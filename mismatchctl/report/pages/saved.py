@@ -122,7 +122,6 @@ _SECTION_KINDS: dict[type, tuple[str, Callable[[Any], Document]]] = {
     Sweep: ("Thresholds", sweep_document), Verdict: ("The gate", gate.document),
     dict: ("Which correction", advise.document),
 }  # fmt: skip
-"""Title and page of each type of result."""
 
 
 def _merge_results(results: Sequence[tuple[str, Result]]) -> Result:

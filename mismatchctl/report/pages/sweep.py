@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import takewhile
 from typing import Any
 
@@ -16,7 +15,7 @@ from mismatchctl.core.formatting import DASH, file_stems, format_count, format_n
 from mismatchctl.corrections.labels import correction_label, threshold_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import Preset, parse_correction
-from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, Framework
+from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE
 from mismatchctl.frameworks.config_files import format_native, format_preset
 from mismatchctl.frameworks.registry import load_adapters
 from mismatchctl.report import document as doc
@@ -30,9 +29,7 @@ from mismatchctl.results.summary import percent, skipped_data_notes
 MAX_POINTS_SHOWN, POINTS = 12, 5
 """Maximum points in a table of the page, and on the screen next to the frameworks' default."""
 MAX_STUDIES = 4
-"""Corrections on the screen."""
 FOLD_ROWS = 16
-"""Number of rows from which the page folds a table of predictions."""
 
 
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
@@ -372,33 +369,20 @@ def explorer_data(
         }
         for run, own in zip(sweep.runs, every, strict=True)
     ]
-    studies = [
-        {
-            "name": one.study.name,
-            "place": place,
-            "axes": [
-                {
-                    "path": axis_label(one.study.correction, axis.path),
-                    "texts": _axis_texts(one, at),
-                    "values": list(axis.values) if axis.is_numeric else None,
-                }
-                for at, axis in enumerate(one.study.axes)
-            ],
-            "titles": [
-                *((registry.metric(key, "c").title, f"c-{key}") for key in explorer_keys(one.study)),
-                ("steps left empty", ""),
-            ],
-            "configs": _config_data(one.study, [own[place].rows for own in every]),
-        }
-        for place, one in ((at, every[0][at]) for at in places)
-    ]
+    studies: list[dict[str, Any]] = []
+    for place in places:
+        one, axes = every[0][place], list[dict[str, Any]]()
+        for at, axis in enumerate(one.study.axes):
+            labels = (threshold_label(one.study.correction_at(point), axis.path) for point in one.points_along(at))
+            named = zip(labels, map(api.format_threshold, axis.values), strict=True)
+            texts = [f"{label} (x = {value})" for label, value in named]
+            values = list(axis.values) if axis.is_numeric else None
+            axes.append({"path": axis_label(one.study.correction, axis.path), "texts": texts, "values": values})
+        titles = [(registry.metric(key, "c").title, f"c-{key}") for key in explorer_keys(one.study)]
+        configs = _config_data(one.study, [own[place].rows for own in every])
+        studies.append({"name": one.study.name, "place": place, "axes": axes, "configs": configs,
+                        "titles": [*titles, ("steps left empty", "")]})  # fmt: skip
     return {"runs": runs, "studies": studies}
-
-
-def _axis_texts(own: StudyRun, place: int) -> list[str]:
-    axis = own.study.axes[place]
-    labels = (threshold_label(own.study.correction_at(point), axis.path) for point in own.points_along(place))
-    return [f"{label} (x = {api.format_threshold(value)})" for label, value in zip(labels, axis.values, strict=True)]
 
 
 def _count_empty_steps(sweep: api.Sweep) -> dict[tuple[str, str, int], str]:
@@ -426,32 +410,22 @@ def _point_texts(own: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> 
 def _config_data(study: Study, runs: Sequence[Sequence[api.SweepRow]]) -> dict[str, Any]:
     """Return the configurations of points in each syntax, as indices into the distinct lines."""
     lines: dict[str, int] = {}
-    frameworks = [framework for framework in _explorer_frameworks() if framework.native(study.correction_at(0))[0]]
+    loaded = (adapter.load("") for adapter in load_adapters())
+    frameworks = [framework for framework in loaded if framework.native(study.correction_at(0))[0]]
     rows = [row for run in runs for row in run]
     points = list(dict.fromkeys(row["point"] for row in rows))
     if len(points) > MAX_CONFIGS:
         points = api.thin_rows(sorted({row["point"] for row in rows if row["pareto"]}), MAX_CONFIGS)
-    texts = {
-        point: [
+    found: dict[int, list[list[int]]] = {}
+    for point in points:
+        correction = study.correction_at(point).model_copy(update={"about": ""})  # it describes another point
+        texts = (format_native(correction, framework, nearest=True) for framework in frameworks)
+        found[point] = [
             [lines.setdefault(line, len(lines)) for line in text.splitlines()]
-            for text in _config_texts(study.correction_at(point), frameworks)
+            for text in (format_preset(Preset(correction)), *texts)
         ]
-        for point in points
-    }
     names = [OWN_SYNTAX, *(framework.title for framework in frameworks)]
-    return {"names": names, "lines": list(lines), "points": texts}
-
-
-def _config_texts(correction: Correction, frameworks: Sequence[Framework]) -> Iterator[str]:
-    # The description is about another point.
-    named = correction.model_copy(update={"name": correction.name, "about": ""})
-    yield format_preset(Preset(named))
-    yield from (format_native(named, framework, nearest=True) for framework in frameworks)
-
-
-@cache
-def _explorer_frameworks() -> tuple[Framework, ...]:
-    return tuple(adapter.load("") for adapter in load_adapters())
+    return {"names": names, "lines": list(lines), "points": found}
 
 
 def _targets_section(sweep: api.Sweep, index: int) -> Iterator[doc.Section]:
