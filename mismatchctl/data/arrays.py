@@ -79,7 +79,6 @@ def _is_number_or_flag(kind: pa.DataType) -> bool:
 
 
 def _is_list_of(kind: pa.DataType, words: str) -> bool:
-    """Return True for lists of floats or integers, or lists that are all empty."""
     value = plain_type(kind.value_type) if is_list(kind) else kind
     return is_list(kind) and (pa.types.is_null(value) or bool(getattr(pa.types, words)(value)))
 
@@ -155,7 +154,6 @@ class ListColumn:
 
     @classmethod
     def of(cls, array: pa.Array) -> ListColumn:
-        """Split an array of any list type, sliced or not."""
         # `values` is the whole child array even of a slice, and `flatten` drops what null rows hide: only
         # `values` together with the slice's own offsets is safe.
         if _is_list_view(array.type):  # a cast to lists would assume that they are in order
@@ -177,6 +175,10 @@ class ListColumn:
             values = values.cast(pa.float32())
         return cls(values, starts, lengths, null)
 
+    @property
+    def missing(self) -> Bools:
+        return np.zeros(len(self.lengths), np.bool_) if self.null is None else self.null
+
     def flat(self, keep: Bools | None) -> pa.Array:
         """Return the elements of the rows in `keep` (None: all rows), without a copy if the rows are adjacent."""
         starts = self.starts if keep is None else self.starts[keep]
@@ -190,7 +192,6 @@ class ListColumn:
 
 
 def concatenate_ranges(starts: Ints, lengths: Ints) -> Ints:
-    """Return the indices of ranges of a flat array, one after another."""
     return np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
 
 

@@ -102,7 +102,6 @@ class DecodedBlock:
 
     @property
     def faulty_tokens(self) -> int:
-        """Return the number of tokens, with masked ones, in sequences with a fault."""
         if not self.faults:
             return 0
         bad = np.isin(self.rows, np.concatenate([fault.sequences for fault in self.faults]))
@@ -139,7 +138,6 @@ def assemble_batch(block: DecodedBlock) -> TokenBatch:
 
 
 def _valid_mask(block: DecodedBlock) -> Bools | None:
-    """Return the mask as flags, or None if all tokens are valid."""
     mask = block.tokens.get(MASK_COLUMN)
     if mask is None or len(mask) == 0:
         return None
@@ -180,8 +178,7 @@ def _mask_missing_values(block: DecodedBlock, valid: Bools | None) -> Bools | No
 
 def _remove_impossible_tokens(block: DecodedBlock, valid: Bools | None) -> tuple[Bools | None, Ints | None]:
     """Mask tokens with a train log-prob of -inf, and count them per sequence."""
-    lowest = block.extent(TRAIN_COLUMN)[0] if len(block.tokens[TRAIN_COLUMN]) else 0.0
-    if lowest > -math.inf:  # NaN if a value is missing
+    if not len(block.tokens[TRAIN_COLUMN]) or block.extent(TRAIN_COLUMN)[0] > -math.inf:  # NaN if a value is missing
         return valid, None
     gone = np.asarray(token_values(block.tokens[TRAIN_COLUMN]), np.float64) == -np.inf
     if valid is not None:
@@ -237,7 +234,6 @@ def _is_sound(column: str, extent: Extent) -> bool:
 
 
 def _find_impossible(values: Floats) -> dict[str, Bools]:
-    """Return flags of finite values outside the range of log-probs, by reason."""
     return {
         "log-prob below all": (values.astype(np.float64, copy=False) < MIN_LOG_PROB) & (values > -np.inf),
         "log-prob above 0": (values > POSITIVE_TOLERANCE) & (values < np.inf),
@@ -262,7 +258,6 @@ def _note_faults(
 
 @lru_cache(maxsize=2)
 def _true_array(count: int) -> Bools:
-    """Return read-only flags, shared by blocks of about the same size."""
     flags = np.ones(count, np.bool_)
     flags.flags.writeable = False
     return flags
@@ -371,7 +366,6 @@ def add_versions(
 
 
 def _sequence_columns(file: DumpFile, values: Mapping[str, pa.Array], length: int) -> dict[str, NDArray[Any]]:
-    """Convert the columns with one value per sequence to numpy, and add the run and the Hive partition."""
     columns = {column: to_scalars(array, COLUMNS_BY_NAME.get(column)) for column, array in values.items()}
     for column, value in {**file.partition, "run": file.run}.items():
         if column == "run" and column in columns:
@@ -390,35 +384,20 @@ PIECE_TOKENS = 1 << 17
 
 @dataclass(frozen=True)
 class Rows:
-    """Sequences with all tokens, also masked ones, in flat arrays.
-
-    Attributes:
-        segments: one segment per sequence.
-        rollout: log-probs of the rollout engine [T], NaN for null.
-        train: log-probs of the trainer's recomputation [T], NaN for null.
-        mask: flags of the trained tokens [T].
-        given_position: `position` column of the long layout [T]. In the wide layout it is the index in the list.
-        tokens: other per-token columns by name: [T], or [T, K] for lists of one length.
-        columns: per-sequence values [S] by name.
-        file: index of the file of each sequence [S].
-        rows: row of each sequence in its file [S].
-        extents: bounds of all rollout and train values, if known.
-        look: scan of the log-probs, if one was made.
-        unequal: rows that were left out because their lists have different lengths, by run.
-    """
+    """Sequences with all their tokens, including masked ones, in flat arrays. The value of a null is NaN."""
 
     segments: Segments
     rollout: Floats
     train: Floats
     mask: Bools
-    given_position: Ints | None = None
-    tokens: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    extents: Mapping[str, Extent] = field(default_factory=dict)
+    given_position: Ints | None = None  # [T], in the long layout. In the wide layout it is the index in the list.
+    tokens: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # [T], or [T, K] for lists of one length
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # per-sequence values [S]
+    file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # index of the file of each sequence [S]
+    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # row of each sequence in its file [S]
+    extents: Mapping[str, Extent] = field(default_factory=dict)  # bounds of all rollout and train values, if known
     look: RowScan | None = None
-    unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)
+    unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)  # rows that were left out, by run
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -473,7 +452,6 @@ class Rows:
         return self._part(self.segments.take(chosen), self.segments.token_selector(chosen), chosen)
 
     def _part(self, segments: Segments, pick: Callable[[Any], Any], chosen: Ints | slice) -> Rows:
-        """Return some sequences. `pick` selects their tokens."""
         return replace(
             self,
             segments=segments,

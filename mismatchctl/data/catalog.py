@@ -75,33 +75,21 @@ class FileFooter:
 
 @dataclass(frozen=True)
 class DumpFile:
-    """One file of a dump.
-
-    Attributes:
-        path: path as shown to users, without control characters.
-        run: run named by the path argument or by a Hive folder (`run=a/`).
-        rows: number of rows: sequences in the wide layout, tokens in the long layout.
-        row_groups: number of row groups (Parquet) or record batches (Arrow).
-        columns: canonical name -> name in the file. `--by` columns keep their name.
-        partition: canonical name -> value of a Hive folder such as `step=12/`.
-        ignored: optional columns that cannot be used -> reason.
-        location: absolute path or object address, empty for a table in memory.
-        version: changes if the file is written again.
-    """
+    """One file of a dump."""
 
     index: int
-    path: str
-    run: str
+    path: str  # as shown to users, without control characters
+    run: str  # named by the path argument or by a Hive folder (`run=a/`)
     size: int
-    rows: int
-    row_groups: int
+    rows: int  # sequences in the wide layout, tokens in the long layout
+    row_groups: int  # or record batches
     layout: RowLayout
-    columns: Mapping[str, str]
+    columns: Mapping[str, str]  # canonical name -> name in the file. `--by` columns keep their name.
     dtypes: Mapping[str, str]
-    partition: Mapping[str, HiveValue]
-    ignored: Mapping[str, str] = field(default_factory=dict)
-    location: str = field(default="", repr=False)
-    version: str = field(default="", repr=False)
+    partition: Mapping[str, HiveValue]  # canonical name -> value of a Hive folder such as `step=12/`
+    ignored: Mapping[str, str] = field(default_factory=dict)  # optional columns that cannot be used -> reason
+    location: str = field(default="", repr=False)  # absolute path or object address, empty for a table in memory
+    version: str = field(default="", repr=False)  # changes if the file is written again
     contents: FileContents = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     types: Mapping[str, pa.DataType] = field(default_factory=dict, repr=False, compare=False)
 
@@ -125,25 +113,17 @@ class DumpFile:
 
 @dataclass(frozen=True)
 class ReadUnit:
-    """A part of a file that can be read independently: row groups, or whole sequences if rows are tokens.
-
-    Attributes:
-        row_group: first row group or record batch.
-        step_range: lowest and highest `step`, if known exactly.
-        tokens: approximate number of tokens, including masked ones.
-        start: first row. `start + rows` is the row after the last.
-        row_groups: number of row groups. Small ones are read together in the wide layout.
-    """
+    """A part of a file that can be read independently: row groups, or whole sequences in the long layout."""
 
     index: int
     file: DumpFile
-    row_group: int
-    step_range: tuple[int, int] | None
+    row_group: int  # the first
+    step_range: tuple[int, int] | None  # lowest and highest step, if known exactly
     rows: int
-    tokens: int
-    start: int = 0
+    tokens: int  # approximate, including masked ones
+    start: int = 0  # first row
     sequences: int = 0
-    row_groups: int = 1
+    row_groups: int = 1  # small ones are read together in the wide layout
 
 
 def read_footer(found: UnopenedFile) -> FileFooter:
@@ -177,7 +157,6 @@ def _skip() -> str:
 
 @contextmanager
 def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
-    """Convert the errors of a file or its object store to a DataError with a remedy."""
     store = find_store(location)
     try:
         yield
@@ -317,7 +296,6 @@ class ColumnNames:
 
     @staticmethod
     def _other_reading(footer: FileFooter, column: str, columns: Mapping[str, str]) -> str:
-        """Return what a file without a required column may be, and the remedy."""
         if column not in REQUIRED_COLUMNS:
             return ""
         if columns.keys() & set(REQUIRED_COLUMNS):
@@ -335,7 +313,6 @@ class ColumnNames:
 def read_pieces(
     file: DumpFile, columns: Collection[str], row_groups: Sequence[int], rows: int | None = None
 ) -> Iterator[pa.Table]:
-    """Decode some columns of some row groups, as one table or in pieces of `rows` rows."""
     if not row_groups:
         return
     names = list(dict.fromkeys(file.columns[column] for column in columns))
@@ -651,17 +628,12 @@ def _survey_file(file: DumpFile) -> _Survey:
 def _long_units(file: DumpFile, survey: _Survey) -> Iterator[ReadUnit]:
     """Yield parts that start at the first sequence of a row group."""
     cuts: list[tuple[int, int]] = []
-    low = 0
-    for row_group, rows in enumerate(file.contents.rows):
-        high = low + rows
-        begin, end = np.searchsorted(survey.starts, [low, high])
-        places = np.flatnonzero(survey.cuttable[begin:end])
-        if len(places):
-            cuts.append((int(begin + places[0]), row_group))
-        low = high
-    ends = [sequence for sequence, _ in cuts[1:]] + [len(survey.starts)] * bool(cuts)
+    edges = np.searchsorted(survey.starts, np.append(0, np.cumsum(file.contents.rows))).tolist()
+    for row_group, (begin, end) in enumerate(pairwise(edges)):
+        if survey.cuttable[begin:end].any():
+            cuts.append((begin + int(survey.cuttable[begin:end].argmax()), row_group))
     bounds = np.append(survey.starts, file.rows)
-    for (sequence, row_group), end in zip(cuts, ends, strict=True):
+    for (sequence, row_group), (end, _) in pairwise([*cuts, (len(survey.starts), -1)]):
         start, stop = bounds[[sequence, end]].tolist()
         steps = _step_range(file, survey.keys, sequence, end)
         yield ReadUnit(0, file, row_group, steps, stop - start, stop - start, start, end - sequence)

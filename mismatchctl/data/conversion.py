@@ -36,6 +36,7 @@ from mismatchctl.data.importers.rows import (
 from mismatchctl.data.importers.sources import ForeignRun, skipped_notes
 from mismatchctl.data.importers.tables import (
     PROMPT_LOG_PROBS,
+    canonical_name,
     is_engine_file,
     is_table,
     read_table,
@@ -53,12 +54,7 @@ SequenceKey = tuple[str | None, ...]
 
 
 class JoinedColumns:
-    """Sequences that are looked up by id, in Parquet files or files of a framework. Their columns may be incomplete.
-
-    Attributes:
-        columns: canonical name -> name in the files.
-        found: number of sequences that were found.
-    """
+    """Sequences that are looked up by id, in Parquet files or files of a framework. Their columns may be incomplete."""
 
     def __init__(self, place: Path) -> None:
         """Match the columns. A canonical column name takes precedence over a framework's alias."""
@@ -72,7 +68,7 @@ class JoinedColumns:
         ordered = sorted(shared, key=lambda name: (name in COLUMN_TYPES, name))
         with self._explain("its files do not have the same types"):
             self._table = pa.concat_tables([table.select(ordered) for table in tables])
-        self.columns = {column_aliases().get(name, name): name for name in ordered}
+        self.columns = {canonical_name(name): name for name in ordered}
         if "sequence_id" not in self.columns:
             remedy = "write the ids that the other file has"
             raise DataError("the dump lacks this column", file=str(place), column="sequence_id", remedy=remedy)
@@ -231,7 +227,6 @@ def convert_dump(
     join: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ConversionResult:
-    """Write the sequences of a file or folder to `out`, completely or not at all."""
     named = str(place)
     is_foreign = named and (framework or not contains_dump(named))  # Path("") would be the current folder
     paths = find_candidates(Path(named), framework) if is_foreign else []
@@ -401,7 +396,6 @@ class _Side:
         return found
 
     def candidates(self, row: int) -> list[tuple[str, list[Any]]]:
-        """Return the log-probs of the response, and of a scored prompt."""
         names = [name for name in (self.log_probs, PROMPT_LOG_PROBS) if name is not None and name in self.columns]
         found = [(name, self.columns[name][row]) for name in names]
         for name, value in found:
@@ -413,7 +407,6 @@ class _Side:
 
 
 def read_whole_file(path: Path) -> pa.Table:
-    """Read all columns of a Parquet or Arrow file."""
     if not path.is_file():
         raise DataError("the file does not exist", file=str(path))
     location = find_store(str(path)).location(str(path))
@@ -424,7 +417,6 @@ def read_whole_file(path: Path) -> pa.Table:
 
 
 def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
-    """If the table has one row per token, collect the tokens of each sequence."""
     found = [name for name in _names(table, canonical) if pa.types.is_floating(table.schema.field(name).type)]
     keys = [name for name in (*IDS, "step", "run") if name in table.schema.names]
     if not found or not keys or any(is_list(kind) for kind in table.schema.types):
@@ -434,8 +426,7 @@ def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
     frame = frame.sort("position", maintain_order=True) if "position" in frame.columns else frame
-    aliases = column_aliases()
-    known = {name: COLUMNS_BY_NAME.get(aliases.get(name, name)) for name in frame.columns}
+    known = {name: COLUMNS_BY_NAME.get(canonical_name(name)) for name in frame.columns}
     per_token = [name for name, column in known.items() if name in found or (column is not None and column.per_token)]
     rest = [name for name in frame.columns if name not in (*keys, *per_token)]
     grouped = frame.group_by(keys, maintain_order=True).agg(pl.col(per_token), pl.col(rest).first())
@@ -444,8 +435,7 @@ def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
 
 def _names(table: pa.Table, canonical: str) -> list[str]:
     """Return the columns that may contain the log-probs of a side, the most likely first."""
-    aliases = column_aliases()
-    known = [name for name in table.schema.names if aliases.get(name) == canonical]
+    known = [name for name in table.schema.names if canonical_name(name) == canonical]
     return [name for name in dict.fromkeys((canonical, *known, *_GENERIC)) if name in table.schema.names]
 
 
@@ -494,7 +484,6 @@ _Window = tuple[str, list[Any], slice]
 
 
 def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_Window, _Window]:
-    """Choose log-probs with the same length on both sides, or the first ones."""
     lefts, rights = list(_windows(rollout, first)), list(_windows(train, second))
     if not lefts or not rights:
         side, row = (rollout, first) if not lefts else (train, second)
@@ -513,7 +502,6 @@ def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_W
 
 
 def _windows(side: _Side, row: int) -> Iterator[_Window]:
-    """Yield the log-probs of a row: first without padding, then with padding."""
     for name, values in side.candidates(row):
         mask = _full_mask(side, row)
         if mask is not None and name != PROMPT_LOG_PROBS and len(mask) == len(values):
@@ -529,8 +517,7 @@ def _windows(side: _Side, row: int) -> Iterator[_Window]:
 
 
 def _full_mask(side: _Side, row: int) -> list[Any] | None:
-    aliases = column_aliases()
-    found = (name for name in side.columns if "response_mask" in (name, aliases.get(name)))
+    found = (name for name in side.columns if canonical_name(name) == "response_mask")
     value = next((side.columns[name][row] for name in found), None)
     if isinstance(value, list) and any(one not in (0, 1) for one in value):
         problem = "response_mask must contain only 0 and 1"
@@ -540,9 +527,8 @@ def _full_mask(side: _Side, row: int) -> list[Any] | None:
 
 def _canonical(side: _Side, row: int) -> Iterator[tuple[str, Any]]:
     """Yield the other columns of a row under their canonical names."""
-    aliases = column_aliases()
     skipped = {side.log_probs, PROMPT_LOG_PROBS, "position", *IDS}
     for name, values in side.columns.items():
-        column = aliases.get(name, name)
+        column = canonical_name(name)
         if name not in skipped and column not in ("rollout_log_probs", "train_log_probs") and values[row] is not None:
             yield column, values[row]

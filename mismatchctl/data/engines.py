@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, reduce
+from itertools import groupby
 from operator import add
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -47,6 +48,8 @@ class MergeablePart(Protocol):
 
 
 MergeableT = TypeVar("MergeableT", bound=MergeablePart)
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 PartT = TypeVar("PartT", bound=MergeablePart, covariant=True)
 
 
@@ -77,22 +80,16 @@ class Engine(Protocol):
 
 def list_shards(dump: Dump) -> Iterator[Shard]:
     """Group the parts of a dump into shards. The cuts depend only on each file."""
-    units: list[ReadUnit] = []
-    total = 0
-    for unit in dump.units:
-        size = max(unit.tokens, unit.sequences * TOKENS_PER_SEQUENCE)
-        if units and (unit.file is not units[0].file or total + size > SHARD_TOKENS):
-            yield Shard(tuple(units))
-            units, total = [], 0
-        units.append(unit)
-        total += size
-    if units:
+    for _, own in groupby(dump.units, key=lambda unit: unit.file.index):
+        units: list[ReadUnit] = []
+        total = 0
+        for unit in own:
+            total += (size := max(unit.tokens, unit.sequences * TOKENS_PER_SEQUENCE))
+            if units and total > SHARD_TOKENS:
+                yield Shard(tuple(units))
+                units, total = [], size
+            units.append(unit)
         yield Shard(tuple(units))
-
-
-def compute_shard(work: Work[MergeableT], dump: Dump, shard: Shard) -> MergeableT:
-    parts: Iterator[MergeableT] = (work(dump, unit) for unit in shard.units)
-    return reduce(add, parts)
 
 
 PROCESS_BYTES = 450_000_000
@@ -115,15 +112,13 @@ def estimate_unit_bytes(unit: ReadUnit) -> int:
     return min(unit.tokens, BATCH_TOKENS * 3 // 2) * BYTES_PER_TOKEN
 
 
-def default_memory() -> int:
-    """Return half of the memory of the machine or container, or the memory for one thread if that is more."""
+def _default_memory() -> int:
     sizes = [size for size in (system_bytes("SC_PHYS_PAGES"), container_bytes()) if size]
     least = PROCESS_BYTES + BATCH_TOKENS * 3 // 2 * BYTES_PER_TOKEN
     return max(min(sizes) // 2, least) if sizes else 1 << 62
 
 
-def limit_threads(threads: int, memory: int, dump: Dump) -> int:
-    """Return the number of threads, at most `threads`, that needs about `memory` bytes."""
+def _limit_threads(threads: int, memory: int, dump: Dump) -> int:
     largest = max(dump.units, key=estimate_unit_bytes, default=None)
     if largest is None:  # nothing to read
         return threads
@@ -139,30 +134,21 @@ def limit_threads(threads: int, memory: int, dump: Dump) -> int:
     return min(threads, possible)
 
 
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
-
-
 def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Runs work in threads of this process.
+    """Runs work in threads of this process."""
 
-    Attributes:
-        threads: number of units read at the same time, by default one per processor.
-        memory: memory limit in bytes, by default half of the machine. The limit may reduce the number of threads.
-    """
-
-    threads: int | None = None
-    memory: int | None = None
+    threads: int | None = None  # units read at the same time, by default one per processor
+    memory: int | None = None  # limit in bytes, by default half of the machine, which may reduce the number of threads
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
         """Yield the result of each shard. Parts of several shards are read at the same time."""
-        threads = self.threads or default_threads()
-        threads = limit_threads(threads, default_memory() if self.memory is None else self.memory, dump)
+        memory = _default_memory() if self.memory is None else self.memory
+        threads = _limit_threads(self.threads or default_threads(), memory, dump)
         units = ((shard, unit, unit is shard.units[-1]) for shard in shards for unit in shard.units)
         merged: MergeableT | None = None
         for (shard, _, last), part in ordered_map(lambda item: work(dump, item[1]), units, threads):
@@ -209,7 +195,11 @@ class IncrementalEngine:
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
         """Yield the part of each shard, in the given order."""
-        keys = [(shard, _part_key(work, dump, shard)) for shard in shards]
+        keys = []
+        for shard in shards:
+            file, rows = shard.file, (shard.units[0].start, shard.units[-1].start + shard.units[-1].rows)
+            version = file.path, file.location, file.size, file.version
+            keys.append((shard, pickle.dumps((version, rows, dump.cache_key(file), work))))
         made = self.engine.map(work, dump, [shard for shard, key in keys if key not in self._parts])
         kept: dict[bytes, bytes] = {}
         for shard, key in keys:
@@ -221,12 +211,6 @@ class IncrementalEngine:
                 kept[key] = pickle.dumps(part.moved(-shard.file.index), protocol=pickle.HIGHEST_PROTOCOL)
             yield shard, part
         self._parts = kept
-
-
-def _part_key(work: Work[Any], dump: Dump, shard: Shard) -> bytes:
-    file = shard.file
-    rows = shard.units[0].start, shard.units[-1].start + shard.units[-1].rows
-    return pickle.dumps((file.path, file.location, file.size, file.version, rows, dump.cache_key(file), work))
 
 
 RETRIES = 5
@@ -279,7 +263,9 @@ def _connect(address: str | None) -> Iterator[Any]:
     with contextlib.redirect_stdout(sys.stderr):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster started by this process
         try:
-            _check_address(address)
+            host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+            if colon and port.isdecimal():  # if no process listens there, Ray itself retries for many minutes
+                socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # Ray raises a plain Exception if a node dies while it starts
             where = "" if address is None else f" at {address}"
@@ -292,18 +278,7 @@ def _connect(address: str | None) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _check_address(address: str | None) -> None:
-    """Raise an OSError if no process listens at host:port. Ray itself would try to connect for many minutes."""
-    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-
-
 def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str]) -> MergeableT | MismatchctlError:
-    """Compute a shard on a Ray worker.
-
-    Errors are returned instead of raised, so that the caller raises them in input order.
-    """
     node, (version, reader) = os.uname().nodename, caller
     if tool_version() != version:
         return DataError(
@@ -320,7 +295,8 @@ def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str
         )
     try:
         with messages_for(reader):
-            return compute_shard(work, dump, Shard(dump.units))
+            parts: Iterator[MergeableT] = (work(dump, unit) for unit in dump.units)
+            return reduce(add, parts)
     except MismatchctlError as error:
         return error
 

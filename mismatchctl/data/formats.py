@@ -35,13 +35,15 @@ class FileContents(ABC):
         """Return the approximate number of values of a column in a row group."""
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        """Return the range of an integer column in each row group, if this is cheap. `opening` opens the file."""
+        import pyarrow.compute as pc
+
         if not pa.types.is_integer(self.schema.field(column).type):
             return [None] * len(self.rows)
         try:
             with opening as file:
                 tables = (next(self.decode(file, [group], [column], None)) for group in range(len(self.rows)))
-                return [_min_max(table.column(0)) for table in tables]
+                spans = [pc.min_max(table.column(0)).as_py() for table in tables]
+                return [None if span["min"] is None else (span["min"], span["max"]) for span in spans]
         except (OSError, pa.ArrowException):
             return [None] * len(self.rows)  # decoding will report the error
 
@@ -56,14 +58,23 @@ class FileContents(ABC):
             return False  # decoding will report the error
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Return the reason why some row groups need too much memory, although the file is small."""
         return None
 
     @abstractmethod
+    def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
+        """Decode columns of some groups, as one table or a table per group."""
+
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
         """Decode columns of some row groups, as one table or in pieces of `rows` rows."""
+        tables = self.read_groups(file, groups, columns)
+        if rows is None:
+            yield pa.concat_tables(tables)
+            return
+        for table in tables:
+            for first in range(0, max(len(table), 1), rows):
+                yield table.slice(first, rows)
 
 
 MOST_SEQUENCE_TOKENS = 1 << 21
@@ -84,7 +95,6 @@ class ArrowMessage:
     size: int
     rows: int = 0
     lengths: tuple[int, ...] = ()
-    nulls: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,25 +130,15 @@ class ArrowContents(FileContents):
         return cls(schema, tuple(batch.rows for batch in batches), stream, batches, others)
 
     def elements(self, group: int, column: str) -> int:
-        first, kind = self._arrays_of(column)
-        return self.batches[group].lengths[first + is_list(kind)]
+        """Return the length of the second array of a list column, which are its values, or of the only array."""
+        number, kinds = self.schema.get_field_index(column), self.schema.types
+        first = sum(_count_arrays(kind) for kind in kinds[:number])
+        return self.batches[group].lengths[first + is_list(_storage_type(kinds[number]))]
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
-        """Return the ranges of a file. For a stream, this would require reading all of it."""
         return [None] * len(self.rows) if self.stream else super().integer_ranges(opening, column)
 
-    def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        first, kind = self._arrays_of(column)
-        last = first
-        while is_list(kind):
-            last, kind = last + 1, _storage_type(kind.value_type)
-        filled = [batch for batch in self.batches if batch.rows]
-        return bool(filled) and all(
-            any(batch.nulls[place] == batch.lengths[place] for place in range(first, last + 1)) for batch in filled
-        )
-
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Return why some record batches cannot be decoded in little memory. They may be compressed."""
         for group in groups:
             rows, size = self.rows[group], self.batches[group].size
             for name in (name for name in columns if is_list(plain_type(self.schema.field(name).type))):
@@ -147,36 +147,23 @@ class ArrowContents(FileContents):
                     return f"record batch {group}, column {name!r}: {count:,} values in {rows:,} rows, {size:,} bytes"
         return None
 
-    def decode(
-        self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
-    ) -> Iterator[pa.Table]:
+    def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
         """Decode record batches. Only the named columns are read. Offsets are verified."""
         fields = [self.schema.get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         reader = None if self.stream else pa.ipc.open_file(file, options=options)
 
-        def table_of(group: int) -> pa.Table:
+        for group in groups:
             if reader is None:
                 before = [other for other in self.others if other.start < self.batches[group].start]
                 batch = _open_stream(file, [*before, self.batches[group]], options).read_next_batch()
             else:
                 batch = reader.get_batch(group)
             for array in batch.columns:
-                _verify_offsets(array)
-            return pa.Table.from_batches([batch]).select(columns)
-
-        if rows is None:
-            yield pa.concat_tables([table_of(group) for group in groups])
-            return
-        for group in groups:
-            table = table_of(group)
-            for first in range(0, max(len(table), 1), rows):
-                yield table.slice(first, rows)
-
-    def _arrays_of(self, column: str) -> tuple[int, pa.DataType]:
-        """Return the index of the first array of a column, and the type of the column."""
-        number, kinds = self.schema.get_field_index(column), self.schema.types
-        return sum(_count_arrays(kind) for kind in kinds[:number]), _storage_type(kinds[number])
+                if str(array.type) in ("string", "large_string"):  # invalid UTF-8 is allowed
+                    array = array.view(pa.binary() if array.type == pa.string() else pa.large_binary())
+                array.validate(full=True)  # offsets may point outside of the buffers
+            yield pa.Table.from_batches([batch]).select(columns)
 
 
 GROUP_VALUES = 1 << 20
@@ -208,17 +195,8 @@ class MemoryTable(FileContents):
     def elements(self, group: int, column: str) -> int:
         return _values(self._group(group).column(column))
 
-    def decode(
-        self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
-    ) -> Iterator[pa.Table]:
-        """Return slices of the rows, without a copy. No file is opened."""
-        tables = [self._group(group).select(columns) for group in groups]
-        if rows is None:
-            yield pa.concat_tables(tables)
-            return
-        for table in tables:
-            for first in range(0, max(len(table), 1), rows):
-                yield table.slice(first, rows)
+    def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
+        return (self._group(group).select(columns) for group in groups)  # no file is opened
 
     def _group(self, group: int) -> pa.Table:
         return self.table.slice(sum(self.rows[:group]), self.rows[group])
@@ -237,23 +215,9 @@ def _values(column: pa.ChunkedArray) -> int:
     return (pc.sum(pc.list_value_length(column)).as_py() or 0) if is_list(plain_type(column.type)) else len(column)
 
 
-def _min_max(column: pa.ChunkedArray) -> IntegerRange | None:
-    import pyarrow.compute as pc
-
-    found = pc.min_max(column).as_py()
-    return None if found["min"] is None else (found["min"], found["max"])
-
-
 def _open_stream(file: pa.NativeFile, parts: Sequence[ArrowMessage], options: Any = None) -> pa.RecordBatchStreamReader:
     content = b"".join(file.read_at(part.size, part.start) for part in parts)
     return pa.ipc.open_stream(pa.py_buffer(content), options=options)
-
-
-def _verify_offsets(array: pa.Array) -> None:
-    """Raise an error if offsets point outside their buffers. Invalid UTF-8 is allowed."""
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        array = array.view(pa.binary() if pa.types.is_string(array.type) else pa.large_binary())
-    array.validate(full=True)
 
 
 def _storage_type(kind: pa.DataType) -> pa.DataType:
@@ -274,7 +238,6 @@ def _read_messages(file: pa.NativeFile) -> Iterator[ArrowMessage]:
 
 
 def _read_batch_offsets(file: pa.NativeFile) -> list[int]:
-    """Return the offsets of the record batches from the file footer."""
     tail = len(ARROW_MAGIC) + 4
     (length,) = struct.unpack("<i", file.read_at(4, file.size() - tail))
     footer = file.read_at(length, file.size() - tail - length)
@@ -305,8 +268,8 @@ def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
     (rows,) = _read_field(buffer, batch, 0, "<q")
     nodes = _follow_offset(buffer, batch, 1)
     (count,) = struct.unpack_from("<I", buffer, nodes)
-    counts = struct.unpack_from(f"<{2 * count}q", buffer, nodes + 4)
-    return ArrowMessage(kind, start, body + size, rows, counts[::2], counts[1::2])
+    lengths = struct.unpack_from(f"<{2 * count}q", buffer, nodes + 4)[::2]  # without the numbers of nulls
+    return ArrowMessage(kind, start, body + size, rows, lengths)
 
 
 def _find_field(buffer: bytes, table: int, number: int) -> int:
@@ -364,16 +327,17 @@ class ParquetContents(FileContents):
         return [_value_span(self.footer.row_group(group).column(leaf)) for group in range(len(self.rows))]
 
     def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        leaf, filled = self._leaf(column), [group for group, rows in enumerate(self.rows) if rows]
-        if leaf is None or not filled or not self.footer.schema.column(leaf).max_definition_level:
+        leaf = self._leaf(column)
+        levels = None if leaf is None else self.footer.schema.column(leaf)
+        if levels is None or not levels.max_definition_level:
             return False
-        if any(_has_no_null(self.footer.row_group(group).column(leaf)) for group in filled):
-            return False
-        levels = self.footer.schema.column(leaf)
-        if levels.max_definition_level == levels.max_repetition_level and any(
-            self.footer.row_group(group).column(leaf).num_values > self.rows[group] for group in filled
-        ):
-            return False  # elements cannot be null, and more values than rows means that some lists are not empty
+        for group, rows in enumerate(self.rows):
+            chunk = self.footer.row_group(group).column(leaf)
+            statistics = chunk.statistics
+            if rows and statistics is not None and statistics.has_null_count and not statistics.null_count:
+                return False
+            if rows < chunk.num_values and levels.max_definition_level == levels.max_repetition_level:
+                return False  # elements cannot be null, and more values than rows means that a list is not empty
         return super().is_all_null(opening, column)
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
@@ -402,40 +366,40 @@ class ParquetContents(FileContents):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Decode row groups with verified checksums. For object stores, a few large requests are sent.
+        if rows is None:
+            yield from super().decode(file, groups, columns, rows)
+            return
+        for batch in self._open(file, columns, _READ_BYTES).iter_batches(
+            rows, list(groups), columns, use_threads=False
+        ):
+            yield pa.Table.from_batches([batch])
 
-        Strings stay dictionary-encoded, because each row may refer to the same long string.
+    def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
+        lists: dict[str, pa.Array] = {}
+        # Loading the compiled loops for this alone takes longer than it saves. An object store needs large requests.
+        if can_scan() and isinstance(file, pa.OSFile):
+            from mismatchctl.data.parquet_pages import read_lists
+
+            lists = read_lists(file, self.footer, self.schema, groups, columns)  # optional, with the same result
+        others = [name for name in columns if name not in lists]
+        table = self._open(file, columns).read_row_groups(list(groups), columns=others, use_threads=False)
+        for name, array in lists.items():
+            table = table.append_column(self.schema.field(name), array)
+        yield table.select(columns) if lists else table
+
+    def _open(self, file: pa.NativeFile, columns: list[str], buffer_size: int = 0) -> pq.ParquetFile:
+        """Open a file with verified checksums. Texts are dictionary-encoded, since rows may share one long text.
+
+        Object stores get few, large requests, unless the columns are buffered in pieces.
         """
-        parquet = pq.ParquetFile(
+        return pq.ParquetFile(
             file,
             metadata=self.footer,
             read_dictionary=[name for name in columns if is_text(self.schema.field(name).type)],
             page_checksum_verification=True,
-            buffer_size=0 if rows is None else _READ_BYTES,
-            pre_buffer=rows is None,  # otherwise the whole compressed row group is buffered
+            buffer_size=buffer_size,
+            pre_buffer=not buffer_size,  # otherwise the whole compressed row group is buffered
         )
-        if rows is None:
-            lists: dict[str, pa.Array] = {}
-            lists |= self._lists(file, groups, columns)  # optional fast path with the same result
-            others = [name for name in columns if name not in lists]
-            table = parquet.read_row_groups(list(groups), columns=others, use_threads=False)
-            for name, array in lists.items():
-                table = table.append_column(self.schema.field(name), array)
-            yield table.select(columns) if lists else table
-        else:
-            for batch in parquet.iter_batches(rows, list(groups), columns, use_threads=False):
-                yield pa.Table.from_batches([batch])
-
-    def _lists(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> dict[str, pa.Array]:
-        """Read list columns page by page, if the file is local and compiled loops are loaded.
-
-        Loading the compiled loops only for this purpose takes longer than it saves.
-        """
-        if not can_scan() or not isinstance(file, pa.OSFile):
-            return {}
-        from mismatchctl.data.parquet_pages import read_lists
-
-        return read_lists(file, self.footer, self.schema, groups, columns)
 
     def _leaf(self, column: str) -> int | None:
         """Return the index of the first leaf of a column, which has its statistics and sizes."""
@@ -444,11 +408,6 @@ class ParquetContents(FileContents):
             if path == column or path.startswith(f"{column}."):
                 return index
         return None
-
-
-def _has_no_null(chunk: pq.ColumnChunkMetaData) -> bool:
-    statistics = chunk.statistics
-    return statistics is not None and statistics.has_null_count and statistics.null_count == 0 < chunk.num_values
 
 
 def _has_value(column: pa.ChunkedArray) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -127,25 +127,18 @@ def _unequal(
     file: DumpFile, lists: dict[str, ListColumn], named: pa.Array | None, rows: Ints
 ) -> dict[str, LengthMismatch]:
     """Return the rows whose lists have different lengths, by run."""
-    there = np.ones(len(rows), np.bool_)
-    for mine in lists.values():
-        if mine.null is not None:
-            there &= ~mine.null
+    null = np.any([own.missing for own in lists.values()], axis=0)
     reference = lists[REQUIRED_COLUMNS[0]].lengths
-    differ = there & np.any([mine.lengths != reference for mine in lists.values()], axis=0)
-    places = np.flatnonzero(differ)
-    runs = [file.run] * len(places)
-    if named is not None:
-        runs = [file.run if (value := named[int(i)].as_py()) is None else str(value) for i in places]
+    places = np.flatnonzero(np.any([mine.lengths != reference for mine in lists.values()], axis=0) & ~null)
+    values = [None] * len(places) if named is None else named.take(pa.array(places)).to_pylist()
+    runs = [file.run if value is None else str(value) for value in values]
     found = {}
     for run in dict.fromkeys(runs):
         own = [int(i) for i, name in zip(places, runs, strict=True) if name == run]
-        values = [
-            (_row_values(lists["rollout_log_probs"], i), _row_values(lists["train_log_probs"], i))
-            for i in own[:EXAMPLE_ROWS]
-        ]
-        lengths = {column: [int(mine.lengths[i]) for i in own] for column, mine in lists.items()}
-        found[run] = count_unequal_rows(lengths, values, [(file.index, int(rows[i])) for i in own])
+        sides = lists["rollout_log_probs"], lists["train_log_probs"]
+        pairs = [(_row_values(sides[0], i), _row_values(sides[1], i)) for i in own[:EXAMPLE_ROWS]]
+        lengths = {column: mine.lengths[own].tolist() for column, mine in lists.items()}
+        found[run] = count_unequal_rows(lengths, pairs, [(file.index, int(rows[i])) for i in own])
     return found
 
 
@@ -176,10 +169,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
         if mine.null is not None:
             bad = rows[mine.null]
             yield Fault(column, f"{column}: null list", bad, int(bad[0]), "the list is null")
-        present = np.ones(len(rows), np.bool_)
-        for null in (mine.null, reference.null):
-            if null is not None:
-                present &= ~null
+        present = ~(mine.missing | reference.missing)
         differ = np.flatnonzero(present & (mine.lengths != reference.lengths))
         if len(differ):
             row = differ[0]
@@ -194,8 +184,7 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
             yield Fault(column, f"{column}: length differs", rows[differ], int(rows[row]), problem, pattern=pattern)
 
 
-@dataclass(frozen=True)
-class LongSequences:
+class LongSequences(NamedTuple):
     """Whole sequences of a file with a row per token: columns, first row, and the start of each sequence."""
 
     columns: dict[str, pa.Array]
@@ -251,20 +240,17 @@ def _split_by_sequences(stretch: LongSequences) -> Iterator[LongSequences]:
 def _read_unit_rows(unit: ReadUnit, columns: Collection[str]) -> Iterator[pa.Table]:
     lengths, stop = unit.file.contents.rows, unit.start + unit.rows
     row = sum(lengths[: unit.row_group])
-    group = unit.row_group
-    while row < stop:
+    for group in range(unit.row_group, len(lengths)):
+        if row >= stop:
+            return
         # Often only the start of the last row group is needed. A piece of that size avoids decoding the rest.
-        size = min(BATCH_TOKENS, stop - row)
-        ahead = row
-        row += lengths[group]
-        for table in read_pieces(unit.file, columns, [group], size):
-            begin, end = max(unit.start - ahead, 0), min(stop - ahead, len(table))
+        for table in read_pieces(unit.file, columns, [group], min(BATCH_TOKENS, stop - row)):
+            begin, end = max(unit.start - row, 0), min(stop - row, len(table))
             if end > begin:
                 yield table.slice(begin, end - begin)
-            ahead += len(table)
-            if ahead >= stop:
-                break
-        group += 1
+            row += len(table)
+            if row >= stop:
+                return
 
 
 def _build_sequences(file: DumpFile, table: pa.Table, columns: Collection[str], first: int) -> LongSequences:

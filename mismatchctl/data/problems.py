@@ -28,21 +28,15 @@ def mask_remedy() -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of bad value in some rows.
-
-    Attributes:
-        sequences: ascending rows of the affected sequences, as in `TokenBatch.rows`.
-        row: row of the first bad value, which `problem` describes.
-        pattern: common property of all `sequences`, and the remedy.
-    """
+    """One kind of bad value in the rows of a block."""
 
     column: str
     reason: str
-    sequences: Ints
-    row: int
+    sequences: Ints  # ascending rows, as in `TokenBatch.rows`
+    row: int  # of the first bad value, which `problem` describes
     problem: str
     remedy: str = field(default_factory=skip_remedy)
-    pattern: tuple[str, str] | None = None
+    pattern: tuple[str, str] | None = None  # common property of all sequences, and the remedy
 
     def error(self, path: str, name: str) -> DataError:
         """Return the fault as an error. `name` is the name of the column in the file at `path`."""
@@ -154,15 +148,10 @@ class UnequalRow:
 
 @dataclass(frozen=True)
 class LengthMismatch:
-    """Rows of one run whose lists have different lengths.
-
-    Attributes:
-        columns: rows in which a column has another length than rollout_log_probs.
-        examples: the first of the rows.
-    """
+    """Rows of one run whose lists have different lengths."""
 
     count: int = 0
-    columns: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, int] = field(default_factory=dict)  # rows with another length than rollout_log_probs
     examples: tuple[UnequalRow, ...] = ()
 
     def __add__(self, other: LengthMismatch) -> LengthMismatch:
@@ -237,24 +226,14 @@ class ProblemExample(NamedTuple):
 
 @dataclass
 class Problems:
-    """Data that `--on-bad skip` or `mask` left out. Each thread has its own object, and they are added at the end.
+    """Data left out by `--on-bad skip` or `mask`, by file path. Use one per thread and add them."""
 
-    Attributes:
-        counts: sequences with a bad value by (file path, reason). A sequence may have several.
-        examples: first bad value by (file path, reason).
-        skipped: number of sequences left out, by file path.
-        files: files left out, by path, with the reason.
-        masked: valid tokens without a value, masked by `--on-bad mask`, by (file path, column), and the tokens with a
-            train log-prob of -inf.
-        tokens: number of tokens in the sequences left out, by file path.
-    """
-
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)
-    skipped: Counter[str] = field(default_factory=Counter)
-    files: dict[str, str] = field(default_factory=dict)
-    masked: Counter[tuple[str, str]] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason. One may have several.
+    examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first, by reason
+    skipped: Counter[str] = field(default_factory=Counter)  # sequences
+    files: dict[str, str] = field(default_factory=dict)  # files left out, and the reason
+    masked: Counter[tuple[str, str]] = field(default_factory=Counter)  # valid tokens without a value, by column
+    tokens: Counter[str] = field(default_factory=Counter)  # in the sequences left out
 
     def __bool__(self) -> bool:
         return bool(self.counts or self.files or self.masked)

@@ -95,14 +95,10 @@ def open_dump(
 
 
 class Dump:
-    """Files that are ready to be read.
+    """Files that are ready to be read, in canonical order: by run, then by name in natural order.
 
-    Attributes:
-        files: files in canonical order: by run, then by name in natural order.
-        units: parts of files that can be read independently, in the same order.
-        warnings: messages for the user.
-        problems: files that were left out (`on_bad="skip"`). Add the problems of the parts to these.
-        unread: files in the given folders that contain dump data but do not have the name of a dump.
+    `problems` are the files that were left out (`on_bad="skip"`). Add them to the problems of the units. `unread` are
+    files in the given folders that contain dump data but are not named like a dump.
     """
 
     def __init__(
@@ -255,7 +251,6 @@ class Dump:
         return found
 
     def require_tokens(self, total: int, problems: Problems | None = None) -> None:
-        """Raise an error if all tokens of the dump are masked."""
         if total:
             return
         if problems and (error := problems.no_tokens_error()):
@@ -327,7 +322,6 @@ def check_files(
     rename: Mapping[str, str] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> list[FileCheck]:
-    """Open, read and describe all files, also bad ones."""
     found, _ = discover_files(paths)
     names = ColumnNames(rename or {}, aliases or {})
     wanted = (CURRENT_COLUMN, ADVANTAGES_COLUMN)
@@ -381,7 +375,6 @@ def _describe_columns(
     wide: bool,
     names: ColumnNames,
 ) -> FileCheck:
-    """Describe the columns of a file. A file with a row per sequence has no `position`."""
     used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
     known, show = sorted({*COLUMNS_BY_NAME, *names.aliases} - used), escape_unprintable
     absent = (column.name for column in COLUMNS if not column.required and not (wide and column.name == "position"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -74,28 +75,19 @@ def _read_tokenizer_file(place: Path) -> dict[int, bytes]:
         raise ConfigError(f"--tokenizer {place}: this file is not a tokenizer.json with a vocabulary") from None
     letters = _byte_letters()
     by_bytes = sum("Ġ" in piece for piece in named.values()) > sum("▁" in piece for piece in named.values())
-    read = (lambda piece: _decode_letters(piece, letters)) if by_bytes else _decode_sentencepiece
-    return {number: read(piece) for number, piece in named.items()} | {n: t.encode() for n, t in added.items()}
-
-
-def _decode_letters(piece: str, letters: Mapping[str, int]) -> bytes:
-    if all(letter in letters for letter in piece):
-        return bytes(letters[letter] for letter in piece)
-    return piece.encode("utf-8", "replace")
-
-
-def _decode_sentencepiece(piece: str) -> bytes:
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        try:
-            return bytes([int(piece[3:5], 16)])
-        except ValueError:
-            return piece.encode()
-    return piece.replace("▁", " ").encode("utf-8", "replace")
+    found = {}
+    for number, piece in named.items():
+        if by_bytes and all(letter in letters for letter in piece):
+            found[number] = bytes(letters[letter] for letter in piece)
+        elif not by_bytes and (byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)):
+            found[number] = bytes.fromhex(byte[1])
+        else:
+            found[number] = (piece if by_bytes else piece.replace("▁", " ")).encode("utf-8", "replace")
+    return found | {number: text.encode() for number, text in added.items()}
 
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """Return the characters that represent bytes in byte-level vocabularies."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     found = {chr(byte): byte for byte in plain}
     others = [byte for byte in range(_BYTE_IDS) if byte not in plain]

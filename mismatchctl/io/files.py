@@ -68,7 +68,6 @@ def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
 
 
 def read_regular_file(path: str | Path, most: int, *, owners: Container[int] | None = None) -> bytes:
-    """Read a regular file of at most `most` bytes. Pipes and devices are refused."""
     content = read_first_bytes(path, most + 1, owners=owners)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"is larger than {most >> 20:,} MB")
@@ -122,7 +121,7 @@ def replace_together() -> Iterator[list[Path]]:
         yield places
         raise_if_received()
         for target in (target for _, target in pending if isinstance(target, Path) and target.is_dir()):
-            raise _write_error(target, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+            raise ConfigError(f"{target}: cannot be written: {os.strerror(errno.EISDIR)}")
         with defer_signals():
             places += [_move(temporary, target) for temporary, target in pending]
     finally:
@@ -140,18 +139,16 @@ def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> It
     target = path if isinstance(path, NextNumber) else Path(path)
     pending = None if at_once else _pending_moves.get()
     temporary = _new_temporary_file(_shown_target(target))
-    waits = False
     try:
         with explain_write_errors(_shown_target(target)):
             yield temporary
-        if pending is None:
-            raise_if_received()
-            _move(temporary, target)
-        else:
+        if pending is not None:
             pending.append((temporary, target))
-            waits = True
+            return
+        raise_if_received()
+        _move(temporary, target)
     finally:
-        if not waits:
+        if pending is None or (temporary, target) not in pending:
             _delete_temporary(temporary)
 
 
@@ -160,7 +157,7 @@ def explain_write_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _write_error(target, error) from None
+        raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
     except Exception as error:
         # polars' own exceptions do not contain the system's error
         found = re.search(r"\(os error (\d+)\)|thrift: transport error", str(error))
@@ -176,7 +173,6 @@ def write_atomically(path: str | Path | NextNumber, content: bytes, *, at_once: 
 
 
 def make_temporary_folder() -> Path:
-    """Create a temporary folder. It is removed with `remove_folder` or at the end of the process."""
     parent = Path(tempfile.gettempdir())
     _remove_stale_entries(parent)
     folder = parent / f"mismatchctl-{_process_mark()}"
@@ -191,40 +187,27 @@ def remove_folder(folder: Path) -> None:
 
 
 def _new_temporary_file(target: Path) -> Path:
-    """Create a temporary file in the folder of `target`, with the mode that a new file gets."""
     _remove_stale_entries(target.parent)
     temporary = target.parent / f".mismatchctl-{_process_mark()}.tmp"
-    try:
+    with explain_write_errors(target):
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-    except OSError as error:
-        raise _write_error(target, error) from None
     _own_folders.add(temporary)
     return temporary
 
 
 def _shown_target(target: Path | NextNumber) -> Path:
-    """Return the path of a target, or of any file in its folder for a numbered file."""
     return target.folder / "NNNN.json" if isinstance(target, NextNumber) else target
 
 
 def _move(temporary: Path, target: Path | NextNumber) -> Path:
-    try:
-        if isinstance(target, NextNumber):
-            return target.claim(temporary)
-        temporary.replace(target)
-    except OSError as error:
-        raise _write_error(_shown_target(target), error) from None
-    return target
+    with explain_write_errors(_shown_target(target)):
+        return target.claim(temporary) if isinstance(target, NextNumber) else temporary.replace(target)
 
 
 def _delete_temporary(temporary: Path) -> None:
     with contextlib.suppress(OSError):
         temporary.unlink(missing_ok=True)
     _own_folders.discard(temporary)
-
-
-def _write_error(target: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{target}: cannot be written: {error.strerror or error}")
 
 
 def _process_mark() -> str:
@@ -254,10 +237,8 @@ def _is_stale(entry: os.DirEntry[str], machine: str, process: int) -> bool:
         return time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
@@ -309,11 +290,9 @@ def is_own_output(path: Path) -> bool:
 
 
 def is_baseline(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return _ACCEPTED_BASELINE.search(file.read(_PREFIX_BYTES)) is not None
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return _ACCEPTED_BASELINE.search(file.read(_PREFIX_BYTES)) is not None
+    return False
 
 
 def add_signature(schema_metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes]:
@@ -336,7 +315,6 @@ def _is_own_parquet(path: Path) -> bool:
 
 
 def _is_figure_csv(path: Path) -> bool:
-    """Return True if the captions file in the same folder lists this CSV file."""
     beside = path.with_name(CAPTIONS_FILE)
     if path.suffix != ".csv" or not beside.is_file() or not is_own_output(beside):
         return False

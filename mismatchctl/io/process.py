@@ -41,14 +41,12 @@ def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def end_on_signal() -> None:
-    """End the process at once on a signal from now on."""
     global _ends_at_once
     _ends_at_once = True
     exec("")  # if the last executed code was interrupted, `python -m` ends by SIGINT with any exit code
 
 
 def signal_exit_code() -> int | None:
-    """Return 128 plus the signal number if a signal was received."""
     return 128 + _received_signals[0] if _received_signals else None
 
 
@@ -59,7 +57,6 @@ def raise_if_received() -> None:
 
 
 def register_cleanup(tidy: Callable[[], None]) -> None:
-    """Call `tidy` before a second signal ends the process."""
     _cleanups.append(tidy)
 
 
@@ -127,7 +124,6 @@ def limit_to_one_thread() -> Iterator[None]:
 
 @cache
 def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """Return the functions that get and set the thread count of numpy's OpenBLAS."""
     module = next((sys.modules[name] for name in _NUMPY_MODULES if name in sys.modules), None)
     path = getattr(module, "__file__", None)
     if path is None:

@@ -11,10 +11,10 @@ import io
 import re
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from mismatchctl.io.yaml import TextError, Unknown, parse_scalar
 
@@ -79,12 +79,11 @@ def parse_shell(text: str) -> list[Launch]:
     return _Script(text).launches()
 
 
-@dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):
     """A word and whether it comes from a branch of the script."""
 
     text: str
-    branches: bool = False
+    branches: bool
 
 
 @dataclass
@@ -110,7 +109,6 @@ class _Script:
         return [_read(alone, 0) or Launch({})]
 
     def _commands(self) -> Iterator[tuple[int, list[_Word]]]:
-        """Yield the words of each command with their variables substituted."""
         depth = 0
         for line, raw in _split_commands(self.text):
             words = list(raw)
@@ -190,7 +188,6 @@ class _Script:
 
 
 def _sets(word: str) -> bool:
-    """Return True if a word is a flag or an override."""
     return any(kind.fullmatch(word) for kind in (_FLAG, _OVERRIDE, _CHOICE, _REMOVAL))
 
 
@@ -270,7 +267,6 @@ def _without_files(text: str) -> str:
 
 
 def _read(words: Sequence[_Word], line: int) -> Launch | None:
-    """Return the flags and overrides of a command, or None if it has neither."""
     keys: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
     files: list[tuple[str, str]] = []
@@ -279,22 +275,27 @@ def _read(words: Sequence[_Word], line: int) -> Launch | None:
     for word in words:
         given = word.text
         if named := _FLAG.fullmatch(given):
-            flag = _flag_keys(named[1])
-            _set_value(keys, flag, True if named[2] is None else _parse_override_value(named[2]))
+            flag = named[1].split(".") if "." in named[1] else [f"--{named[1]}"]  # a dotted flag is a nested key
+            value = True if named[2] is None else _parse_override_value(named[2])
+            _find_level(keys, flag)[flag[-1]] = value
             branching += [named[1]] if word.branches else []
             if named[2] is not None and _FILE.fullmatch(named[2]):
                 files.append((named[1], named[2]))
             flag = flag if named[2] is None else []
         elif override := _OVERRIDE.fullmatch(given):
-            _set_value(keys, override[1].split("."), _parse_override_value(override[2]))
+            path = override[1].split(".")
+            _find_level(keys, path)[path[-1]] = _parse_override_value(override[2])
             branching += [override[1]] if word.branches else []
             flag = []
         elif choice := _CHOICE.fullmatch(given):
             keys[choice[1]], flag = choice[2], []
         elif (removal := _REMOVAL.fullmatch(given)) and not (flag and "/" in given):  # a flag's value may be ~/folder
-            for level in (arguments, keys):
-                level.pop(removal[1], None)
-            _remove_value(keys, removal[1].split("."))
+            arguments.pop(removal[1], None)
+            keys.pop(removal[1], None)
+            level, path = keys, removal[1].split(".")
+            for key in path[:-1]:
+                level = inner if isinstance(inner := level.get(key), dict) else {}
+            level.pop(path[-1], None)
             flag = []
         elif variable := _VARIABLE.fullmatch(given):
             flag = []
@@ -312,11 +313,6 @@ def _read(words: Sequence[_Word], line: int) -> Launch | None:
     return Launch(arguments | keys, line, tuple(files), tuple(one.text for one in words), unique)
 
 
-def _flag_keys(flag: str) -> list[str]:
-    """Split a flag into keys. A dotted flag is a path of nested keys, any other flag is one key with its dashes."""
-    return flag.split(".") if "." in flag else [f"--{flag}"]
-
-
 def _parse_override_value(text: str) -> Any:
     """Read a value: a list or mapping in brackets, quoted text, or a scalar. Unset variables are Unknown."""
     if "$" in text or "`" in text:
@@ -332,39 +328,23 @@ def _parse_override_value(text: str) -> Any:
     return text[1:-1] if quoted else parse_scalar(text)
 
 
-def _set_value(found: dict[str, Any], keys: list[str], value: Any) -> None:
-    level = found
+def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    """Return the mapping that contains the last key. As in Hydra, keys below replace a value."""
     for key in keys[:-1]:
-        inner = level.get(key)
-        if not isinstance(inner, dict):  # as Hydra: keys below replace a value
-            inner = level[key] = {}
-        level = inner
-    level[keys[-1]] = value
-
-
-def _remove_value(found: dict[str, Any], keys: list[str]) -> None:
-    level: Any = found
-    for key in keys[:-1]:
-        level = level.get(key)
-        if not isinstance(level, Mapping):
-            return
-    level.pop(keys[-1], None)
+        if not isinstance(found.get(key), dict):
+            found[key] = {}
+        found = found[key]
+    return found
 
 
 def _add_flag_value(found: dict[str, Any], keys: list[str], value: Any) -> bool:
     """Add a word as the value of a flag, or as one more of its numbers. Return True if another number may follow."""
-    level = found
-    for key in keys[:-1]:
-        level = level[key]
-    before = level[keys[-1]]
-    several = before if isinstance(before, list) else [before]
-    if before is True:
-        level[keys[-1]] = value
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (*several, value)):
-        level[keys[-1]] = [*several, value]
-        return True
-    return False
+    level, last = _find_level(found, keys), keys[-1]
+    before = [] if level[last] is True else level[last] if isinstance(level[last], list) else [level[last]]
+    are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (*before, value))
+    if not before or are_numbers:
+        level[last] = [*before, value] if before else value
+    return are_numbers
 
 
 UNPACKING_NOT_READ = "a ** argument is not supported; write its options in the call"
@@ -383,43 +363,32 @@ class PythonCall:
 
 
 def find_python_calls(text: str, name: str) -> list[PythonCall]:
-    """Return the calls of a name, in order."""
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise TextError(error.msg, error.lineno, error.offset) from None
     except (ValueError, RecursionError, MemoryError):
         raise TextError("nested too deeply, or holds a null character") from None
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _function_name(node, name) is not None]
-    return [_build_call(node, _function_name(node, name) or "") for node in sorted(found, key=lambda node: node.lineno)]
+    calls = ((node, _function_name(node.func, name)) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    found = [_build_call(node, function) for node, function in calls if function is not None]
+    return sorted(found, key=lambda call: call.line)
 
 
-def _function_name(node: ast.Call, name: str) -> str | None:
-    called = node.func
-    if isinstance(called, ast.Name):
-        return "" if called.id == name else None
-    if isinstance(called, ast.Attribute):
-        owner = called.value
-        own = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
-        return called.attr if own == name else "" if called.attr == name else None
-    return None
+def _function_name(called: ast.expr, name: str) -> str | None:
+    """Return "" for `name` or `anything.name`, the attribute for `name.attribute`, None for other functions."""
+    if isinstance(called, ast.Attribute) and name == getattr(called.value, "attr", getattr(called.value, "id", None)):
+        return called.attr
+    return "" if name == getattr(called, "attr", getattr(called, "id", None)) else None
 
 
 def _build_call(node: ast.Call, function: str) -> PythonCall:
-    partial = False
     given: dict[str, Any] = {}
-    computed = []
-    for place, argument in enumerate(node.args, 1):
-        if isinstance(argument, ast.Constant) and argument.value is ...:
-            partial = True
-        else:
-            computed.append(f"argument {place}")
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            continue
+    dots = [isinstance(argument, ast.Constant) and argument.value is ... for argument in node.args]
+    computed = [f"argument {place}" for place, is_dots in enumerate(dots, 1) if not is_dots]
+    named = [(keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg is not None]
+    for name, value in named:
         try:
-            given[keyword.arg] = ast.literal_eval(keyword.value)
+            given[name] = ast.literal_eval(value)
         except (ValueError, TypeError):
-            computed.append(keyword.arg)
-    brings_more = any(keyword.arg is None for keyword in node.keywords)
-    return PythonCall(function, given, tuple(computed), brings_more, partial, node.lineno)
+            computed.append(name)
+    return PythonCall(function, given, tuple(computed), len(named) < len(node.keywords), any(dots), node.lineno)

@@ -33,7 +33,6 @@ def escape_unprintable(text: str) -> str:
 
 
 def first_error_line(error: BaseException) -> str:
-    """Return the first line of an error message, at most 200 printable characters."""
     return escape_unprintable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
 
 
@@ -96,46 +95,31 @@ _CONNECT_SECONDS, _REQUEST_SECONDS = 10, 60
 
 @functools.lru_cache(maxsize=64)
 def open_filesystem(scheme: str, bucket: str) -> Any:
-    """Return pyarrow's client of a bucket."""
-    return {"s3": _open_s3, "gs": _open_gcs, "hf": _open_hugging_face}[scheme](bucket)
+    from pyarrow import fs
 
-
-def _open_s3(bucket: str) -> Any:
-    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem, resolve_s3_region
-
+    if scheme == "hf":
+        try:
+            from huggingface_hub import HfFileSystem
+        except ImportError:
+            raise ConfigError("hf:// needs another package: pip install 'mismatchctl[hf]'") from None
+        return fs.PyFileSystem(fs.FSSpecHandler(HfFileSystem()))
+    if scheme == "gs":
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+        protocol, _, host = emulator.rpartition("://")
+        return fs.GcsFileSystem(
+            anonymous=bool(emulator),
+            endpoint_override=host or None,
+            scheme=protocol or ("http" if emulator else "https"),
+            retry_time_limit=timedelta(seconds=_RETRY_SECONDS),
+        )
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return S3FileSystem(
+    return fs.S3FileSystem(
         endpoint_override=endpoint,
-        region=None
-        if endpoint
-        else resolve_s3_region(bucket),  # the region in the environment may be for other buckets
-        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+        region=None if endpoint else fs.resolve_s3_region(bucket),  # the environment's may be for other buckets
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
         connect_timeout=_CONNECT_SECONDS,
         request_timeout=_REQUEST_SECONDS,
     )
-
-
-def _open_gcs(bucket: str) -> Any:
-    from pyarrow.fs import GcsFileSystem
-
-    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
-    scheme, _, host = emulator.rpartition("://")
-    return GcsFileSystem(
-        anonymous=bool(emulator),
-        endpoint_override=host or None,
-        scheme=scheme or ("http" if emulator else "https"),
-        retry_time_limit=timedelta(seconds=_RETRY_SECONDS),
-    )
-
-
-def _open_hugging_face(bucket: str) -> Any:
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
-
-    try:
-        from huggingface_hub import HfFileSystem
-    except ImportError:
-        raise ConfigError("hf:// needs another package: pip install 'mismatchctl[hf]'") from None
-    return PyFileSystem(FSSpecHandler(HfFileSystem()))
 
 
 class Store:
@@ -172,12 +156,11 @@ class Store:
                     continue
                 seen.add((found.st_dev, found.st_ino))
                 with os.scandir(place) as listing:
-                    entries = [(one.name, _is_folder(one)) for one in listing if not one.name.startswith((".", "_"))]
+                    entries = [(one.path, _is_folder(one)) for one in listing if not one.name.startswith((".", "_"))]
             except OSError as error:
                 raise DataError(f"cannot be listed ({error.strerror})", file=escape_unprintable(place)) from None
-            folders = sorted((name for name, is_folder in entries if is_folder), reverse=True)
-            pending += [os.path.join(place, name) for name in folders]
-            yield from (os.path.normpath(os.path.join(place, name)) for name, is_folder in entries if not is_folder)
+            pending += sorted((path for path, is_folder in entries if is_folder), reverse=True)
+            yield from (os.path.normpath(path) for path, is_folder in entries if not is_folder)
 
     def glob(self, pattern: str) -> dict[str, bool]:
         """Return the matches of a pattern, each with True if it is a file. A broken link counts as a file."""
@@ -190,15 +173,12 @@ class Store:
         return os.path.abspath(path)
 
     def resolve(self, path: str) -> str:
-        """Return a name that is equal for two paths to the same file."""
         return os.path.realpath(path)
 
     def version(self, location: str, file: pa.NativeFile) -> str:
-        """Return a string that changes when the file is rewritten."""
         return str(os.stat(location).st_mtime_ns)
 
     def explain(self, error: BaseException, path: str) -> DataError:
-        """Describe an error at a path."""
         if self.is_broken_link(path):
             where = escape_unprintable(os.readlink(path))
             return DataError(f"broken link to {where}", file=escape_unprintable(path), remedy="repair or remove it")
@@ -258,9 +238,7 @@ class ObjectStore(Store):
         return bool(self._info(path).is_file)
 
     def is_folder(self, path: str) -> bool:
-        from pyarrow.fs import FileType
-
-        return bool(self._info(path).type == FileType.Directory)
+        return bool(self._info(path).type.name == "Directory")
 
     def list_names(self, folder: str) -> list[str]:
         return [path.rpartition("/")[2] for path, _ in self._list(folder, recursive=False)]
@@ -275,8 +253,7 @@ class ObjectStore(Store):
         """Return the matches of a pattern, in which `**` matches any number of folders."""
         parts = pattern.split("/")
         fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
-        recursive = fixed < len(parts) - 1
-        found = self._list("/".join(parts[:fixed]), recursive)
+        found = self._list("/".join(parts[:fixed]), recursive=fixed < len(parts) - 1)
         return {path: is_file for path, is_file in found if _matches(path.split("/")[fixed:], parts[fixed:])}
 
     def location(self, path: str) -> str:
@@ -286,7 +263,6 @@ class ObjectStore(Store):
         return path
 
     def version(self, location: str, file: pa.NativeFile) -> str:
-        """Return the ETag of the open object, or its time of modification."""
         tag = file.metadata().get("ETag")
         return tag.decode() if tag else str(self._info(location).mtime_ns)
 
@@ -305,14 +281,11 @@ class ObjectStore(Store):
         return work()
 
     def _open(self, location: str) -> pa.NativeFile:
-        return self.filesystem.open_input_file(self._key(location))
-
-    def _key(self, path: str) -> str:
-        return path.partition("://")[2]
+        return self.filesystem.open_input_file(location.partition("://")[2])
 
     def _info(self, path: str) -> Any:
         try:
-            return self.filesystem.get_file_info(self._key(path))
+            return self.filesystem.get_file_info(path.partition("://")[2])
         except self.error_types as error:
             raise self.explain(error, path) from error
 
@@ -320,7 +293,7 @@ class ObjectStore(Store):
         from pyarrow.fs import FileSelector
 
         try:
-            found = self.filesystem.get_file_info(FileSelector(self._key(folder), recursive=recursive))
+            found = self.filesystem.get_file_info(FileSelector(folder.partition("://")[2], recursive=recursive))
         except FileNotFoundError:
             return []
         except self.error_types as error:
@@ -349,7 +322,6 @@ AnswerT = TypeVar("AnswerT")
 
 
 def is_remote(path: str) -> bool:
-    """Return True if the path is an object store URL."""
     return _REMOTE_PATH.match(path) is not None
 
 
@@ -367,7 +339,6 @@ bucket."""
 
 
 def find_store(path: str) -> Store:
-    """Return the store of a path."""
     match = _REMOTE_PATH.match(path)
     if match is None:
         return _LOCAL_DISK
@@ -413,7 +384,6 @@ def map_requests(question: Callable[[ItemT], AnswerT], of: Sequence[ItemT], *, o
 
 
 def read_file(path: str | Path) -> bytes:
-    """Read a file or object that fits into memory."""
     if not is_remote(str(path)):
         return read_regular_file(path, MOST_BYTES)
     where = normalize_path(str(path))

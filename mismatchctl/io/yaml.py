@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,6 @@ _MOST_DIGITS = 80
 
 
 def parse_integer(text: str) -> int:
-    """Parse an integer of at most 64 bits."""
     value = int(text) if len(text) < _MOST_DIGITS else 1 << 64
     if not -(1 << 63) <= value < 1 << 64:
         raise TextError(f"the number {text[:40]} has more than 64 bits")
@@ -102,7 +101,6 @@ def parse_integer(text: str) -> int:
 
 
 def parse_float(text: str) -> float:
-    """Parse a decimal float that does not overflow."""
     value = float(text)
     if math.isinf(value):
         raise TextError(f"the number {text[:40]} is larger than any float")
@@ -124,45 +122,39 @@ def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
     `oc.env` resolves to its default, since training runs in another environment. A referenced block is copied
     unresolved.
     """
-    found: dict[str, Any] = _resolve_value(keys, (), keys)
+
+    def resolve(value: Any, place: tuple[str, ...]) -> Any:
+        if len(place) > MOST_DEPTH:
+            return value
+        if isinstance(value, Mapping):
+            return {key: resolve(one, (*place, str(key))) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [resolve(one, (*place, str(number))) for number, one in enumerate(value)]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        for _ in range(_MOST_STEPS):  # the referenced value if the string is one interpolation, else text
+            before = value
+            if whole := _POINTER.fullmatch(value):
+                value = _resolve_pointer(whole[1].strip(), place, keys)
+                if value is _MISSING:
+                    return before
+                if not isinstance(value, str):
+                    return value
+            elif len(value) <= _MOST_CHARACTERS:
+                inside = _POINTER.sub(lambda pointer: _put_in(pointer, place, keys), value)
+                value = inside if len(inside) <= _MOST_CHARACTERS else value
+            if value == before:
+                break
+        return value
+
+    found: dict[str, Any] = resolve(keys, ())
     return found
 
 
-def _resolve_value(value: Any, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    if len(place) > MOST_DEPTH:
-        return value
-    if isinstance(value, Mapping):
-        return {key: _resolve_value(one, (*place, str(key)), root) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_resolve_value(one, (*place, str(number)), root) for number, one in enumerate(value)]
-    return _resolve_text(value, place, root) if isinstance(value, str) and "${" in value else value
-
-
-def _resolve_text(text: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    """Resolve a string with interpolations: the referenced value if it is only one, else text."""
-
-    def put_in(pointer: re.Match[str]) -> str:
-        found = _resolve_pointer(pointer[1].strip(), place, root)
-        plain = found is not _MISSING and not isinstance(found, (Mapping, list))
-        return str(found)[:_MOST_CHARACTERS] if plain else pointer[0]
-
-    for _ in range(_MOST_STEPS):
-        if whole := _POINTER.fullmatch(text):
-            found = _resolve_pointer(whole[1].strip(), place, root)
-            if found is _MISSING:
-                return text
-            if not isinstance(found, str):
-                return found
-            text = found
-        elif (
-            len(text) <= _MOST_CHARACTERS
-            and len(inside := _POINTER.sub(put_in, text)) <= _MOST_CHARACTERS
-            and inside != text
-        ):
-            text = inside
-        else:
-            break
-    return text
+def _put_in(pointer: re.Match[str], place: tuple[str, ...], root: Mapping[str, Any]) -> str:
+    found = _resolve_pointer(pointer[1].strip(), place, root)
+    plain = found is not _MISSING and not isinstance(found, (Mapping, list))
+    return str(found)[:_MOST_CHARACTERS] if plain else pointer[0]
 
 
 def _resolve_pointer(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
@@ -170,9 +162,9 @@ def _resolve_pointer(where: str, place: tuple[str, ...], root: Mapping[str, Any]
     if resolver is None:
         return _find_value(where, place, root)
     found = _find_value(resolver[2], (), root) if resolver[1] == "select" else _MISSING
-    if found is not _MISSING:
+    if found is not _MISSING or resolver[3] is None:
         return found
-    return _MISSING if resolver[3] is None else parse_scalar(resolver[3].strip().strip("'\""))
+    return parse_scalar(resolver[3].strip().strip("'\""))
 
 
 def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
@@ -189,8 +181,10 @@ def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> 
 
 def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[str], Any] | None = None) -> Any:
     """Parse JSON of any size. NaN, overflow and repeated keys are errors."""
+    strict: dict[str, Any] = {"parse_float": parse_float, "parse_int": parse_integer}
+    strict |= {"parse_constant": _refuse_constant, "object_pairs_hook": _check_unique_keys}
     try:
-        return json.loads(text, parse_float=number, parse_int=number) if as_python_writes else _parse_strict_json(text)
+        return json.loads(text, **({"parse_float": number, "parse_int": number} if as_python_writes else strict))
     except json.JSONDecodeError as error:
         raise TextError(error.msg, error.lineno, error.colno) from None
     except RecursionError:
@@ -199,16 +193,6 @@ def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[s
         raise
     except ValueError:  # Python limits the number of digits
         raise TextError("a number has too many digits") from None
-
-
-def _parse_strict_json(text: str) -> Any:
-    return json.loads(
-        text,
-        parse_constant=_refuse_constant,
-        parse_float=parse_float,
-        parse_int=parse_integer,
-        object_pairs_hook=_check_unique_keys,
-    )
 
 
 def _refuse_constant(text: str) -> Any:
@@ -269,11 +253,10 @@ def parse_yaml(text: str, *, decimal: bool = False) -> Any:
 
     With `decimal`, numbers in other forms than decimal (`010`, `1:30`, `0b1`, `1_0`) stay text.
     """
-    return parse_yaml_with_scalars(text, decimal=decimal)[0]
+    return _parse_yaml(text, decimal)[0]
 
 
-def parse_yaml_with_scalars(text: str, *, decimal: bool = False) -> tuple[Any, list[YamlScalar]]:
-    """Parse one YAML document, and list its scalars as they are written."""
+def _parse_yaml(text: str, decimal: bool) -> tuple[Any, list[YamlScalar]]:
     reader = _YamlReader(text, decimal)
     try:
         return reader.document(), reader.scalars
@@ -335,7 +318,7 @@ class _YamlReader:
                 raise TextError(f"the tag {_format_tag(event.tag)} is not read")
             if depth == MOST_DEPTH:
                 raise TextError("nested too deeply")
-            value = (self._mapping if is_mapping else self._list)(keys, depth + 1)
+            value = self._mapping(keys, depth + 1) if is_mapping else self._list(keys, depth + 1)
             size = self._values - before + 1
         if event.anchor is not None:
             self._anchors[event.anchor] = value, size
@@ -357,10 +340,12 @@ class _YamlReader:
                 raise TextError(f"the key {key!r} occurs twice in one mapping")
             self._next()
             value = self._value((*keys, key), depth, has_key=True)
-            if merges:
-                merged += _merge_mappings(value)
-            else:
+            if not merges:
                 found[key] = value
+                continue
+            merged += value if isinstance(value, list) else [value]
+            if not all(isinstance(item, dict) for item in merged):
+                raise TextError("<< takes a mapping")
         for mapping in merged:
             found = mapping | found
         return found
@@ -375,7 +360,6 @@ class _YamlReader:
         return key
 
     def _anchored(self, event: yaml.AliasEvent) -> tuple[Any, int]:
-        """Return the value that an alias repeats, and its size."""
         if event.anchor not in self._anchors:
             raise TextError(f"*{event.anchor} refers to an unknown anchor")
         return self._anchors[event.anchor]
@@ -386,15 +370,7 @@ class _YamlReader:
             raise TextError(f"more than {MOST_VALUES:,} values")
 
 
-def _merge_mappings(value: Any) -> list[dict[str, Any]]:
-    found = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, dict) for item in found):
-        raise TextError("<< takes a mapping")
-    return found
-
-
 def _scalar_value(event: yaml.ScalarEvent) -> PlainValue:
-    """Convert a scalar by its tag, or by its form if it has no tag."""
     text: str = event.value
     tag: str | None = event.tag
     if tag is None or tag == "!":
@@ -426,27 +402,25 @@ def read_data(path: str | Path, *, decimal: bool = False) -> Any:
 def read_with_scalars(path: str | Path, *, decimal: bool = False) -> tuple[Any, list[YamlScalar]]:
     """Read a settings file, and list the scalars of a YAML file as they are written."""
     kind = {".json": "JSON", ".toml": "TOML"}.get(Path(path).suffix, "YAML")
-    text, where = read_text(path), f"{path}: not valid {kind}"
-    if kind == "YAML":
-        parse = partial(parse_yaml_with_scalars, decimal=decimal)
-        found: tuple[Any, list[YamlScalar]] = _parse_or_raise(parse, text, where)
-        return found
-    return _parse_or_raise(parse_json if kind == "JSON" else parse_toml, text, where), []
+    text = read_text(path)
+    with _explain(f"{path}: not valid {kind}"):
+        if kind == "YAML":
+            return _parse_yaml(text, decimal)
+        return (parse_json if kind == "JSON" else parse_toml)(text), []
 
 
 def read_text(path: str | Path) -> str:
-    """Read a small regular file as text."""
     try:
-        return decode_utf8(read_regular_file(path, MOST_SETTINGS_BYTES))
+        with _explain(str(path)):
+            return decode_utf8(read_regular_file(path, MOST_SETTINGS_BYTES))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except TextError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def parse_inline(text: str, where: str, *, decimal: bool = False) -> Any:
     """Parse the YAML mapping of an option. `decimal` is as for `parse_yaml`."""
-    return _parse_or_raise(partial(parse_yaml, decimal=decimal), text, f"{where}: not valid YAML")
+    with _explain(f"{where}: not valid YAML"):
+        return parse_yaml(text, decimal=decimal)
 
 
 def decode_utf8(content: bytes) -> str:
@@ -458,9 +432,10 @@ def decode_utf8(content: bytes) -> str:
         raise TextError("not UTF-8", before.count(b"\n") + 1, error.start - before.rfind(b"\n")) from None
 
 
-def _parse_or_raise(parse: Callable[[str], Any], text: str, where: str) -> Any:
+@contextlib.contextmanager
+def _explain(where: str) -> Iterator[None]:
     try:
-        return parse(text)
+        yield
     except TextError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -472,17 +447,16 @@ _NEEDS_QUOTES = ("\n", "\r", "\x85", "\u2028", "\u2029", "::", "##")
 class _YamlDumper(yaml.SafeDumper):
     """Quotes strings that `parse_scalar` would read as another type."""
 
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        try:
+            quoted = not isinstance(parse_scalar(text), str)
+        except ValueError:
+            quoted = True
+        style = '"' if any(sign in text for sign in _NEEDS_QUOTES) else "'" if quoted else None
+        return self.represent_scalar(f"{_TAG_PREFIX}str", text, style=style)
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    try:
-        quoted = not isinstance(parse_scalar(text), str)
-    except ValueError:
-        quoted = True
-    style = '"' if any(sign in text for sign in _NEEDS_QUOTES) else "'" if quoted else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
-
-_YamlDumper.add_representer(str, _represent_text)
+_YamlDumper.add_representer(str, _YamlDumper.represent_str)
 
 
 def dump_yaml(data: Any, *, inner: bool = False) -> str:

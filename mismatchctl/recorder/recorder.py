@@ -177,7 +177,6 @@ class Recorder:
         return None
 
     def _drain(self) -> None:
-        """Write the queued tables in the thread until the sentinel arrives."""
         while True:
             table = self._queue.get()
             try:
@@ -206,7 +205,6 @@ class Recorder:
             log.warning("not recorded: %s (training goes on; Recorder.lost counts this and further losses)", what)
 
     def _report_missing_side(self, rollout: bool, train: bool) -> None:
-        """Log once that only one side is recorded, and which."""
         if (rollout or train) and not self._one_sided:
             self._one_sided = True
             missing, other = ("rollout", "train") if rollout else ("train", "rollout")
@@ -291,7 +289,6 @@ def write_parquet(table: pa.Table, handle: BinaryIO, **settings: Any) -> None:
 
 
 def write_arrow(table: pa.Table, handle: BinaryIO, compression: str = "lz4") -> None:
-    """Write an Arrow IPC file of compressed record batches."""
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_file(handle, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=_row_group_rows(table))
@@ -362,7 +359,6 @@ def _remove_if_stale(partial: Path) -> None:
 
 
 def _is_same_file(handle: BinaryIO, path: Path) -> bool:
-    """Return True if the path still is the open file."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), os.stat(path))
     except FileNotFoundError:

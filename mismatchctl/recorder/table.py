@@ -85,7 +85,6 @@ class Responses:
         return cls(reference, widths, starts, np.where(valid.any(axis=1), stops, starts))
 
     def to_lists(self, name: str, rows: Cells) -> pa.Array:
-        """Return the list column of a per-token column. Expert ids become lists of lists."""
         if len(rows) != len(self.widths):
             raise ValueError(f"{len(rows)} rows for {len(self.widths)} sequences")
         kept = [self._trim(index, row) for index, row in enumerate(rows)]
@@ -162,7 +161,6 @@ def _to_cells(name: str, value: Any) -> Cells:
 
 
 def _check_shape(name: str, array: Array, shape: tuple[int, ...]) -> Array:
-    """Return the array if its rows have a valid shape, else raise."""
     if len(shape) == 1 or (name in NESTED_COLUMNS and len(shape) > 1):
         return array
     raise ValueError(f"a row must be one value or one-dimensional, got shape {shape}")
@@ -186,7 +184,6 @@ def _scalar_array(values: Cells, count: int) -> pa.Array:
 
 
 def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
-    """Return lists of these lengths over contiguous values, without nulls."""
     if len(values) > MAX_ELEMENTS:
         raise ValueError(f"{len(values):,} values in one call; at most {MAX_ELEMENTS:,} are allowed")
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
@@ -194,7 +191,6 @@ def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
 
 
 def _prompt_array(rows: Cells, count: int) -> pa.Array:
-    """Return the list column of prompts of any length."""
     if not isinstance(rows, list):
         raise ValueError("needs a list of B rows without padding, as in [row[row_mask] for ...]")
     if len(rows) != count:
@@ -220,7 +216,6 @@ def _nested_values(name: str, rows: list[Array]) -> Array:
 
 
 def _to_storage(name: str, values: Array) -> Array:
-    """Convert the values of a per-token column to their type on disk."""
     kind = values.dtype.kind
     if name == "response_mask":
         if kind not in "biuf" or not np.isin(values, (0, 1)).all():

@@ -47,12 +47,12 @@ def find_candidates(place: Path, framework: str = "") -> list[Path]:
     A file that the user passes together with its framework may have any name.
     """
     found = [path for path in _find_by_name(place, framework) if path.suffix not in COMPRESSED_SUFFIXES]
-    if not found and (lost := find_compressed(place, framework)):
+    if not found and (lost := _find_compressed(place, framework)):
         raise DataError("is an archive", file=str(lost[0]), remedy="unpack it")
     return found
 
 
-def find_compressed(place: Path, framework: str = "") -> list[Path]:
+def _find_compressed(place: Path, framework: str) -> list[Path]:
     """Return the compressed files at a path, unless the unpacked file is also there."""
     files = [path for path in _find_by_name(place, framework) if path.suffix in COMPRESSED_SUFFIXES]
     return [path for path in files if path == place or not _uncompressed_path(path).exists()]
@@ -60,7 +60,7 @@ def find_compressed(place: Path, framework: str = "") -> list[Path]:
 
 def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
     """Return a note that compressed files are not read."""
-    if not (lost := find_compressed(place, framework)):
+    if not (lost := _find_compressed(place, framework)):
         return []
     more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
     return [f"{escape_unprintable(str(lost[0]))}{more}: packed, so not read; unpack what belongs to the run"]
@@ -68,16 +68,12 @@ def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
 
 def _find_by_name(place: Path, framework: str) -> list[Path]:
     """Return the files whose names fit a framework."""
+    if place.is_file() and framework:
+        return [place]
     patterns = [pattern for layout in framework_layouts(framework) for pattern in layout.patterns]
-
-    if place.is_file():
-        return [place] if framework or _matches_name(_uncompressed_path(place), patterns) else []
-    if not place.is_dir():
-        return []
-    return sorted(
-        (path for path in walk_files(place) if _matches_name(_uncompressed_path(path), patterns)),
-        key=lambda path: natural_key(str(path)),
-    )
+    paths = walk_files(place) if place.is_dir() else [place] if place.is_file() else []
+    found = [path for path in paths if _matches_name(_uncompressed_path(path), patterns)]
+    return sorted(found, key=lambda path: natural_key(str(path)))
 
 
 def _uncompressed_path(path: Path) -> Path:
@@ -108,7 +104,11 @@ def refuse_incomplete(path: Path) -> None:
     if not any(one.keys and _matches_name(path, one.patterns) for one in framework_layouts()):
         return
     file = OpenFile(path)
-    names = {name: _telling_names(one) for name, one in all_layouts().items()}
+    usual = (*REQUIRED_COLUMNS, "response_mask", "token_ids", "advantages")
+    names = {
+        name: {*one.keys, *(one.columns[column] for column in usual if column in one.columns)}
+        for name, one in all_layouts().items()
+    }
     alike = {name: sum(map(file.has_keys, names[name])) for name in all_layouts()}
     most, next_one = sorted(alike, key=alike.__getitem__, reverse=True)[:2]
     lacks = [name for name in all_layouts()[most].keys if not file.has_keys(name)]
@@ -116,12 +116,6 @@ def refuse_incomplete(path: Path) -> None:
         problem = f"has most of what files of {most} have, and no {', '.join(lacks)}"
         remedy = f"save it too, or name another framework with convert --from: {', '.join(all_layouts())}"
         raise DataError(problem, file=str(path), remedy=remedy)
-
-
-def _telling_names(layout: FileLayout) -> set[str]:
-    """Return the names that identify a framework's file: its keys and required columns."""
-    usual = (*REQUIRED_COLUMNS, "response_mask", "token_ids", "advantages")
-    return {*layout.keys, *(layout.columns[name] for name in usual if name in layout.columns)}
 
 
 def is_rollout_only(path: str) -> bool:
@@ -222,31 +216,16 @@ def _list_type(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", kind, nullable=False))
 
 
+_FLOATS, _INTEGERS = _list_type(pa.float32()), _list_type(pa.int64())
 COLUMN_TYPES: dict[str, pa.DataType] = {
-    "step": pa.int64(),
-    "sequence_id": pa.string(),
-    "rollout_log_probs": _list_type(pa.float32()),
-    "train_log_probs": _list_type(pa.float32()),
-    "response_mask": _list_type(pa.bool_()),
-    "prompt_id": pa.string(),
-    "token_ids": _list_type(pa.int64()),
-    "current_log_probs": _list_type(pa.float32()),
-    "ref_log_probs": _list_type(pa.float32()),
-    "advantages": _list_type(pa.float32()),
-    "entropy": _list_type(pa.float32()),
-    "kept_tokens": _list_type(pa.int64()),
-    "turn": _list_type(pa.int64()),
-    "reward": pa.float64(),
-    "rollout_version": pa.int64(),
-    "train_version": pa.int64(),
-    "worker": pa.string(),
-    "truncated": pa.bool_(),
-    "micro_batch": pa.string(),
-    "rollout_ids": pa.string(),
-    "reference_log_probs": _list_type(pa.float64()),
-    "reference_version": pa.int64(),
-    "prompt_token_ids": _list_type(pa.int64()),
-}
+    "step": pa.int64(), "sequence_id": pa.string(), "rollout_log_probs": _FLOATS, "train_log_probs": _FLOATS,
+    "response_mask": _list_type(pa.bool_()), "prompt_id": pa.string(), "token_ids": _INTEGERS,
+    "current_log_probs": _FLOATS, "ref_log_probs": _FLOATS, "advantages": _FLOATS, "entropy": _FLOATS,
+    "kept_tokens": _INTEGERS, "turn": _INTEGERS, "reward": pa.float64(), "rollout_version": pa.int64(),
+    "train_version": pa.int64(), "worker": pa.string(), "truncated": pa.bool_(), "micro_batch": pa.string(),
+    "rollout_ids": pa.string(), "reference_log_probs": _list_type(pa.float64()), "reference_version": pa.int64(),
+    "prompt_token_ids": _INTEGERS,
+}  # fmt: skip
 """Columns that a converted file may have, in order, with their types."""
 
 TOKEN_COLUMNS = tuple(
@@ -350,13 +329,11 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
 
 def _prompt_tokens(tokens: NDArray[np.int64], mask: NDArray[np.bool_], attention: Any) -> NDArray[np.int64] | None:
     """Return the tokens before the first sampled token, without padding."""
-    inside = np.flatnonzero(mask)
-    if not len(inside):
+    if not mask.any():
         return None
-    kept = np.ones(len(tokens), bool)
-    if attention is not None and len(attention) == len(tokens):
-        kept = np.asarray(attention) != 0
-    return tokens[: inside[0]][kept[: inside[0]]]
+    before = tokens[: mask.argmax()]
+    is_known = attention is not None and len(attention) == len(tokens)
+    return before[np.asarray(attention)[: len(before)] != 0] if is_known else before
 
 
 def prompt_hash(prompt: Any) -> str | None:

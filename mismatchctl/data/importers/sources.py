@@ -38,9 +38,7 @@ BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
 class ForeignRun:
     """Files that are read as one run.
 
-    Attributes:
-        missing: tokens that are masked because the framework had no log-prob for them.
-        copies: sequences left out because another file has them with the same values.
+    `missing` tokens have no log-prob and are masked. `copies` are sequences that another file has with the same values.
     """
 
     def __init__(self, place: str, join: BatchJoin | None = None, joined_columns: Collection[str] = ()) -> None:
@@ -160,10 +158,7 @@ _temporary_folder = cache(make_temporary_folder)
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Yield files of frameworks and of other formats as tables, run by run. With `skip`, errors are yielded too.
-
-    `note` is called with messages about data that was left out.
-    """
+    """Yield files of frameworks and of common formats as tables, run by run. With `skip`, yield errors, too."""
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:
@@ -173,7 +168,7 @@ def convert_foreign_files(
         if stamps not in _converted:
             _converted[stamps] = _convert_run(run, skip, sum(size for _, size, _ in stamps) <= _MOST_IN_MEMORY)
         outcomes, notes = _converted[stamps] = _converted.pop(stamps)  # moved to the end: the most recent one
-        while len(_converted) > 1 and sum(map(_table_bytes, _converted.values())) > _MOST_KEPT:
+        while len(_converted) > 1 and sum(map(_count_bytes, _converted.values())) > _MOST_KEPT:
             del _converted[next(iter(_converted))]
         for text in notes:
             note(text)
@@ -194,7 +189,7 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
     return one.location, status.st_size, status.st_mtime_ns
 
 
-def _table_bytes(outcome: tuple[list[ConversionOutcome], list[str]]) -> int:
+def _count_bytes(outcome: tuple[list[ConversionOutcome], list[str]]) -> int:
     return sum(table.nbytes for table in outcome[0] if isinstance(table, pa.Table))
 
 
@@ -206,40 +201,33 @@ def _convert_run(run: Sequence[UnopenedFile], skip: bool, in_memory: bool) -> tu
 
     def outcome(path: Path, incomplete: bool) -> ConversionOutcome:
         try:
-            return _collect(_read_incomplete(path) if incomplete else _read_file(source, path), in_memory)
+            return _collect(_read_file(source, path, incomplete), in_memory)
         except DataError as error:
             if not skip:
                 raise
             return error
 
     outcomes = [outcome(path, False) for path in paths]
-    if source.recognized:
-        source.finish()
-    elif not any(isinstance(found, pa.Table) for found in outcomes):
+    if not source.recognized and not any(isinstance(found, pa.Table) for found in outcomes):
         for number, path in enumerate(paths):
             if outcomes[number] is None and is_table(path):
                 outcomes[number] = outcome(path, True)
-        if all(found is None for found in outcomes):
-            source.finish()
+    if source.recognized or all(found is None for found in outcomes):
+        source.finish()
     return outcomes, [f"{place}: {text}" for text in skipped_notes(source.missing, source.copies)]
 
 
-def _read_file(source: ForeignRun, path: Path) -> Batches:
+def _read_file(source: ForeignRun, path: Path, incomplete: bool) -> Batches:
     """Yield the rows of a framework's file, or of a table with both sides."""
-    if not is_table(path) or recognize_layout(path) is not None:
+    if not incomplete and (not is_table(path) or recognize_layout(path) is not None):
         yield from source.read(path)
         return
     table = read_table(path)
-    if has_both_sides(table):
-        yield from as_dump(table, path).to_batches()
-    else:
+    if not incomplete and not has_both_sides(table):
         refuse_incomplete(path)
-
-
-def _read_incomplete(path: Path) -> Batches:
-    """Yield the rows of a table whose columns can be named with `--column`."""
-    table = as_dump(read_table(path), path)
-    if not len(table):
+        return
+    table = as_dump(table, path)
+    if incomplete and not len(table):
         raise DataError("the file does not contain rows", file=str(path), remedy="pass a dump that contains sequences")
     yield from table.to_batches()
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.core.formatting import format_command
-from mismatchctl.core.schema import REQUIRED_COLUMNS
+from mismatchctl.core.schema import COLUMNS_BY_NAME, REQUIRED_COLUMNS
 from mismatchctl.data.arrays import FLAG_TYPE, NULL_TYPE, NUMBER_TYPE, TEXT_TYPE, describe_type, is_list
 from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.data.importers.rows import prompt_hash, read_json_lines
@@ -93,8 +93,7 @@ def read_table(path: Path) -> pa.Table:
 
 def has_both_sides(table: pa.Table) -> bool:
     """Return True if a table contains the log-probs of both sides."""
-    aliases = column_aliases()
-    found = {aliases.get(name, name) for name in table.schema.names}
+    found = set(map(canonical_name, table.schema.names))
     return found >= {*REQUIRED_COLUMNS} and ("response_mask" in found or "position" in found)
 
 
@@ -326,8 +325,12 @@ def _from_content(content: Any, path: Path) -> pa.Table:
 
 def _known(names: Iterable[Any]) -> list[str]:
     """Return the names of log-probs to compare."""
-    aliases = column_aliases()
-    return [name for name in names if name in REQUIRED_COLUMNS or aliases.get(name) in REQUIRED_COLUMNS]
+    return [name for name in names if canonical_name(name) in REQUIRED_COLUMNS]
+
+
+def canonical_name(name: Any) -> Any:
+    """Return the name of the schema for a column of any framework."""
+    return name if name in COLUMNS_BY_NAME else column_aliases().get(name, name)
 
 
 def _from_records(records: Sequence[Mapping[str, Any]], path: Path) -> pa.Table:
@@ -441,11 +444,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 def _with_token_ids(table: pa.Table) -> pa.Table:
     """Rename a column with an ambiguous name to token_ids if it contains lists of integers."""
-    if "token_ids" in table.schema.names or any(
-        column_aliases().get(name) == "token_ids" for name in table.schema.names
-    ):
-        return table
-    for name in _TOKEN_IDS:
+    for name in () if "token_ids" in map(canonical_name, table.schema.names) else _TOKEN_IDS:
         kind = table.schema.field(name).type if name in table.schema.names else pa.null()
         if is_list(kind) and pa.types.is_integer(kind.value_type):
             names = ["token_ids" if one == name else one for one in table.schema.names]
@@ -455,10 +454,7 @@ def _with_token_ids(table: pa.Table) -> pa.Table:
 
 def with_prompt_ids(table: pa.Table) -> pa.Table:
     """If the table has no prompt ids, add ids from the tokens or the text of the prompts."""
-    aliases = column_aliases()
-    if any(name == "prompt_id" or aliases.get(name) == "prompt_id" for name in table.schema.names):
-        return table
-    for name in _PROMPTS:
+    for name in () if "prompt_id" in map(canonical_name, table.schema.names) else _PROMPTS:
         if name in table.schema.names and not pa.types.is_floating(table.schema.field(name).type):
             values = table[name].to_pylist()
             return table.append_column("prompt_id", pa.array(map(prompt_hash, values), pa.string()))
@@ -508,12 +504,9 @@ def _body(record: Any) -> tuple[str, Record] | None:
     if isinstance(choices, list) and (not choices or isinstance(choices[0], Mapping)):
         return "openai", record
     outputs = record.get("outputs")
-    if isinstance(outputs, list) and (
-        record.get("prompt_logprobs") is not None
-        or any(isinstance(one, Mapping) and "token_ids" in one for one in outputs)
-    ):
-        return "vllm", record
-    if isinstance(record.get("prompt_logprobs"), list):
+    has_ids = isinstance(outputs, list) and any(isinstance(one, Mapping) and "token_ids" in one for one in outputs)
+    prompt = record.get("prompt_logprobs")
+    if has_ids or isinstance(prompt, list) or (isinstance(outputs, list) and prompt is not None):
         return "vllm", record
     return next((found for name in _WRAPPERS if (found := _body(record.get(name))) is not None), None)
 
