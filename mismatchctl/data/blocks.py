@@ -264,7 +264,7 @@ def _true_array(count: int) -> Bools:
 
 
 def token_values(array: pa.Array) -> NDArray[Any] | None:
-    """Return one value per token, NaN for null: [T], or [T, K] for lists of one length. None for other lists."""
+    """Return one value per token, NaN for null: [T], [T, K] for lists of one length, `None` for other lists."""
     if not is_list(array.type):
         values, missing = to_numpy(array), find_nulls(array)
         if missing is None:

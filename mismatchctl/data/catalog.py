@@ -1,4 +1,4 @@
-"""The files of a dump: footers, columns and layout, what all files agree on, units of work, and decoding in pieces."""
+"""The files of a dump: footers, columns, layouts, agreement of all files, units of work, and decoding in pieces."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def _process_mark() -> str:
 
 
 def _machine_id() -> str:
-    """Identify the machine or container, within which process ids are unique."""
+    """Identify the machine or container. Process ids are unique in it."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:

@@ -85,7 +85,7 @@ def system_bytes(name: str) -> int | None:
 
 
 def container_bytes() -> int | None:
-    """Return the memory limit of this process's container, if any. cgroup v1 writes a huge number instead of none."""
+    """Return the memory limit of this process's container, if any. cgroup v1 writes a huge number for none."""
     for path in _CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
             limit = int(file.read())

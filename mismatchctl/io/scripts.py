@@ -375,7 +375,7 @@ def find_python_calls(text: str, name: str) -> list[PythonCall]:
 
 
 def _function_name(called: ast.expr, name: str) -> str | None:
-    """Return "" for `name` or `anything.name`, the attribute for `name.attribute`, None for other functions."""
+    """Return "" for `name` or `anything.name`, the attribute for `name.attribute`, `None` for other functions."""
     if isinstance(called, ast.Attribute) and name == getattr(called.value, "attr", getattr(called.value, "id", None)):
         return called.attr
     return "" if name == getattr(called, "attr", getattr(called, "id", None)) else None

@@ -250,7 +250,7 @@ class ObjectStore(Store):
                 yield path
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """Return the matches of a pattern, in which `**` matches any number of folders."""
+        """Return the matches of a pattern. `**` matches any number of folders."""
         parts = pattern.split("/")
         fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         found = self._list("/".join(parts[:fixed]), recursive=fixed < len(parts) - 1)

@@ -249,7 +249,7 @@ class YamlScalar:
 
 
 def parse_yaml(text: str, *, decimal: bool = False) -> Any:
-    """Parse one YAML document into plain data with string keys. Return None for an empty document.
+    """Parse one YAML document into plain data with string keys. Return `None` for an empty document.
 
     With `decimal`, numbers in other forms than decimal (`010`, `1:30`, `0b1`, `1_0`) stay text.
     """
@@ -274,7 +274,7 @@ def _line_and_column(mark: Any) -> tuple[int, ...]:
 
 
 class _YamlReader:
-    """Builds values from libyaml's events, since PyYAML's constructors have no limits on depth and aliases."""
+    """Builds values from libyaml's events, since PyYAML's constructors do not limit depth and aliases."""
 
     def __init__(self, text: str, decimal: bool = False) -> None:
         self._decimal = decimal
@@ -395,7 +395,7 @@ MOST_SETTINGS_BYTES = 1 << 20
 
 
 def read_data(path: str | Path, *, decimal: bool = False) -> Any:
-    """Read a settings file as JSON or TOML by its suffix, else as YAML. `decimal` is as for `parse_yaml`."""
+    """Read a settings file as JSON or TOML by its suffix, else as YAML. `decimal`: see `parse_yaml`."""
     return read_with_scalars(path, decimal=decimal)[0]
 
 
@@ -418,7 +418,7 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_inline(text: str, where: str, *, decimal: bool = False) -> Any:
-    """Parse the YAML mapping of an option. `decimal` is as for `parse_yaml`."""
+    """Parse the YAML mapping of an option. `decimal`: see `parse_yaml`."""
     with _explain(f"{where}: not valid YAML"):
         return parse_yaml(text, decimal=decimal)
 

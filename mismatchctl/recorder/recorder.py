@@ -366,7 +366,7 @@ def _is_same_file(handle: BinaryIO, path: Path) -> bool:
 
 
 def _try_lock(handle: BinaryIO) -> bool | None:
-    """Lock a file until it is closed. False: another process has the lock. None: this system has no locks."""
+    """Lock a file until it is closed. False: another process has the lock. `None`: this system lacks locks."""
     if not HAS_LOCKS:
         return None
     import fcntl

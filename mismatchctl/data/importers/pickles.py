@@ -1,6 +1,6 @@
 """Read pickles and torch files of plain values, arrays and tensors without running their code.
 
-torch.load is no replacement: it needs torch, and it hashes any key, such as a tuple that contains itself 64 times.
+torch.load cannot replace it. It needs torch, and it hashes any key, such as a tuple that contains itself 64 times.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class UnreadValue:
 
 @dataclass
 class _ByteBudget:
-    """Limit on the bytes of all values of a file, and the time by which the file must be read."""
+    """Limit on the bytes of all values of a file, and the deadline for reading it."""
 
     left: int
     until: float
@@ -278,7 +278,7 @@ class _Memo(dict[int, Any]):
 
 
 class _DataUnpickler(pickle._Unpickler):
-    """Unpickler of plain values, numpy arrays and the stand-ins in `names`.
+    """Unpickler of plain values, numpy arrays and the replacements in `names`.
 
     It is Python's unpickler, because the one in C allocates memory for any memo index that a file contains.
     """
