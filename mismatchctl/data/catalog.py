@@ -225,7 +225,7 @@ def _find_layout(footer: FileFooter, columns: Mapping[str, str]) -> RowLayout:
     if lists and scalars:
         held = describe_type(footer.types[scalars[0]])
         raise DataError(
-            f"holds {held} while {escape_unprintable(lists[0])} holds lists",
+            f"contains {held}, but {escape_unprintable(lists[0])} contains lists",
             file=footer.found.path,
             column=escape_unprintable(scalars[0]),
             remedy="write both as lists (one row per sequence) or both as floats (one row per token)",
