@@ -55,7 +55,7 @@ class Case:
         return case.relabelled(whole_k3=float(case.k3.sum()))
 
     def without(self, tokens: Bools) -> Case:
-        """Remove some tokens [T]. Return the case without some tokens. Without any, this is the case itself."""
+        """Remove some tokens [T]. Without any, return the case itself."""
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def relabelled(self, **labels: Any) -> Case:
@@ -172,7 +172,7 @@ class Case:
 
     @cached_property
     def loudness(self) -> Float64s:
-        """Log of |`standard`| [N]. Return the log of the size of each difference. Its mean is robust to tails."""
+        """Return log |`standard`| [N]. Its mean is robust to tails."""
         return np.log(np.abs(self.standard) + 0.05)
 
     @cached_property

@@ -327,10 +327,7 @@ def _size(keys: Mapping[str, Any]) -> int:
 
 
 def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
-    """Iterate over unique names.
-
-    Yield the name of each configuration, with its line, and a number if several start there.
-    """
+    """Yield the name of each configuration, with its line, and a number if several start there."""
     places = [(one.name, one.line) for one in found]
     for number, (name, line) in enumerate(places):
         before = places[:number].count((name, line))

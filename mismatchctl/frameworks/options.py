@@ -398,7 +398,7 @@ class PlainFramework(Framework):
             return None
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Check a configuration. Return findings, except findings that depend on an unknown value."""
+        """Return the findings, except findings that depend on an unknown value."""
         watched = Watched({})
         found: list[LintMessage] = []
         try:

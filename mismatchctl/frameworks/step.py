@@ -155,7 +155,7 @@ class ConfiguredStep:
 
     @cached_property
     def advantages(self) -> Array:
-        """Advantages of tokens. Return the advantages, or zeros if they are missing."""
+        """Return the advantages of tokens, or zeros if they are missing."""
         return self.step.values("advantages") if self.step.has("advantages") else np.zeros_like(self.rollout)
 
     @property

@@ -1,3 +1,3 @@
-"""Files, object stores, signals and text formats, and the version of the package, which hatch reads from this file."""
+"""Files, object stores, signals and text formats, and the version of the package."""
 
 __version__ = "0.1.0"

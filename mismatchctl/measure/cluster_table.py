@@ -1,4 +1,4 @@
-"""Cluster tables: one row of sums and extremes per cluster, and the hashes that identify clusters."""
+"""Cluster tables, with one row of sums and extremes per cluster, and hashes of clusters."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ _SHORT = 32  # rows per sum up to which it is faster to add all first rows, then
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
-    """Hash each value to 64 bits, the same on every machine. 5 and "5" have the same hash."""
+    """Hash each value to 64 bits.
+
+    The hash is the same on every machine. The number 5 and the string "5" have the same hash.
+    """
     texts, codes = find_distinct(values)
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts.tolist())
     return np.frombuffer(digests, "<u8").astype(np.uint64)[codes]
 
 
 def find_distinct(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
-    """Return the distinct values as strings, ascending, and the index of each value among them [S]."""
+    """Return the distinct values as strings in ascending order, and the index of each value [S]."""
     if values.dtype.kind not in "iu":
         texts, codes = np.unique(values.astype(str), return_inverse=True)
         return texts, codes
@@ -49,7 +52,7 @@ def find_distinct(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
 
 
 def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
-    """Combine hashes with a salt (splitmix64 finalizer). Not symmetric."""
+    """Combine hashes with a salt (finalizer of splitmix64). Not symmetric."""
     with np.errstate(over="ignore"):
         x = (hashes * np.uint64(0xD1342543DE82EF95) ^ salt) + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -58,7 +61,7 @@ def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
 
 
 def hash_content(columns: list[Float64s]) -> Hashes:
-    """Hash each row of float columns, for sequences without an id."""
+    """Hash each row of float columns, to identify sequences without an id."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = mix_hashes(hashes, (column + 0.0).view(np.uint64))
@@ -66,7 +69,7 @@ def hash_content(columns: list[Float64s]) -> Hashes:
 
 
 def add_rows(rows: Float64s, starts: Ints) -> Float64s:
-    """Sum `rows` [S, ...] from each start to the next [len(starts), ...]."""
+    """Sum `rows` [S, ...] between the given starts [len(starts), ...]."""
     if len(starts) == len(rows):
         return rows
     sizes = np.diff(np.append(starts, len(rows)))
@@ -90,7 +93,7 @@ def take_rows(table: Float64s, order: Ints) -> Float64s:
 
 
 def merge_rows(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> tuple[Float64s, Float64s]:
-    """Reorder rows [R, ...], then sum and maximize from each row flagged in `first` [R] to the next."""
+    """Reorder rows [R, ...], and sum and maximize each group. `first` has flags of the first row of each group."""
     starts = np.flatnonzero(first)
     if len(sums) <= sums.shape[1]:
         return add_rows(sums[order], starts), np.maximum.reduceat(maxima[order], starts, axis=0)
@@ -109,7 +112,7 @@ def merge_rows(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> t
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
-    """Merge two mappings, adding values with the same key. Keys keep the order of their first occurrence."""
+    """Merge two mappings. Values with the same key are added. Keys keep the order in which they first occur."""
     return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
@@ -129,14 +132,14 @@ class TableAxis:
 
     @cached_property
     def _joint_names(self) -> dict[str, int]:
-        """Columns of pairs by their joint name, such as drift_square."""
+        """Return the columns of pairs by their joint name, such as drift_square."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of a column of this owner, else of the mismatch, else by its joint name."""
+        """Return the position of a column: of this owner, else of the mismatch, else by its joint name."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
@@ -148,7 +151,10 @@ class TableAxis:
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Sums by (cluster, scope), sorted. A scope is a micro-batch if weights are normalized within micro-batches."""
+    """Sums by cluster and scope, in sorted order.
+
+    If weights are normalized within micro-batches, a scope is a micro-batch.
+    """
 
     clusters: Hashes  # hash of the cluster of each row [R]
     scopes: Hashes  # hash of the micro-batch of each row [R], 0 if it does not matter
@@ -181,7 +187,7 @@ class ClusterTable:
         return len(self.clusters)
 
     def fold(self, cap: int) -> ClusterTable:
-        """Return the table with at most `cap` clusters. If there are more, they are folded by their hash."""
+        """Return the table with at most `cap` rows. If there are more clusters, clusters are merged by their hash."""
         if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
             return self  # once folded, always folded, so that clusters meet
         return ClusterTable.from_rows(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
@@ -192,13 +198,13 @@ class ClusterTable:
         )
 
     def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
-        """Fold the clusters of all scopes into `cap` rows by their hash. Prompts are shared between scopes."""
+        """Merge the clusters of all scopes into `cap` rows by their hash. The same prompts occur in several scopes."""
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.from_rows(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
 
 
 def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
-    """Return the order of rows [S] by their keys (last key first), and flags of rows that start a new key."""
+    """Return the order of rows [S] by their keys, and flags of rows that start a new key."""
     order = np.lexsort(keys)
     new = np.zeros(len(order), np.bool_)
     new[:1] = True
@@ -208,7 +214,10 @@ def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
 
 
 class BatchRows:
-    """Rows of a batch's cluster tables: one per (cell, cluster, scope), sorted. More than `cap` clusters are folded."""
+    """The rows of the cluster tables of a batch: one per group, cluster and scope.
+
+    If there are more than `cap` clusters, clusters are merged.
+    """
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, cap: int = GROUP_CAP) -> None:
         order, new = _sorted(clusters, cells)
@@ -231,10 +240,10 @@ class BatchRows:
 
 
 class BatchTable(BatchRows):
-    """Cluster tables of the cells of a batch, filled block by block in the order of its sequences."""
+    """Cluster tables for the groups of a batch, which are filled block by block."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """Start with zeros for the clusters of each sequence's cell [S], which must be sorted."""
+        """Create zeros for the clusters in each sequence's group [S], which must be sorted."""
         super().__init__(cells, clusters, scopes)
         self._sums = np.zeros((sums, len(self)))
         self._maxima = np.full((maxima, len(self)), -np.inf)
@@ -254,22 +263,24 @@ class BatchTable(BatchRows):
             largest[where] = np.maximum(largest[where], np.maximum.reduceat(values[order], starts))
 
     def tables(self, cells: int, layers: Float64s, position: int) -> Iterator[ClusterTable]:
-        """Yield the table of each cell, with `layers` [rows, ...] inserted after the first `position` columns."""
+        """Yield the table of each group. `layers` [rows, ...] are inserted after the first `position` columns."""
         sums = np.concatenate([self._sums[:position], layers.T, self._sums[position:]])
         return self.split(cells, sums.T, self._maxima.T)
 
 
 class PromptCounter:
-    """The known prompts of a run. Each is counted once over all steps."""
+    """The prompts of a run that have been counted. A prompt is counted once over all steps."""
 
     def __init__(self) -> None:
         self._known: Hashes = np.zeros(0, np.uint64)
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Add unique clusters of another step [R]. Return the changes of the prompts [R] and empty prompts [R, ...].
+        """Add the clusters of another step [R].
 
-        Only clusters with a token are `counted`. A correction rejects the `emptied` clusters completely [R, ...].
+        The result is the change of the number of prompts [R] and of empty prompts [R, ...].
+
+        Only clusters with a token are `counted`. A correction rejects all tokens of `emptied` clusters [R, ...].
         """
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
@@ -292,7 +303,7 @@ LabelValue = str | int | float | bool | None
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """Return a number from 0 for each row [S], ordered by its previous label and then by the keys."""
+    """Return a number from 0 for each row [S], ordered by previous number and then by keys."""
     for values in keys:
         if values is not None and not _is_constant(values):
             _, codes = find_distinct(_mark_missing(values))
@@ -301,7 +312,7 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
 
 
 def _is_constant(values: NDArray[Any]) -> bool:
-    """Return True if all values are obviously equal, as the runs of most batches are."""
+    """Return True if all values are equal, as the runs of most batches are."""
     if not len(values):
         return True
     if values.dtype == object:
@@ -310,7 +321,7 @@ def _is_constant(values: NDArray[Any]) -> bool:
 
 
 def _mark_missing(values: NDArray[Any]) -> NDArray[Any]:
-    """Replace missing values with a marker that is not a possible name."""
+    """Replace missing values with a marker that cannot be a name."""
     if values.dtype != object:
         return values
     return np.array(["\0" if value is None else str(value) for value in values])
@@ -325,7 +336,7 @@ def to_plain_value(value: Any) -> LabelValue:
 
 
 def cluster_hashes(batch: TokenBatch) -> Hashes:
-    """Hash the prompt id of each sequence, else its sequence id, else its content."""
+    """Hash the prompt id of each sequence, or its sequence id, or its content."""
     hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
     for name in ("prompt_id", "sequence_id"):
         values = batch.columns.get(name)
@@ -344,7 +355,7 @@ def cluster_hashes(batch: TokenBatch) -> Hashes:
 
 
 def step_hash(step: LabelValue) -> np.uint64:
-    """Hash a step, as the salt of its clusters."""
+    """Hash a step. The hash separates the clusters of different steps."""
     hashed: np.uint64 = hash_values(np.array(["\0missing" if step is None else str(step)]))[0]
     return hashed
 

@@ -1,4 +1,4 @@
-"""Groups (training steps): collect their sums, and normalize weights once all tokens of a group are in."""
+"""Groups (training steps): collect their sums, and normalize weights when a group is complete."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_g
 
 @dataclass(frozen=True)
 class ClosedSums:
-    """Closed sums of several cells, concatenated."""
+    """Final sums of several groups."""
 
     clusters: Hashes  # hash of the cluster of each row [R], ascending within a cell
     # sums, maxima: columns of `closed_axis` and of the plan's maxima [R, ...]
@@ -54,13 +54,13 @@ class ClosedSums:
 
     @classmethod
     def from_cell(cls, cell: CellSums, *, by_prompt: bool) -> ClosedSums:
-        """Wrap a closed cell of several steps. A prompt is one cluster over all steps."""
+        """Create final sums from one group. A prompt is one cluster over all steps."""
         table = cell.table.with_scope(np.uint64(0)) if by_prompt else cell.table
         folded = np.array([table.is_folded])
         return cls(table.clusters, table.sums, table.maxima, np.zeros(1, np.int64), folded, [cell.pairs])
 
     def merge(self, salts: Hashes) -> CellSums:
-        """Merge all cells in the given order. The salt of each cell separates its clusters."""
+        """Merge all groups in the given order. Clusters of different groups stay separate."""
         folded = bool(self.is_folded.any())
         scopes = np.repeat(salts, self.sizes)
         names = dict.fromkeys(name for own in self.pairs for name in own)
@@ -68,7 +68,7 @@ class ClosedSums:
         return CellSums(ClusterTable.from_rows(self.clusters, scopes, self.sums, self.maxima, folded), pairs)
 
     def count_prompts(self, prompts: PromptCounter, places: Ints) -> ClosedSums:
-        """Replace the counts of clusters in each step by their change to the counts of the run's prompts."""
+        """Replace the number of clusters in each step by the change of the number of prompts."""
         sums, first, rest = self.sums.copy(order="K"), int(places[0]), places[1:]
         for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
             rows = slice(start, start + size)
@@ -116,7 +116,7 @@ class GroupScopes:
         return groups * len(self._scopes) + np.searchsorted(self._scopes, scopes)
 
     def factors(self, rule: Weight, columns: Mapping[str, Float64s]) -> Float64s:
-        """Return the divisor of the weights in each micro-batch, given columns of all groups' rows [rows, ...]."""
+        """Return the divisor of the weights in each micro-batch, from the columns of all rows."""
         names = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
         excess, number = (columns[name] for name in names)
         if counts_empty(rule):  # their weight is 0
@@ -151,12 +151,12 @@ class SumsCloser:
         self._factors = self._normalization(groups)
 
     def factors(self, group: int) -> Iterator[tuple[int, tuple[float, ...]]]:
-        """Yield each micro-batch hash of a group (0 if it does not matter) with the factor of each correction."""
+        """Yield each micro-batch of a group with the factor of each correction."""
         for number, scope in self._scopes.of_group(group):
             yield scope, tuple(self._factors[number].tolist())
 
     def close(self, cells: Sequence[CellSums], groups: Ints) -> ClosedSums:
-        """Normalize parts of groups [G], merge to one row per cluster and append the closed columns."""
+        """Normalize groups, merge their rows to one row per cluster, and add the final columns."""
         tables = [cell.table for cell in cells]
         clusters = np.concatenate([table.clusters for table in tables])
         maxima = np.concatenate([table.maxima for table in tables])
@@ -185,7 +185,7 @@ class SumsCloser:
         return ClosedSums(clusters, sums, maxima, starts, folded, [own.pairs for own in cells])
 
     def _normalization(self, groups: Sequence[ClusterTable]) -> Float64s:
-        """Return the factor of each correction in each micro-batch [keys, corrections], 1 without normalization."""
+        """Return the factor of each correction in each micro-batch, 1 without normalization."""
         factors = np.ones((len(self._scopes), len(self.plan.corrections)))
         for index, correction in enumerate(self.plan.corrections):
             rule = correction.weight
@@ -214,7 +214,7 @@ def normalization_factor(total_excess: Float64s, count: Float64s) -> Float64s:
 
 
 def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
-    """Return the columns of a correction that change when its weights w are divided by a factor F."""
+    """Return the columns of a correction that change if its weights are divided by a factor."""
     shift, found = 1 - factor, {}  # w/F - 1 = (w - 1 + shift) / F
     for name, count in _EXCESS_COUNTS.items():
         found[name] = (columns[name] + columns[count] * shift) / factor
@@ -230,7 +230,7 @@ def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correct
 
 
 def closed_axis(plan: MeasurePlan) -> TableAxis:
-    """Return the columns of a closed table: also tokens times factor, clusters with a token, and empty ones of them."""
+    """Return the columns of a final table: tokens times factor, clusters with a token, and empty clusters are added."""
     numbers = range(len(plan.corrections))
     return TableAxis(
         (
@@ -259,7 +259,7 @@ def group_by_value(
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Merges the cells of groups in input order. Memory is limited to open groups and some complete ones."""
+    """Merges the sums of groups in input order. Memory is limited, because complete groups are closed."""
 
     # approximate number of sums that are closed together, so that formulas are evaluated together
     closing_size: ClassVar[int] = 1 << 22
@@ -273,18 +273,18 @@ class GroupMerger(ABC, Generic[CellT]):
 
     @abstractmethod
     def _size(self, cell: CellT) -> int:
-        """Return the approximate number of stored numbers of a cell."""
+        """Return the approximate number of stored values of a group."""
 
     @abstractmethod
     def _merge_cells(self, cell: CellT, more: CellT) -> CellT:
-        """Merge two parts of a cell."""
+        """Merge two parts of a group."""
 
     @abstractmethod
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[CellT]]) -> None:
-        """Process complete groups of a run: their steps and cells, ordered by the text of their values."""
+        """Close the complete groups of a run, ordered by the text of their labels."""
 
     def merge(self, run: str, step: LabelValue, values: tuple[LabelValue, ...], cell: CellT) -> None:
-        """Add to a cell of a group. A complete group becomes open again."""
+        """Add sums to a group. A complete group becomes open again."""
         key = run, step
         if key not in self._open:
             self._open[key] = self._complete.pop(key, {})
@@ -298,7 +298,7 @@ class GroupMerger(ABC, Generic[CellT]):
             check_breakdown_values([column], len(known))
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Close groups that cannot grow, once there are enough of them."""
+        """Close groups that cannot grow, if there are enough of them."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)

@@ -1,4 +1,4 @@
-"""Reduce a batch of tokens to sums: one pass for every metric and every correction."""
+"""Reduce a batch of tokens to sums, in one pass for all metrics and corrections."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class MeasurePlan:
 
     @cached_property
     def sequence_columns(self) -> TableAxis:
-        """Additive columns that are computed per sequence."""
+        """Return the columns that are computed and added per sequence."""
         pairs = [(pair.name, name) for pair in self.pairs for name in _pair_column_names(pair)]
         facets = [(MISMATCH_NAME, name) for facet in self.facets for name in facet.names]
         losses = [(MISMATCH_NAME, name) for name in PLAIN_LOSS_NAMES if self.has_losses]
@@ -95,13 +95,13 @@ class MeasurePlan:
 
     @cached_property
     def row_columns(self) -> TableAxis:
-        """Columns of a row per sequence. All columns would take ten times the memory."""
+        """Return the columns of the file with a row per sequence. All columns would need ten times the memory."""
         own = ((index, name) for index in range(len(self.corrections)) for name in ("kept", "mean_excess"))
         return TableAxis((*((MISMATCH_NAME, name) for name in ROW_COLUMNS), *own))
 
     @cached_property
     def sums(self) -> TableAxis:
-        """Additive columns of a cluster table: columns per sequence, and the layers, which are added per cluster."""
+        """Return the columns of a cluster table: columns per sequence, and layers per cluster."""
         names = self.sequence_columns.names
         return TableAxis(
             (
@@ -113,7 +113,7 @@ class MeasurePlan:
 
     @cached_property
     def layer_position(self) -> int:
-        """Number of columns before the layers."""
+        """Return the number of columns before the layers."""
         return sum(len(_pair_column_names(pair)) for pair in self.pairs)
 
     @cached_property
@@ -127,7 +127,7 @@ class MeasurePlan:
 
     @property
     def max_clusters(self) -> int:
-        """Maximum number of exact rows (cluster and group) per run."""
+        """Return the maximum number of rows (cluster and group) per run."""
         return DETAILED_CAP if self.every_cluster else OVERALL_CAP
 
     @property
@@ -137,7 +137,7 @@ class MeasurePlan:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums by run and cell, and by run. Only merged with `+` in input order."""
+    """Sums by run and group, and by run. Sums are merged with `+` in input order only."""
 
     cells: dict[tuple[str, CellKey], CellSums] = field(default_factory=dict)
     runs: dict[str, RunSums] = field(default_factory=dict)
@@ -185,9 +185,9 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenBatch, list[tuple[str, CellKey]], Ints]:
-    """Sort a batch by cell, with the run and cell of each part, and the bounds of the parts [cells + 1].
+    """Sort a batch by group, and return the run, the label and the bounds of each group.
 
-    The sequences of a cell keep their order.
+    The sequences of a group keep their order.
     """
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
@@ -206,7 +206,7 @@ def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenB
 
 
 def check_breakdown_values(by: Sequence[str], values: int) -> None:
-    """Refuse `--by` columns with too many values, since each value takes the memory of a run."""
+    """Raise an error for a `--by` column with too many values, because each value needs the memory of a run."""
     if values > MOST_VALUES:
         raise ConfigError(
             f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "
@@ -215,7 +215,7 @@ def check_breakdown_values(by: Sequence[str], values: int) -> None:
 
 
 def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: Ints, plan: MeasurePlan) -> Sums:
-    """Reduce a batch of one run, sorted by cell with these sizes."""
+    """Reduce a batch of one run, which is sorted by group."""
     cells, clusters, scopes = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch), scope_hashes(batch, plan)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
     filled, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
@@ -257,7 +257,7 @@ def _reduce_blocks(
     worst: RunCollector,
     plan: MeasurePlan,
 ) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
-    """Yield the sum columns and maximum columns of each block, [S] each, and pass its tokens to the collectors."""
+    """Yield the sum columns and maximum columns of each block [S], and pass its tokens to the collectors."""
     scored = {pair: batch.has_log_probs(*pair.policies) for pair in plan.pairs}
     some = {
         pair: _optional_pair_columns(pair, known, batch, places, collectors[pair.name], plan)
@@ -308,7 +308,7 @@ def _pair_column_names(pair: Pair) -> tuple[str, ...]:
 def _optional_pair_columns(
     pair: Pair, known: Bools, batch: TokenBatch, places: SequencePlaces, collector: PairCollector, plan: MeasurePlan
 ) -> tuple[Columns, Columns]:
-    """Return the columns of a pair that only some sequences have. The others get zeros."""
+    """Return the columns of a pair of policies that only some sequences have. The others get zeros."""
     columns = {name: np.zeros(len(batch)) for name in _pair_column_names(pair)}
     maxima = {name: np.full(len(batch), -np.inf) for name in column_names(PAIR_COLUMNS, "largest")}
     chosen = np.flatnonzero(known)
@@ -354,7 +354,7 @@ def _sequence_rows(
     scopes: Hashes,
     found: Sequence[Float64s],
 ) -> dict[str, NDArray[Any]]:
-    """Return the data for `--sequences`: labels, position, `row_columns` and largest difference of each sequence."""
+    """Return the data of `--sequences`: labels, position, `row_columns` and largest difference of each sequence."""
     place = {
         "run": np.full(len(batch), run, object),
         "row": batch.rows,

@@ -1,4 +1,4 @@
-"""Sums of one cell and of a run: cluster tables, histograms, tails and worst tokens. `+` merges them."""
+"""Sums of one group and of a run: cluster tables, histograms, tails and worst tokens. `+` merges them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
 
 
 class LargestValues:
-    """Collects the largest values of a stream of blocks. Values below the threshold are discarded."""
+    """Collects the largest values of a stream of blocks. Values below the current threshold are dropped."""
 
     def __init__(self) -> None:
         self._blocks: list[Float64s] = []
@@ -56,7 +56,7 @@ class LargestValues:
 
 @dataclass(frozen=True)
 class WorstRows:
-    """The WORST_COUNT rows with the largest score. Ties are resolved by position."""
+    """The WORST_COUNT rows with the largest score. If scores are equal, the earlier position comes first."""
 
     score: Float64s = field(default_factory=lambda: np.zeros(0))  # ranking score [N], descending
     # file, row and position [N, 3]
@@ -105,7 +105,7 @@ def _empty_places() -> Ints:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Sparse sums over tokens by bin."""
+    """Sums over tokens by bin, without empty bins."""
 
     # bucket * MAGNITUDE_BINS + magnitude bin with a token [N], ascending
     places: Ints = field(default_factory=_empty_places)
@@ -132,13 +132,13 @@ class Histogram:
         )
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
-        """Return tokens and K3 by signed bin, [SIGNED_BINS] each."""
+        """Return tokens and K3 by signed bin [SIGNED_BINS]."""
         tokens, k3 = np.zeros(SIGNED_BINS, np.int64), np.zeros(SIGNED_BINS)
         tokens[self.bins], k3[self.bins] = self.counts, self.k3
         return tokens, k3
 
     def by_bucket(self) -> tuple[Ints, Float64s]:
-        """Return the magnitude bins with a token [M], and the tokens by non-empty bucket and such a bin [B, M]."""
+        """Return the magnitude bins with a token [M], and the tokens by bucket and bin [B, M]."""
         starts = np.arange(BUCKETS + 1) * MAGNITUDE_BINS
         sizes = np.diff(np.searchsorted(self.places, starts))  # sorted, so no division is needed
         buckets, held = np.flatnonzero(sizes), np.zeros(MAGNITUDE_BINS, np.bool_)
@@ -152,7 +152,10 @@ class Histogram:
 
 
 def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]], size: int) -> list[NDArray[Any]]:
-    """Add parts of (positions, columns), with positions below `size`. Return all positions and the column sums."""
+    """Add parts of (positions, columns), with positions below `size`.
+
+    The result is all positions and the sums of the columns.
+    """
     if sum(len(places) for places, *_ in parts) <= _FEW_PLACES:
         places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
         order = np.argsort(places, kind="stable")
@@ -205,7 +208,7 @@ class PairSums:
 
 
 class PairCollector:
-    """Builds the PairSums of several cells block by block, with one table row per cell and bucket."""
+    """Builds the PairSums of several groups block by block."""
 
     def __init__(self, kernel: Kernel, tables: PairTables) -> None:
         self._kernel, self._tables = kernel, tables
@@ -218,7 +221,7 @@ class PairCollector:
         places: SequencePlaces,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """Reduce a block to TOKEN_SUMS and TOKEN_MAXIMA and collect its tokens. Arguments as in TokenReduction."""
+        """Reduce a block to TOKEN_SUMS and TOKEN_MAXIMA, and collect its tokens. Arguments as in TokenReduction."""
         sums, maxima = self._kernel.reduce_tokens(ratios, position, places, self._tables, run)
         cells = self._tables.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
@@ -227,7 +230,7 @@ class PairCollector:
         return sums, maxima
 
     def _add_tails(self, cell: int, ratios: Ratios, start: int, stop: int) -> None:
-        """Collect the largest values of the sequences `start:stop`, which belong to one cell."""
+        """Collect the largest values of the sequences of one group."""
         known, segments = self._tokens[cell], ratios.segments
         first, last = segments.offsets[start], segments.offsets[stop]
         threshold = known.threshold
@@ -252,7 +255,7 @@ class PairCollector:
 
 @dataclass(frozen=True)
 class CellSums:
-    """Sums of one cell: its cluster table, and the PairSums of each pair of policies."""
+    """Sums of one group: its cluster table, and the PairSums of each pair of policies."""
 
     table: ClusterTable
     pairs: dict[str, PairSums]
@@ -292,7 +295,7 @@ class RunSums:
 
 
 class RunCollector:
-    """Builds the RunSums of one run with this number of clusters. The kernel adds to `tables`."""
+    """Builds the RunSums of one run. The kernel adds to `tables`."""
 
     def __init__(self, kernel: Kernel, clusters: int) -> None:
         self._kernel = kernel

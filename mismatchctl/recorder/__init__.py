@@ -1,4 +1,4 @@
-"""Write dumps from inside a training loop."""
+"""Write dumps in a training loop."""
 
 from mismatchctl.recorder.recorder import Recorder
 

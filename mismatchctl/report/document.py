@@ -1,4 +1,4 @@
-"""The document model. Pages build documents, and the HTML, terminal and Markdown writers read them.
+"""The document model. Pages build documents, and the writers for HTML, terminal and Markdown print them.
 
 Pages contain strings from dumps as they are. The writers escape them.
 """
@@ -29,7 +29,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 class TableCell:
     """A cell with a footnote, a key for sorting, a CSS class (by default of its column), a link, and a shorter text.
 
-    A series is drawn as a sparkline.
+    If the cell has a series, it is drawn as a sparkline.
     """
 
     text: str = ""
@@ -85,8 +85,8 @@ class DocumentPart:
 class Table(DocumentPart):
     """A table.
 
-    The terminal shows `max_rows` rows, those with the largest first number, and no rule below the headings of a
-    `compact` table. Long cells wrap with `prose`. `runs` has the position of the run of each row.
+    The terminal shows `max_rows` rows, the rows with the largest first number. A `compact` table has no rule below its
+    headings. With `prose`, long cells wrap. `runs` contains the index of the run of each row.
     """
 
     caption: str
@@ -114,7 +114,7 @@ class Table(DocumentPart):
 
 @dataclass
 class Answers(DocumentPart):
-    """The answers of the summary, with K3, its series over the steps [S], and a command to copy."""
+    """The answers of the summary, with K3, its values over the steps [S], and a command to copy."""
 
     lines: Sequence[Answer]
     k3: float | None = None
@@ -124,7 +124,10 @@ class Answers(DocumentPart):
 
 @dataclass(frozen=True)
 class RunCard:
-    """The answer of one run of several. `anchor` is the section with its details, `index` its position."""
+    """The answer of one run, if there are several.
+
+    `anchor` is the section with the details, and `index` the position of the run.
+    """
 
     index: int
     name: str
@@ -137,7 +140,7 @@ class RunCard:
 
 @dataclass
 class RunCards(DocumentPart):
-    """The answers of several runs, most severe first. Only `shown` of them are visible at first."""
+    """The answers of several runs, the most severe first. Only the first `shown` answers are visible before a click."""
 
     cards: Sequence[RunCard]
     shown: int
@@ -156,8 +159,8 @@ class Note(DocumentPart):
 class Card(DocumentPart):
     """A finding, a check or a piece of advice.
 
-    `mark` is a label in front of the title, such as a confidence, in the color of `level`. `lines` and `details` are
-    pairs of a heading and a text. The details are folded on a page, and replace the lines with `--verbose`.
+    `mark` is a label before the title, such as a confidence, in the color of `level`. `lines` and `details` are pairs
+    of a heading and a text. On a page, details are folded. With `--verbose`, details replace the lines.
     """
 
     mark: str
@@ -170,13 +173,13 @@ class Card(DocumentPart):
 
 
 def add_heading(heading: str, lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Pair the first line with the heading and the others with an empty one."""
+    """Pair the first line with the heading, and the other lines with an empty heading."""
     return [("" if place else heading, line) for place, line in enumerate(lines)]
 
 
 @dataclass
 class Facts(DocumentPart):
-    """Pairs of a name and a text. The terminal draws a positive `series` by name on a log scale before the text.
+    """Pairs of a name and a text. In the terminal, a positive `series` is drawn on a log scale before the text.
 
     `wrong` has the indices of rows that need attention.
     """
@@ -189,7 +192,7 @@ class Facts(DocumentPart):
 
 @dataclass
 class Code(DocumentPart):
-    """A configuration or a command, verbatim."""
+    """A configuration or a command, as it is."""
 
     name: str
     text: str
@@ -200,8 +203,8 @@ class Code(DocumentPart):
 class Figures(DocumentPart):
     """Figures side by side. `make` is called when a page is rendered. Missing figures are dropped.
 
-    `axes` has the name of the threshold of each figure, for the script of a sweep. The reader can choose runs with
-    `runs`. `height` is in pixels, 0 for the default.
+    `axes` has the name of the threshold of each figure, for the script of a sweep. With `runs`, the reader can choose
+    runs. `height` is in pixels, where 0 means the default.
     """
 
     make: Callable[[], Iterable[Figure | None]]
@@ -214,7 +217,7 @@ class Figures(DocumentPart):
 
 @dataclass
 class Explorer(DocumentPart):
-    """Data for the script that explores thresholds."""
+    """Data for the script of the threshold explorer."""
 
     data: Any
     reach: int = field(default=PAGE_ONLY, kw_only=True)
@@ -222,11 +225,10 @@ class Explorer(DocumentPart):
 
 @dataclass
 class Section(DocumentPart):
-    """A section with its parts, which may be sections. Without a title, no heading is printed.
+    """A section with its parts, which can be sections. Without a title, no heading is printed.
 
-    A page opens a `folded` section on a click. If it is `opened`, it is open at first. `terminal` sections are not
-    on pages. `level` is FAIL, CHECK or OK, `run` the position of the run of the section, `series` a sparkline in the
-    heading.
+    On a page, a `folded` section opens on a click. With `opened`, the section is open at first. A `terminal` section is
+    not on pages. `level` is FAIL, CHECK or OK, `run` the index of the run, and `series` a sparkline in the heading.
     """
 
     title: str
@@ -249,14 +251,14 @@ class Section(DocumentPart):
 
 @dataclass
 class DeferredSection(DocumentPart):
-    """Parts of the page that are only built when a page is rendered."""
+    """Parts of the page that are built only if the page is rendered."""
 
     make: Callable[[], Iterable[DocumentPart | None]]
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
 
 def is_shown(part: DocumentPart, reach: int) -> bool:
-    """Return True if a medium shows the part, or any part of a section."""
+    """Return True if a medium shows the part, or a part of the section."""
     return part.reach <= reach and (not isinstance(part, Section) or any(is_shown(one, reach) for one in part.parts))
 
 
@@ -266,7 +268,7 @@ def _has_content(part: DocumentPart | None) -> TypeGuard[DocumentPart]:
 
 @dataclass
 class Headline:
-    """The title, the size of the data in a few phrases, the level of a verdict, and OK, CHECK or FAIL."""
+    """The title, the size of the data in a few words, and OK, CHECK or FAIL."""
 
     title: str
     facts: Sequence[str] = ()
@@ -277,7 +279,7 @@ class Headline:
 
 @dataclass
 class Document:
-    """A document. `commands` are (label, command) each, in the last line of a screen.
+    """A document. `commands` are pairs (label, command) in the last line of a screen.
 
     `glossary` has the metrics by anchor. It grows while deferred parts are built.
     """
@@ -297,7 +299,7 @@ class Document:
         return self
 
     def page(self) -> Document:
-        """Return the document for a page: deferred parts are built, terminal-only sections are removed."""
+        """Return the document for a page: deferred parts are built, and terminal sections are removed."""
         return replace(self, sections=list(_resolve_parts(self.sections)))
 
     def parts(self, kind: type[Any]) -> Iterator[Any]:

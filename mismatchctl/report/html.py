@@ -1,4 +1,4 @@
-"""HTML writer: renders a document as one self-contained file."""
+"""HTML writer: renders a document as one file that needs no other file."""
 
 from __future__ import annotations
 

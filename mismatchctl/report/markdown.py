@@ -20,7 +20,7 @@ MAX_MARKDOWN_ROWS = 20
 
 
 def render_markdown(document: doc.Document) -> str:
-    """Return the document as Markdown, ending in a newline."""
+    """Return the document as Markdown that ends with a newline."""
     head = document.headline
     blocks = [f"### mismatchctl{f' {head.subtitle}' if head.subtitle else ''}: {escape(head.title)}"]
     blocks += [escape(", ".join(head.facts))] if head.facts else []
@@ -92,7 +92,7 @@ _JUNIT_ELEMENTS = {"failed": "failure", "undecided": "error"}
 
 
 def junit_xml(verdict: api.Verdict) -> bytes:
-    """Return the verdict as JUnit XML, with one test suite per run and one test case per check."""
+    """Return the verdict as JUnit XML: a test suite per run, and a test case per check."""
     root = Xml.Element("testsuites", {"name": "mismatchctl gate"} | _outcome_counts(verdict.checks))
     for run, found in groupby(sorted(verdict.checks, key=lambda check: check.run), key=lambda check: check.run):
         checks = list(found)
@@ -128,7 +128,7 @@ def _add_case(suite: Xml.Element, check: api.Check) -> None:
 
 
 def workflow_commands(verdict: api.Verdict) -> list[str]:
-    """Return GitHub workflow commands: errors for failed checks, warnings for undecided ones and for notes."""
+    """Return GitHub workflow commands: errors for failed checks, and warnings for undecided checks and notes."""
     words = {"failed": "error", "undecided": "warning"}
     notes = [f"::warning title=mismatch::{escape_github(note)}" for note in verdict.notes]
     judged = [

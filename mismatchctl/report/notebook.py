@@ -1,4 +1,4 @@
-"""Results as HTML pages, notebook cells and matplotlib figures, for the Python API."""
+"""Results as HTML pages, notebook cells and matplotlib figures, for Python."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def get_report_renderer() -> Renderer:
 
 
 def _iterate_figures(parts: Iterable[DocumentPart | None]) -> Iterator[Figure]:
-    """Yield figures in the order of the page. Later sections are only built if they are needed."""
+    """Yield the figures in the order of the page. Later sections are built only if they are needed."""
     for part in parts:
         if isinstance(part, Figures):
             yield from (figure for figure in part.figures if figure is not None)

@@ -36,7 +36,7 @@ def cut(text: str, length: int) -> str:
 
 
 def cut_notes(notes: Sequence[str], most: int = MAX_NOTES) -> Iterator[Note]:
-    """Yield the first notes, with long ones shortened in the middle, and the number of the other notes."""
+    """Yield the first notes, and the number of the other notes."""
     for note in notes[: most if len(notes) <= most else most - 1]:
         start, end = note[: NOTE_LENGTH // 3], note[-(NOTE_LENGTH - NOTE_LENGTH // 3) :]
         yield Note(note if len(note) <= NOTE_LENGTH else f"{start} … {end}", "alarm")
@@ -51,7 +51,7 @@ def number_cell(value: float | None, unit: str = "", form: Callable[[Any], str] 
 
 
 def value_cell(value: Value, unit: str, *, errors: bool = True) -> TableCell:
-    """Return a cell with a value and its standard error. A missing value is a dash with the reason as footnote."""
+    """Return a cell with a value and its standard error. A missing value is a dash, and its reason is a footnote."""
     if value.value is None:
         return TableCell(DASH, value.status)
     text, brief = (format_estimate(value.value, se, unit) for se in (value.se if errors else None, None))
@@ -99,7 +99,7 @@ def _mismatch_metrics() -> dict[str, Metric]:
 
 
 class MetricRegistry:
-    """The metrics that a page can show. Scope `m` is the mismatch, scope `c` the corrections."""
+    """The metrics that a page can show. Scope `m` means the mismatch, and scope `c` the corrections."""
 
     def __init__(self, corrections: Sequence[Correction] = ()) -> None:
         self.mismatch = _mismatch_metrics()
@@ -111,7 +111,7 @@ class MetricRegistry:
         self.used: dict[str, Metric] = {}
 
     def metric(self, key: str, scope: str = "m") -> Metric:
-        """Return the metric of a key and add it to the glossary. Unknown keys get a placeholder."""
+        """Return the metric of a key and add it to the glossary. An unknown key gets a placeholder."""
         unknown = Metric(key, key, "", "not in this version's registry", "")
         metric = (self.mismatch if scope == "m" else self.corrections).get(key, unknown)
         self.used[f"{scope}-{key}"] = metric

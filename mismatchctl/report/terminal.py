@@ -40,21 +40,21 @@ _TRAILING_BLANKS = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 
 
 class TerminalGlyphs:
-    """Text and sparklines for one console, with ASCII fallbacks."""
+    """Text and sparklines for one console, with replacements in ASCII."""
 
     def __init__(self, console: Console) -> None:
         self.plain = console.options.ascii_only
         self.dots = "..." if self.plain else "…"
 
     def text(self, text: str) -> str:
-        """Escape text from a dump, and replace characters that the console cannot encode."""
+        """Escape text from a dump, and replace characters that the console cannot print."""
         shown = escape_terminal(text)
         return (
             shown.translate(_ASCII_REPLACEMENTS).encode("ascii", "backslashreplace").decode() if self.plain else shown
         )
 
     def shorten(self, text: str, length: int) -> str:
-        """Shorten a name by removing its middle, because names tend to differ at their ends."""
+        """Shorten a name in the middle, because names tend to differ at their ends."""
         shown = self.text(text)
         if len(shown) <= length:
             return shown
@@ -67,7 +67,7 @@ class TerminalGlyphs:
         return text if cell_len(text) <= length else f"{text[:room].rsplit(' ', 1)[0]}{self.dots}"
 
     def sparkline(self, values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
-        """Draw a positive series on a log scale, averaged to `width`. Undefined values are blank."""
+        """Draw a positive series on a log scale, averaged to `width` characters. Undefined values are blank."""
         heights = [None if value is None else math.log(value) if value > 0 else -math.inf for value in values]
         if len(heights) > width:
             cuts = [round(i * len(heights) / width) for i in range(width + 1)]
@@ -138,7 +138,7 @@ def print_document(document: doc.Document, console: Console, *, whole: bool = Fa
 
 
 class TerminalWriter:
-    """Prints the parts of documents to one console. A method has the name of its part."""
+    """Prints the parts of documents to one console. Each method has the name of the part that it prints."""
 
     def __init__(self, console: Console, whole: bool) -> None:
         self.console, self.glyphs, self.whole = console, TerminalGlyphs(console), whole

@@ -1,6 +1,6 @@
 """The Result: model, reading, growth over the steps, summary and views.
 
-The renderer is registered here and not in the views, so that `import mismatchctl` stays light.
+The renderer is registered here, so that `import mismatchctl` stays fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _load_renderer: Callable[[], object] | None = None
 
 
 def register_renderer(load: Callable[[], object]) -> None:
-    """Set the function that makes the renderer. It is called when a result is first drawn."""
+    """Set the function that makes the renderer. The function is called when a result is first drawn."""
     global _load_renderer
     _load_renderer = load
 

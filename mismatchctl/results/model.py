@@ -1,4 +1,4 @@
-"""The Result model: findings, metrics, distributions, summary and provenance as strict JSON with a published schema."""
+"""The Result model, stored as strict JSON with a published schema."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Fact(FiniteModel):
-    """A number that supports a cause, or (`supports` false) contradicts it. `interval` is a 95% interval."""
+    """A number that supports a cause, or contradicts the cause if `supports` is false. `interval` is a 95% interval."""
 
     name: str
     value: float | int | str | None
@@ -46,14 +46,14 @@ class Fact(FiniteModel):
 
 
 class RivalCause(FiniteModel):
-    """Another cause that would look the same in this dump, and the column or experiment that separates the two."""
+    """Another cause that would look the same in this dump, and the data that would distinguish the two."""
 
     cause: str
     tell: str
 
 
 class Example(FiniteModel):
-    """A sequence that shows the cause. `position` is counted as in the file."""
+    """A sequence that shows the cause. `position` counts as in the file."""
 
     file: str
     row: int
@@ -70,10 +70,10 @@ Side = Literal["rollout", "trainer", "both", "none"]
 class Finding(FiniteModel):
     """One cause of the mismatch.
 
-    `share` is its approximate share of the summed |log ratio|, `share_k3` its share of K3. The shares of a run,
-    the unexplained share and noise add up to 1. They are null if the finding is an alternative to another finding.
-    `where` lists the steps, workers, positions or sequences, `pointless` the corrections that make no sense until the
-    cause is fixed.
+    `share` is the approximate share of the summed |log ratio| that the cause explains, and `share_k3` the share of K3.
+    The shares of all findings, the unexplained share and noise add up to 1. If the finding is an alternative to another
+    finding, its shares are null. `where` lists the steps, workers, positions or sequences. `pointless` names the
+    corrections that do not help before the cause is fixed.
     """
 
     cause: str
@@ -92,10 +92,12 @@ class Finding(FiniteModel):
 
 
 class Agreement(FiniteModel):
-    """Largest difference over all steps between a logged metric and its replay. `steps` is the number of common steps.
+    """The largest difference over all steps between a logged metric and its computed value.
 
-    `difference` is relative to the larger value. Up to about `allowed`, it can result from float32, the framework's
-    reduction and the digits of the log.
+    `steps` is the number of common steps.
+
+    `difference` is relative to the larger value. A difference up to about `allowed` can come from float32, the
+    framework's reduction and the digits of the log.
     """
 
     steps: int
@@ -108,22 +110,27 @@ class Agreement(FiniteModel):
 
 
 class LogComparison(FiniteModel):
-    """Replayed metrics compared with the run's log. `missing` ones are not in the log, or in no common step."""
+    """Comparison of a framework's computed metrics with the run's log.
+
+    `missing` names are not in the log, or at no common step.
+    """
 
     names: dict[str, Agreement] = Field(default_factory=dict)
     missing: list[str] = Field(default_factory=list)
 
 
 class MetricLogComparison(LogComparison):
-    """Names in the run's log, compared with the equivalent metric of the dump. No framework's code was replayed."""
+    """Comparison of names in the run's log with metrics of the dump. No framework's formulas were used."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
 
 
 class Lag(FiniteModel):
-    """Number of steps by which K3 follows (negative: leads) a series of the run's log. Null if it is unknown.
+    """The number of steps by which K3 follows a series of the run's log, negative if K3 leads.
 
-    `correlation` is the rank correlation of the changes from step to step, `compared` the number of common steps.
+    The number is null if it is unknown.
+
+    `correlation` is the rank correlation of the changes from step to step, and `compared` the number of steps.
     """
 
     steps: int | None = None
@@ -133,7 +140,7 @@ class Lag(FiniteModel):
 
     @property
     def text(self) -> str:
-        """Description of how the series follows or leads K3."""
+        """Describe how the series follows or leads K3."""
         if self.steps is None:
             return self.status
         count = abs(self.steps)
@@ -148,10 +155,10 @@ FORMAT = 1
 
 
 class Value(FiniteModel):
-    """One value with its standard error over clusters `se`, 95% interval and `status` ("ok" or a reason).
+    """One value, its standard error over clusters `se`, 95% interval and `status` ("ok" or a reason).
 
-    `tail` is "heavy_tail" if a few clusters or rare large weights dominate. The interval then `covers` less than
-    95%, as measured on other dumps.
+    `tail` is "heavy_tail" if a few clusters or a few large weights dominate. The interval then `covers` less than 95%,
+    as measured on other dumps.
     """
 
     value: float | None
@@ -169,7 +176,7 @@ class Value(FiniteModel):
 
 
 def _drop_decimal_points(values: Sequence[float | None]) -> list[int | float | None]:
-    """Write whole numbers without a decimal point, which saves a twelfth of a large file."""
+    """Write whole numbers without a decimal point, which makes a large file a twelfth smaller."""
     return [int(v) if v is not None and v.is_integer() and abs(v) < 2**53 else v for v in values]
 
 
@@ -180,11 +187,11 @@ NOT_RECORDED = Value(value=None, status="not recorded")
 
 
 class Series(FiniteModel):
-    """A metric per group: 9 significant digits, 7 for corrections, 3 for `se` and `interval`. Counts are exact.
+    """A metric per group, with 9 significant digits (7 for corrections, 3 for `se` and `interval`). Counts are exact.
 
-    `se` and `interval` are absent if no group has one. `status` is a string for all groups, or reason -> indices of
-    groups that are not "ok". `heavy_tail` contains the indices of groups whose standard error is too small because a
-    few clusters or rare large weights dominate.
+    `se` and `interval` are absent if no group has them. `status` is a string for all groups, or maps a reason to the
+    indices of groups that are not "ok". `heavy_tail` contains the indices of groups in which a few clusters or large
+    weights dominate, so that the standard error is too small.
     """
 
     value: Numbers
@@ -208,17 +215,17 @@ class Series(FiniteModel):
 
 
 class OverallMetrics(FiniteModel):
-    """All metrics of a run and of each correction."""
+    """All metrics of a run, and of each correction."""
 
     metrics: dict[str, Value]
     corrections: dict[str, dict[str, Value]]
 
 
 class Clusters(FiniteModel):
-    """One row of sums per cluster and group, from which standard errors, comparisons and baselines are computed.
+    """One row of sums per cluster and group, from which errors, comparisons and baselines are computed.
 
-    `hashes` identify the clusters, `groups` are indices of labels. A table with too many rows is folded: each row
-    contains several clusters of any group, and `groups` is empty. Columns of a correction are named `name/column`.
+    `hashes` identify the clusters, and `groups` are indices of labels. A table with too many rows is merged: a row
+    contains several clusters of all groups, and `groups` is empty. A column of a correction has the name `name/column`.
     """
 
     by: Literal["prompt", "sequence", "content"]
@@ -230,9 +237,10 @@ class Clusters(FiniteModel):
 
 
 class Groups(FiniteModel):
-    """Metrics per group. `labels` are the steps or the values of a `--by` column.
+    """Metrics per group. `labels` are the steps, or the values of a `--by` column.
 
-    `clusters` is the cluster table of a `--by` column if it is small. The cluster table of the steps is in the run.
+    `clusters` is the cluster table of a `--by` column, if it is small. The cluster table of the steps is stored in the
+    run.
     """
 
     labels: list[str | int | float | bool | None]
@@ -241,13 +249,16 @@ class Groups(FiniteModel):
     clusters: Clusters | None = None
 
     def series(self, key: str, correction: str | None = None) -> Series:
-        """Return a metric over the groups, or a metric of a correction. If it is not recorded, all values are null."""
+        """Return a metric over the groups, for the mismatch or a correction.
+
+        If the metric is not recorded, all values are null.
+        """
         found = (self.metrics if correction is None else self.corrections[correction]).get(key)
         return found or Series(value=[None] * len(self.labels), status=NOT_RECORDED.status)
 
 
 class Distribution(FiniteModel):
-    """Tokens and their K3 by bin of the log ratio (train minus rollout, nats). `edges` are the edges of the bins."""
+    """Tokens and their K3 by bins of the log ratio (train minus rollout, nats). `edges` are the edges of the bins."""
 
     edges: list[float]
     tokens: list[int]
@@ -255,10 +266,9 @@ class Distribution(FiniteModel):
 
 
 class Breakdown(FiniteModel):
-    """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (null: open), with standard errors.
+    """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (null: no limit), with standard errors.
 
-    Breakdowns by probability and by length also have `logit_shift`: the sum of the log ratio divided by the sum of
-    1 - p, where p is the rollout probability.
+    Breakdowns by probability and length also have `logit_shift`, the sum of the log ratio divided by the sum of 1 - p.
     """
 
     quantity: str
@@ -274,7 +284,10 @@ class Breakdown(FiniteModel):
 
 
 class JointDistribution(FiniteModel):
-    """Tokens per hexagon. `x` and `y` are the rollout and train probability of its centre, `width` its width in x."""
+    """Tokens per hexagon.
+
+    `x` and `y` are the rollout and train probability at the center of a hexagon, and `width` is its width.
+    """
 
     width: float
     x: list[float]
@@ -283,7 +296,7 @@ class JointDistribution(FiniteModel):
 
 
 class WorstToken(FiniteModel):
-    """A token with a large |log ratio|. `position` counts from the sequence's first valid token."""
+    """A token with a large |log ratio|. Position 0 is the first valid token of the sequence."""
 
     file: str
     row: int
@@ -299,7 +312,7 @@ class WorstToken(FiniteModel):
 
 
 class WorstSequence(FiniteModel):
-    """A sequence with a large |sum of the log ratio|."""
+    """A sequence with a large absolute sum of log ratios."""
 
     file: str
     row: int
@@ -314,7 +327,7 @@ class WorstSequence(FiniteModel):
 
 
 class FreshBatch(FiniteModel):
-    """Predicted share of rejected tokens in a new batch of this number of `sequences`, with its 95% interval.
+    """The predicted share of rejected tokens in a new batch of `sequences` sequences, with a 95% interval.
 
     `status` is "ok" or a limitation.
     """
@@ -345,10 +358,10 @@ class SidesGroup(FiniteModel):
 class Sides(FiniteModel):
     """Which side is wrong, compared with a reference in high precision. Errors are root mean squares in nats.
 
-    `correlation` is the correlation of the two errors. Their common part cancels in the log ratio. `rollout_share` is
-    the rollout's share of the squared log ratio, `rollout_share_k3` its share of K3. `reference_over_rollout` is the
-    mean of reference over rollout probability, 1 in expectation if the rollout column is the sampling distribution.
-    `groups` are by step and worker.
+    `correlation` is the correlation of the errors of the two sides. A common part of the errors cancels in the log
+    ratio. `rollout_share` is the rollout's share of the squared log ratio, and `rollout_share_k3` its share of K3.
+    `reference_over_rollout` is the mean of reference over rollout probability. The mean is 1 if the rollout column is
+    right. `groups` are by step and worker.
     """
 
     side: Side
@@ -371,7 +384,7 @@ RangeName = Literal["identical", "below", "dense", "moe", "above", "undefined"]
 
 
 class RunContent(FiniteModel):
-    """Facts about the rows of a run other than the mismatch: repeated sequences, masked tokens, token ids and models.
+    """Facts about the rows of a run besides the mismatch: repeated sequences, masked tokens, token ids, models.
 
     Attributes:
         sequences: sequences with a valid token, and their `tokens`.
@@ -386,7 +399,7 @@ class RunContent(FiniteModel):
         doubts: causes found with high confidence by which a column does not contain what its name says.
         vocabulary: tokens by id modulo 64, and the 95% quantile of the ids.
         responses: hash of all responses, regardless of their order, if all rows have token ids.
-        models: names of models in the rows. `engines` are the names of inference engines.
+        models: names of models in the rows. `engines` are the names of the inference engines.
     """
 
     sequences: int = 0
@@ -412,7 +425,7 @@ Question = Literal["how bad", "since when", "why", "what to do"]
 
 
 class K3Standing(FiniteModel):
-    """K3 compared with typical ranges. `sure` is true if no other range is within the error of K3."""
+    """K3 compared with the usual ranges. `sure` is true if the interval of K3 is inside one range."""
 
     range: RangeName
     sure: bool = True
@@ -420,7 +433,7 @@ class K3Standing(FiniteModel):
 
 
 class BaselineRatio(FiniteModel):
-    """K3 relative to an accepted Result: the quotient, with a 95% interval from the errors of the two."""
+    """K3 divided by the K3 of an accepted Result, with a 95% interval."""
 
     baseline: str
     k3: float | None
@@ -430,7 +443,10 @@ class BaselineRatio(FiniteModel):
 
     @property
     def rose(self) -> bool:
-        """True if the lower one-sided 95% bound is above 1. It is closer to the factor than the end of the interval."""
+        """Return True if K3 rose significantly: the lower one-sided 95% bound is above 1.
+
+        It is closer to the factor than the end of the interval.
+        """
         if self.factor is None or self.interval is None:
             return False
         return math.log(self.factor) * INTERVAL_Z > math.log(self.interval[1] / self.factor) * ONE_SIDED_Z
@@ -558,7 +574,7 @@ MASKED_TOKENS = "masked tokens"
 class SkippedData(FiniteModel):
     """Data that `--on-bad skip` or `mask` left out: the number of cases, and the first example.
 
-    `size` is the number of bytes of a whole file that was left out, 0 if it is unknown.
+    `size` is the number of bytes of a whole file that was left out, or 0.
     """
 
     file: str
@@ -569,7 +585,7 @@ class SkippedData(FiniteModel):
 
 
 class Acceptance(FiniteModel):
-    """Why a Result may serve as a baseline: the gate passed it under these rules, or a person accepted it."""
+    """The reason why a Result may be a baseline: the gate passed it, or a person accepted it."""
 
     verdict: Literal["passed", "failed", "undecided"]
     by_hand: bool
@@ -577,10 +593,10 @@ class Acceptance(FiniteModel):
 
 
 class Provenance(FiniteModel):
-    """Origin of a Result. `framework` names the framework and version of `logged`, `replay` its settings.
+    """Origin of a Result. `framework` is the framework and version of `logged`, and `replay` its settings.
 
-    `device` did the arithmetic over tokens if it was not the CPU. `log` is the file of the run's log. `unread` are
-    files in the given folders that contain dump data but are not named like a dump.
+    `device` did the arithmetic over tokens, if it was not the CPU. `log` is the file of the run's log. `unread` are
+    files in the given folders that contain dump data but do not have the name of a dump.
     """
 
     tool: str = "mismatchctl"
@@ -597,9 +613,9 @@ class Provenance(FiniteModel):
 
 
 class Result(View, FiniteModel, ByRun[RunResult]):
-    """Result of `analyze`, input of `report` and `gate`.
+    """The result of `analyze`, which `report` and `gate` read.
 
-    `sections` contains the JSON of other commands on the same runs. `report -o` adds them, and the page shows them.
+    `sections` contains the JSON of other commands on the same runs. `report -o` adds sections, and the page shows them.
     """
 
     format: int = FORMAT
@@ -628,11 +644,11 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
     @property
     def steps(self) -> pl.DataFrame:
-        """One row per training step of the only run."""
+        """Return one row per training step of the only run."""
         return self._single_run("steps").steps
 
     def plot(self, name: str = "k3") -> Figure:
-        """Draw one figure of the report of the only run with matplotlib; see `plot` of a run.
+        """Draw one figure of the report of the only run with matplotlib.
 
         Args:
             name: `k3`, `distribution`, `k3_by_position`, ... The error for an unknown name lists all.
@@ -640,7 +656,7 @@ class Result(View, FiniteModel, ByRun[RunResult]):
         return self._single_run("plot").plot(name)
 
     def to_polars(self) -> pl.DataFrame:
-        """Return every overall value as a row: run, correction (null: none), metric, value, se, low, high, status."""
+        """Return all overall values as rows: run, correction (null: none), metric, value, se, low, high, status."""
         rows = [
             {"run": run, "correction": correction, "metric": name, "value": value.value, "se": value.se,
              **interval_bounds(value.interval), "status": value.status}
@@ -674,14 +690,14 @@ class Result(View, FiniteModel, ByRun[RunResult]):
 
 
 def find_run(result: Result, name: str) -> str | None:
-    """Return `name` if there is a run of this name, else the name of the only run, else None."""
+    """Return `name` if a run has this name, else the name of the only run, else None."""
     return name if name in result.runs else next(iter(result.runs)) if len(result.runs) == 1 else None
 
 
 def storage_types(result: Result, run: str) -> dict[str, str]:
-    """Return the stored type of the log-probs of a run by column: `float`, or `double and float` if files differ.
+    """Return the data type of the stored log-probs of a run by column, for example `float`.
 
-    If a column within the files names the runs, each run gets the types of all files.
+    If a column of the files names the runs, each run gets the types of all files.
     """
     files = [file for file in result.provenance.inputs if file.run == run] or result.provenance.inputs
     found = {

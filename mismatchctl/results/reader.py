@@ -1,4 +1,4 @@
-"""Read a Result from JSON and check its consistency."""
+"""Read a Result from JSON and check that it is consistent."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _check_run(run: RunResult, names: Sequence[str]) -> Iterator[str]:
 
 
 def _check_content(run: RunResult) -> Iterator[str]:
-    """Check the counts and shares of the content, and whether the values about identical tokens agree."""
+    """Check the counts and shares of the content."""
     found, metrics = run.content, run.overall.metrics
     for key in ("tokens", "sequences"):
         if key not in metrics or metrics[key].value is None:
@@ -233,7 +233,7 @@ def _check_sums(run: RunResult) -> Iterator[str]:
 
 
 def _check_means(table: Clusters, whole: Mapping[str, float]) -> Iterator[str]:
-    """Check every mean over tokens or sequences against the sums of the clusters."""
+    """Check each mean over tokens or sequences against the sums of the clusters."""
     rows = [sums for sums in table.sums if len(sums) == len(table.columns)]
     totals = {name: sum(row[place] for row in rows) for place, name in enumerate(table.columns)}
     sizes = {name: sum(abs(row[place]) for row in rows) for place, name in enumerate(table.columns)}
@@ -296,7 +296,7 @@ _RESULT_START = 512
 
 
 def is_result(path: str | Path) -> bool:
-    """Return True if a path is a Result rather than a dump: one JSON object that is not made of columns or rows.
+    """Return True if a path is a Result and not a dump.
 
     Empty, unreadable and remote files are judged by their suffix.
     """
@@ -331,7 +331,7 @@ def read_json(path: str | Path, remedy: str) -> Any:
 
 
 def parse_result(data: Any, name: str) -> Result:
-    """Convert the data of a file with this name to a Result."""
+    """Convert the data of a file to a Result."""
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
         raise DataError("not a mismatchctl result", file=name, remedy=_REMEDY)
     if data["format"] != FORMAT:

@@ -1,6 +1,6 @@
-"""Views of results: text of one screen, tables, JSON and, through a registered renderer, pages and figures.
+"""Views of results: text, tables, JSON, and pages and figures through a registered renderer.
 
-`report/` implements the renderer. It is above `results/`, so the public package registers it, lazily.
+`report/` implements the renderer. The renderer is in report/, so the public package registers it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Item = TypeVar("Item")
 
 
 class Renderer(Protocol):
-    """Interface to draw results as pages, notebook cells and figures."""
+    """Interface of a renderer, which draws results as pages, notebook cells and figures."""
 
     def page(self, shown: View) -> str:
-        """Return a self-contained HTML page."""
+        """Return an HTML page that needs no other file."""
 
     def cell(self, shown: View) -> str:
         """Return HTML for a notebook: summary, trend, cause, corrections and one chart."""
@@ -58,20 +58,20 @@ def get_renderer() -> Renderer:
 
 
 def json_text(data: object) -> str:
-    """Return strict JSON as files and stdout contain it, ending in a newline."""
+    """Return strict JSON that ends with a newline."""
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def add_version(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return data of a command's JSON, after its format, the tool and its version."""
+    """Return the data of a command's JSON, with the format, the tool and its version."""
     return {"format": 1, "tool": "mismatchctl", "version": __version__} | {**data}
 
 
 class TextView(ABC):
-    """Base class for objects printed as a few sentences and a table that fit on a screen."""
+    """Base class for results that print a few sentences and a table."""
 
     def _lines(self) -> list[str]:
-        """The sentences above the table."""
+        """Return the sentences above the table."""
         return []
 
     @abstractmethod
@@ -97,7 +97,7 @@ class TextView(ABC):
 
 
 class View(TextView):
-    """A result of one of the public functions."""
+    """A result of a public function."""
 
     def _repr_html_(self) -> str:
         return get_renderer().cell(self)
@@ -109,10 +109,10 @@ class View(TextView):
     def to_html(self, path: StrPath) -> None: ...
 
     def to_html(self, path: StrPath | None = None) -> str | None:
-        """Write the report as one HTML page; without a path, return it.
+        """Write the report as an HTML page. Without a path, return the page.
 
         Args:
-            path: The file. It is never left incomplete. Example: `result.to_html("report.html")`.
+            path: The file. The file is complete or not written at all. Example: `result.to_html("report.html")`.
         """
         page = get_renderer().page(self)
         if path is None:
@@ -122,7 +122,7 @@ class View(TextView):
 
     @abstractmethod
     def to_json(self) -> str:
-        """Return strict JSON, as the command's `--json` prints it."""
+        """Return strict JSON, as the `--json` option prints it."""
 
     def save(self, path: StrPath) -> None:
         """Write the JSON.
@@ -154,10 +154,10 @@ class ByRun(Generic[Item]):
 
         @property
         def runs(self) -> dict[str, Item]:
-            """Results by name of the run."""
+            """Return the results by the name of the run."""
 
     def __getitem__(self, run: str) -> Item:
-        """Return the results of a run by its name, or by the end of its name if no other run ends like that."""
+        """Return the results of a run by its name, or by the end of its name if this is unique."""
         if run in self.runs:
             return self.runs[run]
         ends = [name for name in self.runs if name.rstrip("/").endswith(str(run))]
@@ -177,7 +177,7 @@ def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def make_frame(rows: Iterable[Mapping[str, Any]], *columns: tuple[str, str]) -> pl.DataFrame:
-    """Convert rows to a polars table. Each of `columns` is a polars type and the names of the columns of this type."""
+    """Convert rows to a polars table. `columns` are pairs of a polars type and the names of columns with this type."""
     import polars as pl
 
     kinds = {name: getattr(pl, kind) for kind, names in columns for name in names.split()}

@@ -1,4 +1,4 @@
-"""Comparison of a sample with a baseline: is a metric significantly worse than allowed, and in which part."""
+"""Compare a sample with a baseline: is a metric significantly worse than allowed, and in which part?"""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_BULK_WEIGHT = 0.4  # maximum of the bulk in lost tokens, so that a large a
 
 
 class Allowance(BaseModel):
-    """Allowed change of a value: a share of the baseline's value plus an absolute amount, each at least 0."""
+    """The allowed change of a value: a share of the baseline's value plus an absolute amount."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -75,8 +75,9 @@ ROUNDING_TOLERANCE = 1e-4
 class K3Part(FiniteModel):
     """One part of K3: most tokens (bulk), tokens with a large K3 up to a cap (shoulder), or K3 above the cap (tail).
 
-    `share` is its share of the baseline's K3, `rise` its relative rise per token at the same probabilities. `rose` is
-    true if a one-sided test at 5% finds the rise significant. Its bound is narrower than the interval.
+    `share` is the part's share of the baseline's K3, and `rise` its relative rise per token at the same probabilities.
+    `rose` is true if a one-sided test at 5% finds the rise significant. The bound of this test is narrower than the
+    interval.
     """
 
     name: Literal["bulk", "shoulder", "tail"]
@@ -88,7 +89,7 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """Excess of each cluster over its share of the limit: new sample [n] and baseline [m]."""
+    """Excess of each cluster over its share of the limit: in the new sample [n] and in the baseline [m]."""
 
     new: Float64s
     old: Float64s
@@ -96,7 +97,7 @@ class ExcessStatistic:
 
     @property
     def exceeds_limit(self) -> bool:
-        """True if the new sample is above the limit by more than the rounding of a stored Result."""
+        """Return True if the new sample is above the limit by more than rounding."""
         rounding = np.abs(_ROUNDING * self.new).sum()
         return bool(self.new.sum() > min(rounding, sys.float_info.max))  # an overflow exceeds the limit
 
@@ -113,7 +114,7 @@ class BaselineComparison:
 
     @property
     def affects_most_tokens(self) -> bool:
-        """True if bulk or shoulder exceeds the limit, so that the change is not limited to a few tokens."""
+        """Return True if bulk or shoulder exceeds the limit, so that the change is not limited to a few tokens."""
         return any(statistic.exceeds_limit for statistic in self.statistics[:2])
 
 
@@ -145,14 +146,14 @@ def compare_samples(
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
-    """Return True if layers are compared: for a rise of K3."""
+    """Return True if layers are compared, as for a rise of K3."""
     return metric.metric.key == "k3" and not metric.prefix and not lower
 
 
 def find_layers(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, *, lower: bool
 ) -> tuple[K3Layers, K3Layers] | None:
-    """Return the K3 layers of the samples if the comparison uses them and each Result contains them."""
+    """Return the K3 layers of the samples, if the comparison uses them and both Results contain them."""
     if not is_layered(metric, lower=lower):
         return None
     new, old = K3Layers.from_sample(sample), K3Layers.from_sample(baseline)
@@ -180,13 +181,13 @@ def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: 
 def _excess_over_limit(
     new: Float64s, new_size: Float64s, allowed: Float64s, old_size: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the excess of each cluster over its share of the limit, given sums and sizes of the samples."""
+    """Return the excess of each cluster over its share of the limit."""
     limit = allowed.sum() / old_size.sum() if old_size.sum() else math.nan
     return new - limit * new_size, allowed - limit * old_size
 
 
 def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the excess of each cluster, with a limit per bin of the rollout probability, from [n, B] and [m, B]."""
+    """Return the excess of each cluster, with a limit per bin of the rollout probability."""
     found = np.zeros(len(sums)), np.zeros(len(allowed))
     for bins in merge_bins(old.tokens.sum(axis=0)):
         values = (each[:, bins].sum(1) for each in (sums, new.tokens, allowed, old.tokens))
@@ -209,7 +210,10 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count the tokens per cluster with more K3 than nearly all baseline tokens. 0 if the baseline has many of them."""
+    """Count the tokens per cluster with a larger K3 than nearly all tokens of the baseline.
+
+    If the baseline has many such tokens, the result is 0.
+    """
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
@@ -219,7 +223,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the lost tokens, with the bulk as a tie-breaker smaller than one token."""
+    """Return the number of such tokens per cluster, with the bulk to order equal numbers."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
@@ -228,7 +232,7 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """Return the number of clusters with lost tokens that can decide a test at this level, for any labels."""
+    """Return the number of clusters with such tokens that can decide a test at this level."""
     places = np.arange(new)
     all_new = np.cumprod((new - places) / (new + old - places))  # probability for the first 1, 2, ... clusters
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)
@@ -244,10 +248,10 @@ def linear_statistic(
     lower: bool = False,
     factor: float = 1.0,
 ) -> ExcessStatistic:
-    """Return the excess of any smooth metric, linearized. Exact for a mean.
+    """Return the linearized excess of a smooth metric. Exact for a mean.
 
     A mean is linearized at the values of each sample, which keeps the test monotone. Weight metrics are linearized at
-    the value of the pooled sample, because a few large weights distort the slope at each single sample.
+    the value of the pooled sample, because a few large weights distort the slope.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]
@@ -265,7 +269,7 @@ def linear_statistic(
 
 
 def excess_over_value(sample: ClusterSample, metric: TableMetric, limit: float, *, lower: bool = False) -> Float64s:
-    """Return terms by cluster that add up to the excess of a metric over a fixed limit, linearized."""
+    """Return terms by cluster that add up to the excess of a metric over a fixed limit."""
     value, influence, size = compute_influence(sample, metric)
     excess: Float64s = influence + (value - limit) * size / size.sum()
     return -excess if lower else excess
@@ -274,7 +278,7 @@ def excess_over_value(sample: ClusterSample, metric: TableMetric, limit: float, 
 def _pooled_influence(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric
 ) -> list[tuple[float, Float64s, Float64s]]:
-    """Return `compute_influence` of each sample with the slopes at the pooled sample."""
+    """Return the influence of each cluster, with slopes at the pooled sample."""
     names = tuple(name for name in sample.names if name in baseline.columns)
     sums = [each.sums[:, [each.columns[name] for name in names]] for each in (sample, baseline)]
     value, influence, size = compute_influence(
@@ -289,7 +293,10 @@ def _pooled_influence(
 
 
 def rise_within_bins(new: K3Layers, old: K3Layers, cap: int) -> float:
-    """Return K3 up to a cap relative to the expectation from the baseline's probability bins. NaN if that is 0."""
+    """Return K3 up to a cap, relative to the value expected from the baseline's probability bins.
+
+    The result is NaN if the expected value is 0.
+    """
     found, expected = new.capped[:, :, cap], _expected_k3(new.tokens, old.capped[:, :, cap], old.tokens)
     total = float(expected.sum())
     return float(found.sum()) / total if total > 0 else math.nan
@@ -313,14 +320,14 @@ def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3P
 
 
 def _bin_means(old: Float64s, tokens: Float64s) -> Iterator[tuple[slice, float]]:
-    """Yield K3 per token of the baseline in each probability bin, NaN without tokens."""
+    """Yield the K3 per token of the baseline in each probability bin, or NaN."""
     for bins in merge_bins(tokens.sum(axis=0)):
         size = float(tokens[:, bins].sum())
         yield bins, float(old[:, bins].sum()) / size if size else math.nan
 
 
 def _expected_k3(new_tokens: Float64s, old: Float64s, old_tokens: Float64s) -> Float64s:
-    """Return the K3 of each cluster if it had the baseline's bin means [n]."""
+    """Return the K3 that each cluster would have with the baseline's bin means [n]."""
     found = np.zeros(len(new_tokens))
     for bins, mean in _bin_means(old, old_tokens):
         found += mean * new_tokens[:, bins].sum(1)
@@ -330,7 +337,7 @@ def _expected_k3(new_tokens: Float64s, old: Float64s, old_tokens: Float64s) -> F
 def _relative_rise(
     exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
 ) -> tuple[float | None, tuple[float, float] | None, bool]:
-    """Return the relative rise of a mean within probability bins, its interval (log scale), and whether it is sure."""
+    """Return the relative rise of a mean within probability bins, its interval, and whether it is significant."""
     expected = _expected_k3(new_tokens, old, old_tokens)
     spread = np.zeros(len(old))
     for bins, mean in _bin_means(old, old_tokens):
@@ -353,7 +360,7 @@ def _relative_rise(
 
 
 def _difference_error(exchange: SampleExchange, new: Float64s, old: Float64s) -> tuple[float | None, int]:
-    """Return the standard error of the difference of two sums over clusters, paired if common, and its degrees."""
+    """Return the standard error of the difference of two sums over clusters, and its degrees of freedom."""
     n, m = len(new), len(old)
     if min(n, m) < 2:
         return None, 0

@@ -1,4 +1,4 @@
-"""Bootstrap intervals and permutation tests over the cluster table."""
+"""Bootstrap intervals and permutation tests over clusters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SALT = np.uint64(0x6D69736D61746368)
 
 
 def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
-    """Return weights 0 or 2 of clusters in replicates `start` to `stop` [stop - start, N]."""
+    """Return weights 0 or 2 of clusters in the replicates `start` to `stop` [stop - start, N]."""
     first = start // _BITS
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
@@ -71,7 +71,7 @@ def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
 
 
 def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
-    """Return the one-sided p-value of a number above zero. Undefined replicates count as not above."""
+    """Return the one-sided p-value of a number above zero. An undefined replicate counts as not above zero."""
     count = len(draws)
     missing = count - int(np.count_nonzero(draws > 0))
     p = (missing + 1) / (count + 1)
@@ -111,7 +111,7 @@ Labels = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SampleExchange:
-    """Exchangeable clusters of a new and an old sample."""
+    """Clusters of a new and an old sample that can be exchanged."""
 
     new: Hashes
     old: Hashes
@@ -135,13 +135,13 @@ class SampleExchange:
         return int(min(max(_PER_LEVEL / self.level, LEAST_RELABELINGS), MOST_RELABELINGS))
 
     def totals(self, new: Float64s, old: Float64s) -> Float64s:
-        """Return the totals of the rows labelled new [1 + R, K] of values [n, K] and [m, K], observed labels first."""
+        """Return the totals of the rows with the label new [1 + R, K], the observed labels first."""
         seen = new.sum(axis=0, keepdims=True)
         found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
 
     def resolve_tails(self, new: Float64s, old: Float64s, shares: Float64s) -> Float64s:
-        """Return one-sided p-values of the observed totals [K], also below one by the number of drawn relabelings."""
+        """Return one-sided p-values of the observed totals [K], also below one by the number of draws."""
         found = shares.copy()
         if self.relabelings <= self._drawn:
             return found
@@ -156,14 +156,14 @@ class SampleExchange:
         return found
 
     def two_sided_p_values(self, new: Float64s, old: Float64s) -> Float64s:
-        """Return two-sided p-values of the observed totals [K] of values by cluster [n, K] and [m, K]."""
+        """Return two-sided p-values of the observed totals [K]."""
         totals = self.totals(new, old)
         tails = [self.resolve_tails(x * new, x * old, shares_above(x * totals)[0]) for x in (1.0, -1.0)]
         found: Float64s = np.minimum(2 * np.minimum(*tails), 1.0)
         return found
 
     def labels(self) -> Iterator[Labels]:
-        """Yield labels of the rows, new ones first [R, n + m]: 1 for rows labelled new."""
+        """Yield random labels of the rows [R, n + m]: 1 means new."""
         paired, first, second = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
         every = np.arange(len(self.new) + len(self.old))
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
@@ -191,7 +191,7 @@ class SampleExchange:
 
 
 def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Iterator[tuple[Labels, Labels]]:
-    """Yield every relabeling except the first, which is the observed one."""
+    """Yield all relabelings except the observed one."""
     swaps = (np.arange(1 << len(paired))[:, None] >> np.arange(len(paired))) & 1
     listed = list(itertools.combinations(range(len(single)), chosen))
     choices, called = np.array(listed, np.int64).reshape(len(listed), chosen), np.zeros((len(listed), len(single)))
@@ -201,7 +201,7 @@ def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Itera
 
 
 def count_relabelings(new: int, old: int, shared: int = 0) -> int:
-    """Return the number of ways to label clusters new and old, given the number of common clusters."""
+    """Return the number of ways to label clusters as new and old."""
     return math.comb(new + old - 2 * shared, new - shared) << shared
 
 
@@ -210,10 +210,10 @@ _TAIL_MARGIN = 3.0  # the approximation is up to this much too small if values a
 
 
 def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total: float) -> float:
-    """Return the share of all relabelings with at least this total, without drawing any.
+    """Return the share of all relabelings with at least this total, without drawing them.
 
-    It is the saddlepoint approximation of Skovgaard (1987) with a margin, at most the Chernoff bound, and at least one
-    relabeling. `differences` are new minus old of clusters in both samples, whose signs a relabeling changes.
+    The result is the saddlepoint approximation of Skovgaard (1987), at most the Chernoff bound. `differences` are new
+    minus old of shared clusters, whose signs a relabeling changes.
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
     if not 0 < largest < math.inf:  # also for NaN
@@ -242,7 +242,7 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
 
 @dataclass(frozen=True)
 class _Saddlepoint:
-    """Largest exponent of the Chernoff bound, the slope there, and the curvature relative to the one at slope 0."""
+    """The largest exponent of the Chernoff bound, its slope, and the relative curvature."""
 
     exponent: float
     slope: float
@@ -250,9 +250,9 @@ class _Saddlepoint:
 
 
 def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> _Saddlepoint:
-    """Maximize the exponent by Newton's method, which may stop early: every exponent gives a valid bound.
+    """Maximize the exponent by Newton's method. The method can stop early, because each exponent gives a valid bound.
 
-    The random total has a sign for each of `half`, and independent labels of `single` with `chosen` expected.
+    The random total has a sign for each of `half`, and random labels of `single` with `chosen` expected.
     """
     share = chosen / len(single) if len(single) else 0.5
     logit, unlabelled = math.log(share / (1 - share)), len(single) * math.log1p(-share)
@@ -304,8 +304,8 @@ def shares_above(totals: Float64s) -> Float64s:
 def smallest_p_values(shares: Float64s, weights: Sequence[float] | Float64s) -> Float64s:
     """Return the smallest weighted p-value of several statistics in each relabeling [1 + R] (Westfall and Young 1993).
 
-    The share of relabelings with at most the first value, which is the observed one, is the joint p-value. If a single
-    statistic has a p-value of at most its share of the weights times a level, the joint p-value is at most that level.
+    The first value is the observed one. The joint p-value is the share of relabelings with at most this value. If one
+    statistic has a p-value of at most its share of the weights times a level, so has the joint p-value.
     """
     smallest: Float64s = (shares / (np.asarray(weights) / np.sum(weights))).min(axis=1)
     return smallest

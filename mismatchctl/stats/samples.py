@@ -31,7 +31,7 @@ DUMP_REMEDY = "pass the dump instead of the Result"
 
 @dataclass(frozen=True)
 class ClusterSample:
-    """Sums by cluster of a run or of a part of it."""
+    """Sums by cluster of a run, or of a part of it."""
 
     keys: Hashes  # identify each cluster across Results [N], ascending
     names: tuple[str, ...]  # of the columns [K]
@@ -51,7 +51,7 @@ class ClusterSample:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def has_same_tokens(self, other: ClusterSample) -> bool:
-        """Return True if the samples contain the same responses: equal lengths, and equal log-probs of one policy."""
+        """Return True if two samples contain the same responses with equal log-probs of one policy."""
         return np.array_equal(self.keys, other.keys) and (
             all(self._agrees(other, name) for name in ("tokens", "sequences", "squared_length"))
             and any(self._agrees(other, name) for name in ("policy_log_ppl", "reference_log_ppl"))
@@ -63,7 +63,7 @@ class ClusterSample:
 
 
 def build_run_sample(run: RunResult) -> ClusterSample:
-    """Return all clusters of a run. A prompt is one cluster over all steps, a sequence belongs to its step."""
+    """Return all clusters of a run. A prompt is one cluster over all steps, and a sequence belongs to its step."""
     return _build_sample(run.clusters, run.groups, np.ones(len(run.clusters.hashes), np.bool_))
 
 
@@ -92,7 +92,7 @@ def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample
 def _build_sample(
     table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> ClusterSample:
-    """Add up the rows of each cluster. A cluster that is not a prompt is identified by its step's label too."""
+    """Add up the rows of each cluster. A cluster that is not a prompt is identified together with its step."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
     sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # the stored cap stands for an overflow
@@ -107,7 +107,7 @@ def _build_sample(
 
 @dataclass(frozen=True)
 class TableMetric:
-    """A metric with the prefix of its columns: empty for the mismatch, else of a pair or a correction."""
+    """A metric with the prefix of its columns: "" for the mismatch, else a pair or a correction."""
 
     metric: Metric
     prefix: str = ""  # a column without the prefix is the fallback
@@ -115,7 +115,7 @@ class TableMetric:
 
     @property
     def is_resampled(self) -> bool:
-        """True for a smooth function of sums. Maxima, quantiles and counts are not."""
+        """Return True if the metric is a smooth function of sums. Maxima, quantiles and counts are not resampled."""
         return self.metric.formula is not None and self.metric.has_error
 
     def of(self, sample: ClusterSample) -> float:
@@ -134,7 +134,7 @@ class TableMetric:
         return [sample.columns[name] for name in asked.read]
 
     def evaluate(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
-        """Evaluate the metric on totals [..., len(positions)] of these columns. NaN if it is undefined."""
+        """Evaluate the metric on totals [..., len(positions)] of these columns. An undefined value is NaN."""
         assert self.metric.formula is not None
         found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
         with np.errstate(all="ignore"):
@@ -143,7 +143,7 @@ class TableMetric:
 
 
 class _PrefixedTotals:
-    """Totals by name, with the prefix first. `read` lists the names that a formula read, in order."""
+    """Totals by name. A name with the prefix comes first. `read` lists the names that a formula reads, in order."""
 
     def __init__(self, prefix: str, found: Mapping[str, Number]) -> None:
         self.prefix, self.found = prefix, found
@@ -181,7 +181,7 @@ _SLOPE_STEP = 1e-4  # relative change of a cluster's weight, divided by the numb
 
 
 def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
-    """Return a metric's value, the influence of each cluster [N] (sum about 0), and its cluster weights."""
+    """Return the value of a metric, the influence of each cluster [N], and the weights of clusters."""
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
     totals = sums.sum(axis=0)
@@ -215,7 +215,7 @@ _SCARCE_SHARE = 0.005  # minimum share of tokens for a separate mean
 
 @dataclass(frozen=True)
 class K3Layers:
-    """K3 of each cluster in layers."""
+    """K3 of each cluster in layers, by probability and cap."""
 
     k3: Float64s  # total [N]
     tokens: Float64s  # by bin of the rollout probability [N, B]
@@ -231,26 +231,29 @@ class K3Layers:
 
     @cached_property
     def share_above(self) -> Float64s:
-        """Share of tokens whose K3 exceeds each cap except the last [C - 1]. Tokens below the next cap count partly."""
+        """Return the share of tokens whose K3 exceeds each cap except the last [C - 1].
+
+        Tokens below the next cap count partly.
+        """
         found: Float64s = np.diff(self.capped.sum(axis=(0, 1))) / (_CAP_STEPS * max(self.tokens.sum(), 1.0))
         return found
 
     def find_cap(self, share: float, least: int = CAP_EXPONENTS[0]) -> int:
-        """Return the index of the lowest cap from 2^least nats that at most this share of the tokens exceeds."""
+        """Return the index of the lowest cap that at most this share of the tokens exceeds."""
         first = least - CAP_EXPONENTS[0]
         reached = np.flatnonzero(self.share_above[first:] <= share)
         return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2
 
     def count_above(self, cap: int) -> Float64s:
-        """Return the tokens of each cluster above a cap [N]. Tokens below the next cap count partly."""
+        """Return the number of tokens of each cluster above a cap [N]. Tokens below the next cap count partly."""
         found: Float64s = np.diff(self.capped[:, :, cap : cap + 2].sum(axis=1), axis=1)[:, 0] / _CAP_STEPS[cap]
         return found
 
     def scale(self, factor: float) -> K3Layers:
-        """Return the layers if the K3 of every token were `factor` times as large.
+        """Return the layers that a K3 of `factor` times the size would give.
 
-        Between two caps, the logarithm of the sum over all clusters is interpolated as a cubic in the logarithm of the
-        cap. The difference is divided among the clusters in proportion.
+        Between two caps, the sum over all clusters is interpolated in logarithms by a cubic polynomial. The difference
+        is divided among the clusters in proportion to their K3.
         """
         below = self.capped[:, :, :1] * (_LOWEST_K3 / K3_CAPS[0])
         known = np.concatenate([below, self.capped], axis=2)
@@ -277,7 +280,7 @@ class K3Layers:
 
 
 def merge_bins(tokens: Float64s) -> list[slice]:
-    """Merge neighbouring probability bins until each has enough of the baseline's tokens [B] for a mean."""
+    """Merge neighboring probability bins until each has enough tokens of the baseline [B] for a mean."""
     found, start, least = [], 0, _SCARCE_SHARE * tokens.sum()
     for stop in range(1, len(tokens) + 1):
         if tokens[start:stop].sum() >= least and tokens[stop:].sum() >= least:

@@ -589,10 +589,7 @@ def _read_csv(text: str, file: Path) -> LayerTable | None:
 
 
 def _read_lines(text: str) -> tuple[list[object], int]:
-    """Parse JSON lines.
-
-    Return the records of a file and the number of other lines. An incomplete last line is ignored.
-    """
+    """Return the JSON records of a file and the number of other lines. An incomplete last line is ignored."""
     records: list[object] = []
     lines = [line for line in text.splitlines() if line.strip()]
     others = 0

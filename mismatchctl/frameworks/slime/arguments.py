@@ -177,10 +177,7 @@ class Arguments:
 
     @property
     def function(self) -> CorrectionFunction:
-        """The function that corrects.
-
-        Return the function of the correction, or None if no argument selects a function.
-        """
+        """Return the function of the correction, or None if no argument selects a function."""
         if not (self.use_tis or self.get_mismatch_metrics):
             return "none"
         if self.custom_tis_function_path is None:
@@ -210,10 +207,7 @@ class Arguments:
 
     @property
     def rs_bounds(self) -> tuple[float, float]:
-        """Bounds of rejection.
-
-        Return the bounds of rejection. The default of each bound is the bound of the weights.
-        """
+        """Return the bounds of rejection. The default of each bound is the bound of the weights."""
         low, high = self.tis_bounds
         return (
             low if self.rs_lower_bound is None else self.rs_lower_bound,

@@ -1,4 +1,4 @@
-"""Metrics of verl's helper: statistics of a batch, tables of logged names, weights, rejection and their values."""
+"""Metrics of verl's helper: statistics of a batch, logged names, weights and rejection."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Values = NDArray[Any]
 
 
 def clamp_log_ratio(log_ratio: Floats) -> Floats:
-    """Clamp to ±20 (verl's SAFETY_BOUND)."""
+    """Limit a log ratio to ±20 (verl's SAFETY_BOUND)."""
     return np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def float32_log(threshold: float) -> float:
-    """Compute the logarithm of a ratio threshold in float32 regardless of the data's dtype, like verl."""
+    """Return the logarithm of a threshold in float32, as verl computes it."""
     rounded = float(np.float32(threshold))
     if not rounded > 0:
         return -math.inf if rounded == 0 else math.nan
@@ -63,26 +63,26 @@ class PolicyPair:
         return self.row_sum(values) / np.maximum(self.segments.lengths, 1).astype(values.dtype)
 
     def row_max(self, values: Floats) -> Floats:
-        """Return the maximum over each row's valid tokens [S], or 0 for an empty row."""
+        """Return the maximum over the valid tokens of each row [S], or 0 for an empty row."""
         return np.where(self.segments.nonempty, self.segments.max(values), 0).astype(values.dtype)
 
     def any_in_row(self, flags: Bools) -> Bools:
         return self.segments.sum(flags) > 0
 
     def over_tokens(self, values: Values, level: str) -> Values:
-        """Repeat the values of rows [S] over their tokens [T]. Values of tokens are returned unchanged."""
+        """Repeat the values of rows [S] for their tokens [T]. Values of tokens stay as they are."""
         return values if level == "token" else self.segments.spread(values)
 
 
 def mean_in_dtype(values: Values) -> Floats:
-    """Compute the mean in the dtype of the values, 0-d. Booleans are averaged in float32, like in verl."""
+    """Return the mean in the dtype of the values. As in verl, booleans are averaged in float32."""
     dtype = np.dtype(np.float32) if values.dtype == np.bool_ else values.dtype
     total = np.asarray(values.sum(dtype=np.float64), dtype)
     return np.asarray(total / np.asarray(max(len(values), 1), dtype))
 
 
 def _population_std(values: Floats) -> float:
-    """Compute the population standard deviation from the mean of squares. Small values cancel, like in verl."""
+    """Return the population standard deviation from the mean of squares. As in verl, small values lose digits."""
     if len(values) <= 1:
         return 0.0
     variance = mean_in_dtype(values * values) - mean_in_dtype(values) ** 2
@@ -90,7 +90,7 @@ def _population_std(values: Floats) -> float:
 
 
 def _ess(values: Floats) -> float:
-    """Compute the ESS as a share of the tokens: 1 / mean of the squared weights, after division by their mean."""
+    """Return the ESS as a share of the tokens, from weights that are divided by their mean."""
     normalized = values / (mean_in_dtype(values) + np.asarray(1e-8, values.dtype))
     squares = float(mean_in_dtype(normalized * normalized))
     if squares == 0:
@@ -293,7 +293,7 @@ def _find_basis(row: LoggedMetric, version: VerlVersion) -> str:
 
 
 def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Metrics, str, str]]:
-    """Iterate over the tables, with prefix and logging condition."""
+    """Iterate over the tables of names, with their prefix and the condition for logging."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     yield *_off_policy_table(version), ""
     if version.dialect == "flat":
@@ -392,7 +392,7 @@ def _measure_off_policy(sample: PolicyPair, version: VerlVersion) -> dict[str, f
 
 
 def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> _Outcome:
-    """Compute the correction of 2025-10: one ratio and two thresholds, or no correction without a threshold."""
+    """Compute the correction of 2025-10: one ratio and two thresholds."""
     weight, kept = plan.weight, np.ones(len(sample.policy), np.bool_)
     if weight is None:
         return None, kept, {}

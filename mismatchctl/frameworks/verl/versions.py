@@ -56,7 +56,7 @@ class VerlVersion:
 
     @property
     def names_loss(self) -> bool:
-        """True if bypass mode names its loss. Both losses then apply rejection."""
+        """Return True if bypass mode has an option for the loss. Both losses then apply rejection."""
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:
@@ -103,7 +103,7 @@ def find_version(word: str) -> VerlVersion:
 
 
 def _find_release(word: str) -> VerlVersion:
-    """Find a release by its number, or the nearest earlier one."""
+    """Find a release by its number, or the nearest earlier release."""
     if word in RELEASES:
         return RELEASES[word]
     older = [name for name in RELEASES if _numbers(name) <= _numbers(word)]

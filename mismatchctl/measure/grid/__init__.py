@@ -1,1 +1,1 @@
-"""Threshold grids: sums of many corrections that differ only in bounds."""
+"""Threshold grids: sums for many corrections that differ only in bounds."""

@@ -1,4 +1,4 @@
-"""Kernels: the arithmetic over tokens in numpy, compiled, and on a device."""
+"""Kernels: arithmetic over tokens in numpy, in compiled loops, and on a GPU."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def is_worth_compiling(tokens: int) -> bool:
-    """Return True if a dump of this size is worth the compiled loops, and numba may compile."""
+    """Return True if a dump is large enough for compiled loops and numba is available."""
     return tokens >= MIN_COMPILED_TOKENS and os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
 
 
 def find_devices() -> tuple[tuple[str, ...], str]:
-    """Return the names of the GPUs, or an empty tuple and the reason. torch may be missing or broken."""
+    """Return the names of the GPUs, or the reason why there are none."""
     try:
         import torch
 
@@ -39,7 +39,7 @@ def find_devices() -> tuple[tuple[str, ...], str]:
 
 
 def choose_kernel(tokens: int, device: Device = "cpu") -> Kernel:
-    """Choose the kernel for a dump of this size: on a device or compiled if that is faster."""
+    """Choose the fastest kernel for a dump of this size."""
     if device == "cuda" or (device == "auto" and tokens >= MIN_DEVICE_TOKENS):
         found, problem = find_devices()
         if found:

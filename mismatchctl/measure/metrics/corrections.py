@@ -46,7 +46,7 @@ def _ess_token(t: Totals) -> Number:
 
 
 def _reliable_sum(weight: Number, count: Number) -> Number:
-    """Return a sum of weights computed from w - 1, NaN if the mean is below the rounding error."""
+    """Return a sum of weights computed from w - 1, or NaN if the mean is below the rounding error."""
     return np.where(np.real(weight) < _ROUNDING * np.real(count), np.nan, weight)
 
 

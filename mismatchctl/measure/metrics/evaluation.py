@@ -1,4 +1,4 @@
-"""Accumulation of sums, and evaluation of metrics on closed sums: values, standard errors and intervals."""
+"""Add up sums, and evaluate metrics: values, standard errors and intervals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IMAGINARY_STEP = 1e-100
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
-    """List the metrics of a pair under their names for the pair, and the metrics of its split into two other pairs."""
+    """List the metrics of a pair of policies, with the names of the pair."""
     own = tuple(
         replace(
             metric,
@@ -64,7 +64,7 @@ def other_metrics() -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class EstimateRow:
-    """Estimates of all metrics in several cells, and of each correction in order."""
+    """Estimates of all metrics in several groups, and of each correction."""
 
     metrics: Estimates
     corrections: list[Estimates]
@@ -86,14 +86,14 @@ _Section = tuple[tuple[Metric, ...], Collection[str]]
 
 
 class Evaluator:
-    """Evaluates every metric of a plan on closed cells, each formula once for all cells."""
+    """Evaluates each metric of a plan, each formula once for all groups."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         self.plan = plan
         self.columns = closed_axis(plan)
 
     def _sections(self, excluded: frozenset[str] | None) -> Iterator[tuple[ColumnSubject, _Section]]:
-        """Yield the metrics of each pair of policies and of each correction, and those without errors."""
+        """Yield the metrics of each pair of policies and of each correction."""
         absent = excluded or frozenset()
         unsure = frozenset() if excluded is None else OTHER_PAIR_METRICS - OTHER_METRICS_WITH_ERRORS
         facets = (metric for facet in self.plan.facets for metric in facet.metrics if metric.key not in absent)
@@ -108,7 +108,7 @@ class Evaluator:
             yield index, (own, {key for key in keys if key not in METRICS_WITH_GROUP_ERRORS})
 
     def evaluate(self, cells: ClosedSums, excluded: frozenset[str] | None = None) -> EstimateRow:
-        """Evaluate all metrics. For the cells of a series, leave out the `excluded` ones and most errors."""
+        """Evaluate all metrics. For values by step, most errors and the `excluded` metrics are left out."""
         totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
         done = {
@@ -198,7 +198,7 @@ class Evaluator:
         cells: ClosedSums,
         values: Mapping[str, Float64s],
     ) -> dict[str, _Uncertainty]:
-        """Compute errors by the delta method from the scatter of clusters, NaN if unknown."""
+        """Compute standard errors by the delta method, or NaN if they are unknown."""
         of_row = np.repeat(np.arange(len(cells)), cells.sizes)
         filled = (cells.sums[:, self.columns.position(owner, "tokens")] != 0).astype(np.float64)
         clusters = np.add.reduceat(filled, cells.starts)
@@ -219,7 +219,7 @@ class Evaluator:
 
 
 class ColumnReader:
-    """Columns by name. Records the names, and can move one of the columns along the imaginary axis."""
+    """Columns by name. The reader records the names, and can add an imaginary part to a column."""
 
     def __init__(self, read: Callable[[str], Any], moved: str = "") -> None:
         self._read, self._moved = read, moved
@@ -232,7 +232,7 @@ class ColumnReader:
 
 
 def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], shape: tuple[int, ...]) -> Float64s:
-    """Evaluate a metric from sums and maxima in cells of this shape, NaN if it needs other data."""
+    """Evaluate a metric from sums and maxima. The result is NaN if it needs other data."""
     value: Any = np.nan
     if metric.formula is not None:
         value = metric.formula(totals)
@@ -242,7 +242,7 @@ def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], s
 
 
 def formula_slopes(metric: Metric, read: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each column that a formula reads, and the derivative of the metric with respect to it."""
+    """Yield each column that a formula reads, with the derivative of the metric."""
     assert metric.formula is not None
     reader = ColumnReader(read)
     metric.formula(reader)
@@ -297,7 +297,7 @@ NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
 
 @dataclass
 class RunTotals:
-    """Closed groups of one run, and closed sums over all of them."""
+    """Final sums of the groups of one run, and over all groups."""
 
     steps: list[LabelValue] = field(default_factory=list)  # the groups, in the order in which they were closed
     groups: list[EstimateRow] = field(default_factory=list)  # their estimates, in the same order, in parts
@@ -309,7 +309,7 @@ class RunTotals:
 
 
 class Accumulator(GroupMerger[CellSums]):
-    """Adds units in input order and closes their groups."""
+    """Adds the parts of a dump in input order and closes their groups."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         super().__init__(plan.by)
@@ -364,7 +364,7 @@ class Accumulator(GroupMerger[CellSums]):
 
 
 def _extend_total(total: CellSums | None, closed: ClosedSums, salts: Hashes, plan: MeasurePlan) -> CellSums:
-    """Add groups to the sums of a run as separate rows. Above the maximum number of rows, clusters are folded."""
+    """Add groups to the sums of a run as separate rows. If there are too many rows, clusters are merged."""
     merged, cap = closed.merge(salts), plan.max_clusters
     if total is not None:
         across = not total.table.scopes.any()  # once folded, always folded, so that clusters meet

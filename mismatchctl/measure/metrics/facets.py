@@ -1,6 +1,6 @@
-"""Facets: metrics of optional data such as weight versions, reference KL, experts and recorded distributions.
+"""Metrics of optional data, such as weight versions, reference KL, experts and recorded distributions.
 
-Also metrics that split one pair of policies into two others.
+Some of these metrics split one pair of policies into two other pairs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_ROUNDED_LOG_PROB = 1e-3
 
 
 def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens with two distributions, and sum `compare_distributions` over them, per sequence [S] each."""
+    """Count tokens with two distributions and sum their divergences, per sequence [S]."""
     rollout, train = block.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(block.extra_columns)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
@@ -55,12 +55,12 @@ def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def find_other_top(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the log-probs that the rollout is compared with, given per-token columns by name."""
+    """Return the log-probs of the rollout's most likely tokens on the other side."""
     return next((tokens[name] for name in OTHER_TOP_COLUMNS if name in tokens), None)
 
 
 def compare_distributions(rollout: NDArray[Any], train: NDArray[Any]) -> dict[str, Float64s]:
-    """Compute divergences [T] of rollout and trainer from the log-probs of k tokens at each position [T, k]."""
+    """Compute divergences [T] of rollout and trainer from the log-probs of k tokens [T, k]."""
     a, b = (np.clip(side.astype(np.float64), MIN_TOP_LOG_PROB, MAX_ROUNDED_LOG_PROB) for side in (rollout, train))
     p, q = np.where(rollout == -np.inf, 0.0, np.exp(a)), np.exp(b)
     mass_p, mass_q = p.sum(axis=1), q.sum(axis=1)
@@ -81,7 +81,7 @@ SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
 
 
 def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens and sequences with a ratio close to 1, tokens with a ratio far from 1, and sum lengths^1.5."""
+    """Count tokens and sequences with ratios close to 1, tokens with ratios far from 1, and sum lengths^1.5."""
     lengths = block.segments.lengths.astype(np.float64)
     low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
@@ -94,7 +94,7 @@ VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
 
 
 def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the age of tokens. Count tokens with known and positive ages, sequences with several and any versions."""
+    """Sum the age of tokens. Tokens with known and with positive ages, and sequences with versions, are counted."""
     segments = Segments(block.segments.offsets)  # versions stay on the host
     unknown = np.full(len(block), np.nan)
 
@@ -117,7 +117,7 @@ REWARD_NAMES = ("reward", "rewarded")
 
 
 def reward_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the rewards of sequences with tokens, and count those with a reward."""
+    """Sum the rewards of sequences with tokens, and count the sequences with a reward."""
     rewards = block.columns.get("reward", np.full(len(block), np.nan))
     numbers = np.full(len(block), np.nan) if rewards.dtype == object else rewards.astype(np.float64)
     known = np.isfinite(numbers) & (block.segments.lengths > 0)
@@ -131,7 +131,7 @@ KL_NAMES = (
 
 
 def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Estimate the KL of the current policy (without it, the trainer's recomputation) to the reference policy."""
+    """Estimate the KL of the current policy (or else the trainer's recomputation) to the reference policy."""
     policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
     known = np.zeros(len(block)) if reference is None else block.has_log_probs("ref").astype(np.float64)
     lengths = block.segments.lengths * known
@@ -150,7 +150,7 @@ def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
-    """Compute `kl_estimate` with full precision. Weights apply before the bound of low_var."""
+    """Compute `kl_estimate` in float64. Weights are applied before the bound of low_var."""
     x = log_ratio
     with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
         exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)
@@ -170,7 +170,9 @@ ROUTING_NAMES = (
 
 
 def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Count tokens with known experts and sum their K3. Per layer width, count tokens that do not fit or are rerouted.
+    """Count tokens with known experts, and sum their K3.
+
+    For each number of layers, tokens with other experts are counted.
 
     A token is rerouted if the sets of experts differ in a layer.
     """
@@ -198,7 +200,7 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
-    """Return for this layer width whether no layer repeats an expert, and whether the sides agree [T] each."""
+    """Return for each token [T] whether no layer repeats an expert, and whether both sides agree."""
     tokens, chosen = rollout.shape
     if chosen % width:
         never = np.zeros(tokens, np.bool_)
@@ -212,12 +214,12 @@ _EQUAL_STATUS = "the log-probs are equal"
 
 
 def _part_share(whole: str, own: str, other: str) -> Callable[[Totals], Number]:
-    """Return the formula of sum(w a) / sum(w^2) for w = a + b, from sums of squares: 2 w a = w^2 + a^2 - b^2."""
+    """Return the formula of sum(w a) / sum(w^2) for w = a + b, from sums of squares."""
     return lambda t: (t[whole] + t[own] - t[other]) / (2 * t[whole])
 
 
 def _correlation(a: str, b: str, whole: str, sign: float) -> Callable[[Totals], Number]:
-    """Return the formula of Pearson's correlation of a and b over tokens, given sums of whole^2 = (a + sign b)^2."""
+    """Return the formula of Pearson's correlation of a and b over tokens, from sums of squares."""
 
     def value(t: Totals) -> Number:
         tokens = t["tokens"]
@@ -369,7 +371,7 @@ KL_METRICS = tuple(
 
 
 def _widest_column(name: str) -> Callable[[Totals], Number]:
-    """Return the formula of a column at the widest layer without repeated experts."""
+    """Return the formula of a column at the largest number of layers without repeated experts."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]

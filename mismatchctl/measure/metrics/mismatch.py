@@ -45,7 +45,10 @@ def sequence_mean(column: str) -> Callable[[Totals], Number]:
 
 
 def extreme_value(column: str, sign: float = 1.0) -> Callable[[Mapping[str, float]], float]:
-    """Return a function for the largest value of a maximum column. Sign -1 and a negated column give the smallest."""
+    """Return a function that returns the largest value of a maximum column.
+
+    With sign -1 and a negated column, it is the smallest value.
+    """
     return lambda maxima: sign * maxima[column] + 0.0  # avoids -0
 
 
@@ -59,7 +62,7 @@ def chi2(excess: str, number: str) -> Callable[[Totals], Number]:
 
 
 def std(column: str) -> Callable[[Totals], Number]:
-    """Return the formula of the population standard deviation over tokens from sums of a column and its squares."""
+    """Return the formula of the standard deviation over tokens, from sums of a column and its squares."""
 
     def value(t: Totals) -> Number:
         variance = _variance(t[f"squared_{column}"] / t["tokens"], t[column] / t["tokens"])
@@ -69,13 +72,13 @@ def std(column: str) -> Callable[[Totals], Number]:
 
 
 def _variance(square: Number, mean: Number) -> Number:
-    """Return mean square minus squared mean, exactly 0 if only rounding is left."""
+    """Return mean square minus squared mean, or exactly 0 if only rounding remains."""
     variance = square - mean * mean
     return np.where(np.real(variance) < _ROUNDING * np.real(square), variance * 0.0, variance)
 
 
 def nonzero_variance(square: Number, mean: Number) -> Number:
-    """Return a variance for a denominator, NaN instead of 0."""
+    """Return a variance that is used as a denominator, with NaN instead of 0."""
     variance = _variance(square, mean)
     return np.where(np.real(variance) == 0, np.nan, variance)
 

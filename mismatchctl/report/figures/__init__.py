@@ -1,1 +1,1 @@
-"""Figures of reports: data, message and drawing."""
+"""Figures of reports: their data, message and drawing."""

@@ -1,4 +1,7 @@
-"""Figures as data: axes, marks and rules. Pages draw them with Observable Plot, files with matplotlib."""
+"""Figures as data: axes, marks and reference lines.
+
+Pages draw figures with Observable Plot, and files are drawn with matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ MANY_FIGURES = 100
 class Axis:
     """An axis.
 
-    `ticks` are (position, label) each, for which `named` axes have indices as positions. A symlog axis is linear up to
+    `ticks` are pairs (position, label). On a `named` axis, positions are indices. A symlog axis is linear up to
     `linear_to`.
     """
 
@@ -52,8 +55,8 @@ class Marks:
     """One series of a figure.
 
     `x` and `y` are positions, or names on a band axis. Stairs have one more x than y. `low` and `high` are the ends of
-    the interval of y, or of x if it is `across`. `values` set the colors of cells and hexagons. `shift` is an offset in
-    a band, in points. `run` is the index of the run on a page with several.
+    the interval of y, or of x with `across`. `values` set the colors of cells and hexagons. `shift` is an offset in a
+    band, in points. `run` is the index of the run, on a page with several runs.
     """
 
     kind: MarkKind
@@ -74,9 +77,9 @@ class Marks:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A line across the figure at a value of one axis, with its interval shaded if it has one.
+    """A line across the figure at a value of one axis, with a shaded interval.
 
-    `style` is "mark" for a line, "limit" for a dotted one, "usual" for a range of usual values without a line.
+    `style` is "mark" for a line, "limit" for a dotted line, and "usual" for a shaded range.
     """
 
     axis: Literal["x", "y"]
@@ -90,7 +93,10 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure. `name` is unique on its page, `title` a message that the data support, `subject` has the units."""
+    """One figure.
+
+    `name` is unique on its page, `title` is the message of the data, and `subject` contains the units.
+    """
 
     name: str
     title: str
@@ -104,7 +110,7 @@ class Figure:
 
     @property
     def alt(self) -> str:
-        """Alternative text. The table of the figure has the numbers."""
+        """Alternative text. The table of the figure contains the numbers."""
         names = ", ".join(mark.name for mark in self.marks[:8] if mark.name)
         axes = " by ".join(filter(None, (self.y.label, self.x.label)))
         return escape_terminal(f"{self.title}: {axes}{f' for {names}' if names else ''}.")
@@ -168,10 +174,10 @@ def _thin_line(mark: Marks) -> Marks:
 
 
 def page_json(figures: Sequence[Figure]) -> str:
-    """Return the figures of a page as JSON for its script. Columns and captions that figures share are stored once.
+    """Return the figures of a page as JSON for its script. Columns and captions of several figures are stored once.
 
-    Numbers have four significant digits, three on a page with many figures. Ends of intervals have three. Undefined
-    values are null. Default values are left out, because the script knows them.
+    Numbers have four significant digits, or three on a page with many figures. Ends of intervals have three digits.
+    Undefined values are null. Default values are left out, because the script knows them.
     """
     columns: dict[str, int] = {}
     captions: dict[str, int] = {}
@@ -298,7 +304,7 @@ def to_floats(values: Sequence[float | None]) -> Float64s:
 
 
 class StepAxis:
-    """The step axis. Numeric steps are drawn to scale, other labels at equal distances."""
+    """The step axis. Steps with numbers are drawn to scale, and other labels at equal distances."""
 
     def __init__(self, labels: Sequence[StepLabel]) -> None:
         numbers = [x for x in labels if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]

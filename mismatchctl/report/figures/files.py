@@ -18,7 +18,7 @@ ContentMaker = Callable[[], bytes]
 
 
 def figures_of_result(result: Result) -> dict[str, Figure]:
-    """Return every figure of a report by file name. With several runs, names begin with the run."""
+    """Return all figures of a report by file name. If there are several runs, names begin with the run."""
     overview = k3_figure(result.runs, "all-k3") if len(result.runs) > 1 else None
     found = {} if overview is None else {overview.name: overview}
     several = len(result.runs) > 1
@@ -34,7 +34,7 @@ def figures_of_page(document: Document) -> dict[str, Figure]:
 
 
 def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, ContentMaker]]:
-    """Yield file names and content: pictures, CSV files, and one file with all captions."""
+    """Yield names and contents of files: pictures, CSV files, and a file with all captions."""
     for stem, figure in figures.items():
         yield f"{stem}.{kind}", lambda figure=figure: figure_content(figure, kind)  # type: ignore[misc]
         yield f"{stem}.csv", lambda figure=figure: figure.csv().encode()  # type: ignore[misc]

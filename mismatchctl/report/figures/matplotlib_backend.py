@@ -1,4 +1,4 @@
-"""Figures drawn with matplotlib, for files and notebooks."""
+"""Draw figures with matplotlib, for files and notebooks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STYLE: dict[str, Any] = {
 
 
 def draw_figure(run: RunResult, name: str) -> Canvas:
-    """Return a figure of a report as a matplotlib figure, for example `k3`, `distribution` or `k3_by_position`.
+    """Return a figure of a report as a matplotlib figure, for example `k3` or `distribution`.
 
     Raises:
         ConfigError: the name is unknown.
@@ -59,7 +59,7 @@ def draw_figure(run: RunResult, name: str) -> Canvas:
 
 @contextmanager
 def draw_with_matplotlib(figure: Figure) -> Iterator[Canvas]:
-    """Draw with matplotlib in the theme, independent of the user's settings."""
+    """Draw with matplotlib, independent of the user's settings."""
     with rc_context(_settings()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield _draw(figure)
@@ -136,7 +136,7 @@ def _format_log(value: float, _: int | None = None) -> str:
 
 
 def _place_log_ticks(axes: Any, which: str) -> None:
-    """Place ticks at powers of ten, at 1-2-5 steps if there are few, or at round numbers on a short axis."""
+    """Place ticks at powers of ten, or at 1-2-5 steps if there are few."""
     holder, (low, high) = getattr(axes, f"{which}axis"), getattr(axes, f"get_{which}lim")()
     decades = math.log10(high / low)
     subs = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)

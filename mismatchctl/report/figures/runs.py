@@ -1,4 +1,4 @@
-"""Figures of a run and of several runs over their steps."""
+"""Figures over the steps of a run, or of several runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MAX_CORRECTIONS, MAX_LOGGED = 12, 24
 
 @dataclass(frozen=True)
 class TrendChart:
-    """A figure over the steps. `lines` are metrics with their labels. If empty, each correction has a line.
+    """A figure over the steps. `lines` are metrics with their labels. If `lines` is empty, each correction has a line.
 
-    `scale` is an Axis scale, or "percent". `expected` is drawn as a rule.
+    `scale` is the scale of an axis, or "percent". `expected` is drawn as a dotted line.
     """
 
     key: str
@@ -95,10 +95,10 @@ _IMPORTANT_NAMES = ("kl", "k3", "grad", "reward", "score", "entropy", "ppl", "lo
 def k3_figure(
     runs: Mapping[str, RunResult], name: str, attention: Sequence[bool] = (), *, bands: bool = True
 ) -> Figure | None:
-    """Draw K3 over the steps with its onset, its interval and the usual ranges.
+    """Draw K3 over the steps, with its interval, the onset and the usual ranges.
 
-    Steps of several runs must be numbers. Only runs with `attention` are drawn in a color, by default all. The
-    intervals of up to three runs are drawn with `bands`.
+    The steps of several runs must be numbers. Only the runs in `attention` have a color. The default is all runs. With
+    `bands`, the intervals of up to three runs are drawn.
     """
     axes = {run: fig.StepAxis(found.groups.labels) for run, found in runs.items() if found.groups.labels}
     several = len(runs) > 1
@@ -168,7 +168,7 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = 
 
 
 def log_figures(run: RunResult, prefix: str) -> Iterator[Figure]:
-    """Yield the response length, and the scalars of the run's log, most informative first."""
+    """Yield the response length, and the values of the run's log, the most informative first."""
     steps = fig.StepAxis(run.groups.labels)
     tokens, sequences = (fig.to_floats(run.groups.series(key).value) for key in ("tokens", "sequences"))
     with np.errstate(all="ignore"):
@@ -249,7 +249,7 @@ def selection_figure(
 
 
 def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> dict[str, list[Figure]]:
-    """Describe the figures of a run by section. `brief` leaves out some figures, for pages with many runs."""
+    """Describe the figures of a run by section. With `brief`, some figures are left out, for pages with many runs."""
     groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:

@@ -1,4 +1,4 @@
-"""Figures of a sweep: curves over a threshold, maps over two, Pareto fronts, and checks of predictions."""
+"""Figures of a sweep: curves, maps, Pareto fronts, and checks of predictions."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _MAX_NAMED = 6
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One correction on one run, with its overall rows in the order of the points.
+    """One correction on one run, with its rows in the order of the points.
 
-    `stem` is the prefix of its figure names.
+    `stem` is the prefix of figure names.
     """
 
     sweep: Sweep
@@ -43,7 +43,7 @@ class StudyRun:
 
     @cached_property
     def start(self) -> int:
-        """Index of the point that curves pass through and the explorer starts with: the correction as configured."""
+        """Return the point where curves and the explorer start: the correction as it is configured."""
         places = []
         for axis in self.study.axes:
             own = api.preset_values(self.study.correction, self.study.correction, axis.path) if axis.is_numeric else []
@@ -64,7 +64,10 @@ class StudyRun:
 
 
 def choose_start_point(rows: Sequence[api.SweepRow]) -> int:
-    """Return the point that rejects most within `MAX_START_REJECTION`, else least. The middle one wins a tie."""
+    """Return the point that rejects most within `MAX_START_REJECTION`, or else the point that rejects least.
+
+    Of equal points, the middle one is chosen.
+    """
     known = [row for row in rows if row["pareto"]] or list(rows)
     lost = [math.inf if row["rejected_tokens"] is None else row["rejected_tokens"] for row in known]
     affordable = [share for share in lost if share <= MAX_START_REJECTION]
@@ -191,7 +194,7 @@ def map_figures(own: StudyRun) -> Iterator[Figure]:
 
 
 def front_figure(own: StudyRun) -> Figure | None:
-    """Draw the K3 that remains, or the ESS, against the rejected share, with the presets on the axes."""
+    """Draw the remaining K3 or the ESS against the rejected share, with presets."""
     study, rejected, k3 = own.study, own.floats("rejected_tokens"), own.floats("k3_kept")
     rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
     x, across = Axis("tokens rejected", percent=True), rejected

@@ -1,1 +1,1 @@
-"""One page per command: functions that build a document from a result."""
+"""Pages: each module builds the document of one command from its result."""

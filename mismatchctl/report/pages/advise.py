@@ -1,4 +1,4 @@
-"""First screen and page of `advise`: what to fix first, the configuration to paste, and the ranking."""
+"""First screen and page of `advise`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _LOG_SPAN = 4.0
 
 
 def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, full: bool = False) -> doc.Document:
-    """Build the first screen: the advice, the configuration to paste, and the runner-up. `full` adds the reasons."""
+    """Build the first screen: the advice, the configuration to paste, and the second-best correction.
+
+    `full` adds the reasons.
+    """
     order = _order(found)
     advice, parts = found[order[0]], _screen_parts(found[order[0]])
     if len(found) > 1:
@@ -131,7 +134,7 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
 
 
 def _describe_others(advice: api.RunAdvice) -> Iterator[str]:
-    """Describe ties with the first correction, and why the next one is worse."""
+    """Describe corrections that tie with the first, and why the next one is worse."""
     first, *others = advice.advice
     ties = [api.candidate_label(own.name) for own in others if own.ties]
     if ties:

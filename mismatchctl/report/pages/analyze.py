@@ -53,10 +53,10 @@ def analyze_screen(
     result: Result, paths: Sequence[str], *, asked: bool = True, page: doc.Document | None = None, following: str = "",
     report: str = "--html report.html",
 ) -> doc.Document:  # fmt: skip
-    """Build the first screen of a Result, or the whole `page` of it below the answer.
+    """Build the first screen of a Result, or with `page` all of it.
 
-    `asked` is false if the corrections are the default ones. `following` is the next command, by default one that
-    reads the dump in `paths`. `report` is the file of the report, or the option that writes one.
+    `asked` is false if the corrections are the default corrections. `following` is the next command, by default a
+    command that reads the dump in `paths`. `report` is the file of the report, or the option that writes it.
     """
     judged = {name: summary.run_status(run) for name, run in result.runs.items()}
     screen = doc.Document(tables.runs_headline(judged, calm_title(judged)))
@@ -81,7 +81,7 @@ def analyze_screen(
 
 
 def document(result: Result, sweeps: Sequence[Sweep] = ()) -> doc.Document:
-    """Build the page of a Result. The fronts of `sweeps` are shown with the corrections."""
+    """Build the page of a Result. The Pareto fronts of `sweeps` are shown with the corrections."""
     page, origin = _PageBuilder(result, sweeps), result.provenance
     head = replace(tables.runs_headline(page.judged, calm_title(page.judged), "analyze"), facts=_size_facts(result))
     made = doc.Document(head, version=origin.version)
@@ -276,7 +276,7 @@ def _data_notes(result: Result) -> list[str]:
 
 
 class _PageBuilder:
-    """Builds the sections of the page. With several runs, each section has a folded part per run."""
+    """Builds the sections of the page. If there are several runs, each section has a folded part per run."""
 
     def __init__(self, result: Result, sweeps: Sequence[Sweep]) -> None:
         self.result, self.runs, self.sweeps = result, result.runs, sweeps
@@ -290,7 +290,7 @@ class _PageBuilder:
         return [charts.run_figures(run, f"run{at}", brief=self.brief) for at, run in enumerate(self.runs.values())]
 
     def draw(self, index: int, section: str, *, after: int = 0) -> doc.Figures:
-        """Return the figures of one run and section, except the first `after` figures."""
+        """Return the figures of one run and section, without the first `after` figures."""
         return doc.Figures(lambda: self.figures[index].get(section, [])[after:])
 
     def answer(self) -> doc.Section:
@@ -474,7 +474,7 @@ def main_facts(run: RunResult, registry: MetricRegistry) -> doc.Facts:
 
 
 def judge_value(key: str, value: Value, run: RunResult) -> tuple[str, bool]:
-    """Return a short judgement of a metric with a limit, and True if it exceeds the limit."""
+    """Return a short judgement of a metric with a limit, and True if the limit is exceeded."""
     if value.value is None:
         return "", False
     if key in ("ratio_mean_z", "ratio_mean"):

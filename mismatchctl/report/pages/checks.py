@@ -25,7 +25,7 @@ _LEVEL_NOUNS = {
 def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole: bool = True) -> Document:
     """Build the page of checked files, with a card per group of similar files.
 
-    Without `whole`, sound files take one line. `following` is the next command if all files are sound.
+    Without `whole`, usable files take one line. `following` is the next command if all files are usable.
     """
     kinds: dict[object, list[FileCheck]] = {}
     for check in checks:
@@ -122,7 +122,7 @@ def _trap_card(finding: LintMessage) -> Card:
 
 @dataclass(frozen=True)
 class SettingRow:
-    """The default of one option of one command, and its origin."""
+    """The default of one option of one command, and where it was set."""
 
     verb: str
     flag: str

@@ -23,7 +23,7 @@ MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 12
 
 
 def compare_screen(comparison: api.Comparison, page: doc.Document | None = None) -> doc.Document:
-    """Build the first screen of a comparison, or the whole `page` of it below the answer."""
+    """Build the first screen of a comparison, or with `page` all of it."""
     worst = min(comparison.contrasts, key=_severity)
     screen = doc.Document(_headline(comparison))
     if page is None:
@@ -196,7 +196,7 @@ def _changes_table(
     caption: str, keys: Sequence[str], changes: Mapping[str, api.Change], registry: MetricRegistry, scope: str = "m",
     *, brief: bool = False, reach: int = doc.EVERYWHERE, **more: Any,
 ) -> doc.Table:  # fmt: skip
-    """Return one row per metric. `brief` leaves out errors and tests."""
+    """Return a table with one row per metric. `brief` leaves out errors and tests."""
 
     def form(key: str) -> Callable[[float | None], str]:
         if changes[key].relative is not None:
@@ -326,7 +326,7 @@ def changes_figure(comparison: api.Comparison, name: str) -> Figure | None:
 
 
 def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure | None:
-    """Draw each part's contribution to a change of K3, split into level and mix, if K3 changed."""
+    """Draw the contribution of each part to a change of K3, divided into level and mix."""
     parts = {api.format_part(decomposition, part): part for part in decomposition.parts[:MAX_DRAWN]}
     if not any(part.total for part in parts.values()):
         return None

@@ -23,7 +23,7 @@ _Row = tuple[str, str]
 def diagnose_screen(
     found: Diagnosis, paths: Sequence[str], page: doc.Document | None = None, notes: Sequence[str] = ()
 ) -> doc.Document:
-    """Build the first screen of a diagnosis, or the whole `page` of it below the answer."""
+    """Build the first screen of a diagnosis, or with `page` all of it."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     screen = doc.Document(_headline(judged))
     screen.sections += [_answer_section(found, judged)] if page is None else page.sections[1:]
@@ -41,7 +41,7 @@ def diagnose_screen(
 
 
 def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> doc.Document:
-    """Build the page of a diagnosis. `full` shows findings of low confidence in full."""
+    """Build the page of a diagnosis. `full` shows all details of findings with low confidence."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     made = doc.Document(_headline(judged)).add(_answer_section(found, judged))
     for index, (name, findings) in enumerate(found.runs.items()):
@@ -105,7 +105,7 @@ def rival_text(rival: RivalCause) -> str:
 
 
 def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, full: bool) -> doc.Section:
-    """Build the findings of one run. Findings of low confidence take one line, unless `full`."""
+    """Build the findings of one run. Findings of low confidence take one line, unless `full` is set."""
     count = f"{format_count(len(findings), 'finding')}, strongest first" if findings else "nothing found"
     unexplained = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
     explained = f"; {summary.percent(1 - unexplained)} of the K3 explained" if findings else ""
@@ -163,7 +163,7 @@ def format_fact(fact: Fact) -> str:
 
 
 def format_example(example: Example) -> str:
-    """Format the location of an example: the file with its folder, and the row."""
+    """Format the place of an example: the file with its folder, and the row."""
     names = ("position", "sequence_id", "step")
     parts = [f"{name.removesuffix('_id')} {value}" for name in names if (value := getattr(example, name)) is not None]
     return f"{'/'.join(example.file.split('/')[-2:])}: {', '.join([f'row {example.row}', *parts])}"

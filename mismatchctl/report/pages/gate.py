@@ -22,9 +22,9 @@ _STATUSES: Mapping[str, Status] = {"passed": "OK", "undecided": "CHECK", "failed
 def gate_screen(
     verdict: api.Verdict, paths: Sequence[str], *, page: doc.Document | None = None, saved: str = ""
 ) -> doc.Document:
-    """Build the first screen of a verdict, or the whole `page` of it below the answer.
+    """Build the first screen of a verdict, or with `page` all of it.
 
-    `saved` is the path of the new baseline if the dump was accepted regardless of the verdict.
+    `saved` is the path of the new baseline, if the dump was accepted with --accept.
     """
     answer = api.verdict_answer(verdict)
     answer = f"undecided: {answer}" if verdict.outcome == "undecided" else answer
@@ -83,7 +83,7 @@ def _list_reasons(verdict: api.Verdict, order: Sequence[api.Check]) -> Iterator[
 
 
 def _format_pair(check: api.Check) -> tuple[str, str]:
-    """Format value and limit of a check with enough digits to show their order."""
+    """Format value and limit of a check with enough digits to show which is larger."""
     if check.value is not None and check.limit is not None:
         return api.format_apart(check.value, check.limit, check.unit)
     return format_number(check.value, check.unit), format_number(check.limit, check.unit)
@@ -180,7 +180,7 @@ def plan_document(needs: Sequence[SampleSizePlan]) -> doc.Document:
 
 
 def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
-    """Draw new values and baselines relative to their limits."""
+    """Draw the new values and the baselines, relative to their limits."""
     known = [check for check in checks if (check.value or 0) > 0 and (check.limit or 0) > 0]
     shown = {api.check_name(check): check for check in sorted(known, key=lambda check: _OUTCOMES.index(check.outcome))}
     shown = dict(list(shown.items())[:MAX_DRAWN])
@@ -205,7 +205,7 @@ def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
 
 
 def parts_figure(check: api.Check, name: str) -> Figure | None:
-    """Draw how much each part of K3 rose: bulk (most tokens), shoulder, and tail."""
+    """Draw how much each part of K3 rose: most tokens (bulk), shoulder, and tail."""
     texts = {"bulk": "most tokens (bulk)", "tail": "rare tokens (tail)"}
     rises: dict[str, Interval] = {
         texts.get(part.name, part.name): (part.rise, *(part.interval or (None, None)))

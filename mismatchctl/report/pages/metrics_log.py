@@ -20,7 +20,7 @@ with Recorder("dumps/", run="NAME") as recorder:
 
 
 def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
-    """Build the first screen of a metrics log, or the `whole` page."""
+    """Build the first screen of a metrics log, or with `whole` the page."""
     judged = {run.name: _judge(run) for run in found.runs}
     made = doc.Document(runs_headline(judged, f"all {len(judged)} runs are healthy", "metrics log"))
     if len(judged) > 1:
@@ -43,7 +43,7 @@ def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
 
 
 def _judge(run: LoggedRun) -> RunStatus:
-    """Judge a run from the growth and the level of its leading metric, like a run of a dump."""
+    """Judge a run from the growth and the level of its leading metric."""
     lead, growth = run.lead, run.lead.growth
     leveled = next((one for one in run.mismatch if one.level and one.last is not None), None)
     standing = None if leveled is None else classify_k3(Value(value=leveled.last))

@@ -1,4 +1,4 @@
-"""Tables of one run: metrics, corrections, breakdowns, worst tokens, run log and input files."""
+"""Tables of one run: metrics, corrections, breakdowns, worst tokens, log and files."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _agreement_parts(title: str, found: model.LogComparison) -> Iterator[doc.Doc
 
 
 def comparison_of_corrections(result: model.Result, registry: MetricRegistry) -> doc.Table:
-    """Return one row per run and correction: meaning, rejection, remaining K3, cost, and a fresh batch."""
+    """Return one row per run and correction: meaning, rejection, remaining K3, cost, and a new batch."""
     runs, several = result.runs, len(result.runs) > 1
     labels = {correction.name: correction_label(correction) for correction in result.corrections}
     Row = tuple[int, str, str, Mapping[str, model.Value]]
@@ -243,7 +243,7 @@ def comparison_of_corrections(result: model.Result, registry: MetricRegistry) ->
 
 
 def _fresh_batch_cell(found: model.FreshBatch | None) -> doc.TableCell:
-    """Format a prediction with its interval. Its limitation becomes a footnote."""
+    """Format a prediction with its interval. A limitation becomes a footnote."""
     if found is None or found.value is None or found.interval is None:
         return doc.TableCell(DASH, "not predicted" if found is None else found.status)
     share, low, high = (format_number(each, "fraction") for each in (found.value, *found.interval))
@@ -257,7 +257,7 @@ def provenance_section(
     left_out: Sequence[model.SkippedData],
     corrections: Sequence[Correction],
 ) -> doc.Section:
-    """Build the last section of a page: skipped data, files, and the corrections as YAML."""
+    """Build the last section of a page: skipped data, files, and corrections as YAML."""
     section = doc.Section("Data", "provenance", reach=doc.PAGE_ONLY, folded=True)
     section.note = f"{len(inputs)} files, mismatchctl {version}, configurations"
     section.add(_left_out_table(left_out) or doc.Note("All rows and files were used.", reach=doc.PAGE_ONLY))

@@ -1,4 +1,4 @@
-"""Saved results of several commands on one page."""
+"""Results of several commands on one page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REMEDY = "pass JSON files that analyze, sweep, compare, advise or gate wrote"
 def read_saved(paths: Sequence[Path]) -> list[tuple[str, SavedResult]]:
     """Read results that commands wrote as JSON, each with the name of its file.
 
-    A Result is followed by its sections from other commands.
+    The results of other commands that a Result contains follow it.
 
     Raises:
         DataError: a file is damaged or was not written by a command.

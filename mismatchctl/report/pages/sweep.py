@@ -1,4 +1,4 @@
-"""First screens and page of a sweep: answer, explorer, each correction, targets and predictions."""
+"""First screens and page of a sweep."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOLD_ROWS = 16
 
 
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
-    """Build the first screen of a sweep without targets, or the whole `page` of it below the answer."""
+    """Build the first screen of a sweep without targets, or with `page` all of it."""
     several = len(sweep.runs) > 1
     name = f"{len(sweep.runs)} runs" if several else sweep.runs[0]
     screen = doc.Document(doc.Headline(f"{name}: {_describe_range(sweep)}"))
@@ -131,7 +131,7 @@ def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, An
 
 
 def _runs_table(sweep: api.Sweep) -> doc.Table:
-    """Return the tokens that each run rejects at the usual threshold of each study, or at the strictest without one."""
+    """Return the tokens that each run rejects at the usual threshold, or at the strictest if there is none."""
 
     def cell(study: Study, point: int) -> Callable[[str], str]:
         return lambda run: percent(
@@ -146,7 +146,10 @@ def _runs_table(sweep: api.Sweep) -> doc.Table:
 
 
 def target_screen(sweep: api.Sweep, paths: Sequence[str], prices: Sequence[Mapping[str, Any]]) -> doc.Document:
-    """Build the screen of solved targets: the rules, best first, and the lines to paste. Each target has a price."""
+    """Build the screen of solved targets: the rules, best first, and the lines to paste.
+
+    For each target, the screen shows what it costs.
+    """
     price = dict(zip(map(id, sweep.targets), prices, strict=True))
     wishes = api.group_by_target(sweep.targets)
     first, alone = next(iter(wishes)), len(sweep.runs) == 1
@@ -408,7 +411,7 @@ def _point_texts(own: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> 
 
 
 def _config_data(study: Study, runs: Sequence[Sequence[api.SweepRow]]) -> dict[str, Any]:
-    """Return the configurations of points in each syntax, as indices into the distinct lines."""
+    """Return the configurations of points in each syntax, as indices into the different lines."""
     lines: dict[str, int] = {}
     loaded = (adapter.load("") for adapter in load_adapters())
     frameworks = [framework for framework in loaded if framework.native(study.correction_at(0))[0]]
@@ -487,5 +490,5 @@ def _describe_model(one: Prediction) -> Iterator[str]:
 
 
 def _short_status(status: str) -> str:
-    """Return the part of a status before the colon, or an empty string for `ok`."""
+    """Return the part of a status before the colon, or "" for `ok`."""
     return "" if status == "ok" else status.partition(":")[0]
