@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,10 +80,8 @@ def compare(
     samples = [build_run_sample(source.run) for source in sources]
     first, *others = sources
     pairs = [(samples[0], sample) for sample in samples[1:]]
-    both = list(zip(others, pairs, strict=True))
-    changes = adjust_p_values(
-        [compare_metrics(first.run.overall.metrics, other.run.overall.metrics, pair) for other, pair in both]
-    )
+    both, metrics = list(zip(others, pairs, strict=True)), first.run.overall.metrics
+    changes = adjust_p_values([compare_metrics(metrics, other.run.overall.metrics, pair) for other, pair in both])
     corrected = adjust_p_values([_compare_corrections(first, other, pair) for other, pair in both])
     return Comparison(
         warnings=warnings,
@@ -110,8 +109,8 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
 
 def _compare_corrections(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
-) -> dict[str, UnadjustedChange]:
-    """Compare the metrics of every correction that both sides define in the same way, as `name/key`."""
+) -> dict[str, Change]:
+    """Compare the metrics of every correction with equal definitions on the two sides, as `name/key`."""
     return {
         f"{correction.name}/{key}": tested
         for correction in first.corrections
@@ -126,39 +125,28 @@ def _compare_corrections(
 
 
 def _build_contrast(
-    first: ComparedRun,
-    other: ComparedRun,
-    samples: tuple[ClusterSample, ClusterSample],
-    changes: dict[str, Change],
-    corrected: dict[str, Change],
-) -> Contrast:
+    first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample],
+    changes: dict[str, Change], corrected: dict[str, Change],
+) -> Contrast:  # fmt: skip
     shared, same = samples[0].count_common(samples[1]), samples[0].has_same_tokens(samples[1])
     tokens, why = pair_tokens(first, other)
+    grouped: dict[str, dict[str, Change]] = {}
+    for place, change in corrected.items():
+        name, _, key = place.rpartition("/")  # a name may contain slashes, a key does not
+        grouped.setdefault(name, {})[key] = change
     found = Contrast(
         other=other.name,
         clusters_shared=shared,
         same_tokens=same,
         paired=_describe_pairing(first, samples, shared, same=same),
         changes=changes,
-        corrections=_group_by_correction(corrected),
+        corrections=grouped,
         decompositions=_build_decompositions(first, other),
         tokens=tokens,
         tokens_status=why,
         growth=compare_growth(first.run, other.run),
     )
     found.says = [contrast_headline(found), *contrast_details(found)]
-    return found
-
-
-def _group_by_correction(changes: Mapping[str, Change]) -> dict[str, dict[str, Change]]:
-    """Convert a mapping `name/key` -> change to name -> key -> change.
-
-    The name of a correction may contain slashes, and the key of a metric may not.
-    """
-    found: dict[str, dict[str, Change]] = {}
-    for place, change in changes.items():
-        name, _, key = place.rpartition("/")
-        found.setdefault(name, {})[key] = change
     return found
 
 
@@ -174,8 +162,16 @@ def _describe_pairing(
 
 
 def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[Decomposition]:
-    steps = decompose_by_step(first.run, other.run)
-    values = [decompose_by_value(column, first.run, other.run) for column in first.run.by if column in other.run.by]
+    runs = first.run, other.run
+    steps = _decompose_by_label("step", True, runs, (first.run.groups, other.run.groups), build_step_sample)
+
+    def by_value(column: str) -> Decomposition | None:
+        def sample(run: RunResult, index: int) -> ClusterSample:
+            return build_value_sample(run, column, index)
+
+        return _decompose_by_label(column, False, runs, (first.run.by[column], other.run.by[column]), sample)
+
+    values = [by_value(column) for column in first.run.by if column in other.run.by]
     bins = [
         decompose_by_bin(breakdown, other.run.breakdowns[name])
         for name, breakdown in first.run.breakdowns.items()
@@ -193,20 +189,12 @@ _EQUALITY_TOLERANCE = 1e-12
 """Relative difference that is possible for the same rows in another order."""
 
 
-@dataclass(frozen=True)
-class UnadjustedChange:
-    """A change with its unadjusted p-value."""
-
-    change: Change
-    p: float | None
-
-
 def compare_metrics(
     reference: Mapping[str, Value],
     other: Mapping[str, Value],
     samples: tuple[ClusterSample, ClusterSample],
     correction: Correction | None = None,
-) -> dict[str, UnadjustedChange]:
+) -> dict[str, Change]:
     keys = [key for key in reference if key in other]
     metrics = {key: metric for key in keys if (metric := _find_table_metric(key, correction)) is not None}
     smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
@@ -240,15 +228,15 @@ def permutation_p_values(
     return found
 
 
-def adjust_p_values(families: Sequence[Mapping[str, UnadjustedChange]]) -> list[dict[str, Change]]:
-    """Adjust p-values: primary metrics by Holm's method, other metrics for the false-discovery rate."""
-    found = [{key: tested.change for key, tested in changes.items()} for changes in families]
+def adjust_p_values(families: Sequence[Mapping[str, Change]]) -> list[dict[str, Change]]:
+    """Adjust primary metrics by Holm and all others for the false-discovery rate, over all contrasts."""
+    found = [dict(changes) for changes in families]
     for adjust, is_primary in ((adjust_holm, True), (adjust_fdr, False)):
         places = [
-            (index, key, tested.p)
+            (index, key, change.p_alone)
             for index, changes in enumerate(families)
-            for key, tested in changes.items()
-            if (key in PRIMARY_METRICS) == is_primary and tested.p is not None
+            for key, change in changes.items()
+            if (key in PRIMARY_METRICS) == is_primary and change.p_alone is not None
         ]
         for (index, key, alone), p in zip(places, adjust([p for _, _, p in places]), strict=True):
             found[index][key] = _set_p_value(found[index][key], alone, p, len(places))
@@ -264,7 +252,7 @@ def _set_p_value(change: Change, alone: float, p: float, tests: int) -> Change:
             note = f"p = {alone:.2g} alone, {p:.2g} after correction for {tests} tests"
         else:
             note = f"p = {alone:.2g}: relabeled clusters often differ by this much, so the interval is too narrow"
-    return change.model_copy(update={"p_alone": alone, "p": p, "significant": p < level, "note": note})
+    return change.model_copy(update={"p": p, "significant": p < level, "note": note})
 
 
 def _find_table_metric(key: str, correction: Correction | None) -> TableMetric | None:
@@ -275,29 +263,23 @@ def _find_table_metric(key: str, correction: Correction | None) -> TableMetric |
 
 
 def _has_columns(metric: TableMetric, samples: Sequence[ClusterSample]) -> bool:
-    try:
-        for sample in samples:
-            metric.columns(sample)
-    except DataError:
-        return False
-    return True
+    with suppress(DataError):
+        return all(metric.columns(sample) is not None for sample in samples)
+    return False
 
 
 def _build_change(
-    metric: TableMetric | None,
-    reference: Value,
-    other: Value,
-    draws: tuple[Float64s, Float64s] | None,
+    metric: TableMetric | None, reference: Value, other: Value, draws: tuple[Float64s, Float64s] | None,
     p: float | None,
-) -> UnadjustedChange:
+) -> Change:  # fmt: skip
     if reference.value is None or other.value is None:
         status = reference.status if reference.value is None else other.status
-        return UnadjustedChange(Change(reference=reference, other=other, status=status), None)
+        return Change(reference=reference, other=other, status=status)
     same = math.isclose(reference.value, other.value, rel_tol=_EQUALITY_TOLERANCE)
     difference = 0.0 if same else other.value - reference.value
     change = Change(reference=reference, other=other, difference=difference, status=NOT_RESAMPLED_REASON)
     if metric is None:
-        return UnadjustedChange(change, None)
+        return change
     change.better = None if same else _is_better(metric.metric, reference.value, other.value)
     sized = metric.metric.unit in _RELATIVE_UNITS and metric.metric.better == "low"
     if sized and reference.value > 0:
@@ -305,14 +287,15 @@ def _build_change(
     if draws is None:
         if metric.is_resampled:
             change.status = "no interval: the Result's cluster table lacks sums of this metric"
-        return UnadjustedChange(change, None)
+        return change
     first, second = draws
     with np.errstate(all="ignore"):
         change.interval = _difference_interval(second - first)
         if change.relative is not None:
             change.relative_interval = _difference_interval(second / first - 1.0)
     change.status = "ok" if change.interval is not None else TOO_FEW_CLUSTERS_REASON
-    return UnadjustedChange(change, p if change.interval is not None else None)
+    change.p_alone = p if change.interval is not None else None
+    return change
 
 
 def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
@@ -328,39 +311,29 @@ def _difference_interval(draws: Float64s) -> Interval | None:
     return found if found is not None and all(map(math.isfinite, found)) else None
 
 
-_StepValue = tuple[float, float]
-"""K3 at a step, and its relative standard error."""
-
-
 def compare_growth(reference: RunResult, other: RunResult) -> GrowthContrast:
-    sides = [fit_run_growth(run) for run in (reference, other)]
-    before, after = (_k3_by_step(run) for run in (reference, other))
+    first, second = fit_run_growth(reference), fit_run_growth(other)
+    before, after = _k3_by_step(reference), _k3_by_step(other)
     common = [label for label in before if label in after]
-    pairs = [(before[label], after[label]) for label in common]
-    quotients = [value / base for (base, _), (value, _) in pairs]
+    quotients = [after[label][0] / before[label][0] for label in common]
     errors = [
-        quotient * math.hypot(first, second)
-        for quotient, ((_, first), (_, second)) in zip(quotients, pairs, strict=True)
+        quotient * math.hypot(before[label][1], after[label][1])
+        for label, quotient in zip(common, quotients, strict=True)
     ]
-    growth, tails = fit_growth(common, quotients, errors), [_tail_by_step(run) for run in (reference, other)]
-    if all(tails):
-        pairs_of_tails = [(tails[0][label], tails[1][label]) for label in common]
-        p99 = [new / old if new and old else None for (old, _), (new, _) in pairs_of_tails]
-        outliers = [(old or 0.0) + (new or 0.0) for (_, old), (_, new) in pairs_of_tails]
-        growth = check_outliers(growth, common, quotients, TokenTail(p99, outliers))
-    return GrowthContrast(
-        reference=sides[0], other=sides[1], quotient=growth,
-        onsets_differ=_onsets_differ(*sides),
-    )  # fmt: skip
+    growth, tails = fit_growth(common, quotients, errors), (get_token_tail(reference), get_token_tail(other))
+    if tails[0] is not None and tails[1] is not None:
+        places = [[run.groups.labels.index(label) for label in common] for run in (reference, other)]
+        pairs = list(zip(*places, strict=True))
+        p99 = [(tails[0].p99[i], tails[1].p99[j]) for i, j in pairs]
+        outliers = [(tails[0].outliers[i] or 0.0) + (tails[1].outliers[j] or 0.0) for i, j in pairs]
+        tail = TokenTail([new / old if new and old else None for old, new in p99], outliers)
+        growth = check_outliers(growth, common, quotients, tail)
+    onsets_differ = _onsets_differ(first, second)
+    return GrowthContrast(reference=first, other=second, quotient=growth, onsets_differ=onsets_differ)
 
 
-def _tail_by_step(run: RunResult) -> dict[Label, tuple[float | None, float | None]]:
-    """Return the 99th percentile of |log ratio| and the number of outlying tokens per step, if known."""
-    tail = get_token_tail(run)
-    return {} if tail is None else dict(zip(run.groups.labels, zip(tail.p99, tail.outliers, strict=True), strict=True))
-
-
-def _k3_by_step(run: RunResult) -> dict[Label, _StepValue]:
+def _k3_by_step(run: RunResult) -> dict[Label, tuple[float, float]]:
+    """Return K3 and its relative standard error by step."""
     series = run.groups.metrics.get("k3")
     if series is None:
         return {}
@@ -373,9 +346,7 @@ def _onsets_differ(first: Growth, second: Growth) -> bool | None:
     """Return True if the two sides start to grow at different steps: their onset intervals do not overlap."""
     ends = [growth.onset_interval for growth in (first, second) if growth.verdict == "grew"]
     known = [(low, high) for low, high in filter(None, ends) if not isinstance(low, str) and not isinstance(high, str)]
-    if len(known) < 2:
-        return None
-    return max(low for low, _ in known) > min(high for _, high in known)
+    return None if len(known) < 2 else max(low for low, _ in known) > min(high for _, high in known)
 
 
 MIN_CARRIED_SHARE = 0.75
@@ -423,35 +394,15 @@ def decompose_by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | 
     for side in (reference, other):
         where = {low: index for index, low in enumerate(side.low)}
         rows = [where.get(low) for low in lows]
-        sides.append(
-            PartMeans(
-                _select_values([float(count) for count in side.tokens], rows, 0.0),
-                _select_values(side.k3, rows, np.nan),
-            )
-        )
+        sides.append(PartMeans(_select_values(side.tokens, rows, 0.0), _select_values(side.k3, rows, np.nan)))
         errors.append(_select_values(side.k3_se, rows, np.nan))
-    mix, level = contributions(*sides)
-    se = _level_errors(sides, errors)
     bounds = [{"low": low, "high": highs[low]} for low in lows]
-    return _build_decomposition(reference.quantity, True, bounds, sides, (mix, level), se)
-
-
-def decompose_by_step(reference: RunResult, other: RunResult) -> Decomposition | None:
-    """Divide the change of K3 into training steps, if the two runs share at least two steps."""
-    return _decompose_by_label("step", True, (reference, other), (reference.groups, other.groups), build_step_sample)
-
-
-def decompose_by_value(column: str, reference: RunResult, other: RunResult) -> Decomposition | None:
-    def sample(run: RunResult, index: int) -> ClusterSample:
-        return build_value_sample(run, column, index)
-
-    return _decompose_by_label(column, False, (reference, other), (reference.by[column], other.by[column]), sample)
+    return _build_decomposition(reference.quantity, True, bounds, sides, _level_errors(sides, errors))
 
 
 def _level_errors(sides: Sequence[PartMeans], errors: Sequence[Float64s]) -> Float64s:
     shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
-    found: Float64s = (shares[0] + shares[1]) / 2 * np.hypot(*errors)
-    return found
+    return np.asarray((shares[0] + shares[1]) / 2 * np.hypot(*errors))
 
 
 SampleReader = Callable[[RunResult, int], ClusterSample]
@@ -459,11 +410,7 @@ SampleReader = Callable[[RunResult, int], ClusterSample]
 
 
 def _decompose_by_label(
-    quantity: str,
-    ordered: bool,
-    runs: tuple[RunResult, RunResult],
-    groups: tuple[Groups, Groups],
-    sample: SampleReader,
+    quantity: str, ordered: bool, runs: tuple[RunResult, RunResult], groups: tuple[Groups, Groups], sample: SampleReader
 ) -> Decomposition | None:
     first, second = groups
     labels = [*first.labels, *(label for label in second.labels if label not in first.labels)]
@@ -472,20 +419,14 @@ def _decompose_by_label(
     if len(labels) < 2 or not any(label in second.labels for label in first.labels):
         return None
     rows = [[side.labels.index(name) if name in side.labels else None for name in labels] for side in groups]
-    sides = [_group_parts(side, own) for side, own in zip(groups, rows, strict=True)]
-    mix, level = contributions(*sides)
+    sides, errors = [], []
+    for side, own in zip(groups, rows, strict=True):
+        tokens, k3 = side.metrics["tokens"].value, side.metrics["k3"]
+        sides.append(PartMeans(_select_values(tokens, own, 0.0), _select_values(k3.value, own, np.nan)))
+        errors.append(_select_values(k3.se or [None] * len(side.labels), own, np.nan))
     se = _resampled_errors(runs, rows, sample)
-    if se is None:
-        errors = [side.metrics["k3"].se or [None] * len(side.labels) for side in groups]
-        se = _level_errors(
-            sides, [_select_values(own, places, np.nan) for own, places in zip(errors, rows, strict=True)]
-        )
-    return _build_decomposition(quantity, ordered, [{"label": label} for label in labels], sides, (mix, level), se)
-
-
-def _group_parts(side: Groups, rows: Sequence[int | None]) -> PartMeans:
-    tokens, k3 = (side.metrics[key].value for key in ("tokens", "k3"))
-    return PartMeans(_select_values(tokens, rows, 0.0), _select_values(k3, rows, np.nan))
+    se = _level_errors(sides, errors) if se is None else se
+    return _build_decomposition(quantity, ordered, [{"label": label} for label in labels], sides, se)
 
 
 def _resampled_errors(
@@ -515,27 +456,20 @@ def _resampled_errors(
 
 
 def _build_decomposition(
-    quantity: str,
-    ordered: bool,
-    places: Sequence[Mapping[str, PartLabel]],
-    sides: Sequence[PartMeans],
-    found: tuple[Float64s, Float64s],
-    se: Float64s,
+    quantity: str, ordered: bool, places: Sequence[Mapping[str, PartLabel]], sides: Sequence[PartMeans], se: Float64s
 ) -> Decomposition | None:
-    mix, level = found
+    mix, level = contributions(*sides)
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
     shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
     parts = [
-        Contribution.model_validate(
-            {
-                **place,
-                "tokens": (float(shares[0][index]), float(shares[1][index])),
-                "k3": tuple(replace_nonfinite(float(side.k3[index])) for side in sides),
-                "mix": float(mix[index]),
-                "level": float(level[index]),
-                "se": replace_nonfinite(float(se[index])),
-            }
+        Contribution(
+            **place,  # type: ignore[arg-type]
+            tokens=(float(shares[0][index]), float(shares[1][index])),
+            k3=(replace_nonfinite(float(sides[0].k3[index])), replace_nonfinite(float(sides[1].k3[index]))),
+            mix=float(mix[index]),
+            level=float(level[index]),
+            se=replace_nonfinite(float(se[index])),
         )
         for index, place in enumerate(places)
     ]
@@ -566,14 +500,9 @@ def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | Non
     if not sure or chosen.all() or share < max(MIN_CARRIED_SHARE, MIN_CARRIED_RATIO * own):
         return None
     picked = [part for part, is_in in zip(parts, chosen, strict=True) if is_in]
-    return Carrier(
-        low=picked[0].low,
-        high=picked[-1].high,
-        labels=[part.label for part in picked] if picked[0].low is None else [],
-        carried=share,
-        weight=own,
-        tokens=float(tokens[chosen, 1].sum()),
-    )
+    labels = [part.label for part in picked] if picked[0].low is None else []
+    reached = float(tokens[chosen, 1].sum())
+    return Carrier(low=picked[0].low, high=picked[-1].high, labels=labels, carried=share, weight=own, tokens=reached)
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -74,18 +74,9 @@ def read_sources(
         warnings += [warning for warning in result.warnings if warning not in warnings]
         warnings += skipped_data_notes(result.provenance.left_out)
         corrections, is_only_run = tuple(result.corrections), len(result.runs) == 1
+        opener = None if saved else reopen
         sources += [
-            ComparedRun(
-                name,
-                source,
-                path,
-                name,
-                run,
-                is_only_run,
-                corrections,
-                None if saved else reopen,
-                storage_types(result, name),
-            )
+            ComparedRun(name, source, path, name, run, is_only_run, corrections, opener, storage_types(result, name))
             for name, run in result.runs.items()
         ]
     if len(sources) < 2:
@@ -276,8 +267,7 @@ def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedToken
     if reference.dump is None or other.dump is None:
         return None, NO_DUMP_REASON
     both_have_ids = reference.dump.has("token_ids") and other.dump.has("token_ids")
-    names = ("step", "sequence_id", "prompt_id")
-    shared = [name for name in names if reference.dump.has(name) and other.dump.has(name)]
+    shared = [name for name in IDENTITY_COLUMNS if reference.dump.has(name) and other.dump.has(name)]
     first, second = (_index_sequences(side, both_have_ids, shared) for side in (reference, other))
     matched_by, keys = _choose_match_keys(first, second)
     units = first.units, second.units
@@ -288,10 +278,13 @@ def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedToken
         ids = "token ids" if both_have_ids else "token_ids are missing, and log-probs"
         return None, f"the runs have different tokens: {ids} agree in {len(common)} of {len(keys[0])} sequences"
     moved = PairedTokenSums(other.dump)
-    for loaded in _load_in_parts(_read_matches(reference, units[0], keys[0], common)):
-        for whole, own in _read_matches(other, units[1], keys[1], loaded.keys):
-            _compare_matches(loaded, whole, own, moved)
-        del loaded  # free memory before the next part is loaded
+    for loaded, before in _load_in_parts(_read_matches(reference, units[0], keys[0], common)):
+        for whole, own in _read_matches(other, units[1], keys[1], loaded):
+            for start, block in whole.blocks():
+                same = before.take(np.searchsorted(loaded, own[start : start + len(block)]))
+                old, new = (Ratios(side.train, side.rollout, block.segments) for side in (same, block))
+                moved.add(old, new, block)
+        del loaded, before  # free memory before the next part is loaded
     unmatched = len(keys[0]) - len(common), len(keys[1]) - len(common)
     return moved.finish(matched_by, unmatched), "ok"
 
@@ -327,24 +320,18 @@ def _index_sequences(source: ComparedRun, with_ids: bool, names: list[str]) -> _
 
 
 def _batch_hashes(batch: TokenBatch, ids_from: Dump | None, names: list[str]) -> dict[str, Hashes]:
-    named = np.zeros(len(batch), np.uint64)
-    for name in names:
-        named = mix_hashes(named, _column_hash(batch, name))
+    none = np.zeros(len(batch), np.uint64)
+    columns = {name: hash_values(batch.columns[name]) if name in batch.columns else none for name in names}
     found = {
         "rollout_log_probs": _content_hash(batch.rollout, batch.segments),
         "train_log_probs": _content_hash(batch.train, batch.segments),
-        "token_ids": np.zeros(len(batch), np.uint64),
-        "name": named,
+        "token_ids": none,
+        "name": reduce(mix_hashes, columns.values(), none),
     }
     if ids_from is not None:
-        prompts = _column_hash(batch, "prompt_id") if "prompt_id" in names else np.zeros(len(batch), np.uint64)
-        found["token_ids"] = _id_hashes(batch, ids_from.token_ids(int(batch.file[0]), batch.rows.tolist()), prompts)
+        ids = ids_from.token_ids(int(batch.file[0]), batch.rows.tolist())
+        found["token_ids"] = _id_hashes(batch, ids, columns.get("prompt_id", none))
     return found
-
-
-def _column_hash(batch: TokenBatch, name: str) -> Hashes:
-    values = batch.columns.get(name)
-    return np.zeros(len(batch), np.uint64) if values is None else hash_values(values)
 
 
 def _content_hash(values: NDArray[Any], segments: Segments) -> Hashes:
@@ -358,29 +345,23 @@ def _content_hash(values: NDArray[Any], segments: Segments) -> Hashes:
 def _id_hashes(batch: TokenBatch, ids: Mapping[int, NDArray[Any]], prompts: Hashes) -> Hashes:
     """Hash the token ids and the prompt of each sequence. 0 if ids are missing or their number is wrong."""
     hashes = np.full(len(batch), _MISSING)
-    known = [ids.get(row) for row in batch.rows.tolist()]
-    lengths = batch.segments.lengths
-    fits = np.array([own is not None and len(own) == length for own, length in zip(known, lengths, strict=True)])
-    chosen = np.flatnonzero(fits)
-    if len(chosen):
-        values = np.concatenate([own for own, fit in zip(known, fits, strict=True) if fit and own is not None])
-        hashes[chosen] = np.maximum(
-            mix_hashes(_content_hash(values, batch.segments.take(chosen)), prompts[chosen]), np.uint64(1)
-        )
+    rows = zip(batch.rows.tolist(), batch.segments.lengths.tolist(), strict=True)
+    known = {place: ids[row] for place, (row, length) in enumerate(rows) if row in ids and len(ids[row]) == length}
+    if known:
+        chosen = np.array([*known])
+        content = _content_hash(np.concatenate([*known.values()]), batch.segments.take(chosen))
+        hashes[chosen] = np.maximum(mix_hashes(content, prompts[chosen]), np.uint64(1))
     return hashes
 
 
 def _choose_match_keys(first: _SequenceIndex, second: _SequenceIndex) -> tuple[MatchKey, tuple[Hashes, Hashes]]:
-    """Choose the content that matches most sequences of the two runs."""
-    best: tuple[int, MatchKey, tuple[Hashes, Hashes]] | None = None
-    for content in MATCH_KEYS:
-        for with_name in (True, False):
-            keys = _match_keys(first, content, with_name, 0), _match_keys(second, content, with_name, 1)
-            matched = len(np.intersect1d(*keys))
-            if best is None or matched > best[0]:
-                best = matched, content, keys
-    assert best is not None
-    return best[1], best[2]
+    """Choose the key that matches most sequences: each kind of content, with and without the sequence's name."""
+    tried = (
+        (content, (_match_keys(first, content, with_name, 0), _match_keys(second, content, with_name, 1)))
+        for content in MATCH_KEYS
+        for with_name in (True, False)
+    )
+    return max(tried, key=lambda item: len(np.intersect1d(*item[1])))
 
 
 def _match_keys(index: _SequenceIndex, content: str, with_name: bool, side: int) -> Hashes:
@@ -402,16 +383,6 @@ def _match_keys(index: _SequenceIndex, content: str, with_name: bool, side: int)
     return keys
 
 
-@dataclass(frozen=True)
-class _LoadedSequences:
-    """Sequences of the reference in ascending order of their keys, with their start in flat arrays of log-probs."""
-
-    keys: Hashes
-    starts: Ints
-    rollout: NDArray[Any]
-    train: NDArray[Any]
-
-
 def _read_matches(
     source: ComparedRun, units: Ints, keys: Hashes, wanted: Hashes
 ) -> Iterator[tuple[TokenBatch, Hashes]]:
@@ -431,7 +402,8 @@ def _read_matches(
             start += len(batch)
 
 
-def _load_in_parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[_LoadedSequences]:
+def _load_in_parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[tuple[Hashes, TokenBatch]]:
+    """Join the log-probs of batches, with the ascending keys of their sequences."""
     held: list[tuple[TokenBatch, Hashes]] = []
     for one in found:
         held.append(one)
@@ -442,21 +414,9 @@ def _load_in_parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[_Load
         yield _load(held)
 
 
-def _load(held: Sequence[tuple[TokenBatch, Hashes]]) -> _LoadedSequences:
+def _load(held: Sequence[tuple[TokenBatch, Hashes]]) -> tuple[Hashes, TokenBatch]:
     keys = np.concatenate([keys for _, keys in held])
-    lengths = np.concatenate([batch.segments.lengths for batch, _ in held])
+    segments = Segments.from_lengths(np.concatenate([batch.segments.lengths for batch, _ in held]))
     rollout, train = (np.concatenate([getattr(batch, side) for batch, _ in held]) for side in ("rollout", "train"))
     order = np.argsort(keys)
-    return _LoadedSequences(keys[order], (np.cumsum(lengths) - lengths)[order], rollout, train)
-
-
-def _compare_matches(loaded: _LoadedSequences, whole: TokenBatch, own: Hashes, moved: PairedTokenSums) -> None:
-    for start, block in whole.blocks():
-        found = np.searchsorted(loaded.keys, own[start : start + len(block)])
-        first = block.segments.spread(loaded.starts[found] - block.segments.offsets[:-1])
-        tokens = first + np.arange(block.tokens)
-        moved.add(
-            Ratios(loaded.train[tokens], loaded.rollout[tokens], block.segments),
-            Ratios(block.train, block.rollout, block.segments),
-            block,
-        )
+    return keys[order], TokenBatch(segments, rollout, train, rows=np.arange(len(keys))).take(order)
