@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -163,10 +164,9 @@ def read_logged_values(path: str | Path) -> list[LoggedValues]:
 
 def is_run_log(path: str | Path) -> bool:
     """Return True if a path is a log of metrics by step instead of a dump."""
-    try:
+    with suppress(OSError):  # the code that opens it reports the problem
         return _is_run_log(Path(path))
-    except OSError:  # the code that opens it reports the problem
-        return False
+    return False
 
 
 def _is_run_log(place: Path) -> bool:

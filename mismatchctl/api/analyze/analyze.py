@@ -6,14 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from mismatchctl.api.analyze.builder import SequenceFile, build_result, encode_rows
-from mismatchctl.api.analyze.run_log import REPLAY_COLUMNS, LoggedSteps, StepTables, split_by_step
+from mismatchctl.api.analyze.log_files import RunLog, step_label
+from mismatchctl.api.analyze.run_log import (
+    REPLAY_COLUMNS,
+    LoggedSteps,
+    StepTables,
+    align_steps,
+    build_replay_table,
+    compare_metrics,
+    compare_replay,
+    describe_order,
+    estimate_lag,
+    match_metrics,
+    require_shared_steps,
+)
 from mismatchctl.api.scan import DumpReading, UnitBatches, add_whole_step_warning, number_micro_batches
-from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
 from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.corrections.model import Correction, parse_loss
@@ -27,12 +40,9 @@ from mismatchctl.measure.cluster_table import cluster_hashes
 from mismatchctl.measure.kernels import Device, choose_kernel
 from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.measure.metrics.evaluation import Accumulator
-from mismatchctl.measure.reduction import MeasurePlan, Sums, reduce_batch
+from mismatchctl.measure.reduction import MeasurePlan, Sums, reduce_batch, split_steps
 from mismatchctl.results.model import Result
 from mismatchctl.results.summary import fit_run_growth, summarize_runs
-
-if TYPE_CHECKING:
-    from mismatchctl.api.analyze.log_files import RunLog
 
 
 def has_turn_parts(dump: Dump) -> bool:
@@ -50,27 +60,21 @@ def has_turn_parts(dump: Dump) -> bool:
 def split_by_turn(batch: TokenBatch) -> TokenBatch:
     """Split sequences into turns, named by the `turn` column. A turn belongs to the cluster of its sequence."""
     turn_numbers, offsets = batch.extra_columns.get(TURN_COLUMN), batch.segments.offsets
-    turns = (
-        adjacent_segments(batch).offsets if turn_numbers is None else np.union1d(_turn_starts(turn_numbers), offsets)
-    )
+    if turn_numbers is None:
+        turns = adjacent_segments(batch).offsets
+    else:
+        before, after = turn_numbers[:-1], turn_numbers[1:]  # NaN equals NaN
+        changes = (before != after) & ~(np.isnan(before) & np.isnan(after))
+        turns = np.union1d(np.flatnonzero(changes) + 1, offsets)
     starts = turns[:-1]
     sequence = np.searchsorted(offsets, starts, side="right") - 1
-    number = (
-        np.arange(len(starts)) - np.searchsorted(sequence, sequence) + 1
-        if turn_numbers is None
-        else turn_numbers[starts]
-    )
+    in_order = np.arange(len(starts)) - np.searchsorted(sequence, sequence) + 1
+    number = in_order if turn_numbers is None else turn_numbers[starts]
     columns = {name: values[sequence] for name, values in batch.columns.items() if name != "sequence_id"}
     columns |= {TURN_COLUMN: number, "prompt_id": cluster_hashes(batch)[sequence]}
     return replace(
         batch, segments=Segments(turns), columns=columns, file=batch.file[sequence], rows=batch.rows[sequence]
     )
-
-
-def _turn_starts(values: Float64s) -> Ints:
-    """Return the tokens at which the value of the column changes. NaN equals NaN."""
-    before, after = values[:-1], values[1:]
-    return np.flatnonzero((before != after) & ~(np.isnan(before) & np.isnan(after))) + 1
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class _AnalysisPass:
             if self.turns is not None:
                 turns = turns + reduce_batch(split_by_turn(batch), run, self.turns)
             if self.replays:
-                parts += split_by_step(batch, run)
+                parts += [((name, step), build_replay_table(part)) for name, (step, _), part in split_steps(batch, run)]
         return _AnalysisPart(causes, sums, turns, parts, rows)
 
 
@@ -204,7 +208,11 @@ def analyze(
     micro_batches = number_micro_batches(dump, micro_batch_size) if unnamed and micro_batch_size else None
     turns = replace(plan, corrections=(), by=(TURN_COLUMN,), sequences=False) if within else None
     accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)
-    replays = [] if framework is None else _start_replays(framework, replayed, replay, log)
+    replays = []
+    if framework is not None:  # with a log, a replay at the other precision measures rounding
+        dtypes: list[Dtype] = ["float64", "float32"] if replay.dtype == "float64" else ["float32", "float64"]
+        wanted = [replace(replay, dtype=dtype) for dtype in dtypes[: 1 if log is None else 2]]
+        replays = [LoggedSteps(framework, replayed, each) for each in wanted]
     kept: list[tuple[Any, str]] = [(accumulator, "sums"), *((logged, "parts") for logged in replays)]
     kept += [] if by_turn is None else [(by_turn, "turns")]
     causes = make_collector(dump, plan.by)
@@ -236,18 +244,6 @@ def analyze(
     return result
 
 
-def _start_replays(
-    framework: Framework, corrections: Sequence[Correction], options: ReplayOptions, log: RunLog | None
-) -> list[LoggedSteps]:
-    """Start the replay of a framework's metrics.
-
-    With a log, start a second replay at another precision to measure rounding.
-    """
-    other: Dtype = "float32" if options.dtype == "float64" else "float64"
-    wanted = [options] if log is None else [options, replace(options, dtype=other)]
-    return [LoggedSteps(framework, corrections, each) for each in wanted]
-
-
 def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedSteps]) -> None:
     logged = replays[0]
     result.provenance.framework = framework.title
@@ -262,17 +258,6 @@ def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedS
 
 
 def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) -> None:
-    from mismatchctl.api.analyze.run_log import (
-        align_steps,
-        compare_metrics,
-        compare_replay,
-        describe_order,
-        estimate_lag,
-        logged_series,
-        match_metrics,
-        require_shared_steps,
-    )
-
     result.provenance.log = log.path
     if replays and (offset := replays[0].log_step_offset):
         runs = [(run.groups.labels, values) for run in result.runs.values() for values in run.logged.values()]
@@ -286,7 +271,7 @@ def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) ->
     require_shared_steps(log, [label for run in result.runs.values() for label in run.groups.labels])
     for name, run in result.runs.items():
         labels, k3 = run.groups.labels, run.groups.metrics.get("k3")
-        run.log = logged_series(log, labels)
+        run.log = log.series([step_label(label) for label in labels])
         run.order = describe_order(labels, fit_run_growth(run), run.log)
         run.lags = {} if k3 is None else {key: estimate_lag(k3.value, values) for key, values in run.log.items()}
         rounded = replays[-1].of_run(name, labels) if replays else {}

@@ -6,7 +6,7 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -38,11 +38,8 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
         heads = next(rows, [])
         place = next((index for index, head in enumerate(heads) if head.lower() in STEP_NAMES), None)
         if place is None:
-            raise DataError(
-                f"no step column: expected one of {', '.join(STEP_NAMES)}",
-                file=path,
-                remedy="add a column step to the table",
-            )
+            problem = f"no step column: expected one of {', '.join(STEP_NAMES)}"
+            raise DataError(problem, file=path, remedy="give the table a column step")
         names = _metric_names(heads, Path(path).stem)
         for row in rows:
             if len(row) > place and row[place].strip():
@@ -136,7 +133,7 @@ def read_run_log(path: str | Path) -> RunLog:
         return _collect_log(path, _read_events(place))
     if place.suffix.lower() == ".csv":
         return _collect_log(path, read_csv_cells(_read_text(place), str(path)))
-    return _read_json_log(place)
+    return _collect_log(path, _read_json_cells(place))
 
 
 def _read_bytes(place: Path) -> bytes:
@@ -157,11 +154,6 @@ def is_event_file(path: Path) -> bool:
     return "tfevents" in path.name
 
 
-def find_event_files(path: Path) -> list[Path]:
-    """Return the event files in a folder and its subfolders by name, or the file itself."""
-    return sorted(filter(is_event_file, walk_files(path))) if path.is_dir() else [path]
-
-
 def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
     """Read step, name and value of every scalar with the `tensorboard` package.
 
@@ -175,7 +167,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
         raise ConfigError(
             f"{place}: reading TensorBoard events needs the package tensorboard: pip install 'mismatchctl[tensorboard]'"
         ) from None
-    for file in find_event_files(place):
+    for file in sorted(filter(is_event_file, walk_files(place))) if place.is_dir() else [place]:
         if file.stat().st_size > MAX_LOG_BYTES:
             raise DataError(f"the log is larger than {MAX_LOG_BYTES >> 20:,} MB", file=str(file), remedy=_REMEDY)
         try:
@@ -224,22 +216,15 @@ def _collect_log(path: str | Path, found: Iterable[tuple[str, str, Decimal]]) ->
     return RunLog(str(path), rows, dict(not_finite))
 
 
-def _read_json_log(path: Path) -> RunLog:
-    """Read JSON objects: one per line, or in a list such as `log_history` in `trainer_state.json`."""
-    text = _read_text(path)
-    rows: dict[str, dict[str, Decimal]] = {}
-    not_finite: Counter[str] = Counter()
-    for number, row in _json_rows(text, path):
+def _read_json_cells(path: Path) -> Iterator[tuple[str, str, Decimal]]:
+    """Read rows of JSON: one per line, or in a list, which is `log_history` in `trainer_state.json`."""
+    for number, row in _json_rows(_read_text(path), path):
         step, values = _parse_json_row(row, str(path), number)
-        named = rows.setdefault(step, {})
         for name, value in values.items():
-            if is_number(value):
-                named[name] = value
-            elif _is_not_finite(value):
-                not_finite[name] += 1
-    if not rows:
-        raise DataError("contains no row", file=str(path), remedy="pass a file with one JSON object per step")
-    return RunLog(str(path), rows, dict(not_finite))
+            text = value.strip().lower() if isinstance(value, str) else ""
+            is_float = isinstance(value, (float, Decimal))
+            if is_number(value) or text in _NOT_FINITE or (is_float and not math.isfinite(value)):
+                yield step, name, value if is_number(value) else Decimal("nan")
 
 
 def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
@@ -260,31 +245,16 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, None
 
 
-def _is_not_finite(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.strip().lower() in _NOT_FINITE
-    return isinstance(value, (float, Decimal)) and not math.isfinite(value)
-
-
 def _parse_json_row(row: Any, path: str, number: int) -> tuple[str, dict[str, Any]]:
     if not isinstance(row, dict):
-        raise DataError(
-            "not a JSON object", file=path, row=number, remedy="write one JSON object per line, with a step and values"
-        )
+        remedy = "write one row per line, with step and values"
+        raise DataError("not a JSON object", file=path, row=number, remedy=remedy)
     nested = row.get("data")
     values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
     step = next((found[key] for found in (row, values) for key in STEP_NAMES if found.get(key) is not None), None)
     if step is None:
         raise DataError("missing step", file=path, row=number, remedy="add the key step to each row")
     return step_label(step), {name: value for name, value in values.items() if name not in STEP_NAMES}
-
-
-def shift_steps(log: RunLog, offset: int) -> RunLog:
-    """Return the log with `offset` subtracted from each numbered step."""
-    rows = {
-        str(int(step) - offset) if step.removeprefix("-").isdecimal() else step: row for step, row in log.rows.items()
-    }
-    return replace(log, rows=rows)
 
 
 def step_label(step: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any, Literal
@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from mismatchctl.api.analyze.log_files import PrintedDigits, RunLog, shift_steps, step_label
-from mismatchctl.core.batch import Float64s, Floats, TokenBatch
+from mismatchctl.api.analyze.log_files import PrintedDigits, RunLog, step_label
+from mismatchctl.core.batch import Float64s, TokenBatch
 from mismatchctl.core.formatting import format_label
 from mismatchctl.core.validation import replace_nonfinite
 from mismatchctl.corrections.model import Correction
@@ -23,7 +23,6 @@ from mismatchctl.frameworks.adapter import Framework, ReplayOptions
 from mismatchctl.frameworks.glossary import find_certain_metric
 from mismatchctl.measure.cluster_table import LabelValue
 from mismatchctl.measure.groups import GroupCells, GroupMerger
-from mismatchctl.measure.reduction import split_steps
 from mismatchctl.results.growth import Growth, Label, fit_growth
 from mismatchctl.results.model import Agreement, Lag, LogComparison, MetricLogComparison
 
@@ -171,35 +170,24 @@ StepTables = list[tuple[StepKey, pa.Table]]
 """Rows by step, in the order of the input."""
 
 
-def split_by_step(batch: TokenBatch, run: str) -> StepTables:
-    """Split a batch into one table per step, with the column names of the schema. Masked tokens are dropped."""
-    return [((name, step), _build_table(part)) for name, (step, _), part in split_steps(batch, run)]
-
-
-def _build_table(batch: TokenBatch) -> pa.Table:
+def build_replay_table(batch: TokenBatch) -> pa.Table:
+    """Return the valid tokens with schema names."""
     offsets = pa.array(batch.segments.offsets)
-    tokens = {
-        "rollout_log_probs": batch.rollout,
-        "train_log_probs": batch.train,
-        "current_log_probs": batch.current,
+    tokens = {f"{policy}_log_probs": batch.log_probs(policy) for policy in ("rollout", "train", "current")}
+    tokens |= {
         "advantages": batch.advantages,
+        "ref_log_probs": batch.log_probs("ref") if batch.has_log_probs("ref").all() else None,
     }
-    if batch.has_log_probs("ref").all():
-        tokens["ref_log_probs"] = batch.log_probs("ref")
-    columns = {name: _list_array(offsets, values) for name, values in tokens.items() if values is not None}
+    columns = {
+        name: pa.LargeListArray.from_arrays(offsets, pa.array(values.astype(np.float64)))
+        for name, values in tokens.items()
+        if values is not None
+    }
     for name in REPLAY_COLUMNS:
-        if name in batch.columns:
-            columns[name] = pa.array([_name_text(value) for value in batch.columns[name].tolist()], pa.string())
+        if name in batch.columns:  # missing names are None, or NaN in a column of numbers
+            names = batch.columns[name].tolist()
+            columns[name] = pa.array([None if one is None or one != one else str(one) for one in names], pa.string())
     return pa.table(columns)
-
-
-def _name_text(value: object) -> str | None:
-    """Convert a name to a string. Missing names, such as NaN, become null."""
-    return None if value is None or value != value else str(value)
-
-
-def _list_array(offsets: pa.Array, values: Floats) -> pa.Array:
-    return pa.LargeListArray.from_arrays(offsets, pa.array(values.astype(np.float64)))
 
 
 class LoggedSteps(GroupMerger[list[pa.Table]]):
@@ -265,10 +253,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
 
 def _series_by_name(steps: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
     known = dict.fromkeys(name for step in steps for name in step)
-    return {
-        name: [None if (value := step.get(name)) is None else replace_nonfinite(float(value)) for step in steps]
-        for name in known
-    }
+    return {name: replace_nonfinite([float(step.get(name, math.nan)) for step in steps]) for name in known}
 
 
 FLOAT32_TOLERANCE = 2e-6
@@ -298,7 +283,10 @@ def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]],
         compared = (compare_replay(candidate, labels, values, values) for labels, values in runs)
         return sum(found.agrees for one in compared for found in one.names.values())
 
-    shifted = shift_steps(log, offset)
+    rows = {
+        str(int(step) - offset) if step.removeprefix("-").isdecimal() else step: row for step, row in log.rows.items()
+    }
+    shifted = replace(log, rows=rows)
     return shifted if agreeing(shifted) > agreeing(log) else log
 
 
@@ -315,10 +303,6 @@ def _format_some_steps(steps: Mapping[str, Any] | set[str]) -> str:
     return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
 
 
-def logged_series(log: RunLog, labels: Sequence[Any]) -> dict[str, list[float | None]]:
-    return log.series([step_label(label) for label in labels])
-
-
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
     """Compare one run under one correction with its log. `rounded` is computed at another float precision."""
     steps, digits = [step_label(label) for label in labels], log.digits()
@@ -326,30 +310,26 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
         name: list(_compared_values(log, digits, steps, name, values, rounded.get(name, values)))
         for name, values in replayed.items()
     }
-    exact = _is_exact([pair for found in pairs.values() for pair in found])
+    # a log computed in float64 has digits that float32 would not reproduce
+    every = [pair for found in pairs.values() for pair in found]
+    telling = [pair for pair in every if abs(pair.rounded - pair.dump) > FLOAT64_TOLERANCE * pair.size]
+    right = sum(abs(pair.log - pair.dump) <= FLOAT64_TOLERANCE * pair.size for pair in telling)
+    judged = {name: [pair.judged(2 * right > len(telling)) for pair in found] for name, found in pairs.items()}
     return LogComparison(
-        names={
-            name: _worst_agreement([pair.judged(exact) for pair in found]) for name, found in pairs.items() if found
-        },
-        missing=[name for name, found in pairs.items() if not found],
+        names={name: _worst_agreement(found) for name, found in judged.items() if found},
+        missing=[name for name, found in judged.items() if not found],
     )
 
 
 def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
-    """Map logged names to metrics, except the names that the framework's own code computes."""
-    names = dict.fromkeys(name for row in log.rows.values() for name in row)
-    plain = {name: _strip_prefix(name) for name in names}
-    found = {
-        name: find_certain_metric(name) or find_certain_metric(plain[name])
-        for name in names
-        if plain[name] not in replayed
-    }
-    return {name: key for name, key in found.items() if key is not None}
-
-
-def _strip_prefix(name: str) -> str:
-    prefix = next((prefix for prefix in _TRACKER_PREFIXES[1:] if name.startswith(prefix)), "")
-    return name.removeprefix(prefix).replace(_ALL_ENVIRONMENTS, "/")
+    """Map logged names to metrics, except names that the framework's code replayed."""
+    found = {}
+    for name in dict.fromkeys(name for row in log.rows.values() for name in row):
+        prefix = next((prefix for prefix in _TRACKER_PREFIXES[1:] if name.startswith(prefix)), "")
+        plain = name.removeprefix(prefix).replace(_ALL_ENVIRONMENTS, "/")
+        if plain not in replayed and (key := find_certain_metric(name) or find_certain_metric(plain)) is not None:
+            found[name] = key
+    return found
 
 
 def compare_metrics(
@@ -424,13 +404,6 @@ def _spellings(name: str) -> Iterator[str]:
         yield prefix + name
         if name.count("/") == 1:
             yield prefix + name.replace("/", _ALL_ENVIRONMENTS)
-
-
-def _is_exact(pairs: Sequence[_ComparedValue]) -> bool:
-    """Return True if the log contains digits that float32 would not reproduce, so that it was computed in float64."""
-    telling = [pair for pair in pairs if abs(pair.rounded - pair.dump) > FLOAT64_TOLERANCE * pair.size]
-    right = sum(abs(pair.log - pair.dump) <= FLOAT64_TOLERANCE * pair.size for pair in telling)
-    return 2 * right > len(telling)
 
 
 def _worst_agreement(judged: Sequence[Agreement]) -> Agreement:
