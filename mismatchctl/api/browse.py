@@ -20,7 +20,7 @@ from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.application import CorrectedBlock, apply_correction
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.blocks import Rows
-from mismatchctl.data.catalog import DumpFile, ReadUnit
+from mismatchctl.data.files import DumpFile
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump
@@ -41,31 +41,20 @@ MAX_TOKENS = 4_096
 
 @dataclass(frozen=True)
 class SequenceRow:
-    """One sequence.
-
-    Attributes:
-        facts: per-sequence columns by name.
-        batch: its T valid tokens.
-        mask: mask of all its tokens [A].
-        ids: token ids of all its tokens [A], if recorded.
-        position: position of each valid token [T].
-        experts: number of experts that differ per valid token [T], if recorded.
-        first, last: range of the valid tokens that are shown.
-        texts: decoded tokens [A].
-    """
+    """One sequence of T valid tokens and A tokens in all."""
 
     file: str
     row: int
     run: str
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # per-sequence columns by name
     batch: TokenBatch
-    mask: Bools
-    ids: Ints | None
-    position: Ints
-    experts: Ints | None = None
-    first: int = 0
+    mask: Bools  # [A]
+    ids: Ints | None  # token ids [A], if recorded
+    position: Ints  # [T]
+    experts: Ints | None = None  # number of experts that differ [T], if recorded
+    first: int = 0  # range of the valid tokens that are shown
     last: int = 0
-    texts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # decoded tokens [A]
 
     @property
     def log_ratio(self) -> Float64s:
@@ -84,10 +73,15 @@ def read_rows(
     )
     wanted = [(_find_file(dump, path), row) for path, row in places]
     found: dict[tuple[int, int], SequenceRow] = {}
+    seen: list[Rows] = []
     for unit in dump.units:
         rows = {row for file, row in wanted if file == unit.file and unit.start <= row < unit.start + unit.rows}
-        if rows:
-            found |= _read_unit(dump, unit, rows)
+        for batch in dump.read(unit, Problems(), seen.append) if rows else ():
+            whole = seen.pop()
+            seen.clear()
+            for row in rows & set(batch.rows.tolist()):
+                alone, stored = batch.take(np.flatnonzero(batch.rows == row)), np.flatnonzero(whole.rows == row)
+                found[unit.file.index, row] = _build_row(unit.file, row, alone, whole.take(stored))
     for file, row in wanted:
         if (file.index, row) not in found:
             remedy = f"name one of its rows, 0 to {file.rows - 1:,}"
@@ -107,18 +101,6 @@ def _find_file(dump: Dump, path: str) -> DumpFile:
     return same[0]
 
 
-def _read_unit(dump: Dump, unit: ReadUnit, wanted: set[int]) -> dict[tuple[int, int], SequenceRow]:
-    seen: list[Rows] = []
-    found = {}
-    for batch in dump.read(unit, Problems(), seen.append):
-        rows = seen.pop()
-        seen.clear()
-        for row in wanted & set(batch.rows.tolist()):
-            alone = batch.take(np.flatnonzero(batch.rows == row))
-            found[unit.file.index, row] = _build_row(unit.file, row, alone, rows.take(np.flatnonzero(rows.rows == row)))
-    return found
-
-
 def _build_row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> SequenceRow:
     ids = whole.tokens.get("token_ids")
     size = np.abs(batch.train.astype(np.float64) - batch.rollout.astype(np.float64))
@@ -126,16 +108,13 @@ def _build_row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> Sequ
     if last > MAX_TOKENS:
         first = min(max(0, int(np.argmax(size)) - MAX_TOKENS // 2), last - MAX_TOKENS)
         last = first + MAX_TOKENS
-    facts = {name: value for name, values in whole.columns.items() for value in values[:1].tolist() if _is_known(value)}
+    facts = {name: values[:1].tolist()[0] for name, values in whole.columns.items()}
+    facts = {name: value for name, value in facts.items() if value is not None and value == value}
     return SequenceRow(
         file=file.path, row=row, run=str(facts.pop("run", file.run)), facts=facts, batch=batch, mask=whole.mask,
         ids=None if ids is None or ids.ndim != 1 else np.nan_to_num(ids, nan=-1).astype(np.int64),
         position=whole.position[whole.mask], experts=_unmatched_experts(whole), first=first, last=last,
     )  # fmt: skip
-
-
-def _is_known(value: Any) -> bool:
-    return value is not None and value == value
 
 
 def _unmatched_experts(whole: Rows) -> Ints | None:
@@ -159,26 +138,16 @@ TOTAL_METRICS = ("rejected_tokens", "rejected_sequences", "ess_token", "weight_b
 
 @dataclass(frozen=True)
 class MovableThreshold:
-    """A bound of a correction that the token page can move.
-
-    Attributes:
-        path: path of the field that moves.
-        values: ascending values.
-        start: index of the configured value.
-        states: state of each valid token of each sequence at each value [P, T].
-        weights: configured weight of each valid token of each sequence before normalization [T].
-        reasons: gates that reject each valid token of each sequence, empty if it is kept.
-        totals: by run, the `TOTAL_METRICS` at each value.
-    """
+    """One bound of one correction, with arrays of each sequence."""
 
     correction: Correction
-    path: str
-    values: tuple[float, ...]
-    start: int
-    states: tuple[NDArray[np.uint8], ...]
-    weights: tuple[NDArray[np.float64], ...]
-    reasons: tuple[list[str], ...]
-    totals: Mapping[str, Sequence[Mapping[str, float | None]]]
+    path: str  # path of the field that moves
+    values: tuple[float, ...]  # ascending
+    start: int  # index of the configured value
+    states: tuple[NDArray[np.uint8], ...]  # state of each valid token at each value [P, T]
+    weights: tuple[NDArray[np.float64], ...]  # configured weight of each valid token before normalization [T]
+    reasons: tuple[list[str], ...]  # gates that reject each valid token, empty if it is kept
+    totals: Mapping[str, Sequence[Mapping[str, float | None]]]  # by run, the `TOTAL_METRICS` at each value
 
 
 def find_thresholds(
@@ -196,11 +165,12 @@ def find_thresholds(
         Study(correction.model_copy(update={"name": f"{correction.name} {axis.path}"}), (axis,))
         for correction, axis in axes
     ]
-    table = sweep(paths, studies, rename=rename, on_bad=on_bad).overall
-    rows = _apply_trims_to_rows(
-        [point for study in studies for point in study.corrections], paths, rows, rename, on_bad
-    )
-    found = []
+    table, found = sweep(paths, studies, rename=rename, on_bad=on_bad).overall, []
+    points = [point for study in studies for point in study.corrections]
+    if any(gate.over == "batch" for point in points for gate in point.gates):
+        dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
+        trims = find_trims(dump, points)
+        rows = [replace(row, batch=trims.on(row.batch, row.run)) for row in rows]
     for (correction, axis), study in zip(axes, studies, strict=True):
         own = table.filter(table["correction"] == study.name).sort("run", "point")
         totals: dict[str, list[dict[str, float | None]]] = {}
@@ -210,8 +180,7 @@ def find_thresholds(
         values = [float(value) for value in axis.values]  # type: ignore[arg-type]
         start = len(values) // 2
         states = [np.stack([_token_states(applied[place]) for applied in at_each]) for place in range(len(rows))]
-        weights = tuple(applied.token_weights() for applied in at_each[start])
-        reasons = tuple(map(_rejection_reasons, at_each[start]))
+        weights, reasons = zip(*((own.token_weights(), _rejection_reasons(own)) for own in at_each[start]), strict=True)
         found.append(
             MovableThreshold(correction, axis.path, tuple(values), start, tuple(states), weights, reasons, totals)
         )
@@ -250,21 +219,6 @@ def _build_axis(path: str, bound: float, ratio: bool, interval: Sequence[float |
         reach = min(place, len(rising) - 1 - place) or 0
         rising = rising[place - reach : place + reach + 1]
     return ThresholdAxis(path, tuple(float(f"{value:.10g}") if value != bound else bound for value in rising))
-
-
-def _apply_trims_to_rows(
-    corrections: Sequence[Correction],
-    paths: Sequence[DumpSource],
-    rows: Sequence[SequenceRow],
-    rename: Mapping[str, str],
-    on_bad: BadDataPolicy,
-) -> Sequence[SequenceRow]:
-    """Add the step thresholds of gates with `over: batch` to the sequences."""
-    if not any(gate.over == "batch" for correction in corrections for gate in correction.gates):
-        return rows
-    dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
-    trims = find_trims(dump, corrections)
-    return [replace(row, batch=trims.on(row.batch, row.run)) for row in rows]
 
 
 def _apply_to_row(correction: Correction, row: SequenceRow) -> CorrectedBlock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ MIN_ERROR_RATIO = 1.1
 
 _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_SETTINGS = (*_TRUNCATIONS, *_PENALTIES, "temperature", "logprobs_mode", "logprobs")
 _MASK = "sampling_mask"
 """Part of the names of options that record which tokens the engine could sample, as a mask for the trainer."""
 _VOCABULARY = 1_000_000
@@ -49,20 +50,11 @@ def lint(
         as_read = native | _yaml_text_numbers(written.scalars) if chosen.reads_yaml_1_1 else native
         hidden = Hidden(tuple(place for place, _ in written.unknown), bool(written.missing))
         traps = [*_find_digit_traps(written.scalars), *_find_unknown_values(written), *chosen.lint(as_read, hidden)]
-        traps += _find_sampling_traps(chosen, native)
+        traps += _check_sampling(chosen, native)
         if len(all_written) > 1:
             traps = [replace(trap, place=f"{written.name}: {trap.place}") for trap in traps]
         found += _measure_findings(chosen, native, traps, dumps, rename or {}) if dumps else traps
     return all_written[0].framework, sorted(found, key=lambda finding: LEVELS.index(finding.level))
-
-
-def _find_sampling_traps(framework: Framework, native: Mapping[str, Any]) -> list[LintMessage]:
-    """Return findings about sampling settings that a correction would mistake for a mismatch."""
-    try:
-        correction = framework.correction(native)
-    except ConfigError:
-        return []
-    return list(_check_sampling(framework, native, correction)) if framework.is_on(native) else []
 
 
 def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
@@ -194,13 +186,9 @@ def _describe_change(run: RunResult, now: Correction, instead: Correction) -> st
     for key, words in _CHANGE_TEXTS.items():
         here, there = (side[key].value if key in side else None for side in (ours, others))
         if here != there and there is not None:
-            before = "" if here is None else f" (now {_number_format(words).format(here)})"
-            changes.append(f"{words.format(there)}{before}")
+            number = words[words.index("{") : words.index("}") + 1]
+            changes.append(words.format(there) + ("" if here is None else f" (now {number.format(here)})"))
     return ", ".join(changes) or "changes nothing"
-
-
-def _number_format(words: str) -> str:
-    return words[words.index("{") : words.index("}") + 1]
 
 
 def _rejection_finding(run: RunResult, correction: Correction, what: str, place: str) -> LintMessage | None:
@@ -220,72 +208,61 @@ def _rejection_finding(run: RunResult, correction: Correction, what: str, place:
     return None
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """A sampling setting of a configuration: its key and its value."""
-
-    place: str
-    value: Any
-
-    @property
-    def number(self) -> float | None:
-        return float(self.value) if isinstance(self.value, (int, float)) and not isinstance(self.value, bool) else None
-
-
-def _check_sampling(framework: Framework, native: Mapping[str, Any], correction: Correction) -> Iterator[LintMessage]:
+def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator[LintMessage]:
     """Find settings that make the recorded log-probs differ from the sampling distribution.
 
     Settings that the trainer applies to its own log-probs are not reported.
     """
-    place = data_file(framework.name, "sampling.yaml")
-    if not place.exists() or not (correction.weight or correction.gates or correction.loss == "ppo_bypass"):
+    try:
+        correction, file = framework.correction(native), data_file(framework.name, "sampling.yaml")
+    except ConfigError:
         return
-    table = read_data(place)
+    corrects = correction.weight or correction.gates or correction.loss == "ppo_bypass"
+    if not (framework.is_on(native) and file.exists() and corrects):
+        return
+    table = read_data(file)
     found = dict(_settings(native, table["places"], table["prefix"]))
-    applied = set(table["trainer_applies"])
     source = f"{framework.title}, {table['source']}"
     changes = list(_changes(found))
-    if not _records_mask(native):
-        for name, setting, what in changes:
-            if name not in applied:
-                consequence = (
-                    f"{what}, and the trainer scores without it: the correction takes this for a mismatch or, if the "
-                    "engine records log-probs before it, corrects the wrong one"
-                )
-                fix = (
-                    f"set it to its neutral value for training rollouts{', ' + _REPLAY if name in _TRUNCATIONS else ''}"
-                )
-                yield LintMessage("warning", setting.place, consequence, fix, source)
-    mode = found.get("logprobs_mode")
-    if mode is not None and mode.value in _RAW and changes:
+    for name, place, what in () if _records_mask(native) else changes:
+        if name not in table["trainer_applies"]:
+            consequence = (
+                f"{what}, and the trainer scores without it: the correction takes this for a mismatch or, if the "
+                "engine records log-probs before it, corrects the wrong one"
+            )
+            fix = f"set it to its neutral value for training rollouts{', ' + _REPLAY if name in _TRUNCATIONS else ''}"
+            yield LintMessage("warning", place, consequence, fix, source)
+    place, mode = found.get("logprobs_mode", ("", None))
+    if mode in _RAW and changes:
         names = ", ".join(name for name, _, _ in changes)
         consequence = f"the engine returns log-probs before {names}, not of the sampling distribution"
-        yield LintMessage("warning", mode.place, consequence, "set it to processed_logprobs", source)
-    wanted = found.get("logprobs")
-    if wanted is not None and wanted.value is None:
+        yield LintMessage("warning", place, consequence, "set it to processed_logprobs", source)
+    place, wanted = found.get("logprobs", ("", 0))
+    if wanted is None:
         consequence = "null asks the engine for no log-probs, which the correction needs"
-        yield LintMessage("info", wanted.place, consequence, "set it to 1", source)
+        yield LintMessage("info", place, consequence, "set it to 1", source)
 
 
-def _changes(found: Mapping[str, _Setting]) -> Iterator[tuple[str, _Setting, str]]:
-    """List the settings that change the sampling distribution."""
-    for name, setting in found.items():
-        number = setting.number
-        if number is None:
+def _changes(found: Mapping[str, tuple[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """List the settings that change the distribution, and how. A top-k larger than any vocabulary is off."""
+    for name, (place, value) in found.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
+        number = float(value)
         if name == "temperature" and number not in (0, 1):
-            yield name, setting, f"temperature {number:g} reshapes the sampler's distribution"
+            yield name, place, f"temperature {number:g} reshapes the sampler's distribution"
         elif (
             (name == "top_p" and 0 < number < 1)
             or (name == "top_k" and 0 < number < _VOCABULARY)
             or (name == "min_p" and number > 0)
         ):
-            yield name, setting, f"{name} {number:g} cuts the tail off the sampler's distribution"
+            yield name, place, f"{name} {number:g} cuts the tail off the sampler's distribution"
         elif name in _PENALTIES and number != (1 if name == "repetition_penalty" else 0):
-            yield name, setting, f"{name} {number:g} changes the sampler's logits token by token"
+            yield name, place, f"{name} {number:g} changes the sampler's logits token by token"
 
 
-def _settings(native: Mapping[str, Any], places: list[str], prefix: str) -> Iterator[tuple[str, _Setting]]:
+def _settings(native: Mapping[str, Any], places: list[str], prefix: str) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Yield the name, place and value of each sampling setting."""
     for place in places:
         level: Any = native
         for key in filter(None, place.split(".")):
@@ -293,14 +270,8 @@ def _settings(native: Mapping[str, Any], places: list[str], prefix: str) -> Iter
         for key, value in level.items() if isinstance(level, Mapping) else ():
             plain = str(key).lstrip("-").replace("-", "_")
             name = plain.removeprefix(prefix)
-            if plain.startswith(prefix) and name in (
-                *_TRUNCATIONS,
-                *_PENALTIES,
-                "temperature",
-                "logprobs_mode",
-                "logprobs",
-            ):
-                yield name, _Setting(".".join(filter(None, (place, str(key)))), value)
+            if plain.startswith(prefix) and name in _SETTINGS:
+                yield name, (".".join(filter(None, (place, str(key)))), value)
 
 
 def _records_mask(native: Mapping[str, Any]) -> bool:

@@ -64,9 +64,8 @@ class SequencePiece:
             raise self.make_error(PROMPT_COLUMN, row, "is empty, so the first token cannot be scored", _BOS_REMEDY)
         expected = int(self.log_ratios[0].lengths[row])
         if len(response) != expected:
-            raise self.make_error(
-                RESPONSE_COLUMN, row, f"has {len(response)} ids for {expected} log-probs", "correct the dump"
-            )
+            problem = f"has {len(response)} ids for {expected} log-probs"
+            raise self.make_error(RESPONSE_COLUMN, row, problem, "correct the dump")
         return prompt, response
 
     def top_ids(self, row: int, vocabulary: int) -> Ints | None:
@@ -76,34 +75,27 @@ class SequencePiece:
         lists, count = self.batch[TOP_IDS_COLUMN][row].values, int(self.log_ratios[0].lengths[row])
         lengths = pc.list_value_length(lists).unique()
         if len(lists) != count or len(lengths) > 1 or lists.null_count:
-            raise self.make_error(
-                TOP_IDS_COLUMN, row, "is not one list for each token, all of one length", "correct the dump"
-            )
+            problem = "is not one list for each token, all of one length"
+            raise self.make_error(TOP_IDS_COLUMN, row, problem, "correct the dump")
         ids = self._check_ids(TOP_IDS_COLUMN, row, lists.flatten(), vocabulary)
         return ids.reshape(count, -1) if count else ids.reshape(0, 0)
 
     def _ids(self, column: str, row: int, vocabulary: int) -> Ints:
-        lists = self._lists[column]
-        if lists.null is not None and lists.null[row]:
+        ids = self.batch[column][row].values
+        if ids is None:
             raise self.make_error(column, row, "is null", "correct the dump")
-        return self._check_ids(
-            column, row, lists.values.slice(int(lists.starts[row]), int(lists.lengths[row])), vocabulary
-        )
+        return self._check_ids(column, row, ids, vocabulary)
 
     def _check_ids(self, column: str, row: int, values: pa.Array, vocabulary: int) -> Ints:
         ids: Ints = to_numpy(values).astype(np.int64, copy=False)
         unknown = ids[(ids < 0) | (ids >= vocabulary)]
         if len(unknown):
             problem = f"has the id {unknown[0]}, and the model knows {vocabulary:,}"
-            raise self.make_error(column, row, problem, "name the checkpoint that sampled these tokens")
+            raise self.make_error(column, row, problem, _CHECKPOINT_REMEDY)
         return ids
 
     def make_error(self, column: str, row: int, problem: str, remedy: str) -> DataError:
         return DataError(problem, file=self.file.path, row=self.first + row, column=column, remedy=remedy)
-
-    @cached_property
-    def _lists(self) -> dict[str, ListColumn]:
-        return {name: ListColumn.of(self.batch[name]) for name in (PROMPT_COLUMN, RESPONSE_COLUMN)}
 
     @cached_property
     def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
@@ -111,13 +103,12 @@ class SequencePiece:
         train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
         segments = Segments.from_lengths(ListColumn.of(rollout).lengths)
         x = to_numpy(train.flatten()).astype(np.float64) - to_numpy(rollout.flatten()).astype(np.float64)
-        masked = MASK_COLUMN in self.batch.schema.names
-        mask = (
-            self.batch[MASK_COLUMN].flatten().cast(pa.int8()).to_numpy() == 1 if masked else np.ones(len(x), np.bool_)
-        )
-        return segments, x, mask
+        if MASK_COLUMN not in self.batch.schema.names:
+            return segments, x, np.ones(len(x), np.bool_)
+        return segments, x, self.batch[MASK_COLUMN].flatten().cast(pa.int8()).to_numpy() == 1
 
 
+_CHECKPOINT_REMEDY = "name the checkpoint that sampled these tokens"
 _BOS_REMEDY = "record the token that begins every text as the prompt's"
 
 
@@ -153,19 +144,12 @@ _HASHED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """Settings that determine the scores.
+    """Settings that determine the scores."""
 
-    Attributes:
-        model: hash of the checkpoint.
-        dtype: dtype of its weights and of the column.
-        temperature: divisor of the logits, equal to the rollout's.
-        version: weight version of the checkpoint, written as `reference_version`.
-    """
-
-    model: str
-    dtype: Literal["float32", "float64"] = "float32"
-    temperature: float = 1.0
-    version: int | None = None
+    model: str  # hash of the checkpoint
+    dtype: Literal["float32", "float64"] = "float32"  # of its weights and of the column
+    temperature: float = 1.0  # divisor of the logits, equal to the rollout's
+    version: int | None = None  # weight version of the checkpoint, written as `reference_version`
 
 
 def hash_checkpoint(folder: Path) -> str:
@@ -232,9 +216,8 @@ class ScoreFolder:
         if self._settings.version is not None:
             batch = _set_column(batch, _VERSION_COLUMN, pa.array([self._settings.version] * len(piece), pa.int64()))
         self._place.mkdir(parents=True, exist_ok=True)
-        schema = batch.schema.with_metadata(
-            {**(batch.schema.metadata or {}), _METADATA_KEY: self._settings_json(piece, chosen)}
-        )
+        metadata = {**(batch.schema.metadata or {}), _METADATA_KEY: self._settings_json(piece, chosen)}
+        schema = batch.schema.with_metadata(metadata)
         with atomic_output(self._path(piece)) as temporary, open_parquet_writer(temporary, schema) as writer:
             writer.write_batch(batch.replace_schema_metadata(writer.schema.metadata))
         return int(lengths.sum())
@@ -284,7 +267,7 @@ def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> lis
     if choice is None:
         return [np.ones(file.rows, np.bool_) for file in files]
     of = _sequence_badness if choice.worst else _sequence_hashes
-    keys = [np.concatenate([of(piece) for piece in read_pieces(file)] or [np.empty(0)]) for file in files]
+    keys = [np.concatenate([np.empty(0), *map(of, read_pieces(file))]) for file in files]
     everything = np.concatenate(keys)
     flags = np.zeros(len(everything), np.bool_)
     flags[np.argsort(everything, kind="stable")[: choice.count]] = True
@@ -300,12 +283,9 @@ def _sequence_hashes(piece: SequencePiece) -> Float64s:
     """Hash the ids of each sequence, or its row number if there are no ids."""
     has = piece.batch.schema.names
     named = [piece.batch[name].to_pylist() for name in ("run", "step", "sequence_id") if name in has]
-    rows = zip(*named, strict=True) if "sequence_id" in has else _sort_keys(piece)
+    places = ((piece.file.path, piece.first + row) for row in range(len(piece)))
+    rows = zip(*named, strict=True) if "sequence_id" in has else places
     return np.array([zlib.crc32(repr(row).encode(errors="backslashreplace")) for row in rows], np.float64)
-
-
-def _sort_keys(piece: SequencePiece) -> Sequence[tuple[str, int]]:
-    return [(piece.file.path, piece.first + row) for row in range(len(piece))]
 
 
 REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN)
@@ -325,9 +305,6 @@ def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None)
                     lines.write(json.dumps(line, ensure_ascii=False, allow_nan=False, default=str) + "\n")
                     written += 1
     return written
-
-
-ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -351,7 +328,7 @@ def score(
     *,
     choice: SequenceChoice | None = None,
     force: bool = False,
-    progress: ProgressCallback | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ScoreSummary:
     """Write the sequences of a dump with `reference_log_probs` to a folder. Existing pieces are kept.
 
@@ -390,6 +367,4 @@ def _score_row(checkpoint: Checkpoint, piece: SequencePiece, row: int, temperatu
     try:
         return checkpoint.log_probs(*tokens, temperature, top)
     except ValueError as error:
-        raise piece.make_error(
-            RESPONSE_COLUMN, row, str(error), "name the checkpoint that sampled these tokens"
-        ) from error
+        raise piece.make_error(RESPONSE_COLUMN, row, str(error), _CHECKPOINT_REMEDY) from error
