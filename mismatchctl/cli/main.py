@@ -29,11 +29,11 @@ from mismatchctl.io.process import install_handlers, raise_if_received, signal_e
 PROGRAM_NAME = "mismatchctl"
 COMMANDS = {
     "demo": "mismatchctl.cli.start", "init": "mismatchctl.cli.start",
-    "analyze": "mismatchctl.cli.analyze", "diagnose": "mismatchctl.cli.diagnose", "sweep": "mismatchctl.cli.sweep",
-    "advise": "mismatchctl.cli.advise", "compare": "mismatchctl.cli.compare", "gate": "mismatchctl.cli.gate",
+    "analyze": "mismatchctl.cli.analyze", "diagnose": "mismatchctl.cli.reports", "sweep": "mismatchctl.cli.sweep",
+    "advise": "mismatchctl.cli.reports", "compare": "mismatchctl.cli.reports", "gate": "mismatchctl.cli.gate",
     "watch": "mismatchctl.cli.watch", "score": "mismatchctl.cli.score", "convert": "mismatchctl.cli.convert",
-    "report": "mismatchctl.cli.report", "schema": "mismatchctl.cli.reference", "metrics": "mismatchctl.cli.reference",
-    "lint": "mismatchctl.cli.lint", "doctor": "mismatchctl.cli.reference", "presets": "mismatchctl.cli.reference",
+    "report": "mismatchctl.cli.reports", "schema": "mismatchctl.cli.reference", "metrics": "mismatchctl.cli.reference",
+    "lint": "mismatchctl.cli.reference", "doctor": "mismatchctl.cli.reference", "presets": "mismatchctl.cli.reference",
 }  # fmt: skip
 """The module of each command, in the order of the help."""
 EXIT_BROKEN_PIPE = 141

@@ -1,8 +1,8 @@
-"""`mismatchctl metrics`, `schema`, `presets` and `doctor`: metrics, columns, presets and this installation."""
+"""`mismatchctl metrics`, `schema`, `lint`, `presets` and `doctor`: what needs no analysis of a dump."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -67,19 +67,15 @@ def schema(
 
         out.print_json(result_schema())
     else:
-        _print_contract(verbose=verbose, json=json)
+        from mismatchctl.core.schema import build_schema_data
+        from mismatchctl.frameworks.registry import column_aliases
+        from mismatchctl.report.pages import reference
+
+        page = reference.contract_document if verbose else reference.contract_screen
+        out.print_json_or_page(build_schema_data(column_aliases()), lambda: page(column_aliases()), as_json=json)
 
 
-def _print_contract(*, verbose: bool, json: bool) -> None:
-    from mismatchctl.core.schema import build_schema_data
-    from mismatchctl.frameworks.registry import column_aliases
-    from mismatchctl.report.pages import reference
-
-    page = reference.contract_document if verbose else reference.contract_screen
-    out.print_json_or_page(build_schema_data(column_aliases()), lambda: page(column_aliases()), as_json=json)
-
-
-def _check_files(paths: Sequence[str], rename: dict[str, str], *, verbose: bool, json: bool, quiet: bool) -> None:
+def _check_files(paths: list[str], rename: dict[str, str], *, verbose: bool, json: bool, quiet: bool) -> None:
     from dataclasses import asdict
 
     from mismatchctl.core.formatting import format_command
@@ -93,6 +89,56 @@ def _check_files(paths: Sequence[str], rename: dict[str, str], *, verbose: bool,
     out.print_json_or_page(data, lambda: page, as_json=json, quiet=quiet)
     if not all(file.sound for file in found):
         raise typer.Exit(EXIT_CANNOT_JUDGE)
+
+
+def lint(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG", help="The framework's configuration (YAML, TOML, JSON or Python) or a launch script."
+        ),
+    ],
+    dumps: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DUMPS...", help="Measure how much the configured correction rejects in these dumps."),
+    ] = None,
+    framework: Annotated[
+        str,
+        typer.Option(
+            help="Read the file as a configuration of this framework: NAME or NAME@VERSION. [default: detected]",
+            show_default=False,
+        ),
+    ] = "",
+    column: opt.ColumnOption = None,
+    verbose: opt.VerboseOption = False,
+    json: opt.JsonOption = False,
+    quiet: opt.QuietOption = False,
+) -> None:
+    """Check a framework's configuration (exit 3 on errors)."""
+    from dataclasses import asdict, replace
+
+    from mismatchctl.api.lint import lint as run
+    from mismatchctl.core.formatting import format_command
+    from mismatchctl.report.pages.checks import lint_document
+
+    chosen, findings = run(config, dumps or (), framework, opt.parse_renames(column))
+    entries = [asdict(replace(finding, instead=None)) for finding in findings]
+    for entry in entries:
+        del entry["instead"]
+    data = {"framework": chosen.title, "findings": entries}
+    out.print_json_or_page(
+        data,
+        lambda: lint_document(
+            findings,
+            f"{config} as {chosen.dated}",
+            notes=verbose,
+            following=format_command("analyze", dumps or ["DUMPS"], f"--config {config}"),
+        ),
+        as_json=json,
+        quiet=quiet,
+    )
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(EXIT_CHECK_FAILED)
 
 
 def doctor(ctx: typer.Context, verbose: opt.VerboseOption = False, json: opt.JsonOption = False) -> None:
@@ -143,21 +189,14 @@ def presets_or_list(
         if table or json:
             raise ConfigError("write options after the command")
     elif table:
-        _show_table(json)
+        from mismatchctl.corrections.presets import list_traits
+        from mismatchctl.frameworks.registry import load_presets
+        from mismatchctl.report.pages import reference
+
+        traits = list_traits(load_presets())
+        out.print_json_or_page(traits, lambda: reference.methods_document(load_presets()), as_json=json)
     else:
         list_presets(verbose, json)
-
-
-def _show_table(json: bool) -> None:
-    from mismatchctl.corrections.presets import list_traits
-    from mismatchctl.frameworks.registry import load_presets
-    from mismatchctl.report.pages import reference
-
-    out.print_json_or_page(
-        list_traits(load_presets()),
-        lambda: reference.methods_document(load_presets()),
-        as_json=json,
-    )
 
 
 @presets.command("frameworks")

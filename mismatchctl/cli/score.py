@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mismatchctl.cli import output as out
 from mismatchctl.cli.options import ForceOption, JsonOption, QuietOption
-from mismatchctl.cli.output import check_output_paths, print_json, print_message, progress_bar, require_local_path
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,15 +17,12 @@ if TYPE_CHECKING:
     from mismatchctl.api.score import ScoreSummary
 
 
-PrecisionName = Literal["float32", "float64"]
-
-
 def score(
     named: Annotated[
         list[str],
         typer.Argument(metavar="[MODEL] DUMP", help="The folder of a checkpoint, then the dump to score."),
     ],
-    out: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(
             "--output", "-o", metavar="FOLDER", help="Write the dump with reference_log_probs to this folder."
@@ -35,7 +31,7 @@ def score(
     replay: Annotated[
         Path | None, typer.Option(help="Write the sequences as JSON lines, to score them elsewhere. Leave out MODEL.")
     ] = None,
-    dtype: Annotated[PrecisionName, typer.Option(help="Compute in this precision.")] = "float32",
+    dtype: Annotated[Literal["float32", "float64"], typer.Option(help="Compute in this precision.")] = "float32",
     temperature: Annotated[float, typer.Option(help="Divide the logits by this temperature.")] = 1.0,
     version: Annotated[
         int | None,
@@ -67,38 +63,34 @@ def score(
     count = worst or sample
     choice = None if count is None else SequenceChoice(count, worst=worst is not None)
     if replay is not None:
-        if out is not None or len(named) != 1:
+        if output is not None or len(named) != 1:
             raise ConfigError("--replay takes one dump, without MODEL and -o")
-        check_output_paths(replay, force=force, inputs=named)
+        out.check_output_paths(replay, force=force, inputs=named)
         written = write_replay(named[0], replay, choice=choice)
         done, summary = {"sequences": written}, f"{written:,} sequences"
     else:
-        if out is None or len(named) != 2:
+        if output is None or len(named) != 2:
             raise ConfigError("score takes a checkpoint, one dump and a folder: mismatchctl score MODEL DUMPS -o OUT")
         if not 0 < temperature < float("inf"):
             raise ConfigError(f"--temperature {temperature}: must be above 0 and finite")
-        settings = ScoreSettings(hash_checkpoint(Path(named[0])), dtype, temperature, version)
-        with progress_bar(quiet, unit="sequences") as progress:
-            scored = run(
-                named[1], require_local_path(out), settings, _checkpoint_loader(Path(named[0]), dtype, device),
-                choice=choice, force=force, progress=progress,
-            )  # fmt: skip
+        model = Path(named[0])
+        settings = ScoreSettings(hash_checkpoint(model), dtype, temperature, version)
+
+        def load() -> Checkpoint:
+            from mismatchctl.api.checkpoint import Checkpoint
+
+            return Checkpoint(model, dtype, device)
+
+        place = out.require_local_path(output)
+        with out.progress_bar(quiet, unit="sequences") as progress:
+            scored = run(named[1], place, settings, load, choice=choice, force=force, progress=progress)
         done, summary = asdict(scored), _describe_scored(scored)
     if json:
-        print_json({"out": str(replay or out), **done})
-    else:
-        print_message(f"wrote {replay or out}: {summary}", quiet)
-        if replay is None:
-            print_message(f"Next: mismatchctl diagnose {out}", quiet)
-
-
-def _checkpoint_loader(model: Path, dtype: PrecisionName, device: str) -> Callable[[], Checkpoint]:
-    def load() -> Checkpoint:
-        from mismatchctl.api.checkpoint import Checkpoint
-
-        return Checkpoint(model, dtype, device)
-
-    return load
+        out.print_json({"out": str(replay or output), **done})
+        return
+    out.print_message(f"wrote {replay or output}: {summary}", quiet)
+    if replay is None:
+        out.print_message(f"Next: mismatchctl diagnose {output}", quiet)
 
 
 def _describe_scored(scored: ScoreSummary) -> str:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mismatchctl.cli import output as out
 from mismatchctl.cli.options import ForceOption, OpenOption, QuietOption
-from mismatchctl.cli.output import (
-    check_output_paths,
-    make_folder,
-    open_page,
-    print_message,
-    print_page,
-    progress_bar,
-    render_page_files,
-    require_local_path,
-    write_files,
-    write_together,
-)
+from mismatchctl.cli.output import make_folder, print_message, require_local_path, write_files, write_together
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +32,9 @@ BACKUP_SUFFIX = ".orig"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Write the report and the Result to this folder.")] = Path("demo"),
+    folder: Annotated[Path, typer.Option("--out", help="Write the report and the Result to this folder.")] = Path(
+        "demo"
+    ),
     copy: Annotated[
         Path | None,
         typer.Option(help="Write the sample runs to this folder instead, to try other commands.", show_default=False),
@@ -57,24 +50,24 @@ def demo(
     if copy is not None:
         _copy_samples(copy, force, quiet)
         return
-    make_folder(out)
-    report, saved = out / "report.html", out / "result.json"
-    check_output_paths(report, saved, force=force)
+    make_folder(folder)
+    report, saved = folder / "report.html", folder / "result.json"
+    out.check_output_paths(report, saved, force=force)
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.frameworks.registry import default_corrections
     from mismatchctl.io.files import find_packaged_folder
     from mismatchctl.report.pages.analyze import analyze_screen, document
 
     samples = find_packaged_folder(SAMPLE_FOLDER)
-    with write_together(quiet), progress_bar(quiet) as progress:
+    with write_together(quiet), out.progress_bar(quiet) as progress:
         result = analyze([str(samples / run) for run in RUNS], default_corrections(), progress=progress)
-        write_files(render_page_files(lambda: document(result), report))
+        write_files(out.render_page_files(lambda: document(result), report))
         write_files([(saved, result.to_json().encode())])
     if open_:
-        open_page(report)
+        out.open_page(report)
     if not quiet:
         following = "mismatchctl demo --copy sample_data && mismatchctl diagnose sample_data/moe"
-        print_page(analyze_screen(result, [], asked=False, following=following, report=str(report)))
+        out.print_page(analyze_screen(result, [], asked=False, following=following, report=str(report)))
     print_message(f"The report is in {report}. Open it in a browser.", quiet)
 
 
@@ -150,23 +143,22 @@ def _describe(integration: Integration, root: Path | None) -> str:
     installed = f"{version} is installed" if version else "not installed here"
     lines = [f"# {name}: {installed}, the places were checked with {integration.tried}"]
     if integration.overrides:
-        lines.append(f"# uses {_place_of(*integration.overrides, root)}")
-    own = False
+        file, pattern = integration.overrides
+        source = find_source(file, root)
+        text = "" if source is None else source.read_text(encoding="utf-8")
+        match = re.search(pattern, text)
+        place = f"{source}:{text.count(chr(10), 0, match.start()) + 1}" if match else file
+        if source is not None and match is None:
+            place = f"{source}, which has no `{pattern}`: this version was not tried"
+        lines.append(f"# uses {place}")
     for number, edit in enumerate(integration.edits, 1):
-        source = find_source(edit.file, root) if edit.file else None
-        where = edit.title
-        if edit.file:
-            where = _place_of_edit(edit, source)
-        own |= not edit.file
+        where = _place_of_edit(edit, find_source(edit.file, root)) if edit.file else edit.title
         lines += ["", f"# {number}. {where}", edit.code.rstrip("\n")]
-    lines.append("")
-    lines += [f"# {integration.note}"] if integration.note else []
-    target = f"--patch {'record.py' if edit.title.endswith('record.py') else 'train.py'}" if own else "--write"
-    lines += [
-        f"# Insert: mismatchctl init {name} {target}",
-        f"# After the first step: mismatchctl init {name} --check dumps/",
-    ]
-    return "\n".join(lines) + "\n"
+    script = "record.py" if integration.edits[-1].title.endswith("record.py") else "train.py"
+    own = any(not edit.file for edit in integration.edits)
+    lines += ["", *([f"# {integration.note}"] if integration.note else [])]
+    lines.append(f"# Insert: mismatchctl init {name} {f'--patch {script}' if own else '--write'}")
+    return "\n".join([*lines, f"# After the first step: mismatchctl init {name} --check dumps/", ""])
 
 
 def _place_of_edit(edit: Edit, source: Path | None) -> str:
@@ -179,21 +171,6 @@ def _place_of_edit(edit: Edit, source: Path | None) -> str:
     number = text.count("\n", 0, at)
     line = text.splitlines()[number if edit.before else number - 1].strip()
     return f"{source}:{number + 1 if edit.before else number}, {'before' if edit.before else 'after'} `{line}`"
-
-
-def _place_of(file: str, pattern: str, root: Path | None) -> str:
-    import re
-
-    from mismatchctl.api.integration import find_source
-
-    source = find_source(file, root)
-    if source is None:
-        return file
-    text = source.read_text(encoding="utf-8")
-    match = re.search(pattern, text)
-    if match is None:
-        return f"{source}, which has no `{pattern}`: this version was not tried"
-    return f"{source}:{text.count(chr(10), 0, match.start()) + 1}"
 
 
 def _patch(integration: Integration, patch: Path | None, root: Path | None, quiet: bool) -> None:
@@ -213,9 +190,7 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
                 raise ConfigError(f"{file}: not found. Pass the checkout or site-packages with --root")
             targets.append((source, _read(source), edits))
     modes = {path: path.stat().st_mode for path, _, _ in targets if path.exists()}
-    written: list[tuple[Path, bytes]] = []
-    for path, text, edits in targets:
-        written += _patched_files(path, text, edits)
+    written = [file for target in targets for file in _patched_files(*target)]
     with write_together(quiet):
         write_files(written)
     for path, mode in modes.items():

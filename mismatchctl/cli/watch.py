@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,37 +13,26 @@ from mismatchctl.cli import options as opt
 from mismatchctl.cli import output as out
 from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError, DataError
 
-if TYPE_CHECKING:
-    from mismatchctl.api.watch import Snapshot
-    from mismatchctl.report.document import Document
-    from mismatchctl.results.model import Result
-
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-PathsArgument = Annotated[
-    list[str],
-    typer.Argument(metavar="DUMPS...", help="Files or folders that a job writes, now or later."),
-]
-RuleOption = Annotated[
-    list[str] | None,
-    typer.Option("--rule", help="Exit with code 3 when this rule of `gate` fails, as in k3:max=0.01 (repeatable)."),
-]
-BaselineOption = Annotated[
-    Path | None, typer.Option(help="Compare with this accepted Result, for rules such as k3:increase=25%.")
-]
-UntilIdleOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Stop if no new data arrives for this time, as in 30m.")
-]
-EveryOption = Annotated[str, typer.Option(metavar="TIME", help="Look for new files at this interval.")]
 
 
 def watch(
-    paths: PathsArgument,
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="DUMPS...", help="Files or folders that a job writes. They may not exist yet."),
+    ],
     correction: opt.CorrectionOption = None,
-    rule: RuleOption = None,
-    baseline: BaselineOption = None,
-    until_idle: UntilIdleOption = None,
-    every: EveryOption = "10s",
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="Exit with code 3 when this rule of `gate` fails, as in k3:max=0.01 (repeatable)."),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Compare with this accepted Result, for rules such as k3:increase=25%.")
+    ] = None,
+    until_idle: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Stop if no new data arrives for this time, as in 30m.")
+    ] = None,
+    every: Annotated[str, typer.Option(metavar="TIME", help="Look for new files at this interval.")] = "10s",
     column: opt.ColumnOption = None,
     threads: opt.ThreadsOption = None,
     quiet: opt.QuietOption = False,
@@ -59,6 +48,9 @@ def watch(
     from mismatchctl.api.gate.gate import read_baselines
     from mismatchctl.api.gate.rules import parse_rules
     from mismatchctl.api.watch import DumpWatcher
+    from mismatchctl.core.formatting import format_command
+    from mismatchctl.report.pages.analyze import document
+    from mismatchctl.report.pages.watch import format_answers, format_failures, format_header, format_new_steps
 
     rules = [one for text in rule or () for one in parse_rules(text)]
     compares = next((one for one in rules if one.increase is not None or one.decrease is not None), None)
@@ -80,47 +72,24 @@ def watch(
         if look is None:
             out.print_message(f"waiting for complete files in {', '.join(paths)}", quiet)
             continue
-        failed = _print_look(look, first, quiet)
+        failed, runs = format_failures(look), look.result.runs
+        out.print_warnings(look.left_out, quiet)
+        head = [*format_answers(look, runs), "", format_header(len(runs) > 1)] if first else []
+        answers = [] if first else format_answers(look, look.answered)
+        for line in () if quiet else (*head, *format_new_steps(look, first=first), *answers):
+            typer.echo(out.escape_text(line))
+        for sentence in failed:
+            out.print_message(f"failed: {sentence}")
         first = False
-        out.write_files(out.render_page_files(partial(_build_page, look.result), html))
+        out.write_files(out.render_page_files(partial(document, look.result), html))
         if failed:
             raise typer.Exit(EXIT_CHECK_FAILED)
     out.print_warnings([f"left out {place}: it never became complete" for place in watched.unfinished], quiet)
-    if not first and not quiet:
-        from mismatchctl.core.formatting import format_command
-
-        typer.echo(f"\nNext: {format_command('diagnose', paths)}")
     if first:
-        raise DataError(
-            f"no file arrived within {until_idle}",
-            file=", ".join(paths),
-            remedy="check the path that the job writes to",
-        )
-
-
-def _build_page(result: Result) -> Document:
-    from mismatchctl.report.pages.analyze import document
-
-    return document(result)
-
-
-def _print_look(look: Snapshot, first: bool, quiet: bool) -> bool:
-    """Print the new steps, and return True if a rule failed."""
-    from mismatchctl.report.pages.watch import format_answers, format_failures, format_header, format_new_steps
-
-    failed = format_failures(look)
-    out.print_warnings(look.left_out, quiet)
+        problem = f"no file arrived within {until_idle}"
+        raise DataError(problem, file=", ".join(paths), remedy="check the path that the job writes to")
     if not quiet:
-        head = [*format_answers(look, look.result.runs), "", format_header(len(look.result.runs) > 1)] if first else []
-        for line in (
-            *head,
-            *format_new_steps(look, first=first),
-            *([] if first else format_answers(look, look.answered)),
-        ):
-            typer.echo(out.escape_text(line))
-    for sentence in failed:
-        out.print_message(f"failed: {sentence}")
-    return bool(failed)
+        typer.echo(f"\nNext: {format_command('diagnose', paths)}")
 
 
 def _parse_duration(flag: str, text: str) -> float:

@@ -1,0 +1,204 @@
+"""`mismatchctl diagnose`, `advise`, `compare` and `report`: one call that fills a page."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mismatchctl.cli import options as opt
+from mismatchctl.cli import output as out
+from mismatchctl.core.formatting import format_command, format_count
+
+if TYPE_CHECKING:
+    from mismatchctl.report.document import Document
+    from mismatchctl.report.figures.figure import Figure
+
+limit_option = partial(typer.Option, rich_help_panel="Limits")
+
+
+@opt.flatten_options
+def diagnose(
+    *,
+    inputs: opt.InputOptions,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--by", help="Test whether one value of this column (a worker, rank or data source) deviates (repeatable)."
+        ),
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Read a report that compares the layers of engine and trainer, or a folder of reports (repeatable)."
+        ),
+    ] = None,
+    engine: opt.EngineOptions,
+    outputs: opt.OutputOptions,
+) -> None:
+    """Find the causes of the mismatch, with evidence and what to do.
+
+    docs/reference/diagnosis.schema.json describes the JSON output.
+    """
+    outputs.check(inputs=inputs.files)
+    sources = inputs.sources(outputs.quiet)
+
+    from mismatchctl.api.diagnose import diagnose as run
+    from mismatchctl.diagnosis.layer_reports.reader import read_layers
+    from mismatchctl.report.pages.diagnose import diagnose_screen, document
+    from mismatchctl.results.views import json_text
+
+    reports = [report for path in layers or [] for report in read_layers(path)]
+    with out.progress_bar(outputs.quiet) as progress:
+        found = run(sources, rename=inputs.rename, by=by or [], progress=progress, engine=engine.build())
+    left_out = found.problems.counts.items()
+    notes = [f"left out of {file}: {format_count(count, 'sequence')}, {reason}" for (file, reason), count in left_out]
+    warnings, whole = [*found.warnings, *notes], outputs.verbose
+    shown = document(found, reports, full=whole) if whole or reports else None
+    outputs.finish(
+        lambda: json_text(found.to_data(reports)),
+        lambda: document(found, reports),
+        lambda: diagnose_screen(found, inputs.words, shown, warnings),
+        lambda: warnings,
+    )
+
+
+@opt.flatten_options
+def advise(
+    *,
+    inputs: opt.InputOptions,
+    framework: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="NAME",
+            help="Recommend a correction of this framework, in the framework's syntax: NAME or NAME@VERSION.",
+        ),
+    ] = "",
+    correction: opt.CorrectionOption = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", help="Compare your framework's configuration with the recommendation (repeatable)."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Assume N sequences per update. [default: sequences per step of the dump]")
+    ] = None,
+    max_rejection: Annotated[
+        str,
+        limit_option(
+            metavar="SHARE", help="Exclude corrections that reject more than this share of the tokens: 5% or 0.05."
+        ),
+    ] = "100%",
+    min_ess: Annotated[
+        float,
+        limit_option(
+            min=0, max=1, help="Exclude corrections whose effective sample size is below this share (0 to 1)."
+        ),
+    ] = 0.0,
+    no_rejection: Annotated[bool, limit_option("--no-rejection", help="Exclude corrections that reject data.")] = False,
+    outputs: opt.OutputOptions,
+) -> None:
+    """Recommend a correction and its threshold, or name a bug to fix first."""
+    outputs.check(inputs=inputs.files)
+    sources, quiet = inputs.sources(outputs.quiet), outputs.quiet
+
+    from mismatchctl.api.advise.advise import advise as run
+    from mismatchctl.api.advise.candidates import Limits
+    from mismatchctl.report.pages.advise import advise_screen, document
+
+    most = opt.parse_share("--max-rejection", max_rejection, 1, "write a share, as in 5% or 0.05")
+    chosen = opt.select_corrections(correction, quiet=quiet)
+    yours = opt.select_corrections(None, config, framework=framework if config and framework else "", quiet=quiet)
+    with out.progress_bar(quiet) as progress:
+        found = run(
+            sources, framework=framework, corrections=chosen, yours=yours, batch=batch,
+            limits=Limits(most, min_ess, no_rejection), rename=inputs.rename, progress=progress,
+        )  # fmt: skip
+    outputs.finish(
+        found.to_json,
+        lambda: document(found),
+        lambda: advise_screen(found, inputs.words, full=outputs.verbose),
+    )
+
+
+@opt.flatten_options
+def compare(
+    *,
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="RUNS...", help="Dumps or Results. Each run is compared with the first."),
+    ],
+    correction: opt.CorrectionOption = None,
+    by: opt.ByOption = None,
+    column: opt.ColumnOption = None,
+    on_bad: opt.OnBadOption = "error",
+    micro_batch_size: opt.MicroBatchOption = None,
+    engine: opt.EngineOptions,
+    outputs: opt.OutputOptions,
+) -> None:
+    """Compare runs with the first one.
+
+    The exit code is 0 even if a run is worse. Use `gate` to fail CI.
+    """
+    outputs.check(inputs=paths)
+    corrections = opt.select_corrections(correction, quiet=outputs.quiet)
+
+    from mismatchctl.api.compare.compare import compare as run
+    from mismatchctl.report.pages.compare import compare_screen, document
+
+    with out.progress_bar(outputs.quiet) as progress:
+        found = run(
+            paths, corrections=corrections, rename=opt.parse_renames(column), by=by or [], on_bad=on_bad,
+            micro_batch_size=micro_batch_size, engine=engine.build(), progress=progress,
+        )  # fmt: skip
+    shown = document(found) if outputs.verbose else None
+    outputs.finish(found.to_json, lambda: document(found), lambda: compare_screen(found, shown), lambda: found.warnings)
+
+
+@opt.flatten_options
+def report(
+    *,
+    results: Annotated[
+        list[Path],
+        typer.Argument(metavar="RESULTS...", help="JSON files of analyze, sweep, compare, advise or gate."),
+    ],
+    outputs: opt.OutputOptions,
+) -> None:
+    """Show saved results again in the terminal, as HTML or as Markdown.
+
+    The dumps are not needed. --html puts several results on one page, and -o merges several Results into one.
+    """
+    outputs.check(inputs=results)
+    from mismatchctl.report.pages.saved import combine_results, combined_document
+
+    doc = combined_document(results)
+    outputs.finish(
+        lambda: combine_results(results).to_json(),
+        lambda: doc,
+        lambda: doc if outputs.verbose else _build_screen(results, doc),
+        figures=lambda: _report_figures(results, doc),
+    )
+
+
+def _build_screen(paths: list[Path], page: Document) -> Document:
+    """Return the first screen for the Results, or the page of the other results."""
+    from mismatchctl.report.pages.analyze import analyze_screen
+    from mismatchctl.report.pages.saved import combine_results, read_saved
+    from mismatchctl.results.model import Result
+
+    if not any(isinstance(kept, Result) for _, kept in read_saved(paths)):
+        return page
+    following = format_command("report", [str(path) for path in paths], "--html report.html")
+    return analyze_screen(combine_results(paths), [], asked=False, following=following)
+
+
+def _report_figures(results: list[Path], page: Document) -> dict[str, Figure]:
+    """Return the figures of a single Result, or of the page for several results."""
+    from mismatchctl.report.figures.files import figures_of_page, figures_of_result
+    from mismatchctl.results.reader import is_result, read_result
+
+    if len(results) == 1 and is_result(str(results[0])) and not (alone := read_result(results[0])).sections:
+        return figures_of_result(alone)
+    return figures_of_page(page)
