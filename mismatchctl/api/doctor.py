@@ -9,6 +9,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -142,13 +143,17 @@ def list_dependencies() -> list[Dependency]:
     except importlib.metadata.PackageNotFoundError:
         return []
     found = {}
-    extras = ("torch", "ray", "hf")
     for needed in declared:
-        always = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if always or any(needed.marker and needed.marker.evaluate({"extra": extra}) for extra in extras):
-            found[needed.name] = Dependency(
-                needed.name, str(needed.specifier), _installed_version(needed.name), optional=not always
-            )
+        extras = [
+            extra
+            for extra in ("", "torch", "ray", "hf")
+            if not needed.marker or needed.marker.evaluate({"extra": extra})
+        ]
+        version = None
+        with suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(needed.name)
+        if extras:
+            found[needed.name] = Dependency(needed.name, str(needed.specifier), version, optional="" not in extras)
     return list(found.values())
 
 
@@ -177,34 +182,23 @@ def _analyze_test_data(device: Literal["cpu", "cuda"]) -> dict[str, float]:
         pq.write_table(pa.table({name: [row[key] for row in TEST_ROWS] for name, key in columns.items()}), path)
         result = analyze([path], TEST_CORRECTIONS, findings=False, device=device)
     (run,) = result.runs.values()
-    values = dict(run.overall.metrics)
-    for name, metrics in run.overall.corrections.items():
-        values |= {f"{name}.{key}": value for key, value in metrics.items()}
-    return {key: value for key in EXPECTED_VALUES if (value := values[key].value) is not None}
+    of = {"": run.overall.metrics} | run.overall.corrections
+    places = {key: key.rpartition(".") for key in EXPECTED_VALUES}
+    return {key: value for key, (name, _, own) in places.items() if (value := of[name][own].value) is not None}
 
 
 def _run_compiled_kernel() -> dict[str, float]:
     """Compute K3 with the compiled loops for large dumps."""
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
-    kept = [[i for i, valid in enumerate(row["mask"]) if valid] for row in TEST_ROWS]
-    rollout, train = (
-        np.array([row[name][i] for row, own in zip(TEST_ROWS, kept, strict=True) for i in own])
-        for name in ("rollout", "train")
-    )
-    rows = np.arange(len(TEST_ROWS))
-    batch = TokenBatch(Segments.from_lengths([*map(len, kept)]), rollout, train, rows=rows)
+    mask, rollout, train = (np.concatenate([row[name] for row in TEST_ROWS]) for name in ("mask", "rollout", "train"))
+    rows, kept = np.arange(len(TEST_ROWS)), mask > 0
+    segments = Segments.from_lengths([sum(row["mask"]) for row in TEST_ROWS])
+    batch = TokenBatch(segments, rollout[kept], train[kept], rows=rows)
     total = 0.0
     for start, block in COMPILED_KERNEL.split_blocks(batch):
         ratios = COMPILED_KERNEL.compute_ratios(block.train, block.rollout, block.segments)
         own = rows[start : start + len(block)]
         sums, _ = COMPILED_KERNEL.reduce_tokens(ratios, block.position, SequencePlaces(own, own, own), PairTables())
         total += float(sums[TOKEN_SUMS.index("k3")].sum())
-    return {"k3": total / len(rollout)}
-
-
-def _installed_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return {"k3": total / batch.tokens}

@@ -121,6 +121,8 @@ def list_sources(given: object) -> list[DumpSource]:
 
 
 def list_inputs(given: object) -> list[DumpSource | Result]:
+    from mismatchctl.results.model import Result
+
     flat = list(_flatten(given))
     in_memory = sum(not isinstance(source, str) for source in flat)
     found: list[DumpSource | Result] = []
@@ -128,32 +130,19 @@ def list_inputs(given: object) -> list[DumpSource | Result]:
     for source in flat:
         number += not isinstance(source, str)
         title = "the table in memory" if in_memory == 1 else f"table {number} in memory"
-        found.append(_convert_source(source, title, number))
+        found.append(source if isinstance(source, (str, Result)) else make_memory_table(source, title, number))
     return found
 
 
 def _flatten(given: object) -> Iterator[object]:
+    is_one = isinstance(given, bytes) or not isinstance(given, (Sequence, Set, MappingView, Iterator))
     if isinstance(given, (str, os.PathLike)):
         yield os.fspath(given)
-    elif isinstance(given, Iterable) and _is_collection(given):
+    elif is_one or not isinstance(given, Iterable):
+        yield given
+    else:
         for source in list_in_order(given):
             yield from _flatten(source)
-    else:
-        yield given
-
-
-def _is_collection(given: object) -> bool:
-    return isinstance(given, (Sequence, Set, MappingView, Iterator)) and not isinstance(given, bytes)
-
-
-def _convert_source(source: object, title: str, number: int) -> DumpSource | Result:
-    if isinstance(source, str):
-        return source
-    from mismatchctl.results.model import Result
-
-    if isinstance(source, Result):
-        return source
-    return make_memory_table(source, title, number)
 
 
 def make_memory_table(source: object, title: str = "the table in memory", number: int = 1) -> MemoryTable:
@@ -193,7 +182,10 @@ def _convert_to_arrow(source: object) -> pa.Table | None:
         return None
     kind = type(source).__module__.partition(".")[0]
     if kind == "pandas" and hasattr(source, "columns"):
-        return _convert_pandas(source)
+        frame: Any = source
+        _check_names(frame.columns)
+        levels = [name for name in frame.index.names if name is not None and name not in frame.columns]
+        return pa.Table.from_pandas(frame.reset_index(levels), preserve_index=False)
     if kind == "pyarrow":
         return pa.table(source)
     if isinstance(source, Mapping):
@@ -201,14 +193,6 @@ def _convert_to_arrow(source: object) -> pa.Table | None:
     if hasattr(source, "with_format"):
         return pa.table(source.with_format("arrow")[:])
     return pa.table(source) if hasattr(source, "__arrow_c_stream__") else None
-
-
-def _convert_pandas(frame: Any) -> pa.Table:
-    import pyarrow as pa
-
-    _check_names(frame.columns)
-    levels = [name for name in frame.index.names if name is not None and name not in frame.columns]
-    return pa.Table.from_pandas(frame.reset_index(levels), preserve_index=False)
 
 
 def _convert_columns(columns: Mapping[object, object]) -> pa.Table:
@@ -246,7 +230,9 @@ def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
     if len(shape) == 1 and hasattr(values, "tolist"):
         return pa.array(values.tolist())
     if isinstance(values, (list, tuple, range)) and (not values or np.ndim(values[0]) == 0):
-        return _convert_scalars(list(values), name)
+        if odd := next((value for value in values if type(value) is object), None):
+            raise ConfigError(f"{name}: expected numbers, strings or lists of them, found {kind_of(odd)}")
+        return pa.array(list(values))
     layout = TensorLayout.from_values(values, name)
     flat = layout.flat()
     if flat.dtype.kind not in "fiub":
@@ -254,14 +240,6 @@ def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
     offsets = np.cumsum([0, *layout.lengths], dtype=np.int64)
     kind = np.result_type(*layout.rows) if layout.rows else flat.dtype
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(flat, kind)))
-
-
-def _convert_scalars(values: list[object], name: str) -> pa.Array:
-    import pyarrow as pa
-
-    if odd := next((value for value in values if type(value).__module__ == "builtins" and type(value) is object), None):
-        raise ConfigError(f"{name}: expected numbers, strings or lists of them, found {kind_of(odd)}")
-    return pa.array(values)
 
 
 def collect_arrays(arrays: Mapping[str, object]) -> dict[str, object]:
@@ -349,8 +327,11 @@ def check_engine(engine: object) -> None:
 
 
 @contextmanager
-def config_file(config: Mapping[str, object]) -> Iterator[Path]:
-    """Write a mapping to a temporary file. In error messages, "the mapping" replaces the path of this file."""
+def config_file(config: StrPath | Mapping[str, object]) -> Iterator[Path | str]:
+    """Write a mapping to a temporary file. Error messages say "the mapping" instead of its path."""
+    if not isinstance(config, Mapping):
+        yield os.fspath(config)
+        return
     import tempfile
 
     from yaml import YAMLError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mismatchctl.api.analyze.log_files import STEP_NAMES, is_event_file, read_run_log
+from mismatchctl.api.analyze.log_files import STEP_NAMES, is_event_file, is_number, parse_decimal, read_run_log
 from mismatchctl.api.analyze.run_log import (
     PARTS,
     Health,
@@ -87,19 +86,19 @@ class LoggedRun:
         return self.mismatch[0]
 
     def lag_text(self, other: LoggedSeries) -> str:
-        """Describe by how many steps a series follows the leading metric."""
+        """Describe how many steps the leading metric follows another series, by onset and by step-to-step changes."""
+
+        def when(apart: int, unit: str) -> str:
+            return f"{abs(apart)} {unit} {'later' if apart > 0 else 'earlier'}" if apart else "in the same step"
+
         places = {label: place for place, label in enumerate(self.steps)}
         lead, texts = self.lead, []
         if lead.growth.changed and other.growth.changed:
             apart = places[lead.growth.onset or ""] - places[other.growth.onset or ""]
-            when = (
-                "in the same step" if not apart else f"{abs(apart)} logged steps {'later' if apart > 0 else 'earlier'}"
-            )
-            texts.append(f"{lead.name} changes {when}")
+            texts.append(f"{lead.name} changes {when(apart, 'logged steps')}")
         if other.lag is not None and other.lag.steps is not None:
-            steps = other.lag.steps
-            when = "in the same step" if not steps else f"{abs(steps)} steps {'later' if steps > 0 else 'earlier'}"
-            texts.append(f"its step-to-step changes follow {when} (correlation {other.lag.correlation:.2f})")
+            follows = when(other.lag.steps, "steps")
+            texts.append(f"its step-to-step changes follow {follows} (correlation {other.lag.correlation:.2f})")
         elif other.lag is not None and other.lag.status:
             texts.append(f"step to step: {other.lag.status}")
         return "; ".join(texts)
@@ -272,13 +271,10 @@ def _analyze_run(run: LoggedValues) -> LoggedRun | None:
 
 
 def _step(text: str) -> int | float | str:
-    try:
-        value = float(text)
-    except ValueError:
+    value = parse_decimal(text)
+    if not is_number(value):
         return text
-    if not math.isfinite(value):
-        return text
-    return int(value) if value.is_integer() else value
+    return int(value) if float(value).is_integer() else float(value)
 
 
 def _meanings(name: str) -> dict[LoggedMetric, list[str]]:
@@ -309,11 +305,7 @@ def _rank(name: str) -> tuple[int, int]:
         return 0, len(name)
     if PARTS.search(name):
         return 4, len(name)
-    if "kl" in name.lower():
-        return 1, len(name)
-    if "diff" in name.lower():
-        return 2, len(name)
-    return 3, len(name)
+    return 1 if "kl" in name.lower() else 2 if "diff" in name.lower() else 3, len(name)
 
 
 def _mismatch(name: str, run: LoggedValues, found: Mapping[LoggedMetric, list[str]]) -> LoggedSeries:
@@ -324,26 +316,18 @@ def _mismatch(name: str, run: LoggedValues, found: Mapping[LoggedMetric, list[st
         growth=fit_logged_growth(run.steps, run.values[name], metric or name), not_finite=run.not_finite.get(name, 0),
         steps=run.steps, values=run.values[name],
     )  # fmt: skip
-    if (
-        series.last is not None
-        and series.last >= 0
-        and (metric == "k3" or _KL_LIKE.search(name))
-        and not PARTS.search(name)
-    ):
+    is_kl = (metric == "k3" or _KL_LIKE.search(name)) and not PARTS.search(name)
+    if is_kl and series.last is not None and series.last >= 0:
         series.level = classify_k3(Value(value=series.last)).text
     return series
 
 
 def change_text(series: LoggedSeries) -> str:
-    """Describe the change of a series, for example "rises from step 34"."""
-    growth = series.growth
+    """Describe the change of a series briefly: "rises from step 34"."""
+    growth, known = series.growth, [value for value in series.values if value is not None]
     if not growth.changed:
-        spread = [value for value in series.values if value is not None]
-        if not spread:
-            return "no value"
-        return "no change" if growth.verdict != "uneven" else "goes up and down"
+        return "no value" if not known else "goes up and down" if growth.verdict == "uneven" else "no change"
     verb = "rises" if growth.verdict == "grew" else "falls"
-    at = "at" if growth.shape == "jump" else "from"
-    positive = min(value for value in series.values if value is not None) > 0
+    at, positive = "at" if growth.shape == "jump" else "from", min(known) > 0
     factor = f" {format_number(growth.factor)}x" if growth.verdict == "grew" and positive else ""
     return f"{verb}{factor} {at} step {growth.onset}"

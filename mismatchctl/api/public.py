@@ -521,8 +521,6 @@ def lint(
     from mismatchctl.api.lint import lint as lint_config
 
     given = list_sources(dumps) if dumps else []
-    if not isinstance(config, Mapping):
-        return lint_config(os.fspath(config), given, name, check_columns(columns))[1]
     with config_file(config) as path:
         return lint_config(path, given, name, check_columns(columns))[1]
 
@@ -548,11 +546,9 @@ def _find_framework(given: str | Framework | None) -> Framework | None:
 
     if isinstance(given, str) and given:
         return load_framework(given)
-    if isinstance(given, Framework):
+    if given is None or isinstance(given, Framework):
         return given
-    if given is None:
-        return None
-    raise ConfigError(f"framework: expected the name of a framework, found {kind_of(given)}")
+    raise ConfigError(f"framework: give the name of one, not {kind_of(given)}")
 
 
 def _make_engine(engine: Engine | None, threads: int | None) -> Engine | None:
@@ -683,8 +679,6 @@ def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> 
     """
     from mismatchctl.frameworks.config_files import read_configurations
 
-    if isinstance(config, (str, os.PathLike)):
-        return [correction for _, correction in read_configurations(os.fspath(config), framework)]
     with config_file(config) as path:
         return [correction for _, correction in read_configurations(path, framework)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mismatchctl.api.gate.gate import load_result
@@ -73,7 +74,11 @@ class DumpWatcher:
             self.unfinished = tuple(waiting)
             if whole and whole != before:
                 try:
-                    look = memory.look(self._result(engine, waiting), waiting, self)
+                    with skip_locations(waiting):
+                        result = load_result(
+                            self.paths, self.rules, self.corrections, rename=self.rename, engine=engine, on_bad="skip"
+                        )
+                    look = memory.look(result, waiting, self)
                 except DataError as error:
                     failures.append(error)
                     if len(failures) > _MAX_FAILED_LOOKS:
@@ -91,12 +96,6 @@ class DumpWatcher:
                     raise failures[-1]
                 return
             self.sleep(self.every)
-
-    def _result(self, engine: IncrementalEngine, waiting: Sequence[str]) -> Result:
-        with skip_locations(waiting):
-            return load_result(
-                self.paths, self.rules, self.corrections, rename=self.rename, engine=engine, on_bad="skip"
-            )
 
 
 class _ReportedState:
@@ -144,16 +143,13 @@ class _FileMonitor:
             if find_store(one.location).remote:  # objects are written atomically
                 whole[one.location] = (0, 0)
                 continue
-            try:
+            with suppress(OSError):
                 status = os.stat(one.location)
                 seen[one.location] = status.st_size, status.st_mtime_ns
-                ready = _is_complete(one.location, seen[one.location] == self._seen.get(one.location))
-            except OSError:
-                continue
-            if ready:
-                whole[one.location] = seen[one.location]
-            else:
-                waiting.append(one.location)
+                if _is_complete(one.location, seen[one.location] == self._seen.get(one.location)):
+                    whole[one.location] = seen[one.location]
+                else:
+                    waiting.append(one.location)
         self._seen = seen
         return whole, waiting
 

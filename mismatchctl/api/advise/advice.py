@@ -149,12 +149,9 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
         return [f"{run}: {line}" if several else line for run, found in self.runs.items() for line in found._lines()]
 
     def _table(self) -> TableText:
-        head: list[str] = []
-        rows = []
-        for run, found in self.runs.items():
-            head, own = found._table()
-            rows += [[run, *row] for row in own]
-        return ["run", *head], rows
+        tables = {run: found._table() for run, found in self.runs.items()}
+        head = next((head for head, _ in tables.values()), [])
+        return ["run", *head], [[run, *row] for run, (_, rows) in tables.items() for row in rows]
 
 
 MIN_LOSS_SCALE = 0.5
@@ -216,21 +213,19 @@ def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
 
 
 def set_advice_answers(result: Result, found: Mapping[str, RunAdvice]) -> None:
-    """Replace each run's answer to the question "what to do" by the advice."""
-    for name, advice in found.items():
-        run = result.runs.get(name)
-        if run is None:
-            continue
+    """Replace the answer to "what to do" of each run by the advice."""
+    for name in found.keys() & result.runs.keys():
+        run = result.runs[name]
         run.story = get_summary(run).model_copy()
-        run.story.answers = [*run.story.answers[:-1], advice_answer(advice)]
+        run.story.answers = [*run.story.answers[:-1], advice_answer(found[name])]
 
 
 def advice_answer(advice: RunAdvice) -> Answer:
     """Return the advice as an answer of the summary, with its numbers."""
     if not advice.advice:
         key = "fix_first" if advice.fix_first is not None else "unranked"
-        return Answer(question="what to do", key=key, level="bad" if advice.fix_first else "unknown",
-                      text=advice_headline(advice))  # fmt: skip
+        level: AnswerLevel = "bad" if advice.fix_first else "unknown"
+        return Answer(question="what to do", key=key, level=level, text=advice_headline(advice))
     best = advice.advice[0]
     facts = [
         Fact(name="correction", value=best.name, meaning="advised correction"),
@@ -240,6 +235,6 @@ def advice_answer(advice: RunAdvice) -> Answer:
         Fact(name="ess", value=best.ess, meaning="effective sample size of the tokens"),
         Fact(name="batch", value=advice.batch, meaning="sequences of one update"),
     ]
-    level: AnswerLevel = "bad" if advice.fix_first else "good" if best.name == "none" else "fair"
+    level = "bad" if advice.fix_first else "good" if best.name == "none" else "fair"
     key = "fix" if advice.fix_first else "none" if best.name == "none" else "correct"
     return Answer(question="what to do", key=key, level=level, text=advice_headline(advice), evidence=facts)

@@ -6,10 +6,10 @@ import io
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import add
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -68,14 +68,18 @@ class ClusterTables:
     def __init__(self, plan: MeasurePlan, dump: Dump, run: str, axis: TableAxis) -> None:
         files = [file for file in dump.files if file.run == run] or dump.files  # runs may be named by a column
         has = {name for file in files for name in (*file.columns, *file.partition)}
-        self._cap = plan.max_clusters
+        self._plan = plan
         self._by = next((name for name in ("prompt", "sequence") if f"{name}_id" in has), "content")
-        self._every = plan.every_cluster
         self._columns = {
-            _column_title(of, name, plan): place
+            self._title(of, name): place
             for place, (of, name) in enumerate(axis.names)
             if plan.every_cluster or (of == MISMATCH_NAME and name != "clusters")
         }
+
+    def _title(self, of: ColumnSubject, name: str) -> str:
+        if isinstance(of, int):
+            return f"{self._plan.corrections[of].name}/{name}"
+        return name if of == MISMATCH_NAME else f"{of}_{name}"
 
     def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> model.Clusters:
         """Return the table of a run. Each row has a step, unless the clusters of many steps were merged."""
@@ -85,15 +89,16 @@ class ClusterTables:
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
     def value_table(self, tables: Sequence[ClusterTable]) -> model.Clusters | None:
-        """Return one cluster table for all values of a `--by` column, unless the table would be too large."""
-        if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._cap:
+        """Return the joint table of the values of a `--by` column, unless it would be too large."""
+        if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._plan.max_clusters:
             return None
-        numbered = [table.with_scope(np.uint64(number)) for number, table in enumerate(tables)]
-        merged = reduce(add, numbered)
+        merged = reduce(add, (table.with_scope(np.uint64(number)) for number, table in enumerate(tables)))
         return self._clusters(merged, merged.scopes.tolist())
 
     def _clusters(self, table: ClusterTable, groups: list[int]) -> model.Clusters:
-        bounded = table.is_folded and not self._every  # layers would be a third of the Result of a long run
+        bounded = (
+            table.is_folded and not self._plan.every_cluster
+        )  # layers would be a third of the Result of a long run
         names = [name for name in self._columns if not (bounded and name in LAYER_COLUMNS)]
         return model.Clusters(
             by=self._by,  # type: ignore[arg-type]
@@ -106,19 +111,11 @@ class ClusterTables:
 
 
 def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
-    held = cap_sums(sums)
-    coarse = np.array([name in LAYER_COLUMNS for name in names], np.bool_)
-    rounded = np.empty_like(held)
+    rounded, coarse = np.array(cap_sums(sums)), np.array([name in LAYER_COLUMNS for name in names], np.bool_)
     for chosen, digits in ((coarse, LAYER_DIGITS), (~coarse, CLUSTER_DIGITS)):
-        rounded[:, chosen] = round_significant(held[:, chosen], digits)
+        rounded[:, chosen] = round_significant(rounded[:, chosen], digits)
     rows: list[list[float]] = rounded.tolist()
     return rows
-
-
-def _column_title(of: ColumnSubject, name: str, plan: MeasurePlan) -> str:
-    if isinstance(of, int):
-        return f"{plan.corrections[of].name}/{name}"
-    return name if of == MISMATCH_NAME else f"{of}_{name}"
 
 
 def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dict[str, Any], NDArray[Any] | None]]:
@@ -208,10 +205,10 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
     evaluate = accumulator.evaluator.evaluate
     whole = evaluate(ClosedSums.from_cell(totals.overall, by_prompt=plan.by_prompt))
     names = [correction.name for correction in plan.corrections]
-    overall = model.OverallMetrics(
-        metrics=_overall_values(whole.metrics),
-        corrections={name: _overall_values(found) for name, found in zip(names, whole.corrections, strict=True)},
+    metrics, *corrections = (
+        {key: _overall_value(found) for key, found in each.items()} for each in (whole.metrics, *whole.corrections)
     )
+    overall = model.OverallMetrics(metrics=metrics, corrections=dict(zip(names, corrections, strict=True)))
     tables = ClusterTables(plan, dump, name, accumulator.evaluator.columns)
     steps = _build_groups(totals.steps, EstimateRow.concatenate(totals.groups), names)
     return model.RunResult(
@@ -263,14 +260,11 @@ def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: Clust
     return by
 
 
-def _overall_values(estimates: Estimates) -> dict[str, model.Value]:
-    values = {}
-    for key, found in estimates.items():
-        value, error, interval, status = found.at(0)
-        covers = found.covers_at(0)
-        tail: Literal["heavy_tail"] | None = None if covers is None else "heavy_tail"
-        values[key] = model.Value(value=value, se=error, interval=interval, status=status, tail=tail, covers=covers)
-    return values
+def _overall_value(found: Estimate) -> model.Value:
+    value, error, interval, status = found.at(0)
+    covers = found.covers_at(0)
+    tail: Literal["heavy_tail"] | None = None if covers is None else "heavy_tail"
+    return model.Value(value=value, se=error, interval=interval, status=status, tail=tail, covers=covers)
 
 
 def _build_groups(labels: Sequence[Any], rows: EstimateRow, names: Sequence[str]) -> model.Groups:
@@ -409,12 +403,8 @@ def _build_joint(grid: np.ndarray[Any, Any]) -> model.JointDistribution:
     centres.real, centres.imag = (np.where(nearer, a, b).round(6) for a, b in zip(even, odd, strict=True))
     hexagons, where = np.unique(centres, return_inverse=True)
     tokens = np.bincount(where, weights=grid[across, up])
-    return model.JointDistribution(
-        width=width,
-        x=hexagons.real.tolist(),
-        y=hexagons.imag.tolist(),
-        tokens=tokens.astype(np.int64).tolist(),
-    )
+    x, y = hexagons.real, hexagons.imag
+    return model.JointDistribution(width=width, x=x.tolist(), y=y.tolist(), tokens=tokens.astype(np.int64).tolist())
 
 
 def _build_worst_sequences(worst: WorstRows, dump: Dump) -> list[model.WorstSequence]:
@@ -427,34 +417,19 @@ def _build_worst_sequences(worst: WorstRows, dump: Dump) -> list[model.WorstSequ
 
 
 def summarize_left_out(problems: Problems) -> list[model.SkippedData]:
-    """Return the number of skipped rows by file and reason."""
-    rows = [
-        model.SkippedData(
-            file=file,
-            reason=reason,
-            count=count,
-            example=f"row {problems.examples[file, reason].row}: {problems.examples[file, reason].problem}",
-        )
-        for (file, reason), count in sorted(problems.counts.items())
-    ]
-    return [
-        *rows,
-        *(
-            model.SkippedData(file=file, reason="file", count=1, example=why, size=_file_size(file))
-            for file, why in problems.files.items()
-        ),
-        *(
-            model.SkippedData(file=file, reason=model.MASKED_TOKENS, count=count, example=column)
-            for (file, column), count in sorted(problems.masked.items())
-        ),
-    ]
-
-
-def _file_size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except (OSError, ValueError):
-        return 0
+    """Return the data left out, by file and reason."""
+    found = []
+    for (file, reason), count in sorted(problems.counts.items()):
+        one = problems.examples[file, reason]
+        found.append(model.SkippedData(file=file, reason=reason, count=count, example=f"row {one.row}: {one.problem}"))
+    for file, why in problems.files.items():
+        size = 0
+        with suppress(OSError, ValueError):
+            size = os.stat(file).st_size
+        found.append(model.SkippedData(file=file, reason="file", count=1, example=why, size=size))
+    for (file, column), count in sorted(problems.masked.items()):
+        found.append(model.SkippedData(file=file, reason=model.MASKED_TOKENS, count=count, example=column))
+    return found
 
 
 _ROW_COLUMNS = ("run", "file", "row", "step", "sequence_id", "prompt_id", "reward")
@@ -471,38 +446,28 @@ class SequenceFile:
         self._parts = 0
 
     def __enter__(self) -> SequenceFile:
-        if self._path is not None:
-            self._folder = make_temporary_folder()
+        self._folder = None if self._path is None else make_temporary_folder()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._folder is not None:
             remove_folder(self._folder)
 
-    def write(self, batches: Iterable[bytes]) -> None:
+    def write(self, batches: Sequence[bytes]) -> None:
         """Add encoded batches, in input order and in parts of limited size."""
         if self._folder is None:
             return
         import polars as pl
 
         frames: list[pl.DataFrame] = []
-        for batch in batches:
+        for number, batch in enumerate(batches, 1):
             frames.append(pl.read_ipc(batch))
-            if sum(map(len, frames)) >= _ROWS_PER_PART:
-                self._write_part(pl.concat(frames, how="diagonal_relaxed"))
-                frames = []
-        if frames:
-            self._write_part(pl.concat(frames, how="diagonal_relaxed"))
+            if number == len(batches) or sum(map(len, frames)) >= _ROWS_PER_PART:
+                place = self._folder / f"{self._parts:08d}.parquet"
+                with explain_write_errors(place):
+                    pl.concat(frames, how="diagonal_relaxed").write_parquet(place, compression="lz4")
+                frames, self._parts = [], self._parts + 1
         release_memory()
-
-    def _write_part(self, frame: pl.DataFrame) -> None:
-        assert self._folder is not None
-        place = self._folder / f"{self._parts:08d}.parquet"
-        with explain_write_errors(place):
-            frame.write_parquet(place, compression="lz4")
-        self._parts += 1
 
     def finish(self, factors: NormalizationFactors) -> None:
         """Normalize the weights and write the file atomically."""
