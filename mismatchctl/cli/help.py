@@ -13,54 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 ADVANCED = "Advanced"
 """Panel of the options that few users need. It comes last."""
-EXAMPLES = {
-    "demo": ("demo", "demo --open", "demo --copy sample_data"),
-    "analyze": (
-        "analyze dumps/",
-        "analyze dumps/ --html report.html",
-        "analyze dumps/ -c token_tis -c '{gates: [{level: geometric, keep: [0.99, 1.01]}]}'",
-    ),
-    "diagnose": ("diagnose dumps/", "diagnose dumps/ --by worker -v", "diagnose dumps/ --html causes.html"),
-    "sweep": (
-        "sweep dumps/",
-        "sweep dumps/ --target-rejection 5%",
-        "sweep dumps/ -c token_tis --vary weight.truncate=1.5:4:20",
-    ),
-    "advise": ("advise dumps/", "advise dumps/ --config run.yaml", "advise dumps/ --max-rejection 10%"),
-    "compare": (
-        "compare run-a/ run-b/",
-        "compare baseline.json dumps/ --html compare.html",
-        "compare run-a/ run-b/ run-c/ --by worker",
-    ),
-    "gate": (
-        "gate dumps/ --save-baseline ok.json --accept",
-        "gate dumps/ --baseline ok.json --rule k3:increase=25%",
-        "gate dumps/ --rule k3:max=0.001 --junit gate.xml",
-    ),
-    "watch": ("watch dumps/", "watch dumps/ --until-idle 30m", "watch dumps/ --rule k3:max=0.01"),
-    "score": (
-        "score model/ dumps/ -o scored/",
-        "score model/ dumps/ -o scored/ --worst 64",
-        "score dumps/ --replay worst.jsonl --worst 8",
-    ),
-    "convert": (
-        "convert rollouts.jsonl dump.parquet",
-        "convert rollouts/ dump.parquet --join train.parquet",
-        "convert dump.parquet --rollout engine.jsonl --train trainer.parquet --on id",
-    ),
-    "report": (
-        "report result.json --html report.html",
-        "report a.json b.json --html both.html",
-        "report result.json --markdown -",
-    ),
-    "schema": ("schema", "schema --check dumps/", "schema --check dumps/ --column train_log_probs=old_logp"),
-    "metrics": ("metrics", "metrics k3", "metrics rollout_corr/k3_kl"),
-    "lint": ("lint run.yaml", "lint run.yaml dumps/", "lint launch.sh -v"),
-    "doctor": ("doctor", "doctor -v", "doctor --json"),
-    "presets": ("presets", "presets show token_tis", "presets frameworks"),
-    "mismatchctl": ("demo", "analyze dumps/", "help sweep"),
-}
-"""Three example command lines for each help page."""
+EXAMPLES_FILE = Path(__file__).with_name("examples.txt")
+"""Command lines, three for each help page."""
 METAVARS = {
     "correction": "NAME|FILE|YAML", "config": "FILE", "study_file": "FILE", "framework": "NAME", "by": "COLUMN",
     "column": "COLUMN=NAME", "loss": "LOSS", "kl": "KIND", "loss_agg": "KIND", "vary": "PATH=VALUES",
@@ -71,6 +25,13 @@ METAVARS = {
 """Placeholders of values by parameter. Others depend on the type."""
 _TYPE_METAVARS = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
 _WIDEST = 100
+
+
+def read_examples(command: str) -> list[str]:
+    """Return example command lines of a command, or of the program."""
+    if command == "mismatchctl":
+        return ["demo", "analyze dumps/", "help sweep"]
+    return [line for line in EXAMPLES_FILE.read_text("utf-8").splitlines() if line.split()[0] == command]
 
 
 class HelpCommand(TyperCommand):
@@ -112,7 +73,7 @@ def _write_page(command: Any, ctx: Any, formatter: Any) -> None:
     for title in sorted(filter(panels.get, panels), key=ADVANCED.__eq__):
         with formatter.section(title):
             formatter.write_dl(panels[title])
-    if examples := EXAMPLES.get(ctx.command_path.split()[-1], ()):
+    if examples := read_examples(ctx.command_path.split()[-1]):
         formatter.write("\n".join(["", "Examples:", *(f"  $ mismatchctl {example}" for example in examples), ""]))
     if command.epilog:
         formatter.write(f"\n{fill(command.epilog, width)}\n")

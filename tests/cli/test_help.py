@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatchctl.cli.help import EXAMPLES
+from mismatchctl.cli.help import read_examples
 from mismatchctl.cli.main import COMMANDS
 from tests.cli.command import run
 
@@ -117,7 +117,9 @@ def test_defaults_are_shown() -> None:
 
 
 def test_examples_name_known_options() -> None:
-    for name, lines in EXAMPLES.items():
+    for name in ("mismatchctl", *COMMANDS):
+        lines = read_examples(name)
+        assert len(lines) == 3, name
         for line in lines:
             verb, *words = line.split()
             shown = help_page() if verb == "help" else help_page(*([verb, "show"] if words[:1] == ["show"] else [verb]))

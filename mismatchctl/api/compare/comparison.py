@@ -357,10 +357,8 @@ def describe_size(key: str, change: Change, *, interval: bool = True) -> str:
     title, unit = metric_title(key), find_metric(key).metric.unit
     verb = "rose" if (change.difference or 0) > 0 else "fell"
     if change.relative is None or change.other.value == 0:
-        before, after = (
-            format_number(side.value, unit).replace(" %", "%") for side in (change.reference, change.other)
-        )
-        return f"{title} {verb} from {before} to {after}"
+        before, after = (format_number(side.value, unit) for side in (change.reference, change.other))
+        return f"{title} {verb} from {before} to {after}".replace(" %", "%")
     ends = list(change.relative_interval or ())
     if change.relative >= 1:
         shown = [f"{format_number(value + 1)}x" for value in (change.relative, *ends)]
@@ -387,9 +385,8 @@ def list_changed_metrics(contrast: Contrast) -> list[str]:
 
 def active_corrections(contrast: Contrast) -> Iterator[tuple[str, Mapping[str, Change]]]:
     for name, changes in contrast.corrections.items():
-        if any(
-            change.reference.value or change.other.value for key, change in changes.items() if key in EFFECT_METRICS
-        ):
+        effects = (change for key, change in changes.items() if key in EFFECT_METRICS)
+        if any(change.reference.value or change.other.value for change in effects):
             yield name, changes
 
 
@@ -441,7 +438,7 @@ def describe_carriers(contrast: Contrast) -> Iterator[str]:
         own = f"{percent(carrier.weight)} of the reference's K3 and " if k3_change(contrast).reference.value else ""
         yield (
             f"{format_carrier(decomposition, carrier)} {'makes' if is_one else 'make'} "
-            f"{_format_whole_percent(carrier.carried)} of the change, with {own}{percent(carrier.tokens)} of tokens"
+            f"{carrier.carried:.0%} of the change, with {own}{percent(carrier.tokens)} of tokens"
         )
 
 
@@ -449,7 +446,9 @@ def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
     """Format the bins, steps or values that carry a change: `positions from 512`, `steps 4 to 8`, `worker 3`."""
     if not carrier.labels:
         nouns = {"surprisal": "probabilities", "position": "positions", "length": "response lengths"}
-        low, high = _carrier_bounds(decomposition, carrier)
+        parts = sorted(decomposition.parts, key=lambda part: part.low or 0.0)  # bounds are open if no token is beyond
+        low = 0.0 if carrier.low == (parts[0].low or 0.0) else carrier.low or 0.0
+        high = None if carrier.high == parts[-1].high else carrier.high
         noun = nouns.get(decomposition.quantity, decomposition.quantity)
         return f"{noun} {_format_bounds(decomposition.quantity, low, high)}"
     names = [format_label(one) for one in carrier.labels]
@@ -466,13 +465,6 @@ def format_part(decomposition: Decomposition, part: Contribution) -> str:
     nouns = {"surprisal": "probability", "position": "position", "length": "length"}
     noun = nouns.get(decomposition.quantity, decomposition.quantity)
     return f"{noun} {_format_bounds(decomposition.quantity, part.low, part.high)}"
-
-
-def _carrier_bounds(decomposition: Decomposition, carrier: Carrier) -> tuple[float, float | None]:
-    """Return the bounds of the bins, without a bound if no tokens are outside."""
-    lowest = min(part.low or 0.0 for part in decomposition.parts)
-    last = max(decomposition.parts, key=lambda part: part.low or 0.0)
-    return 0.0 if carrier.low == lowest else carrier.low or 0.0, None if carrier.high == last.high else carrier.high
 
 
 def _format_bounds(quantity: str, low: float, high: float | None) -> str:
@@ -502,9 +494,8 @@ def describe_token_pairs(contrast: Contrast) -> str:
     if paired is None:
         return f"tokens not paired: {contrast.tokens_status}"
     unmatched = ", {:,} and {:,} sequences without a match".format(*paired.unmatched) if any(paired.unmatched) else ""
-    counts = (
-        f"{paired.tokens:,} tokens of {paired.sequences:,} sequences paired ({describe_matching(paired)}){unmatched}"
-    )
+    matching = describe_matching(paired)
+    counts = f"{paired.tokens:,} tokens of {paired.sequences:,} sequences paired ({matching}){unmatched}"
     if paired.moved == 0:
         return f"{counts}, every log ratio is the same"
     correlation = paired.correlation
@@ -514,23 +505,18 @@ def describe_token_pairs(contrast: Contrast) -> str:
     ]
     share = max((share for share in paired.shares if share.tokens <= TOP_TOKENS), key=lambda s: s.tokens, default=None)
     if share is not None:
-        net = "" if share.of_change is None else f"{_format_whole_percent(share.of_change)} of the net change and "
-        parts.append(
-            f"the {share.tokens} tokens that changed most make {net}{_format_whole_percent(share.of_movement)} of all "
-            "changes"
-        )
+        net = "" if share.of_change is None else f"{share.of_change:.0%} of the net change and "
+        parts.append(f"the {share.tokens} tokens that changed most make {net}{share.of_movement:.0%} of all changes")
     return f"{counts}: {', '.join(parts)}"
 
 
 def describe_matching(paired: PairedTokens) -> str:
-    if paired.same_rollout and paired.same_train:
-        what = "identical log-probs"
-    elif paired.same_rollout:
-        what = "same rollout, two trainers"
-    elif paired.same_train:
-        what = "same trainer, two rollout engines"
-    else:
-        what = "both sides computed again"
+    what = {
+        (True, True): "identical log-probs",
+        (True, False): "same rollout, two trainers",
+        (False, True): "same trainer, two rollout engines",
+        (False, False): "both sides computed again",
+    }[paired.same_rollout, paired.same_train]
     return f"by token ids, {what}" if paired.matched_by == "token_ids" else what
 
 
@@ -555,7 +541,3 @@ def format_signed_percent(value: float | None) -> str:
     if value is None:
         return format_number(None)
     return f"{format_number(value + 1)}x" if value >= 9 else f"{'+' if value > 0 else ''}{percent(value)}"
-
-
-def _format_whole_percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
