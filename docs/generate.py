@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import mismatchctl as mm
 from mismatchctl.api import inputs
-from mismatchctl.api.compare.comparison import comparison_schema
+from mismatchctl.api.compare.comparison import Comparison
 from mismatchctl.cli.main import app
 from mismatchctl.core.formatting import escape_markdown
 from mismatchctl.core.schema import COLUMNS, POSITIVE_TOLERANCE
@@ -370,7 +370,8 @@ def schema() -> str:
 
 def comparison() -> str:
     """The JSON Schema of a Comparison."""
-    return json.dumps(comparison_schema(), indent=1) + "\n"
+    schema = Comparison.model_json_schema(mode="serialization")
+    return json.dumps(schema | {"$schema": "https://json-schema.org/draft/2020-12/schema"}, indent=1) + "\n"
 
 
 def diagnosis() -> str:

@@ -110,10 +110,6 @@ class Integration:
         )
 
 
-def integration_names() -> list[str]:
-    return list(_read_places())
-
-
 def read_integration(name: str) -> Integration:
     """Read the snippets and places of a framework.
 

@@ -580,10 +580,10 @@ def _make_studies(
 ) -> list[Study]:
     """Return the requested studies."""
     if vary is not None and not (isinstance(vary, Mapping) and vary):
-        raise ConfigError("vary: expected a mapping from a field of the correction to values")
+        raise ConfigError("vary: give a mapping of a field of the correction to its values")
+    if correction is None and vary is not None:
+        raise ConfigError("vary needs a correction; pass the correction whose fields vary")
     if correction is None:
-        if vary is not None:
-            raise ConfigError("vary needs the correction whose fields it changes")
         return []
     if vary is None:
         raise ConfigError("missing vary, for example vary={'weight.truncate': [1.5, 2.0, 4.0]}")
@@ -594,12 +594,12 @@ def _make_studies(
     for path, values in vary.items():
         if isinstance(values, str):
             axes.append(ThresholdAxis.parse(path, values, "vary"))
-            continue
-        if isinstance(values, (bytes, Mapping)) or not hasattr(values, "__iter__"):
+        elif isinstance(values, (bytes, Mapping)) or not hasattr(values, "__iter__"):
             raise ConfigError(f"vary: give {path} several values, not {kind_of(values)}")
-        if not (points := tuple(values)):
+        else:
+            axes.append(ThresholdAxis(path, tuple(values)))
+        if not axes[-1].values:
             raise ConfigError(f"vary: {path} is empty")
-        axes.append(ThresholdAxis(path, points))
     return list(make_studies(parse_corrections(correction), axes))
 
 

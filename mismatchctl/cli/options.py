@@ -108,18 +108,6 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors o
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def are_logs(paths: Sequence[str]) -> bool:
-    """Return True if the paths are metrics logs and not dumps."""
-    if not any(map(_may_be_log, paths)):  # most are dumps, and the reader of logs takes time to import
-        return False
-    from mismatchctl.api.metrics_log import is_run_log
-
-    logs = [path for path in paths if is_run_log(path)]
-    if logs and len(logs) < len(paths):
-        raise ConfigError(f"{logs[0]} is a metrics log and the other paths are dumps; pass the log with --against")
-    return bool(logs)
-
-
 def _may_be_log(path: str) -> bool:
     names = (name for _, _, files in os.walk(path) for name in files)
     by_name = path.lower().endswith((".csv", ".json", ".jsonl", ".ndjson"))
@@ -146,14 +134,14 @@ class PairOptions:
         return [name.strip() for name in self.on.split(",") if name.strip()]
 
     def sides(self) -> tuple[Path, Path] | None:
-        """Return the two files, or None."""
-        if self.rollout is None and self.train is None:
-            if self.on:
-                raise ConfigError("--on only works with --rollout and --train")
-            return None
-        if self.rollout is None or self.train is None:
-            raise ConfigError("--rollout and --train must be used together, with one file per side")
-        return self.rollout, self.train
+        """Return the two files, if they are given."""
+        if self.rollout is not None and self.train is not None:
+            return self.rollout, self.train
+        if self.rollout is not None or self.train is not None:
+            raise ConfigError("--rollout and --train need each other, one file per side")
+        if self.on:
+            raise ConfigError("--on only works with --rollout and --train")
+        return None
 
 
 @dataclass(frozen=True)
@@ -204,8 +192,15 @@ class InputOptions(PairOptions):
 
     def are_logs(self, given: Mapping[str, object]) -> bool:
         """Return True if the paths are metrics logs. The options in `given` need a dump."""
-        if self.sides() is not None or not are_logs(self.names):
+        if self.sides() is not None or not any(map(_may_be_log, self.names)):
             return False
+        from mismatchctl.api.metrics_log import is_run_log  # takes time to import
+
+        logs = [path for path in self.names if is_run_log(path)]
+        if not logs:
+            return False
+        if len(logs) < len(self.names):
+            raise ConfigError(f"{logs[0]}: is a metrics log and other paths are dumps; pass the log with --against")
         if needless := [name for name, value in given.items() if value]:
             raise ConfigError(f"{self.names[0]} is a metrics log without tokens; leave out {', '.join(needless)}")
         return True

@@ -307,7 +307,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
     """Compare one run under one correction with its log. `rounded` is computed at another float precision."""
     steps, digits = [step_label(label) for label in labels], log.digits()
     pairs = {
-        name: list(_compared_values(log, digits, steps, name, values, rounded.get(name, values)))
+        name: list(_compared_values(log, digits, steps, _spellings(name), values, rounded.get(name, values)))
         for name, values in replayed.items()
     }
     # a log computed in float64 has digits that float32 would not reproduce
@@ -345,15 +345,10 @@ def compare_metrics(
     found = {}
     for name, key in called.items():
         values = metrics.get(key, [None] * len(steps))
-        rows = [(step, value, log.rows.get(step, {}).get(name)) for step, value in zip(steps, values, strict=True)]
-        pairs = [
-            _ComparedValue(step, value, value + _FLOAT32_EPSILON * (1 + abs(value)), float(printed),
-                  digits[name].unit(printed) + METRIC_TOLERANCE * abs(value))
-            for step, value, printed in rows
-            if value is not None and printed is not None
-        ]  # fmt: skip
-        if pairs:
-            found[name] = _worst_agreement([pair.judged(exact=False) for pair in pairs])
+        rounded = [None if value is None else value + _FLOAT32_EPSILON * (1 + abs(value)) for value in values]
+        pairs = _compared_values(log, digits, steps, [name], values, rounded, METRIC_TOLERANCE)
+        if judged := [pair.judged(exact=False) for pair in pairs]:
+            found[name] = _worst_agreement(judged)
     return MetricLogComparison(names=found, metrics={name: called[name] for name in found}) if found else None
 
 
@@ -385,25 +380,21 @@ class _ComparedValue:
 
 
 def _compared_values(
-    log: RunLog, digits: Mapping[str, PrintedDigits], steps: Sequence[str], name: str,
-    values: Sequence[float | None], rounded: Sequence[float | None],
+    log: RunLog, digits: Mapping[str, PrintedDigits], steps: Sequence[str], spellings: Sequence[str],
+    values: Sequence[float | None], rounded: Sequence[float | None], tolerance: float = 0.0,
 ) -> Iterator[_ComparedValue]:  # fmt: skip
-    """Iterate over all steps of one name that have a computed and a logged value."""
+    """Iterate over one name in every step with a value and a logged value."""
     for step, value, other in zip(steps, values, rounded, strict=True):
         row = log.rows.get(step, {})
-        called = next((spelling for spelling in _spellings(name) if spelling in row), None)
+        called = next((spelling for spelling in spellings if spelling in row), None)
         if value is not None and called is not None:
-            printed = row[called]
-            yield _ComparedValue(
-                step, value, value if other is None else other, float(printed), digits[called].unit(printed)
-            )
+            unit = digits[called].unit(row[called]) + tolerance * abs(value)
+            yield _ComparedValue(step, value, value if other is None else other, float(row[called]), unit)
 
 
-def _spellings(name: str) -> Iterator[str]:
-    for prefix in _TRACKER_PREFIXES:
-        yield prefix + name
-        if name.count("/") == 1:
-            yield prefix + name.replace("/", _ALL_ENVIRONMENTS)
+def _spellings(name: str) -> list[str]:
+    names = [name, name.replace("/", _ALL_ENVIRONMENTS)] if name.count("/") == 1 else [name]
+    return [prefix + each for prefix in _TRACKER_PREFIXES for each in names]
 
 
 def _worst_agreement(judged: Sequence[Agreement]) -> Agreement:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
@@ -276,12 +276,6 @@ class Comparison(View, FiniteModel):
             if name in HEADLINE_METRICS
         ]  # fmt: skip
         return ["run", "metric", "reference", "other", "difference", "significant"], rows
-
-
-def comparison_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a Comparison."""
-    schema = Comparison.model_json_schema(mode="serialization")
-    return schema | {"$schema": "https://json-schema.org/draft/2020-12/schema"}
 
 
 UNMEASURED_CHANGE = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")
