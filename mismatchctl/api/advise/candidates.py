@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,13 +12,13 @@ from mismatchctl.api.advise.sample import RunSample
 from mismatchctl.api.scan import apply_trims
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.ratios import compute_ratios
-from mismatchctl.corrections.application import apply_correction, normalization_divisor
+from mismatchctl.corrections.application import apply_correction
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import format_rule_name, named_correction, parse_correction
+from mismatchctl.corrections.tensors import normalize_weights
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import load_framework, load_presets
 from mismatchctl.measure.cluster_table import hash_values, mix_hashes
-from mismatchctl.measure.groups import counts_empty
 from mismatchctl.measure.metrics.metric import khat, khat_limit, tail_length
 
 NO_CORRECTION = Correction(name="none")
@@ -89,19 +89,16 @@ class Candidate:
 
 
 def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSample:
-    """Apply a correction as a trainer does: bound and normalize the weights, then apply the gates in order."""
-    batch, sequences = apply_trims(sample.batch, [correction]), len(sample)
-    found = CorrectedSample(np.empty(batch.tokens), np.empty(sequences), np.empty(sequences))
-    of_all = np.empty(sequences)  # sum of the weights of each sequence, including rejected ones
-    for start, block in batch.blocks():
-        own = apply_correction(correction, compute_ratios(block, correction.sources), block)
-        weights, rows = own.token_weights(), slice(start, start + len(block))
-        first = batch.segments.offsets[start]
-        of_all[rows] = block.segments.sum(weights)
-        found.weights[first : first + block.tokens] = np.where(own.kept.expand(), weights, 0.0)
-        found.kept[rows], found.counted[rows] = own.kept.counts, own.counted.counts
-    means = _weight_divisors(correction, of_all, sample)
-    return found if means is None else replace(found, weights=found.weights / batch.segments.spread(means))
+    """Apply a correction like the trainer: weights bounded and normalized, gates in order."""
+    batch, rule, groups = apply_trims(sample.batch, [correction]), correction.weight, [np.arange(len(sample))]
+    own = apply_correction(correction, compute_ratios(batch, correction.sources), batch)
+    if rule is not None and rule.normalize != "none":  # over the step or the micro-batch
+        scope, given = hash_values(sample.step), batch.columns.get("micro_batch")
+        if rule.normalize_over == "micro_batch" and given is not None:
+            scope = mix_hashes(hash_values(given), scope)
+        groups = [np.flatnonzero(scope == value) for value in np.unique(scope)]
+    weights = np.where(own.kept.expand(), normalize_weights(correction, own, groups), 0.0)
+    return CorrectedSample(weights, own.kept.counts, own.counted.counts)
 
 
 def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candidate, CorrectedSample]:
@@ -113,20 +110,6 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
     ess = total**2 / squares / tokens if squares > 0 and math.isfinite(squares) else 0.0
     rejected = 1 - float(applied.kept.sum()) / tokens
     return Candidate(correction, rejected, gone, ess, applied.loss_scale), applied
-
-
-def _weight_divisors(correction: Correction, sums: Float64s, sample: RunSample) -> Float64s | None:
-    """Return the mean weight of the step or micro-batch of each sequence [S], which normalizes the weights."""
-    rule, segments = correction.weight, sample.batch.segments
-    if rule is None or rule.normalize == "none":
-        return None
-    scope, given = sample.step, sample.batch.columns.get("micro_batch")
-    if rule.normalize_over == "micro_batch" and given is not None:
-        _, scope = np.unique(mix_hashes(hash_values(given), hash_values(sample.step)), return_inverse=True)
-    by_token = rule.normalize == "token"
-    own, count = (sums, segments.lengths) if by_token else (sums / np.maximum(segments.lengths, 1), segments.nonempty)
-    count = np.ones(len(segments), np.int64) if counts_empty(rule) else count
-    return normalization_divisor(np.bincount(scope, own) / np.maximum(np.bincount(scope, count), 1))[scope]
 
 
 MAX_REJECTION = 0.9
