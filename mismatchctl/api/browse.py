@@ -20,7 +20,7 @@ from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.application import CorrectedBlock, apply_correction
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.blocks import Rows
-from mismatchctl.data.files import DumpFile
+from mismatchctl.data.catalog import DumpFile
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump

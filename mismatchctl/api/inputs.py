@@ -328,7 +328,7 @@ def check_engine(engine: object) -> None:
 
 @contextmanager
 def config_file(config: StrPath | Mapping[str, object]) -> Iterator[Path | str]:
-    """Write a mapping to a temporary file. Error messages say "the mapping" instead of its path."""
+    """Write a mapping to a temporary file. In error messages, "the mapping" replaces the path of this file."""
     if not isinstance(config, Mapping):
         yield os.fspath(config)
         return

@@ -244,7 +244,7 @@ def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator
 
 
 def _changes(found: Mapping[str, tuple[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """List the settings that change the distribution, and how. A top-k larger than any vocabulary is off."""
+    """List the settings that change the sampling distribution."""
     for name, (place, value) in found.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue

@@ -86,7 +86,7 @@ class LoggedRun:
         return self.mismatch[0]
 
     def lag_text(self, other: LoggedSeries) -> str:
-        """Describe how many steps the leading metric follows another series, by onset and by step-to-step changes."""
+        """Describe by how many steps a series follows the leading metric."""
 
         def when(apart: int, unit: str) -> str:
             return f"{abs(apart)} {unit} {'later' if apart > 0 else 'earlier'}" if apart else "in the same step"
@@ -323,7 +323,7 @@ def _mismatch(name: str, run: LoggedValues, found: Mapping[LoggedMetric, list[st
 
 
 def change_text(series: LoggedSeries) -> str:
-    """Describe the change of a series briefly: "rises from step 34"."""
+    """Describe the change of a series, for example "rises from step 34"."""
     growth, known = series.growth, [value for value in series.values if value is not None]
     if not growth.changed:
         return "no value" if not known else "goes up and down" if growth.verdict == "uneven" else "no change"

@@ -548,7 +548,7 @@ def _find_framework(given: str | Framework | None) -> Framework | None:
         return load_framework(given)
     if given is None or isinstance(given, Framework):
         return given
-    raise ConfigError(f"framework: give the name of one, not {kind_of(given)}")
+    raise ConfigError(f"framework: expected the name of a framework, found {kind_of(given)}")
 
 
 def _make_engine(engine: Engine | None, threads: int | None) -> Engine | None:
@@ -580,9 +580,9 @@ def _make_studies(
 ) -> list[Study]:
     """Return the requested studies."""
     if vary is not None and not (isinstance(vary, Mapping) and vary):
-        raise ConfigError("vary: give a mapping of a field of the correction to its values")
+        raise ConfigError("vary: expected a mapping from a field of the correction to values")
     if correction is None and vary is not None:
-        raise ConfigError("vary needs a correction; pass the correction whose fields vary")
+        raise ConfigError("vary needs the correction whose fields it changes")
     if correction is None:
         return []
     if vary is None:

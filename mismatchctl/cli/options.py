@@ -134,11 +134,11 @@ class PairOptions:
         return [name.strip() for name in self.on.split(",") if name.strip()]
 
     def sides(self) -> tuple[Path, Path] | None:
-        """Return the two files, if they are given."""
+        """Return the two files, or None."""
         if self.rollout is not None and self.train is not None:
             return self.rollout, self.train
         if self.rollout is not None or self.train is not None:
-            raise ConfigError("--rollout and --train need each other, one file per side")
+            raise ConfigError("--rollout and --train must be used together, with one file per side")
         if self.on:
             raise ConfigError("--on only works with --rollout and --train")
         return None
@@ -200,7 +200,7 @@ class InputOptions(PairOptions):
         if not logs:
             return False
         if len(logs) < len(self.names):
-            raise ConfigError(f"{logs[0]}: is a metrics log and other paths are dumps; pass the log with --against")
+            raise ConfigError(f"{logs[0]} is a metrics log and the other paths are dumps; pass the log with --against")
         if needless := [name for name, value in given.items() if value]:
             raise ConfigError(f"{self.names[0]} is a metrics log without tokens; leave out {', '.join(needless)}")
         return True

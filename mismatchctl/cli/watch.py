@@ -19,7 +19,7 @@ _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def watch(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="DUMPS...", help="Files or folders that a job writes. They may not exist yet."),
+        typer.Argument(metavar="DUMPS...", help="Files or folders that a job writes, now or later."),
     ],
     correction: opt.CorrectionOption = None,
     rule: Annotated[

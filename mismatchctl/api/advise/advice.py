@@ -213,7 +213,7 @@ def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
 
 
 def set_advice_answers(result: Result, found: Mapping[str, RunAdvice]) -> None:
-    """Replace the answer to "what to do" of each run by the advice."""
+    """Replace each run's answer to the question "what to do" by the advice."""
     for name in found.keys() & result.runs.keys():
         run = result.runs[name]
         run.story = get_summary(run).model_copy()

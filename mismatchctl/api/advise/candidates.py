@@ -89,7 +89,7 @@ class Candidate:
 
 
 def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSample:
-    """Apply a correction like the trainer: weights bounded and normalized, gates in order."""
+    """Apply a correction as a trainer does: bound and normalize the weights, then apply the gates in order."""
     batch, rule, groups = apply_trims(sample.batch, [correction]), correction.weight, [np.arange(len(sample))]
     own = apply_correction(correction, compute_ratios(batch, correction.sources), batch)
     if rule is not None and rule.normalize != "none":  # over the step or the micro-batch

@@ -89,7 +89,7 @@ class ClusterTables:
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
     def value_table(self, tables: Sequence[ClusterTable]) -> model.Clusters | None:
-        """Return the joint table of the values of a `--by` column, unless it would be too large."""
+        """Return one cluster table for all values of a `--by` column, unless the table would be too large."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._plan.max_clusters:
             return None
         merged = reduce(add, (table.with_scope(np.uint64(number)) for number, table in enumerate(tables)))
@@ -417,7 +417,7 @@ def _build_worst_sequences(worst: WorstRows, dump: Dump) -> list[model.WorstSequ
 
 
 def summarize_left_out(problems: Problems) -> list[model.SkippedData]:
-    """Return the data left out, by file and reason."""
+    """Return the number of skipped rows by file and reason."""
     found = []
     for (file, reason), count in sorted(problems.counts.items()):
         one = problems.examples[file, reason]

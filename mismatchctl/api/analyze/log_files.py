@@ -39,7 +39,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
         place = next((index for index, head in enumerate(heads) if head.lower() in STEP_NAMES), None)
         if place is None:
             problem = f"no step column: expected one of {', '.join(STEP_NAMES)}"
-            raise DataError(problem, file=path, remedy="give the table a column step")
+            raise DataError(problem, file=path, remedy="add a column step to the table")
         names = _metric_names(heads, Path(path).stem)
         for row in rows:
             if len(row) > place and row[place].strip():
@@ -217,7 +217,7 @@ def _collect_log(path: str | Path, found: Iterable[tuple[str, str, Decimal]]) ->
 
 
 def _read_json_cells(path: Path) -> Iterator[tuple[str, str, Decimal]]:
-    """Read rows of JSON: one per line, or in a list, which is `log_history` in `trainer_state.json`."""
+    """Read JSON objects: one per line, or in a list such as `log_history` in `trainer_state.json`."""
     for number, row in _json_rows(_read_text(path), path):
         step, values = _parse_json_row(row, str(path), number)
         for name, value in values.items():
@@ -247,7 +247,7 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
 
 def _parse_json_row(row: Any, path: str, number: int) -> tuple[str, dict[str, Any]]:
     if not isinstance(row, dict):
-        remedy = "write one row per line, with step and values"
+        remedy = "write one JSON object per line, with a step and values"
         raise DataError("not a JSON object", file=path, row=number, remedy=remedy)
     nested = row.get("data")
     values: Mapping[str, Any] = nested if isinstance(nested, dict) else row

@@ -110,7 +110,7 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
 def _compare_corrections(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, Change]:
-    """Compare the metrics of every correction with equal definitions on the two sides, as `name/key`."""
+    """Compare the metrics of every correction that both sides define in the same way, as `name/key`."""
     return {
         f"{correction.name}/{key}": tested
         for correction in first.corrections
@@ -229,7 +229,7 @@ def permutation_p_values(
 
 
 def adjust_p_values(families: Sequence[Mapping[str, Change]]) -> list[dict[str, Change]]:
-    """Adjust primary metrics by Holm and all others for the false-discovery rate, over all contrasts."""
+    """Adjust p-values: primary metrics by Holm's method, other metrics for the false-discovery rate."""
     found = [dict(changes) for changes in families]
     for adjust, is_primary in ((adjust_holm, True), (adjust_fdr, False)):
         places = [

@@ -355,7 +355,7 @@ def _id_hashes(batch: TokenBatch, ids: Mapping[int, NDArray[Any]], prompts: Hash
 
 
 def _choose_match_keys(first: _SequenceIndex, second: _SequenceIndex) -> tuple[MatchKey, tuple[Hashes, Hashes]]:
-    """Choose the key that matches most sequences: each kind of content, with and without the sequence's name."""
+    """Choose the content that matches most sequences of the two runs."""
     tried = (
         (content, (_match_keys(first, content, with_name, 0), _match_keys(second, content, with_name, 1)))
         for content in MATCH_KEYS
