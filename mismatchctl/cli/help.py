@@ -92,7 +92,7 @@ def _option_label(option: Any) -> str:
 
 
 def option_metavar(option: Any) -> str:
-    """Return the placeholder of an option's value in words, "" for a flag."""
+    """Return the placeholder of an option's value. A flag has an empty placeholder."""
     if getattr(option, "is_flag", False) or option.name == "help":
         return ""
     if option.metavar:
@@ -106,7 +106,7 @@ def option_metavar(option: Any) -> str:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """Yield the types in an annotation such as `list[Path] | None`."""
+    """Yield the types in an annotation such as `list[Path]`."""
     if get_origin(annotation) is None:
         yield annotation
     for inner in get_args(annotation):

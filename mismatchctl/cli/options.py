@@ -264,7 +264,7 @@ def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The options of what a command writes and prints."""
+    """The options for the outputs of a command."""
 
     json: Annotated[bool, output_option("--json", help="Print JSON.")] = False
     output: Annotated[Path | None, output_option("--output", "-o", help="Write JSON to FILE, or to stdout with -.")] = (
@@ -316,7 +316,7 @@ class OutputOptions:
         self, data: Callable[[], str], page: Callable[[], Document],
         figures: Callable[[], Mapping[str, Figure]] | None = None, save: Callable[[Path], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write the requested files. `figures` replace those of the page, and `save` replaces the JSON file."""
+        """Write the requested files. `figures` replace the figures of the page, and `save` replaces the JSON file."""
         markdown = None if str(self.markdown) == "-" else self.markdown
         write_files(render_page_files(page, self.html, markdown))
         if self.output is not None and str(self.output) != "-":
