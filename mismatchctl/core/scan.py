@@ -44,7 +44,7 @@ class RowScan:
 
 
 def can_scan() -> bool:
-    """Return True if this process has loaded compiled loops."""
+    """Return True if this process has loaded compiled loops. Loading them takes longer than a scan saves."""
     return compiled_loops_in_use()
 
 

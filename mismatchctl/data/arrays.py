@@ -279,7 +279,7 @@ def to_texts(array: pa.Array) -> pa.Array:
 def _to_objects(array: pa.Array) -> NDArray[Any]:
     """Convert values to strings or flags.
 
-    Bytes that are not UTF-8 are escaped. Bytes that are not UTF-8 are escaped, also in strings, as Parquet allows.
+    Bytes that are not UTF-8 are escaped, also in strings, as Parquet allows.
     """
     kind = plain_type(array.type)
     is_fixed = pa.types.is_fixed_size_binary(kind)

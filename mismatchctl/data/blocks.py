@@ -384,7 +384,7 @@ PIECE_TOKENS = 1 << 17
 
 @dataclass(frozen=True)
 class Rows:
-    """Sequences with all their tokens, including masked ones, in flat arrays. The value of a null is NaN."""
+    """Sequences with all tokens, also masked ones, in flat arrays. The value of a null is NaN."""
 
     segments: Segments
     rollout: Floats

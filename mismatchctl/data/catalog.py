@@ -113,7 +113,7 @@ class DumpFile:
 
 @dataclass(frozen=True)
 class ReadUnit:
-    """A part of a file that can be read independently: row groups, or whole sequences in the long layout."""
+    """A part of a file that can be read independently: row groups, or whole sequences if rows are tokens."""
 
     index: int
     file: DumpFile

@@ -28,7 +28,7 @@ def mask_remedy() -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of bad value in the rows of a block."""
+    """One kind of bad value in some rows."""
 
     column: str
     reason: str
@@ -226,7 +226,10 @@ class ProblemExample(NamedTuple):
 
 @dataclass
 class Problems:
-    """Data left out by `--on-bad skip` or `mask`, by file path. Use one per thread and add them."""
+    """Data left out by `--on-bad skip` or `mask`, by file path.
+
+    Each thread has its own object, and they are added at the end.
+    """
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason. One may have several.
     examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first, by reason

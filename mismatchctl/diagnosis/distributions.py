@@ -320,7 +320,7 @@ def _find_sampler(ratio: Calibration) -> str:
 
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
-    """Find a temperature: log-probs of likely tokens all move in one direction, those of unlikely ones in the other."""
+    """Find a temperature: log-probs of likely and of unlikely tokens move in opposite directions."""
     if len(case.x) < 200 or column_correlation(case) < UNRELATED_CORRELATION:
         return None
     likely, likely_z, unlikely, unlikely_z = coherence(case)

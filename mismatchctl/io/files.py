@@ -1,4 +1,4 @@
-"""Local files: bounded reads, atomic writes, temporary folders, and signatures of our own output."""
+"""Local files: limited reads, atomic writes, temporary folders, and recognition of our own output files."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ _own_folders: set[Path] = set()
 
 @dataclass(frozen=True)
 class NextNumber:
-    """The next numbered JSON file of a folder: 0001.json, 0002.json, ... Its name is claimed when it is written."""
+    """The next numbered JSON file of a folder: 0001.json, 0002.json, ...
+
+    The name is claimed when the file is written.
+    """
 
     folder: Path
 
     def claim(self, temporary: Path) -> Path:
-        """Give the file the first free number. Another process never gets the same one."""
+        """Give the file the first free number. Another process never gets the same number."""
         numbers = [int(name[1]) for path in self.folder.iterdir() if (name := _NUMBERED.match(path.name))]
         number = max(numbers, default=0)
         while True:
@@ -60,7 +63,7 @@ _pending_moves: ContextVar[list[tuple[Path, Path | NextNumber]] | None] = Contex
 
 
 def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
-    """Return a sort key for paths that sorts numbers by value: step_2 comes before step_10."""
+    """Return a sort key for paths that orders numbers by value: step_2 comes before step_10."""
     return tuple(
         tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name))
         for name in path.split(os.sep)
@@ -75,7 +78,7 @@ def read_regular_file(path: str | Path, most: int, *, owners: Container[int] | N
 
 
 def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | None = None) -> bytes:
-    """Read up to `count` bytes of a regular file. Never waits for a pipe."""
+    """Read up to `count` bytes of a regular file. The function never waits for a pipe."""
     with open_regular_file(path) as file:
         found = os.fstat(file.fileno())
         if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
@@ -97,13 +100,13 @@ def open_regular_file(path: str | Path) -> BinaryIO:
 
 
 def require_regular_file(path: str | Path) -> None:
-    """Raise OSError if a path is a pipe, a socket or a device. Opening one by name could wait forever."""
+    """Raise an OSError if a path is a pipe, a socket or a device. Opening a pipe could wait forever."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
 
 
 def find_packaged_folder(name: str) -> Path:
-    """Return a folder of data files that the wheel contains. In a checkout it is next to the package."""
+    """Return a folder of data files that the wheel contains. In a checkout, this folder is next to the package."""
     package = Path(__file__).parents[1]
     for folder in (package / name, package.parent / name):
         if folder.is_dir():
@@ -113,7 +116,10 @@ def find_packaged_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def replace_together() -> Iterator[list[Path]]:
-    """Delay all replacements in this block to its end. If the block or any of them fails, no file changes."""
+    """Collect all file replacements of this block and do them at its end.
+
+    If the block or a replacement fails, no file changes.
+    """
     pending: list[tuple[Path, Path | NextNumber]] = []
     places: list[Path] = []
     token = _pending_moves.set(pending)
@@ -132,7 +138,9 @@ def replace_together() -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> Iterator[Path]:
-    """Yield a temporary path in the same folder. It replaces `path` if the block succeeds, else it is removed.
+    """Yield a temporary path in the folder of the output file.
+
+    If the block succeeds, the temporary file replaces `path`. Otherwise it is removed.
 
     Inside `replace_together`, the replacement is delayed unless `at_once` is set.
     """
@@ -272,7 +280,7 @@ _ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{')
 
 
 def is_own_output(path: Path) -> bool:
-    """Return True if mismatchctl wrote this file, or if it is empty."""
+    """Return True if the file is empty or if mismatchctl wrote it."""
     try:
         with path.open("rb") as file:
             first = file.read(_PREFIX_BYTES)

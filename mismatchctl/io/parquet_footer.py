@@ -1,7 +1,7 @@
-"""Check the footer of a Parquet file before pyarrow reads it.
+"""Check the footer of a Parquet file before pyarrow reads the file.
 
-pyarrow crashes on some damaged footers, so it cannot check them itself in this process. Another process takes at least
-0.1 s per file to import pyarrow, the parser here less than 1 ms, and 0.2 s per MB. It also reads page headers.
+pyarrow crashes on some damaged footers, so pyarrow cannot check a footer in this process. Another process takes at
+least 0.1 s per file to import pyarrow, the parser here less than 1 ms, and 0.2 s per MB. It also reads page headers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SchemaLeaf = tuple[Any, int, int]
 
 
 def check_footer(file: pa.NativeFile) -> None:
-    """Refuse a footer that would crash pyarrow. The file position does not change."""
+    """Refuse a footer that would crash pyarrow. The position in the file does not change."""
     place, size = file.tell(), file.size()
     file.seek(max(0, size - _FIRST_READ_BYTES))
     tail = file.read(_FIRST_READ_BYTES)
@@ -92,13 +92,13 @@ def _schema_leaves(
 
 
 class CompactReader:
-    """Reader for Thrift's compact protocol: fields by number, and lists."""
+    """Reads Thrift's compact protocol: fields by number, and lists."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
 
     def struct(self, depth: int, form: ThriftForm) -> ThriftStruct:
-        """Read a structure and return the fields that its `form` lists."""
+        """Read a structure and return the fields that are listed in `form`."""
         if depth > _MOST_DEPTH:
             raise ValueError("nested too deeply")
         fields: ThriftStruct = {}

@@ -19,7 +19,10 @@ _cleanups: list[Callable[[], None]] = []
 
 
 def install_handlers() -> None:
-    """Turn signals into KeyboardInterrupt unless they are ignored (nohup). A second signal ends the process at once."""
+    """Turn signals into KeyboardInterrupt, unless they are ignored (nohup).
+
+    A second signal ends the process at once.
+    """
     for number in _SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, _handle_signal):
             signal.signal(number, _handle_signal)
@@ -51,7 +54,7 @@ def signal_exit_code() -> int | None:
 
 
 def raise_if_received() -> None:
-    """Raise again if a library's callback has swallowed the interrupt."""
+    """Raise KeyboardInterrupt again if a library's callback has caught it."""
     if _received_signals:
         raise KeyboardInterrupt
 
@@ -62,7 +65,7 @@ def register_cleanup(tidy: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """Block signals during a few steps that must not be interrupted."""
+    """Block signals during steps that must not be interrupted."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -77,7 +80,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def system_bytes(name: str) -> int | None:
-    """Return the size of the memory that `sysconf` counts in pages under a name, if known."""
+    """Return the memory that `sysconf` reports in pages, if known."""
     try:
         return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -104,7 +107,7 @@ _previous_threads: list[int] = []
 
 @contextlib.contextmanager
 def limit_to_one_thread() -> Iterator[None]:
-    """Limit OpenBLAS to one thread, as the command does with its environment. Other BLAS libraries are unchanged."""
+    """Limit OpenBLAS to one thread, as the command does with its environment. Other BLAS libraries stay unchanged."""
     found = _find_openblas()
     if found is None:
         yield
@@ -141,7 +144,7 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 
 def release_memory() -> None:
-    """Return freed memory of numpy and Arrow to the system, which else stays reserved for the thread that used it."""
+    """Return the freed memory of numpy and Arrow to the system, which stays reserved otherwise."""
     import pyarrow as pa
 
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc

@@ -1,7 +1,7 @@
 """Read launch scripts: the flags, Hydra overrides and `name=value` arguments of each command.
 
-Nothing is executed. Variables and arrays that the script sets are substituted. Branches are not analysed: every
-assignment counts in its order, and keys that depend on a branch are listed.
+Nothing is executed. Variables and arrays of the script are substituted. Branches are not evaluated: each assignment
+counts in its order, and keys that depend on a branch are listed.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ class Launch:
 
 
 def is_shell_script(text: str) -> bool:
-    """Return True if a line begins with a flag or opens an array."""
+    """Return True if a line begins with a flag or starts an array."""
     return _FLAG_LINE.search(text) is not None
 
 
 def parse_shell(text: str) -> list[Launch]:
     """Return the commands of a script that have flags or overrides.
 
-    If no command has any, return one Launch with the arguments that stand alone, such as arrays for another script.
+    If there is none, return one Launch with the other arguments, such as arrays for another script.
     """
     return _Script(text).launches()
 
 
 class _Word(NamedTuple):
-    """A word and whether it comes from a branch of the script."""
+    """A word, and whether it is part of a branch of the script."""
 
     text: str
     branches: bool
@@ -140,7 +140,7 @@ class _Script:
                 yield line, self._expanded(words, branches)
 
     def _expanded(self, words: Sequence[str], branches: bool) -> list[_Word]:
-        """Substitute variables. An array or a variable alone may become several words."""
+        """Substitute variables. An array or a variable alone can become several words."""
         found: list[_Word] = []
         for word in words:
             used = _VARIABLE_USE.fullmatch(word)
@@ -203,7 +203,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _split_commands(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the words of each command. An array may span lines."""
+    """Yield the line and the words of each command. An array can span several lines."""
     text = re.sub(r"\\[ \t]*(\n|\Z)", r"\\\1", text.replace("\r\n", "\n"))
     joined = _WITHIN.sub(_HASH, _without_files(text).replace("\\\n", "\f").removesuffix("\\"))
     ends = list(accumulate(len(line) + 1 for line in re.split("[\n\f]", joined)))
@@ -246,7 +246,7 @@ class _Lines(io.StringIO):
 
 
 def _without_files(text: str) -> str:
-    """Blank the here-documents that are written to files or run as programs of another language."""
+    """Remove the here-documents that are written to files or run by another program."""
     lines, place = text.split("\n"), 0
     while place < len(lines):
         first = lines[place]
@@ -314,7 +314,7 @@ def _read(words: Sequence[_Word], line: int) -> Launch | None:
 
 
 def _parse_override_value(text: str) -> Any:
-    """Read a value: a list or mapping in brackets, quoted text, or a scalar. Unset variables are Unknown."""
+    """Parse a value: a list or mapping in brackets, quoted text, or a scalar. Unset variables are Unknown."""
     if "$" in text or "`" in text:
         return Unknown(text)
     if text[:1] in ("[", "{"):
@@ -338,7 +338,10 @@ def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _add_flag_value(found: dict[str, Any], keys: list[str], value: Any) -> bool:
-    """Add a word as the value of a flag, or as one more of its numbers. Return True if another number may follow."""
+    """Add a word as the value of a flag, or as the next of several numbers.
+
+    The result is True if another number may follow.
+    """
     level, last = _find_level(found, keys), keys[-1]
     before = [] if level[last] is True else level[last] if isinstance(level[last], list) else [level[last]]
     are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (*before, value))
@@ -352,7 +355,7 @@ UNPACKING_NOT_READ = "a ** argument is not supported; write its options in the c
 
 @dataclass(frozen=True)
 class PythonCall:
-    """A call of `name`, or of one of its attributes, in Python code."""
+    """A call of a function or class `name`, or of one of its attributes, in Python code."""
 
     function: str
     given: dict[str, Any]

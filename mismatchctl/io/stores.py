@@ -1,4 +1,4 @@
-"""Stores of files: the local disk, and object stores behind `s3://`, `gs://` and `hf://`."""
+"""Stores of files: the local disk, and object stores (`s3://`, `gs://`, `hf://`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ResultT = TypeVar("ResultT")
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape control characters and undecodable bytes so that the text is safe to print in a terminal."""
+    """Escape control characters and invalid characters, so that the text is safe in a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -68,7 +68,10 @@ _REMEDIES = {
 
 
 def store_error(scheme: str, error: BaseException, path: str) -> DataError:
-    """Describe an error of a store. The client's own message may contain secrets and is not repeated."""
+    """Describe an error of an object store.
+
+    The message of the store's client is not repeated, because it can contain secrets.
+    """
     shown, text = escape_unprintable(path), f"{type(error).__name__} {error}"
     if isinstance(error, FileNotFoundError):
         return DataError(
@@ -123,7 +126,10 @@ def open_filesystem(scheme: str, bucket: str) -> Any:
 
 
 class Store:
-    """Files on this machine. A path is as the user wrote it, a location does not depend on the working directory."""
+    """Files on this machine.
+
+    A path is written as by the user, and a location does not depend on the working directory.
+    """
 
     remote = False
     error_types: tuple[type[Exception], ...] = (OSError, ValueError)
@@ -145,7 +151,10 @@ class Store:
             return []
 
     def walk(self, folder: str) -> Iterator[str]:
-        """Yield all files below a folder. Each link is followed once. `.names` and `_names` are left out."""
+        """Yield all files below a folder.
+
+        Each link is followed once. Files whose names start with `.` or `_` are left out.
+        """
         seen: set[tuple[int, int]] = set()
         pending = [folder]  # os.walk recurses before Python 3.12, and folders may be nested thousands deep
         while pending:
@@ -191,7 +200,7 @@ class Store:
 
     @contextlib.contextmanager
     def open(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a file for random access when the context is entered. Some readers never enter it."""
+        """Open a file for random access when the context is entered. Some readers never enter the context."""
         with self._open(location) as file:
             yield file
 
@@ -202,7 +211,7 @@ class Store:
         return pa.OSFile(os.fsencode(location))  # as bytes, which need not be UTF-8
 
     def retry(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run an idempotent read, with retries in stores that need them."""
+        """Run a read operation, and repeat it in stores that need this."""
         return work()
 
     def read_start(self, path: str, length: int) -> bytes:
@@ -270,7 +279,7 @@ class ObjectStore(Store):
         return store_error(self.scheme, error, path)
 
     def retry(self, work: Callable[[], ResultT]) -> ResultT:
-        """Retry after an error that the client does not retry: a response shorter than its error message."""
+        """Repeat a read after an error that the client does not repeat."""
         for attempt in range(1, ATTEMPTS):
             try:
                 return work()
@@ -326,7 +335,7 @@ def is_remote(path: str) -> bool:
 
 
 def normalize_path(path: str) -> str:
-    """Return the path without `.`, `..` and double or trailing separators."""
+    """Return the path without `.`, `..`, and double or trailing separators."""
     match = _REMOTE_PATH.match(path)
     if match is None:
         return os.path.normpath(path)
@@ -368,12 +377,12 @@ def find_store(path: str) -> Store:
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Yield all files below a local folder, without hidden ones."""
+    """Yield all files below a local folder, except hidden files."""
     return map(Path, _LOCAL_DISK.walk(str(folder)))
 
 
 def map_requests(question: Callable[[ItemT], AnswerT], of: Sequence[ItemT], *, over_network: bool) -> Iterator[AnswerT]:
-    """Yield the answers in order, with parallel requests over a network."""
+    """Yield the answers in order. Over a network, requests run in parallel."""
     if not over_network:
         yield from map(question, of)
         return

@@ -1,4 +1,4 @@
-"""YAML, TOML, JSON and INI as plain data: scalars, OmegaConf interpolations, documents and settings files."""
+"""Read YAML, TOML, JSON and INI as plain data, with OmegaConf interpolations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ else:
 
 
 class TextError(ValueError):
-    """A syntax error in one sentence, with line and column (counted from 1) if they are known."""
+    """A syntax error in one sentence, with line and column if they are known."""
 
     def __init__(self, problem: str, line: int | None = None, column: int | None = None) -> None:
         place = "" if line is None else f"line {line}, column {column}: "
@@ -33,7 +33,7 @@ class TextError(ValueError):
 
 
 class Unknown(str):
-    """A value that the file reads from another source, as written: `$CLIP`, `${trainer.clip}`, `???`."""
+    """A value that comes from another source, as it is written: `$CLIP`, `${trainer.clip}`, `???`."""
 
 
 MOST_DEPTH = 64
@@ -54,7 +54,7 @@ _CONSTRUCTOR = yaml.constructor.SafeConstructor()
 
 
 def parse_scalar(text: str) -> PlainValue:
-    """Parse an unquoted YAML scalar as PyYAML does, and floats of YAML 1.2."""
+    """Parse an unquoted YAML scalar as PyYAML does, and also the floats of YAML 1.2."""
     resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], ())
     tags = (tag.removeprefix(_TAG_PREFIX) for tag, pattern in resolvers if pattern.fullmatch(text))
     name = "float" if _FLOAT.fullmatch(text) else next(tags, "")
@@ -76,7 +76,7 @@ def parse_scalar(text: str) -> PlainValue:
 
 
 def is_text_in_yaml_1_1(text: str) -> bool:
-    """Return True for an unquoted number that YAML 1.1 (PyYAML) reads as text: 1e-4 needs a point, 1.0e8 a sign."""
+    """Return True for an unquoted number that PyYAML reads as text, such as 1e-4 or 1.0e8."""
     return "e" in text.lower() and isinstance(parse_scalar(text), float) and not _SIGNED.fullmatch(text)
 
 
@@ -119,8 +119,8 @@ _MISSING = object()
 def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
     """Resolve the interpolations in keys and values. An unknown reference stays as it is written.
 
-    `oc.env` resolves to its default, since training runs in another environment. A referenced block is copied
-    unresolved.
+    `oc.env` resolves to its default value, because the training runs in another environment. A block that is referenced
+    is copied without resolving it.
     """
 
     def resolve(value: Any, place: tuple[str, ...]) -> Any:
@@ -168,7 +168,7 @@ def _resolve_pointer(where: str, place: tuple[str, ...], root: Mapping[str, Any]
 
 
 def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    """Look up dotted keys from the root. Leading dots start N blocks above the value's own position."""
+    """Look up keys with dots, from the root. Leading dots start the search in a block above the value."""
     keys = where.lstrip(".")
     up = len(where) - len(keys)
     found: Any = root
@@ -445,7 +445,7 @@ _NEEDS_QUOTES = ("\n", "\r", "\x85", "\u2028", "\u2029", "::", "##")
 
 
 class _YamlDumper(yaml.SafeDumper):
-    """Quotes strings that `parse_scalar` would read as another type."""
+    """Quotes strings that would be read as another type."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
         try:
@@ -460,7 +460,10 @@ _YamlDumper.add_representer(str, _YamlDumper.represent_str)
 
 
 def dump_yaml(data: Any, *, inner: bool = False) -> str:
-    """Write plain data as YAML in its order. `inner` puts the innermost mappings and lists on one line."""
+    """Write plain data as YAML, with keys in their order.
+
+    `inner` writes the innermost mappings and lists on one line.
+    """
     return yaml.dump(
         data,
         Dumper=_YamlDumper,

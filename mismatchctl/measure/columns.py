@@ -1,4 +1,4 @@
-"""Columns of the cluster table, and the pairs of policies that they compare."""
+"""Columns of the cluster table, and the pairs of policies that metrics compare."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Loss of each token and its derivative."""
+    """The loss of each token and its derivative."""
 
     losses: Floats  # loss of each token [T]
     # derivative with respect to the token's own log ratio [T], which is the derivative with respect to its current
@@ -46,9 +46,9 @@ class TokenLoss:
     term: LossTerm | None = None  # computes the gradient of weighted losses if gradients flow to other tokens
 
     def weighted_gradient(self, weights: Float64s | float, kept: Selection) -> Floats:
-        """Return the derivative of the kept tokens' losses times constant weights by the current log-probs [T].
+        """Return the derivative of the weighted losses of kept tokens by the current log-probs [T].
 
-        If gradients do not flow between tokens, tokens that are not kept still have a value.
+        If gradients stay within tokens, rejected tokens also have a value.
         """
         if self.term is None:
             return weights * self.gradient
@@ -56,7 +56,7 @@ class TokenLoss:
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
-    """Compute the loss of each token of a block before weights. Needs current log-probs and advantages."""
+    """Compute the loss of each token of a block, without weights. Current log-probs and advantages are required."""
     if batch.current is None or batch.advantages is None:
         return None
     kind, numbers = parse_loss(text)
@@ -67,7 +67,7 @@ def compute_token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
 def _surrogate_term(
     kind: str, numbers: Mapping[str, float], batch: TokenBatch, advantages: Float64s, log_probs: Floats
 ) -> tuple[LossTerm, Bools]:
-    """Return the surrogate, and the tokens whose loss is decided by a clip, a bound or a gate."""
+    """Return the surrogate loss, and the tokens where a clip, a bound or a gate decides the loss."""
     segments, current = batch.segments, log_probs.astype(np.float64)
     low, high = numbers.get("low", 0.0), numbers.get("high", np.inf)
     anchor = batch.rollout if kind in OWN_RATIO_LOSSES else batch.train
@@ -117,7 +117,7 @@ def plain_loss_columns(plain: TokenLoss | None, batch: TokenBatch) -> Columns:
 
 
 def loss_columns(correction: Correction, block: CorrectedBlock, plain: TokenLoss | None, batch: TokenBatch) -> Columns:
-    """Return the columns of the loss with a correction before normalization, zeros if it is unknown."""
+    """Return the columns of the loss under a correction, or zeros if the loss is unknown."""
     own = plain if correction.loss == "ppo" else compute_token_loss(correction.loss, batch)
     if own is None or plain is None:
         return {name: np.zeros(len(batch)) for name in LOSS_NAMES}
@@ -149,7 +149,7 @@ COMPARED_COLUMNS = ("reward", "advantage", "length")
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Compute the sum of w^2 per sequence from sums of w - 1, or directly if small weights make digits cancel."""
+    """Return the sum of w^2 per sequence from sums of w - 1, or directly if digits would be lost."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
@@ -158,7 +158,7 @@ def _squared_sums(
 
 
 class PairFacts:
-    """Quantities of the sequences of a block for a pair of policies, given the sums over tokens by name [S]."""
+    """Quantities of the sequences of a block for a pair of policies, from the sums over tokens [S]."""
 
     def __init__(self, ratios: Ratios, sums: Columns) -> None:
         self.ratios, self.sums = ratios, sums
@@ -188,7 +188,7 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class CorrectionFacts:
-    """Effect of a correction on the sequences of a block, before its weights are normalized.
+    """The effect of a correction on the sequences of a block, before weights are normalized.
 
     For a grid of corrections, arrays are [S, ...] with the axes of the grid.
     """
@@ -218,7 +218,7 @@ class CorrectionFacts:
 
     @cached_property
     def share(self) -> Columns:
-        """Shares of kept and rejected tokens per sequence, 0 for empty sequences."""
+        """Return the shares of kept and rejected tokens per sequence. An empty sequence has 0."""
         kept = self.kept / self.token_divisor
         return {"kept": kept, "rejected": (self.length > 0) - kept}
 
@@ -261,7 +261,7 @@ def compute_correction_facts(
 
 
 def kept_k3(kept: Selection, ratios: Mapping[str, Ratios], k3: Float64s) -> Float64s:
-    """Sum K3 over the kept tokens of each sequence, given the sums over all its tokens [S]."""
+    """Sum K3 over the kept tokens of each sequence [S]."""
     return np.where(kept.sequences, k3, 0.0) if kept.tokens is None else kept.sum(ratios["train/rollout"].k3)
 
 
@@ -330,7 +330,7 @@ def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios], ba
 
 
 def impossible_tokens(batch: TokenBatch) -> Float64s:
-    """Count the tokens of train probability 0 in each sequence with other tokens [S]."""
+    """Count the tokens of train probability 0 in each sequence [S]."""
     if batch.impossible is None:
         return np.zeros(len(batch))
     return np.where(batch.segments.nonempty, batch.impossible, 0).astype(np.float64)
@@ -345,7 +345,7 @@ GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int
 
 @dataclass(frozen=True)
 class SumColumn(Generic[FactsT]):
-    """A column of the cluster table."""
+    """A column of the cluster table that contains sums."""
 
     name: str  # unique within its pair of policies or correction
     # function of the facts of a block that returns the values [S]. Null for columns of kernels.
@@ -473,7 +473,7 @@ def _comparison_columns(name: str, side: Literal["kept", "rejected"]) -> tuple[S
 
 @cache
 def list_columns(correction: Correction, *, losses: bool) -> tuple[SumColumn[CorrectionFacts], ...]:
-    """List the columns of a correction before normalization, including its loss with `losses`."""
+    """List the columns of a correction before normalization. `losses` adds the columns of the loss."""
     gates = (_gate_columns(index, side) for index in range(len(correction.gates)) for side in SIDES)
     comparisons = (_comparison_columns(name, side) for name in COMPARED_COLUMNS for side in ("kept", "rejected"))
     return (
@@ -491,7 +491,7 @@ def column_names(columns: Iterable[SumColumn[FactsT]], merge: str) -> tuple[str,
 
 
 def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Columns, Columns]:
-    """Return the sum columns and maximum columns of a pair, given TOKEN_SUMS and TOKEN_MAXIMA."""
+    """Return the sum columns and maximum columns of a pair of policies."""
     facts = PairFacts(ratios, dict(zip(TOKEN_SUMS, sums, strict=True)))
     of_tokens = {"sum": facts.sums, "largest": dict(zip(TOKEN_MAXIMA, largest, strict=True))}
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
@@ -514,7 +514,7 @@ def correction_columns(
 ) -> tuple[Columns, Columns]:
     """Return the sum columns and maximum columns of a correction per sequence, before normalization.
 
-    Tokens are only evaluated in sequences that reach a bound of a rule on tokens. Other sequences use known sums.
+    Tokens are evaluated only in sequences where a token reaches a bound. For other sequences, known sums are used.
     """
     reached = (
         np.arange(len(batch)) if all_tokens or losses else np.flatnonzero(sequences_near_bounds(correction, ratios))

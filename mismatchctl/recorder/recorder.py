@@ -1,4 +1,4 @@
-"""The recorder: queue columns, write complete files in a thread, and handle write errors.
+"""The recorder: collects columns, writes complete files in a thread, and handles errors.
 
 Many processes may write into one folder: each file has a unique name, reserved by a locked temporary file.
 """
@@ -30,11 +30,12 @@ log = logging.getLogger(__package__)
 
 
 class Recorder:
-    """Writes dumps into a folder. A file gets its name when it is complete, and no file is ever overwritten.
+    """Writes dumps into a folder. A file gets its name when it is complete, and an existing file is never overwritten.
 
-    Files are named after their first step: `step_00003.parquet`, or `step_00003_rank00001.parquet` on a rank. More
-    files of the same name get `_001`, `_002`, ... Many processes may write into one folder, and many threads through
-    one recorder. After a fork, the child's recorder starts empty: the rows in memory belong to the parent.
+    The name contains the first step: `step_00003.parquet`, or `step_00003_rank00001.parquet` on a rank. If the name
+    exists, `_001`, `_002`, ... is added. Many processes may write into one folder, and many threads through one
+    recorder. After a fork, the recorder of the child process starts empty, because the rows in memory belong to the
+    parent.
 
     Attributes:
         lost: number of `write` calls whose rows did not reach the disk.
@@ -105,7 +106,7 @@ class Recorder:
                 raise
 
     def close(self) -> None:
-        """Write the rows in memory and refuse further writes. Called automatically when the process ends.
+        """Write the rows in memory and refuse further writes. `close` is called automatically when the process ends.
 
         Raises:
             OSError: A file could not be written, now or in the background since the last `write`.
@@ -132,10 +133,10 @@ class Recorder:
         one-dimensional tensors, arrays or lists. A padded `response_mask` marks the responses: each row is kept from
         its first to its last valid token, including the masked tokens between them. Other columns may be padded in the
         same way or contain only these tokens. With a list of masks, or without a mask, whole rows are kept. Experts
-        have more dimensions for layers and choices, [B, T, k] or [B, T, layers, k]. So do the k most likely tokens, [B,
-        T, k]. `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or array of B
-        numbers, booleans or strings, or one value for all rows. Floats below 32 bits are stored exactly as float32.
-        `sampling_mask`, B lists of the token ids that vLLM's sampler could choose, is stored as `kept_tokens`.
+        have more dimensions for layers and choices, [B, T, k] or [B, T, layers, k]. The k most likely tokens have the
+        shape [B, T, k]. `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or array
+        of B numbers, booleans or strings, or one value for all rows. Floats below 32 bits are stored exactly as
+        float32. `sampling_mask`, B lists of the token ids that vLLM's sampler could choose, is stored as `kept_tokens`.
 
         Args:
             step: the training step, a non-negative integer.
@@ -214,7 +215,7 @@ class Recorder:
             )  # fmt: skip
 
     def _save(self, table: pa.Table) -> Path | None:
-        """Add a table to the rows in memory. Return the file that this completed, if any."""
+        """Add a table to the rows in memory. The result is the file that became complete, if there is one."""
         done = None
         with self._saving:
             if self._waiting and not table.schema.equals(self._waiting[0].schema, check_metadata=True):
@@ -306,7 +307,7 @@ HAS_LOCKS = importlib.util.find_spec("fcntl") is not None
 
 @contextlib.contextmanager
 def open_new_file(folder: Path, stem: str, suffix: str, first: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """Create a file under the next free name. The name appears only if the block ends without an error."""
+    """Create a file with the next free name. The file gets this name only if the block ends without an error."""
     final, partial, handle = _reserve_name(folder, stem, suffix, first)
     with handle:
         try:
@@ -343,7 +344,7 @@ def _reserve_name(folder: Path, stem: str, suffix: str, first: int) -> tuple[Pat
 
 
 def remove_stale_files(folder: Path, rank: int | None) -> None:
-    """Remove temporary files of this rank whose process has ended, so that their lock is free."""
+    """Remove temporary files of this rank whose process has ended."""
     own = re.compile(r"\.step_\d+" + ("" if rank is None else f"_rank{rank:05d}") + r"(_\d+)?\.(parquet|arrow)\.tmp")
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -366,7 +367,10 @@ def _is_same_file(handle: BinaryIO, path: Path) -> bool:
 
 
 def _try_lock(handle: BinaryIO) -> bool | None:
-    """Lock a file until it is closed. False: another process has the lock. `None`: this system lacks locks."""
+    """Lock a file until it is closed.
+
+    False means that another process has the lock. `None`: this system lacks locks.
+    """
     if not HAS_LOCKS:
         return None
     import fcntl

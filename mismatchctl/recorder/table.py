@@ -1,4 +1,4 @@
-"""Convert the columns of a training loop (tensors, arrays or lists, padded or not) to an Arrow table without nulls."""
+"""Convert the columns of a training loop to an Arrow table without nulls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ Cells = Array | list[Array]
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
-    """Convert the columns of one call to a table of copies. A sampling mask is stored as the sizes of its sets."""
+    """Convert the columns of one call to a table of copies.
+
+    A sampling mask is stored as the number of tokens at each position.
+    """
     cells = {}
     if MASK_COLUMN in columns:
         with _add_name_to_errors(MASK_COLUMN):
@@ -65,7 +68,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Responses:
-    """The kept part of each row: row i has `widths[i]` positions and keeps `starts[i]:stops[i]`."""
+    """The stored part of each row: `starts[i]:stops[i]` of `widths[i]` positions."""
 
     reference: str
     widths: NDArray[np.int64]
@@ -74,7 +77,7 @@ class Responses:
 
     @classmethod
     def from_mask(cls, reference: str, rows: Cells) -> Responses:
-        """Keep each row of a padded mask from its first to its last valid token. Lists of rows are kept whole."""
+        """Store each row of a padded mask from its first to its last valid token. Lists of rows are stored whole."""
         widths = np.array([len(row) for row in rows], np.int64)
         if isinstance(rows, list):
             return cls(reference, widths, np.zeros_like(widths), widths)
@@ -98,7 +101,7 @@ class Responses:
         return _list_array(pa.array(_to_storage(name, np.concatenate(kept) if kept else empty)), lengths)
 
     def _trim(self, index: int, row: Array) -> Array:
-        """Return the kept part of a row. A row may also contain only this part."""
+        """Return the stored part of a row. A row can also contain only this part."""
         width, start, stop = self.widths[index], self.starts[index], self.stops[index]
         if len(row) == width:
             return row[start:stop]
@@ -110,7 +113,7 @@ class Responses:
 
 @contextmanager
 def _add_name_to_errors(name: str) -> Iterator[None]:
-    """Put the column name before an error message of ours, numpy or torch."""
+    """Add the column name to an error message of ours, numpy or torch."""
     try:
         yield
     except (ValueError, TypeError, RuntimeError) as error:
@@ -130,7 +133,7 @@ def _dtype_metadata(value: Any, stored: pa.DataType) -> dict[str, str] | None:
 
 
 def _to_array(value: Any) -> Array:
-    """Convert an array-like value to numpy. Floats that Parquet does not support become wider ones."""
+    """Convert a value to a numpy array. Floats that Parquet does not support become wider floats."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor, on any device
         value = value.detach().cpu()
         try:
@@ -201,7 +204,7 @@ def _prompt_array(rows: Cells, count: int) -> pa.Array:
 
 
 def _nested_values(name: str, rows: list[Array]) -> Array:
-    """Return the values of all rows' tokens, [N, layers * k]."""
+    """Return the values of the tokens of all rows [N, layers * k]."""
     matrices = [row.reshape(len(row), -1) for row in rows] or [np.empty((0, 1), np.int16)]
     what = "numbers" if name.endswith("_log_probs") else "integers"
     kinds = "iuf" if what == "numbers" else "iu"

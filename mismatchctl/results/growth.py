@@ -1,4 +1,4 @@
-"""Growth: whether, since when, and by what factor a metric changed over the steps."""
+"""Growth: whether a metric changed over the steps, since which step, and by what factor."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OnsetFit:
 
 
 def extra_variance(height: Float64s, error: Float64s) -> float:
-    """Return the variance between neighbouring steps in excess of their errors. Its median ignores jumps."""
+    """Return the variance between neighboring steps that their errors do not explain. Its median ignores jumps."""
     steps = np.diff(height)
     if len(height) < SHORT_SERIES:
         return 0.0
@@ -63,12 +63,15 @@ def extra_variance(height: Float64s, error: Float64s) -> float:
 
 
 def find_bad_steps(height: Float64s, error: Float64s) -> Bools:
-    """Flag the few steps that are far off a running median and return to it. Steps at an end are never flagged."""
+    """Return flags of the few steps that are far from a running median and return to it.
+
+    The first and last steps are never flagged.
+    """
     return _flag_outliers(height - running_median(height), np.sqrt(extra_variance(height, error)))
 
 
 def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
-    """Flag short runs of steps with a large residual, or no step if there are many."""
+    """Return flags of short runs of steps with a large residual, or none if there are many."""
     count = len(residual)
     apart, none = np.abs(residual), np.zeros(count, np.bool_)
     if count < 2 * _WINDOW + 2:
@@ -83,16 +86,16 @@ def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
 
 
 def running_median(height: Float64s) -> Float64s:
-    """Return the median of each value and its neighbours, with fewer neighbours at the ends."""
+    """Return the median of each value and its neighbors, with fewer neighbors at the ends."""
     padded = np.pad(height, _WINDOW, constant_values=np.nan)
     return np.asarray(np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * _WINDOW + 1), axis=1))
 
 
 def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
-    """Fit a jump and ramps that start and end at any of at least two steps [S] by weighted least squares.
+    """Fit jumps and ramps that start and end at any steps [S] by weighted least squares.
 
-    Bad steps are left out. After the first fit they are flagged again, by their distance from it: unlike a running
-    median, the fit has the levels on either side of a change. Indices refer to all steps.
+    Bad steps are left out. After the first fit, steps are flagged again by their distance from the fit. Indices refer
+    to all steps.
     """
     fit = _fit_good_steps(where, height, error, ~bad)
     again = _flag_outliers(height - fit.at(where), 0.0)
@@ -102,7 +105,7 @@ def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) ->
 
 
 def _include_overshoot(fit: OnsetFit, height: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
-    """Move the onset back over the bad steps right before it that go in the same direction: the change overshot."""
+    """Move the onset back over bad steps right before it that change in the same direction."""
     first, bad = fit.onset, bad.copy()
     while first > 0 and bad[first - 1] and (height[first - 1] - fit.before) / fit.change > _OVERSHOOT:
         first -= 1
@@ -151,9 +154,9 @@ def _scale(squares: float, count: int) -> float:
 
 
 def _list_candidates(count: int) -> NDArray[np.int64]:
-    """Return start and end of jumps and ramps [2, K], with durations in a geometric series up to the last step.
+    """Return start and end of jumps and ramps [2, K], with durations in a geometric series.
 
-    In very long series, ramps of several steps only start at some of the steps.
+    In very long series, ramps start only at some of the steps.
     """
     powers = np.arange(0, math.log(count) / math.log(_DURATION_RATIO) + 1)
     durations = np.unique(np.rint(_DURATION_RATIO**powers).astype(np.int64))
@@ -186,9 +189,9 @@ def _fit_all(
 def _fit_squares(
     where: Float64s, height: Float64s, weight: Float64s, start: NDArray[np.int64], end: NDArray[np.int64], power: float
 ) -> Float64s:
-    """Return the weighted sum of squared residuals of each ramp, which is a line in a power of the metric.
+    """Return the weighted sum of squared residuals of each ramp.
 
-    Sums over the steps of a ramp are differences of cumulative sums, so that each ramp takes constant time.
+    Cumulative sums are used, so that each ramp takes constant time.
     """
     if power * np.ptp(height) > _MAX_RANGE:
         return np.full(len(start), np.inf)  # the squares would overflow
@@ -216,7 +219,7 @@ def _fit_squares(
 def _fit_levels(
     where: Float64s, height: Float64s, weight: Float64s, start: int, end: int, power: float
 ) -> tuple[float, float, float]:
-    """Return the level before a change, the change, and the weighted spread of its completed part."""
+    """Return the level before a change, the change, and the weighted spread of its progress."""
     total = float(weight.sum())
     change = float(np.sign(height[end:].mean() - height[: start + 1].mean())) or 1.0
     middle = float((height * weight).sum()) / total
@@ -229,7 +232,7 @@ def _fit_levels(
 
 
 def _completed_part(where: Float64s, start: float, end: float, power: float, change: float) -> Float64s:
-    """Return the completed part of a change at positions, in [0, 1]."""
+    """Return the progress of a change at some positions, from 0 to 1."""
     part = np.clip((where - start) / (end - start), 0, 1)
     return np.asarray(np.log1p(np.expm1(power * change) * part) / (power * change) if power and change else part)
 
@@ -254,11 +257,11 @@ class Growth(FiniteModel):
     """A change of a metric by `factor` (95% interval `interval`) from step `onset` to step `until`.
 
     `onset` is the first step above or below the earlier level, with a 95% interval. A `jump` happens from one step to
-    the next, a `ramp` takes several steps. `before` and `after` are the levels on either side of the change. `value` is
-    the metric at the last step with a value. Without a significant change, `factor` and the steps are null and
-    `verdict` gives the reason. `bad_steps` are a few steps far off their neighbours, which the fit leaves out.
-    `driven_by` is the number of tokens that cause the difference between the steps if other tokens show no change.
-    `text` describes the result.
+    the next, and a `ramp` takes several steps. `before` and `after` are the levels before and after the change. `value`
+    is the metric at the last step with a value. If there is no significant change, `factor` and the steps are null and
+    `verdict` has the reason. `bad_steps` are a few steps far from their neighbors, which the fit leaves out.
+    `driven_by` is the number of tokens that cause the change, if the other tokens did not change. `text` describes the
+    result.
     """
 
     metric: str = "k3"
@@ -283,7 +286,7 @@ class Growth(FiniteModel):
 
     @property
     def z(self) -> float | None:
-        """Change of the logarithm in standard errors."""
+        """Return the change of the logarithm in standard errors."""
         if self.factor is None or self.interval is None:
             return None
         return math.log(self.factor) * 2 * INTERVAL_Z / math.log(self.interval[1] / self.interval[0])
@@ -300,7 +303,7 @@ class Growth(FiniteModel):
 def fit_growth(
     labels: Sequence[Label], values: Sequence[float | None], errors: Sequence[float | None], metric: str = "k3"
 ) -> Growth:
-    """Fit the best ramp to a positive series. It counts as a change if it is significant."""
+    """Fit the best ramp to a positive series. The ramp counts as a change if it is significant."""
     known = [i for i, value in enumerate(values) if value is not None]
     positive = [i for i in known if (values[i] or 0.0) > 0]
     count, last = len(known), values[known[-1]] if known else None
@@ -383,17 +386,19 @@ def _describe_change(fit: OnsetFit, names: Sequence[Label], metric: str, steps: 
 
 @dataclass(frozen=True)
 class TokenTail:
-    """A robust statistic and the number of outlying tokens per step, null if undefined."""
+    """A robust statistic and the number of outlying tokens per step. Undefined values are null."""
 
     p99: Sequence[float | None]  # 99th percentile of |log-prob difference|
     outliers: Sequence[float | None]  # tokens whose two probabilities differ by more than a factor of 2
 
 
 def check_outliers(growth: Growth, labels: Sequence[Label], values: Sequence[float | None], tail: TokenTail) -> Growth:
-    """Compare a change of K3 with a robust statistic. If they disagree, add the number of tokens that cause the change.
+    """Compare a change of K3 with the change of a robust statistic.
 
-    A change caused by few tokens only counts if the ranks of the steps also differ significantly: the standard error of
-    a step without such a token does not include how often these tokens occur.
+    If they disagree, the number of tokens that cause the change is added.
+
+    A change by a few tokens counts only if the ranks of the steps also differ significantly, because standard errors do
+    not include how often such tokens occur.
     """
     rows = [
         (i, value, p99, count)
@@ -431,7 +436,7 @@ def check_outliers(growth: Growth, labels: Sequence[Label], values: Sequence[flo
 
 
 def _rank_z(first: Float64s, second: Float64s) -> float:
-    """Return the difference of two groups' ranks in standard errors (Mann-Whitney)."""
+    """Return the difference of the ranks of two groups in standard errors (Mann-Whitney)."""
     sizes = len(first), len(second)
     ranks = np.argsort(np.argsort(np.concatenate([first, second]))) + 1
     above = float(ranks[: sizes[0]].sum()) - sizes[0] * (sizes[0] + 1) / 2
@@ -449,7 +454,7 @@ def _label_name(value: Label) -> str | int | float:
 
 
 def step_positions(labels: Sequence[Label]) -> Float64s:
-    """Return the positions of steps: their numbers if all are ascending numbers, else 0, 1, 2, ..."""
+    """Return the positions of steps: their numbers if they are ascending, else 0, 1, 2, ..."""
     numbered = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in labels)
     where = np.array(labels, np.float64) if numbered else np.zeros(0)
     ascend = len(where) > 1 and bool(np.isfinite(where).all() and (np.diff(where) > 0).all())
@@ -457,12 +462,15 @@ def step_positions(labels: Sequence[Label]) -> Float64s:
 
 
 def step_blocks(count: int) -> list[NDArray[np.int64]]:
-    """Split the steps into a limited number of blocks."""
+    """Divide the steps into a limited number of blocks."""
     return [part.astype(np.int64) for part in np.array_split(np.arange(count), min(count, _BLOCKS))]
 
 
 def _is_uneven(height: Float64s, error: Float64s) -> bool:
-    """Return True if blocks of steps differ by more than their errors. False if the errors are unknown."""
+    """Return True if blocks of steps differ by more than their errors.
+
+    If the errors are unknown, the result is False.
+    """
     if not error.any():
         return False
     blocks = step_blocks(len(height))
@@ -508,14 +516,14 @@ class Ramps:
         return cls(where, start, end, change, rise, spread * each, squares * each, middle, each * len(height))
 
     def progress(self, where: Float64s) -> Float64s:
-        """Return the completed part of each change at positions [K, P]. A ramp at the end of the series goes on."""
+        """Return the progress of each change at some positions [K, P]. A ramp at the end of the series continues."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1
         return np.asarray(np.where(goes_on, part, np.minimum(part, 1)))
 
     def evaluate(self, where: Float64s) -> Float64s:
-        """Return the value of each ramp at positions [K, P]."""
+        """Return the value of each ramp at some positions [K, P]."""
         return np.asarray(self.middle + self.change[:, None] * (self.progress(where) - self.rise[:, None]))
 
     @property
@@ -524,7 +532,7 @@ class Ramps:
 
     @property
     def scale(self) -> float:
-        """Factor by which the errors underestimate the residuals of the best ramp, at least 1."""
+        """Return the factor by which the errors underestimate the residuals of the best ramp, at least 1."""
         return _scale(float(self.squares.min()), len(self.where))
 
     def has_change(self, steps: int) -> bool:

@@ -1,4 +1,4 @@
-"""Summary of a run: level, growth, judgements and the answers to four questions, plus notes for the reader."""
+"""Summary of a run: level, growth, answers to four questions, and notes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None)
 
 
 def summarize_runs(result: Result, baseline: tuple[str, Result] | None = None) -> None:
-    """Store the summary of every run of a Result, compared with the baseline's run of the same name or its only run."""
+    """Store the summary of each run of a Result, compared with the same run of the baseline."""
     for name, run in result.runs.items():
         chosen = None if baseline is None else find_run(baseline[1], name)
         run.story = summarize_run(
@@ -138,7 +138,7 @@ def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> Basel
 
 
 def k3_interval(k3: Value) -> tuple[float, float] | None:
-    """Return the interval of K3. It is symmetric if the Result only has a standard error."""
+    """Return the interval of K3. If the Result only has a standard error, the interval is symmetric."""
     if k3.interval or not k3.se or k3.value is None:
         return k3.interval
     return max(k3.value - INTERVAL_Z * k3.se, 0.0), k3.value + INTERVAL_Z * k3.se
@@ -225,7 +225,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
 
 
 def headline_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the finding to name first: a cause before its symptom, never one with less than 5% of K3."""
+    """Return the finding to name first: a cause before its symptom, and never one with less than 5% of K3."""
     sure = [found for found in findings if found.confidence != "low"]
     large = [one for one in sure if one.share_k3 is None or one.share_k3 >= MIN_HEADLINE_SHARE]
     ranked = sorted(large, key=lambda found: (found.cause in HARMLESS_CAUSES, found.cause in SYMPTOMS))
@@ -233,7 +233,7 @@ def headline_finding(findings: Sequence[Finding]) -> Finding | None:
 
 
 def changes_loss_scale(run: RunResult, name: str) -> bool:
-    """Return True if a correction multiplies the loss by a factor outside of `LOSS_SCALE_RANGE`."""
+    """Return True if a correction multiplies the loss by a factor outside `LOSS_SCALE_RANGE`."""
     scale = _metric_value(run.overall.corrections[name].get("loss_scale"))
     return scale is not None and not LOSS_SCALE_RANGE[0] <= scale <= LOSS_SCALE_RANGE[1]
 
@@ -245,7 +245,7 @@ def find_fixable(findings: Sequence[Finding], least_share: float = 0.0) -> Findi
 
 
 def find_growth(findings: Sequence[Finding]) -> float | None:
-    """Return the factor by which K3 grew from its onset on, if a finding has it as evidence."""
+    """Return the factor by which K3 grew, if a finding has it as evidence."""
     for finding in findings:
         facts = {fact.name: fact.value for fact in finding.evidence}
         factor = facts.get("factor")
@@ -255,12 +255,15 @@ def find_growth(findings: Sequence[Finding]) -> float | None:
 
 
 def is_uncorrectable(finding: Finding) -> bool:
-    """Return True if the finding makes corrections useless. Only a finding with high confidence does."""
+    """Return True if no correction helps because of the finding.
+
+    This is only possible for a finding with high confidence.
+    """
     return finding.cause not in CAUSES_WITH_VALID_ROLLOUT and finding.confidence == "high"
 
 
 def first_sentence(advice: str) -> str:
-    """Return the first sentence of an advice without parentheses."""
+    """Return the first sentence of an advice, without parentheses."""
     plain = re.sub(r" \([^()]*\)", "", advice)
     return f"{plain.split('. ')[0].rstrip('.')}."
 
@@ -307,7 +310,7 @@ def data_notes(result: Result) -> list[str]:
 
 
 def left_out_facts(left_out: Sequence[SkippedData]) -> list[str]:
-    """Return the numbers of sequences, files and tokens left out, without zeros."""
+    """Return the numbers of skipped sequences, files and tokens, without zeros."""
     counts = Counter[tuple[str, str]]()
     for item in left_out:
         if item.reason == MASKED_TOKENS:
@@ -341,7 +344,7 @@ def prompt_notes(runs: Iterable[RunResult]) -> list[str]:
 
 
 def names_not_compared(run: RunResult) -> list[str]:
-    """List the names of the run's log that no comparison with the dump uses."""
+    """List the names of the run's log that were not compared with the dump."""
     compared = {name for found in run.against.values() for name in found.names}
     compared |= {*run.against_metrics.names} if run.against_metrics else set()
     return [
@@ -383,7 +386,7 @@ _NEARLY_ALL = 0.95
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Status of a run, the sentence that explains it, and the finding that the sentence names."""
+    """Status of a run, the sentence that explains it, and the finding in this sentence."""
 
     status: Status
     text: str
@@ -391,7 +394,7 @@ class RunStatus:
 
 
 def run_status(run: RunResult) -> RunStatus:
-    """Judge a run from its K3, growth and findings."""
+    """Judge a run by its K3, growth and findings."""
     summary, cause = get_summary(run), headline_finding(run.findings)
     parts = list(filter(None, (_describe_growth(summary.growth), _describe_level(summary))))
     named = cause is not None and cause.cause not in HARMLESS_CAUSES | SYMPTOMS
@@ -425,20 +428,20 @@ def findings_status(findings: Sequence[Finding]) -> RunStatus:
 
 
 def describe_cause(cause: Finding) -> str:
-    """Return the title of a cause, with its share of K3 if other causes have a large part."""
+    """Return the title of a cause, with its share of K3 if other causes have a large share."""
     share = cause.share_k3
     title = cause.title if cause.confidence == "high" else f"probably {lower_first(cause.title)}"
     return title if share is None or share >= _NEARLY_ALL else f"{title} ({percent(share)} of K3)"
 
 
 def lower_first(text: str) -> str:
-    """Return a title inside a sentence. Abbreviations keep their capitals."""
+    """Return a title for use inside a sentence. Abbreviations keep their capitals."""
     first = text.partition(" ")[0]
     return text if first[1:] != first[1:].lower() else text[:1].lower() + text[1:]
 
 
 def percent(share: float | None) -> str:
-    """Format a share with three significant digits. Only a share of nearly 1 is shown as 100%."""
+    """Format a share with three significant digits. Only a share of nearly 1 becomes 100%."""
     if share is None:
         return DASH
     if 0 < abs(share) < 1e-5:

@@ -1,4 +1,4 @@
-"""Check that a Result covers the data of its baseline and that the two are comparable."""
+"""Check that a Result covers the data of its baseline, and that the two Results are comparable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def find_incompatibility(
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Limits of the checks that do not belong to a rule."""
+    """Limits of the gate's checks on the data, which do not belong to a rule."""
 
     max_skipped: float = 0.01  # share of sequences, tokens or files left out as bad, or of repeated sequences
     max_missing: float = 0.05  # share of the baseline's steps, prompts or responses that the dump lacks
@@ -94,7 +94,7 @@ def _match_runs(result: Result, baseline: Result | None) -> Iterator[Match]:
 
 
 def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Check]:
-    """Check that each run has the responses of its baseline: by their token ids if the two have them."""
+    """Check that each run has the responses of its baseline, by token ids if both have ids."""
     for name, run, accepted in _match_runs(result, baseline):
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:
@@ -132,10 +132,10 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of sequences, tokens and files left out.
+    """Check the shares of skipped sequences, tokens and files.
 
-    Runs are checked one by one if each file belongs to one. Sequences and tokens of a file that was left out as a whole
-    are estimated from its size.
+    If each file belongs to one run, each run is checked by itself. If a whole file was skipped, the number of its
+    sequences and tokens is estimated from its size.
     """
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
@@ -194,7 +194,7 @@ def _check_unread(result: Result) -> Iterator[Check]:
 
 
 def _check_finite_counts(result: Result) -> Iterator[Check]:
-    """Check denominators: infinitely many tokens would make any mean 0."""
+    """Check that the number of tokens is finite, because a mean over infinitely many tokens would be 0."""
     for name, run in result.runs.items():
         sample = build_run_sample(run)
         columns = sample.columns.keys() & {"tokens", "sequences", "squared_length"}
@@ -214,7 +214,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
     """Check that the Result has every step or value of the baseline that a rule judges.
 
-    Steps are only required if some of them match: another part of the training has other steps.
+    Steps are only required if some steps match. Otherwise the dump is another part of the training.
     """
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
@@ -232,9 +232,10 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
 
 
 def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: float) -> Iterator[Check]:
-    """Check the shares of the baseline's steps, and of its prompts and responses, that the dump lacks.
+    """Check the shares of the baseline's steps, prompts and responses that are missing in the dump.
 
-    Other steps, or mostly other prompts, are another part of the training and are compared as they are.
+    A dump with other steps, or with mostly other prompts, is another part of the training and is compared without this
+    check.
     """
     empty = [(_value(each, "empty_sequences") or 0.0) / max(_count_sequences(each), 1.0) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
@@ -266,7 +267,7 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
 
 
 def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSample, ClusterSample]:
-    """Return the clusters of the two runs, folded in the same way if the baseline's are folded."""
+    """Return the clusters of both runs, merged in the same way if the baseline's clusters are merged."""
     sample, other = build_run_sample(run), build_run_sample(accepted)
     if accepted.clusters.folded and not run.clusters.folded and len(other) and int(other.keys.max()) < OVERALL_CAP:
         keys, where = np.unique(sample.keys % np.uint64(OVERALL_CAP), return_inverse=True)
@@ -277,7 +278,10 @@ def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSa
 
 
 def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Find prompts with fewer tokens than in the baseline. If few prompts have more, a mask probably hides them."""
+    """Find prompts with fewer tokens than in the baseline, which a mask may hide.
+
+    If only a few prompts have more tokens, a mask probably hides tokens.
+    """
     sample, other = _build_alike_samples(run, accepted)
     _, here, there = np.intersect1d(sample.keys, other.keys, assume_unique=True, return_indices=True)
     alike = count_responses(sample)[here] == count_responses(other)[there]
@@ -383,7 +387,7 @@ def _check_masks(name: str, new: RunContent, old: RunContent | None) -> Iterator
 
 
 def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iterator[Check]:
-    """Check for clipped values and for columns with other contents than their name."""
+    """Check for clipped values, and for columns whose contents do not fit their name."""
     if new.clipped > (0.0 if old is None else old.clipped) + _CLIPPED_RISE:
         reason = f"{_percent(new.clipped)} of the tokens have exactly the same extreme value, as if values were clipped"
         yield undecided_check(name, "clipped values", f"{reason}. Record them as computed. {accept_remedy()}")
@@ -394,7 +398,7 @@ def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iter
 
 
 def _check_copies(name: str, run: RunResult, accepted: RunResult | None, rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check for one column that was saved twice: far more bit-identical log-probs than in the baseline."""
+    """Check whether one column was saved twice: far more log-probs are bit-identical than in the baseline."""
     if any(rule.metric == "bitwise_all" and rule.min is not None for rule in rules):
         return
     share, before = _value(run, "bitwise_share"), None if accepted is None else _value(accepted, "bitwise_share")
@@ -425,7 +429,7 @@ def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[
 
 
 def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Check that log-probs have the scale of the baseline's: nats, not bits or decades."""
+    """Check that log-probs have the scale of the baseline. Log-probs in bits or decades have another scale."""
     here, there = (each.content.responses if each.content is not None else "" for each in (run, accepted))
     scale = _SCALE_OF_SAME_TOKENS if here and here == there else _SCALE
     for key, title in (("train_log_ppl", "train"), ("rollout_log_ppl", "rollout")):
@@ -465,7 +469,7 @@ def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[C
 
 
 def _mean_length(sample: ClusterSample) -> tuple[float, float] | None:
-    """Return the mean number of tokens per response, empty ones included, and its standard error."""
+    """Return the mean number of tokens per response, with empty responses, and its standard error."""
     responses = count_responses(sample)
     total, clusters = responses.sum(), len(sample)
     if total <= 0 or clusters < 2:
@@ -476,7 +480,7 @@ def _mean_length(sample: ClusterSample) -> tuple[float, float] | None:
 
 
 def count_responses(sample: ClusterSample) -> Float64s:
-    """Count the sequences of each cluster, including those without valid tokens [N]."""
+    """Count the sequences of each cluster, with sequences that have no valid token [N]."""
     names = (name for name in ("sequences", "empty_sequences") if name in sample.columns)
     return sum((sample.column(name) for name in names), np.zeros(len(sample)))
 
@@ -503,7 +507,7 @@ def _shares_distance(here: Float64s, there: Float64s) -> float:
 
 
 def _compare_vocabularies(new: RunContent, old: RunContent) -> str:
-    """Describe the difference between the token ids of two dumps, empty if there is none."""
+    """Describe how the token ids of two dumps differ, "" if they do not."""
     counts = [np.array(each.vocabulary, np.float64) for each in (new, old)]
     if new.id_p95 is None or old.id_p95 is None or len(counts[0]) != len(counts[1]) or not len(counts[0]):
         return ""

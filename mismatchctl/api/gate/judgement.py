@@ -58,7 +58,7 @@ from mismatchctl.stats.samples import (
 
 @dataclass(frozen=True)
 class JudgedPlace:
-    """Place of a judgement: a whole run, one of its steps, or one value of a `--by` column."""
+    """The place that a rule judges: a whole run, one step, or one value of a `--by` column."""
 
     run: RunResult
     target: RuleTarget
@@ -91,7 +91,7 @@ class JudgedPlace:
         return series[key].value_at(self.index) if key in series else NOT_RECORDED
 
     def value(self) -> Value:
-        """Return the judged value. For a logged number, its mean over the steps."""
+        """Return the judged value. For a logged metric, this is the mean over the steps."""
         if not self.target.logged_by:
             return self.recorded(self.target.key, self.target.correction)
         values = logged_values(self.target, self.run)
@@ -117,7 +117,7 @@ def list_places(rule: Rule, target: RuleTarget, run: RunResult) -> list[JudgedPl
 
 
 def baseline_place(place: JudgedPlace, baseline: RunResult) -> JudgedPlace:
-    """Return the place to compare with: the same value of a column, or for a step the whole baseline."""
+    """Return the place of the baseline to compare with: the same value of a column, or for a step the whole."""
     if place.per in ("overall", "step") or place.groups is None:
         return JudgedPlace(baseline, place.target)
     groups, label = baseline.by.get(place.per), place.groups.labels[place.index]
@@ -148,7 +148,7 @@ _DILUTED_SHARE = 0.2
 
 @dataclass(frozen=True)
 class AcceptedResults:
-    """Accepted Results, oldest first. The last is the baseline."""
+    """Accepted Results, oldest first. The last one is the baseline."""
 
     name: str | None = None
     results: Sequence[Result] = ()
@@ -161,7 +161,10 @@ class AcceptedResults:
 
 @dataclass
 class _Case:
-    """A bound to check at a place, with the accepted places, newest last. `reason` if it cannot be judged."""
+    """One bound of a rule at one place, with the same place in the accepted Results, newest last.
+
+    If the bound cannot be judged, `reason` has the reason.
+    """
 
     rule: Rule
     run: str
@@ -174,7 +177,10 @@ class _Case:
 
     @property
     def is_resampled(self) -> bool:
-        """True if noise is taken into account. Logged numbers are exact unless compared with a baseline."""
+        """Return True if the test resamples clusters to account for noise.
+
+        Logged metrics have no noise, unless they are compared with a baseline.
+        """
         if self.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
             return False  # a single token exceeds a limit of 0
         return self.target.table.is_resampled and (not self.target.logged_by or isinstance(self.bound, Allowance))
@@ -187,7 +193,7 @@ def judge(
     level: float = DEFAULT_LEVEL,
     limits: Tolerances | None = None,
 ) -> Verdict:
-    """Judge every run of a Result by every rule, and check that its data is complete and plausible."""
+    """Judge each run by each rule, and check that the data is complete and plausible."""
     if not 0 < level <= MAX_LEVEL:
         raise ConfigError(f"level must be above 0 and at most {MAX_LEVEL}, found {level}")
     against, limits = against or AcceptedResults(), limits or Tolerances()
@@ -286,7 +292,7 @@ def no_baseline() -> str:
 def _comparable_runs(
     target: RuleTarget, name: str, result: Result, against: AcceptedResults
 ) -> tuple[list[RunResult], str]:
-    """Return the comparable accepted runs, newest last, or the reason for an empty list."""
+    """Return the comparable accepted runs, newest last, or the reason why there are none."""
     found: list[RunResult] = []
     for accepted in reversed(against.results):
         matching = find_run(accepted, name)
@@ -301,7 +307,7 @@ def _comparable_runs(
 
 
 class _CaseJudge:
-    """Judge of the cases that share a false-failure rate."""
+    """Judges all cases that share one false-failure rate."""
 
     def __init__(self, level: float, against: AcceptedResults) -> None:
         self._level, self._against = level / BASELINE_MARGIN, against
@@ -405,7 +411,7 @@ class _CaseJudge:
             check.detectable = None if factor is None else factor * check.baseline
 
     def _is_diluted(self, case: _Case, sample: ClusterSample, baseline: ClusterSample) -> bool:
-        """Return True if the clusters that both sides have are worse than allowed, and others hide that."""
+        """Return True if the shared clusters fail the rule and only new clusters hide the failure."""
         keys, here, there = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
         if not MIN_CLUSTERS <= len(keys) < (1 - _DILUTED_SHARE) * len(sample):
             return False
@@ -420,7 +426,7 @@ class _CaseJudge:
         return any(each.exceeds_limit for each in found.statistics) and found.p <= self._level
 
     def _level_change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
-        """Test for a change over time, cached for the comparison and the trend."""
+        """Test for a change over time. The result is cached, because two checks need it."""
         assert isinstance(case.bound, Allowance) and case.place is not None
         key = case.rule.text, case.run, case.place.name, case.kind in LOWER_KINDS
         if key not in self._changes:
@@ -457,7 +463,10 @@ def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
 
 
 def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
-    """Judge a recorded value without resampling: undecided if only the value exceeds the limit, not its interval."""
+    """Judge a value without resampling.
+
+    If the value exceeds the limit but its interval does not, the case is undecided.
+    """
     found, lower = place.value(), case.kind in LOWER_KINDS
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
     check.sequences = int(place.recorded("sequences").value or 0)
@@ -477,7 +486,7 @@ def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
 
 
 def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None:
-    """Return the limit of a recorded value, and the lowest and highest limit within the error of the baseline."""
+    """Return the limit, and the lowest and highest limit that the error of the baseline allows."""
     bound = case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound

@@ -1,4 +1,4 @@
-"""Test for a change over a series of accepted results."""
+"""Test for a change over a series of accepted Results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LevelChange:
 def detect_change(
     samples: Sequence[ClusterSample], metric: TableMetric, allowance: Allowance, *, lower: bool = False
 ) -> LevelChange:
-    """Test for a change over time. p is NaN if a value is not finite."""
+    """Test for a change over time. The p-value is NaN if a value is not finite."""
     values = np.array([metric.of(sample) for sample in samples])
     if not np.isfinite(values).all():
         return LevelChange(math.nan, math.nan, 0, None, math.nan, math.nan)
@@ -95,9 +95,9 @@ def _layered_series(samples: Sequence[ClusterSample], factor: float) -> list[tup
 
 
 def _change_statistics(values: Float64s, allowance: Allowance, *, lower: bool) -> Float64s:
-    """Return Student's t of a change after each result but the last, and of a line [N].
+    """Return Student's t for a change after each Result, and for a line through all Results [N].
 
-    Positive values are judged by their logarithms if the allowance is relative.
+    If the allowed increase is relative, positive values are compared by their logarithms.
     """
     sign = -1.0 if lower else 1.0
     if (values > 0).all() and not allowance.absolute:
@@ -134,14 +134,14 @@ def _t_statistics(series: Float64s, room: float | Float64s = 0.0) -> Float64s:
 
 @cache
 def _null_distribution(nights: int) -> tuple[Float64s, Float64s]:
-    """Return the ascending null distributions of the largest statistic and of the last result's statistic."""
+    """Return the distributions of the largest and of the last statistic without a change, in ascending order."""
     normal = np.random.default_rng(_SEED).standard_normal((_NULL_DRAWS, nights))
     found = _t_statistics(normal)
     return np.sort(found.max(axis=1)), np.sort(found[:, -2])
 
 
 def _tail_probability(null: Float64s, value: float, nights: int, tests: int = 1) -> float:
-    """Return the chance of at least this value, by Student's t for each test if the draws are too few."""
+    """Return the probability of a value at least this large, by Student's t if the draws are too few."""
     above = int(len(null) - np.searchsorted(null, value)) + 1
     drawn = above / (len(null) + 1)
     if above >= _MIN_ABOVE:
@@ -151,7 +151,7 @@ def _tail_probability(null: Float64s, value: float, nights: int, tests: int = 1)
 
 
 def _estimate_rise(values: Float64s, first: int, *, relative: bool = False) -> float:
-    """Return the change at an index, or along the least-squares line."""
+    """Return the size of the change at an index, or along the least-squares line."""
     if first:
         before, after = float(values[:first].mean()), float(values[first:].mean())
     else:

@@ -45,7 +45,7 @@ _OUTCOME_ORDER: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
 
 class Check(FiniteModel):
-    """One bound at one place."""
+    """The result of one bound of a rule at one place."""
 
     rule: str
     run: str
@@ -105,7 +105,7 @@ class Verdict(View, FiniteModel):
 
     @property
     def passed(self) -> bool:
-        """True if every check passed. An undecided verdict did not pass."""
+        """True if every check passed. An undecided verdict counts as not passed."""
         return self.outcome == "passed"
 
     def __bool__(self) -> bool:
@@ -148,7 +148,7 @@ def add_sentences(verdict: Verdict) -> Verdict:
 
 
 def format_apart(value: float, limit: float, unit: str = "") -> tuple[str, str]:
-    """Format a value and a limit with enough digits to show their order."""
+    """Format a value and a limit with enough digits to show which is larger."""
     percent = unit == "fraction"
     for digits in range(3, _MAX_DIGITS + 1):
         shown = tuple(_format_digits(each, digits, percent) for each in (value, limit))
@@ -184,7 +184,7 @@ def check_statement(check: Check) -> str:
 
 
 def check_name(check: Check) -> str:
-    """Name the requirement of a check, for example `K3 within 25% of baseline` or `bitwise_all at most 0`."""
+    """Describe the requirement of a check, for example `K3 within 25% of baseline`."""
     label = metric_label(check)
     if check.rule == COVERAGE_RULE:
         return label
@@ -198,7 +198,10 @@ def check_name(check: Check) -> str:
 
 
 def metric_label(check: Check) -> str:
-    """Return the metric as people write it, with its correction. Checks without a rule have a title."""
+    """Return the label of a metric with its correction, for example `ESS of geo_rs`.
+
+    A check without a rule has a title instead.
+    """
     if check.rule == COVERAGE_RULE:
         return check.title
     label = re.sub(r"(?<![a-z])k(?=[123]$)", "K", check.metric)
@@ -268,7 +271,10 @@ _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder", "tail": "ta
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
-    """Describe which part of K3 rose and by how much, with 95% intervals. Empty without layers."""
+    """Describe whether K3 of rare or of typical tokens rose, and by how much, with 95% intervals.
+
+    Empty without layers.
+    """
     found = []
     for part in check.parts:
         if part.rise is not None:
@@ -283,7 +289,7 @@ def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
 
 
 def _format_rise(rise: float) -> str:
-    """Format a relative change, as a factor if it is more than double."""
+    """Format a relative change as a percentage, or as a factor if the value more than doubled."""
     rise = 0.0 if abs(rise) < ROUNDING_TOLERANCE else rise
     if rise > 1:
         return f"{format_number(1 + rise)}x"
@@ -296,17 +302,20 @@ def verdict_headline(verdict: Verdict) -> str:
 
 
 def is_first_baseline(verdict: Verdict) -> bool:
-    """Return True if the verdict is undecided only because an accepted dump becomes the first baseline."""
+    """Return True if the verdict is only undecided because there is no baseline yet."""
     return {outcome_label(check) for check in verdict.checks} - {"passed"} == {"recorded"}
 
 
 def outcome_label(check: Check) -> str:
-    """Return the outcome as reports show it. A value that becomes the first baseline is recorded."""
+    """Return the outcome as a word for reports.
+
+    The outcome of a value that becomes the first baseline is "recorded".
+    """
     return "recorded" if check.reason == FIRST_BASELINE_REASON else check.outcome
 
 
 def verdict_answer(verdict: Verdict) -> str:
-    """Return the answer of a verdict in one line: the worse metric, the passed rules, or the reason for undecided."""
+    """Return the verdict in one line: the metric that got worse, the passed rules, or the reason for undecided."""
     checks = verdict.checks
     if not checks:
         return "no check was made"
@@ -323,7 +332,7 @@ def verdict_answer(verdict: Verdict) -> str:
 
 
 def _excess(check: Check) -> float:
-    """Return how far a value is from its limit, as a factor."""
+    """Return the factor by which a value exceeds its limit."""
     if not check.value or not check.limit or check.value * check.limit <= 0:
         return 0.0
     return check.limit / check.value if check.kind in LOWER_KINDS else check.value / check.limit
@@ -360,7 +369,7 @@ def _describe_doubt(check: Check) -> str:
 
 
 def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
-    """Select the checks of a rule and run to show, and count the others, which passed."""
+    """Return the checks of a rule and run to show, and the number of the other checks, which passed."""
     if len(checks) <= MAX_SHOWN_CHECKS:
         return list(checks), 0
     order = sorted(checks, key=lambda check: ("failed", "undecided", "passed").index(check.outcome))

@@ -158,7 +158,7 @@ _temporary_folder = cache(make_temporary_folder)
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """Yield files of frameworks and of common formats as tables, run by run. With `skip`, yield errors, too."""
+    """Yield files of frameworks and of other formats as tables, run by run. With `skip`, errors are yielded too."""
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:

@@ -1,4 +1,4 @@
-"""Columns of every point of a family for the sequences of a block."""
+"""Columns of each point of a family of corrections, for the sequences of a block."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def block_columns(
 
 
 class _BinnedPoints:
-    """Evaluation of the points of a family with bins. `rejected` is along the grid [S, ...]."""
+    """Evaluates the points of a family with bins. `rejected` has the axes of the grid [S, ...]."""
 
     def __init__(
         self, family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
@@ -114,7 +114,7 @@ class _BinnedPoints:
         return facts
 
     def failing(self, passing: CorrectionFacts) -> CorrectionFacts:
-        """Return the facts of sequences that do not pass: no token is kept, other columns are equal."""
+        """Return the values of sequences that a gate rejects: no token is kept."""
         none = np.zeros_like(self.length)
         return replace(
             passing,
@@ -126,12 +126,12 @@ class _BinnedPoints:
         )
 
     def _wide(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
-        """Reshape values [S] or [S, V] with V along one axis of the grid."""
+        """Reshape values [S] or [S, V] to the grid, with V along one axis."""
         before, after = (1,) * axis, (1,) * (len(self.family.grid) - axis - 1)
         return values.reshape(len(values), *before, -1, *after)
 
     def _from_tokens(self, values: NDArray[Any], weights: bool) -> NDArray[Any]:
-        """Reshape values [S, (weights), variants of gates on tokens ...] to the grid."""
+        """Reshape values [S, (weights), variants of token gates ...] to the grid."""
         missing = (1,) * len(self.on_sequences)
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
@@ -191,7 +191,7 @@ class _BinnedPoints:
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
     def _token_weights(self, weights: Weights) -> Arrays:
-        """Sum weights per token with bins of the weight and of gates on tokens."""
+        """Sum the weights per token, with bins for the weight and for token gates."""
         bounds = self.family.bounds
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
         weight = weights.raw if weights.ratios.extent[0] < SMALL_WEIGHT else ratio
@@ -220,13 +220,13 @@ class _BinnedPoints:
         return made
 
     def _narrowed(self, table: NDArray[Any]) -> NDArray[Any]:
-        """Apply gates without variants to a table [columns, S, bins of the weight, bins of gates ...]."""
+        """Apply gates without variants to a table of bins."""
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             table = thresholds.inside.sums(table, axis=axis + 3) if thresholds.variants == 1 else table
         return table
 
     def _kept(self, sums: NDArray[Any]) -> NDArray[Any]:
-        """Apply the other gates to sums [S, weights, bins of gates on tokens ...]."""
+        """Apply the other gates to sums [S, weights, bins of token gates ...]."""
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             sums = thresholds.inside.sums(sums, axis=axis + 2) if thresholds.variants > 1 else sums
         return self._from_tokens(sums, True)

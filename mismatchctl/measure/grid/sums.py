@@ -1,4 +1,4 @@
-"""Sums of every family along the grid: reduce batches, close groups, evaluate metrics."""
+"""Sums of each family along the grid: reduce batches, close groups, evaluate metrics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from mismatchctl.measure.reduction import (
 def evaluate_metrics(
     metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Evaluate each metric in every cell at every point of a grid, flattened [cells, points]. NaN if undefined."""
+    """Evaluate each metric in each cell at each point of a grid [cells, points]. NaN if undefined."""
     cells = len(totals["tokens"])
     with np.errstate(all="ignore"):
         return {
@@ -58,7 +58,7 @@ def evaluate_metrics(
 def standard_errors(
     metrics: Iterable[Metric], totals: Arrays, rows: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Compute standard errors by the delta method, from the clusters' `rows` [R, ...] and the totals [1, ...]."""
+    """Compute standard errors by the delta method, from the rows of clusters and the totals."""
     clusters, found = int(np.count_nonzero(rows["tokens"])), {}
     with np.errstate(all="ignore"):
         for metric in metrics:
@@ -89,7 +89,7 @@ FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
 
 
 class GridLayout:
-    """Positions of arrays along a grid in the columns of a table."""
+    """Positions of the arrays of a grid in the columns of a table."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
@@ -103,7 +103,7 @@ class GridLayout:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Settings of one pass: the points of every study, as families."""
+    """The settings of one pass: the points of all studies, divided into families."""
 
     base: MeasurePlan  # settings shared with `analyze`
     families: tuple[CorrectionFamily, ...]  # measured in every cell
@@ -125,7 +125,7 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class FamilyLayouts:
-    """Layouts of a family's tables: all sums, maxima, and columns stored by cluster."""
+    """Layouts of the tables of a family: sums, maxima, and columns by cluster."""
 
     totals: GridLayout
     maxima: GridLayout
@@ -142,7 +142,7 @@ class FamilyLayouts:
 
 @dataclass(frozen=True)
 class FamilySums:
-    """Sums of one family in one cell."""
+    """Sums of one family in one group."""
 
     totals: ClusterTable  # all columns, one row per micro-batch if it matters, else one row
     rows: tuple[ClusterTable, ...]  # columns stored by cluster, in parts that are not merged yet
@@ -156,7 +156,7 @@ class FamilySums:
         return self.totals.sums.size + sum(table.sums.size for table in self.rows)
 
     def __add__(self, other: FamilySums) -> FamilySums:
-        """Add two sums. Rows are merged once the new parts reach half of the first, which keeps their number small."""
+        """Add two sums. Rows are merged only if the new parts are large, which saves time."""
         totals = self.totals + other.totals
         first, *more = rows = self.rows + other.rows
         if 2 * sum(map(len, more)) <= len(first):
@@ -165,7 +165,10 @@ class FamilySums:
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
-    """Merge tables without maxima in order, without a copy. Above `cap` clusters, they are folded by their hash."""
+    """Merge tables in order, without a copy.
+
+    If there are more than `cap` clusters, clusters are merged by their hash.
+    """
     clusters, scopes = (np.concatenate([getattr(table, name) for table in tables]) for name in ("clusters", "scopes"))
     is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
     if is_folded:
@@ -193,7 +196,7 @@ def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> FamilyCells
 
 
 def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -> list[list[FamilySums]]:
-    """Sum each family over its cells. Empty sequences contribute zero."""
+    """Sum each family over its groups. Empty sequences contribute zero."""
     some, scopes = batch.segments.nonempty, scope_hashes(batch, plan.base)
     of_all = BatchRows(cells, np.zeros_like(scopes), scopes)
     empty, all_rows = np.bincount(of_all.rows[~some], minlength=len(of_all)), of_all.rows[some]
@@ -225,7 +228,7 @@ def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -
 
 
 class _FamilyTable:
-    """Sums of a family by rows of a batch, filled block by block, and the number of `empty` sequences in each row."""
+    """Sums of a family by the rows of a batch, and the number of `empty` sequences in each row."""
 
     def __init__(
         self, rows: BatchRows, layout: GridLayout, maxima: GridLayout | None = None, empty: Ints | None = None
@@ -255,7 +258,7 @@ _BLOCK_VALUES = 1 << 17
 
 @dataclass(frozen=True)
 class ClosedFamily:
-    """Closed sums of one family in several cells."""
+    """Final sums of one family in several groups."""
 
     # totals, maxima: columns along the grid [G, ...]
     totals: Arrays
@@ -280,7 +283,7 @@ class ClosedFamily:
 
 @dataclass
 class FamilyRunSums:
-    """Closed sums of one family over the groups of a run, or of one value of a column."""
+    """Final sums of one family over the groups of a run, or of one value of a column."""
 
     # totals, maxima: columns along the grid [1, ...]
     totals: Arrays = field(default_factory=dict)
@@ -289,7 +292,7 @@ class FamilyRunSums:
     prompts: PromptCounter | None = None  # prompts so far, if the dump has prompt ids
 
     def add(self, closed: ClosedFamily, salts: Hashes) -> None:
-        """Add groups [G]. The salt of each group separates its clusters, unless they are prompts."""
+        """Add groups [G]. Clusters of different groups stay separate, unless they are prompts."""
         counts, rows = {}, closed.rows
         if self.prompts is None:
             rows = replace(rows, clusters=mix_hashes(rows.clusters, salts[closed.cells]))
@@ -317,7 +320,7 @@ class FamilyRunSums:
 
 
 class FamilyCloser:
-    """Closes the raw sums of many groups at once. The normalization factors belong to whole groups."""
+    """Computes the final sums of many groups at once. Normalization factors belong to whole groups."""
 
     def __init__(self, family: CorrectionFamily, layouts: FamilyLayouts, groups: Sequence[ClusterTable]) -> None:
         self.family, self.layouts = family, layouts
@@ -327,7 +330,10 @@ class FamilyCloser:
             self._factors = self._scopes.factors(rule, layouts.totals.arrays(_stack_rows([t.sums for t in groups])))
 
     def close(self, cells: Sequence[FamilySums], groups: Ints, *, keep: bool) -> ClosedFamily:
-        """Normalize parts of groups [G] and count their clusters. Rows are normalized in place unless `keep` is set."""
+        """Normalize the parts of groups [G] and count their clusters.
+
+        Rows are changed in place unless `keep` is set.
+        """
         layouts, count = self.layouts, len(cells)
         tables = [cell.totals for cell in cells]
         of = table_numbers(tables)
@@ -351,13 +357,13 @@ class FamilyCloser:
         return ClosedFamily(totals, largest, rows, cell_of, counted, emptied)
 
     def _factors_of(self, groups: Ints, tables: Sequence[ClusterTable]) -> Float64s | None:
-        """Return the divisors of each row's weights [R, weights, 1, ...], if weights are normalized."""
+        """Return the divisors of the weights of each row, if weights are normalized."""
         if self._factors is None:
             return None
         return self._factors[self._scopes.find(groups, np.concatenate([table.scopes for table in tables]))]
 
     def _rows(self, tables: Sequence[ClusterTable], groups: Ints, *, keep: bool) -> tuple[ClusterTable, Ints]:
-        """Normalize rows by cell, cluster and micro-batch, merge micro-batches, and return the cell of each row."""
+        """Normalize rows by group, cluster and micro-batch, and merge micro-batches."""
         clusters, scopes = (np.concatenate([getattr(own, name) for own in tables]) for name in ("clusters", "scopes"))
         sums, cells = _stack_rows([table.sums for table in tables]), table_numbers(tables)
         factors = self._factors_of(groups[cells], tables)
@@ -381,12 +387,12 @@ class FamilyCloser:
 
 
 def _stack_rows(tables: Sequence[Float64s]) -> Float64s:
-    """Concatenate rows. A single table is not copied, since rows may be wide."""
+    """Concatenate rows. A single table is not copied, because rows can be wide."""
     return tables[0] if len(tables) == 1 else np.concatenate(tables)
 
 
 def _sum_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
-    """Sum rows sorted by their index `of`, [count, ...]."""
+    """Sum rows by their index `of` [count, ...]. The rows are sorted."""
     firsts = np.flatnonzero(np.append(True, np.diff(of) != 0)[: len(of)])
     if len(firsts) == len(of) == count:
         return values
@@ -397,7 +403,7 @@ def _sum_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
 
 
 def _largest_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
-    """Return the maximum of rows by their index `of` [count, ...], -inf without rows."""
+    """Return the maximum of rows by their index `of` [count, ...], or -inf."""
     found = np.full((count, *values.shape[1:]), -np.inf)
     np.maximum.at(found, of, values)
     return found

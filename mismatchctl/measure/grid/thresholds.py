@@ -1,4 +1,4 @@
-"""Thresholds of a grid, families of corrections that share them, and sums over bins of values."""
+"""Thresholds of a grid, families of corrections with the same thresholds, and sums over bins."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _WIDE_ROWS = 64
 
 @dataclass(frozen=True)
 class BlockParts:
-    """Division of a block: micro-batches of its cells, or clusters."""
+    """The division of a block into micro-batches or clusters."""
 
     index: Ints  # part of each sequence [S]
     count: int  # number of parts, each with at least one sequence
 
     @classmethod
     def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Divide sequences by their table row [S]. Return the parts and the row of each part [count]."""
+        """Divide sequences by their table row [S]. The result is the parts, and the row of each part [count]."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -55,7 +55,7 @@ class BlockParts:
 
     @cached_property
     def by_size(self) -> list[tuple[Ints, Ints | slice]]:
-        """Parts grouped by number of sequences: their indices, and their sequences in order."""
+        """Return the parts grouped by their number of sequences."""
         sizes = np.diff(self.firsts, append=len(self.index))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
@@ -88,7 +88,7 @@ _FEW_VARIANTS = 4
 
 @dataclass
 class BlockColumns:
-    """Columns of one block along the grid."""
+    """The columns of one block along the grid."""
 
     parts: BlockParts  # micro-batches of its cells
     # sequences that pass the gates on whole sequences [S, 1, ..., variants]. Default: all.
@@ -106,7 +106,7 @@ class BlockColumns:
         return {name: within.sum(sums) for name, sums in known.items()} | self.sum_by(rest, self.parts) | self.summed
 
     def sum_by(self, names: Collection[str], parts: BlockParts) -> Arrays:
-        """Sum some columns over other parts, [parts, weights, gate variants ...]."""
+        """Sum some columns over other parts [parts, weights, gate variants ...]."""
         if self.flags is None or not (parts.count == 1 or parts.count * _FEW_VARIANTS < len(parts.index)):
             return {name: parts.sum(self._of_sequences(name)) for name in names}
         found = {name: parts.sum(self.fixed[name]) for name in names if name in self.fixed}
@@ -119,7 +119,7 @@ class BlockColumns:
         return found
 
     def _of_sequences(self, name: str) -> NDArray[Any]:
-        """Return one column of every sequence [S, weights, gate variants ...]."""
+        """Return one column of all sequences [S, weights, gate variants ...]."""
         values = self.fixed[name] if name in self.fixed else self.passing[name]
         if self.flags is None or name in self.fixed:
             return values
@@ -145,7 +145,7 @@ def sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
 
 
 def _sum_product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite: bool) -> Float64s:
-    """Sum values [S, N] times flags [S, V] over each part [parts, N, V]."""
+    """Sum products of values [S, N] and flags [S, V] over each part [parts, N, V]."""
     sums = np.empty((parts.count, values.shape[1], flags.shape[1]))
     for own, members in parts.by_size:
         some, tall = (each[members].reshape(len(own), -1, each.shape[1]) for each in (flags, values))
@@ -165,14 +165,17 @@ SMALL_WEIGHT = -5.0  # log of the weight below which 1 + (w - 1) loses digits
 
 @dataclass(frozen=True)
 class BinIntervals:
-    """Intervals of adjacent bins, from `starts` [V] up to but excluding `stops` [V]. Empty if start >= stop."""
+    """Intervals of adjacent bins, from `starts` [V] to `stops` [V], without the last.
+
+    An interval is empty if start >= stop.
+    """
 
     starts: Ints
     stops: Ints
 
     @cached_property
     def _pivots(self) -> list[tuple[int, Ints]]:
-        """As few bins as possible that split all intervals, each with the intervals that it splits."""
+        """Return the fewest bins that divide all intervals, with the intervals of each bin."""
         left = np.flatnonzero(self.starts < self.stops)
         found = []
         while len(left):
@@ -184,14 +187,14 @@ class BinIntervals:
 
     @cached_property
     def _nested(self) -> int | None:
-        """The common start of all intervals, if they have one and are not empty."""
+        """Return the common start of all intervals, if there is one."""
         one = len(self.starts) > 0 and bool((self.starts == self.starts[0]).all() and (self.stops > self.starts).all())
         return int(self.starts[0]) if one else None
 
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
-        """Sum `table` over each interval along `axis`, which gets length V.
+        """Sum `table` over each interval along `axis`, which then has length V.
 
-        Sums run outwards from the pivots and are only added, so that values outside never cost digits.
+        Sums are only added, starting inside the interval, so that values outside cannot cost digits.
         """
         table = np.moveaxis(table, axis, -1)
         if len(self.starts) == 1:
@@ -231,7 +234,7 @@ class IntervalVariants:
 
     @classmethod
     def from_bounds(cls, lows: Float64s, highs: Float64s) -> IntervalVariants:
-        """Build intervals low <= value < high [V]. -inf and NaN leave a side open."""
+        """Build intervals low <= value < high [V]. -inf and NaN mean no bound."""
         edges = np.unique(np.concatenate([lows[lows > -np.inf], highs[~np.isnan(highs)]]))
         starts = np.where(lows == -np.inf, 0, np.searchsorted(edges, lows) + 1)
         stops = np.where(np.isnan(highs), len(edges) + 1, np.searchsorted(edges, highs) + 1)
@@ -239,7 +242,7 @@ class IntervalVariants:
 
     @classmethod
     def from_gates(cls, gates: Iterable[Gate]) -> IntervalVariants:
-        """Build the intervals that gates keep, in the space where their statistic is compared."""
+        """Build the intervals that gates keep, on the scale of the compared statistic."""
         bounds = [(*gate_bounds(gate), *gate.inclusive) for gate in gates]
         lows = [low if included else np.nextafter(low, np.inf) for low, _, included, _ in bounds]
         highs = [_exclusive_bound(high) if included else high for _, high, _, included in bounds]
@@ -265,25 +268,28 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def common_bin(self, values: Float64s) -> tuple[int, float, float]:
-        """Return a bin that contains many values, and its edges. Most tokens then need no search."""
+        """Return a bin that contains many values, and its edges.
+
+        Most tokens are in this bin, so they need no search.
+        """
         sample = self.bin(values[:: max(len(values) // _SAMPLE_SIZE, 1)])
         common = int(np.bincount(sample).argmax()) if len(sample) else 0
         padded = np.concatenate([[-np.inf], self.edges, [np.inf]])
         return common, float(padded[common]), float(padded[common + 1])
 
     def sides(self, values: Float64s) -> tuple[Bools, Bools]:
-        """Return flags of values [S] below and above each variant's interval, [S, V] each."""
+        """Return flags of the values [S] below and above each interval, [S, V] each."""
         bins = self.bin(values)[:, None]
         return bins < self.inside.starts, bins >= self.inside.stops
 
 
 def _exclusive_bound(bound: float) -> float:
-    """Return the exclusive bound that is equivalent to an inclusive one, NaN for infinity."""
+    """Return the exclusive bound that is equivalent to an inclusive bound, or NaN for infinity."""
     return np.nan if bound == np.inf else float(np.nextafter(bound, np.inf))
 
 
 class WeightBounds:
-    """Bounds of several weight rules: intervals of unchanged weights, and the result outside [W]."""
+    """Bounds of several weight rules, and the weights outside the bounds [W]."""
 
     def __init__(self, rules: Sequence[Weight]) -> None:
         bounds = np.array([rule.bounds for rule in rules])
@@ -299,7 +305,7 @@ class WeightBounds:
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
     def maxima(self, weights: Weights, segments: Segments, parts: BlockParts) -> dict[str, Float64s]:
-        """Return the largest weight and negated weight of each part, before [parts, 1] and after bounds [parts, W]."""
+        """Return the largest and smallest weight of each part, before and after the bounds."""
         ratios = weights.ratios
         ends = -parts.largest(-ratios.min_log_ratio), parts.largest(ratios.max_log_ratio)
         low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
@@ -310,7 +316,7 @@ class WeightBounds:
         return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
 
     def _within(self, weights: Weights, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
-        """Return the smallest and largest weight of each part [count, W] if weights outside become 0."""
+        """Return the smallest and largest weight of each part if weights outside become 0 [count, W]."""
         thresholds = self.thresholds
         places = parts * thresholds.bins + thresholds.bin(weights.raw_excess + 1.0)
         low, high = np.full((count, thresholds.bins), np.inf), np.full((count, thresholds.bins), -np.inf)
@@ -336,7 +342,7 @@ class BoundedWeightSums:
         self._beyond: dict[tuple[str, str], Float64s] = {}
 
     def sum(self, inside: str, outside: str, *, power: int = 1, origin: float = 0.0) -> Float64s:
-        """Sum (w - origin)^power times a factor. Column `inside` contains the product, `outside` the factor."""
+        """Sum (w - origin)^power times a factor. The column `inside` contains the product, and `outside` the factor."""
         total = self.bounds.thresholds.inside.sums(self.table[inside], axis=1)
         for side in ("below", "above"):
             bound = self.bounds.low if side == "below" else self.bounds.high
@@ -350,7 +356,7 @@ class BoundedWeightSums:
         return total
 
     def sum_beyond(self, side: str, column: str) -> Float64s | None:
-        """Sum a column over the weights below or above the bounds, if there are such bounds."""
+        """Sum a column over the weights outside the bounds, if there are bounds."""
         runs = self.bounds.thresholds.below if side == "below" else self.bounds.thresholds.above
         if not (runs.starts < runs.stops).any():
             return None
@@ -399,7 +405,7 @@ _MOST_CELLS = 1 << 14
 
 @dataclass(frozen=True)
 class CorrectionGrid:
-    """Corrections that combine variants of their rules: each point has one variant of every rule."""
+    """Corrections that combine variants of their rules. Each point has one variant of each rule."""
 
     base: Correction  # a correction. The others differ from it in their rules only.
     weights: tuple[Weight | None, ...]  # variants of the weight rule
@@ -415,7 +421,7 @@ class CorrectionGrid:
 
 @dataclass(frozen=True)
 class CorrectionFamily:
-    """Corrections that differ only in bounds: every weight rule with every variant of every gate."""
+    """Corrections that differ only in bounds: all weight rules with all variants of all gates."""
 
     weights: tuple[Weight | None, ...]  # variants of the weight rule. A single null if every weight is 1.
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate, in order
@@ -426,11 +432,11 @@ class CorrectionFamily:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Number of variants of the weight, then of each gate in `order`."""
+        """Return the number of variants of the weight, and of each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
     def shape(self, along: GridAxis) -> tuple[int, ...]:
-        """Return the grid, with length 1 along axes that a column does not depend on."""
+        """Return the shape of the grid, with 1 for axes that a column does not depend on."""
         gates = range(1, len(self.grid))
         axes: dict[GridAxis, Iterable[int]] = {"none": (), "weights": (0,), "kept": gates, "all": (0, *gates)}
         axes |= {gate: (axis,) for axis, gate in enumerate(self.order, 1)}
@@ -440,12 +446,12 @@ class CorrectionFamily:
 
     @cached_property
     def is_binned(self) -> bool:
-        """True if it is evaluated with bins. Otherwise its single point is applied directly."""
+        """Return True if the family is evaluated with bins. Otherwise, its single point is applied directly."""
         return _can_be_binned(self.correction)
 
     @cached_property
     def token_gates(self) -> int:
-        """Number of gates on single tokens, which come first in `order`."""
+        """Return the number of gates on single tokens, which are first in `order`."""
         return sum(self.correction.gates[gate].level == "token" for gate in self.order)
 
     @cached_property
@@ -458,7 +464,7 @@ class CorrectionFamily:
 
     @cached_property
     def cells(self) -> int:
-        """Number of joint bins of all rules on tokens."""
+        """Return the number of joint bins of all rules on tokens."""
         weight, rules = self.correction.weight, list(self.thresholds[: self.token_gates])
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)
@@ -466,7 +472,7 @@ class CorrectionFamily:
 
     @cached_property
     def veto(self) -> int | None:
-        """Axis of the first veto in `order`."""
+        """Return the axis of the first veto in `order`."""
         first = next((number for number, gate in enumerate(self.correction.gates) if gate.is_veto), None)
         return None if first is None else self.order.index(first)
 
@@ -523,7 +529,7 @@ def _gate_kind(gate: Gate) -> Hashable:
 
 
 def _can_be_binned(correction: Correction) -> bool:
-    """Return True if the gates are independent, judge tokens or whole sequences, and share their effect."""
+    """Return True if gates are independent, judge tokens or whole sequences, and have the same effect."""
     effects = {gate.effect for gate in correction.gates}
     if correction.weight is not None and not correction.weight.is_usual:
         return False

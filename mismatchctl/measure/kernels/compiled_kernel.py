@@ -1,4 +1,4 @@
-"""Kernel for large dumps: the arithmetic of the numpy kernel in compiled loops."""
+"""Kernel for large dumps, with compiled loops."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _sum_property(name: str) -> Any:
 
 
 class CompiledRatios(Ratios):
-    """Ratios that compute all elementwise terms together on first use."""
+    """Ratios that compute all their terms together on first use."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         super().__init__(_to_loop_array(policy), _to_loop_array(reference), segments)
 
     @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
-        """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S], with neighbours as if tokens had no gaps."""
+        """Return TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S], as if tokens had no gaps."""
         first = np.zeros(len(self.segments), np.int64)
         return COMPILED_KERNEL.reduce_tokens(self, None, SequencePlaces(first, first, first), _NO_PAIR)
 
@@ -106,12 +106,12 @@ class CompiledRatios(Ratios):
 
 
 def _to_loop_array(values: Floats) -> Floats:
-    """Convert values to a type that the loops are compiled for."""
+    """Convert values to a type that the loops support."""
     return np.ascontiguousarray(values, None if values.dtype in (np.float32, np.float64) else np.float64)
 
 
 class CompiledKernel(Kernel):
-    """The arithmetic in compiled loops."""
+    """The kernel with compiled loops."""
 
     def compute_ratios(self, policy: Floats, reference: Floats, segments: Segments) -> Ratios:
         return CompiledRatios(policy, reference, segments)
@@ -127,7 +127,7 @@ class CompiledKernel(Kernel):
         pair: PairTables,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """See Kernel. Tables without rows are not changed."""
+        """See Kernel. Tables without rows do not change."""
         assert isinstance(ratios, CompiledRatios)
         sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
         maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)

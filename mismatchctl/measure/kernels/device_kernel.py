@@ -1,4 +1,4 @@
-"""Kernel for accelerators: blocks are copied to a device and reduced there with torch."""
+"""Kernel for GPUs: blocks are copied to the GPU and reduced there with torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mismatchctl.measure.kernels.kernel import (
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy to a device asynchronously on the current stream, from page-locked memory."""
+    """Copy values to a GPU asynchronously, from page-locked memory."""
     buffer = torch.empty(values.shape, dtype=_torch_dtype(values.dtype), pin_memory=device.type == "cuda")
     np.copyto(buffer.numpy(), values)
     return buffer.to(device, non_blocking=True)
@@ -41,7 +41,7 @@ def _torch_dtype(dtype: Any) -> torch.dtype:
 
 
 class DeviceArray(NDArrayOperatorsMixin):
-    """Values per token [T] on a device."""
+    """Values per token [T] on a GPU."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -97,14 +97,14 @@ class DeviceArray(NDArrayOperatorsMixin):
 
 
 def _to_operand(value: Any) -> Any:
-    """Convert a numpy operand for torch."""
+    """Convert a numpy value for torch."""
     if isinstance(value, np.ndarray) and value.ndim:
         raise TypeError("an array on the host met one on a device")
     return value.tensor if isinstance(value, DeviceArray) else value
 
 
 def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
-    """Select values. Two numbers give float64 as in numpy, not torch's default dtype."""
+    """Select values. Two numbers give float64, as in numpy."""
     if not isinstance(one, Tensor) and not isinstance(other, Tensor):
         one = torch.as_tensor(one, dtype=torch.float64, device=condition.device)
     return torch.where(condition, one, other)
@@ -135,7 +135,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class DeviceSegments(Segments):
-    """Segments with tokens on a device: values per token are DeviceArrays, values per segment numpy arrays."""
+    """Segments whose tokens are on a GPU. Values per segment are numpy arrays."""
 
     device: torch.device
 
@@ -162,7 +162,7 @@ _REDUCTIONS: dict[Any, str] = {np.add: "sum", np.minimum: "min", np.maximum: "ma
 
 
 def reduce_segments(values: Tensor, reduction: str, lengths: Tensor, empty: float = 0.0) -> Tensor:
-    """Reduce adjacent segments to sum, min or max in float64, deterministically."""
+    """Reduce adjacent segments to the sum, minimum or maximum in float64, in a fixed order."""
     doubles = values.to(torch.float64)
     reduced: Tensor = torch.segment_reduce(doubles, reduction, lengths=lengths, initial=empty, unsafe=True)  # type: ignore[no-untyped-call, unused-ignore]
     return reduced
@@ -208,7 +208,7 @@ class DeviceKernel(Kernel):
         table += to_host(torch.stack([counts.to(torch.float64), *sums], dim=1)).astype(table.dtype)
 
     def find_outside(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-        """See Kernel. Sequences must be in order."""
+        """See Kernel. The sequences must be in order."""
         chosen = np.zeros(len(ratios.segments), np.bool_)
         chosen[sequences] = True
         outside = (ratios.log_ratio <= low) | (ratios.log_ratio >= high)
@@ -216,7 +216,7 @@ class DeviceKernel(Kernel):
 
 
 class _DeviceThread(threading.local):
-    """State of a thread: the index of its device, and its streams for copies and arithmetic."""
+    """State of a thread: its GPU, and its streams for copies and arithmetic."""
 
     _turns = itertools.count()
 
@@ -225,7 +225,7 @@ class _DeviceThread(threading.local):
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
     def streams(self, device: torch.device) -> tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]:
-        """Return null streams for a device without streams."""
+        """Return streams, or empty streams for a device without streams."""
         if device.type != "cuda":
             return None, None
         if device not in self._streams:
@@ -237,7 +237,7 @@ _DEVICE_THREAD = _DeviceThread()
 
 
 def _device_blocks(batch: TokenBatch, devices: Sequence[str]) -> Iterator[tuple[int, TokenBatch]]:
-    """Yield blocks on this thread's device. The next block is copied during the arithmetic on the current one."""
+    """Yield blocks on the GPU of this thread. The next block is copied during the arithmetic on the current block."""
     device = torch.device(devices[_DEVICE_THREAD.turn % len(devices)])
     copies, arithmetic = _DEVICE_THREAD.streams(device)
     with torch.cuda.stream(arithmetic):
@@ -253,7 +253,7 @@ def _device_blocks(batch: TokenBatch, devices: Sequence[str]) -> Iterator[tuple[
 def _copy_blocks(
     batch: TokenBatch, device: torch.device, stream: torch.cuda.Stream | None
 ) -> Iterator[tuple[int, TokenBatch, torch.cuda.Event | None]]:
-    """Yield blocks that are being copied to a device, with an event for the end of the copy."""
+    """Yield blocks that are being copied, with an event for the end of the copy."""
     user = None if stream is None else torch.cuda.current_stream(device)
 
     def copy(values: NDArray[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The arithmetic over tokens in numpy, which other kernels replace in part, and the tables that it adds to."""
+"""The arithmetic over tokens in numpy, which other kernels partly replace."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
 
 
 class PairTables:
-    """Sums over tokens of a pair of policies, updated in place. Each sequence has a row, each row a cell and a bucket.
+    """Sums over tokens of a pair of policies, which are updated in place.
 
-    Rows are sorted by cell, then by bucket. Default: one cell with all buckets.
+    Each sequence belongs to a row, and each row to a group and a bucket.
+
+    Rows are sorted by group and then by bucket. The default is one group with all buckets.
     """
 
     def __init__(self, cells: Ints | None = None, buckets: Ints | None = None) -> None:
@@ -46,7 +48,7 @@ class PairTables:
 
 @dataclass
 class RunTables:
-    """Sums over tokens of the mismatch, updated in place."""
+    """Sums over tokens of the mismatch, which are updated in place."""
 
     layers: Float64s  # tokens and K3 by cluster, from `new_layer_table`
     # by quantity, [BUCKETS, bins, sums]: tokens, |log ratio| and K3. SHIFTED_BREAKDOWNS also have the log ratio and 1
@@ -63,7 +65,7 @@ class RunTables:
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """Table rows of each sequence."""
+    """The table rows of each sequence."""
 
     rows: Ints  # row of the pair's tables [S]
     buckets: Ints  # bucket of its cluster [S], the row of the run's tables
@@ -74,7 +76,7 @@ class SequencePlaces:
 
 
 class Kernel:
-    """The arithmetic over tokens. This class is for small dumps, and the reference for the other kernels."""
+    """The arithmetic over tokens. This kernel is for small dumps, and is the reference for the other kernels."""
 
     device: str | None = None  # name of the device, if it is not the CPU
     evaluates_all_tokens = False  # True if a choice of sequences costs more than their tokens
@@ -83,7 +85,7 @@ class Kernel:
         return Ratios(policy, reference, segments)
 
     def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
-        """Yield (index of the first sequence, block) with blocks of a suitable size in the right memory."""
+        """Yield the index of the first sequence, and a block of a suitable size."""
         return batch.blocks()
 
     def reduce_tokens(

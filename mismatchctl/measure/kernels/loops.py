@@ -49,7 +49,7 @@ _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_R
 
 @compile_terms
 def split_exponent(x: float) -> tuple[float, float, float]:
-    """Split x = n ln 2 + r with |r| <= ln 2 / 2 into (exp(r) - 1 - r, r, 2^n)."""
+    """Split exp(x) with x = n ln 2 + r into (exp(r) - 1 - r, r, 2^n), where |r| <= ln 2 / 2."""
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
@@ -66,7 +66,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
 
 @compile_terms
 def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
-    """Compute expm1 and K3 of x, and exp of q. The arguments `_within` are clamped for `split_exponent`."""
+    """Compute expm1 and K3 of x, and exp of q. The arguments `_within` are limited for `split_exponent`."""
     k, r, scale = split_exponent(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x
@@ -89,9 +89,9 @@ def _largest_magnitude(policy: Any, reference: Any) -> Any:
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Compute the elementwise terms [T] of Ratios from log-probs of policy and reference [T].
+    """Compute the terms [T] of Ratios from the log-probs of policy and reference [T].
 
-    Without buffers for probabilities they are skipped, because a second exponential is half of the work.
+    Without buffers for probabilities, they are not computed, which saves half of the time.
     """
     use_wide_vectors()
     if not len(reference_prob):
@@ -116,7 +116,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Recompute the terms where exp overflows or loses digits, which is rare."""
+    """Compute again the few terms for which exp overflows or loses digits."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:
@@ -140,9 +140,9 @@ def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
 ) -> tuple[float, float]:  # fmt: skip
-    """Add to TOKEN_SUMS except the neighbours, raise TOKEN_MAXIMA, and return the extremes of x.
+    """Add up TOKEN_SUMS and TOKEN_MAXIMA of some tokens, except neighbors, and return the extremes of x.
 
-    Two loops, because the sums of one loop would not fit 16 registers.
+    Two loops are used, because the sums of one loop would not fit into 16 registers.
     """
     use_wide_vectors()
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
@@ -188,7 +188,7 @@ _LOW_BOUNDS, _HIGH_BOUNDS = INTERVALS
 
 @compile_loop
 def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
-    """Count tokens outside each of INTERVALS. Intervals that contain the extremes are skipped."""
+    """Count the tokens outside each of INTERVALS. If an interval contains the extremes, it is skipped."""
     for place in range(len(outside)):
         low, high = _LOW_BOUNDS[place], _HIGH_BOUNDS[place]
         if lowest >= low and highest <= high:
@@ -201,7 +201,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add number, products and sums of adjacent log ratios. An empty `position` means contiguous tokens."""
+    """Add number, products and sums of adjacent log ratios. If `position` is empty, tokens have no gaps."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):
@@ -222,14 +222,14 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
 
 @compile_loop
 def _clamp(value: Any, most: int) -> int:
-    """Truncate a number to an integer in 0 .. most with 32 bits, so that vectors hold twice the number of values."""
+    """Truncate a number to an integer from 0 to most with 32 bits, which is faster in vector code."""
     found: int = min(max(int32(value), int32(0)), int32(most))
     return found
 
 
 @compile_loop
 def _tally_ratios(x: Any, k3: Any, tokens: Any, sums: Any, places: Any) -> None:
-    """Count tokens by row and magnitude, and add tokens and K3 by cell and signed bin."""
+    """Count tokens by row and magnitude, and add tokens and K3 by group and signed bin."""
     magnitude, signed = places
     for j in range(len(x)):  # bins in a separate loop, which vectorizes
         bits = float_to_bits(float32(x[j]))
@@ -260,7 +260,7 @@ def _octave_bin(value: float, kind: _BinParameters) -> int:
 
 @compile_loop
 def _place_surprisal(reference: Any, x: Any, where: Any) -> None:
-    """Compute the offset in `lanes` for the surprisal bin, the sign of the log ratio, and a lane."""
+    """Compute the offset in `lanes` for the surprisal bin and the sign of the log ratio."""
     for j in range(len(x)):
         row = 2 * _octave_bin(-reference[j], _SURPRISAL) + (1 if x[j] < 0.0 else 0)
         where[j] = 4 * (LANES * row + j % LANES)
@@ -268,7 +268,7 @@ def _place_surprisal(reference: Any, x: Any, where: Any) -> None:
 
 @compile_loop
 def _close_surprisal(lanes: Any, table: Any) -> None:
-    """Add the sums of a bucket to its table and reset them."""
+    """Add the sums of a bucket to its table, and set them to 0."""
     size = 4 * LANES
     for place in range(0, len(lanes), size):
         for number in range(4, size):
@@ -320,9 +320,9 @@ def _place_joint(policy_prob: Any, reference_prob: Any, where: Any) -> None:
 
 @compile_loop
 def _tally_run(x: Any, k3: Any, reference_prob: Any, places: Any, lanes: Any, layers: Any, joint: Any) -> None:
-    """Add tokens by surprisal, layer and joint probability in one loop, since the additions are independent.
+    """Count tokens by surprisal, layer and joint probability in one loop.
 
-    By surprisal and sign: tokens, log ratios, K3 and 1 - probability. |log ratio| follows from these.
+    By surprisal and sign, the loop sums tokens, log ratios, K3 and 1 - probability.
     """
     surprisal, layer, cell = places
     for j in range(len(x)):
@@ -333,7 +333,7 @@ def _tally_run(x: Any, k3: Any, reference_prob: Any, places: Any, lanes: Any, la
 
 @compile_loop
 def _sum_in_lanes(x: Any, k3: Any) -> tuple[float, float]:
-    """Sum |x| and K3 in a fixed order, which the compiler might change in a loop this short."""
+    """Sum |x| and K3 in a fixed order."""
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = 0.0
     whole = len(x) // 4 * 4
     for j in range(0, whole, 4):
@@ -353,7 +353,7 @@ def _sum_in_lanes(x: Any, k3: Any) -> tuple[float, float]:
 
 @compile_loop
 def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
-    """Add runs of tokens in the same bin. Without gaps, `first` is the position of x[0]."""
+    """Add adjacent tokens in the same bin together. Without gaps, `first` is the position of x[0]."""
     start = 0
     while start < len(x):
         if len(position):
@@ -379,10 +379,10 @@ def reduce_sequences(
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any, outside: Any, terms: Any, bins_of: Any, lanes: Any,
 ) -> None:  # fmt: skip
-    """Pass over the tokens, in an `order` of sequences that is sorted by row.
+    """Pass over the tokens of sequences in `order`, which is sorted by row.
 
-    `x` and `position` start one token early, with the neighbour of the tile's first token. Work buffers are `terms` [5,
-    more than TILE], `bins_of` [3, TILE], and `lanes` of zeros: LANES for each surprisal bin, sign and sum.
+    `x` and `position` start one token early, with the token before the first one. The buffers are `terms` [5, more than
+    TILE], `bins_of` [3, TILE], and `lanes` with zeros.
     """
     x, exp_minus_one, k3, policy_prob, reference_prob = terms[0], terms[1], terms[2], terms[3], terms[4]
     where, layer, cell = bins_of[0], bins_of[1], bins_of[2]
@@ -414,7 +414,10 @@ def reduce_sequences(
 
 @compile_loop
 def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
-    """Flag log ratios <= `low` or >= `high`. Vectorizes because it does not write indices."""
+    """Return flags of log ratios <= `low` or >= `high`.
+
+    The loop writes no indices, so that the compiler can use vector instructions.
+    """
     for j in range(len(policy)):
         x = np.float64(policy[j]) - np.float64(reference[j])
         marks[j] = (x <= low) | (x >= high)
@@ -424,9 +427,9 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Write the tokens of some sequences with a log ratio <= `low` or >= `high` to `found`, and return their number.
+    """Write the tokens with a log ratio <= `low` or >= `high` to `found`, and return their number.
 
-    If `found` is too small, it contains the first ones. `marks` [TILE] is a work buffer.
+    If `found` is too small, it contains the first of them. `marks` [TILE] is a buffer.
     """
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:

@@ -1,4 +1,4 @@
-"""Definition of a metric: quantity, formula, interval, aggregation, and statistics of the tail."""
+"""The definition of a metric: quantity, formula, interval, aggregation, and tail statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MEAN_SQUARE_ERROR = 0.1  # squared relative error of the mean square of log-nor
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """Scale that makes an interval symmetric."""
+    """A scale on which the interval of a metric is symmetric."""
 
     transform: Callable[[Any], Any]  # transforms a value to the scale
     slope: Callable[[Any], Any]  # derivative of `transform`
@@ -57,7 +57,7 @@ CHI2_SCALE = IntervalScale(
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return intervals [G, 2] of values with standard errors [G], and the coverage of heavy-tailed ones [G]."""
+    """Return intervals [G, 2] of values with standard errors [G], and the coverage of heavy-tailed intervals [G]."""
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
         width = t_quantile(INTERVAL_Z, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
@@ -71,7 +71,7 @@ def compute_intervals(
 
 
 def t_quantile(normal: float, degrees: Any) -> Any:
-    """Return the quantile of Student's t for a normal quantile `normal` (Cornish and Fisher 1937)."""
+    """Return the quantile of Student's t for the normal quantile `normal` (Cornish and Fisher 1937)."""
     cube, fifth = normal**3, normal**5
     with np.errstate(divide="ignore"):
         inverse = 1 / np.maximum(degrees, 0.0)
@@ -84,7 +84,7 @@ def t_quantile(normal: float, degrees: Any) -> Any:
 
 
 def normal_z(t: float, degrees: float) -> float:
-    """Return the z of a normal distribution that is as improbable as this Student's t (Wallace 1959)."""
+    """Return the z of a normal distribution with the same p-value as this Student's t (Wallace 1959)."""
     if degrees <= 0:
         return 0.0
     z = math.sqrt(degrees * math.log1p(t * t / degrees)) * (8 * degrees + 1) / (8 * degrees + 3)
@@ -100,7 +100,7 @@ ALL_GATES = "all gates"
 
 
 class Quantity(str, Enum):
-    """Quantity of a token or sequence. x is the log ratio of the pair in the basis."""
+    """A quantity of a token or sequence. x is the log ratio of the pair of policies."""
 
     K1 = "-x"
     K3 = "exp(x) - 1 - x"
@@ -128,7 +128,7 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """Definition of a number in parts."""
+    """The definition of a number in comparable parts."""
 
     quantity: Quantity  # what is measured
     over: str = VALID_TOKENS  # the tokens or sequences
@@ -136,7 +136,7 @@ class Measure:
     basis: str = "train/rollout"  # a pair of policies, or weights at a stage
 
     def is_like(self, other: Measure) -> bool:
-        """Return True for the same kind of statistic (mean, max, ...) of the same quantity and policies."""
+        """Return True for the same statistic (mean, max, ...) of the same quantity and policies."""
         policies = self.basis == other.basis or "/" not in self.basis + other.basis
         return policies and self.quantity is other.quantity and self._statistic == other._statistic
 
@@ -158,7 +158,7 @@ np.sqrt, np.exp and np.where, but never `if`."""
 
 
 class Totals(Protocol):
-    """Sums of columns by name. Names with the prefix of the pair or correction take precedence."""
+    """Sums of columns by name. A name with the prefix of the pair or correction takes precedence."""
 
     def __getitem__(self, name: str) -> Number: ...
 
@@ -167,7 +167,7 @@ NO_TOKEN = "no valid token"
 
 
 def value_status(value: float, undefined: str, *, empty: bool) -> str:
-    """Return "ok" for a finite value, else the reason. `empty` marks a cell without tokens."""
+    """Return "ok" for a finite value, else the reason. `empty` has flags of groups without tokens."""
     if math.isfinite(value):
         return "ok"
     if empty:
@@ -177,7 +177,7 @@ def value_status(value: float, undefined: str, *, empty: bool) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric in several cells: values, uncertainty, and the reason if undefined."""
+    """A metric in several groups: values, uncertainty, and the reason for an undefined value."""
 
     value: Float64s  # [G], not finite if undefined
     undefined: str  # reason for an undefined value
@@ -208,7 +208,7 @@ class Estimate:
         return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
-        """Return value, standard error, interval and status of one cell, null if undefined."""
+        """Return value, standard error, interval and status in one group."""
         value, status = float(self.value[cell]), self.status(cell)
         if status != "ok":
             return None, None, None, status
@@ -221,7 +221,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MetricTails:
-    """Inputs of metrics in addition to sums: extremes by name, and the histograms of the pair."""
+    """Data of a metric besides sums: extremes by name, and histograms."""
 
     maxima: Mapping[str, float]
     pair: PairSums | None
@@ -229,7 +229,7 @@ class MetricTails:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of the registry. Exactly one of `formula`, `extreme`, `quantile` and `tail` computes it."""
+    """One metric of mismatchctl. Either `formula`, `extreme`, `quantile` or `tail` computes its value."""
 
     key: str  # stable name in JSON, tables and options
     title: str  # short label
@@ -266,7 +266,7 @@ AGGREGATION_TEXTS = {
 
 
 def aggregation_formula(name: str, tokens: str, sequences: str, aggregation: str) -> Callable[[Totals], Number]:
-    """Return the formula that aggregates column `name`. `name_mean` contains means of sequences."""
+    """Return the formula that aggregates column `name`. `name_mean` contains means over sequences."""
     if aggregation == "token-mean":
         return lambda t: t[name] / t[tokens]
     column = name if aggregation == "seq-mean-token-sum" else f"{name}_mean"
@@ -296,7 +296,7 @@ _ROUNDING = 1e-9  # relative, for token counts
 
 
 class Quantile(NamedTuple):
-    """A quantile, its interval, and the actual coverage if the tail is heavy. NaN if unknown."""
+    """A quantile, its interval, and its coverage if the tail is heavy. NaN if unknown."""
 
     value: float
     interval: tuple[float, float]
@@ -317,7 +317,7 @@ def _bin_middles() -> Float64s:
 def compute_quantiles(
     pair: PairSums, shares: Sequence[float], largest: float, *, with_intervals: bool = True
 ) -> list[Quantile]:
-    """Compute quantiles of |log ratio| over tokens within 0.8%, with intervals from the scatter over clusters."""
+    """Return quantiles of |log ratio| over tokens within 0.8%, with intervals over clusters."""
     filled, counts = pair.histogram.by_bucket() if with_intervals else _merge_buckets(pair)
     if not len(filled):
         return [NO_QUANTILE] * len(shares)
@@ -333,14 +333,14 @@ def compute_quantiles(
 
 
 def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
-    """Return the first bin that reaches each share of tokens [shares], given cumulative counts."""
+    """Return the first bin at which cumulative counts reach each share of tokens [shares]."""
     wanted = np.ceil(together[-1] * shares * (1 - _ROUNDING))  # counts are integers
     found: Ints = np.minimum(np.searchsorted(together, wanted), len(together) - 1)
     return found
 
 
 def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[Float64s, Float64s]:
-    """Return intervals of the `tails` above quantiles [shares, 2], and their coverage, from counts [buckets, bins]."""
+    """Return the intervals of tail quantiles [shares, 2] and their coverage, from counts [buckets, bins]."""
     sizes = counts.sum(axis=1)
     total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
     above = np.stack([counts[:, own + 1 :].sum(axis=1) for own in reached.tolist()])
@@ -359,14 +359,17 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
 
 
 def _merge_buckets(pair: PairSums) -> tuple[Ints, Float64s]:
-    """Return `Histogram.by_bucket` with all buckets combined."""
+    """Return `Histogram.by_bucket` with all buckets added up."""
     tokens = fold_signs(pair.histogram.by_bin()[0])
     filled = np.flatnonzero(tokens)
     return filled, tokens[None, filled].astype(np.float64)
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
-    """Return the share of K3 in the `tokens` share of tokens with the largest K3. NaN if K3 is 0 or overflows."""
+    """Return the share of K3 that belongs to the tokens with the largest K3.
+
+    The result is NaN if K3 is 0 or overflows.
+    """
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()
     if not 0 < total < np.inf:
@@ -390,12 +393,12 @@ def tail_length(count: int) -> int:
 
 
 def khat_limit(count: int) -> float:
-    """Return the largest k-hat of a reliable mean of `count` ratios: min(1 - 1/log10 S, 0.7)."""
+    """Return the largest k-hat of a reliable mean of S = `count` ratios: min(1 - 1/log10 S, 0.7)."""
     return min(1 - 1 / math.log10(count), 0.7) if count > 1 else math.nan
 
 
 def khat(largest_log_ratios: Float64s, count: int) -> float:
-    """Fit a generalized Pareto distribution to the largest ratios (Zhang and Stephens 2009, PSIS): NaN below five."""
+    """Fit a generalized Pareto distribution to the largest ratios (Zhang and Stephens 2009, PSIS)."""
     length = tail_length(count)
     if len(largest_log_ratios) <= length or length < 5:
         return math.nan
@@ -409,7 +412,7 @@ def khat(largest_log_ratios: Float64s, count: int) -> float:
 
 
 def _generalized_pareto_shape(excess: Float64s) -> float:
-    """Estimate the shape of a generalized Pareto distribution from its ascending excesses, with the prior of PSIS."""
+    """Estimate the shape of a generalized Pareto distribution from ascending excesses, with the prior of PSIS."""
     n = len(excess)
     m = 30 + int(math.sqrt(n))
     grid = 1 - np.sqrt(m / (np.arange(1, m + 1) - 0.5))
@@ -425,7 +428,10 @@ def _generalized_pareto_shape(excess: Float64s) -> float:
 
 
 def _mean_logs(slopes: Float64s, excess: Float64s) -> Float64s:
-    """Return the mean of log(1 - slope * excess) for each slope. A logarithm costs more than 16 products."""
+    """Return the mean of log(1 - slope * excess) for each slope.
+
+    Products are used, because a logarithm takes more time than 16 products.
+    """
     if not (np.abs(np.log(1 - slopes * excess[-1])) < _SAFE_LOG_FACTOR).all():
         return np.log1p(-slopes[:, None] * excess).mean(axis=1)  # type: ignore[no-any-return]
     apart = np.append(excess, np.zeros(-len(excess) % 16)).reshape(16, -1)

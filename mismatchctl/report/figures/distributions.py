@@ -92,7 +92,7 @@ def _signed_ticks(low: float, high: float, bend: float) -> list[float]:
 
 
 def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
-    """Return the width of the linear axis part: the power of ten below the median of |x|, within limits."""
+    """Return the width of the linear part of the axis: the power of ten below the median of |x|."""
     size = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     order = np.argsort(size, kind="stable")
     median = float(size[order][np.searchsorted(np.cumsum(tokens[order]), tokens.sum() / 2)])
@@ -101,7 +101,7 @@ def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
 
 
 def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s, list[Float64s]]:
-    """Merge neighboring bins until each is at least one cell of the drawing wide."""
+    """Merge neighboring bins until each bin is at least one cell wide."""
     place = np.sign(edges) * np.where(
         np.abs(edges) < bend, np.abs(edges) / bend, 1 + np.log10(np.maximum(np.abs(edges) / bend, 1))
     )
@@ -178,7 +178,7 @@ def _peak_message(breakdown: Breakdown, noun: str) -> str:
 
 
 def format_bin(breakdown: Breakdown, index: int) -> str:
-    """Format a bin by its ends: probabilities for surprisal, whole numbers for positions and lengths."""
+    """Format a bin by its ends: as probabilities for surprisal, else as whole numbers."""
     low, high = breakdown.low[index], breakdown.high[index]
     if breakdown.quantity == "surprisal":
         ends = [0.0 if high is None else math.exp(-high), math.exp(-low)]
@@ -191,7 +191,7 @@ def format_bin(breakdown: Breakdown, index: int) -> str:
 
 
 def bin_positions(breakdown: Breakdown) -> list[float]:
-    """Return the bin centers on a log10 axis. Surprisal is mirrored, so that likely tokens are on the right."""
+    """Return the centers of the bins on a log10 axis. Surprisal is mirrored, so that likely tokens are on the right."""
     low, high = np.array(breakdown.low), to_floats(breakdown.high)
     high = np.where(np.isnan(high), 2 * np.maximum(low, 1), high)
     if breakdown.quantity == "length":  # bins hold whole numbers
