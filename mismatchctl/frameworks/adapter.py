@@ -128,44 +128,34 @@ class UnreadKey:
         return self.place[-1]
 
 
-def mark_unknown(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace interpolations that cannot be resolved by Unknown."""
-    return {key: _marked(value) for key, value in keys.items()}
+def split_unknown(
+    keys: Mapping[str, Any], *, interpolations: bool, above: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], str]]]:
+    """Return the keys with a known value, and the places of the others with their expressions.
 
-
-def _marked(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return mark_unknown(value)
-    if isinstance(value, list):
-        return [_marked(one) for one in value]
-    if isinstance(value, str) and not isinstance(value, Unknown) and ("${" in value or value == "???"):
-        return Unknown(value)
-    return value
-
-
-def _unknown(keys: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    `interpolations`: unresolved ones, and OmegaConf's `???`, are unknown too.
+    """
+    known: dict[str, Any] = {}
+    unknown: list[tuple[tuple[str, ...], str]] = []
     for key, value in keys.items():
         place = (*above, str(key))
         if isinstance(value, Mapping):
-            yield from _unknown(value, place)
-        elif isinstance(value, Unknown):
-            yield place, value
+            known[key], more = split_unknown(value, interpolations=interpolations, above=place)
+            unknown += more
         elif isinstance(value, list):
+            known[key] = []
             for number, one in enumerate(value):
                 inner = one if isinstance(one, Mapping) else {str(number): one}
-                yield from _unknown(inner, place)
-
-
-def without_unknown(keys: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for key, value in keys.items():
-        if isinstance(value, Mapping):
-            made[key] = without_unknown(value)
-        elif isinstance(value, list):
-            made[key] = [without_unknown(one) if isinstance(one, Mapping) else one for one in value]
-        elif not isinstance(value, Unknown):
-            made[key] = value
-    return made
+                found, more = split_unknown(inner, interpolations=interpolations, above=place)
+                known[key].append(found if isinstance(one, Mapping) else one)
+                unknown += more
+        elif isinstance(value, Unknown) or (
+            interpolations and isinstance(value, str) and ("${" in value or value == "???")
+        ):
+            unknown.append((place, value))
+        else:
+            known[key] = value
+    return known, unknown
 
 
 def is_typo_of(key: str, names: Iterable[str]) -> str:
@@ -380,10 +370,6 @@ class Framework(ABC):
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
         """Return True if the value of this key affects the correction."""
         return True
-
-    def unknown_values(self, native: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-        """List the keys that affect the correction but have no value in the file."""
-        return tuple((".".join(place), text) for place, text in _unknown(native) if self.reads(place, native))
 
     @abstractmethod
     def correction(self, native: Mapping[str, Any]) -> Correction:

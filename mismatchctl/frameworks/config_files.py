@@ -16,20 +16,9 @@ from mismatchctl.corrections.application import gate_bounds
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import Preset
 from mismatchctl.errors import ConfigError, wording
-from mismatchctl.frameworks.adapter import Framework, find_file, mark_unknown, without_unknown
-from mismatchctl.frameworks.registry import (
-    CONFIG_CLASSES,
-    Guess,
-    descendant_of,
-    find_adapter,
-    guess_frameworks,
-    is_clear,
-    likeliest,
-    load_framework,
-    load_framework_for,
-    recognize,
-    refuse_others,
-)
+from mismatchctl.frameworks import registry
+from mismatchctl.frameworks.adapter import Framework, find_file, split_unknown
+from mismatchctl.frameworks.registry import CONFIG_CLASSES, find_adapter, load_framework, load_framework_for, recognize
 from mismatchctl.io.scripts import UNPACKING_NOT_READ, find_python_calls, is_shell_script, parse_shell
 from mismatchctl.io.yaml import TextError, dump_yaml, read_data, read_text, read_with_scalars, resolve_interpolations
 
@@ -264,30 +253,31 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
     path = Path(path)
     text = read_text(path)
     everything = [_with_files(said, path.parent) for said in read_raw_configs(path)]
-    guesses: list[Guess] = []
+    guesses: dict[str, int] = {}
     if not framework:
-        guesses = guess_frameworks(path, text, [said.keys for said, _ in everything])
-        if not is_clear(guesses):
-            refuse_others(path, text)
-    likely = framework or (guesses[0].framework if guesses else "")
+        guesses = registry.guess_frameworks(path, text, [said.keys for said, _ in everything])
+        if not registry.is_clear(guesses):
+            registry.refuse_others(path, text)
+    likely = framework or next(iter(guesses), "")
     trainings = [one for one in everything if one[0].whose or _may_belong_to(one[0].keys, likely)]
     found: list[NativeConfig] = []
     for said, missing in trainings or [max(everything, key=lambda one: _size(one[0].keys))]:
         chosen = _choose_framework(path, said, framework, guesses, of_any)
         whole, absent = chosen.with_included(_select_keys(said, chosen), path.parent)
         whole = chosen.with_text(chosen.known_names(whole), text)
-        keys = whole if chosen.reads_yaml_1_1 else mark_unknown(resolve_interpolations(whole))
-        unknown = chosen.unknown_values(keys)
+        resolves = not chosen.reads_yaml_1_1
+        whole = resolve_interpolations(whole) if resolves else whole
+        keys, unknown = split_unknown(whole, interpolations=resolves)
         one = NativeConfig(
             said.name,
             chosen,
-            without_unknown(keys),
+            keys,
             said.line,
             said.scalars,
             tuple(name for name in (*said.missing, *missing, *absent) if not chosen.is_default_file(name)),
-            unknown,
-            tuple(key for key in said.branching if chosen.reads(tuple(key.split(".")), keys)),
-            descendant_of(chosen.name, text),
+            tuple((".".join(place), text) for place, text in unknown if chosen.reads(place, whole)),
+            tuple(key for key in said.branching if chosen.reads(tuple(key.split(".")), whole)),
+            registry.descendant_of(chosen.name, text),
         )
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
@@ -357,7 +347,9 @@ def _select_keys(said: RawConfig, framework: Framework) -> dict[str, Any]:
     return {key: value for key, value in said.keys.items() if framework.accepts_keys({key: value})}
 
 
-def _choose_framework(path: Path, said: RawConfig, framework: str, guesses: list[Guess], of_any: bool) -> Framework:
+def _choose_framework(
+    path: Path, said: RawConfig, framework: str, guesses: Mapping[str, int], of_any: bool
+) -> Framework:
     keys = said.keys
     if framework:
         chosen = load_framework_for(keys, framework)
@@ -372,16 +364,16 @@ def _choose_framework(path: Path, said: RawConfig, framework: str, guesses: list
     name = (recognized or "").partition("@")[0]
     if said.whose:
         return load_framework(recognized if recognized and name == said.whose else said.whose)
-    likeliest_names = [one.framework for one in guesses[:2]]
-    if is_clear(guesses) and (of_any or _may_belong_to(keys, likeliest_names[0])):
+    likeliest_names = list(guesses)[:2]
+    if registry.is_clear(guesses) and (of_any or _may_belong_to(keys, likeliest_names[0])):
         return load_framework_for(keys, likeliest_names[0])
     if recognized is not None and (not guesses or name in likeliest_names):
         return load_framework(recognized)
-    if recognized is None and is_clear(guesses):
+    if recognized is None and registry.is_clear(guesses):
         title = load_framework(likeliest_names[0]).title
         raise ConfigError(f"{path}: this is a configuration of {title}, but it contains no correction key.")
     own = wording(python="correction", command="--correction")
-    raise ConfigError(f"{path}: {likeliest(guesses, recognized)}. A file for mismatchctl itself must be a {own}.")
+    raise ConfigError(f"{path}: {registry.likeliest(guesses, recognized)}. A file for mismatchctl itself must be a {own}.")
 
 
 def _read_correction(path: Path, written: NativeConfig) -> Correction:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -228,16 +227,8 @@ def _signs(framework: str) -> dict[str, Any]:
     return {"text": [], "keys": [], "packages": [], "descendants": {}} | found
 
 
-@dataclass(frozen=True)
-class Guess:
-    """A framework and its score for a file."""
-
-    framework: str
-    score: int
-
-
-def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str, Any]]) -> list[Guess]:
-    """Return the frameworks that a file may belong to, the most likely first."""
+def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the frameworks that a file may belong to with their scores, the most likely first."""
     bare = re.sub(r"(?m)^\s*#(?!SBATCH).*$", "", text)
     all_keys = [keys.keys() for keys in configurations]
     packages = _packages_of(path)
@@ -249,15 +240,13 @@ def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str
         score += _NAMED * (not packages.isdisjoint(signs["packages"]))
         score += any(re.search(pattern, bare, re.IGNORECASE) for pattern in signs["descendants"].values())
         scores[name] = score
-    found = [Guess(name, score) for name, score in scores.items() if score]
-    return sorted(found, key=lambda one: -one.score)
+    return {name: scores[name] for name in sorted(scores, key=lambda name: -scores[name]) if scores[name]}
 
 
-def is_clear(guesses: list[Guess]) -> bool:
+def is_clear(guesses: Mapping[str, int]) -> bool:
     """Return True if the first guess is well supported and clearly better than the second."""
-    if not guesses or guesses[0].score < _NAMED - 1:
-        return False
-    return len(guesses) == 1 or guesses[0].score - guesses[1].score >= _CLEAR
+    first, second = [*guesses.values(), 0, 0][:2]
+    return first >= _NAMED - 1 and first - second >= _CLEAR
 
 
 def _packages_of(path: Path) -> set[str]:
@@ -290,9 +279,9 @@ def refuse_others(path: Path, text: str) -> None:
             )
 
 
-def likeliest(guesses: list[Guess], recognized: str | None) -> str:
+def likeliest(guesses: Mapping[str, int], recognized: str | None) -> str:
     """Describe the frameworks that a file may belong to, with the options to type."""
-    names = dict.fromkeys(one.framework for one in guesses)
+    names = dict.fromkeys(guesses)
     if recognized is not None:
         names = dict.fromkeys([recognized.partition("@")[0], *names])
     if not names:
