@@ -44,40 +44,16 @@ class Preset:
 NO_CORRECTION = Preset(Correction(name="none", about="No correction: every weight is 1 and every token is kept."))
 
 
-def _paper_preset(name: str, about: str, source: str = "", **gate: object) -> Preset:
-    made = Correction(name=name, about=f"{about} The bound is an example.", gates=(Gate.model_validate(gate),))
-    return Preset(made, source=source or "articles on off-policy correction; no framework ships it")
-
-
-PRESETS: tuple[Preset, ...] = (
+PRESETS = (
     NO_CORRECTION,
-    _paper_preset(
-        "staleness-drop", "Sequences sampled more than 4 weight updates ago are dropped.",
-        statistic="age", level="sequence", keep=(None, 4.0),
+    *(
+        Preset(
+            Correction(name=name, about=f"{about} The bound is an example.", gates=(Gate.model_validate(gate),)),
+            source=source or "articles on off-policy correction; no framework ships it",
+        )
+        for name, (about, source, gate) in read_data(Path(__file__).with_name("presets.yaml")).items()
     ),
-    _paper_preset(
-        "trust-region-mask", "A sequence with a token of K3 above the bound is dropped whole (trust-region masking).",
-        source="Trust Region Masking for Long-Horizon LLM Reinforcement Learning, arXiv 2512.23075",
-        statistic="k3", level="max", keep=(None, 0.05), effect="zero",
-    ),
-    _paper_preset(
-        "prefix-product", "A token is dropped if the product of the ratios up to it is outside the interval.",
-        level="sequence", over="prefix", keep=(0.5, 2.0), effect="zero",
-    ),
-    _paper_preset(
-        "prefix-minimum", "A token is dropped if any ratio up to it is below the bound.",
-        level="min", over="prefix", keep=(1e-4, None), clamp="none", effect="zero",
-    ),
-    _paper_preset(
-        "position-weighted",
-        "Tokens outside an interval that widens with the square root of their place are dropped.",
-        keep=(0.8, 1.25), widen=0.5, effect="zero",
-    ),
-    _paper_preset(
-        "stochastic-rejection", "Tokens above the bound are kept with a chance of bound over ratio, under a seed.",
-        keep=(None, 2.0), seed=0, effect="zero",
-    ),
-)  # fmt: skip
+)
 
 
 def _ratio_gate(level: str, low: float | None, high: float | None) -> dict[str, Any]:

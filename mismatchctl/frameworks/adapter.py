@@ -111,6 +111,20 @@ def _read_layouts(module: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+@cache
+def read_options(folder: Path) -> dict[str, Any]:
+    """Read a framework's options.yaml, with lists as tuples. Return an empty dict if it does not exist."""
+    place = folder / "options.yaml"
+    found: dict[str, Any] = _with_tuples(read_data(place)) if place.exists() else {}
+    return found
+
+
+def _with_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_tuples(one) for key, one in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
 def to_array(value: Any) -> Any:
     """Convert a value to an array. Half precision becomes float32, and other values stay as they are."""
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value

@@ -7,7 +7,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,10 +33,10 @@ from mismatchctl.frameworks.adapter import (
     UnreadKey,
     is_typo_of,
     read_metrics,
+    read_options,
 )
 from mismatchctl.frameworks.lint import LintMessage, check_bounds, load_traps
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
-from mismatchctl.io.yaml import read_data
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,19 +139,6 @@ class Watched(dict[str, Any]):
         return len(place) == 1 and isinstance(dict.get(self, place[0]), dict)
 
 
-@cache
-def _read_options(folder: Path) -> dict[str, Any]:
-    place = folder / "options.yaml"
-    found: dict[str, Any] = _with_tuples(read_data(place)) if place.exists() else {}
-    return found
-
-
-def _with_tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_tuples(one) for key, one in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
-
-
 class PlainFramework(Framework):
     """A framework whose options define one weight rule and some gates.
 
@@ -181,13 +167,13 @@ class PlainFramework(Framework):
     forms: Sequence[Callable[[Any, Any], Options]] = ()  # ways to write a weight rule and gates between two bounds
 
     def __init_subclass__(cls) -> None:
-        for key, value in _read_options(Path(inspect.getfile(cls)).parent).items():
+        for key, value in read_options(Path(inspect.getfile(cls)).parent).items():
             if not key.startswith("@"):
                 setattr(cls, key, value)
 
     def __init__(self, version: str) -> None:
         self.version = version
-        for key, value in _read_options(self._folder).get(f"@{version}", {}).items():
+        for key, value in read_options(self._folder).get(f"@{version}", {}).items():
             setattr(self, key, self.options | value if key == "options" else value)
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.labels import gate_label, unusual_rules
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import UnreadKey, find_file, is_typo_of
+from mismatchctl.frameworks.adapter import UnreadKey, find_file, is_typo_of, read_options
 from mismatchctl.frameworks.lint import is_text_of_number
 from mismatchctl.io.yaml import Unknown, read_data
 
@@ -90,25 +90,10 @@ _WEIGHT_KEYS = ("tis_level", "tis_mode", "tis_lower_bound", "tis_upper_bound", "
 _REJECTION_KEYS = ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")
 MIS_FIELDS = (*_WEIGHT_KEYS, *_REJECTION_KEYS)
 
-OLD_KEYS = {
-    "mis_level": "tis_level",
-    "mis_mode": "tis_mode",
-    "mis_lower_bound": "tis_lower_bound",
-    "mis_upper_bound": "tis_upper_bound",
-    "mis_veto_threshold": "rs_veto_threshold",
-}
-"""Keys of mis.yaml from 2025-10-19 to 2025-11-17 -> the later keys."""
-DOCUMENTED_ONLY = {
-    "mis_level": "until v0.2.0 it was; the code reads tis_level for weights and rs_level for rejection",
-    "mis_mode": "until v0.2.0 it was; the code reads tis_mode (truncate, clip, mask)",
-    "mis_lower_bound": "until v0.2.0 it was; the code reads tis_lower_bound for weights, rs_lower_bound for rejection",
-    "mis_upper_bound": "until v0.2.0 it was; the code reads tis_upper_bound for weights, rs_upper_bound for rejection",
-    "mis_veto_threshold": "until v0.2.0 it was; the code reads rs_veto_threshold, and only with use_rs: true",
-    "mis_batch_normalize": "the code reads tis_batch_normalize",
-    "use_mask": "the code reads tis_mode: mask, or use_rs: true",
-    "use_rollout_correction": "the code reads use_tis: true, and custom_tis_function_path for what corrects",
-}
-"""Names in the documentation of slime and Miles that their code does not read, and the names that it reads."""
+_OPTIONS = read_options(Path(__file__).parent)
+OLD_KEYS: dict[str, str] = _OPTIONS["old_keys"]
+DOCUMENTED_ONLY: dict[str, str] = _OPTIONS["documented_only"]
+_CHOICES: dict[str, tuple[str, ...]] = _OPTIONS["choices"]
 
 _OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
 """Keys of mis.yaml, which only corrections have. Files can set any attribute without an error."""
@@ -121,19 +106,6 @@ _SIGN_KEYS = frozenset(
 
 SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
 """The file that slime and Miles ship, equal in all versions. The folder has a copy, mis.yaml."""
-
-LEVELS = ("token", "sequence", "geometric")
-MODES = ("truncate", "clip", "mask")
-ESTIMATORS = (
-    "grpo",
-    "gspo",
-    "cispo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "ppo",
-    "on_policy_distillation",
-)
-KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 
 
 @dataclass(frozen=True)
@@ -378,9 +350,9 @@ def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | No
     raise ConfigError(f"custom_tis_function_path {given}: only mis.py and icepop_function are supported")
 
 
-_CHOICES = {"advantage_estimator": ESTIMATORS, "kl_loss_type": KL_TYPES}
-"""Arguments with a fixed set of choices on the command line."""
-_TEXT_FIELDS = {"custom_tis_function_path", "tis_level", "tis_mode", "rs_level", *_CHOICES}
+_TEXT_FIELDS = {
+    "custom_tis_function_path", "tis_level", "tis_mode", "rs_level", "advantage_estimator", "kl_loss_type",
+}  # fmt: skip
 
 _NON_NULL_KEYS = {*_FLAG_FIELDS, "tis_clip", "tis_clip_low", "eps_clip", "opsm_delta", "kl_loss_coef"}
 
@@ -397,9 +369,9 @@ def _check_value(key: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{key} must be a number, not {value!r}")
         return float(value)
-    elif key == "advantage_estimator" and isinstance(value, str) and not is_typo_of(value, ESTIMATORS):
+    elif key == "advantage_estimator" and isinstance(value, str) and not is_typo_of(value, _CHOICES[key]):
         return value  # forks add their own
-    elif key in _CHOICES and value not in _CHOICES[key]:
+    elif key in ("advantage_estimator", "kl_loss_type") and value not in _CHOICES[key]:
         raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _CHOICES[key])}")
     return value
 
@@ -429,11 +401,12 @@ def _list_refusals(given: Arguments) -> Iterator[str]:
         yield "tis_upper_bound is null: mis.py asserts that it is given"
     if not given.tis_upper_bound and given.tis_lower_bound is None:
         yield "float division by zero: tis_lower_bound falls back to 1 / tis_upper_bound, and that is 0"
+    levels, modes = _CHOICES["level"], _CHOICES["tis_mode"]
     for level in (given.tis_level, *([given.rs_level] if given.use_rs else [])):
-        if level not in LEVELS:
-            yield f"Invalid level: {level}{suggestion(str(level), LEVELS)}"
-    if given.tis_mode not in MODES:
-        yield f"Unsupported tis_mode: {given.tis_mode}{suggestion(str(given.tis_mode), MODES)}"
+        if level not in levels:
+            yield f"Invalid level: {level}{suggestion(str(level), levels)}"
+    if given.tis_mode not in modes:
+        yield f"Unsupported tis_mode: {given.tis_mode}{suggestion(str(given.tis_mode), modes)}"
     checked = ([("tis", given.tis_bounds)] if given.tis_mode != "truncate" else []) + (
         [("rs", given.rs_bounds)] if given.use_rs else []
     )
@@ -507,103 +480,78 @@ def _make_gates(arguments: Arguments, effect: Effect) -> tuple[Gate, ...]:
 
 
 def make_arguments(correction: Correction, effect: Effect) -> tuple[Arguments, list[str], list[str]]:
-    """Convert a Correction to slime's arguments."""
+    """Convert a Correction to slime's arguments, and list the rules without an equivalent and those with a near one."""
     known = correction._arguments if isinstance(correction, SlimeCorrection) else Arguments()
     if isinstance(correction, SlimeCorrection):
         again = make_correction(known, correction.name, effect)
         if (again.weight, again.gates, again.loss) == (correction.weight, correction.gates, correction.loss):
             return known, [], []
-    return _Translation(correction, effect).convert(known)
-
-
-class _Translation:
-    """The conversion of one Correction to slime's arguments."""
-
-    def __init__(self, correction: Correction, effect: Effect) -> None:
-        self.weight, self.gates, self.loss = correction.weight, list(correction.gates), correction.loss
-        self.effect = effect
-        self.unsaid: list[str] = unusual_rules(correction)
-        self.otherwise: list[str] = []
-
-    def convert(self, known: Arguments) -> tuple[Arguments, list[str], list[str]]:
-        """Return the arguments, with the `known` arguments of the loss, and the rules that cannot be converted."""
-        if self.loss == "policy_gradient":
-            self.unsaid.append("loss policy_gradient: slime's policy loss is always clipped")
-        correcting: dict[str, Any] = {"use_tis": False, "get_mismatch_metrics": False, "custom_tis_function_path": None}
-        if self.weight is not None:
-            correcting = self._built_in(self.weight) or self._mis(self.weight)
-        elif self.gates:
-            self.unsaid.append("gates without weights: slime rejects only beside them")
-        if self.weight is not None and self.weight.source != "train/rollout":
-            self.unsaid.append(f"weights of {self.weight.source}: slime's are train/rollout")
-        bypass = self.loss == "ppo_bypass"
-        return replace(known, use_rollout_logprobs=bypass, **correcting), self.unsaid, self.otherwise
-
-    def _built_in(self, weight: Weight) -> dict[str, Any] | None:
-        """Use IcePop or the built-in clip for weights without normalization. mis normalizes over micro-batches."""
-        plain = weight.level == "token" and weight.normalize == "none" and not self.gates
-        if weight.zero is not None:
-            if not plain:
-                self.unsaid.append("weights of 0 outside an interval beside gates, normalization or another level")
-            path: str | None = ICEPOP_PATH
-        elif plain and weight.clip is not None and weight.normalize_over == "group":
-            path = None
+    weight, gates, otherwise = correction.weight, correction.gates, list[str]()
+    unsaid: list[str] = unusual_rules(correction)
+    if correction.loss == "policy_gradient":
+        unsaid.append("loss policy_gradient: slime's policy loss is always clipped")
+    correcting: dict[str, Any] = {"use_tis": False, "get_mismatch_metrics": False, "custom_tis_function_path": None}
+    if weight is not None:
+        plain = weight.level == "token" and weight.normalize == "none" and not gates
+        if weight.zero is not None and not plain:
+            unsaid.append("weights of 0 outside an interval beside gates, normalization or another level")
+        low, high = weight.bounds
+        # IcePop, or the built-in clip for weights without normalization. mis normalizes over micro-batches.
+        if weight.zero is not None or (plain and weight.clip is not None and weight.normalize_over == "group"):
+            path = None if weight.zero is None else ICEPOP_PATH
+            correcting = {"custom_tis_function_path": path, "tis_clip_low": low, "tis_clip": high}
         else:
-            return None
-        low, high = weight.bounds
-        return {"use_tis": True, "custom_tis_function_path": path, "tis_clip_low": low, "tis_clip": high}
+            correcting = _write_mis(weight, gates, effect, unsaid, otherwise)
+        correcting["use_tis"] = True
+        if weight.source != "train/rollout":
+            unsaid.append(f"weights of {weight.source}: slime's are train/rollout")
+    elif gates:
+        unsaid.append("gates without weights: slime rejects only beside them")
+    return replace(known, use_rollout_logprobs=correction.loss == "ppo_bypass", **correcting), unsaid, otherwise
 
-    def _mis(self, weight: Weight) -> dict[str, Any]:
-        low, high = weight.bounds
-        said: dict[str, Any] = {
-            "use_tis": True,
-            "custom_tis_function_path": MIS_PATH,
-            "tis_level": weight.level,
-            "tis_mode": "clip" if weight.clip else "truncate",
-            "tis_lower_bound": low if weight.clip else None,
-            "tis_upper_bound": high,
-            "tis_batch_normalize": weight.normalize != "none",
-        }
-        if weight.normalize not in ("none", weight.level):
-            self.unsaid.append(f"{weight.level} weights normalized per {weight.normalize}: slime takes the same level")
-        if weight.normalize != "none" and weight.normalize_over == "group":
-            self.otherwise.append("weights normalized over the group: slime takes each micro-batch by itself")
-        if weight.normalize == "sequence" and weight.normalize_empty == "skip":
-            self.otherwise.append("normalization without empty sequences: slime counts them as 0")
-        rejection, vetoes = self._sorted_gates()
-        if weight.clip is None and weight.truncate is None and rejection and rejection[0].level == weight.level:
-            low, high = _gate_interval(rejection.pop(0))
-            said |= {"tis_mode": "mask", "tis_lower_bound": low, "tis_upper_bound": high}
-        return said | self._rejection(rejection, vetoes)
 
-    def _rejection(self, rejection: list[Gate], vetoes: list[Gate]) -> dict[str, Any]:
-        if len(rejection) > 1 or len(vetoes) > 1:
-            self.unsaid.append("more than one rejection gate and one veto")
-        low, high = _gate_interval(rejection[0]) if rejection else (0.0, float("inf"))
-        return {
-            "use_rs": bool(rejection or vetoes),
-            "rs_level": rejection[0].level if rejection else "token",
-            "rs_lower_bound": low if rejection or vetoes else None,
-            "rs_upper_bound": high if rejection or vetoes else None,
-            "rs_veto_threshold": vetoes[0].keep[0] if vetoes else None,
-        }
-
-    def _sorted_gates(self) -> tuple[list[Gate], list[Gate]]:
-        """Sort the gates into rejections and vetoes. Unsupported gates are noted."""
-        rejection, vetoes = [], []
-        for gate in self.gates:
-            if gate.is_veto and gate.keep[1] is None and _is_plain(gate, clamp="none"):
-                vetoes.append(gate)
-            elif gate.level in LEVELS and _is_plain(gate, clamp="aggregate"):
-                rejection.append(gate)
-            else:
-                self.unsaid.append(
-                    f"gate {gate_label(gate)}: slime has ratios of train/rollout with both bounds, and its veto"
-                )
-        if any(gate.effect != self.effect for gate in self.gates):
-            stay = "stay in" if self.effect == "zero" else "leave"
-            self.otherwise.append(f"in this version all rejected tokens {stay} the denominators")
-        return rejection, vetoes
+def _write_mis(
+    weight: Weight, gates: Sequence[Gate], effect: Effect, unsaid: list[str], otherwise: list[str]
+) -> dict[str, Any]:
+    """Write the arguments of mis.py. Differences are added to the two lists."""
+    if weight.normalize not in ("none", weight.level):
+        unsaid.append(f"{weight.level} weights normalized per {weight.normalize}: slime takes the same level")
+    if weight.normalize != "none" and weight.normalize_over == "group":
+        otherwise.append("weights normalized over the group: slime takes each micro-batch by itself")
+    if weight.normalize == "sequence" and weight.normalize_empty == "skip":
+        otherwise.append("normalization without empty sequences: slime counts them as 0")
+    rejection, vetoes = [], []
+    for gate in gates:
+        if gate.is_veto and gate.keep[1] is None and _is_plain(gate, clamp="none"):
+            vetoes.append(gate)
+        elif gate.level in _CHOICES["level"] and _is_plain(gate, clamp="aggregate"):
+            rejection.append(gate)
+        else:
+            unsaid.append(f"gate {gate_label(gate)}: slime has ratios of train/rollout with both bounds, and its veto")
+    if any(gate.effect != effect for gate in gates):
+        stay = "stay in" if effect == "zero" else "leave"
+        otherwise.append(f"in this version all rejected tokens {stay} the denominators")
+    low, high = weight.bounds
+    mode, lower = ("clip", low) if weight.clip else ("truncate", None)
+    if weight.clip is None and weight.truncate is None and rejection and rejection[0].level == weight.level:
+        mode, (lower, high) = "mask", _gate_interval(rejection.pop(0))
+    if len(rejection) > 1 or len(vetoes) > 1:
+        unsaid.append("more than one rejection gate and one veto")
+    rejects = bool(rejection or vetoes)
+    rs_low, rs_high = _gate_interval(rejection[0]) if rejection else (0.0, math.inf)
+    return {
+        "custom_tis_function_path": MIS_PATH,
+        "tis_level": weight.level,
+        "tis_mode": mode,
+        "tis_lower_bound": lower,
+        "tis_upper_bound": high,
+        "tis_batch_normalize": weight.normalize != "none",
+        "use_rs": rejects,
+        "rs_level": rejection[0].level if rejection else "token",
+        "rs_lower_bound": rs_low if rejects else None,
+        "rs_upper_bound": rs_high if rejects else None,
+        "rs_veto_threshold": vetoes[0].keep[0] if vetoes else None,
+    }
 
 
 def _is_plain(gate: Gate, clamp: str) -> bool:

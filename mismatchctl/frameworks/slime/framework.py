@@ -19,6 +19,7 @@ from mismatchctl.frameworks.adapter import (
     Replay,
     ReplayOptions,
     UnreadKey,
+    read_options,
 )
 from mismatchctl.frameworks.lint import (
     LintMessage,
@@ -325,16 +326,7 @@ SURE_RULES = (_old_keys, _check_quoted_numbers, _check_unknown_keys)
 class Slime(Framework):
     """slime or Miles at one version."""
 
-    columns = {
-        "loss_masks": "response_mask",
-        "loss_mask": "response_mask",
-        "group_index": "prompt_id",
-        "raw_reward": "reward",
-    }
-    """Left out because they are ambiguous: `log_probs` (recomputation or current policy), `rewards` (normalized within
-    the group), `rollout_id` (step of a file or group of a sample), and `tokens` and `rollout_routed_experts` (include
-    the prompt). Miles' policy_loss_debug uses `train_log_probs`, the schema's name for the recomputation, for the
-    current policy. Such a file needs `--column`."""
+    columns: Mapping[str, str] = read_options(Path(__file__).parent)["columns"]
     reads_yaml_1_1 = True
 
     def __init__(self, version: SlimeVersion) -> None:
@@ -403,7 +395,7 @@ class Slime(Framework):
         """
         from mismatchctl.frameworks.slime.replay import ReplayedStep
 
-        own = self.columns | {"log_probs": "train_log_probs"}  # the table is known to be slime's
+        own = {**self.columns, "log_probs": "train_log_probs"}  # the table is known to be slime's
         return ReplayedStep(self.about, self._arguments(correction), table, options, own).replay()
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:

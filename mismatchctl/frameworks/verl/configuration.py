@@ -15,7 +15,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 from mismatchctl.corrections.labels import gate_label, unusual_rules
 from mismatchctl.corrections.model import BYPASS_SOURCE, MISMATCH_SOURCE, Correction, Gate, RatioSource, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, UnreadKey, is_typo_of, suggest_key
+from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, UnreadKey, is_typo_of, read_options, suggest_key
 from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, load_traps, replace_gate
 from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, VerlVersion
 
@@ -32,15 +32,7 @@ _COMMON = frozenset({"loss_type", "bypass_mode"})
 _RLLM = {"tis_mode": "rollout_is", "tis_cap": "rollout_is_threshold"}
 """rLLM's names of verl's keys."""
 
-_REPLACEMENTS = {
-    "rollout_token_veto_threshold": "verl has dropped the veto; nearest to it is rollout_rs seq_max_k2 with "
-    "the threshold 0.5 * ln(veto)**2, which is two-sided",
-    "rollout_rs_threshold_lower": 'write both bounds as one text: rollout_rs_threshold: "lo_hi"',
-    "bypass_old_logprob_for_rollout": "it is called bypass_mode now",
-    "use_pure_rollout_correction": "it is called use_policy_gradient (2025-11), then loss_type: reinforce (2026)",
-    "use_policy_gradient": "write loss_type: reinforce",
-    "tis_imp_ratio_cap": "it was replaced in 2025-10; write rollout_is and rollout_is_threshold",
-}
+_REPLACEMENTS = read_options(Path(__file__).parent)["replacements"]
 """Replacements for removed keys."""
 
 

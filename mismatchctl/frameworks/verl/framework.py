@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.corrections.model import Correction
@@ -18,6 +19,7 @@ from mismatchctl.frameworks.adapter import (
     Replay,
     ReplayOptions,
     UnreadKey,
+    read_options,
 )
 from mismatchctl.frameworks.lint import (
     LintMessage,
@@ -264,19 +266,7 @@ class Verl(Framework):
     """verl's rollout correction (volcengine/verl) at one of `VERSIONS`."""
 
     name = "verl"
-    columns = {
-        # In bypass mode verl fills it with a copy of the rollout's log-probs: all tokens are then bit-identical.
-        "old_log_probs": "train_log_probs",
-        "old_log_prob": "train_log_probs",
-        "ref_log_prob": "ref_log_probs",
-        # Since 2026 this is the mask before rejection. If both exist, response_mask is the mask after it.
-        "loss_mask": "response_mask",
-        "uid": "prompt_id",  # one per prompt, repeated for each of its responses
-        "global_step": "step",
-        "global_steps": "step",
-    }
-    """Left out because they are ambiguous: `log_probs` (current policy, or recomputation in slime), `responses` (token
-    ids or text), `score` (the reward here, a grader's score elsewhere)."""
+    columns: Mapping[str, str] = read_options(Path(__file__).parent)["columns"]
 
     def __init__(self, version: VerlVersion) -> None:
         self.about = version
