@@ -373,7 +373,9 @@ def _choose_framework(
         title = load_framework(likeliest_names[0]).title
         raise ConfigError(f"{path}: this is a configuration of {title}, but it contains no correction key.")
     own = wording(python="correction", command="--correction")
-    raise ConfigError(f"{path}: {registry.likeliest(guesses, recognized)}. A file for mismatchctl itself must be a {own}.")
+    raise ConfigError(
+        f"{path}: {registry.likeliest(guesses, recognized)}. A file for mismatchctl itself must be a {own}."
+    )
 
 
 def _read_correction(path: Path, written: NativeConfig) -> Correction:
