@@ -214,7 +214,9 @@ def judge(
         elif check.outcome == "failed" and check.kind in TREND_KINDS:
             check.outcome = "passed"
         elif check.outcome == "failed":
-            passes = not exceeds_limit(check) or (bool(check.reason) and not _is_far_above(check))
+            limit = math.inf if check.kind in LOWER_KINDS else max(check.limit or 0.0, 0.0)
+            far = (check.value or 0.0) > _FAR_FACTOR * limit
+            passes = not exceeds_limit(check) or (bool(check.reason) and not far)
             check.outcome = "passed" if passes else "undecided"
             check.reason = (check.reason or _NOISE_REASON) if exceeds_limit(check) else ""
     checks += check_coverage(result, rules, baseline, limits)
@@ -237,11 +239,6 @@ def _adapt_rules(rules: Sequence[Rule], baseline: Result | None) -> tuple[Sequen
     if tuple(rules) != DEFAULT_RULES or not shares or not all(each is not None and each.value == 1 for each in shares):
         return rules, []
     return (DEFAULT_RULES[0], BITWISE_RULE), [_BITWISE_BASELINE_NOTE]
-
-
-def _is_far_above(check: Check) -> bool:
-    known = check.value is not None and check.limit is not None and check.kind not in (*LOWER_KINDS, *TREND_KINDS)
-    return known and (check.value or 0.0) > _FAR_FACTOR * max(check.limit or 0.0, 0.0)
 
 
 def _list_cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterator[_Case]:
@@ -473,10 +470,8 @@ def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
     check.clusters = len(place.sample()) if case.target.logged_by else int(place.recorded("prompts").value or 0)
     limits = _find_limits(check, case)
     check.reason = check.reason or _reason_too_little(check, case.rule, None)
-    if limits is None or check.reason:
-        return
-    if found.value is None:
-        check.reason = found.status
+    check.reason = check.reason or (found.status if limits is not None and found.value is None else "")
+    if limits is None or found.value is None or check.reason:
         return
     check.limit, least, most = limits
     low, high = found.interval or (found.value, found.value)

@@ -106,10 +106,6 @@ class _ClusterValues:
     weights: Float64s
     lost: tuple[float, float] | None = None
 
-    def without_lost(self) -> _ClusterValues:
-        new, old = (np.delete(each, _LOST_INDEX, axis=1) for each in (self.new, self.old))
-        return _ClusterValues(new, old, np.delete(self.weights, _LOST_INDEX))
-
 
 PlantedValues = Callable[[float], _ClusterValues]
 
@@ -162,9 +158,10 @@ def _inflated_deviations(values: Float64s) -> Float64s:
 
 def estimate_power(values: _ClusterValues, population: ClusterPopulation, sizes: ClusterSizes, level: float) -> float:
     """Estimate how often the gate fails with dumps of these sizes."""
+    weights = values.weights.copy()
     if values.lost is not None:
         holding = sizes.new * values.lost[0] + sizes.old * values.lost[1]
-        values = values if holding >= decisive_cluster_count(sizes.new, sizes.old, level) else values.without_lost()
+        weights[_LOST_INDEX] *= holding >= decisive_cluster_count(sizes.new, sizes.old, level)
     drawn = sizes.over(population.fold)
     rows, pairs = len(values.new), np.arange(population.shared)
     ways = np.concatenate([pairs, pairs + population.second]), np.concatenate([pairs + population.second, pairs])
@@ -174,7 +171,7 @@ def estimate_power(values: _ClusterValues, population: ClusterPopulation, sizes:
     chance = drawn.new / max(drawn.new + drawn.old, 1)
     either = tuple(np.repeat([chance / rows, (1 - chance) / rows], rows).tolist())
     null = _draw_scores(np.concatenate([apart, -apart]), mixed, drawn, either, either)
-    shares, resolved = values.weights / values.weights.sum(), max(level, _MIN_RESOLVED_LEVEL)
+    shares, resolved = weights / weights.sum(), max(level, _MIN_RESOLVED_LEVEL)
     critical = _critical_p_value(null, shares, sizes.least_p, resolved) / resolved * level
     return float(np.mean((seen >= _critical_scores(critical * shares, sizes.least_p)).any(axis=1)))
 
@@ -214,7 +211,9 @@ def _draw_counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
 
 def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
     normal = NormalDist()
-    return np.array([-normal.inv_cdf(min(share, 0.5)) if share >= least_p else math.inf for share in shares])
+    return np.array(
+        [-normal.inv_cdf(min(share, 0.5)) if share > 0 and share >= least_p else math.inf for share in shares]
+    )
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:

@@ -25,8 +25,6 @@ Interval = tuple[float, float]
 
 LOWER_KINDS: tuple[BoundKind, ...] = ("min", "decrease", "falling trend")
 """Bounds that a value must not fall below."""
-BASELINE_KINDS: tuple[BoundKind, ...] = ("increase", "decrease")
-"""Bounds relative to a baseline."""
 TREND_KINDS: tuple[BoundKind, ...] = ("rising trend", "falling trend")
 """Bounds relative to a history."""
 COVERAGE_RULE = "coverage"
@@ -135,7 +133,6 @@ _PAIRING_TEXTS = {
     "same clusters": ", the same as in the baseline",
     "same tokens": ", the same tokens as in the baseline",
 }
-_MAX_DIGITS = 17
 MAX_SHOWN_CHECKS = 8
 """Maximum number of places shown per rule."""
 
@@ -150,7 +147,7 @@ def add_sentences(verdict: Verdict) -> Verdict:
 def format_apart(value: float, limit: float, unit: str = "") -> tuple[str, str]:
     """Format a value and a limit with enough digits to show which is larger."""
     percent = unit == "fraction"
-    for digits in range(3, _MAX_DIGITS + 1):
+    for digits in range(3, 18):
         shown = tuple(_format_digits(each, digits, percent) for each in (value, limit))
         read = tuple(float(text.removesuffix("%").replace(",", "")) for text in shown)
         if (value > limit) == (read[0] > read[1]) and (value < limit) == (read[0] < read[1]):
@@ -159,12 +156,11 @@ def format_apart(value: float, limit: float, unit: str = "") -> tuple[str, str]:
 
 
 def _format_digits(value: float, digits: int, percent: bool) -> str:
-    shown = 100 * value if percent else value
-    scientific = shown != 0 and not 1e-3 <= abs(shown) < 1e6
-    if not scientific:
-        return f"{shown:.{digits}g}{'%' * percent}" if abs(shown) < 10**digits else f"{shown:,.0f}{'%' * percent}"
+    shown, sign = (100 * value, "%") if percent else (value, "")
+    if shown == 0 or 1e-3 <= abs(shown) < 1e6:
+        return f"{shown:.{digits}g}{sign}" if abs(shown) < 10**digits else f"{shown:,.0f}{sign}"
     mantissa, exponent = f"{shown:.{digits - 1}e}".split("e")
-    return f"{mantissa}e{int(exponent)}{'%' * percent}"
+    return f"{mantissa}e{int(exponent)}{sign}"
 
 
 def check_sentence(check: Check) -> str:
@@ -372,9 +368,9 @@ def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
     """Return the checks of a rule and run to show, and the number of the other checks, which passed."""
     if len(checks) <= MAX_SHOWN_CHECKS:
         return list(checks), 0
-    order = sorted(checks, key=lambda check: ("failed", "undecided", "passed").index(check.outcome))
+    shown = sorted(checks, key=lambda check: -_OUTCOME_ORDER.index(check.outcome))
     bad = sum(check.outcome != "passed" for check in checks)
-    shown = order[: max(min(bad, MAX_SHOWN_CHECKS), 1)]
+    shown = shown[: max(min(bad, MAX_SHOWN_CHECKS), 1)]
     return shown, len(checks) - len(shown)
 
 
