@@ -1,10 +1,9 @@
 """How often the gate fails without a cause, and how often it finds a planted one: the tables of docs/methods/gate.md.
 
-Usage: python benchmarks/gate_calibration.py [FOLDER] [--splits 60] [--held-out FOLDER] [--held-out-splits 2000]
+Usage: python benchmarks/gate_calibration.py FOLDER [--splits 2000] [--detect MODEL ... --detect-splits 100]
                                              [--write docs/methods/gate.md]
-FOLDER holds one folder of Parquet files per run, with columns rollout_log_probs, train_log_probs and prompt_id. False
-failures are counted in every run. All tokens are taken as valid. --held-out holds models of second_numeric.py and
-recorded runs that no rule was built on.
+FOLDER holds models of second_numeric.py and recorded runs that no rule was built on: one folder of Parquet files per
+run, with columns rollout_log_probs, train_log_probs and prompt_id. All tokens are taken as valid.
 
 Splits are judged by the gate's own statistics and relabelings; the relabelings of a design are made once.
 """
@@ -34,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.factories.cluster_samples import layer_columns
 
 Array = NDArray[np.float64]
-DESIGNS = ((16, 16), (8, 40), (40, 8), (48, 16), (5, 5))
 HELD_OUT = ((16, 16), (40, 8), (8, 40), (64, 16))
 RULES = ("k3", "abs_diff_mean", "ess_token", "k2", "chi2_token", "prob_diff_mean", "ess_sequence", "chi2_sequence")
 """A family of 8; its first 3 are one of 3."""
@@ -184,35 +182,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
 
 
-def levels(runs: dict[str, Run], splits: int) -> str:
-    """Nothing changed: shares that fail, over all runs that are large enough, and the largest of a run."""
-    rows = []
-    for new, old in DESIGNS:
-        design, shares, held, chance = Design(new, old), [], [], 0
-        for name, run in runs.items():
-            if run.count < new + old:
-                continue
-            layers, seed = run.by_prompt(run.layers()), sum(map(ord, name))
-            pairs = [(some(layers, i), some(layers, j)) for i, j in design.splits(run, splits, seed)]
-            at = {share: [design.judge(one, two, share) for one, two in pairs] for share in (0.0, DEFAULT_TOLERANCE)}
-            p = np.array([each[0] for each in at[0.0]])
-            shares.append([np.mean(p <= DEFAULT_LEVEL), np.mean([each[1] <= DEFAULT_LEVEL for each in at[0.0]])])
-            held.append([np.mean([each[0] <= DEFAULT_LEVEL for each in at[DEFAULT_TOLERANCE]]),
-                         np.mean([each[0] > DEFAULT_LEVEL and each[2] for each in at[DEFAULT_TOLERANCE]])])  # fmt: skip
-            chance += 1
-        if not shares:
-            continue
-        mean, most = np.mean(shares, axis=0), np.max(shares, axis=0)
-        cells = [percent(mean[0]), percent(most[0]), percent(mean[1]), *map(percent, np.mean(held, axis=0))]
-        rows.append((f"{new} v {old}", str(chance), *cells))
-        print(rows[-1], file=sys.stderr, flush=True)
-    heads = (
-        "prompts, new v baseline", "runs", "failed at 0", "highest run", "K3 alone at 0", "failed at 25%",
-        "undecided at 25%",
-    )  # fmt: skip
-    return table(heads, rows)
-
-
 def detection(named: dict[str, Run], splits: int) -> str:
     rows: dict[str, list[str]] = {}
     heads = ["rise"]
@@ -300,23 +269,18 @@ def families(runs: dict[str, Run], splits: int) -> str:
 
 def main() -> None:
     options = options_of(__doc__)
-    options.add_argument("folder", type=Path, nargs="?")
-    options.add_argument("--splits", type=int, default=60)
-    options.add_argument("--held-out", type=Path)
-    options.add_argument("--held-out-splits", type=int, default=2000)
-    options.add_argument("--detect", nargs="*", default=[], help="models of --held-out for the table of planted rises")
+    options.add_argument("folder", type=Path)
+    options.add_argument("--splits", type=int, default=2000)
+    options.add_argument("--detect", nargs="*", default=[], help="models for the table of planted rises")
+    options.add_argument("--detect-splits", type=int, default=100)
     given = options.parse_args()
-    if given.folder is not None:
-        runs = {path.name: Run.read(path) for path in sorted(given.folder.iterdir()) if path.is_dir()}
-        runs = {name: run for name, run in runs.items() if (run.log_ratio != 0).any()}
-        show("LEVELS", levels(runs, given.splits), given.write)
-    if given.held_out is not None:
-        runs = {path.name: Run.read(path) for path in sorted(given.held_out.iterdir())}
-        scored = [name for name in runs if (given.held_out / name / "tokens.parquet").exists()]
-        show("DETECTION", detection({name: runs[name] for name in given.detect}, given.splits), given.write)
-        show("RESCORED", rescored(given.held_out, scored, given.splits), given.write)
-        show("FAMILIES", families(runs, given.splits), given.write)
-        show("HELD_OUT", held_out(runs, given.held_out_splits), given.write)
+    runs = {path.name: Run.read(path) for path in sorted(given.folder.iterdir()) if path.is_dir()}
+    scored = [name for name in runs if (given.folder / name / "tokens.parquet").exists()]
+    named = {name: runs[name] for name in given.detect}
+    show("DETECTION", detection(named, given.detect_splits), given.write)
+    show("RESCORED", rescored(given.folder, scored, given.detect_splits), given.write)
+    show("FAMILIES", families(runs, given.detect_splits), given.write)
+    show("HELD_OUT", held_out(runs, given.splits), given.write)
 
 
 def options_of(about: str | None) -> argparse.ArgumentParser:

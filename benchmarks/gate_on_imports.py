@@ -74,7 +74,7 @@ def rates(name: str, pairs: int, dumps: int) -> tuple[str, ...]:
         new, old = rng.choice(len(found), 2, replace=False)
         counts[judge(found[new], DEFAULT_RULES, AcceptedResults("baseline", (found[old],))).outcome] += 1
     print(name, dict(counts), file=sys.stderr, flush=True)
-    return name, *(f"{100 * counts[outcome] / pairs:.1f}" for outcome in ("failed", "undecided"))
+    return tuple(f"{100 * counts[outcome] / pairs:.1f}" for outcome in ("failed", "undecided"))
 
 
 def main() -> None:
@@ -83,8 +83,11 @@ def main() -> None:
     options.add_argument("--dumps", type=int, default=50)
     given = options.parse_args()
     names = [*(name for name in WRITERS if name not in WITHOUT), "without prompts"]
-    rows = (rates(name, given.pairs, given.dumps) for name in names)
-    show("IMPORTS", table(["importer", "failed", "undecided"], rows), given.write)
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        found.setdefault(rates(name, given.pairs, given.dumps), []).append(name)
+    rows = [(", ".join(each), *cells) for cells, each in found.items()]
+    show("IMPORTS", table(["importers", "failed", "undecided"], rows), given.write)
 
 
 if __name__ == "__main__":

@@ -30,10 +30,9 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 
 ROOM = Allowance(relative=DEFAULT_TOLERANCE)
 K3 = find_metric("k3")
-PAIRS = (8, 16, 64, 128)
-SAME = (8, 16, 64)
-DESIGNS = (*((size, size) for size in PAIRS), (8, 40), (40, 8), (128, 16))
-RISES = (0.5, 1.0, 2.0)
+DESIGNS = ((16, 16), (64, 64), (40, 8), (128, 16))
+SAME = (16,)
+RISES = (0.5, 1.0)
 LEVEL = DEFAULT_LEVEL / BASELINE_MARGIN
 PILOT = 32
 
