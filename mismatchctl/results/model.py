@@ -150,8 +150,11 @@ class Lag(FiniteModel):
         return f"{how} (rank correlation of changes {self.correlation:.2f})"
 
 
-FORMAT = 1
-"""Version of this format. It increases when the meaning of a key changes or a key is removed."""
+FORMAT = 2
+"""Version of this format. It increases when the meaning of a key changes or a key is removed.
+
+Format 1 has 90% intervals. They are dropped when it is read.
+"""
 
 
 class Value(FiniteModel):

@@ -330,10 +330,24 @@ def read_json(path: str | Path, remedy: str) -> Any:
         raise DataError(f"not JSON: {error}", file=str(path), remedy=remedy) from None
 
 
+_KEYS_OF_FORMAT_1 = ("interval", "tail", "covers", "heavy_tail", "story")
+"""Keys about 90% intervals. The gate and compare recompute the intervals of means from the cluster table."""
+
+
+def _drop_keys(data: Any, keys: Sequence[str]) -> Any:
+    if isinstance(data, dict):
+        return {key: _drop_keys(value, keys) for key, value in data.items() if key not in keys}
+    if isinstance(data, list) and data and isinstance(data[0], dict):
+        return [_drop_keys(item, keys) for item in data]
+    return data
+
+
 def parse_result(data: Any, name: str) -> Result:
     """Convert the data of a file to a Result."""
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
         raise DataError("not a mismatchctl result", file=name, remedy=_REMEDY)
+    if data["format"] == 1:
+        data = _drop_keys(data, _KEYS_OF_FORMAT_1) | {"format": FORMAT}
     if data["format"] != FORMAT:
         newer = type(data["format"]) is int and data["format"] > FORMAT
         problem = f"result format {data['format']!r}, this version reads {FORMAT}"

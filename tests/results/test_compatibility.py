@@ -60,6 +60,19 @@ def test_the_same_dump_passes_against_it(path: Path, dump: Path) -> None:
     assert json.loads(done.stdout)["outcome"] == "passed" and done.exit_code == 0, done.output
 
 
+def test_the_90_percent_intervals_of_format_1_are_dropped(tmp_path: Path, dump: Path) -> None:
+    rule = ["--rule", "abs_diff_p50:increase=25%"]
+    for number, outcome in ((1, "undecided"), (2, "passed")):
+        overall = next(iter(read_result(COMPAT / f"result_{number}.json").runs.values())).overall.metrics
+        assert (overall["k3"].interval is not None) == (number == 2) and overall["k3"].se is not None
+        done = run("gate", dump, "--baseline", COMPAT / f"baseline_{number}.json", *rule, "--json", "-q")
+        check = json.loads(done.stdout)["checks"][0]
+        assert check["outcome"] == outcome and ("save a new one" in check["reason"]) == (number == 1)
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(json.loads(RESULTS[1].read_text()) | {"format": 1}))
+    assert next(iter(read_result(older).runs.values())).overall.metrics["abs_diff_p50"].interval is None
+
+
 @pytest.mark.parametrize("path", RESULTS[-1:] + BASELINES[-1:], ids=lambda path: path.name)
 def test_a_newer_format_is_refused_by_every_reader(path: Path, tmp_path: Path, dump: Path) -> None:
     newer = tmp_path / "newer.json"

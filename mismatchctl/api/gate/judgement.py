@@ -494,6 +494,9 @@ def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None
     if baseline.value is None:
         check.reason = f"the baseline's value: {baseline.status}"
         return None
+    if baseline.interval is None:
+        check.reason = "the baseline does not contain a 95% interval of this percentile: save a new one"
+        return None
     sign = -1 if case.kind in LOWER_KINDS else 1
     ends = (baseline.value, *(baseline.interval or (baseline.value, baseline.value)))
     limit, least, most = (end + sign * (abs(end) * bound.relative + bound.absolute) for end in ends)
