@@ -29,14 +29,9 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 HORIZON, ONSET = 10, 5
 CASES = {  # spread of K3 between runs, factor of the log ratio from night to night, what is planted from the onset on
     "no rise": (0.0, 1.0, "no rise"),
-    "no rise, runs differ by 5 %": (0.05, 1.0, "no rise"),
-    "no rise, runs differ by 10 %": (0.1, 1.0, "no rise"),
-    "log ratio 1 % more in each run": (0.0, 1.01, "no rise"),
+    "no rise, runs differ by 5%": (0.05, 1.0, "no rise"),
+    "log ratio 1% more in each run": (0.0, 1.01, "no rise"),
     "from run 5 on: log ratio x 1.1": (0.0, 1.0, "log ratio x 1.1"),
-    "the same, runs differ by 5 %": (0.05, 1.0, "log ratio x 1.1"),
-    "from run 5 on: bulk (90 % of tokens) x 1.25": (0.0, 1.0, "bulk (90 % of tokens) x 1.25"),
-    "from run 5 on: tail twice as frequent": (0.0, 1.0, "tail (2.6 % of tokens) 2 times as frequent"),
-    "from run 5 on: one response of four x 1.5": (0.0, 1.0, "one response of four x 1.5"),
 }
 
 

@@ -498,7 +498,7 @@ def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None
         check.reason = "the baseline does not contain a 95% interval of this percentile: save a new one"
         return None
     sign = -1 if case.kind in LOWER_KINDS else 1
-    ends = (baseline.value, *(baseline.interval or (baseline.value, baseline.value)))
+    ends = (baseline.value, *baseline.interval)
     limit, least, most = (end + sign * (abs(end) * bound.relative + bound.absolute) for end in ends)
     return limit, least, most
 
