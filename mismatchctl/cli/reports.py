@@ -15,6 +15,7 @@ from mismatchctl.core.formatting import format_command, format_count
 if TYPE_CHECKING:
     from mismatchctl.report.document import Document
     from mismatchctl.report.figures.figure import Figure
+    from mismatchctl.report.pages.saved import SavedFile
 
 limit_option = partial(typer.Option, rich_help_panel="Limits")
 
@@ -171,27 +172,28 @@ def report(
     The dumps are not needed. --html puts several results on one page, and -o merges several Results into one.
     """
     outputs.check(inputs=results)
-    from mismatchctl.report.pages.saved import combine_results, combined_document
+    from mismatchctl.report.pages.saved import combine_results, combined_document, read_saved
 
-    doc = combined_document(results)
+    found = read_saved(results)
+    doc = combined_document(found)
     outputs.finish(
-        lambda: combine_results(results).to_json(),
+        lambda: combine_results(found).to_json(),
         lambda: doc,
-        lambda: doc if outputs.verbose else _build_screen(results, doc),
+        lambda: doc if outputs.verbose else _build_screen(results, found, doc),
         figures=lambda: _report_figures(results, doc),
     )
 
 
-def _build_screen(paths: list[Path], page: Document) -> Document:
+def _build_screen(paths: list[Path], found: list[SavedFile], page: Document) -> Document:
     """Return the first screen for the Results, or the page of the other results."""
     from mismatchctl.report.pages.analyze import analyze_screen
-    from mismatchctl.report.pages.saved import combine_results, read_saved
+    from mismatchctl.report.pages.saved import combine_results
     from mismatchctl.results.model import Result
 
-    if not any(isinstance(kept, Result) for _, kept in read_saved(paths)):
+    if not any(isinstance(kept, Result) for _, _, kept in found):
         return page
     following = format_command("report", [str(path) for path in paths], "--html report.html")
-    return analyze_screen(combine_results(paths), [], asked=False, following=following)
+    return analyze_screen(combine_results(found), [], asked=False, following=following)
 
 
 def _report_figures(results: list[Path], page: Document) -> dict[str, Figure]:

@@ -121,10 +121,7 @@ class MetricRegistry:
         self, keys: Iterable[str] | Mapping[str, int | None], of: Callable[[Any], Mapping[str, Value]],
         scope: str = "m", titles: Mapping[str, str] | None = None, *, errors: bool = True,
     ) -> list[Column]:  # fmt: skip
-        """Return one column per metric.
-
-        `keys` may map keys to `Column.drop`. `of` returns the values of an item. `titles` has other headings.
-        """
+        """Return a column per metric with its `Column.drop`. `of` returns the values of an item."""
 
         def column(key: str) -> Column:
             metric, text = self.metric(key, scope), (titles or {}).get(key, "")

@@ -18,7 +18,7 @@ from mismatchctl.report.document import PAGE_ONLY, Answers, Card, Document, Expl
 from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
 from mismatchctl.report.pages.analyze import document
-from mismatchctl.report.pages.saved import combined_document
+from mismatchctl.report.pages.saved import combined_document, read_saved
 from mismatchctl.results.model import Finding
 from mismatchctl.results.reader import read_result
 from mismatchctl.results.summary import get_summary
@@ -77,7 +77,7 @@ def test_a_result_holds_what_other_verbs_found(files: dict[str, Path], tmp_path:
     assert [len({"checks", "studies", "basis"} & set(each)) for each in sections] == [1, 1, 1]
     run("gate", kept, "--rule", "k3:max=1", code=0)
     done = run("report", files["verdict"], "-o", tmp_path / "none.json")
-    assert done.exit_code == 4 and "no file is a Result" in done.stderr and not (tmp_path / "none.json").exists()
+    assert done.exit_code == 4 and "expected at least one Result" in done.stderr and not (tmp_path / "none.json").exists()
     for section in ({"checks": 1}, {}, {"provenance": {}}):
         (tmp_path / "damaged.json").write_text(json.dumps(json.loads(kept.read_text()) | {"sections": [section]}))
         run("report", tmp_path / "damaged.json", code=4)
@@ -87,7 +87,7 @@ def test_a_sweep_reads_back_as_it_was(files: dict[str, Path]) -> None:
     text = files["sweep"].read_text(encoding="utf-8")
     again = sweep_from_json(json.loads(text))
     assert json.loads(again.to_json()) == json.loads(text)
-    made = combined_document([files["sweep"]])
+    made = combined_document(read_saved([files["sweep"]]))
     assert list(made.parts(Explorer))
 
 
@@ -95,7 +95,9 @@ def test_sentences_of_a_page_stand_in_the_json(files: dict[str, Path]) -> None:
     """What every verb writes begins with its format and who wrote it, and holds what its page says."""
     data = json.loads(files["sweep"].read_text(encoding="utf-8"))
     (said,) = data["says"].values()
-    answer = next(part for part in combined_document([files["sweep"]]).parts(Section) if part.anchor == "sweep-answer")
+    answer = next(
+        part for part in combined_document(read_saved([files["sweep"]])).parts(Section) if part.anchor == "sweep-answer"
+    )
     assert said == [note.text for note in answer.parts] and "at its cheapest" in said[0].lower()
     verdict = json.loads(run("gate", files["a"], "--rule", "k3:max=1", "--json").stdout)
     for written in (data, verdict):

@@ -174,11 +174,7 @@ def _thin_line(mark: Marks) -> Marks:
 
 
 def page_json(figures: Sequence[Figure]) -> str:
-    """Return the figures of a page as JSON for its script. Columns and captions of several figures are stored once.
-
-    Numbers have four significant digits, or three on a page with many figures. Ends of intervals have three digits.
-    Undefined values are null. Default values are left out, because the script knows them.
-    """
+    """Return the figures of a page as JSON for its script, without defaults. Equal columns and captions are shared."""
     columns: dict[str, int] = {}
     captions: dict[str, int] = {}
     described, digits = [], _BAND_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
@@ -280,10 +276,7 @@ def line_marks(
     series: Mapping[str, Series], key: str, name: str, steps: StepAxis, color: int = 0, *, log: bool = False,
     band: bool = True, run: int | None = None,
 ) -> Marks | None:  # fmt: skip
-    """Return a metric over the steps as a line with its 95% interval, or None without any value.
-
-    On a log axis, values up to 0 are undefined, and intervals end within a factor of 10.
-    """
+    """Return a metric over the steps as a line. On a log axis, intervals end within a factor of 10."""
     chosen = series.get(key) or Series(value=[None] * len(steps.places))
     values, errors = to_floats(chosen.value), np.nan_to_num(to_floats(chosen.se or [None] * len(chosen.value)))
     low, high = values - INTERVAL_Z * errors, values + INTERVAL_Z * errors

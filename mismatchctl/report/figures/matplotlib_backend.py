@@ -44,11 +44,7 @@ _STYLE: dict[str, Any] = {
 
 
 def draw_figure(run: RunResult, name: str) -> Canvas:
-    """Return a figure of a report as a matplotlib figure, for example `k3` or `distribution`.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
+    """Return a figure of a report as a matplotlib figure, for example `k3`, `distribution` or `k3_by_position`."""
     found = {figure.name.partition("-")[2]: figure for figure in chain(*run_figures(run, "run").values())}
     wanted = _ALIASES.get(name, name)
     if wanted not in found:

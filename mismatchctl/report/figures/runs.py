@@ -95,11 +95,7 @@ _IMPORTANT_NAMES = ("kl", "k3", "grad", "reward", "score", "entropy", "ppl", "lo
 def k3_figure(
     runs: Mapping[str, RunResult], name: str, attention: Sequence[bool] = (), *, bands: bool = True
 ) -> Figure | None:
-    """Draw K3 over the steps, with its interval, the onset and the usual ranges.
-
-    The steps of several runs must be numbers. Only the runs in `attention` have a color. The default is all runs. With
-    `bands`, the intervals of up to three runs are drawn.
-    """
+    """Draw K3 over the steps with its onset, and in a color for runs with `attention`, by default all."""
     axes = {run: fig.StepAxis(found.groups.labels) for run, found in runs.items() if found.groups.labels}
     several = len(runs) > 1
     marks: list[Marks] = []

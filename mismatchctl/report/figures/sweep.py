@@ -29,10 +29,7 @@ _MAX_NAMED = 6
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One correction on one run, with its rows in the order of the points.
-
-    `stem` is the prefix of figure names.
-    """
+    """One correction on one run, with its rows by point and the prefix `stem` of its figure names."""
 
     sweep: Sweep
     run: str

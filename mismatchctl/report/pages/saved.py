@@ -1,4 +1,4 @@
-"""Results of several commands on one page."""
+"""Saved results of has_result commands on one page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from mismatchctl.api.compare.comparison import FORMAT, Comparison
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.api.sweep.serialization import sweep_from_json
-from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import DataError
 from mismatchctl.report.document import Card, Document, Headline, Section
 from mismatchctl.report.pages import advise, compare, gate
@@ -24,43 +23,42 @@ from mismatchctl.results.model import Result
 from mismatchctl.results.reader import parse_result, read_json
 
 SavedResult = Result | Comparison | Verdict | Sweep | dict[str, RunAdvice]
+SavedFile = tuple[Path, Any, SavedResult]
+"""The path, the JSON and the result of a file, or of a section in it."""
 _REMEDY = "pass JSON files that analyze, sweep, compare, advise or gate wrote"
 
 
-def read_saved(paths: Sequence[Path]) -> list[tuple[str, SavedResult]]:
-    """Read results that commands wrote as JSON, each with the name of its file.
-
-    The results of other commands that a Result contains follow it.
-
-    Raises:
-        DataError: a file is damaged or was not written by a command.
-    """
-    found: list[tuple[str, SavedResult]] = []
+def read_saved(paths: Sequence[Path]) -> list[SavedFile]:
+    """Read results that commands wrote as JSON. A Result is followed by its sections from other commands."""
+    found: list[SavedFile] = []
     for path in paths:
-        kept = _parse_saved(read_json(path, _REMEDY), path)
-        found.append((path.stem, kept))
+        data = read_json(path, _REMEDY)
+        kept = _parse_saved(data, path)
+        found.append((path, data, kept))
         for section in kept.sections if isinstance(kept, Result) else ():
-            found.append((path.stem, _parse_saved(section, path)))
+            found.append((path, section, _parse_saved(section, path)))
     return found
 
 
-def combine_results(paths: Sequence[Path]) -> Result:
-    """Merge results into one Result. Results of other commands become its sections.
-
-    Raises:
-        DataError: no file is a Result, or a file is damaged.
-    """
-    data = [(path, read_json(path, _REMEDY)) for path in paths]
-    found = [(path, one, _parse_saved(one, path)) for path, one in data]
+def combine_results(found: Sequence[SavedFile]) -> Result:
+    """Merge the Results. Runs with the same name get the file name as a suffix, other results become sections."""
     results = [(path.stem, kept) for path, _, kept in found if isinstance(kept, Result)]
     if not results:
-        remedy = "add a file that analyze -o wrote"
-        raise DataError(
-            "none of the files is a Result, and the page needs at least one Result", file=str(paths[0]), remedy=remedy
-        )
-    merged = _merge_results(results)
-    others = [one for _, one, kept in found if not isinstance(kept, Result)]
-    merged.sections = [*(section for _, result in results for section in result.sections), *others]
+        problem = "expected at least one Result, found only results of other commands"
+        raise DataError(problem, file=str(found[0][0]), remedy="add a file that analyze -o wrote")
+    names, every = [name for _, result in results for name in result.runs], [result for _, result in results]
+    merged = every[0].model_copy(deep=True)
+    merged.runs = {
+        name if names.count(name) == 1 else f"{name} ({file})": run
+        for file, result in results
+        for name, run in result.runs.items()
+    }
+    corrections = {each.name: each for result in reversed(every) for each in reversed(result.corrections)}
+    merged.corrections = list(reversed(corrections.values()))
+    merged.provenance.inputs = [file for result in every for file in result.provenance.inputs]
+    merged.provenance.left_out = [row for result in every for row in result.provenance.left_out]
+    merged.warnings = list(dict.fromkeys(warning for result in every for warning in result.warnings))
+    merged.sections = [data for _, data, kept in found if not isinstance(kept, Result)]
     return merged
 
 
@@ -90,22 +88,21 @@ def _parse_sections(data: Mapping[str, Any]) -> SavedResult | None:
     return None
 
 
-def combined_document(paths: Sequence[Path]) -> Document:
-    """Build one page of several results. A single result gets the page of its command."""
-    found = read_saved(paths)
+def combined_document(found: Sequence[SavedFile]) -> Document:
+    """Build one page of has_result results. A single result gets the page of its command."""
     if len(found) == 1:
-        return _SECTION_KINDS[type(found[0][1])][1](found[0][1])
-    results = [(name, kept) for name, kept in found if isinstance(kept, Result)]
+        return _SECTION_KINDS[type(found[0][2])][1](found[0][2])
     doc = Document(Headline(f"{len(found)} results", subtitle="report"))
-    if results:
-        doc = document(_merge_results(results), sweeps=[kept for _, kept in found if isinstance(kept, Sweep)])
+    has_result = any(isinstance(kept, Result) for _, _, kept in found)
+    if has_result:
+        doc = document(combine_results(found), sweeps=[kept for _, _, kept in found if isinstance(kept, Sweep)])
     opening, closing, seen = doc.sections[:-1], doc.sections[-1:], set[type]()
-    for number, kept in enumerate(kept for _, kept in found if not isinstance(kept, Result)):
+    for number, kept in enumerate(kept for _, _, kept in found if not isinstance(kept, Result)):
         title, page = _SECTION_KINDS[type(kept)]
         own_page, anchor = page(kept), f"part-{number}"
         if isinstance(kept, Verdict):  # a verdict comes first
             card = Card(kept.outcome, kept.outcome, own_page.headline.title.replace(kept.outcome, "The gate", 1))
-            opening.insert(bool(results), Section("", f"verdict-{number}").add(card))
+            opening.insert(has_result, Section("", f"verdict-{number}").add(card))
         section = Section(title, anchor, note=own_page.headline.title)
         section.anchor_prefix = f"{anchor}-" if type(kept) in seen else ""
         seen.add(type(kept))
@@ -122,22 +119,3 @@ _SECTION_KINDS: dict[type, tuple[str, Callable[[Any], Document]]] = {
     Sweep: ("Thresholds", sweep_document), Verdict: ("The gate", gate.document),
     dict: ("Which correction", advise.document),
 }  # fmt: skip
-
-
-def _merge_results(results: Sequence[tuple[str, Result]]) -> Result:
-    if len(results) == 1:
-        return results[0][1]
-    names, every = [name for _, result in results for name in result.runs], [result for _, result in results]
-    merged, corrections = every[0].model_copy(deep=True), dict[str, Correction]()
-    merged.runs = {
-        name if names.count(name) == 1 else f"{name} ({file})": run
-        for file, result in results
-        for name, run in result.runs.items()
-    }
-    for correction in (correction for result in every for correction in result.corrections):
-        corrections.setdefault(correction.name, correction)
-    merged.corrections = list(corrections.values())
-    merged.provenance.inputs = [file for result in every for file in result.provenance.inputs]
-    merged.provenance.left_out = [row for result in every for row in result.provenance.left_out]
-    merged.warnings = list(dict.fromkeys(warning for result in every for warning in result.warnings))
-    return merged
