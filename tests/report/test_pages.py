@@ -77,7 +77,8 @@ def test_a_result_holds_what_other_verbs_found(files: dict[str, Path], tmp_path:
     assert [len({"checks", "studies", "basis"} & set(each)) for each in sections] == [1, 1, 1]
     run("gate", kept, "--rule", "k3:max=1", code=0)
     done = run("report", files["verdict"], "-o", tmp_path / "none.json")
-    assert done.exit_code == 4 and "expected at least one Result" in done.stderr and not (tmp_path / "none.json").exists()
+    assert done.exit_code == 4 and "expected at least one Result" in done.stderr
+    assert not (tmp_path / "none.json").exists()
     for section in ({"checks": 1}, {}, {"provenance": {}}):
         (tmp_path / "damaged.json").write_text(json.dumps(json.loads(kept.read_text()) | {"sections": [section]}))
         run("report", tmp_path / "damaged.json", code=4)
