@@ -107,20 +107,16 @@ def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: I
     hash.
     """
     with np.errstate(invalid="ignore"):
-        rollout, train = (
-            np.clip(np.nan_to_num(values[tokens].astype(np.float64)), -1e4, 1e4)
-            for values in (rows.rollout, rows.train)
-        )
-    coarse = np.rint(rollout * _GRID), np.rint(train * _GRID)
-    fresh = np.diff(places, axis=0, prepend=-1) > 0
+        both = np.stack([values[tokens].astype(np.float64) for values in (rows.rollout, rows.train)])
+    both = np.clip(np.nan_to_num(both), -1e4, 1e4)
+    coarse, fresh = np.rint(both * _GRID), np.diff(places, axis=0, prepend=-1) > 0
     informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=0) >= _MIN_INFORMATIVE
-    columns = [
-        np.where(informative, one, two) for one, two in zip((*coarse[0], *coarse[1]), (*rollout, *train), strict=True)
-    ]
-    hashes = hash_content([sizes.astype(np.float64), *columns])
-    surprise = -np.maximum(rollout, -50.0).mean(axis=0) * sizes
+    probed = (np.where(informative, coarse, both) + 0.0).view(np.uint64).reshape(2 * _PROBES, len(some))
+    salts = np.arange(len(probed), dtype=np.uint64)[:, None]  # one mixture of all probes is faster than one per probe
+    hashes = mix_hashes(mix_hashes(probed, salts).sum(axis=0, dtype=np.uint64), sizes.astype(np.uint64))
+    surprise = -np.maximum(both[0], -50.0).mean(axis=0) * sizes
     common = np.flatnonzero(surprise <= _MIN_SURPRISE)
-    del rollout, train, coarse, columns  # the ids take memory too
+    del both, coarse, probed  # the ids take memory too
     if len(common):
         hashes[common] = mix_hashes(hashes[common], _hash_ids(rows, some[common]))
     return hashes

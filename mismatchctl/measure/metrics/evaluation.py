@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from operator import add
 from typing import Any, NamedTuple
 
@@ -132,6 +132,7 @@ class Evaluator:
     def _section(
         self, owner: ColumnSubject, section: _Section, cells: ClosedSums, totals: Float64s, largest: Float64s
     ) -> Estimates:
+        @cache
         def read(name: str) -> Float64s:
             return totals[:, self.columns.position(owner, name)]
 
@@ -204,9 +205,10 @@ class Evaluator:
         clusters = np.add.reduceat(filled, cells.starts)
         correction = np.where(clusters < 2, np.nan, clusters / (clusters - 1))
         errors: dict[str, _Uncertainty] = {}
+        read_complex = cache(lambda name: read(name) + 0j)
         for metric in metrics:
             influence = np.zeros(len(of_row))
-            for name, slope in formula_slopes(metric, lambda name: read(name) + 0j):
+            for name, slope in formula_slopes(metric, read_complex):
                 column = cells.sums[:, self.columns.position(owner, name)]
                 influence += column * np.broadcast_to(slope, len(cells))[of_row]
             influence *= influence
