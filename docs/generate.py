@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import sys
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -41,12 +42,15 @@ from mismatchctl.measure.columns import PAIRS, Pair
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import pair_metrics
 from mismatchctl.measure.metrics.facets import FACETS, Facet
-from mismatchctl.measure.metrics.metric import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCES, Metric
+from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.measure.reduction import MOST_VALUES
 from mismatchctl.results.model import result_schema
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+from tests.oracles.tolerances import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCES  # noqa: E402
+
 NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
 
 

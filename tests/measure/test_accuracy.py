@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 import mismatchctl as mm
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.measure.metrics.metric import ABSOLUTE_TOLERANCE, EXACT_METRICS, RELATIVE_TOLERANCES
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.results.model import Value
 from tests.oracles import high_precision as extended
+from tests.oracles.tolerances import ABSOLUTE_TOLERANCE, EXACT_METRICS, RELATIVE_TOLERANCES
 
 SCALES = [10.0**exponent for exponent in range(-12, 3)]
 ESTIMATED = ("khat", "_z", "worst_share", "ois")
