@@ -70,10 +70,6 @@ def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str 
     return None if fits(kind) else f"holds {describe_type(kind)} ({kind}) where {wanted} are needed"
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return describe_type(kind) == NUMBER_TYPE
-
-
 def _is_number_or_flag(kind: pa.DataType) -> bool:
     return describe_type(kind) in (NUMBER_TYPE, FLAG_TYPE)
 
@@ -87,7 +83,7 @@ _ELEMENT_TYPES: dict[ColumnKind, tuple[str, Callable[[pa.DataType], bool]]] = {
     ColumnKind.LOG_PROBS: ("floats", pa.types.is_floating),
     ColumnKind.MASK: ("0/1 or true/false", _is_number_or_flag),
     ColumnKind.TOKENS: ("integers", pa.types.is_integer),
-    ColumnKind.PER_TOKEN_OR_SCALAR: ("numbers", _is_number),
+    ColumnKind.PER_TOKEN_OR_SCALAR: ("numbers", lambda kind: describe_type(kind) == NUMBER_TYPE),
     ColumnKind.NUMBER: ("numbers", _is_number_or_flag),
     ColumnKind.PROMPT: ("lists of integers", lambda kind: _is_list_of(kind, "is_integer")),
     ColumnKind.ID: ("integers or strings", lambda kind: not pa.types.is_nested(kind)),

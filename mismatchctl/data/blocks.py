@@ -350,10 +350,6 @@ def _build_batch(
     )
 
 
-def column_values(block: DecodedBlock) -> dict[str, NDArray[Any]]:
-    return _sequence_columns(block.file, {**block.values, **block.watched_values}, len(block.rows))
-
-
 def add_versions(
     columns: dict[str, NDArray[Any]], tokens: Mapping[str, NDArray[Any]], segments: Segments
 ) -> dict[str, NDArray[Any]]:
@@ -405,6 +401,7 @@ class Rows:
     @classmethod
     def of(cls, block: DecodedBlock) -> Rows:
         segments = Segments(block.offsets)
+        values = {**block.values, **block.watched_values}
         found = {name: token_values(array) for name, array in {**block.tokens, **block.watched_tokens}.items()}
         tokens = {name: values for name, values in found.items() if values is not None}
         tokens.pop(MASK_COLUMN, None)
@@ -416,7 +413,7 @@ class Rows:
             mask=block.mask,
             given_position=None if position is None else np.nan_to_num(position).astype(np.int64, copy=False),
             tokens=tokens,
-            columns=add_versions(column_values(block), tokens, segments),
+            columns=add_versions(_sequence_columns(block.file, values, len(block.rows)), tokens, segments),
             file=block.files,
             rows=block.rows,
             extents={side: block.extent(f"{side}_log_probs") for side in ("rollout", "train")},

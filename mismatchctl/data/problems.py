@@ -255,9 +255,6 @@ class Problems:
         self.skipped[path] += len(rows)
         self.tokens[path] += tokens
 
-    def add_masked(self, path: str, masked: Mapping[str, int]) -> None:
-        self.masked.update({(path, column): number for column, number in masked.items()})
-
     def add_unreadable(self, path: str, sequences: int, row: int, problem: str, tokens: int = 0) -> None:
         """Count the sequences and tokens of a part that could not be decoded."""
         self._count(path, "cannot be decoded", sequences, ProblemExample(row, "-", problem))

@@ -169,7 +169,7 @@ class Dump:
                 if not self._skip:
                     raise self._explain(block, unit.file)
                 problems.add(path, block.faults, block.faulty_tokens)
-            problems.add_masked(path, block.masked)
+            problems.masked.update({(path, column): number for column, number in block.masked.items()})
             done += len(batch) + len({row for fault in block.faults for row in fault.sequences.tolist()})
             if len(batch):
                 yield batch

@@ -168,8 +168,9 @@ def convert_foreign_files(
         if stamps not in _converted:
             _converted[stamps] = _convert_run(run, skip, sum(size for _, size, _ in stamps) <= _MOST_IN_MEMORY)
         outcomes, notes = _converted[stamps] = _converted.pop(stamps)  # moved to the end: the most recent one
-        while len(_converted) > 1 and sum(map(_count_bytes, _converted.values())) > _MOST_KEPT:
-            del _converted[next(iter(_converted))]
+        sizes = [sum(one.nbytes for one in made if isinstance(one, pa.Table)) for made, _ in _converted.values()]
+        while len(sizes) > 1 and sum(sizes) > _MOST_KEPT:
+            del _converted[next(iter(_converted))], sizes[0]
         for text in notes:
             note(text)
         for one, (_, size, modified), outcome in zip(run, stamps, outcomes, strict=True):
@@ -187,10 +188,6 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", file=one.path) from error
     return one.location, status.st_size, status.st_mtime_ns
-
-
-def _count_bytes(outcome: tuple[list[ConversionOutcome], list[str]]) -> int:
-    return sum(table.nbytes for table in outcome[0] if isinstance(table, pa.Table))
 
 
 def _convert_run(run: Sequence[UnopenedFile], skip: bool, in_memory: bool) -> tuple[list[ConversionOutcome], list[str]]:

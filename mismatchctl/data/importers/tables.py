@@ -107,7 +107,9 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
             file=str(path),
             remedy=remedy,
         )
-    if not any(_may_be_log_probs(kind) for kind in kinds.values()):
+    types, elements = pa.types, [kind.value_type for kind in kinds.values() if is_list(kind)]
+    whole = any(types.is_null(kind) or types.is_integer(kind) for kind in elements)
+    if not whole and not any(map(types.is_floating, (*elements, *kinds.values()))):
         if path.suffix == ".json" and is_own_output(path):
             remedy = f"show it with {format_command('report', [str(path)])}"
             raise DataError("this file is a saved Result, which contains no tokens", file=str(path), remedy=remedy)
@@ -118,12 +120,6 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
             remedy="write rollout_log_probs and train_log_probs, one list per sequence (docs/guides/files.md)",
         )
     return _narrow(table)
-
-
-def _may_be_log_probs(kind: pa.DataType) -> bool:
-    listed = is_list(kind)
-    kind = kind.value_type if listed else kind
-    return bool(pa.types.is_floating(kind) or (listed and (pa.types.is_null(kind) or pa.types.is_integer(kind))))
 
 
 def _narrow(table: pa.Table) -> pa.Table:
@@ -575,11 +571,11 @@ def _kept_tokens(mask: Any) -> dict[str, Any]:
     return {"kept_tokens": [len(ids) for ids in mask]} if isinstance(mask, list) else {}
 
 
-def _sampled(entry: Any, token: int) -> float:
+def _sampled(entry: Any, token: int | None) -> float:
     """Return the log-prob of the sampled token. The first entry of a position can be another token."""
     if entry is None or isinstance(entry, (int, float)):
         return _number(entry)
-    found = entry[str(token)] if str(token) in entry else entry[token]
+    found = next(iter(entry.values())) if token is None else entry[str(token)] if str(token) in entry else entry[token]
     return _number(found["logprob"] if isinstance(found, Mapping) else found)
 
 
@@ -611,18 +607,11 @@ def _prompt(ids: Any, found: Any) -> dict[str, Any]:
         row["prompt_token_ids"] = ids
     if isinstance(found, list) and found:
         tokens = ids if isinstance(ids, list) and len(ids) == len(found) else [None] * len(found)
-        row[PROMPT_LOG_PROBS] = [
-            _sampled(entry, token) if token is not None or not isinstance(entry, Mapping) else _only(entry)
-            for entry, token in zip(found[1:], tokens[1:], strict=True)
-        ]
+        pairs = list(zip(found[1:], tokens[1:], strict=True))
+        if any(token is None and isinstance(entry, Mapping) and len(entry) != 1 for entry, token in pairs):
+            raise ValueError("prompt_logprobs has several tokens at one position; add prompt_token_ids")
+        row[PROMPT_LOG_PROBS] = [_sampled(entry, token) for entry, token in pairs]
     return row
-
-
-def _only(entry: Mapping[str, Any]) -> float:
-    if len(entry) != 1:
-        raise ValueError("prompt_logprobs has several tokens at one position; add prompt_token_ids")
-    (found,) = entry.values()
-    return _number(found["logprob"] if isinstance(found, Mapping) else found)
 
 
 def _number(value: Any) -> float:
