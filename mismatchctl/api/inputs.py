@@ -321,11 +321,6 @@ def check_choice(name: str, value: object, known: Sequence[str]) -> None:
         raise ConfigError(f"{name}: give {' or '.join(map(repr, known))}, not {value!r}{near}")
 
 
-def check_engine(engine: object) -> None:
-    if engine is not None and not hasattr(engine, "map"):
-        raise ConfigError(f"engine: expected an engine of mismatchctl.data.engines, found {engine!r}")
-
-
 @contextmanager
 def config_file(config: StrPath | Mapping[str, object]) -> Iterator[Path | str]:
     """Write a mapping to a temporary file. In error messages, "the mapping" replaces the path of this file."""

@@ -47,7 +47,9 @@ def lint(
     found: list[LintMessage] = []
     for written in all_written:
         chosen, native = written.framework, written.keys
-        as_read = native | _yaml_text_numbers(written.scalars) if chosen.reads_yaml_1_1 else native
+        plain = [one for one in written.scalars if len(one.keys) == 1 and not one.quoted]
+        texts = {one.keys[0]: one.text for one in plain if is_text_in_yaml_1_1(one.text)}  # that look like numbers
+        as_read = native | texts if chosen.reads_yaml_1_1 else native
         hidden = Hidden(tuple(place for place, _ in written.unknown), bool(written.missing))
         traps = [*_find_digit_traps(written.scalars), *_find_unknown_values(written), *chosen.lint(as_read, hidden)]
         traps += _check_sampling(chosen, native)
@@ -73,12 +75,6 @@ def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
         yield LintMessage(
             "info", "", consequence, f"pass {option('framework')} to read it otherwise", written.descendant
         )
-
-
-def _yaml_text_numbers(scalars: Iterable[YamlScalar]) -> dict[str, str]:
-    """Return values that look like numbers but that YAML 1.1 parsers read as strings."""
-    found = [one for one in scalars if len(one.keys) == 1 and not one.quoted]
-    return {one.keys[0]: one.text for one in found if is_text_in_yaml_1_1(one.text)}
 
 
 def _find_digit_traps(scalars: Iterable[YamlScalar]) -> Iterator[LintMessage]:

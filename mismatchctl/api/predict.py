@@ -642,14 +642,18 @@ def predict_at_length(sample: SequenceSample, correction: Correction, length: in
     question = f"{length:,} tokens a response"
     gates, rule = [gate for gate in correction.gates if gate.level != "token"], correction.weight
     weighs = rule is not None and rule.level != "token" and rule.source == "train/rollout" and rule.is_usual
-    refused = next((gate for gate in gates if not _is_modelled(gate)), None)
+    plain = [gate for gate in gates if gate.source == "train/rollout" and gate.is_usual and gate.sees == "original"]
+    modelled = [gate for gate in plain if gate.statistic == "ratio" and gate.level != "mean"]
+    refused = next((gate for gate in gates if gate not in modelled), None)
     wanted = ["rejected_sequences", *(["ess_sequence"] if weighs else [])]
     if refused is not None or len(sample) < MIN_CHECK_SEQUENCES:
         why = f"{len(sample)} sequences: too few" if refused is None else f"not modelled: {gate_label(refused)}"
         return [Prediction(question, quantity, None, None, why, _LENGTH_MODEL) for quantity in wanted]
     check = _check_model(sample, gates) if gates else None
     extremes = any(gate.level not in _SUMMED_LEVELS for gate in gates)
-    weights = _bootstrap_weights(sample)
+    clusters, where = np.unique(sample.cluster, return_inverse=True)
+    drawn = cluster_generator(clusters, "length").standard_gamma(1.0, (LENGTH_REPLICATES, len(clusters)))
+    weights = np.concatenate([np.ones((1, len(sample))), drawn[:, where]])  # of a bootstrap, after the sample's own
     results = []
     for quantity in wanted:
         if quantity == "ess_sequence" and correction.weight is not None:
@@ -661,11 +665,6 @@ def predict_at_length(sample: SequenceSample, correction: Correction, length: in
             continue
         results.append(_build_prediction(question, quantity, draws, check, sample, length, extremes))
     return results
-
-
-def _is_modelled(gate: Gate) -> bool:
-    plain = gate.source == "train/rollout" and gate.is_usual and gate.sees == "original"
-    return gate.statistic == "ratio" and gate.level != "mean" and plain
 
 
 def _build_prediction(
@@ -712,13 +711,6 @@ def _widen_interval(
         _STANDARD_NORMAL.cdf(centre + math.hypot(_STANDARD_NORMAL.inv_cdf(high) - centre, spread)),
     )
     return 0.0 if ends[0] < least else ends[0], 1.0 if ends[1] > 1 - least else ends[1]
-
-
-def _bootstrap_weights(sample: SequenceSample) -> Float64s:
-    """Return bootstrap weights of sequences [1 + LENGTH_REPLICATES, S]. The first row is all ones."""
-    clusters, where = np.unique(sample.cluster, return_inverse=True)
-    drawn = cluster_generator(clusters, "length").standard_gamma(1.0, (LENGTH_REPLICATES, len(clusters)))
-    return np.concatenate([np.ones((1, len(sample))), drawn[:, where]])
 
 
 def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:

@@ -20,7 +20,6 @@ from mismatchctl.api.inputs import (
     check_choice,
     check_columns,
     check_count,
-    check_engine,
     check_number,
     collect_arrays,
     config_file,
@@ -554,7 +553,8 @@ def _find_framework(given: str | Framework | None) -> Framework | None:
 def _make_engine(engine: Engine | None, threads: int | None) -> Engine | None:
     """Return the engine of a call, or None for the default engine."""
     check_count("threads", threads)
-    check_engine(engine)
+    if engine is not None and not hasattr(engine, "map"):
+        raise ConfigError(f"engine: expected an engine of mismatchctl.data.engines, found {engine!r}")
     if engine is not None or threads is None:
         return engine
     from mismatchctl.data.engines import LocalEngine

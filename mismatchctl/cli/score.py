@@ -14,7 +14,6 @@ from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from mismatchctl.api.checkpoint import Checkpoint
-    from mismatchctl.api.score import ScoreSummary
 
 
 def score(
@@ -84,16 +83,13 @@ def score(
         place = out.require_local_path(output)
         with out.progress_bar(quiet, unit="sequences") as progress:
             scored = run(named[1], place, settings, load, choice=choice, force=force, progress=progress)
-        done, summary = asdict(scored), _describe_scored(scored)
+        kept = f", {scored.kept:,} of them from an earlier run" if scored.kept else ""
+        rest = f"; {scored.left_out:,} sequences were not selected" if scored.left_out else ""
+        summary = f"{scored.sequences:,} sequences with {scored.tokens:,} tokens have reference log-probs{kept}{rest}"
+        done = asdict(scored)
     if json:
         out.print_json({"out": str(replay or output), **done})
         return
     out.print_message(f"wrote {replay or output}: {summary}", quiet)
     if replay is None:
         out.print_message(f"Next: mismatchctl diagnose {output}", quiet)
-
-
-def _describe_scored(scored: ScoreSummary) -> str:
-    kept = f", {scored.kept:,} of them from an earlier run" if scored.kept else ""
-    rest = f"; {scored.left_out:,} sequences were not selected" if scored.left_out else ""
-    return f"{scored.sequences:,} sequences with {scored.tokens:,} tokens have reference log-probs{kept}{rest}"

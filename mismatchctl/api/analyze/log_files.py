@@ -136,18 +136,12 @@ def read_run_log(path: str | Path) -> RunLog:
     return _collect_log(path, _read_json_cells(place))
 
 
-def _read_bytes(place: Path) -> bytes:
-    try:
-        return read_regular_file(place, MAX_LOG_BYTES)
-    except OSError as error:
-        raise DataError(error.strerror or str(error), file=str(place), remedy=_REMEDY) from None
-
-
 def _read_text(place: Path) -> str:
     try:
-        return decode_utf8(_read_bytes(place))
-    except TextError as error:
-        raise DataError(str(error), file=str(place), remedy=_REMEDY) from None
+        return decode_utf8(read_regular_file(place, MAX_LOG_BYTES))
+    except (OSError, TextError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+        raise DataError(problem, file=str(place), remedy=_REMEDY) from None
 
 
 def is_event_file(path: Path) -> bool:

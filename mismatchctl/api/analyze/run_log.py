@@ -246,14 +246,12 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
 
     def of_run(self, run: str, labels: Sequence[LabelValue]) -> dict[str, dict[str, list[float | None]]]:
         """Return one value per step for each correction and name, or null if the value is not finite."""
-        steps = [self._logged.get((run, label), {}) for label in labels]
-        names = [item.name for item in self._corrections if item.name not in self.refused]
-        return {name: _series_by_name([step.get(name, {}) for step in steps]) for name in names}
-
-
-def _series_by_name(steps: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
-    known = dict.fromkeys(name for step in steps for name in step)
-    return {name: replace_nonfinite([float(step.get(name, math.nan)) for step in steps]) for name in known}
+        found: dict[str, dict[str, list[float | None]]] = {}
+        for name in (item.name for item in self._corrections if item.name not in self.refused):
+            steps = [self._logged.get((run, label), {}).get(name, {}) for label in labels]
+            keys = dict.fromkeys(key for step in steps for key in step)
+            found[name] = {key: replace_nonfinite([float(step.get(key, math.nan)) for step in steps]) for key in keys}
+        return found
 
 
 FLOAT32_TOLERANCE = 2e-6
