@@ -432,27 +432,20 @@ def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Che
     """Check that log-probs have the scale of the baseline. Log-probs in bits or decades have another scale."""
     here, there = (each.content.responses if each.content is not None else "" for each in (run, accepted))
     scale = _SCALE_OF_SAME_TOKENS if here and here == there else _SCALE
+    found = []
     for key, title in (("train_log_ppl", "train"), ("rollout_log_ppl", "rollout")):
         value, before = _value(run, key), _value(accepted, key)
-        if value is None or before is None or before <= 0:
-            continue
-        if not 1 / scale <= value / before <= scale:
-            reason = (
-                f"the mean {title} log-prob is {format_number(-value)}, in the baseline {format_number(-before)}. "
-                f"Are these other units, another model or other data? {accept_remedy()}"
-            )
-            yield undecided_check(name, "scale of the log-probs", reason)
-            return
+        if value is not None and before is not None and before > 0 and not 1 / scale <= value / before <= scale:
+            shown = f"{format_number(-value)}, in the baseline {format_number(-before)}"
+            found.append(f"the mean {title} log-prob is {shown}")
     samples = build_run_sample(run), build_run_sample(accepted)
     if all(set(LAYER_TOKENS) <= sample.columns.keys() for sample in samples):
-        counts = [np.array([sample.column(name).sum() for name in LAYER_TOKENS]) for sample in samples]
-        distance = _shares_distance(*counts)
+        distance = _shares_distance(*(np.array([each.column(name).sum() for name in LAYER_TOKENS]) for each in samples))
         if distance > _PROBABILITY_DISTANCE:
-            reason = (
-                f"{_percent(distance)} of the tokens have another probability than in the baseline. "
-                f"Are these other units, another model or other data? {accept_remedy()}"
-            )
-            yield undecided_check(name, "scale of the log-probs", reason)
+            found.append(f"{_percent(distance)} of the tokens have another probability than in the baseline")
+    if found:
+        reason = f"{found[0]}. Are these other units, another model or other data? {accept_remedy()}"
+        yield undecided_check(name, "scale of the log-probs", reason)
 
 
 def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
