@@ -107,7 +107,7 @@ HEAD = """## sweep
 
 `benchmarks/sweep.py`: processor time of fresh processes on one thread, imports included, with ratios within a
 round. The padded loop computes one truncation after the other with four numbers each. The goal is at most 1.5
-times one `analyze`. The first sweep of a correction compiles its loop (5 s) and keeps it for later runs.
+times one `analyze`.
 """
 
 
