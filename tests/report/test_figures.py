@@ -16,7 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.report.figures.figure import MAX_SCREEN_POINTS, Axis, Figure, Marks, StepAxis, page_json
+from mismatchctl.report.figures.figure import (
+    MAX_SCREEN_POINTS,
+    Axis,
+    Figure,
+    Marks,
+    StepAxis,
+    change_axis,
+    page_json,
+    rows_figure,
+)
 from mismatchctl.report.figures.files import figure_content
 from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
 from mismatchctl.report.figures.runs import k3_figure, run_figures
@@ -226,3 +235,17 @@ def test_reward_over_steps_does_not_depend_on_corrections(count: int) -> None:
     expected = [float(np.mean(pq.read_table(file, columns=["reward"])["reward"].to_numpy())) for file in files]
     assert list(figure.marks[0].y) == pytest.approx(expected, rel=1e-6)
     assert run.overall.metrics["reward_mean"].value == pytest.approx(np.mean(expected), rel=1e-6)
+
+
+def test_large_changes_have_an_axis_by_factors() -> None:
+    small, large = (change_axis("change", {"run": {"K3": (0.5, -0.2, high)}}) for high in (1.2, 1500.0))
+    assert (small.scale, small.ticks) == ("linear", ())
+    assert large.scale == "symlog" and large.limits is not None and large.limits[1] > 1500
+    assert large.ticks == ((0.0, "0%"), (1.0, "+100%"), (9.0, "10x"), (99.0, "100x"), (999.0, "1,000x"))
+
+
+def test_rows_keep_apart_names_that_look_alike() -> None:
+    names = {f"{'x' * 70}{end}": (1.0, None, None) for end in "ab"}
+    figure = rows_figure("f", "t", "s", "", Axis("x"), {"one": names, "two": {}})
+    assert figure is not None and rows_figure("f", "t", "s", "", Axis("x"), {"one": {}}) is None
+    assert len(figure.marks) == 1 and len(set(figure.marks[0].y)) == 2
