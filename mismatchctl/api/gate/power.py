@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from statistics import NormalDist
@@ -15,7 +15,6 @@ from mismatchctl.core.batch import Float64s
 from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.stats.comparison import (
     Allowance,
-    ExcessStatistic,
     count_lost_tokens,
     decisive_cluster_count,
     is_layered,
@@ -58,11 +57,8 @@ class ClusterSizes:
 
     @property
     def least_p(self) -> float:
-        return (
-            0.0
-            if min(self.new, self.old) >= _MAX_EXACT_CLUSTERS
-            else 1 / count_relabelings(self.new, self.old, self.shared)
-        )
+        many = min(self.new, self.old) >= _MAX_EXACT_CLUSTERS
+        return 0.0 if many else 1 / count_relabelings(self.new, self.old, self.shared)
 
 
 @dataclass(frozen=True)
@@ -121,22 +117,20 @@ def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: 
         return None
 
     def of(factor: float) -> _ClusterValues:
+        lost = None
         if known is None:
-            linear = linear_statistic(sample, sample, metric, allowance, factor=factor)
-            return _cluster_values([linear], population.second)
-        risen = known.scale(factor)
-        first, second = (float(np.mean(each > 0)) for each in count_lost_tokens(risen, known))
-        return _cluster_values(k3_statistics(risen, known, allowance, level=1.0), population.second, (first, second))
+            statistics = [linear_statistic(sample, sample, metric, allowance, factor=factor)]
+        else:
+            risen = known.scale(factor)
+            first, second = (float(np.mean(each > 0)) for each in count_lost_tokens(risen, known))
+            statistics, lost = k3_statistics(risen, known, allowance, level=1.0), (first, second)
+        new, old = (
+            _center_values(np.stack(each, axis=1), population.second)
+            for each in zip(*((one.new, one.old) for one in statistics), strict=True)
+        )
+        return _ClusterValues(new, old, np.array([statistic.weight for statistic in statistics]), lost)
 
     return of
-
-
-def _cluster_values(
-    statistics: Sequence[ExcessStatistic], of_new: int, lost: tuple[float, float] | None = None
-) -> _ClusterValues:
-    new, old = (np.stack(each, axis=1) for each in zip(*((one.new, one.old) for one in statistics), strict=True))
-    weights = np.array([statistic.weight for statistic in statistics])
-    return _ClusterValues(_center_values(new, of_new), _center_values(old, of_new), weights, lost)
 
 
 def _center_values(values: Float64s, of_new: int) -> Float64s:
