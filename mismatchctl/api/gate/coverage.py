@@ -449,27 +449,22 @@ def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Che
 
 
 def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    here, there = (_mean_length(build_run_sample(each)) for each in (run, accepted))
-    if here is None or there is None or not there[0] > 0:
-        return
-    ratio, z = here[0] / there[0], abs(here[0] - there[0]) / max(np.hypot(here[1], there[1]), 1e-12)
-    if not _LENGTH_RANGE <= ratio <= 1 / _LENGTH_RANGE and z > _LENGTH_Z:
+    lengths = []
+    for sample in (build_run_sample(run), build_run_sample(accepted)):
+        responses, clusters = count_responses(sample), len(sample)
+        if responses.sum() <= 0 or clusters < 2:
+            return
+        mean = float(sample.column("tokens").sum() / responses.sum())
+        spread = sample.column("tokens") - mean * responses
+        lengths.append((mean, float(np.sqrt((spread**2).sum() * clusters / (clusters - 1)) / responses.sum())))
+    (here, error_here), (there, error_there) = lengths
+    z = abs(here - there) / max(np.hypot(error_here, error_there), 1e-12)
+    if there > 0 and not _LENGTH_RANGE <= here / there <= 1 / _LENGTH_RANGE and z > _LENGTH_Z:
         reason = (
-            f"{here[0]:.3g} valid tokens per response, in the baseline {there[0]:.3g}. Does a mask or a cut hide some, "
+            f"{here:.3g} valid tokens per response, in the baseline {there:.3g}. Does a mask or a cut hide some, "
             f"or does padding count? {accept_remedy()}"
         )
         yield undecided_check(name, "length of the responses", reason)
-
-
-def _mean_length(sample: ClusterSample) -> tuple[float, float] | None:
-    """Return the mean number of tokens per response, with empty responses, and its standard error."""
-    responses = count_responses(sample)
-    total, clusters = responses.sum(), len(sample)
-    if total <= 0 or clusters < 2:
-        return None
-    mean = float(sample.column("tokens").sum() / total)
-    spread = sample.column("tokens") - mean * responses
-    return mean, float(np.sqrt((spread**2).sum() * clusters / (clusters - 1)) / total)
 
 
 def count_responses(sample: ClusterSample) -> Float64s:
