@@ -156,7 +156,7 @@ def page() -> str:
             figure = figures[name]
             alt = escape_markdown(figure.alt).replace("\n", " ")
             lines += [f"#### {escape_markdown(figure.title)}", "", f"![{alt}](gallery/{number}-{name}.svg)", ""]
-            lines += [f"{escape_markdown(figure.subject)}. {escape_markdown(figure.caption)}", ""]
+            lines += [f"This figure shows: {escape_markdown(figure.subject)}. {escape_markdown(figure.caption)}", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

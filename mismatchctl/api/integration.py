@@ -119,7 +119,9 @@ def read_integration(name: str) -> Integration:
     known = {re.sub("[-_ .]", "", each): each for each in places}
     found = known.get(re.sub("[-_ .]", "", name.lower()))
     if found is None:
-        raise ConfigError(f"unknown framework {name!r}{suggestion(name, places)}. Known: {', '.join(places)}, and ci")
+        raise ConfigError(
+            f"unknown framework {name!r}{suggestion(name, places)}. The known names are {', '.join(places)}, and ci"
+        )
     place = places[found]
     overrides = place.get("overrides")
     return Integration(

@@ -595,7 +595,7 @@ def _make_studies(
         if isinstance(values, str):
             axes.append(ThresholdAxis.parse(path, values, "vary"))
         elif isinstance(values, (bytes, Mapping)) or not hasattr(values, "__iter__"):
-            raise ConfigError(f"vary: give {path} several values, not {kind_of(values)}")
+            raise ConfigError(f"vary: expected several values for {path}, found {kind_of(values)}")
         else:
             axes.append(ThresholdAxis(path, tuple(values)))
         if not axes[-1].values:

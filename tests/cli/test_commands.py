@@ -315,7 +315,7 @@ def test_version() -> None:
             ["analyze", "{dump}", "-c", "{weight: {level: token, truncate: [" + "1, " * 900 + "1]}}"],
             "found a list of 901",
         ),
-        (["sweep", "{dump}", "-c", "token_tis", "--vary", "weight.truncate=" + "1:" * 1500], "only log is allowed"),
+        (["sweep", "{dump}", "-c", "token_tis", "--vary", "weight.truncate=" + "1:" * 1500], "only :log is allowed"),
         (["analyze", "x" * 3000], "the file or folder does not exist"),
     ],
 )

@@ -212,7 +212,7 @@ def _replay_framework(rules: Sequence[Rule], named: dict[str, Correction]) -> Fr
     if len(found) > 1:
         one, other = list(found.items())[:2]
         raise ConfigError(
-            f"rule {one[1].text} has a metric of {one[0]}, rule {other[1].text} of {other[0]}. One gate "
+            f"rule {one[1].text} has a metric of {one[0]}, and rule {other[1].text} of {other[0]}. One gate "
             f"can only compute the metrics of one framework. Add framework={one[0]} to a rule to choose the "
             "metric's framework"
         )

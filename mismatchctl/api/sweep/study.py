@@ -57,7 +57,7 @@ class ThresholdAxis:
         except (ValueError, IndexError):
             raise ConfigError(f"{where} {path}={text}: a range is a:b:n or a:b:n:log, as in 1.1:4:30") from None
         if len(parts) > 4 or (len(parts) == 4 and parts[3] != "log"):
-            raise ConfigError(f"{where} {path}={text}: only log is allowed after a:b:n")
+            raise ConfigError(f"{where} {path}={text}: after a:b:n, only :log is allowed")
         return cls.over(path, low, high, number, log=len(parts) == 4, where=f"{where} {path}={text}")
 
     @classmethod

@@ -266,7 +266,7 @@ def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, fl
 
 
 def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
-    """Return log p of top-p within two bounds, from the trainer's log-probs of tokens that were the only choice.
+    """Estimate log p of top-p from the trainer's log-probs of tokens that were the sampler's only choice.
 
     The smallest of these log-probs is close to log p. If they are evenly dense near log p, (1 + r / n)^-n = 0.05 limits
     the distance of the smallest one.

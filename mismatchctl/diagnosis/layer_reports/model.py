@@ -127,8 +127,8 @@ class LayerReport(_Model):
     """Report of a comparator with its conclusions.
 
     `first_bad` is the first tensor outside the tool's tolerance. `first_apart` is the first tensor that differs far
-    more than all layers before it. `before` and `last_good` describe the layers before the earlier of these two
-    tensors. `growth` has the largest value of each layer, and `next` the next comparison.
+    more than all layers before it. `before` and `last_good` describe the layers before both of
+    these tensors. `growth` has the largest value of each layer, and `next` the next comparison.
     """
 
     file: str

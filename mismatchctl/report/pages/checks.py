@@ -145,7 +145,7 @@ def doctor_document(
         (f"{setting.verb} --{setting.flag.replace('_', '-')}", f"{setting.value}, from {setting.where}", True)
         for setting in settings
     ]
-    ignored = [(name, "is ignored, because no command has this option", False) for name in unread]
+    ignored = [(name, "this setting is ignored, because no command has this option", False) for name in unread]
     failed = sum(not check.passed for check in checks)
     wrong = [package.name for package in dependencies if not package.fits]
     tests = f"{len(checks) - failed} of {len(checks)} self-tests"

@@ -146,7 +146,7 @@ def _detail_lines(finding: Finding) -> Iterable[_Row]:
     yield from doc.add_heading("see", map(format_example, finding.examples))
     yield "do", finding.advice
     if finding.pointless:
-        yield "pointless", f"until then, {finding.pointless}"
+        yield "note", finding.pointless
     for rival in finding.rivals:
         yield "or is it", f"{rival.cause}? Check: {rival.tell}"
 

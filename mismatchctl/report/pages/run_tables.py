@@ -166,7 +166,7 @@ def logged_table(run: model.RunResult, framework: str) -> doc.Table:
 
     columns = [doc.Column("correction", lambda row: row[0], "name"), doc.Column("name", lambda row: row[1], "name")]
     columns += [doc.Column(f"step {format_label(run.groups.labels[index])}", value(index)) for index in chosen]
-    caption = f"What {framework} would have logged, with its own names and formulas."
+    caption = f"The values that {framework} would have logged, computed with its own formulas."
     rows = [(name, *item) for name, names in run.logged.items() for item in names.items()]
     left_out = f"{len(chosen)} of {steps:,} steps; the JSON result holds all of them." if len(chosen) < steps else ""
     return doc.Table.of(caption, rows, columns, left_out=left_out)

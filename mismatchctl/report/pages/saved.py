@@ -74,7 +74,9 @@ def _parse_sections(data: Mapping[str, Any]) -> SavedResult | None:
     plain = {key: value for key, value in data.items() if key not in ("tool", "version", "format")}
     if "contrasts" in data:
         if data.get("format") != FORMAT:
-            raise ValueError(f"comparison format {data.get('format')!r}, this version reads {FORMAT}")
+            raise ValueError(
+                f"the comparison has format {data.get('format')!r}, but this version reads format {FORMAT}"
+            )
         return Comparison.model_validate(data)
     if "checks" in data:
         return Verdict.model_validate(plain)
