@@ -102,6 +102,12 @@ def data_file(framework: str, name: str) -> Path:
 
 
 @cache
+def _read_file(framework: str, name: str) -> Any:
+    """Read a data file of a framework, or return None if it does not exist."""
+    place = data_file(framework, name)
+    return read_data(place) if place.exists() else None
+
+
 def _read_releases(framework: str) -> list[dict[str, Any]]:
     """Read a framework's presets.yaml.
 
@@ -109,8 +115,7 @@ def _read_releases(framework: str) -> list[dict[str, Any]]:
     framework's keys. Optional fields are `source`, `alias`, `documented` (if the documentation differs), and `reader`
     (the version that reads the keys).
     """
-    place = data_file(framework, "presets.yaml")
-    found: list[dict[str, Any]] = read_data(place) if place.exists() else []
+    found: list[dict[str, Any]] = _read_file(framework, "presets.yaml") or []
     return found
 
 
@@ -180,16 +185,10 @@ def find_preset(name: str) -> Correction:
     return described
 
 
-@cache
-def _read_advice() -> tuple[dict[str, str], ...]:
-    """Read the advice.yaml of each framework: cause -> setting."""
-    places = (data_file(framework, "advice.yaml") for framework in ADAPTER_MODULES)
-    return tuple(read_data(place) for place in places if place.exists())
-
-
 def list_settings(cause: str) -> tuple[str, ...]:
     """List the settings of frameworks that matter for a cause."""
-    return tuple(words[cause] for words in _read_advice() if cause in words)
+    advice = (_read_file(framework, "advice.yaml") or {} for framework in ADAPTER_MODULES)
+    return tuple(words[cause] for words in advice if cause in words)
 
 
 @cache
@@ -219,12 +218,9 @@ _OTHERS = {
 """Trainers without an adapter."""
 
 
-@cache
 def _signs(framework: str) -> dict[str, Any]:
     """Read the detection.yaml of a framework."""
-    place = data_file(framework, "detection.yaml")
-    found: dict[str, Any] = read_data(place) if place.exists() else {}
-    return {"text": [], "keys": [], "packages": [], "descendants": {}} | found
+    return {"text": [], "keys": [], "packages": [], "descendants": {}} | (_read_file(framework, "detection.yaml") or {})
 
 
 def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str, Any]]) -> dict[str, int]:

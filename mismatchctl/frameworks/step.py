@@ -78,19 +78,11 @@ class Step:
         return frozenset(self.table.column_names)  # the table makes the list anew each time
 
     def values(self, column: str) -> Floats:
-        """Return the values of a column on the valid tokens [T], in the dtype of the step.
-
-        A value per row is repeated for its tokens.
-        """
-        import pyarrow as pa
-
-        if not pa.types.is_floating(self._column(column).type) and not pa.types.is_integer(self._column(column).type):
-            return self._flat(column)[self.mask].astype(self.dtype)
-        per_row = self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype)
-        return self.segments.spread(per_row)
+        """Return a column's values on the valid tokens in the step's dtype, [T]. A value per row is repeated."""
+        return self.all_values(column)[self.mask]
 
     def all_values(self, column: str) -> Floats:
-        """Return the values of a column on all tokens, also masked ones, in the dtype of the step."""
+        """Return a column's values on all tokens of the rows, including masked ones, in the step's dtype."""
         import pyarrow as pa
 
         if pa.types.is_nested(self._column(column).type):

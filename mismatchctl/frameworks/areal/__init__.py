@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,18 +48,11 @@ def _filtered_share(run: ConfiguredStep) -> float:
 
 
 def _find_clips(framework: Areal, run: ConfiguredStep) -> tuple[Array, Bools, Bools]:
-    """Return the update ratio, and the tokens whose loss is clipped and dual-clipped [T]."""
-    x, advantages, _ = framework.update(run)
-    ratio = exp(x)
-    low, high = 1 - run.options["eps_clip"], framework.high_of(run.options)
-    clipped = np.clip(ratio, low, high)
-    if run.options["use_cispo_loss"]:
-        return ratio, (clipped != ratio) & run.keep, np.zeros(run.tokens, np.bool_)
-    plain, bounded = -advantages * ratio, -advantages * clipped
-    dual = np.zeros(run.tokens, np.bool_)
-    if run.options["c_clip"] is not None:
-        dual = (advantages < 0) & (np.maximum(plain, bounded) > -advantages * run.options["c_clip"])
-    return ratio, plain < bounded, dual
+    """Return the losses, and the tokens whose loss is clipped and dual-clipped, all [T]."""
+    (term, _), *_ = framework.terms(run)
+    clipped = np.asarray(term.clipped)
+    dual = np.zeros(run.tokens, np.bool_) if term.clipped_lower is None else term.clipped_lower
+    return term.losses, clipped & run.keep if run.options["use_cispo_loss"] else clipped, dual
 
 
 def measure_before_move(framework: Areal, run: ConfiguredStep) -> dict[str, float]:
@@ -80,17 +74,15 @@ def measure_after_move(framework: Areal, run: ConfiguredStep) -> dict[str, float
     logged: dict[str, float] = {"n_valid_tokens": float(valid.sum())}
     behave = _weighted_tokens(run) if run.correction.weight is not None else valid
     if run.has_loss:
-        ratio, clipped, dual = _find_clips(framework, run)
+        losses, clipped, dual = _find_clips(framework, run)
         sequences, cispo = run.options["importance_sampling_level"] != "token", run.options["use_cispo_loss"]
         within = left if sequences else valid
         clipped, dual = clipped & within, dual & within
-        (term, _), *_ = framework.terms(run)
-        losses = np.where(left, run.weights * term.losses, 0)
         logged |= {"clipped_tokens": float(clipped.sum()), "dual_clipped_tokens": float(dual.sum())}
-        logged |= _summarize("importance_weight", np.where(within, ratio, 0), valid)
+        logged |= _summarize("importance_weight", np.where(within, exp(framework.update(run)[0]), 0), valid)
         logged |= _summarize("approx_kl", run.u, valid)
         logged |= _summarize("new_logp", run.current, valid) | _summarize("old_logp", run.rollout, valid)
-        logged |= _summarize("actor_loss", losses, valid)
+        logged |= _summarize("actor_loss", np.where(left, run.weights * losses, 0), valid)
         logged |= _summarize("clip_ratio", clipped.astype(float), valid)
         logged |= _summarize("dual_clip_ratio", dual.astype(float), valid)
         logged |= _summarize("clipped_new_logp", run.current, clipped) | _summarize(
@@ -302,7 +294,7 @@ class Areal(PlainFramework):
         if kept is not None:  # the mean passes its gradient to the tokens that it was taken over
             own = run.segments.sum(factors * term.slope) / np.maximum(run.segments.sum(kept), 1)
             slope = np.where(kept, run.segments.spread(own), 0.0) / np.where(factors == 0, 1.0, factors)
-            term = LossTerm(term.losses, slope)
+            term = replace(term, slope=slope)
         return [(term, factors)]
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:

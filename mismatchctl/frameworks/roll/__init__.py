@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,34 +13,14 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.application import GateOutcome, adjacent_segments
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import File, Row, read_layout
+from mismatchctl.frameworks.adapter import File, Row, read_layout, read_options
 from mismatchctl.frameworks.options import PlainFramework, Rules, check_flag, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
-_FILTER_DEFAULTS: Options = {
-    "enabled": False,
-    "agg_type": "token",
-    "ratio_enabled": True,
-    "ratio_low": 0.8,
-    "ratio_high": 1.2,
-    "diff_enabled": False,
-    "diff_low": -0.2,
-    "diff_high": 0.2,
-}
-
-_LEVELS: dict[str, dict[str, Any]] = {
-    "token": {"level": "token"},
-    "geometric": {"level": "geometric"},
-    "sequence": {"level": "sequence"},
-    "segment": {"level": "geometric", "over": "segment"},
-}
-
-_DIFF_LEVELS: dict[str, dict[str, Any]] = {
-    "token": {"level": "token"},
-    "geometric": {"level": "mean"},
-    "sequence": {"level": "sum"},
-    "segment": {"level": "mean", "over": "segment"},
-}
+_TABLES = read_options(Path(__file__).parent)
+_FILTER_DEFAULTS: Options = _TABLES["filter"]
+_LEVELS: dict[str, dict[str, Any]] = _TABLES["ratio_levels"]
+_DIFF_LEVELS: dict[str, dict[str, Any]] = _TABLES["diff_levels"]
 
 
 def _make_weight_form(kind: str) -> Any:
