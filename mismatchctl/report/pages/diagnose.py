@@ -88,7 +88,7 @@ def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> I
     if first.rivals:
         yield "or", tables.cut(rival_text(first.rivals[0]), tables.SUMMARY_LENGTH)
     if first.pointless:
-        yield "note", tables.cut(f"until then, {first.pointless}", tables.ADVICE_LENGTH)
+        yield "note", tables.cut(first.pointless, tables.SUMMARY_LENGTH)
     if name in found.sides:
         yield "side", tables.cut(found.sides[name].summary, tables.NOTE_LENGTH)
     others = [one for one in findings if one is not first]
