@@ -37,9 +37,9 @@ from mismatchctl.api.diagnose import diagnose  # noqa: E402
 from mismatchctl.diagnosis.findings import CONFIDENCES  # noqa: E402
 from mismatchctl.results.model import Finding  # noqa: E402
 
-SIZES = {8: 1, 32: 1, 128: 1}
+SIZES = {8: 2, 32: 1, 128: 1, 512: 1}
 """Rows of a dump, and how many are drawn of each, no row twice."""
-OFTEN = {8: 3, 32: 2, 128: 1}
+OFTEN = {8: 6, 32: 4, 128: 1}
 """The same of plants whose estimates have an interval."""
 ESTIMATES = {
     "temperature": ("temperature", "temperature"),
@@ -61,7 +61,7 @@ ONSET, LEAST_TOKENS = 4.0, 12
 """Where `growing` was planted, and tokens of a row that a share is of."""
 LISTED = {plant.name for plant in plants() if plant.listed}
 CLEAN = ("clean", "clean float32", "clean both bfloat16", "clean greedy")
-DRAWS = 8
+DRAWS = 12
 NAMES = {"none": "no positions"}
 _FELT = 1.5
 LABELS = {
