@@ -220,7 +220,7 @@ def causes() -> str:
         [
             "# Causes",
             NOTICE,
-            "`mismatchctl diagnose` distinguishes these causes. Their error rates: [methods](../methods/causes.md).",
+            "`mismatchctl diagnose` distinguishes these causes. Their error rates: [accuracy](../methods/accuracy.md).",
             "",
             "| cause | how it shows | what to do |",
             "|---|---|---|",

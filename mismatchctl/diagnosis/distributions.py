@@ -157,9 +157,9 @@ _REFUTED_Z, _REFUTED_MISFIT, _FITTING_Z, _DOUBTFUL_Z, _FIT_MIN_TOKENS = 6.0, 0.5
 class PowerFit:
     """The sampling distribution as a power of the other side's distribution.
 
-    `misfit` is the largest |mean| of ratio - 1 in a group of contexts over the mean |ratio - 1|, and `misfit_z` the
-    largest such mean in standard errors, both at the exponent of the interval that fits best. `impossible` is the share
-    of tokens that no such power can have moved as far.
+    `misfit` is the largest mean of ratio - 1 in a group of contexts, relative to the mean |ratio - 1|. `misfit_z` is
+    its z-score. Both are values at the best exponent of the interval. `impossible` is the share of tokens beyond the
+    bound of a power.
     """
 
     exponent: float
