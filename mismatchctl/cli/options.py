@@ -431,7 +431,7 @@ def load_corrections(text: str) -> list[Correction]:
 
 
 def _parse_inline(text: str, taken: set[str]) -> Correction:
-    """Parse a correction from YAML text. A correction without a name gets an unused name."""
+    """Parse a correction from YAML text. A correction without a name gets a new name."""
     from mismatchctl.corrections.presets import parse_correction
     from mismatchctl.io.yaml import parse_inline
 

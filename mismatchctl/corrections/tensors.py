@@ -277,5 +277,5 @@ def _expand_advantages(values: Values, layout: TensorLayout) -> Values:
     if scalars is None:
         return values
     if len(scalars) != len(layout.rows):
-        raise DataError(f"advantages has {len(scalars)} values for {len(layout.rows)} rows")
+        raise DataError(f"advantages has {len(scalars)} values, expected one for each of the {len(layout.rows)} rows")
     return [np.full(length, value) for length, value in zip(layout.lengths, scalars, strict=True)]

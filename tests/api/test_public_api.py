@@ -315,7 +315,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mm.weights(ROLLOUT, TRAIN, MASK, Correction(weight=Weight(source="current/rollout"))),
         "give current",
     ),
-    "advantages": (lambda: mm.weights(ROW, ROW, advantages=[1.0, 2.0]), "2 values for 1 rows"),
+    "advantages": (
+        lambda: mm.weights(ROW, ROW, advantages=[1.0, 2.0]),
+        "2 values, expected one for each of the 1 rows",
+    ),
     "age": (lambda: mm.keep(ROW, ROW, None, "staleness-drop", age=["old"]), "expected numbers"),
     "micro-batches": (lambda: mm.weights(ROW, ROW, None, "miles-moe-2", micro_batches=0), "rows per micro-batch"),
     "level": (lambda: mm.ess(ROW, ROW, level="row"), "level: give 'token' or 'sequence', not 'row'"),

@@ -225,7 +225,7 @@ def _number_json(value: Cell, digits: int) -> str:
 
 
 MAX_NAME = 30
-"""Maximum characters of a label in a figure. Names of rows may be twice as long."""
+"""Maximum characters of a label in a figure. Names on the left of a bar chart may have twice this length."""
 Interval = tuple[Number, Number, Number]
 
 
