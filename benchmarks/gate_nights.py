@@ -1,8 +1,6 @@
 """Measure how often ten nights against a history fail without a cause, and how soon they find one.
 
-Writes a table of docs/methods/gate.md.
-
-Usage: python benchmarks/gate_nights.py FOLDER [--stretches 100] [--write docs/methods/gate.md]
+Usage: python benchmarks/gate_nights.py FOLDER [--stretches 100]
 FOLDER is that of gate_calibration.py, whose `*_noise_both_bf16` are drawn from. A night is 16 prompts, either the same
 ones with another half of their responses, or others; the first is the baseline, and what does not fail is accepted.
 Runs that differ have the K3 of all their tokens times the exponential of a normal number of that spread.
