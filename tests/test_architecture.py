@@ -133,11 +133,11 @@ def circles() -> list[list[str]]:
     return found
 
 
-def test_no_import_circles() -> None:
+def test_files_do_not_import_each_other_in_circles() -> None:
     assert circles() == []
 
 
-def test_files_are_of_a_readable_size() -> None:
+def test_files_have_a_readable_size() -> None:
     lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()}
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
     assert len(lengths) <= MAX_FILES
@@ -205,7 +205,7 @@ def test_parquet_footers_are_checked_before_pyarrow_reads_them() -> None:
     assert users and [path for path in users if "check_footer(" not in path.read_text()] == []
 
 
-def test_text_is_parsed_in_io_only() -> None:
+def test_text_is_parsed_only_in_io() -> None:
     users = {str(path.relative_to(PACKAGE)): parsers_called(path) for path in modules().values()}
     elsewhere = {user: found for user, found in users.items() if found and not user.startswith("io/")}
     assert elsewhere.pop("data/importers/pickles.py", set()) <= {"pickle.Unpickler"}
@@ -213,7 +213,7 @@ def test_text_is_parsed_in_io_only() -> None:
     assert elsewhere == {}
 
 
-def test_the_recorder_needs_numpy_and_pyarrow_only() -> None:
+def test_the_recorder_needs_only_numpy_and_pyarrow() -> None:
     modules = {module for path in (PACKAGE / "recorder").glob("*.py") for module in external(path)}
     others = {module for module in modules if not module.startswith("mismatchctl.recorder")}
     assert {module.split(".")[0] for module in others} - sys.stdlib_module_names == {"numpy", "pyarrow"}
@@ -270,7 +270,7 @@ SPELLINGS = (
 
 
 @pytest.mark.parametrize("line", SPELLINGS)
-def test_no_spelling_of_a_name_is_overlooked(line: str) -> None:
+def test_every_spelling_of_an_import_is_checked(line: str) -> None:
     assert named_in(Path("module.py"), f"def f(x):\n    {line}\n    return 'overlap, control, real'\n")
 
 
@@ -284,7 +284,7 @@ def test_adapters_do_not_import_each_other() -> None:
         assert not (others & set(FRAMEWORKS)) - {folder} - forked, path
 
 
-def test_reference_documents_are_those_that_the_code_gives() -> None:
+def test_reference_pages_are_up_to_date() -> None:
     documents = runpy.run_path(str(ROOT / "docs" / "generate.py"))["DOCUMENTS"]
     for name, document in documents.items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == document(), "run `make docs`"

@@ -35,7 +35,7 @@ PIP = (sys.executable, "-m", "pip", "--python")
 INSTALL = ("install", "--quiet", "--no-compile", "--disable-pip-version-check")
 
 
-def test_wheel_holds_templates_and_license(wheel: Path) -> None:
+def test_the_wheel_contains_templates_and_license(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "mismatchctl/reports_templates/document.html.j2" in names
     assert "mismatchctl/py.typed" in names
@@ -44,7 +44,7 @@ def test_wheel_holds_templates_and_license(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "sample_data/", "docs/"))]
 
 
-def test_an_index_accepts_the_wheel_and_shows_its_metadata(wheel: Path) -> None:
+def test_the_wheel_has_valid_metadata(wheel: Path) -> None:
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], check=True, capture_output=True)
     archive = zipfile.ZipFile(wheel)
     metadata = email.message_from_bytes(archive.read(next(n for n in archive.namelist() if n.endswith("/METADATA"))))
@@ -55,8 +55,8 @@ def test_an_index_accepts_the_wheel_and_shows_its_metadata(wheel: Path) -> None:
     assert required and not [line for line in required if line.startswith(("torch", "transformers", "ray"))]
 
 
-def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
-    """The environment is empty but for the wheel; what it depends on is lent by this one, as pip would bring it."""
+def test_the_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
+    """The environment contains only the wheel. Its dependencies come from the current environment."""
     environment = tmp_path / "venv"
     venv.create(environment)
     python = environment / "bin" / "python"
@@ -80,8 +80,8 @@ def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
     assert str(environment) in where.stdout
 
 
-def test_the_recorder_alone_beside_an_images_own_numpy_and_pyarrow(wheel: Path, tmp_path: Path) -> None:
-    """Old ones, and nothing else of what mismatchctl depends on; what they write is read here."""
+def test_the_recorder_works_with_the_numpy_and_pyarrow_of_an_image(wheel: Path, tmp_path: Path) -> None:
+    """The image has old versions and no other dependency of mismatchctl."""
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     pip = [*PIP, python, *INSTALL, "--only-binary", ":all:"]

@@ -74,7 +74,7 @@ def candidates(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_the_advice_is_nearly_the_best_there_is(case: str, candidates: str) -> None:
+def test_the_advised_correction_is_nearly_the_best(case: str, candidates: str) -> None:
     """The true error of the advised correction, over that of the best of 25."""
     found = run(str(TRUTH / case), "-c", candidates)
     errors = true_errors(case)
@@ -87,7 +87,7 @@ def test_the_advice_is_nearly_the_best_there_is(case: str, candidates: str) -> N
 
 
 @pytest.mark.slow
-def test_errors_go_the_way_of_the_true_ones(candidates: str) -> None:
+def test_estimated_errors_rank_like_true_errors(candidates: str) -> None:
     """Ranks of the estimates against ranks of the truth, where corrections differ: Spearman's rho."""
     names = truth("int4")
     front = run(str(TRUTH / "int4"), "-c", candidates)["front"]
@@ -98,16 +98,15 @@ def test_errors_go_the_way_of_the_true_ones(candidates: str) -> None:
 
 
 @pytest.mark.slow
-def test_rejecting_everything_is_no_advice(candidates: str) -> None:
-    """At 64 sequences rejecting nearly all of top_p_95 has the least error of all: that is not for the taking."""
+def test_rejecting_nearly_everything_is_not_advised(candidates: str) -> None:
+    """At 64 sequences, rejecting nearly all tokens of top_p_95 has the smallest error."""
     found = run(str(TRUTH / "top_p_95"), "-c", candidates, "--batch", "64")
     assert all(own["rejected_tokens"] <= 0.9 for own in found["advice"])
     assert any(note.startswith("excluded: ") for note in found["notes"])
 
 
 @pytest.mark.slow
-def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
-    """The same correction measured as a candidate and as yours has the same error; it is not ranked, nor limited."""
+def test_your_correction_is_compared_with_the_advice(tmp_path: Path) -> None:
     dump, config = str(TRUTH / "stale_8"), tmp_path / "verl.yaml"
     config.write_text(
         "rollout_is: token\nrollout_is_threshold: 2.0\nrollout_rs: geometric\nrollout_rs_threshold: 1.001"
@@ -133,7 +132,7 @@ def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_advised_is_not_told_again_as_yours(tmp_path: Path) -> None:
+def test_your_correction_is_not_repeated_if_it_is_advised(tmp_path: Path) -> None:
     dump, config = str(TRUTH / "stale_8"), tmp_path / "verl.yaml"
     config.write_text(yaml.safe_dump(run(dump, "--for", "verl")["advice"][0]["config"]))
     (yours,) = run(dump, "--for", "verl", "--config", str(config))["yours"]
@@ -143,7 +142,7 @@ def test_what_is_advised_is_not_told_again_as_yours(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_limits_hold(candidates: str) -> None:
+def test_limits_are_respected(candidates: str) -> None:
     dump = str(TRUTH / "stale_8")
     for own in run(dump, "-c", candidates, "--max-rejection", "5%", "--min-ess", "0.6")["advice"]:
         assert own["rejected_tokens"] <= 0.05
@@ -153,7 +152,7 @@ def test_limits_hold(candidates: str) -> None:
 
 
 @pytest.mark.slow
-def test_details_name_ties_and_why_the_next_one_is_worse() -> None:
+def test_verbose_names_ties_and_why_the_next_is_worse() -> None:
     """Errors are in units of the error without a correction."""
     arguments = [str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is", "-c", "seq_mis"]
     found = run(*arguments)["advice"]
@@ -168,8 +167,7 @@ def test_details_name_ties_and_why_the_next_one_is_worse() -> None:
 
 @pytest.mark.parametrize("framework", ["", "verl", "slime", "miles"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_first_screen_fits(case: str, framework: str) -> None:
-    """The answer first, the configuration and the runner-up, and the next command: 24 lines of 80 characters."""
+def test_the_first_screen_has_24_lines(case: str, framework: str) -> None:
     arguments = [str(TRUTH / case), *(["--for", framework] if framework else []), "-c", "token_tis", "-c", "seq_mis"]
     text = command.run("advise", *arguments, COLUMNS="80").stdout
     lines = text.splitlines()
@@ -209,8 +207,8 @@ def vanishing(folder: Path, *, advantages: bool) -> Path:
     ],
 )
 @pytest.mark.parametrize("framework", ["slime", "miles"])
-def test_outcomes_of_published_runs_are_known(name: str, outcome: str, framework: str) -> None:
-    """As the article on Miles reports them."""
+def test_outcomes_of_published_runs_are_listed(name: str, outcome: str, framework: str) -> None:
+    """The outcomes are those of the article on Miles."""
     found = load_framework(framework).published_outcome(find_preset(name))
     assert found.endswith(outcome) and bool(found) is bool(outcome)
     if framework == "miles" and outcome:
@@ -218,7 +216,7 @@ def test_outcomes_of_published_runs_are_known(name: str, outcome: str, framework
         assert f"{name}: {found}" in text
 
 
-def test_a_healthy_run_gets_the_documents_view_with_its_price() -> None:
+def test_healthy_runs_get_the_documented_view_with_its_price() -> None:
     """Documents recommend token weights by default. The price is the effective sample size of the dump."""
     text = " ".join(command.run("advise", TRUTH / "bf16", "-c", "token_tis").stdout.split())
     (sample,) = read_samples([str(TRUTH / "bf16")]).values()
@@ -231,7 +229,7 @@ def test_a_healthy_run_gets_the_documents_view_with_its_price() -> None:
 
 
 @pytest.mark.slow
-def test_a_growing_run_is_not_called_ok() -> None:
+def test_growing_runs_are_not_ok() -> None:
     """The advice holds for the mean of the dump, and K3 of its last steps is far above the first ones."""
     dump = SAMPLE_DATA / "moe"
     text = " ".join(command.run("advise", dump).stdout.split())
@@ -249,7 +247,7 @@ class TestLossScaleIsReported:
 
     CONFIG = "rollout_is: sequence\nrollout_is_threshold: 2.0\n"
 
-    def test_analyze_marks_the_row_and_warns_if_the_correction_was_asked_for(self, tmp_path: Path) -> None:
+    def test_analyze_warns_about_the_loss_scale_of_requested_corrections(self, tmp_path: Path) -> None:
         dump = vanishing(tmp_path, advantages=False)
         asked = command.run("analyze", dump, "-c", "seq_is", COLUMNS="80").stdout
         assert re.search(r"^seq_is .*! x\d", asked, re.MULTILINE)
@@ -260,7 +258,7 @@ class TestLossScaleIsReported:
         plain = command.run("analyze", TRUTH / "bf16", "-c", "seq_is", COLUMNS="80").stdout
         assert "! x" not in plain and "multiplies the loss" not in plain
 
-    def test_lint_with_a_dump_warns(self, tmp_path: Path) -> None:
+    def test_lint_with_a_dump_warns_about_the_loss_scale(self, tmp_path: Path) -> None:
         dump, config = vanishing(tmp_path, advantages=False), tmp_path / "verl.yaml"
         config.write_text(self.CONFIG)
         found = json.loads(command.run("lint", config, dump, "--json").stdout)["findings"]
@@ -270,7 +268,7 @@ class TestLossScaleIsReported:
         assert not any("multiplies the loss by" in each["consequence"] for each in calm)
 
     @pytest.mark.parametrize("advantages", [True, False])
-    def test_advise_says_it_of_your_configuration(self, tmp_path: Path, advantages: bool) -> None:
+    def test_advise_warns_about_the_loss_scale_of_your_configuration(self, tmp_path: Path, advantages: bool) -> None:
         """Also if the dump does not allow a ranking."""
         dump, config = vanishing(tmp_path, advantages=advantages), tmp_path / "verl.yaml"
         config.write_text(self.CONFIG)
@@ -279,13 +277,13 @@ class TestLossScaleIsReported:
         assert ("the dump lacks advantages" in " ".join(text.split())) is not advantages
 
 
-def test_when_nothing_is_left_it_says_so() -> None:
+def test_impossible_limits_are_reported() -> None:
     limits = ["--max-rejection", "0", "--min-ess", "1"]
     told = command.run("advise", TRUTH / "int4", "-c", "token_is", "-c", "seq_mis", *limits)
     assert told.exit_code == 0 and "use no correction: every candidate is excluded" in told.stdout
 
 
-def test_a_frameworks_advice_is_in_its_own_words() -> None:
+def test_advice_for_a_framework_uses_its_options() -> None:
     found = run(str(TRUTH / "stale_8"), "--for", "verl")
     assert found["advice"][0]["config"]
 
@@ -312,8 +310,8 @@ def drawn(seed: int, spread: float) -> RunSample:
 @pytest.mark.parametrize("framework", sorted({known.framework for known in load_presets().values() if known.framework}))
 @settings(max_examples=5)
 @given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1e-3, 0.02, 0.3]))
-def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str, seed: int, spread: float) -> None:
-    """Whatever may be advised can be written in its own keys, is no error to it, and corrects as it did when read."""
+def test_advice_for_a_framework_is_read_back_unchanged(framework: str, seed: int, spread: float) -> None:
+    """Each candidate can be written in the framework's options, passes its checks and is read back unchanged."""
     chosen, sample = load_framework(framework), drawn(seed, spread)
     for correction in framework_candidates(framework)[1:]:  # the first is none, which not every framework can say
         native, lost = chosen.native(correction)
@@ -338,13 +336,13 @@ def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str
         (("--batch", "1e20"), "--batch"),
     ],
 )
-def test_wrong_flags_get_a_sentence(flags: tuple[str, str], word: str) -> None:
+def test_wrong_options_give_one_sentence(flags: tuple[str, str], word: str) -> None:
     result = command.run("advise", TRUTH / "bf16", *flags, code=2)
     assert word in result.stderr and result.stderr.count("\n") == 1
     assert "Traceback" not in result.output
 
 
-def test_a_shift_is_named_first_and_the_ranking_does_not_depend_on_it(tmp_path: Path) -> None:
+def test_a_shift_is_named_first_and_keeps_the_ranking(tmp_path: Path) -> None:
     table = pq.read_table(TRUTH / "stale_8" / "dump.parquet")
     shifted = [[*row[1:], -1.0] for row in table["train_log_probs"].to_pylist()]
     place = table.schema.get_field_index("train_log_probs")
@@ -356,7 +354,7 @@ def test_a_shift_is_named_first_and_the_ranking_does_not_depend_on_it(tmp_path: 
 
 
 def test_a_doubtful_cause_does_not_prevent_a_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stale weights that diagnose takes for a difference of positions, at high confidence."""
+    """`diagnose` calls these stale weights a position mismatch at high confidence."""
     dump = str(TRUTH / "stale_8")
     before = run(dump)
     bug = Finding(
@@ -375,8 +373,8 @@ def without(case: str, folder: Path, *columns: str) -> str:
 
 
 @pytest.mark.slow
-def test_without_token_ids_probabilities_stand_for_them(tmp_path: Path, candidates: str) -> None:
-    """Less reliable, and the notes say so."""
+def test_missing_token_ids_are_replaced_by_probabilities(tmp_path: Path, candidates: str) -> None:
+    """The notes call this less reliable."""
     found = run(without("top_p_95", tmp_path, "token_ids"), "-c", candidates)
     errors = true_errors("top_p_95")
     assert found["basis"] == "probabilities"
@@ -384,13 +382,13 @@ def test_without_token_ids_probabilities_stand_for_them(tmp_path: Path, candidat
     assert errors[found["advice"][0]["name"]] <= 1.1 * min(errors.values())
 
 
-def test_without_advantages_or_rewards_nothing_is_ranked(tmp_path: Path) -> None:
+def test_ranking_needs_advantages_or_rewards(tmp_path: Path) -> None:
     found = run(without("bf16", tmp_path, "advantages", "reward"))
     assert (found["advice"], found["basis"]) == ([], "none")
     assert "advantages and rewards" in found["notes"][0]
 
 
-def test_a_run_without_valid_tokens_takes_nothing_from_the_others(tmp_path: Path) -> None:
+def test_runs_without_tokens_do_not_affect_others(tmp_path: Path) -> None:
     table = pq.read_table(TRUTH / "int4" / "dump.parquet").slice(0, 128)
     pq.write_table(table, tmp_path / "x.parquet")
     masks = pa.array([[False] * len(row) for row in table["rollout_log_probs"].to_pylist()])
@@ -405,15 +403,15 @@ def _runs(*paths: str) -> list[Any]:
     return list(run(*paths, "-c", "token_tis", "--batch", "64")["runs"].values())
 
 
-def test_without_the_batch_there_is_no_answer(tmp_path: Path) -> None:
-    """What is best depends on the sequences of one update, which a dump without steps does not tell."""
+def test_ranking_needs_the_batch_size(tmp_path: Path) -> None:
+    """The best correction depends on the sequences per update, which a dump without steps does not show."""
     dump = without("bf16", tmp_path, "step")
     found = run(dump)
     assert found["advice"] == [] and "--batch" in found["notes"][0]
     assert run(dump, "--batch", f"{10**20}")["advice"]  # as many as one likes
 
 
-def test_few_sequences_are_told_and_differences_must_be_larger(tmp_path: Path, candidates: str) -> None:
+def test_few_sequences_give_a_note_and_need_larger_differences(tmp_path: Path, candidates: str) -> None:
     table = pq.read_table(TRUTH / "stale_8" / "dump.parquet")
     pq.write_table(table.slice(0, 256), tmp_path / "d.parquet")
     few = run(str(tmp_path), "-c", candidates, "--batch", "512")
@@ -422,8 +420,8 @@ def test_few_sequences_are_told_and_differences_must_be_larger(tmp_path: Path, c
     assert sum(own["ties"] for own in few["advice"]) >= 2
 
 
-def test_responses_longer_than_those_it_held_for_are_told() -> None:
-    """Where each response is 20 of them in a row, on average 551 tokens."""
+def test_longer_responses_than_tested_give_a_note() -> None:
+    """Each response is 20 responses in a row, 551 tokens on average."""
     (sample,) = read_samples([str(TRUTH / "stale_8")]).values()
     short = rank_corrections(sample, [parse_correction({"name": "none"})], 512, Limits(), None)
     offsets = sample.batch.segments.offsets[::20]
@@ -436,14 +434,13 @@ def test_responses_longer_than_those_it_held_for_are_told() -> None:
     assert any(note.startswith(f"responses have {sample.batch.tokens / count:,.0f} tokens on average") for note in told)
 
 
-def test_how_sure_it_is() -> None:
-    """On halves of prompts."""
+def test_the_choice_is_repeated_on_halves() -> None:
     found = run(str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is")
     assert found["stable"] >= 0.8
 
 
 @pytest.mark.slow
-def test_the_order_of_rows_does_not_matter(tmp_path: Path, candidates: str) -> None:
+def test_the_order_of_rows_does_not_change_the_advice(tmp_path: Path, candidates: str) -> None:
     table = pq.read_table(TRUTH / "int4" / "dump.parquet")
     pq.write_table(
         table.take(np.random.default_rng(1).permutation(len(table))), tmp_path / "dump.parquet", row_group_size=300
@@ -457,7 +454,7 @@ def test_the_order_of_rows_does_not_matter(tmp_path: Path, candidates: str) -> N
 class TestEstimators:
     """Against gradients that are drawn with a known mean and covariance."""
 
-    def test_bias_and_variance_are_those_that_were_drawn(self) -> None:
+    def test_bias_and_variance_are_estimated(self) -> None:
         random = np.random.default_rng(5)
         offset = np.full(20, 0.1)
         found = []
@@ -479,8 +476,8 @@ class TestEstimators:
         assert choose_correction(products, 1.0).first == "calm"
         assert choose_correction({name: products[name] for name in ("none", "same")}, 1.0).first == "none"
 
-    def test_a_likely_large_gain_goes_before_a_certain_small_one(self) -> None:
-        """Two batches of forty carry most of the error: without them it is a tenth, by 1.4 standard errors."""
+    def test_likely_large_gains_rank_before_certain_small_ones(self) -> None:
+        """Two of forty batches have most of the error. Without them it is a tenth, by 1.4 standard errors."""
         random = np.random.default_rng(2)
         calm = random.normal(0, 1, (40, 20))
         rare = np.isin(np.arange(40), (7, 21))[:, None]
@@ -503,7 +500,7 @@ class TestEstimators:
         notes = advice_notes(sample, choose_reference(sample), sure, {})
         assert not any("is not significant" in note for note in notes)
 
-    def test_products_of_some_batches_are_those_of_their_gradients(self) -> None:
+    def test_gradient_products_of_batches_match_numpy(self) -> None:
         random = np.random.default_rng(3)
         own, reference = random.normal(0, 1, (2, 12, 7))
         part = np.array([0, 2, 3, 7, 11])
@@ -517,10 +514,9 @@ class TestEstimators:
 
 
 @pytest.mark.parametrize("by_index", [False, True])
-def test_a_large_dump_is_looked_at_in_part_the_same_in_any_order(
+def test_large_dumps_are_sampled_by_prompt_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_index: bool
 ) -> None:
-    """Whole prompts, as many as hold the tokens that are looked at, but never fewer sequences than are enough."""
     table = pq.read_table(TRUTH / "int4" / "dump.parquet", columns=[
         "step", "prompt_id", "reward", "token_ids", "rollout_log_probs", "train_log_probs"
     ])  # fmt: skip
@@ -539,8 +535,8 @@ def test_a_large_dump_is_looked_at_in_part_the_same_in_any_order(
 
 
 @pytest.mark.parametrize("group", [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
-def test_what_was_cut_leaves_no_room_to_larger_hashes(group: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of unlike sizes: 900 tokens in ten, then two responses that do not fit, then one that would."""
+def test_sampled_prompts_have_the_smallest_hashes(group: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten prompts have 900 tokens, then two responses do not fit into the limit, then one fits."""
     monkeypatch.setattr("mismatchctl.api.advise.sample.MAX_TOKENS", 1000)
     monkeypatch.setattr("mismatchctl.api.advise.sample.MIN_SEQUENCES", 2)
     dump = [[(number, 90) for number in range(10)], [(20, 1200), (20, 10)], [(30, 50), (40, 60), (41, 1000)]]
@@ -556,7 +552,7 @@ def test_what_was_cut_leaves_no_room_to_larger_hashes(group: list[int], monkeypa
     assert sorted(left.tolist()) == list(range(10)) and sample.seen == 15
 
 
-def test_normalized_weights_have_a_mean_of_one() -> None:
+def test_normalized_weights_have_mean_one() -> None:
     [sample] = read_samples([str(TRUTH / "int4")]).values()
     for level in ("token", "sequence"):
         rule = {"name": "n", "weight": {"level": "token", "truncate": 2.0, "normalize": level}}
@@ -575,10 +571,10 @@ class TestReference:
         ("spread", "drift", "name", "mean"),
         [(0.3, 0.0, "seq_truncate_10", 1.0), (4.0, 0.0, "token_truncate_5", 0.13), (0.3, 0.7, "token_truncate_5", 2.0)],
     )
-    def test_where_sequence_weights_are_far_from_a_mean_of_one_tokens_stand_in(
+    def test_sequence_weights_far_from_mean_one_use_token_weights(
         self, spread: float, drift: float, name: str, mean: float
     ) -> None:
-        """The mean is that of a lognormal truncated at 10."""
+        """The expected mean is that of a lognormal distribution truncated at 10."""
         random, length, count = np.random.default_rng(4), 400, 800
         deviation = spread / np.sqrt(length)
         ratio = random.normal(drift / length - deviation**2 / 2, deviation, length * count)  # exp(drift) for sequences
@@ -597,8 +593,8 @@ class TestReference:
             ("int4", "seq_truncate_10", "mean weight {}), but this sample does not contain the tail of its weights"),
         ],
     )
-    def test_lower_bounds_are_told_with_what_makes_them(self, case: str, name: str, words: str) -> None:
-        """Log ratios twice as large: sequence weights that vanish, and such whose tail is heavy."""
+    def test_lower_bounds_of_errors_name_their_cause(self, case: str, name: str, words: str) -> None:
+        """With log ratios twice as large, some sequence weights vanish and others have a heavy tail."""
         (sample,) = read_samples([str(TRUTH / case)]).values()
         both = sample.batch
         doubled = replace(sample, batch=replace(both, rollout=2 * both.rollout - both.train))
@@ -622,8 +618,8 @@ class TestLossScale:
 
     @settings(max_examples=30)
     @given(factor=st.floats(0.5, 2))
-    def test_the_error_hardly_depends_on_the_length_of_a_gradient(self, factor: float) -> None:
-        """Also if the loss scale does not show the factor, as when the signal is in the rejected sequences."""
+    def test_the_error_ignores_the_length_of_a_gradient(self, factor: float) -> None:
+        """This includes a signal in the rejected sequences, which the loss scale does not show."""
         reference, standard = self.products()
         noisy = reference + np.random.default_rng(4).normal(0, 0.5, reference.shape)
         gradients = {"none": reference, "own": noisy, "scaled": factor * noisy}
@@ -632,8 +628,8 @@ class TestLossScale:
         assert found.mse["scaled"] == pytest.approx(found.mse["own"], rel=0.15)
 
     @pytest.mark.parametrize("factor", [0.9, 0.6, 1e-7])
-    def test_weights_that_are_a_constant_gain_nothing(self, factor: float) -> None:
-        """Token weights that are truncated at a constant below all ratios."""
+    def test_constant_weights_gain_no_error(self, factor: float) -> None:
+        """Token weights are truncated at a constant below all ratios."""
         (sample,) = read_samples([str(TRUTH / "bf16")]).values()
         shrunk = parse_correction({"name": "shrunk", "weight": {"truncate": factor}})
         advice = rank_corrections(sample, [find_preset("none"), shrunk], 512, Limits(), None)
@@ -641,7 +637,7 @@ class TestLossScale:
         assert advice.advice[0].name == "none"
         assert own.loss_scale == pytest.approx(factor, rel=0.01) and own.mse == pytest.approx(none.mse, rel=0.02)
 
-    def test_a_smaller_gradient_with_the_same_direction_is_no_gain(self) -> None:
+    def test_shrinking_a_gradient_is_not_a_gain(self) -> None:
         reference, standard = self.products()
         products = {
             "none": standard.inner_products(reference),
@@ -650,16 +646,16 @@ class TestLossScale:
         found = choose_correction(products, 1.0)
         assert found.first == "none" and not found.better
 
-    def test_the_projection_is_estimated(self) -> None:
-        """A correction that loses 40% of the signal and none of the noise."""
+    def test_the_projection_on_the_true_gradient_is_estimated(self) -> None:
+        """The correction removes 40% of the signal and none of the noise."""
         estimates = []
         for seed in range(40):
             reference, standard = self.products(seed)
             estimates.append(standard.inner_products(reference - 0.4).estimate_projection())
         assert np.mean(estimates) == pytest.approx(0.6, abs=0.03)
 
-    def test_corrections_that_mostly_shrink_the_loss_are_last(self) -> None:
-        """Even the best direction of all."""
+    def test_corrections_that_shrink_the_loss_rank_last(self) -> None:
+        """This includes the correction with the best direction."""
         reference, standard = self.products()
         products = {
             "none": standard.inner_products(reference),
@@ -670,8 +666,8 @@ class TestLossScale:
         assert found.order[-1] == "shrinks" and found.mse["shrinks"] < found.mse["none"]
         assert "shrinks" not in found.better
 
-    def test_sequence_weights_that_vanish_are_last_with_the_reason(self) -> None:
-        """Log ratios twice as large: sequence weights multiply the loss by less than a half."""
+    def test_vanishing_sequence_weights_rank_last_with_a_reason(self) -> None:
+        """With log ratios twice as large, sequence weights multiply the loss by less than 0.5."""
         (sample,) = read_samples([str(TRUTH / "int4")]).values()
         doubled = replace(sample, batch=replace(sample.batch, rollout=2 * sample.batch.rollout - sample.batch.train))
         names = ("token_truncate_2", "seq_truncate_2", "seq_mis_2")
@@ -689,7 +685,7 @@ class TestSurrogate:
     """Scores of tokens that are sampled from the trainer's policy nearly average to 0, as those of a policy do."""
 
     @pytest.mark.parametrize(("symbols", "share"), [(12, 0.05), (400, 0.01)])
-    def test_scores_average_to_nearly_zero(self, symbols: int, share: float) -> None:
+    def test_scores_have_mean_zero(self, symbols: int, share: float) -> None:
         """A policy with one distribution per previous token. With 400 symbols, pairs are hashed.
 
         The bound is a share of the squared mean of the scores at the sampled tokens alone.
@@ -719,7 +715,7 @@ class TestNames:
             assert (named.weight, named.gates, named.loss) == (correction.weight, correction.gates, correction.loss)
 
     @pytest.mark.parametrize("study", DEFAULT_STUDIES, ids=lambda study: study.name)
-    def test_rules_of_the_sweep_can_be_passed_by_name(self, study: Study) -> None:
+    def test_sweep_rules_can_be_passed_by_name(self, study: Study) -> None:
         rule = find_preset(study.name)
         assert (rule.weight, rule.gates) == (study.correction.weight, study.correction.gates)
 
@@ -733,7 +729,7 @@ class TestNames:
             ("miles_moe_2", "token weight clipped to [0.5, 1.5], normalized; geometric mean in [0.99, 1.001]"),
         ],
     )
-    def test_names_describe_corrections(self, name: str, label: str) -> None:
+    def test_labels_describe_corrections(self, name: str, label: str) -> None:
         assert correction_label(find_preset(name)) == label
 
     @pytest.mark.parametrize(
@@ -745,6 +741,6 @@ class TestNames:
             ("seq_mis_two", "unknown preset 'seq_mis_two'"),
         ],
     )
-    def test_wrong_names_get_a_sentence(self, name: str, message: str) -> None:
+    def test_wrong_names_give_one_sentence(self, name: str, message: str) -> None:
         result = command.run("advise", TRUTH / "bf16", "-c", name, code=2)
         assert message in result.stderr

@@ -55,7 +55,7 @@ def found(dump: Path) -> TokenView:
     return browse([str(dump)], [("dump.parquet", 7), (str(dump), 2)], [GEOMETRIC, MASKED])
 
 
-def test_rows_are_those_of_the_file(dump: Path, found: TokenView) -> None:
+def test_rows_match_the_file(dump: Path, found: TokenView) -> None:
     table = pl.read_parquet(dump)
     assert [row.row for row in found.rows] == [7, 2]
     for row in found.rows:
@@ -68,7 +68,7 @@ def test_rows_are_those_of_the_file(dump: Path, found: TokenView) -> None:
     assert np.flatnonzero(found.rows[1].experts).tolist() == [int(np.flatnonzero(valid).tolist().index(6))]
 
 
-def test_totals_are_those_that_analyze_gives_at_each_value(dump: Path, found: TokenView) -> None:
+def test_totals_match_analyze_at_each_threshold(dump: Path, found: TokenView) -> None:
     assert [one.path for one in found.thresholds] == [
         "gates.0.keep.0", "gates.0.keep.1", "gates.0.keep.0", "weight.truncate",
     ]  # fmt: skip
@@ -80,7 +80,7 @@ def test_totals_are_those_that_analyze_gives_at_each_value(dump: Path, found: To
         assert upper.totals["dump"][point]["rejected_tokens"] == overall["rejected_tokens"].value
 
 
-def test_states_follow_the_definition(found: TokenView) -> None:
+def test_token_states_follow_the_definition(found: TokenView) -> None:
     """A token's ratio below the bound is rejected; a weight above the truncation is at its bound."""
     gate, weight = found.thresholds[2:]
     ratio = np.exp(found.rows[0].log_ratio)
@@ -93,7 +93,7 @@ def test_states_follow_the_definition(found: TokenView) -> None:
     assert [bool(text) for text in gate.reasons[0]] == (ratio < 0.5).tolist()
 
 
-def test_the_page_holds_text_as_text(found: TokenView) -> None:
+def test_the_page_escapes_text(found: TokenView) -> None:
     page = render_tokens(found)
     parsed = Parsed(page)
     assert len(parsed.all("script")) == 3  # the data, the shared script, and the script of this page
@@ -104,7 +104,7 @@ def test_the_page_holds_text_as_text(found: TokenView) -> None:
     assert page == render_tokens(found)
 
 
-def test_places_are_named_or_the_worst(dump: Path) -> None:
+def test_rows_are_chosen_by_place_or_worst(dump: Path) -> None:
     result = analyze([str(dump)], [], findings=False)
     assert parse_places([], result)[0] == (str(dump), 7)
     assert parse_places(["a/b.parquet:3"], result) == [("a/b.parquet", 3)]
@@ -117,7 +117,7 @@ def test_places_are_named_or_the_worst(dump: Path) -> None:
         browse([str(dump)], [("other.parquet", 0)], [])
 
 
-def test_vocabularies(tmp_path: Path) -> None:
+def test_vocabularies_decode_token_ids(tmp_path: Path) -> None:
     ids = np.array([0, 1, 2, 3, 99])
     byte_level = {"model": {"vocab": {"Ġhi": 0, "Ã©": 1, "Ċ": 2}}, "added_tokens": [{"id": 3, "content": "<|end|>"}]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(byte_level))
@@ -134,7 +134,7 @@ def test_vocabularies(tmp_path: Path) -> None:
             load_vocabulary(named, [ids])
 
 
-def test_the_command(dump: Path, tmp_path: Path) -> None:
+def test_browse_writes_its_page(dump: Path, tmp_path: Path) -> None:
     page = tmp_path / "tokens.html"
     run("analyze", dump, "-c", "geo_rs", "--tokens", page, "--browse", f"{dump.name}:3", "--tokenizer", "bytes", code=0)
     assert "row 3" in page.read_text()
@@ -149,7 +149,7 @@ def address(found: TokenView, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.browser
-def test_in_a_browser_the_slider_moves_and_keys_tell_numbers(browser: Any, address: str, found: TokenView) -> None:
+def test_slider_and_keys_work_in_a_browser(browser: Any, address: str, found: TokenView) -> None:
     for width in (1280, 390):
         assert visit(browser, address, width=width) == []
         assert browser.execute_script(TOO_WIDE) == []

@@ -60,7 +60,7 @@ def carrier(found: Comparison, quantity: str) -> str:
     return format_carrier(one, one.carrier)
 
 
-def test_the_same_rows_under_other_names_in_another_order_differ_in_nothing(tmp_path: Path) -> None:
+def test_renamed_and_reordered_rows_do_not_differ(tmp_path: Path) -> None:
     rows = pq.read_table(write_tokens(tmp_path / "a", BASE, leave_out=("prompt_id",)))
     mixed = rows.take(np.random.default_rng(4).permutation(len(rows)))
     pq.write_table(mixed.drop_columns(["sequence_id"]), tmp_path / "b.parquet", row_group_size=7)
@@ -107,7 +107,7 @@ def test_a_range_of_probabilities_is_named(tmp_path: Path) -> None:
     assert carrier(found, "surprisal") == "probabilities below 0.135"
 
 
-def test_a_change_of_mix_is_no_change_of_level(tmp_path: Path) -> None:
+def test_a_change_of_mix_is_not_a_change_of_level(tmp_path: Path) -> None:
     base = BASE.scaled(lambda index, _, __: 3.0 if BASE.worker[index] == 0 else 1.0)
     worse = [row for row, worker in enumerate(base.worker) if worker == 0]
     doubled = base.chosen([*range(len(base.worker)), *worse])
@@ -121,7 +121,7 @@ def test_a_change_of_mix_is_no_change_of_level(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantity", ["step", "worker", "position", "surprisal", "length"])
-def test_mix_and_level_add_up_to_the_difference(tmp_path: Path, quantity: str) -> None:
+def test_mix_and_level_sum_to_the_difference(tmp_path: Path, quantity: str) -> None:
     other = make_tokens(7, noise=0.05, steps=4)
     found = pair(tmp_path, other)
     one = decomposition(found, quantity)
@@ -133,8 +133,8 @@ def test_mix_and_level_add_up_to_the_difference(tmp_path: Path, quantity: str) -
     assert found.contrasts[0].changes["k3"].difference == pytest.approx(difference, rel=1e-6)
 
 
-def test_contributions_by_hand() -> None:
-    """Half the tokens at K3 1 and half at 3; then a quarter at 2 and three quarters at 3: 2 becomes 2.75."""
+def test_contributions_match_hand_calculation() -> None:
+    """Half of the tokens have K3 1 and half 3, later a quarter 2 and three quarters 3: 2 rises to 2.75."""
     mix, level = contributions(
         PartMeans(np.array([5.0, 5]), np.array([1.0, 3])), PartMeans(np.array([1.0, 3]), np.array([2.0, 3]))
     )
@@ -147,7 +147,9 @@ levels = hnp.arrays(np.float64, 5, elements=st.floats(0, 10))
 
 
 @given(counts, levels, counts, levels)
-def test_contributions_always_add_up(before: Float64s, was: Float64s, after: Float64s, now: Float64s) -> None:
+def test_contributions_always_sum_to_the_difference(
+    before: Float64s, was: Float64s, after: Float64s, now: Float64s
+) -> None:
     sides = [PartMeans(n, np.where(n > 0, k, np.nan)) for n, k in ((before, was), (after, now))]
     mix, level = contributions(sides[0], sides[1])
     difference = (after * now).sum() / after.sum() - (before * was).sum() / before.sum()
@@ -157,7 +159,7 @@ def test_contributions_always_add_up(before: Float64s, was: Float64s, after: Flo
     assert (-back[1]).tolist() == pytest.approx(level.tolist(), abs=1e-9)
 
 
-def test_identical_dumps_differ_in_nothing(tmp_path: Path) -> None:
+def test_identical_dumps_do_not_differ(tmp_path: Path) -> None:
     found = pair(tmp_path, BASE)
     contrast = found.contrasts[0]
     for key, change in contrast.changes.items():
@@ -172,7 +174,7 @@ def test_identical_dumps_differ_in_nothing(tmp_path: Path) -> None:
     assert contrast_headline(contrast).startswith("K3 is the same: ")
 
 
-def test_a_proportional_change_has_no_carrier(tmp_path: Path) -> None:
+def test_a_proportional_change_names_no_part(tmp_path: Path) -> None:
     found = pair(tmp_path, BASE.scaled(lambda _, __, ___: 1.5))
     assert found.contrasts[0].changes["k3"].significant
     assert all(one.carrier is None for one in found.contrasts[0].decompositions)
@@ -207,8 +209,7 @@ def test_a_clear_change_is_significant_among_a_hundred_tests(tmp_path: Path) -> 
         assert change.significant or bool(change.note) == (excluded and change.p is not None), key
 
 
-def test_a_change_that_is_not_significant_says_why_its_interval_excludes_zero() -> None:
-    """Alone it is, among 40 it is not; and what relabeled clusters reach as often."""
+def test_insignificant_changes_explain_an_interval_without_zero() -> None:
     value = Value(value=1.0)
     made = Change(reference=value, other=value, difference=0.5, interval=(0.1, 0.9))
     tested = {f"m{index}": made.model_copy(update={"p_alone": p}) for index, p in enumerate([0.01, 0.2, *[0.9] * 38])}
@@ -221,7 +222,7 @@ def test_a_change_that_is_not_significant_says_why_its_interval_excludes_zero() 
     assert (few["m0"].note, few["m0"].significant) == ("", True)
 
 
-def test_a_change_of_most_tokens_below_a_noisy_mean_says_so() -> None:
+def test_a_change_of_most_tokens_is_reported_despite_a_noisy_mean() -> None:
     value = Value(value=1.0)
     made = Change(
         reference=value, other=Value(value=1.05), difference=0.05, relative=0.05, interval=(-0.02, 0.12),
@@ -234,8 +235,8 @@ def test_a_change_of_most_tokens_below_a_noisy_mean_says_so() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("new", "old"), [(16, 16), (8, 32)])
-def test_main_metrics_are_as_rarely_significant_by_chance_as_they_should_be(new: int, old: int, tmp_path: Path) -> None:
-    """Random splits of one dump: any of the main metrics differs in at most 5%, up to the chance of 300 splits."""
+def test_main_metrics_are_rarely_significant_by_chance(new: int, old: int, tmp_path: Path) -> None:
+    """In random splits of one dump, any main metric differs in at most 5%, within the chance of 300 splits."""
     (run,) = analyze([str(write_tokens(tmp_path / "a", make_tokens(5, prompts=300, steps=1)))]).runs.values()
     whole = build_run_sample(run)
     metrics = {key: find_metric(key) for key in PRIMARY_METRICS}
@@ -249,7 +250,7 @@ def test_main_metrics_are_as_rarely_significant_by_chance_as_they_should_be(new:
     assert stats.binomtest(wrong, 300, 0.05, alternative="greater").pvalue > 0.01
 
 
-def test_intervals_cover_and_directions_are_told(tmp_path: Path) -> None:
+def test_intervals_cover_and_directions_are_named(tmp_path: Path) -> None:
     found = pair(tmp_path, BASE.scaled(lambda _, __, ___: 1.5))
     for key, better in (("k3", False), ("ess_token", False), ("prob_corr", False), ("ratio_mean", False)):
         assert found.contrasts[0].changes[key].better is better
@@ -266,7 +267,7 @@ def test_intervals_cover_and_directions_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_order_of_rows_does_not_matter(tmp_path: Path) -> None:
+def test_the_order_of_rows_does_not_change_the_comparison(tmp_path: Path) -> None:
     other = BASE.scaled(lambda index, place, _: 1.3 + 0.5 * (place > 30) * (index % 3))
     shuffled = other.chosen(np.random.default_rng(3).permutation(len(other.name)))
     straight, mixed = pair(tmp_path / "a", other), pair(tmp_path / "b", shuffled)
@@ -284,7 +285,7 @@ def test_the_order_of_rows_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_corrections_are_compared(tmp_path: Path) -> None:
-    """What a gate on the token ratio rejects, counted by hand; a correction of another definition is left out."""
+    """Rejections of a token gate are counted by hand. Corrections with other definitions are skipped."""
     gate = parse_correction({"name": "mine", "gates": [{"level": "token", "keep": [0.95, 1.05]}]}, "here")
     other = BASE.scaled(lambda _, __, ___: 2.0)
     paths = [str(write_tokens(tmp_path / f"{n}.parquet", t)) for n, t in (("base", BASE), ("other", other))]
@@ -299,7 +300,7 @@ def test_corrections_are_compared(tmp_path: Path) -> None:
     assert compare([str(kept), paths[1]], corrections=[gate]).contrasts[0].corrections == {}
 
 
-def test_a_result_stands_in_for_its_dump(tmp_path: Path) -> None:
+def test_results_replace_their_dumps(tmp_path: Path) -> None:
     other = BASE.scaled(lambda index, _, __: 2.0 if BASE.worker[index] == 1 else 1.0)
     dumps = pair(tmp_path, other)
     kept = tmp_path / "base.json"
@@ -316,8 +317,8 @@ def test_a_result_stands_in_for_its_dump(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folded_table_still_tells_steps_apart(tmp_path: Path) -> None:
-    """More clusters than a Result keeps: errors of the steps come from their own K3."""
+def test_folded_tables_keep_steps_apart(tmp_path: Path) -> None:
+    """With more clusters than a Result keeps, the errors of steps come from their own K3."""
     base = make_tokens(3, prompts=600, steps=2, longest=12)
     worse = base.scaled(lambda index, _, __: 3.0 if base.step[index] == 1 else 1.0)
     paths = [tmp_path / "base.json", tmp_path / "worse.json"]
@@ -345,8 +346,8 @@ def test_the_runs_of_one_result_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_comparisons_share_their_error(tmp_path: Path) -> None:
-    """Holm over the family: with more comparisons, p-values of K3 only grow."""
+def test_many_comparisons_share_the_level(tmp_path: Path) -> None:
+    """With more comparisons, the p-values of K3 only grow (Holm)."""
     base = write_tokens(tmp_path / "base.parquet", BASE)
     others = [write_tokens(tmp_path / f"{seed}.parquet", make_tokens(seed, noise=0.031)) for seed in range(1, 5)]
     alone = [compare([str(base), str(other)]).contrasts[0].changes["k3"].p for other in others]
@@ -354,21 +355,21 @@ def test_many_comparisons_share_their_error(tmp_path: Path) -> None:
     assert all(float(a or 0) <= float(b or 0) for a, b in zip(alone, together, strict=True))
 
 
-def test_names_stay_apart(tmp_path: Path) -> None:
+def test_equal_file_names_stay_distinct(tmp_path: Path) -> None:
     one, two = (write_tokens(tmp_path / name / "dump.parquet", BASE) for name in "ab")
     found = compare([str(one), str(two), str(one)])
     assert [side.name for side in found.sides] == [str(one), str(two), f"{one} (2)"]
 
 
-def test_json_is_strict_and_reads_back(tmp_path: Path) -> None:
+def test_json_is_strict_and_is_read_back(tmp_path: Path) -> None:
     found = pair(tmp_path, make_tokens(4, noise=0.06))
     text = found.to_json()
     json.loads(text, parse_constant=lambda word: pytest.fail(word))
     assert Comparison.model_validate_json(text) == found
 
 
-def test_k3_is_not_said_to_rise_because_its_bulk_fell() -> None:
-    """Most tokens moved one way and the few that hold K3 the other: what is significant is what went K3's way."""
+def test_k3_is_not_called_higher_if_most_tokens_fell() -> None:
+    """Most tokens fell, and the few tokens with most of K3 rose."""
     rng = np.random.default_rng(0)
 
     def side(bulk: float, lost: int, first: int) -> ClusterSample:

@@ -27,7 +27,7 @@ def noisy(seed: int, slope: float, onset: int = 0, scale: float = 0.1) -> Any:
     return run_of(-8 + slope * rise + np.random.default_rng(seed).normal(0, scale, len(STEPS)))
 
 
-def test_what_grows_on_one_side_alone_is_told() -> None:
+def test_growth_of_one_side_is_reported() -> None:
     """The quotient of exp(0.05 t) and a constant grows from exp(0) to exp(0.05 * 23)."""
     found = compare_growth(noisy(0, 0.0), noisy(1, 0.05))
     assert (found.reference.verdict, found.other.verdict, found.quotient.verdict) == ("steady", "grew", "grew")
@@ -39,19 +39,18 @@ def test_what_grows_on_one_side_alone_is_told() -> None:
     assert compare_growth(noisy(1, 0.05), noisy(0, 0.0)).quotient.verdict == "fell"
 
 
-def test_each_side_is_as_its_story_has_it() -> None:
+def test_each_side_matches_its_summary() -> None:
     run = noisy(1, 0.05)
     found = compare_growth(noisy(0, 0.0), run)
     assert found.other == fit_growth(STEPS.tolist(), run.groups.metrics["k3"].value, [None] * len(STEPS))
 
 
-def test_steps_that_one_side_lacks_are_left_out() -> None:
+def test_steps_of_only_one_side_are_skipped() -> None:
     whole, part = noisy(0, 0.0), run_of(np.full(12, -8.0), range(6, 18))
     assert compare_growth(whole, part).quotient.steps == 12
 
 
-def test_growth_alike_is_rarely_told_apart() -> None:
-    """The same slope and onset on both sides: few of either are called different."""
+def test_equal_growth_is_rarely_called_different() -> None:
     pairs = [compare_growth(noisy(seed, 0.05, 8), noisy(1000 + seed, 0.05, 8)) for seed in range(100)]
     assert sum(found.quotient.changed for found in pairs) <= 3
     assert sum(bool(found.onsets_differ) for found in pairs) <= 8
@@ -61,7 +60,7 @@ def test_growth_alike_is_rarely_told_apart() -> None:
     assert np.mean([low <= 9 <= high for low, high in known]) > 0.85  # 8 is the last step at the level before
 
 
-def test_onsets_apart_are_told() -> None:
+def test_different_onsets_are_reported() -> None:
     pairs = [compare_growth(noisy(seed, 0.15, 4), noisy(1000 + seed, 0.15, 14)) for seed in range(20)]
     assert sum(bool(found.onsets_differ) for found in pairs) >= 18
     words = list(describe_growth(pairs[0]))
@@ -76,8 +75,8 @@ def test_onsets_apart_are_told() -> None:
         (run_of(np.full(24, -np.inf)), "undefined at every step"),
     ],
 )
-def test_what_cannot_be_compared_says_why(run: Any, why: str) -> None:
-    """Too few steps, none in common, none above 0."""
+def test_incomparable_growth_has_a_reason(run: Any, why: str) -> None:
+    """The reasons are too few steps, no common step, or no value above 0."""
     found = compare_growth(run, noisy(0, 0.1))
     assert (found.quotient.verdict, found.quotient.text) == ("unknown", why)
     assert list(describe_growth(found)) == []

@@ -51,8 +51,8 @@ def test_tokens_are_paired_one_by_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("same", "column"), [("rollout", "rollout_log_probs"), ("train", "train_log_probs")])
-def test_without_token_ids_common_log_probs_tell(tmp_path: Path, same: str, column: str) -> None:
-    """One rollout with two trainers, and one trainer's inputs under two engines; names are gone too."""
+def test_equal_log_probs_pair_tokens_without_ids(tmp_path: Path, same: str, column: str) -> None:
+    """This covers one rollout with two trainers, and one trainer with two engines."""
     noise = np.random.default_rng(2)
     moved = [np.minimum(row + noise.normal(0, 0.01, len(row)), 0) for row in BASE.rollout]
     other = BASE.scaled(lambda _, __, ___: 2.0) if same == "rollout" else replace(BASE, rollout=moved)
@@ -68,7 +68,7 @@ def test_without_token_ids_common_log_probs_tell(tmp_path: Path, same: str, colu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["same", "shuffled"])
-def test_parts_give_what_the_whole_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+def test_parts_give_the_same_pairs_as_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     other = BASE.scaled(lambda index, _, __: 1 + 0.1 * (index % 5))
     if order == "shuffled":
         other = other.chosen(np.random.default_rng(3).permutation(len(BASE.name)))
@@ -84,8 +84,8 @@ def test_parts_give_what_the_whole_does(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("row_groups_apart")
-def test_dumps_in_the_same_order_are_paired_in_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each unit: one reading to index it, one to pair it, however little is held at a time."""
+def test_dumps_in_the_same_order_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row group is read once for the index and once for the pairs."""
     read: list[tuple[str, int]] = []
     batches = pairing._read_batches
 
@@ -121,7 +121,7 @@ def test_other_tokens_are_not_paired(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [["first", "second"], [3, 4], [3.0, 4.0]])
 def test_runs_in_a_column_are_paired_by_token(tmp_path: Path, runs: list[Any]) -> None:
-    """Two runs whose rows alternate in one file."""
+    """The rows of two runs alternate in one file."""
     other = BASE.scaled(lambda _, __, ___: 1.5)
     both = Tokens(**{name: getattr(BASE, name) + getattr(other, name) for name in vars(BASE)})
     count = len(BASE.name)

@@ -19,7 +19,7 @@ from tests.oracles.estimates import CONTEXT
 run = partial(command.run, "doctor")
 
 
-def test_stored_numbers_are_those_of_the_oracle() -> None:
+def test_stored_numbers_match_the_oracle() -> None:
     with localcontext(CONTEXT):
         truths = dict(oracle.mismatch(TEST_ROWS))
         for correction in TEST_CORRECTIONS:
@@ -31,7 +31,7 @@ def test_stored_numbers_are_those_of_the_oracle() -> None:
 
 
 @pytest.mark.slow
-def test_a_sound_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_passes_on_a_working_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = run("--json", code=0)
     told = json.loads(done.stdout)
@@ -46,7 +46,7 @@ def test_a_sound_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert word in plain.stdout
 
 
-def test_each_setting_is_shown_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_shown_with_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "run_self_test", list)
     (tmp_path / "mismatchctl.toml").write_text("[analyze]\nby = ['worker']\nthreads = 3\n")
@@ -63,14 +63,14 @@ def test_each_setting_is_shown_with_its_place(tmp_path: Path, monkeypatch: pytes
     assert "MISMATCHCTL_ANALYSE_BY" in plain and "is ignored, because no command has this option" in plain
 
 
-def test_a_wrong_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_numbers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EXPECTED_VALUES, "k3", EXPECTED_VALUES["k3"] * (1 + 1e-8))
     done = run(code=3)
     assert f"should be {EXPECTED_VALUES['k3']!r}" in done.stdout and "17 of 18 numbers are right" in done.stdout
     assert "0 of 1 numbers are right" in done.stdout
 
 
-def test_a_part_that_breaks_is_told_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_parts_are_named_and_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise OSError("no place for temporary files")
 
@@ -85,7 +85,7 @@ def test_a_part_that_breaks_is_told_and_fails(monkeypatch: pytest.MonkeyPatch) -
     [("1.26.0", False, True), ("2.0rc1", False, True), ("1.25.9", False, False), (None, False, False),
      (None, True, True), ("1.0", True, False)],
 )  # fmt: skip
-def test_dependencies_are_held_to_what_is_wanted(
+def test_dependency_versions_are_checked(
     version: str | None, optional: bool, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = Dependency("numpy", ">=1.26", version, optional)

@@ -50,7 +50,7 @@ RULES = st.sampled_from(
 
 @pytest.mark.parametrize("rule", ["k3:increase=25%", "k3:max=2e-3"])
 def test_a_clear_change_fails_among_any_number_of_checks(rule: str) -> None:
-    """At a level that many checks share, below what relabelings and replicates resolve."""
+    """The shared level is below the resolution of relabelings and replicates."""
     base, worse = result(noisy(64, 1e-3, 0)), result(noisy(64, 4e-3, 1, first=500))
     found = only(verdict(worse, base, rule, level=1e-9))
     assert (found.outcome, found.p is not None and 0 < found.p <= 1e-9) == ("failed", True)
@@ -75,7 +75,7 @@ def test_a_worse_value_never_improves_a_verdict(
 
 @FEW
 @given(VALUES, st.sampled_from([1.7976931348623157e308, float("inf"), float("nan")]), RULES)
-def test_what_is_not_finite_never_passes(values: list[float], bad: float, rule: str) -> None:
+def test_non_finite_values_never_pass(values: list[float], bad: float, rule: str) -> None:
     base = result(table(values))
     if not math.isfinite(bad):  # no Result can be made of it
         with pytest.raises(ValidationError):
@@ -86,7 +86,7 @@ def test_what_is_not_finite_never_passes(values: list[float], bad: float, rule: 
 
 @FEW
 @given(VALUES, VALUES, RULES, st.integers(2, 4))
-def test_more_data_of_the_same_kind_never_turns_a_failure_into_a_pass(
+def test_more_bad_data_never_turns_a_failure_into_a_pass(
     new: list[float], old: list[float], rule: str, times: int
 ) -> None:
     base = result(table(old, hashes=range(1000, 1000 + len(old))))
@@ -97,14 +97,14 @@ def test_more_data_of_the_same_kind_never_turns_a_failure_into_a_pass(
 
 @FEW
 @given(st.permutations(list(range(8))))
-def test_order_of_rows_never_matters(order: list[int]) -> None:
+def test_the_order_of_rows_does_not_change_the_verdict(order: list[int]) -> None:
     new, old = [3.0 + i * i % 5 for i in range(8)], [2.0 + i % 3 for i in range(8)]
     base = result(table(old))
     shuffled = table([new[i] for i in order], hashes=order)
     assert verdict(result(shuffled), base) == verdict(result(table(new)), base)
 
 
-def test_a_regression_beyond_noise_fails_and_no_change_passes() -> None:
+def test_regressions_fail_and_unchanged_runs_pass() -> None:
     base = result(noisy(24, 1e-3, 0))
     assert only(verdict(result(noisy(24, 1e-3, 1, first=100)), base)).outcome == "passed"
     failed = only(verdict(result(noisy(24, 4e-3, 1, first=100)), base))
@@ -115,7 +115,7 @@ def test_a_regression_beyond_noise_fails_and_no_change_passes() -> None:
     assert within.outcome == "undecided" and "noise" in within.reason
 
 
-def test_pairs_find_what_others_cannot() -> None:
+def test_paired_prompts_find_smaller_regressions() -> None:
     base = result(noisy(8, 1e-3, 0))
     worse = [[*row[:3], row[3] * 1.1, row[4]] for row in base.runs["run"].clusters.sums]
     paired = noisy(8, 1e-3, 0).model_copy(update={"sums": worse})
@@ -129,8 +129,8 @@ def test_pairs_find_what_others_cannot() -> None:
 
 
 @pytest.mark.slow
-def test_many_checks_are_held_to_one_level() -> None:
-    """A step that alone would fail is undecided among forty: one of forty is no surprise."""
+def test_many_checks_share_one_level() -> None:
+    """A step that fails alone is undecided among forty steps."""
     base = result(noisy(64, 1e-3, 0, first=500))
     steps = noisy(320, 1e-3, 3, groups=40)
     rows = list(zip(steps.sums, steps.groups, strict=True))
@@ -144,7 +144,7 @@ def test_many_checks_are_held_to_one_level() -> None:
     assert found.checks[0].p > only(verdict(alone, base)).p
 
 
-def test_too_little_is_undecided() -> None:
+def test_too_little_data_is_undecided() -> None:
     base = result(noisy(20, 1e-3, 0))
     few = verdict(result(noisy(4, 1.0, 1)), base).checks[0]
     assert few.outcome == "undecided" and "clusters" in few.reason
@@ -152,7 +152,7 @@ def test_too_little_is_undecided() -> None:
     assert wanted.outcome == "undecided" and wanted.reason == "needs 21 sequences, has 20"
 
 
-def test_nothing_to_compare_with_is_undecided() -> None:
+def test_a_missing_baseline_is_undecided() -> None:
     assert "no baseline" in only(verdict(result(noisy(9, 1e-3, 0)))).reason
     assert only(verdict(result(noisy(9, 1e-3, 0)), rule="k3:max=0.01")).outcome == "passed"
     other = result(noisy(9, 1e-3, 0), name="other")
@@ -160,7 +160,7 @@ def test_nothing_to_compare_with_is_undecided() -> None:
     assert "run run is missing" in only(verdict(result(noisy(9, 1e-3, 0)), other)).reason
 
 
-def test_the_first_difference_is_named() -> None:
+def test_incomparable_results_name_the_first_difference() -> None:
     new, base = result(noisy(9, 1e-3, 0)), result(noisy(9, 1e-3, 0))
     for each, dtype in ((new, "list<element: float>"), (base, "large_list<item: float>")):
         for file in each.provenance.inputs:
@@ -183,7 +183,7 @@ def test_the_first_difference_is_named() -> None:
     assert "correction mine is defined otherwise" in only(verdict(new, base, rule)).reason
 
 
-def test_facts_are_judged_as_they_are() -> None:
+def test_exact_values_are_judged_without_noise() -> None:
     new = result(noisy(9, 1e-3, 0))
     metrics = new.runs["run"].overall.metrics
     metrics["abs_diff_max"].value = 3.0
@@ -197,7 +197,7 @@ def test_facts_are_judged_as_they_are() -> None:
     assert only(verdict(new, rule="khat_token:max=0.7")).reason == "fewer than five"
 
 
-def test_floors_and_bitwise() -> None:
+def test_floors_and_bitwise_rules_work() -> None:
     same = result(noisy(9, 0.0, 0))
     assert only(verdict(same, rule="k3:min=1e-12")).outcome == "failed"
     metrics = same.runs["run"].overall.metrics
@@ -223,7 +223,7 @@ def test_drift_in_small_steps_shows_as_a_trend() -> None:
     assert [check.outcome for check in quantile.checks] == ["passed"]
 
 
-def test_a_baseline_is_small_and_the_same_bytes(tmp_path: Path) -> None:
+def test_baselines_are_small_and_reproducible(tmp_path: Path) -> None:
     one, two = (
         result(noisy(40, 1e-3, 0, groups=4), steps=range(4)),
         result(noisy(40, 1e-3, 0, groups=4), steps=range(4)),
@@ -248,7 +248,7 @@ def test_a_baseline_is_small_and_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_baseline_of_many_clusters_is_folded(tmp_path: Path) -> None:
+def test_baselines_of_many_clusters_are_folded(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with Recorder(tmp_path / "run") as recorder:
         rollout = [-rng.exponential(1.0, 4) for _ in range(3000)]
@@ -325,7 +325,7 @@ def test_concurrent_saves_never_share_a_number(tmp_path: Path) -> None:
     assert values == {each.runs["run"].overall.metrics["k3"].value for each in found}
 
 
-def test_planning_shrinks_with_the_root_of_the_number() -> None:
+def test_planned_rises_shrink_with_the_root_of_the_size() -> None:
     base = result(noisy(40, 1e-3, 0))
     rules = parse_rules("k3:increase=0%")
     small, large = (plan_sample_sizes(base, rules, rise, AcceptedResults())[0] for rise in (0.1, 0.21))
@@ -352,7 +352,7 @@ def test_planning_shrinks_with_the_root_of_the_number() -> None:
         ("{metric: k2, max: 1}", {"metric": "k2", "max": 1.0}),
     ],
 )
-def test_rules_as_text(text: str, means: dict[str, Any]) -> None:
+def test_rules_are_parsed_from_text(text: str, means: dict[str, Any]) -> None:
     (rule,) = parse_rules(text)
     assert rule == Rule(**means)
     assert parse_rules(rule.text) == [rule]
@@ -390,12 +390,12 @@ def test_rules_as_text(text: str, means: dict[str, Any]) -> None:
         ("absent.yaml", "absent.yaml"),
     ],
 )
-def test_rules_that_mean_nothing(text: str, says: str) -> None:
+def test_contradictory_rules_are_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         judge(result(noisy(9, 1e-3, 0)), parse_rules(text))
 
 
-def test_rules_from_files(tmp_path: Path) -> None:
+def test_rules_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text("rules:\n  - {metric: k3, increase: 20%, per: step}\n  - metric: k2\n")
     (tmp_path / "rules.toml").write_text('[[rules]]\nincrease = "20%"\nper = "step"\n[[rules]]\nmetric = "k2"\n')
     found = [parse_rules(str(tmp_path / name)) for name in ("rules.yaml", "rules.toml")]
@@ -407,7 +407,7 @@ def test_rules_from_files(tmp_path: Path) -> None:
             parse_rules(str(tmp_path / "rules.yaml"))
 
 
-def test_a_run_without_clusters_is_undecided() -> None:
+def test_runs_without_clusters_are_undecided() -> None:
     empty, some = result(table([])), result(table([1.0] * 8))
     for new, base in ((empty, empty), (empty, some), (some, empty)):
         check = only(verdict(new, base))
@@ -415,7 +415,7 @@ def test_a_run_without_clusters_is_undecided() -> None:
 
 
 @pytest.mark.parametrize("rule", ["k3:min=1e-12", "k3:decrease=5%", "k3:increase=5%"])
-def test_what_overflows_passes_neither_side(rule: str) -> None:
+def test_overflowing_values_never_pass(rule: str) -> None:
     huge, usual = result(table([1.7e308] * 8)), result(table([1.0] * 8))
     assert verdict(huge, usual, rule).outcome != "passed"
     if rule != "k3:min=1e-12":

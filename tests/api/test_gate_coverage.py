@@ -62,7 +62,7 @@ def baseline(tmp_path: Path) -> Path:
     return place
 
 
-def test_a_result_that_dropped_its_bad_half_is_undecided(tmp_path: Path, baseline: Path) -> None:
+def test_results_without_their_bad_rows_are_undecided(tmp_path: Path, baseline: Path) -> None:
     kept = tmp_path / "kept.json"
     dump = record(tmp_path / "new", lost=8)
     assert run("analyze", dump, "--on-bad", "skip", "-q", "-o", kept)[0] == 0
@@ -75,7 +75,7 @@ def test_a_result_that_dropped_its_bad_half_is_undecided(tmp_path: Path, baselin
 
 
 @pytest.mark.parametrize(("skipped", "most", "outcome"), [(1, 0.5, "passed"), (1, 0.01, "undecided"), (0, 0, "passed")])
-def test_sequences_left_out_count_against_the_run_that_lost_them(skipped: int, most: float, outcome: str) -> None:
+def test_skipped_sequences_count_against_their_run(skipped: int, most: float, outcome: str) -> None:
     made = result(noisy(16, 1.0, 1))
     made.runs["run"].overall.metrics["sequences"].value = 1.0
     made.runs["run"].overall.metrics["empty_sequences"].value = 0.0
@@ -83,7 +83,7 @@ def test_sequences_left_out_count_against_the_run_that_lost_them(skipped: int, m
     assert verdict(made, made, limits=Tolerances(most)).outcome == outcome
 
 
-def test_a_file_left_out_counts() -> None:
+def test_skipped_files_count() -> None:
     made = result(noisy(16, 1.0, 1))
     made.provenance.left_out = [SkippedData(file="worse.parquet", reason="file", count=1, example="not Parquet")]
     found = verdict(made, made)
@@ -92,7 +92,7 @@ def test_a_file_left_out_counts() -> None:
     assert verdict(made, made, limits=Tolerances(0.34)).outcome == "passed"
 
 
-def test_a_run_of_the_baseline_must_be_there() -> None:
+def test_runs_of_the_baseline_must_be_present() -> None:
     base, new = result(noisy(16, 1.0, 1)), result(noisy(16, 1.0, 1))
     base.runs["worse"] = base.runs["run"]
     found = verdict(new, base)
@@ -102,7 +102,7 @@ def test_a_run_of_the_baseline_must_be_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per", ["step", "worker"])
-def test_a_place_of_the_baseline_must_be_there(tmp_path: Path, baseline: Path, per: str) -> None:
+def test_parts_of_the_baseline_must_be_present(tmp_path: Path, baseline: Path, per: str) -> None:
     dump = record(tmp_path / "new", steps=[0, 1, 2]) if per == "step" else record(tmp_path / "new")
     rule = "--rule", f"k3:increase=100%,per={per}"
     if per == "worker":
@@ -116,12 +116,12 @@ def test_a_place_of_the_baseline_must_be_there(tmp_path: Path, baseline: Path, p
     assert run("gate", record(tmp_path / "same"), "--baseline", baseline, *rule)[0] == 0
 
 
-def test_another_stretch_of_the_training_lacks_no_step(tmp_path: Path, baseline: Path) -> None:
+def test_later_steps_of_the_training_are_comparable(tmp_path: Path, baseline: Path) -> None:
     dump = record(tmp_path / "new", steps=[10, 11, 12, 13])
     assert run("gate", dump, "--baseline", baseline, "--rule", "k3:increase=100%,per=step")[0] == 0
 
 
-def test_infinitely_many_tokens_are_no_evidence() -> None:
+def test_huge_token_counts_are_not_evidence() -> None:
     base = result(noisy(16, 1.0, 1))
     new = result(table([1e6] * 16, tokens=[-1.0] + [100.0] * 15))
     assert verdict(new, base).outcome != "passed"
@@ -131,19 +131,19 @@ def test_infinitely_many_tokens_are_no_evidence() -> None:
 
 
 @pytest.mark.parametrize("hide", [False, True])
-def test_a_mask_that_hides_the_bad_tokens_does_not_pass(tmp_path: Path, baseline: Path, hide: bool) -> None:
+def test_masks_that_hide_bad_tokens_do_not_pass(tmp_path: Path, baseline: Path, hide: bool) -> None:
     code, words = run("gate", record(tmp_path / "new", hide=hide), "--baseline", baseline, "--rule", "k3:increase=99%")
     assert (code == 4 and "response_mask" in words) if hide else code == 0
 
 
-def test_shorter_and_longer_responses_are_no_hidden_tokens() -> None:
+def test_different_lengths_are_not_hidden_tokens() -> None:
     noise = np.random.default_rng(3)
     one, two = (noise.integers(50, 150, 32).astype(float).tolist() for _ in range(2))
     base, new = (result(table([1.0] * 32, tokens=tokens)) for tokens in (one, two))
     assert [check.title for check in verdict(new, base, "k3:max=100").checks] == ["K3 KL"]
 
 
-def test_far_fewer_tokens_and_steps_are_said(tmp_path: Path, baseline: Path) -> None:
+def test_far_fewer_tokens_and_steps_are_reported(tmp_path: Path, baseline: Path) -> None:
     dump = record(tmp_path / "new", steps=[0])
     words = "gate", dump, "--baseline", baseline, "--rule", "k3:max=1", "--markdown", "-"
     code, said = run(*words)
@@ -155,7 +155,7 @@ def test_far_fewer_tokens_and_steps_are_said(tmp_path: Path, baseline: Path) -> 
     assert "has 16 sequences, the baseline 64" in said
 
 
-def test_a_baseline_says_what_it_was_made_without(tmp_path: Path, baseline: Path) -> None:
+def test_baselines_record_skipped_data(tmp_path: Path, baseline: Path) -> None:
     kept, place = tmp_path / "kept.json", tmp_path / "second.json"
     assert run("analyze", record(tmp_path / "new", lost=1), "--on-bad", "skip", "-q", "-o", kept)[0] == 0
     assert run("gate", kept, "--save-baseline", place, "--accept", "--rule", "k3:max=1")[0] == 0
@@ -177,7 +177,7 @@ def write_rows(folder: Path, *, scale: float = 1.0, copies: int = 1, rows: int =
     return str(folder)
 
 
-def test_repeated_sequences_are_counted_by_analyze_diagnose_and_the_gate(tmp_path: Path) -> None:
+def test_repeated_sequences_are_counted_by_every_command(tmp_path: Path) -> None:
     dump = write_rows(tmp_path / "dump", copies=5)
     saved = tmp_path / "saved.json"
     assert run("analyze", dump, "-q", "-o", saved)[0] == 0
@@ -234,7 +234,7 @@ def test_a_broken_file_counts_by_its_size(tmp_path: Path) -> None:
     assert estimated.outcome == "undecided" and (estimated.value or 0) > 0.05
 
 
-def test_files_with_other_names_are_told(tmp_path: Path) -> None:
+def test_different_file_names_are_reported(tmp_path: Path) -> None:
     dump = Path(write_rows(tmp_path / "dump"))
     (file,) = dump.glob("*.parquet")
     shutil.copy(file, dump / "_hidden.parquet")
@@ -273,8 +273,8 @@ def test_tokens_that_differ_are_counted_and_located(tmp_path: Path) -> None:
     assert code == 3 and "2 of 480 tokens differ, the largest by 0.25 nats at row 5, position 7 of" in words
 
 
-def test_a_value_many_times_its_limit_never_passes() -> None:
-    """A single token can make K3 large, which a sample of this size cannot judge."""
+def test_values_far_above_their_limit_never_pass() -> None:
+    """A single token can make K3 large, so a sample of this size is not enough."""
     rows = [[100.0, 1.0, 10_000.0, 0.1, 1.0] for _ in range(40)]
     base = result(table([row[3] for row in rows], hashes=range(40)))
     for factor, outcome in ((1.5, "passed"), (437.0, "undecided")):

@@ -39,7 +39,7 @@ def failing(new: int, old: int, factor: float, dumps: int, *, paired: bool = Fal
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("new", "old", "paired"), [(6, 6, False), (20, 20, False), (6, 24, False), (10, 10, True)])
-def test_what_is_said_is_found_in_at_least_four_of_five(new: int, old: int, paired: bool) -> None:
+def test_the_stated_rise_is_found_in_at_least_80_percent(new: int, old: int, paired: bool) -> None:
     said = []
     for seed in range(1000, 1012):
         prompts = 500 + seed if paired else None
@@ -54,13 +54,13 @@ def test_what_is_said_is_found_in_at_least_four_of_five(new: int, old: int, pair
 
 
 @pytest.mark.slow
-def test_a_plan_holds() -> None:
+def test_planned_sizes_find_the_rise() -> None:
     need = required_sample_size("run", K3, dump(1, 40), None, 0.5, TOLERATED, LEVEL)
     assert need.clusters is not None and not need.paired
     assert 0.65 <= failing(need.clusters, need.clusters, 1.5, 60) <= 0.97
 
 
-def test_a_plan_knows_what_is_allowed_absolutely() -> None:
+def test_plans_respect_absolute_allowances() -> None:
     of = dump(1, 40)
     value = of.column("k3").sum() / of.column("tokens").sum()
     beyond = [Allowance(absolute=share * value) for share in (0.1, 0.25, 0.51, 400.0)]
@@ -68,21 +68,21 @@ def test_a_plan_knows_what_is_allowed_absolutely() -> None:
     assert plain is not None and near is not None and plain < near and never == [None, None]
 
 
-def test_nothing_is_said_where_nothing_could_fail() -> None:
+def test_no_power_is_stated_for_rules_that_cannot_fail() -> None:
     one, other = dump(0, 4), dump(1, 4, first=50)
     assert detectable_factor(one, other, K3, NONE, 0.01) is None  # 1 in 70 relabelings at least
     assert detectable_factor(one, other, K3, NONE, LEVEL) is not None
     assert required_sample_size("run", K3, dump(1, 20), None, 0.2, TOLERATED, LEVEL).clusters is None
 
 
-def test_a_rise_that_was_seen_is_no_noise() -> None:
+def test_observed_rises_do_not_count_as_noise() -> None:
     base = dump(1, 24, first=50)
     healthy, worse = (detectable_factor(dump(0, 24, factor), base, K3, NONE, LEVEL) for factor in (1.0, 4.0))
     assert healthy is not None and worse is not None
     assert worse == pytest.approx(healthy, rel=0.35)  # its noise is four times as large, its rise three times K3
 
 
-def test_a_failed_check_does_not_state_power() -> None:
+def test_failed_checks_state_no_power() -> None:
     base, rules = layered(dump(101, 16, first=1000)), parse_rules("k3:increase=25%")
     failed, passed = (
         judge(layered(dump(1, 16, factor)), rules, AcceptedResults("it", [base], ["it"])).checks[0]
@@ -92,7 +92,7 @@ def test_a_failed_check_does_not_state_power() -> None:
     assert passed.outcome == "passed" and passed.detectable is not None
 
 
-def test_many_clusters_are_added_up_without_another_answer() -> None:
+def test_merging_many_clusters_does_not_change_the_power() -> None:
     many, base = dump(3, 300), dump(4, 300, first=1000)
     fewer = [replace(each, keys=each.keys[:127], sums=each.sums[:127]) for each in (many, base)]  # not added up
     sure, less = detectable_factor(many, base, K3, NONE, LEVEL), detectable_factor(*fewer, K3, NONE, LEVEL)
@@ -100,7 +100,7 @@ def test_many_clusters_are_added_up_without_another_answer() -> None:
     assert (less - 1) / (sure - 1) == pytest.approx(np.sqrt(300 / 127), rel=0.15)
 
 
-def test_other_metrics_are_multiplied() -> None:
+def test_power_of_other_metrics_scales_their_values() -> None:
     plain = find_metric("k3")
     names = ("tokens", "sequences", "k3")
     one, other = (
@@ -118,7 +118,7 @@ def test_other_metrics_are_multiplied() -> None:
     assert factor is not None and factor - 1 == pytest.approx(expected - 1, rel=0.15)
 
 
-def test_scaled_layers_are_those_of_scaled_tokens() -> None:
+def test_scaled_layers_match_scaled_tokens() -> None:
     rng = np.random.default_rng(3)
     rollout, x = -rng.exponential(0.6, (30, 200)), 0.01 * rng.standard_t(3, (30, 200))
     layers = K3Layers.from_sample(sample(rollout, x))

@@ -73,7 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("rollout_corr/chi2_seq", "verl@2026-08", "rollout_corr/chi2_seq", "none"),
     ],
 )
-def test_a_logged_name_is_the_mean_over_steps_of_what_is_replayed(
+def test_logged_names_are_means_of_the_replay_over_steps(
     place: str, name: str, title: str, key: str, correction: str
 ) -> None:
     expected = replayed(place, title, key, correction)
@@ -86,7 +86,7 @@ def test_a_logged_name_is_the_mean_over_steps_of_what_is_replayed(
     assert [check.outcome for check in steps].count("failed") == 1
 
 
-def test_miles_is_asked_for_by_its_own_name(place: str) -> None:
+def test_miles_names_select_miles(place: str) -> None:
     (found,) = checks(place, "mis_k3_kl:framework=miles,max=1")
     assert found.value == pytest.approx(np.mean(replayed(place, "miles", "mis_k3_kl", "token_is")), rel=1e-9)
     assert "miles@" in found.meaning
@@ -94,7 +94,7 @@ def test_miles_is_asked_for_by_its_own_name(place: str) -> None:
     assert own.value == pytest.approx(np.mean(replayed(place, "miles", "train_rollout_kl", "none")), rel=1e-9)
 
 
-def test_names_of_registry_metrics_are_judged_as_those(place: str) -> None:
+def test_logged_names_of_metrics_are_judged_as_the_metric(place: str) -> None:
     named, own = checks(place, "rollout_corr/k3_kl:max=1", "k3:max=1")
     assert named.p is not None and (named.value, named.interval, named.p) == (own.value, own.interval, own.p)
     assert named.metric == "rollout_corr/k3_kl" and "is k3" in named.meaning and own.meaning == ""
@@ -107,12 +107,12 @@ def test_names_of_registry_metrics_are_judged_as_those(place: str) -> None:
     assert [check.value for check in per_step] == pytest.approx(steps, rel=1e-6)
 
 
-def test_what_no_code_ever_logged_says_so(place: str) -> None:
+def test_names_never_logged_are_reported(place: str) -> None:
     assert "no code ever logged this" in checks(place, "mismatch_k3_kl:max=1")[0].meaning
 
 
 @pytest.mark.slow
-def test_a_baseline_keeps_what_was_logged(place: str, tmp_path: Path) -> None:
+def test_baselines_keep_logged_metrics(place: str, tmp_path: Path) -> None:
     rules = parse_rules("mis_k3_kl:increase=25%")
     result = load_result([place], rules)
     written = write_baseline(make_baseline(result, judge(result, rules), rules, by_hand=True), tmp_path / "base.json")
@@ -126,7 +126,7 @@ def test_a_baseline_keeps_what_was_logged(place: str, tmp_path: Path) -> None:
     assert few.outcome == "undecided" and "3 common clusters are too few: 5 are needed" in few.reason
 
 
-def test_what_a_result_does_not_hold_is_undecided(place: str, tmp_path: Path) -> None:
+def test_metrics_missing_in_a_result_are_undecided(place: str, tmp_path: Path) -> None:
     rules = parse_rules("mis_k3_kl:max=1")
     plain = analyze([place], [find_preset("token_is")])
     (check,) = judge(plain, rules).checks
@@ -142,7 +142,7 @@ def test_what_a_result_does_not_hold_is_undecided(place: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per", ["overall", "step"])
-def test_what_is_not_finite_in_a_step_never_passes(place: str, per: str) -> None:
+def test_non_finite_steps_never_pass(place: str, per: str) -> None:
     rules = parse_rules(f"mis_k3_kl:max=1e9,increase=1000%,per={per}")
     good, bad = load_result([place], rules), load_result([place], rules)
     bad.runs["dump"].logged["token_is"]["mis_k3_kl"][2] = None
@@ -165,33 +165,33 @@ def test_a_worse_step_never_improves_a_verdict(place: str) -> None:
         before = after
 
 
-def test_names_of_two_frameworks_need_two_gates(place: str) -> None:
+def test_names_of_two_frameworks_are_refused(place: str) -> None:
     with pytest.raises(ConfigError, match="One gate can only compute the metrics of one framework"):
         load_result([place], parse_rules("mis_k3_kl:max=1") + parse_rules("rollout_corr/chi2_seq:max=1"))
     with pytest.raises(ConfigError, match="did you mean"):
         parse_rules("mis_k3_klx:max=1")
 
 
-def test_the_command_says_what_a_name_means(place: str) -> None:
+def test_gate_explains_logged_names(place: str) -> None:
     found = run("gate", place, "--rule", "mismatch_k3_kl:max=1")
     assert found.exit_code == 0 and "no code ever logged this" in found.stdout
 
 
-def test_a_correction_s_metric_without_a_bound_is_held_on_its_worse_side() -> None:
+def test_metrics_without_a_bound_use_their_worse_direction() -> None:
     (rule,) = parse_rules("ess_token:correction=token_is")
     assert rule.decrease is not None and rule.increase is None
     (rule,) = parse_rules("rejected_tokens:correction=geo_rs")
     assert rule.increase is not None and rule.decrease is None
 
 
-def test_a_result_is_known_by_its_content(place: str, tmp_path: Path) -> None:
+def test_results_are_recognized_by_content(place: str, tmp_path: Path) -> None:
     unnamed = tmp_path / "result"
     unnamed.write_text(analyze([place], [find_preset("none")]).to_json())
     (found,) = checks(str(unnamed), "k3:max=1")
     assert found.outcome == "passed"
 
 
-def test_huge_logged_values_fail_and_do_not_overflow(place: str) -> None:
+def test_huge_logged_values_fail_without_overflow(place: str) -> None:
     rules = parse_rules("mis_k3_kl:max=1")
     result = load_result([place], rules)
     result.runs["dump"].logged["token_is"]["mis_k3_kl"] = [1.7e308] * STEPS
@@ -199,7 +199,7 @@ def test_huge_logged_values_fail_and_do_not_overflow(place: str) -> None:
     assert check.outcome == "failed" and check.value == pytest.approx(1.7e308)
 
 
-def test_a_correction_that_the_framework_cannot_do_is_told(place: str) -> None:
+def test_corrections_a_framework_lacks_are_reported(place: str) -> None:
     words = ["gate", place, "--rule", "rollout_corr/chi2_seq:correction=geo_rs,framework=verl,max=1"]
     found = run(*words, code=4)
     assert "does not replay geo_rs" in found.stderr and "name a correction" in found.stdout

@@ -24,7 +24,7 @@ def nights(levels: NDArray[np.float64] | list[float], clusters: int = 8):  # typ
     return [by_hand([level] * clusters, first=100 * index) for index, level in enumerate(levels)]
 
 
-def test_what_scatters_alike_is_a_change_as_often_as_the_level_says() -> None:
+def test_scatter_is_a_change_at_the_level_of_the_test() -> None:
     random = np.random.default_rng(3)
     p = np.array(
         [
@@ -36,7 +36,7 @@ def test_what_scatters_alike_is_a_change_as_often_as_the_level_says() -> None:
         assert stats.kstest(column, "uniform").pvalue > 0.01
 
 
-def test_the_last_night_is_held_against_the_others_by_students_t() -> None:
+def test_the_last_result_is_tested_with_students_t() -> None:
     levels = [1.0, 1.1, 0.9, 1.05, 0.98, 1.3]
     logs = np.log(levels)
     error = logs[:-1].std(ddof=1) * np.sqrt(1 + 1 / 5)
@@ -44,8 +44,8 @@ def test_the_last_night_is_held_against_the_others_by_students_t() -> None:
     assert detect_change(nights(levels), K3, NONE).p_last == pytest.approx(expected, abs=2e-3)
 
 
-def test_draws_do_not_limit_the_p_value_of_a_trend() -> None:
-    """A jump after 20 nights, far beyond what 32,768 draws can resolve: at most the sum of all tests' tails."""
+def test_trend_p_values_below_the_number_of_draws_are_reached() -> None:
+    """The jump after 20 results is larger than 32,768 draws can resolve."""
     levels = np.exp(0.02 * np.random.default_rng(0).normal(size=22)) * np.repeat([1.0, 1.5], [20, 2])
     logs = np.log(levels)
     split = stats.ttest_ind(logs[20:], logs[:20], alternative="greater")
@@ -54,7 +54,7 @@ def test_draws_do_not_limit_the_p_value_of_a_trend() -> None:
     assert split.pvalue <= found.p <= 50 * split.pvalue
 
 
-def test_a_step_and_a_line_are_told_with_their_first_night() -> None:
+def test_steps_and_lines_name_their_first_result() -> None:
     random = np.random.default_rng(1)
     noise = 1 + 0.02 * random.normal(size=10)
     step = detect_change(nights(noise * np.repeat([1.0, 1.3], [6, 4])), K3, Allowance(relative=0.1))
@@ -66,14 +66,14 @@ def test_a_step_and_a_line_are_told_with_their_first_night() -> None:
     assert detect_change(nights(noise[::-1] / 1.05 ** np.arange(10)), K3, NONE, lower=True).p < 1e-3
 
 
-def test_what_is_allowed_is_no_change() -> None:
+def test_allowed_rises_are_not_a_change() -> None:
     levels = np.repeat([1.0, 1.2], [5, 5]) * (1 + 0.01 * np.random.default_rng(2).normal(size=10))
     assert detect_change(nights(levels), K3, Allowance(relative=0.25)).p > 0.5
     assert detect_change(nights(levels), K3, Allowance(absolute=3e-3)).p > 0.5
     assert detect_change(nights(levels), K3, Allowance(absolute=1e-3)).p < 1e-3
 
 
-def test_the_bulk_shows_what_k3_as_it_is_hides() -> None:
+def test_a_change_of_most_tokens_is_found_behind_a_noisy_k3() -> None:
     random = np.random.default_rng(4)
 
     def night(index: int, factor: float):  # type: ignore[no-untyped-def]
@@ -89,7 +89,7 @@ def test_the_bulk_shows_what_k3_as_it_is_hides() -> None:
     ("allowance", "fails"),
     [(Allowance(relative=0.25), True), (Allowance(relative=0.8), False), (Allowance(absolute=1.0), False)],
 )
-def test_the_bulk_is_allowed_what_it_rises_by_with_every_token(allowance: Allowance, fails: bool) -> None:
+def test_most_tokens_are_allowed_a_common_rise(allowance: Allowance, fails: bool) -> None:
     random = np.random.default_rng(4)
 
     def night(index: int) -> ClusterSample:
@@ -100,8 +100,8 @@ def test_the_bulk_is_allowed_what_it_rises_by_with_every_token(allowance: Allowa
     assert (detect_change([night(index) for index in range(9)], K3, allowance).p < 0.02) == fails
 
 
-def test_runs_that_differ_beside_their_prompts_do_not_fail_for_it() -> None:
-    """By prompts alone, tonight is beyond each of them; by what nights differ by it is not."""
+def test_differences_between_results_do_not_fail() -> None:
+    """The last result differs from each earlier one by prompts alone, but not beyond the scatter of results."""
     accepted = [result(table([level] * 8, hashes=range(50 * n, 50 * n + 8)))
                 for n, level in enumerate([1.0, 1.3, 0.8, 1.2, 0.9])]  # fmt: skip
     tonight = result(table([1.35] * 8, hashes=range(900, 908)))
@@ -113,7 +113,7 @@ def test_runs_that_differ_beside_their_prompts_do_not_fail_for_it() -> None:
     assert worse.checks[0].outcome == "failed" and worse.checks[1].since == "night 6 of 6"
 
 
-def test_the_verdict_names_the_night() -> None:
+def test_the_verdict_names_the_first_changed_result() -> None:
     levels = [1.0, 1.01, 0.99, 1.5, 1.49]
     accepted = [result(table([level] * 8, hashes=range(50 * n, 50 * n + 8))) for n, level in enumerate(levels)]
     tonight = result(table([1.51] * 8, hashes=range(900, 908)))
@@ -124,8 +124,7 @@ def test_the_verdict_names_the_night() -> None:
     assert over_nights.since == "night 4 of 6 (0003.json)"
 
 
-def test_nights_without_a_difference_or_without_a_number() -> None:
-    """A bitwise history has no layers to rise over; a value that is not finite is judged by nobody."""
+def test_identical_or_non_finite_results_have_no_trend() -> None:
     rollout, x = tokens(1, clusters=8)
     equal = [sample(rollout, 0 * x, first=100 * index) for index in range(5)]
     assert detect_change(equal, K3, NONE).p > 0.5

@@ -40,7 +40,7 @@ def write(path: Path, log_ratios: list[np.ndarray]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def test_analyze_diagnose_and_compare_report_the_same_growth(jump: Path) -> None:
+def test_analyze_diagnose_and_compare_agree_on_growth(jump: Path) -> None:
     run = next(iter(analyze([str(jump)]).runs.values()))
     told = get_summary(run).growth
     assert (told.onset, told.shape) == (ONSET, "jump")
@@ -69,7 +69,7 @@ def test_one_rare_token_is_not_growth(tmp_path: Path) -> None:
     assert not compare_growth(plain, run).quotient.changed
 
 
-def test_the_order_of_a_log_and_k3_is_in_the_result(jump: Path, tmp_path: Path) -> None:
+def test_results_contain_the_order_of_log_and_k3(jump: Path, tmp_path: Path) -> None:
     noise = np.random.default_rng(4).normal(0, 0.04, (2, STEPS))
     rows = [
         {"step": step, "train/grad_norm": float((0.07 if step < 90 else 0.02) * np.exp(noise[0, step])),

@@ -194,21 +194,23 @@ def check(found: tuple[int, list[dict[str, str]]], level: str, place: str, words
 
 
 @pytest.mark.parametrize(("version", "text", "level", "place", "words"), VERL)
-def test_traps_of_verl(tmp_path: Path, version: str, text: str, level: str, place: str, words: list[str]) -> None:
+def test_traps_of_verl_are_reported(
+    tmp_path: Path, version: str, text: str, level: str, place: str, words: list[str]
+) -> None:
     check(lint(tmp_path, text, "--framework", f"verl@{version}"), level, place, words, text)
 
 
-def test_a_veto_of_nan_is_read_as_none(tmp_path: Path) -> None:
+def test_a_veto_of_nan_is_none(tmp_path: Path) -> None:
     (tmp_path / "verl.yaml").write_text("rollout_token_veto_threshold: .nan")
     assert read_native(tmp_path / "verl.yaml", "verl@b")[1].gates == ()
 
 
 @pytest.mark.parametrize(("text", "level", "place", "words"), SLIME)
-def test_traps_of_slime(tmp_path: Path, text: str, level: str, place: str, words: list[str]) -> None:
+def test_traps_of_slime_are_reported(tmp_path: Path, text: str, level: str, place: str, words: list[str]) -> None:
     check(lint(tmp_path, text), level, place, words, text)
 
 
-def test_the_dual_clip_that_the_seed_ignores(tmp_path: Path) -> None:
+def test_the_ignored_dual_clip_is_reported(tmp_path: Path) -> None:
     text = "use_tis: true\neps_clip_c: 3.0"
     check(lint(tmp_path, text, "--framework", "slime@seed"), "error", "eps_clip_c", ["no dual clip"], text)
     assert lint(tmp_path, text) == (0, [])
@@ -226,12 +228,12 @@ def test_the_dual_clip_that_the_seed_ignores(tmp_path: Path) -> None:
         "custom_tis_function_path: examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
     ],
 )
-def test_what_is_sound_is_left_alone(tmp_path: Path, text: str) -> None:
+def test_correct_configurations_have_no_findings(tmp_path: Path, text: str) -> None:
     assert lint(tmp_path, text) == (0, [])
 
 
-def test_a_sound_mis_yaml_has_one_warning(tmp_path: Path) -> None:
-    """Since 2026 rejected tokens stay in the denominators, whatever mis.yaml contains."""
+def test_a_correct_mis_yaml_has_one_warning(tmp_path: Path) -> None:
+    """Since 2026, rejected tokens stay in the denominators for any mis.yaml."""
     code, findings = lint(tmp_path, mis())
     assert code == 0
     found = [(finding["level"], finding["place"]) for finding in findings]
@@ -240,8 +242,8 @@ def test_a_sound_mis_yaml_has_one_warning(tmp_path: Path) -> None:
     assert [finding["level"] for finding in findings] == ["info"]
 
 
-def test_one_trap_does_not_hide_another(tmp_path: Path) -> None:
-    """Text for a number, a key that is unknown, a threshold that is refused: the rest is still looked at."""
+def test_several_traps_are_all_reported(tmp_path: Path) -> None:
+    """The file has text in place of a number, an unknown key and a refused threshold."""
     _, findings = lint(tmp_path, mis("use_mask: true", veto="1e-4", rs_lower="null", normalize="true"))
     assert {"rs_veto_threshold", "use_mask", "tis_lower_bound", "tis_batch_normalize"} <= {f["place"] for f in findings}
     levels = [finding["level"] for finding in findings]
@@ -259,14 +261,14 @@ def test_one_trap_does_not_hide_another(tmp_path: Path) -> None:
         mis(tis_lower="1.2", tis_upper="1.5", normalize="true"),
     ],
 )
-def test_no_end_is_advised_for_an_interval_that_agreement_lies_outside_of(tmp_path: Path, text: str) -> None:
-    """With another upper bound it would still hold nothing of use: what to write is said once, by the error."""
+def test_no_bound_is_advised_for_intervals_without_agreement(tmp_path: Path, text: str) -> None:
+    """Another upper bound would not help, so the error alone gives the remedy."""
     _, findings = lint(tmp_path, text)
     assert any("policies agree" in finding["consequence"] for finding in findings)
     assert not any(finding["fix"].startswith(("take ", "relax ")) for finding in findings)
 
 
-def test_json_files_have_numbers_that_yaml_has_not(tmp_path: Path) -> None:
+def test_json_numbers_are_read(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"rollout_is": null, "rollout_rs": "geometric", "rollout_rs_threshold": 1.5, '
                     '"rollout_rs_threshold_lower": 5e-1, "rollout_token_veto_threshold": 1e-4}')  # fmt: skip
@@ -274,7 +276,7 @@ def test_json_files_have_numbers_that_yaml_has_not(tmp_path: Path) -> None:
     assert "text" not in done.stdout
 
 
-def test_what_people_read(tmp_path: Path) -> None:
+def test_findings_are_printed_as_sentences(tmp_path: Path) -> None:
     file = tmp_path / "mis.yaml"
     file.write_text(mis(veto="1e-4"))
     done = run("lint", file, code=3)
@@ -295,7 +297,9 @@ def test_what_people_read(tmp_path: Path) -> None:
         ("use_tis: true", ["--framework", "slme"], "did you mean 'slime'"),
     ],
 )
-def test_what_cannot_be_linted_is_a_usage_error(tmp_path: Path, text: str | None, words: list[str], says: str) -> None:
+def test_unreadable_configurations_are_usage_errors(
+    tmp_path: Path, text: str | None, words: list[str], says: str
+) -> None:
     file = tmp_path / "config.yaml"
     if text is not None:
         file.write_text(text)
@@ -327,14 +331,14 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (mis(rs_lower="0.99", rs_upper="1.01"), "error", "rs_upper_bound", ["2 of 3 steps"]),
     ],
 )  # fmt: skip
-def test_rejection_that_leaves_nothing_of_a_dump(
+def test_gates_that_reject_the_whole_dump_are_reported(
     tmp_path: Path, dump: Path, text: str, level: str, place: str, words: list[str]
 ) -> None:
     check(lint(tmp_path, text, dump), level, place, words, text)
 
 
-def test_gates_that_leave_nothing_together(tmp_path: Path) -> None:
-    """One gate rejects half of the sequences, the other the other half."""
+def test_gates_that_together_reject_everything_are_reported(tmp_path: Path) -> None:
+    """One gate rejects one half of the sequences, the second gate the other half."""
     with Recorder(tmp_path / "halves") as recorder:
         rollout = [np.full(10, -2.0) for _ in range(4)]
         recorder.write(step=0, rollout_log_probs=rollout, train_log_probs=[row + d for row, d in zip(
@@ -345,11 +349,11 @@ def test_gates_that_leave_nothing_together(tmp_path: Path) -> None:
     assert "all gates together rejects everything" in findings[0]["consequence"]
 
 
-def test_rejection_that_fits_the_dump(tmp_path: Path, dump: Path) -> None:
+def test_gates_that_fit_the_dump_pass(tmp_path: Path, dump: Path) -> None:
     assert lint(tmp_path, "rollout_is: null\nrollout_rs: seq_mean_k3\nrollout_rs_threshold: 0.01", dump) == (0, [])
 
 
-def test_unusable_dumps(tmp_path: Path) -> None:
+def test_unusable_dumps_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("use_tis: true")
     run("lint", file, tmp_path / "absent", code=4)
@@ -382,5 +386,5 @@ def test_any_mapping_can_be_linted(framework: str, native: dict[str, object]) ->
     ("text", "number"),
     [("1e-4", "1.0e-4"), ("5e8", "5.0e+8"), ("1.5E3", "1.5e+3"), (" 2.0", "2.0"), (0.0001, "0.0001")],
 )
-def test_numbers_are_spelled_as_yaml_wants_them(text: object, number: str) -> None:
+def test_numbers_are_written_for_yaml(text: object, number: str) -> None:
     assert format_decimal(text) == number

@@ -84,7 +84,7 @@ def test_trend_and_order_are_found(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", NAMES)
-def test_names_of_every_framework_are_known(framework: str, tmp_path: Path) -> None:
+def test_names_of_every_framework_are_recognized(framework: str, tmp_path: Path) -> None:
     values = [0.01 + 0.0001 * place for place in range(20)]
     found = analyze_log(write_log(tmp_path / "a.jsonl", {NAMES[framework]: values, "reward": values}))
     assert [one.name for one in found.runs[0].mismatch] == [NAMES[framework]]
@@ -115,7 +115,7 @@ def test_details_explain_the_metrics_and_the_recording(tmp_path: Path) -> None:
     assert "rollout_corr/k3_kl" in page.read_text()
 
 
-def test_runs_of_one_export_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_one_export_are_separated(tmp_path: Path) -> None:
     lines = ['"Step","a - train/k3","b - train/k3"'] + [
         f"{step},0.001,{0.001 * 2 ** (step // 10)}" for step in range(40)
     ]
@@ -125,7 +125,7 @@ def test_runs_of_one_export_are_told_apart(tmp_path: Path) -> None:
     assert found == {"a": "steady", "b": "grew"}
 
 
-def test_a_log_is_told_from_a_dump(tmp_path: Path) -> None:
+def test_logs_are_distinguished_from_dumps(tmp_path: Path) -> None:
     rows = make_rows()
     for name, write in FORMATS.items():
         write(tmp_path / name, rows)
@@ -136,7 +136,7 @@ def test_a_log_is_told_from_a_dump(tmp_path: Path) -> None:
     assert not is_run_log(tmp_path / "none.csv")
 
 
-def test_a_log_of_other_names_says_so(tmp_path: Path) -> None:
+def test_logs_without_known_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="this log contains no known mismatch metric; it contains reward, loss"):
         analyze_log(write_log(tmp_path / "a.jsonl", {"reward": [1.0, 2.0], "loss": [1.0, 2.0]}))
     failed = run("analyze", write_log(tmp_path / "b.csv", planted()), "-c", "token_tis", code=2)
@@ -161,7 +161,7 @@ def test_a_log_of_other_names_says_so(tmp_path: Path) -> None:
         ([], 2),
     ],
 )
-def test_the_gate_takes_bounds_on_a_log(rules: list[str], code: int, tmp_path: Path) -> None:
+def test_the_gate_checks_bounds_of_a_log(rules: list[str], code: int, tmp_path: Path) -> None:
     path = write_log(tmp_path / "run.csv", planted())
     done = run("gate", path, *(word for rule in rules for word in ("--rule", rule)), code=code)
     if rules == ["k3:max=0.001"]:
@@ -171,14 +171,14 @@ def test_the_gate_takes_bounds_on_a_log(rules: list[str], code: int, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "trainer_state.json", "tensorboard"])
-def test_verbs_read_a_log_in_every_format(name: str, tmp_path: Path) -> None:
+def test_commands_read_logs_in_every_format(name: str, tmp_path: Path) -> None:
     path = write_log(tmp_path / name, planted())
     assert json.loads(run("analyze", path, "--json", code=0).stdout)
     run("gate", path, "--rule", "k3:max=1", code=0)
     run("gate", path, "--rule", "k3:max=0.001", code=3)
 
 
-def test_what_is_not_finite_never_passes(tmp_path: Path) -> None:
+def test_non_finite_values_never_pass(tmp_path: Path) -> None:
     series = planted()
     series["rollout_corr/k3_kl"][7] = math.nan
     path = write_log(tmp_path / "run.jsonl", series)

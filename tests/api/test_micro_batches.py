@@ -85,7 +85,7 @@ def are_equal(one: list[dict[str, float]], other: list[dict[str, float]]) -> boo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["sweep", "compare", "gate"])
-def test_the_flag_is_as_the_column(verb: str, dumps: dict[str, str]) -> None:
+def test_the_micro_batch_option_equals_the_column(verb: str, dumps: dict[str, str]) -> None:
     def numbers(kind: str, *words: str) -> list[dict[str, float]]:
         path, worse = dumps[kind], dumps[f"w-{kind}"]
         return (
@@ -99,7 +99,7 @@ def test_the_flag_is_as_the_column(verb: str, dumps: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["sweep", "compare", "gate"])
-def test_it_is_a_whole_number_above_0(verb: str, dumps: dict[str, str]) -> None:
+def test_the_micro_batch_size_must_be_positive(verb: str, dumps: dict[str, str]) -> None:
     paths = [dumps["plain"], dumps["w-plain"]][: 2 if verb == "compare" else 1]
     done = run(verb, *paths, "-c", CORRECTION, "--micro-batch-size", "0", code=2)
     assert "micro-batch-size" in done.stderr

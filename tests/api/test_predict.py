@@ -78,7 +78,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[SequenceSample, str
     return sample(path), path
 
 
-def test_kept_and_prefixes_are_what_the_tokens_say(tmp_path: Path) -> None:
+def test_kept_tokens_and_prefixes_match_the_tokens(tmp_path: Path) -> None:
     x = np.round(np.random.default_rng(1).normal(0, 0.1, 100), 4)
     found = sample(write(tmp_path / "run", [x, x[:10]], ["a", "b"], [0, 0]))
     order = np.argsort(found.tokens)
@@ -95,7 +95,7 @@ def test_kept_and_prefixes_are_what_the_tokens_say(tmp_path: Path) -> None:
     assert found.kept[long].tolist() == [100.0 * flag for flag in kept]
 
 
-def test_order_files_and_threads_never_matter(tmp_path: Path) -> None:
+def test_order_files_and_threads_do_not_matter(tmp_path: Path) -> None:
     random = np.random.default_rng(2)
     sequences = noise(random, 60, 40)
     prompts, steps = [f"p{i // 3}" for i in range(60)], [i % 3 for i in range(60)]
@@ -114,7 +114,7 @@ def rejecting(plain: SequenceSample, flags: NDArray[np.bool_], clusters: NDArray
 
 
 @pytest.mark.parametrize("rejected", [0, 1, 8, 80])
-def test_single_sequences_give_the_beta_binomial_law(plain: tuple[SequenceSample, str], rejected: int) -> None:
+def test_single_sequences_follow_the_beta_binomial(plain: tuple[SequenceSample, str], rejected: int) -> None:
     own = plain[0]
     flags = np.arange(len(own)) < rejected
     alone = rejecting(own, flags, np.arange(len(own), dtype=np.uint64))
@@ -127,7 +127,7 @@ def test_single_sequences_give_the_beta_binomial_law(plain: tuple[SequenceSample
         assert law.cdf(64 * end + 1.5) > share - 0.02
 
 
-def test_a_larger_batch_is_known_better_and_prompts_that_go_together_worse(plain: tuple[SequenceSample, str]) -> None:
+def test_larger_batches_narrow_and_shared_prompts_widen_intervals(plain: tuple[SequenceSample, str]) -> None:
     own = plain[0]
     flags = np.arange(len(own)) % 4 == 0
 
@@ -154,7 +154,7 @@ def test_stricter_thresholds_reject_more(plain: tuple[SequenceSample, str]) -> N
 
 
 @pytest.mark.slow
-def test_steps_that_differ_are_flagged_and_others_rarely(plain: tuple[SequenceSample, str]) -> None:
+def test_different_steps_are_flagged_and_equal_ones_rarely(plain: tuple[SequenceSample, str]) -> None:
     own = plain[0]
     clusters = np.arange(len(own), dtype=np.uint64)
     step = (np.arange(len(own)) // 20).astype(np.uint64)
@@ -172,8 +172,8 @@ def test_steps_that_differ_are_flagged_and_others_rarely(plain: tuple[SequenceSa
     assert false <= 8  # 5% of 60, and luck
 
 
-def test_noise_at_longer_lengths_is_what_a_normal_sum_gives(plain: tuple[SequenceSample, str]) -> None:
-    """The truth is known here: the mean log ratio of L tokens is normal, about -scale^2/2, with scale/sqrt(L)."""
+def test_predictions_at_longer_lengths_match_normal_sums(plain: tuple[SequenceSample, str]) -> None:
+    """The mean log ratio of L tokens is normal with mean about -scale^2/2 and standard deviation scale/sqrt(L)."""
     scale, length = 0.05, 1600
     geometric, *_ = predict_at_length(plain[0], GEOMETRIC, length)
     truth = stats.norm.cdf((math.log(0.999) + scale**2 / 2) / (scale / math.sqrt(length)))
@@ -203,8 +203,8 @@ def planted(random: np.random.Generator, bias: Floats, length: int) -> SequenceS
     return simulated(random.normal(-0.0002, 0.02, (len(bias), length)) + bias[:, None])
 
 
-def test_a_bias_of_each_sequence_stays_where_noise_averages_out() -> None:
-    """From 256 to 4,096 tokens: noise alone would all but vanish, the bias does not."""
+def test_sequence_bias_remains_at_longer_lengths() -> None:
+    """From 256 to 4,096 tokens, noise nearly vanishes and the bias does not."""
     random, bound = np.random.default_rng(8), math.log(1.002)
     gate = Correction.model_validate({"gates": [{"level": "geometric", "keep": [1 / 1.002, 1.002]}]})
     for scale in (0.0, 0.002):
@@ -216,10 +216,10 @@ def test_a_bias_of_each_sequence_stays_where_noise_averages_out() -> None:
         assert biased.interval[0] <= truth <= biased.interval[1] < 0.85
 
 
-def test_what_the_check_misses_widens_the_interval_and_beyond_all_bounds_it_is_refused(
+def test_prediction_errors_widen_the_interval_or_refuse(
     plain: tuple[SequenceSample, str],
 ) -> None:
-    """Noise that is gone after 64 tokens: the first tokens promise what the later ones do not keep."""
+    """The noise ends after 64 tokens, so first tokens do not predict later ones."""
     log_ratio = np.random.default_rng(9).normal(0, 0.05, (256, 256))
     log_ratio[:, 64:] *= 0.01
     fading, *_ = predict_at_length(simulated(log_ratio), SEQUENCE, 1024)
@@ -237,7 +237,7 @@ def test_what_the_check_misses_widens_the_interval_and_beyond_all_bounds_it_is_r
     assert beyond.status.startswith("refused: anything from ")
 
 
-def test_what_is_not_modelled_says_so(plain: tuple[SequenceSample, str]) -> None:
+def test_corrections_without_a_model_are_refused(plain: tuple[SequenceSample, str]) -> None:
     odd = Correction.model_validate({"gates": [{"statistic": "k2", "level": "mean", "keep": [None, 0.1]}]})
     prediction, *_ = predict_at_length(plain[0], odd, 1000)
     assert prediction.value is None
@@ -247,7 +247,7 @@ def test_what_is_not_modelled_says_so(plain: tuple[SequenceSample, str]) -> None
     assert (prediction.value, prediction.status, more) == (0.0, "no gate rejects sequences", [])
 
 
-def test_a_trend_leads_on_with_its_interval() -> None:
+def test_trends_are_extrapolated_with_an_interval() -> None:
     random = np.random.default_rng(6)
     hits = 0
     for _ in range(100):
@@ -260,7 +260,7 @@ def test_a_trend_leads_on_with_its_interval() -> None:
     assert 82 <= hits <= 97
 
 
-def test_without_a_trend_it_says_so() -> None:
+def test_missing_trends_are_reported() -> None:
     random = np.random.default_rng(7)
     found = [predict_at_step("k3", list(range(30)), np.exp(random.normal(0, 0.2, 30)).tolist(), 50) for _ in range(100)]
     assert sum(prediction.status == "no trend" for prediction in found) >= 95
@@ -272,8 +272,8 @@ def test_without_a_trend_it_says_so() -> None:
 
 
 @pytest.mark.parametrize("end", [12, 20])
-def test_a_change_that_is_over_stays_at_its_level(end: int) -> None:
-    """A jump, or a rise of eight steps: a line through all steps would lead far beyond the new level."""
+def test_finished_changes_keep_their_level(end: int) -> None:
+    """After a jump or a rise of eight steps, a line through all steps would exceed the new level."""
     random, hits, steps = np.random.default_rng(8), 0, np.arange(30)
     height = 1.5 * np.clip((steps - 11) / (end - 11), 0, 1)
     for _ in range(100):
@@ -286,8 +286,7 @@ def test_a_change_that_is_over_stays_at_its_level(end: int) -> None:
     assert hits >= 80
 
 
-def test_the_trend_is_the_growth_that_a_story_tells() -> None:
-    """Where `growth_of` sees a change over numbered steps, so does a prediction, and only there."""
+def test_predictions_use_the_growth_of_the_summary() -> None:
     random = np.random.default_rng(9)
     for slope in (0.0, 0.02, 0.05):
         for _ in range(20):
@@ -296,7 +295,7 @@ def test_the_trend_is_the_growth_that_a_story_tells() -> None:
             assert told.changed == (predict_at_step("k3", list(range(30)), values, 5).status != "no trend")
 
 
-def test_fractions_stay_fractions() -> None:
+def test_predicted_fractions_stay_between_0_and_1() -> None:
     values = [min(0.03 * step, 1.0) for step in range(1, 31)]
     found = predict_at_step("rejected_sequences", list(range(30)), values, 100, is_fraction=True)
     assert found.interval is not None
@@ -304,6 +303,6 @@ def test_fractions_stay_fractions() -> None:
 
 
 @pytest.mark.parametrize("freedom", [2.0, 2.5, 4.0, 11.0, 300.0])
-def test_student(freedom: float) -> None:
+def test_student_quantiles_match_scipy(freedom: float) -> None:
     for probability in (0.95, 0.975):
         assert student_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-4)

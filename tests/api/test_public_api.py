@@ -78,7 +78,7 @@ def test_importing_loads_nothing_heavy() -> None:
 FUNCTIONS = [name for name in mm.__all__ if not name[0].isupper()]
 
 
-def test_public_names_are_those_that_can_be_imported() -> None:
+def test_all_public_names_can_be_imported() -> None:
     assert len(mm.__all__) <= 30
     assert [name for name in mm.__all__ if not callable(getattr(mm, name))] == []
     assert dir(mm) == sorted([*mm.__all__, "__version__"])
@@ -88,7 +88,7 @@ def test_public_names_are_those_that_can_be_imported() -> None:
 
 @pytest.mark.process
 def test_functions_keep_their_names_when_modules_are_imported() -> None:
-    """Modules of the package are called like functions. The name is the function whichever is imported first."""
+    """Some modules have the name of a function. The name must stay the function for any import order."""
     code = "import mismatchctl.diagnosis.case, mismatchctl.api.diagnose, mismatchctl as mm; print(mm.diagnose.__name__)"
     for first in ("", "import mismatchctl as mm; mm.diagnose; "):
         done = subprocess.run([sys.executable, "-c", first + code], capture_output=True, text=True, check=True)
@@ -139,13 +139,13 @@ def test_signatures_show_every_parameter(name: str) -> None:
         ("weights", "microbatches", "micro_batches"),
     ],
 )
-def test_a_wrong_keyword_gets_a_suggestion(verb: str, wrong: str, right: str) -> None:
+def test_wrong_keywords_get_a_suggestion(verb: str, wrong: str, right: str) -> None:
     with pytest.raises(TypeError, match=rf"{verb}\(\) got an unexpected keyword .*'{wrong}' \(did you mean '{right}'"):
         getattr(mm, verb)("nowhere", **{wrong: 1})
 
 
 @pytest.mark.slow
-def test_defaults_are_those_of_the_command_line() -> None:
+def test_defaults_match_the_command_line() -> None:
     dump = str(ROOT / "sample_data" / "moe")
     assert mm.analyze(dump).to_json() == run("analyze", dump, "--json").stdout
     assert mm.sweep(dump).to_json() == run("sweep", dump, "--json").stdout
@@ -166,13 +166,13 @@ def test_arrays_are_passed_by_keyword() -> None:
         mm.analyze("dump/", rollout=rollout, train=train)
 
 
-def test_a_preset_in_place_of_a_dump_is_told() -> None:
+def test_presets_given_as_dumps_are_explained() -> None:
     with pytest.raises(ConfigError, match="token_tis is a preset, not a dump"):
         mm.analyze(ROOT / "sample_data" / "moe", "token_tis")
 
 
-def test_a_table_is_read_in_groups_like_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes of many groups is what comes of one, in any number of threads; nothing is written."""
+def test_tables_are_read_in_groups_like_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One or many row groups give equal results with any number of threads, and no file is written."""
     monkeypatch.setattr("mismatchctl.data.formats.GROUP_VALUES", 64)
     monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: pytest.fail("a temporary folder"))
     lengths = RNG.integers(0, 12, 50)
@@ -190,7 +190,7 @@ def test_a_table_is_read_in_groups_like_a_file(tmp_path: Path, monkeypatch: pyte
     assert held.k3.value == pytest.approx(kept.k3.value, rel=1e-12)
 
 
-def test_means_of_tensors() -> None:
+def test_estimators_match_numpy() -> None:
     x = np.log(RATIO)
     for given in ((ROLLOUT, TRAIN, MASK), (listed(ROLLOUT), listed(TRAIN))):
         assert mm.k1(*given) == pytest.approx(-x.mean())
@@ -208,7 +208,7 @@ NORMALIZED = Correction(weight=Weight(clip=(0.5, 1.5), normalize="token", normal
 
 
 @pytest.mark.parametrize("kind", ["numpy", "float32", "torch", "bfloat16", "nested", "ragged", "lists"])
-def test_final_weights_in_the_kind_that_came(kind: str) -> None:
+def test_weights_keep_the_type_of_the_input(kind: str) -> None:
     bounded = np.clip(RATIO, 0.5, 1.5)
     wanted = bounded / bounded.mean()
     tolerance = {"float32": 1e-6, "nested": 1e-6, "bfloat16": 0.05}.get(kind, 1e-12)
@@ -243,7 +243,7 @@ def test_final_weights_in_the_kind_that_came(kind: str) -> None:
     assert np.asarray(flags, bool).all()
 
 
-def test_weights_by_micro_batch() -> None:
+def test_weights_are_normalized_by_micro_batch() -> None:
     made, _ = mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=2)
     for rows in ([0, 1], [2, 3]):
         assert made[rows][MASK[rows]].mean() == pytest.approx(1.0)
@@ -253,13 +253,13 @@ def test_weights_by_micro_batch() -> None:
         mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=["a"])
 
 
-def test_weights_of_which_none_is_left_are_not_divided() -> None:
+def test_empty_weights_are_not_normalized() -> None:
     rule = {"weight": {"zero": [5.0, 6.0], "normalize": "token"}}  # no ratio lies there
     made, _ = mm.weights(ROLLOUT, TRAIN, MASK, rule)
     np.testing.assert_array_equal(made, np.zeros(MASK.shape))
 
 
-def test_weights_agree_with_the_goldens_of_a_framework() -> None:
+def test_weights_match_goldens_of_a_framework() -> None:
     from tests.conformance.compare_peers import cases, framework, table
 
     rows = table("input_moe.parquet", 0)
@@ -428,20 +428,19 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-def test_what_lies_under_the_mask_may_be_anything() -> None:
+def test_masked_values_are_ignored() -> None:
     for mask in (np.array([[1, 0]]), np.array([[1.0, 0.0]]), [[True, False]]):
         assert mm.k1([[-1.0, 0.5]], [[-1.5, float("nan")]], mask) == 0.5
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_does_not_fit(what: str) -> None:
+def test_wrong_shapes_are_refused(what: str) -> None:
     call, said = WRONG[what]
     with pytest.raises((ConfigError, DataError), match=said):
         call()
 
 
-def test_columns_of_rows_and_whole_numbers() -> None:
-    """A column of polars or Arrow comes back as one; weights of whole numbers are no whole numbers."""
+def test_columns_and_integers_are_accepted() -> None:
     rollout, train = [[-1, -2], [-3]], [[-1.5, -2.0], [-3.0]]
     wanted = [[pytest.approx(np.exp(-0.5)), 1.0], [1.0]]
     series, flags = mm.weights(pl.Series(rollout), pl.Series("train", train))
@@ -451,7 +450,7 @@ def test_columns_of_rows_and_whole_numbers() -> None:
     np.testing.assert_allclose(whole, np.exp([[-1.0, 0.0]]))
 
 
-def test_sources_of_every_kind_say_the_same(tmp_path: Path) -> None:
+def test_all_kinds_of_sources_agree(tmp_path: Path) -> None:
     frame = pl.DataFrame({"rollout_log_probs": listed(ROLLOUT), "train_log_probs": listed(TRAIN)})
     frame.write_parquet(tmp_path / "d.parquet")
     wanted = mm.k3(ROLLOUT, TRAIN, MASK)
@@ -465,19 +464,19 @@ def test_sources_of_every_kind_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [range(2), torch.tensor([0.0, 1.0], dtype=torch.bfloat16)])
-def test_a_value_per_row_comes_in_any_kind(values: Any) -> None:
+def test_values_per_row_can_have_any_type(values: Any) -> None:
     columns = {"rollout": ROW * 2, "train": ROW * 2, "step": range(2), "reward": values}
     (run,) = mm.analyze(columns, by="reward").runs.values()
     assert len(run.groups.labels) == 2 and len(run.by["reward"].labels) == 2
 
 
-def test_a_framework_is_called_by_its_name() -> None:
-    """As of `--framework`; a text was taken, and led to Python's own error."""
+def test_frameworks_are_given_by_name() -> None:
+    """The names are those of `--framework`. A path used to raise Python's own error."""
     made = mm.analyze({"rollout": ROW, "train": ROW}, framework="verl", threads=np.int64(1))
     assert made.provenance.framework.startswith("verl@")
 
 
-def test_tables_of_arrow_come_as_columns_and_as_streams() -> None:
+def test_arrow_tables_can_be_columns_or_streams() -> None:
     frame = pl.DataFrame({"rollout_log_probs": ROW * 2, "train_log_probs": ROW * 2, "step": [1, 2]})
 
     class Stream:
@@ -488,13 +487,13 @@ def test_tables_of_arrow_come_as_columns_and_as_streams() -> None:
         assert mm.analyze(source)["memory"].groups.labels == [1, 2]
 
 
-def test_a_dataset_is_read_as_the_table_of_its_rows() -> None:
+def test_datasets_are_read_as_tables() -> None:
     table = pa.table({"rollout_log_probs": listed(ROLLOUT), "train_log_probs": listed(TRAIN)})
     read, held = (mm.analyze(source).runs["memory"] for source in (Formatted(table), table))
     assert read.overall == held.overall
 
 
-def test_what_verbs_say_is_said_in_python() -> None:
+def test_errors_use_python_terms() -> None:
     rollout = -RNG.exponential(1.0, (160, 8)) - 1
     table = {
         "rollout": rollout,
@@ -511,7 +510,7 @@ def test_what_verbs_say_is_said_in_python() -> None:
     assert "--" not in verdict.model_dump_json() and "--" not in advice.model_dump_json()
 
 
-def test_a_streamed_dataset_is_refused_in_a_sentence() -> None:
+def test_streamed_datasets_are_refused() -> None:
     class Streamed(torch.utils.data.Dataset[Any]):  # as datasets makes its own, where torch is
         def with_format(self, form: str) -> Streamed:
             return self
@@ -520,8 +519,8 @@ def test_a_streamed_dataset_is_refused_in_a_sentence() -> None:
         mm.analyze(Streamed())
 
 
-def test_a_table_without_a_row_says_so() -> None:
-    """Where no value tells the type of a column, too."""
+def test_empty_tables_are_refused() -> None:
+    """This includes columns without a type."""
     columns = {"rollout_log_probs": [], "train_log_probs": []}
     typed = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.List(pl.Float64)))
     for table in (columns, {name: np.zeros((0, 4)) for name in columns}, pl.DataFrame(columns), typed):
@@ -534,7 +533,7 @@ def test_a_table_without_a_row_says_so() -> None:
         mm.analyze({name: [None] for name in columns})
 
 
-def test_tables_of_pandas() -> None:
+def test_pandas_tables_are_read() -> None:
     pd = pytest.importorskip("pandas")
     columns = {"rollout_log_probs": [np.array(row) for row in ROW * 3], "train_log_probs": ROW * 3}
     frame = pd.DataFrame(columns | {"step": [1, 2, 3]})
@@ -554,8 +553,8 @@ def test_tables_of_pandas() -> None:
 
 
 @pytest.mark.slow
-def test_several_may_come_in_any_collection(tmp_path: Path) -> None:
-    """What is made of a set does not depend on the order that its hashes give."""
+def test_several_sources_can_be_any_collection(tmp_path: Path) -> None:
+    """The result for a set does not depend on the order of hashes."""
     names = ["a", "b", "c"]
     for name in names:
         pl.DataFrame(
@@ -572,13 +571,12 @@ def test_several_may_come_in_any_collection(tmp_path: Path) -> None:
         assert [check.rule for check in mm.gate(listing[0], rules=given).checks] == rules
 
 
-def test_runs_of_several_tables_have_names_that_stay() -> None:
-    """They were those of folders that are called otherwise each time."""
+def test_runs_of_tables_have_stable_names() -> None:
     one = {"rollout": ROW, "train": ROW}
     assert list(mm.analyze([one, one]).runs) == ["1/memory", "2/memory"]
 
 
-def test_a_result_behaves(tmp_path: Path) -> None:
+def test_results_have_the_documented_attributes(tmp_path: Path) -> None:
     mine = {"name": "mine", "weight": {"truncate": 2.0}}
     result = mm.analyze(ROOT / "sample_data" / "moe", corrections=["token_tis", mine])
     run = result["moe"]
@@ -635,7 +633,7 @@ COMMANDS = {"Result": "analyze", "Sweep": "sweep", "Comparison": "compare", "Dia
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Result", "Sweep", "Comparison", "Verdict", "Diagnosis", "Advice"])
-def test_every_result_shows_saves_and_converts_itself(name: str, shown: dict[str, Any], tmp_path: Path) -> None:
+def test_every_result_can_be_shown_saved_and_converted(name: str, shown: dict[str, Any], tmp_path: Path) -> None:
     own = shown[name]
     assert type(own) is getattr(mm, name)
     for text in (str(own), repr(own)):
@@ -662,7 +660,7 @@ def test_every_result_shows_saves_and_converts_itself(name: str, shown: dict[str
         assert own["moe"] is own.runs["moe"] and own["dense"] is own.runs["dense"]
 
 
-def test_a_notebook_shows_summary_trend_cause_corrections_and_one_chart(shown: dict[str, Any]) -> None:
+def test_notebooks_show_summary_trend_cause_corrections_and_a_chart(shown: dict[str, Any]) -> None:
     cell = mm.analyze(ROOT / "sample_data" / "moe")._repr_html_()
     parts = (
         "how bad",
@@ -676,7 +674,7 @@ def test_a_notebook_shows_summary_trend_cause_corrections_and_one_chart(shown: d
     assert [part for part in parts if part not in cell] == []
 
 
-def test_a_verdict_is_true_if_it_passed() -> None:
+def test_verdicts_are_true_if_passed() -> None:
     moe = ROOT / "sample_data" / "moe"
     result = mm.analyze(moe, corrections=(), findings=False)
     verdicts = [mm.gate(result, rule=rule) for rule in ("k3:max=1", "k3:max=0.0001", "k3:increase=20%")]
@@ -689,8 +687,8 @@ def _padded(rows: list[list[float]], width: int) -> Any:
 
 
 @pytest.mark.parametrize("version", ["c2", "d"])
-def test_weights_agree_with_the_goldens_of_the_helper_that_they_stand_for(version: str) -> None:
-    """Token by token, in float32 as it computed; padded as there; IcePop, normalization and rejection among them."""
+def test_weights_match_goldens_of_the_replaced_helper(version: str) -> None:
+    """Weights are compared token by token in float32, with IcePop, normalization and rejection."""
     from tests.conformance.compare_verl import _per_token, corrections, table
 
     compared, normalized = 0, 0
@@ -712,7 +710,7 @@ def test_weights_agree_with_the_goldens_of_the_helper_that_they_stand_for(versio
     assert compared > 1000 and normalized
 
 
-def test_weights_are_those_of_an_analysis_of_the_same_rows() -> None:
+def test_weights_match_analyze() -> None:
     columns = {"rollout": listed(ROLLOUT), "train": listed(TRAIN)}
     for rules in ({"weight": {"truncate": 1.2}}, {"weight": {"clip": [0.8, 1.2], "normalize": "token"}}):
         made, keep = mm.weights(ROLLOUT, TRAIN, MASK, rules)
@@ -723,7 +721,7 @@ def test_weights_are_those_of_an_analysis_of_the_same_rows() -> None:
         assert values["loss_scale"].value == pytest.approx(used.sum() / MASK.sum())
 
 
-def test_no_gradient_passes_through_weights_in_a_training_loop() -> None:
+def test_weights_carry_no_gradient() -> None:
     mask = torch.tensor(MASK)
     rollout, train = (torch.tensor(np.where(MASK, values, 0.0), requires_grad=True) for values in (ROLLOUT, TRAIN))
     w, keep = mm.weights(rollout, train, mask, "miles-moe-2", micro_batches=2)
@@ -732,8 +730,7 @@ def test_no_gradient_passes_through_weights_in_a_training_loop() -> None:
     torch.testing.assert_close(train.grad, -(w * keep))
 
 
-def test_columns_of_a_transposed_array_are_rows_of_its_own() -> None:
-    """What is laid out by columns is not taken for its memory."""
+def test_transposed_arrays_are_read_by_row() -> None:
     square = np.arange(16, dtype=np.float64).reshape(4, 4) * -0.1 - 0.1
     turned = square.T
     made, _ = mm.weights(turned, turned * 1.1, None, {"weight": {"truncate": 5.0}})
@@ -741,7 +738,7 @@ def test_columns_of_a_transposed_array_are_rows_of_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_other_verbs() -> None:
+def test_other_functions_return_their_results() -> None:
     moe = ROOT / "sample_data" / "moe"
     swept = mm.sweep(moe, correction="token_tis", vary={"weight.truncate": [1.5, 2.0]})
     assert swept.overall.height == 2
@@ -751,7 +748,7 @@ def test_other_verbs() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_runs() -> None:
+def test_the_examples_of_the_guide_run() -> None:
     failed, tried = doctest.testfile(
         str(ROOT / "docs/guides/python.md"), module_relative=False, optionflags=doctest.ELLIPSIS
     )
@@ -761,8 +758,8 @@ def test_the_page_runs() -> None:
     assert [name for name in FUNCTIONS if f"mm.{name}(" not in shown] == []
 
 
-def test_names_of_runs_are_only_text() -> None:
-    """A run is named by a folder of somebody else's: neither a terminal nor a notebook obeys it."""
+def test_run_names_are_escaped() -> None:
+    """Run names come from folder names, so terminals and notebooks must escape them."""
     name = "<script>alert(1)</script>\x1b[31m\u202e"
     whole = mm.analyze(ROOT / "sample_data" / "dense", corrections="none")
     made = whole.model_copy(update={"runs": {name: whole["dense"]}})
@@ -770,7 +767,7 @@ def test_names_of_runs_are_only_text() -> None:
     assert "<script>" not in made._repr_html_() and "\x1b" not in made._repr_html_()
 
 
-def test_verbs_leave_the_threads_of_blas_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_restore_the_threads_of_blas(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, set_threads = _find_openblas() or (None, None)
     assert threads and set_threads
     seen: list[int] = []

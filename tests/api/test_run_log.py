@@ -77,8 +77,7 @@ def against(dump: Path, log: Path) -> dict[str, Agreement]:
 
 
 @pytest.mark.parametrize("scale", [1.5e-6, 1e-3, 0.1])
-def test_float32_agrees_and_what_is_farther_apart_differs(tmp_path: Path, scale: float) -> None:
-    """Whatever the size of K3: the log in float32 is believed, another number is not."""
+def test_float32_logs_agree_and_larger_differences_are_reported(tmp_path: Path, scale: float) -> None:
     dump = dump_of(tmp_path / "run", scale)
     exact, rounded = replayed(dump), replayed(dump, "float32")
     for values in (exact, rounded):
@@ -96,8 +95,8 @@ def test_float32_agrees_and_what_is_farther_apart_differs(tmp_path: Path, scale:
 
 
 @pytest.mark.parametrize(("form", "half"), [(".4g", 5e-7), (".5f", 5e-6), (".3e", 5e-7), ("", 0.0)])
-def test_the_digits_that_a_log_prints_are_what_it_is_held_to(tmp_path: Path, form: str, half: float) -> None:
-    """K3 is about 1.2e-3: half a unit of its last digit."""
+def test_logs_are_compared_to_their_printed_digits(tmp_path: Path, form: str, half: float) -> None:
+    """K3 is about 1.2e-3, and the tolerance is half a unit of the last printed digit."""
     dump = dump_of(tmp_path / "run", 0.05)
     exact = replayed(dump)
     found = against(dump, written(tmp_path / "log.jsonl", exact, form))
@@ -107,14 +106,14 @@ def test_the_digits_that_a_log_prints_are_what_it_is_held_to(tmp_path: Path, for
     assert not against(dump, written(tmp_path / "log.jsonl", wrong, form))[K3].agrees
 
 
-def test_a_zero_in_a_log_of_many_digits_is_a_zero(tmp_path: Path) -> None:
+def test_zeros_in_precise_logs_are_zero(tmp_path: Path) -> None:
     dump = dump_of(tmp_path / "run", 1e-3)
     log = written(tmp_path / "log.jsonl", replayed(dump) | {K3: [0.0, 0.0]})
     item = against(dump, log)[K3]
     assert (item.agrees, item.difference, item.allowed < 0.1) == (False, 1.0, True)
 
 
-def test_every_name_of_the_log_is_kept_and_the_summary_says_what_was_compared(tmp_path: Path) -> None:
+def test_the_summary_lists_compared_and_other_names(tmp_path: Path) -> None:
     dump = dump_of(tmp_path / "run", 1e-3)
     grad = {"actor/grad_norm": [0.125, 3.5], "lr": [1e-6, 1e-6]}
     log = written(tmp_path / "log.jsonl", {K3: replayed(dump)[K3]} | grad)
@@ -129,13 +128,13 @@ def test_every_name_of_the_log_is_kept_and_the_summary_says_what_was_compared(tm
 
 
 @pytest.mark.parametrize("text", ['{"step": 1e999999999, "a": 1}', '{"step": 0, "a": 1e99999999999999999999}'])
-def test_numbers_beyond_every_float_are_passed_over(tmp_path: Path, text: str) -> None:
+def test_numbers_beyond_float_range_are_skipped(tmp_path: Path, text: str) -> None:
     (tmp_path / "log.jsonl").write_text(text + '\n{"step": 0, "b": 2}')
     assert analyzed(dump_of(tmp_path / "run", 1e-3), log=tmp_path / "log.jsonl").log == {"b": [2.0, None]}
 
 
-def test_names_that_stand_for_a_metric_are_compared_without_a_framework(tmp_path: Path) -> None:
-    """Those that mean one number wherever they are logged; a bare word, or what frameworks differ about, is kept."""
+def test_metric_names_are_compared_without_a_framework(tmp_path: Path) -> None:
+    """Names with one meaning in all frameworks are compared. Others are kept without a comparison."""
     dump = dump_of(tmp_path / "run", 0.05)
     truth = replayed(dump)
     names = (K3, "rollout_corr/kl", "rollout_corr/chi2_token")
@@ -157,7 +156,7 @@ def test_names_that_stand_for_a_metric_are_compared_without_a_framework(tmp_path
     assert "in the log, but not compared: kl, loss, actor/grad_norm, tokens" in text
 
 
-def test_what_a_framework_replays_is_not_compared_twice(tmp_path: Path) -> None:
+def test_replayed_names_are_compared_once(tmp_path: Path) -> None:
     dump = dump_of(tmp_path / "run", 0.05)
     found = analyzed(dump, log=written(tmp_path / "log.jsonl", replayed(dump)))
     assert K3 in found.against["none"].names
@@ -195,7 +194,7 @@ EVENTS = [
 """Laid out by hand from the published .proto files: the version, then scalars in both forms."""
 
 
-def test_event_files_are_read_even_while_they_grow(tmp_path: Path) -> None:
+def test_growing_event_files_are_read(tmp_path: Path) -> None:
     content = b"".join(map(record, EVENTS))
     (tmp_path / "events.out.tfevents.1.host").write_bytes(content + record(EVENTS[1])[:-3])
     for path in (tmp_path, tmp_path / "events.out.tfevents.1.host"):
@@ -206,7 +205,7 @@ def test_event_files_are_read_even_while_they_grow(tmp_path: Path) -> None:
         }
 
 
-def test_a_damaged_record_ends_its_file(tmp_path: Path) -> None:
+def test_damaged_records_end_their_file(tmp_path: Path) -> None:
     place = tmp_path / "events.out.tfevents.1"
     content = bytearray(b"".join(map(record, EVENTS)))
     content[-10] ^= 1
@@ -220,8 +219,8 @@ def test_a_damaged_record_ends_its_file(tmp_path: Path) -> None:
             read_run_log(place)
 
 
-def test_a_tensor_with_many_values_is_no_scalar(tmp_path: Path) -> None:
-    """A shape may declare any number of values: nothing of that size is made."""
+def test_tensors_with_many_values_are_not_scalars(tmp_path: Path) -> None:
+    """A forged shape must not allocate memory."""
     shape = message(2, message(2, varint(1 << 3) + varint(1 << 50)))
     held = varint(1 << 3) + varint(1) + shape + varint(5 << 3 | 5) + struct.pack("<f", 1.0)
     large = message(1, message(1, b"image") + message(8, held))
@@ -232,7 +231,7 @@ def test_a_tensor_with_many_values_is_no_scalar(tmp_path: Path) -> None:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.lists(st.binary(max_size=60), max_size=4), rest=st.binary(max_size=30))
-def test_hostile_bytes_give_a_sentence_or_scalars(tmp_path: Path, records: list[bytes], rest: bytes) -> None:
+def test_hostile_event_files_give_one_sentence_or_scalars(tmp_path: Path, records: list[bytes], rest: bytes) -> None:
     place = tmp_path / "events.out.tfevents.1"
     place.write_bytes(b"".join(map(record, records)) + rest)
     try:
@@ -242,7 +241,7 @@ def test_hostile_bytes_give_a_sentence_or_scalars(tmp_path: Path, records: list[
         assert str(error)
 
 
-def test_values_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+def test_non_finite_values_are_counted(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("step,k3,reward\n1,0.1,1\n2,NaN,1\n3,Infinity,\n")
     log = read_run_log(tmp_path / "log.csv")
     assert log.not_finite == {"k3": 2}
@@ -251,7 +250,7 @@ def test_values_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     assert read_run_log(tmp_path / "log.jsonl").not_finite == {"k3": 1, "x": 1}
 
 
-def test_the_history_of_a_trainer_state_is_a_log(tmp_path: Path) -> None:
+def test_trainer_state_histories_are_logs(tmp_path: Path) -> None:
     place = tmp_path / "trainer_state.json"
     place.write_text(
         '{"global_step": 2, "log_history": [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25, "epoch": 1}]}'
@@ -260,7 +259,7 @@ def test_the_history_of_a_trainer_state_is_a_log(tmp_path: Path) -> None:
     assert rows == {"1": {"loss": Decimal("0.5")}, "2": {"loss": Decimal("0.25"), "epoch": Decimal(1)}}
 
 
-def test_exports_as_csv(tmp_path: Path) -> None:
+def test_csv_exports_are_read(tmp_path: Path) -> None:
     place = tmp_path / "wandb.csv"
     place.write_text(
         '"Step","r1 - train/k3","r1 - train/k3__MIN","r1 - _runtime"\n0,0.5,0.4,1\n2,"",1,1\n3,1e-3,1,NaN\n'
@@ -282,14 +281,14 @@ def series(seed: int, lag: int, steps: int = 120, noise: float = 0.3) -> tuple[l
 
 
 @pytest.mark.parametrize("lag", [-6, -1, 0, 3, 9])
-def test_a_planted_lag_is_found(lag: int) -> None:
-    """What is logged runs `lag` steps ahead of what drives K3, so K3 follows it by that."""
+def test_planted_lags_are_found(lag: int) -> None:
+    """The logged series precedes K3 by `lag` steps."""
     found = [estimate_lag(*series(seed, lag)) for seed in range(10)]
     assert sum(one.steps == lag for one in found) >= 8
 
 
-def test_unrelated_series_have_none() -> None:
-    """Random walks, noise and both: one in a hundred may look like a lag."""
+def test_unrelated_series_have_no_lag() -> None:
+    """One in a hundred random walks may show a lag by chance."""
     random = np.random.default_rng(5)
     wrong = 0
     for _ in range(300):
@@ -299,12 +298,12 @@ def test_unrelated_series_have_none() -> None:
     assert wrong <= 9  # 3 expected; 10 or more would be one in a thousand
 
 
-def test_too_little_says_so() -> None:
+def test_too_few_steps_give_a_reason() -> None:
     assert "takes" in estimate_lag([1.0] * 5, [1.0] * 5).status
     assert estimate_lag([1.0] * 30, [float(i) for i in range(30)]).status == "it does not vary"
 
 
-def test_a_log_needs_no_framework(tmp_path: Path) -> None:
+def test_logs_work_without_a_framework(tmp_path: Path) -> None:
     dump = write_dump(tmp_path / "dump")
     (tmp_path / "events.out.tfevents.1").write_bytes(
         b"".join(map(record, [event(s, simple("lr", s)) for s in range(3)]))
@@ -315,8 +314,8 @@ def test_a_log_needs_no_framework(tmp_path: Path) -> None:
     assert "lr, as logged" in page.read_text()
 
 
-def test_a_framework_that_logs_a_step_later_is_read_a_step_earlier(tmp_path: Path) -> None:
-    """Shifted back, every name agrees. A log without the shift is left as it is."""
+def test_logs_one_step_late_are_shifted(tmp_path: Path) -> None:
+    """All names agree after the shift. A log without the delay is not shifted."""
     dump = dump_of(tmp_path / "run", 0.05, steps=4)
     corrections, trl = [Correction(name="none")], load_framework("trl")
 

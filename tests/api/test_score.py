@@ -40,9 +40,7 @@ def reference(folder: Path) -> dict[str, list[float] | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "mixtral"])
-def test_log_probs_are_those_of_the_models_own_logits(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probs_match_the_logits_of_the_model(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "POSITIONS_PER_BLOCK", 4)  # several parts of each response
     truth = expected(make_model(tmp_path / "model", kind))
     dump = make_dump(tmp_path / "dump", truth)
@@ -52,7 +50,7 @@ def test_log_probs_are_those_of_the_models_own_logits(
         np.testing.assert_allclose(np.array(found[f"s{row}"]), values, rtol=0, atol=2e-5)
 
 
-def test_double_precision_and_the_temperature(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+def test_precision_and_temperature_are_applied(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
     import transformers
 
     dump = make_dump(tmp_path / "dump", model[1])
@@ -66,7 +64,7 @@ def test_double_precision_and_the_temperature(tmp_path: Path, model: tuple[Path,
         np.testing.assert_allclose(np.array(found), values, rtol=0, atol=1e-12)
 
 
-def test_a_rows_numbers_do_not_depend_on_its_neighbours(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+def test_rows_are_scored_independently(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
     run("score", model[0], make_dump(tmp_path / "all", model[1]), "-o", tmp_path / "a", "-q")
     run("score", model[0], make_dump(tmp_path / "one", model[1], [3]), "-o", tmp_path / "b", "-q")
     run("score", model[0], make_dump(tmp_path / "turned", model[1], [5, 4, 3, 0]), "-o", tmp_path / "c", "-q")
@@ -74,7 +72,7 @@ def test_a_rows_numbers_do_not_depend_on_its_neighbours(tmp_path: Path, model: t
     assert found[0] == found[1] == found[2] and len(found[0] or ()) == 14
 
 
-def test_an_interrupted_run_is_gone_on_with(
+def test_interrupted_runs_are_continued(
     tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score, "ROWS_PER_PIECE", 2)
@@ -97,7 +95,7 @@ def test_an_interrupted_run_is_gone_on_with(
     assert reference(tmp_path / "out") == reference(tmp_path / "whole")
 
 
-def test_what_other_settings_gave_is_not_taken_for_this(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+def test_results_of_other_settings_are_not_reused(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
     dump = make_dump(tmp_path / "dump", model[1])
     run("score", model[0], dump, "-o", tmp_path / "out", "-q")
     other = ("score", model[0], dump, "-o", tmp_path / "out", "--temperature", 0.5)
@@ -107,7 +105,7 @@ def test_what_other_settings_gave_is_not_taken_for_this(tmp_path: Path, model: t
     assert reference(tmp_path / "out") != before
 
 
-def test_the_worst_and_a_sample(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+def test_worst_rows_and_samples_can_be_scored(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
     dump = make_dump(tmp_path / "dump", model[1])
     table = pq.read_table(next(dump.iterdir())).to_pylist()
     badness = {
@@ -130,7 +128,7 @@ def test_the_worst_and_a_sample(tmp_path: Path, model: tuple[Path, list[np.ndarr
     assert first == second and len(first) == 3
 
 
-def test_diagnose_says_whose_error_it_is(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+def test_diagnose_names_the_side_of_scored_dumps(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
     dump = make_dump(tmp_path / "dump", model[1])
     run("score", model[0], dump, "-o", tmp_path / "out", "-q")
     run("analyze", tmp_path / "out", "-o", tmp_path / "r.json", "-q")
@@ -139,7 +137,7 @@ def test_diagnose_says_whose_error_it_is(tmp_path: Path, model: tuple[Path, list
     assert metrics["share_train"]["value"] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_lines_for_others_and_their_way_back(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+def test_rows_can_be_exported_and_scores_imported(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
     dump = make_dump(tmp_path / "dump", model[1])
     run("score", dump, "--replay", tmp_path / "lines.jsonl", "--worst", 2, "-q")
     lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
@@ -172,7 +170,7 @@ def test_lines_for_others_and_their_way_back(tmp_path: Path, model: tuple[Path, 
         ({"reference_log_probs": [np.zeros(len(one)) for one in RESPONSES]}, 4, "the column already exists"),
     ],
 )
-def test_what_cannot_be_scored(
+def test_unscorable_dumps_are_refused(
     tmp_path: Path, model: tuple[Path, list[np.ndarray]], columns: dict[str, Any], code: int, said: str
 ) -> None:
     dump = make_dump(tmp_path / "dump", model[1], **columns)
@@ -181,7 +179,9 @@ def test_what_cannot_be_scored(
     assert not (tmp_path / "out").exists()
 
 
-def test_wrong_places(tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_paths_are_refused(
+    tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     dump, out = make_dump(tmp_path / "dump", model[1]), tmp_path / "out"
     assert "does not contain a checkpoint" in run("score", dump, dump, "-o", out, code=2).stderr
     assert "is inside the input dump" in run("score", model[0], dump, "-o", dump / "more", code=2).stderr
@@ -196,10 +196,10 @@ def test_wrong_places(tmp_path: Path, model: tuple[Path, list[np.ndarray]], monk
     assert "mismatchctl[score]" in run("score", model[0], dump, "-o", out, code=2).stderr
 
 
-def test_the_tokens_that_the_rollout_lists_are_scored_too(
+def test_listed_tokens_are_scored_too(
     tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the scorer says of them is what the model's own logits say; without the trainer's lists it stands in."""
+    """The scores equal the model's own logits. They replace missing lists of the trainer."""
     import transformers
 
     monkeypatch.setattr(checkpoints, "POSITIONS_PER_BLOCK", 4)
@@ -227,7 +227,7 @@ def test_the_tokens_that_the_rollout_lists_are_scored_too(
     assert metrics["top_mass_rollout"]["value"] == pytest.approx(metrics["top_mass_train"]["value"], abs=1e-5)
 
 
-def test_listed_tokens_that_the_model_lacks_are_refused(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+def test_unknown_listed_tokens_are_refused(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
     ids = [np.full((len(one), 2), WORDS) for one in RESPONSES]
     dump = make_dump(tmp_path / "dump", model[1], rollout_top_ids=ids)
     done = run("score", model[0], dump, "-o", tmp_path / "out", code=4)
@@ -292,10 +292,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_checkpoint_is_one_sentence(
+def test_broken_checkpoints_give_one_sentence(
     what: str, tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is written, no code of it is run, and no weight is made up."""
+    """No file is written, no code is executed, and no weight is invented."""
     damage, code, said = BROKEN[what]
     folder = shutil.copytree(model[0], tmp_path / "model")
     damage(folder)

@@ -51,7 +51,7 @@ run = partial(command.run, "sweep")
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12), st.integers(0, 2**16))
 @settings(derandomize=True)
-def test_sums_over_runs_of_bins(runs: list[tuple[int, int]], seed: int) -> None:
+def test_sums_over_bins_match_numpy(runs: list[tuple[int, int]], seed: int) -> None:
     table = np.random.default_rng(seed).normal(size=(3, 9, 2))
     starts, stops = (np.array(ends) for ends in zip(*runs, strict=True))
     found = BinIntervals(starts, stops).sums(table, axis=1)
@@ -59,14 +59,14 @@ def test_sums_over_runs_of_bins(runs: list[tuple[int, int]], seed: int) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_nothing_outside_a_run_costs_digits() -> None:
+def test_values_outside_the_bins_cost_no_digits() -> None:
     table = np.array([1e300, 1.0, 2.0, 1e300])
     assert BinIntervals(np.array([1, 0]), np.array([3, 4])).sums(table)[0] == 3.0
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=20), st.integers(0, 2**16))
 @settings(derandomize=True)
-def test_bins_decide_as_comparisons_do(values: list[float], seed: int) -> None:
+def test_bins_match_comparisons(values: list[float], seed: int) -> None:
     x, rng = np.array(values), np.random.default_rng(seed)
     gates = [
         Gate(statistic="k1", keep=(0.0, 1.0), inclusive=(low, high)) for low in (True, False) for high in (True, False)
@@ -82,7 +82,7 @@ def test_bins_decide_as_comparisons_do(values: list[float], seed: int) -> None:
         assert found[:, number].tolist() == segments.sum(kept).tolist()
 
 
-def test_points_are_the_product_of_the_axes() -> None:
+def test_points_are_the_product_of_axes() -> None:
     axes = [ThresholdAxis.parse("weight.clip.1", "1.1,4"), ThresholdAxis.parse("gates.0.keep", "1.01:1.04:2:log")]
     (study,) = make_studies([find_preset("miles-moe-2-veto")], axes)
     assert study.points == ((1.1, 1.01), (1.1, 1.04), (4.0, 1.01), (4.0, 1.04))
@@ -93,14 +93,14 @@ def test_points_are_the_product_of_the_axes() -> None:
     assert family.is_binned and family.grid == (2, 2, 1)
 
 
-def test_what_cannot_be_binned_is_applied_point_by_point() -> None:
+def test_rules_without_bins_are_applied_per_point() -> None:
     base = Correction(name="s", gates=(Gate(level="min", over="segment", keep=(0.5, None)),))
     (study,) = make_studies([base], [ThresholdAxis("gates.0.keep.0", (0.1, 0.5))])
     assert [family.is_binned for family in group_families(study.grid)] == [False, False]
 
 
 @pytest.mark.slow
-def test_few_points_of_many_rules_on_tokens_take_little_memory() -> None:
+def test_few_points_of_many_token_rules_use_little_memory() -> None:
     gates = tuple(Gate(level="token", keep=(0.5, 2.0)) for _ in range(6))
     axes = [ThresholdAxis(f"gates.{number}.keep", (1.5 + number / 10, 3.0 + number)) for number in range(6)]
     (study,) = make_studies([Correction(name="six", gates=gates)], axes)
@@ -118,14 +118,14 @@ def test_few_points_of_many_rules_on_tokens_take_little_memory() -> None:
     assert peak < 150e6  # 1,500 sequences have 190 MB of a single column
 
 
-def test_a_row_beats_another_only_if_it_is_nowhere_worse_and_of_equals_the_first() -> None:
+def test_pareto_points_are_not_worse_anywhere_and_first_of_equals() -> None:
     costs = np.array([[0.1, 0.5], [0.2, 0.4], [0.2, 0.6], [0.1, 0.5], [math.nan, 0.0], [0.3, 0.4]])
     assert pareto_mask(costs).tolist() == [True, True, False, False, False, False]
 
 
 @pytest.mark.parametrize("objectives", [1, 2, 3, 4])
 @pytest.mark.parametrize("values", [1, 3, 30])
-def test_what_is_not_beaten_is_what_no_other_row_beats(objectives: int, values: int) -> None:
+def test_the_pareto_front_matches_pairwise_comparison(objectives: int, values: int) -> None:
     rng = np.random.default_rng(objectives)
     costs = rng.choice([*range(values), math.nan], (80, 4), p=[0.96 / values] * values + [0.04])
     costs[:, objectives:] = 0.5  # what does not differ
@@ -135,7 +135,7 @@ def test_what_is_not_beaten_is_what_no_other_row_beats(objectives: int, values: 
 
 
 @pytest.mark.slow
-def test_the_front_of_as_many_points_as_there_may_be() -> None:
+def test_the_front_of_the_largest_grid_is_fast() -> None:
     cut = np.linspace(0, 1, 100_000)
     start = time.process_time()
     assert pareto_mask(np.column_stack([cut, -cut, cut, -cut])).all()
@@ -154,10 +154,10 @@ def test_the_front_of_as_many_points_as_there_may_be() -> None:
         ("gates.1.keep", (0.5, 0.7, 0.6), {0.7}),
     ],
 )
-def test_where_a_bound_cuts_nothing_more_the_loosest_is_flagged(
+def test_inactive_bounds_flag_the_loosest_point(
     path: str, values: tuple[float | None, ...], flagged: set[float | None]
 ) -> None:
-    """Whatever the last digits of the sums, and so for the cheapest."""
+    """This must not depend on the last digits of the sums."""
     weight = Weight(truncate=9.0) if path == "weight.truncate" else Weight(clip=(0.01, 9.0))
     base = Correction(weight=weight, gates=(Gate(keep=(0.01, 9.0)), Gate(statistic="k1", keep=(-9.0, 9.0))))
     study = Study(base, (ThresholdAxis(path, values),))
@@ -175,7 +175,7 @@ def test_where_a_bound_cuts_nothing_more_the_loosest_is_flagged(
         assert values[best[0]["point"]] == (1.01 if 1.01 in flagged else next(iter(flagged)))
 
 
-def test_presets_stand_where_they_say() -> None:
+def test_presets_are_marked_at_their_point() -> None:
     geometric = Study(
         find_preset("geo_mis"),
         (ThresholdAxis("gates.0.keep.1", (1.0001, 1.1)), ThresholdAxis("gates.1.keep.0", (1e-6, 1e-2))),
@@ -192,7 +192,7 @@ def test_presets_stand_where_they_say() -> None:
     )
 
 
-def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_groups_are_stored_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = make_studies([find_preset("token_tis")], [ThresholdAxis.parse("weight.truncate", "1.1:4:5")])
     at_once = sweep([SAMPLE], chosen, threads=1).groups.collect()
     monkeypatch.setattr(accumulate, "ROWS_IN_MEMORY", 12)
@@ -203,7 +203,7 @@ def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) ->
     assert at_once["group"].dtype == pl.Int64
 
 
-def test_much_memory_is_told_before_the_dump_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_grids_are_refused_before_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     axes = ThresholdAxis.parse("weight.clip.1", "1.1:4:3"), ThresholdAxis.parse("gates.0.keep.1", "1.001:1.1:4")
     chosen, told = [Study(find_preset("miles-moe-2"), axes)], []
     sweep([SAMPLE], chosen, notice=told.append)
@@ -222,8 +222,8 @@ WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_target_is_met_by_a_value_of_the_data_and_by_no_tighter_one(seed: int, tmp_path: Path) -> None:
-    """`analyze` at the threshold, and just inside it, where the wish must fail."""
+def test_targets_are_met_at_the_tightest_value(seed: int, tmp_path: Path) -> None:
+    """`analyze` at the threshold meets the target, and at the next tighter value it does not."""
     rows = make_rows(Shape(seed, sequences=60, longest=40, flavours=("noise", "heavy", "grid"), masks=("all",)))
     path = str(write(rows, Files(tmp_path / "run", row_group=16)))
     found = sweep(
@@ -247,7 +247,7 @@ def test_a_target_is_met_by_a_value_of_the_data_and_by_no_tighter_one(seed: int,
         assert (low is None or low <= target.threshold) and (high is None or target.threshold <= high)
 
 
-def test_a_single_sequence_tells_no_interval_of_a_target(tmp_path: Path) -> None:
+def test_single_sequences_give_no_interval_of_a_target(tmp_path: Path) -> None:
     rows = make_rows(Shape(1, sequences=1, longest=40, flavours=("noise",), masks=("all",)))
     path = str(write(rows, Files(tmp_path / "run", row_group=16)))
     found = sweep(
@@ -270,7 +270,7 @@ def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:
     return correction | {"gates": [gate | {"keep": [inwards(bound) for bound in gate["keep"]]}]}
 
 
-def test_targets_out_of_reach_say_so() -> None:
+def test_unreachable_targets_are_reported() -> None:
     found = sweep(
         [SAMPLE],
         make_studies([find_preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]),
@@ -301,14 +301,14 @@ def test_targets_out_of_reach_say_so() -> None:
         (["-o", "sweep.xlsx"], ".parquet, .csv, .json"),
     ],
 )
-def test_wrong_words_are_one_sentence(words: list[str], message: str) -> None:
+def test_wrong_arguments_give_one_sentence(words: list[str], message: str) -> None:
     done = run(SAMPLE, *words)
     assert done.exit_code == 2 and message in " ".join(done.stderr.split()), done.stderr
     assert done.stderr.count("\n") == 1 and done.stdout == ""
 
 
 @pytest.mark.slow
-def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
+def test_all_outputs_have_equal_rows(tmp_path: Path) -> None:
     words = [SAMPLE, "-c", "geo_rs", "--vary", "gates.0.keep.1=1.001,1.01", "--by", "worker"]
     for name in ("a.parquet", "a.csv", "a.json"):
         run(*words, "-q", "-o", str(tmp_path / name), code=0)
@@ -329,7 +329,7 @@ def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", ["80", "140"])
-def test_the_terminal_shows_few_points(columns: str) -> None:
+def test_the_terminal_shows_selected_points(columns: str) -> None:
     targets = ["--target-rejection", "0.05", "--target-rejection", "sequences=0.1", "--target-ess", "0.9"]
     done = run(SAMPLE, *targets, code=0, COLUMNS=columns)
     lines = done.stdout.splitlines()
@@ -337,7 +337,7 @@ def test_the_terminal_shows_few_points(columns: str) -> None:
     assert "geometric mean within" in done.stdout and "token weights truncated at x" in done.stdout
 
 
-def test_geo_sweeps_the_geometric_mean() -> None:
+def test_geo_varies_the_geometric_gate() -> None:
     (study,) = json.loads(run(SAMPLE, "--geo", "1.001,1.01", "--json").stdout)["studies"]
     assert study["axes"] == [{"path": "gates.0.keep", "values": [1.001, 1.01], "log": False}]
     assert study["correction"]["gates"][0]["level"] == "geometric"
@@ -351,13 +351,13 @@ def test_default_studies_contain_the_usual_thresholds() -> None:
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("sequences=5%", 0.05)])
-def test_targets_may_be_percentages(text: str, share: float) -> None:
+def test_targets_can_be_percentages(text: str, share: float) -> None:
     targets = json.loads(run(SAMPLE, "--geo", "1.001,1.01", "--target-rejection", text, "--json").stdout)["targets"]
     assert {target["wanted"] for target in targets} == {share}
 
 
-def test_prices_of_solved_targets_are_those_of_their_corrections() -> None:
-    """Also with two targets that a rule meets at two thresholds."""
+def test_targets_show_the_metrics_of_their_correction() -> None:
+    """This includes two targets with different thresholds of one rule."""
     wishes = [("rejected_tokens", 0.05), ("rejected_tokens", 0.02)]
     found = sweep([SAMPLE], DEFAULT_STUDIES[:1], wishes=wishes)
     prices = price_targets(found, [SAMPLE])
@@ -369,8 +369,8 @@ def test_prices_of_solved_targets_are_those_of_their_corrections() -> None:
             assert price[key] == pytest.approx(values[key].value, rel=1e-9)
 
 
-def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -> None:
-    """Beside e^20, a weight of e^-20 is no 1 + (w - 1), which lost its digits; beyond the limit ratios are clamped."""
+def test_extreme_ratios_match_single_corrections() -> None:
+    """Next to e^20, 1 + (w - 1) would lose the digits of a weight of e^-20."""
     correction = parse_correction(
         {
             "name": "far",
@@ -389,7 +389,7 @@ def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -
     assert np.abs(measured).max() == correction.gates[0].limit == 20.0
 
 
-def test_presets_are_loaded_when_their_marks_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_are_loaded_only_for_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
     monkeypatch.setattr(mismatchctl.api.sweep.result, "load_presets", lambda: loaded.append("all") or load_presets())
     found = sweep([SAMPLE])
@@ -398,7 +398,7 @@ def test_presets_are_loaded_when_their_marks_are_asked_for(monkeypatch: pytest.M
     assert loaded == ["all"]
 
 
-def test_a_rule_is_built_once_per_variant_and_not_per_point() -> None:
+def test_rules_are_built_once_per_variant() -> None:
     axes = [ThresholdAxis.parse("weight.clip.1", "1.1:4:100"), ThresholdAxis.parse("gates.0.keep", "1.01:1.04:200:log")]
     study = Study(find_preset("miles-moe-2-veto"), tuple(axes))
     assert len(study.points) == 20_000
@@ -410,7 +410,7 @@ def test_a_rule_is_built_once_per_variant_and_not_per_point() -> None:
     assert mirrored.grid.places[2].tolist() == [0, 0, 1]  # 2 and 1/2 stand for the same interval
 
 
-def test_an_invalid_point_is_named_with_all_its_values() -> None:
+def test_invalid_points_are_named() -> None:
     axes = (ThresholdAxis("weight.clip.1", (1.1, 4.0)), ThresholdAxis("gates.0.keep", (1.01, -1.0)))
     with pytest.raises(ConfigError, match=r"at weight.clip.1=1.1, gates.0.keep=-1.0: "):
         make_studies([find_preset("miles-moe-2")], axes)

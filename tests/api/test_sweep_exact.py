@@ -181,14 +181,14 @@ def an_axis(draw: st.DrawFn, correction: Correction, path: str) -> ThresholdAxis
 
 @MANY
 @given(st.data(), st.booleans())
-def test_random_studies_on_random_dumps(data: st.DataObject, binned: bool) -> None:
+def test_random_studies_match_single_analyses(data: st.DataObject, binned: bool) -> None:
     few_studies(data, binned=binned)
 
 
 @settings(MANY, max_examples=10)
 @given(st.data())
-def test_random_ladders_on_random_dumps(data: st.DataObject) -> None:
-    """Few bounds of a single gate on tokens are treated as many are."""
+def test_random_ladders_match_single_analyses(data: st.DataObject) -> None:
+    """Few bounds of a token gate take the code path of many bounds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("mismatchctl.measure.grid.thresholds.MIN_NESTED_GATES", 2)
         few_studies(data, binned=True)
@@ -220,7 +220,7 @@ USED = {
 
 
 @pytest.mark.parametrize("run", ["dense", "moe"])
-def test_what_frameworks_use_on_sample_data(run: str, tmp_path: Path) -> None:
+def test_framework_thresholds_match_single_analyses(run: str, tmp_path: Path) -> None:
     studies = []
     for kind, (name, path, values) in USED.items():
         correction = find_preset(name).model_copy(update={"name": kind})
@@ -242,8 +242,8 @@ LADDERS = {
 
 
 @pytest.mark.parametrize("kernel", [NUMPY_KERNEL, COMPILED_KERNEL])
-def test_ladders_on_sample_data(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Many bounds of one rule, of dumps without current log-probs, which have no losses."""
+def test_ladders_match_single_analyses(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The dumps have no current log-probs and therefore no losses."""
     monkeypatch.setattr("mismatchctl.api.sweep.sweep.choose_kernel", lambda tokens: kernel)
     for path in (SAMPLE / "moe").glob("*.parquet"):
         table = pq.read_table(path)
@@ -256,9 +256,8 @@ def test_ladders_on_sample_data(kernel: Kernel, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("effect", ["mask", "zero"])
-def test_the_denominator_of_a_loss_where_few_files_have_current_log_probs(effect: str, tmp_path: Path) -> None:
-    """What a gate on sequences masks is in none, in files without a loss too: a step of which nothing is left has no
-    scale. What it zeroes is in all."""
+def test_loss_denominators_with_few_current_log_probs(effect: str, tmp_path: Path) -> None:
+    """Masked sequences leave the denominators of all losses, zeroed ones stay. A step without tokens has no scale."""
     bounds, lengths = np.array([1.5, 3.0, 100.0]), np.array([3, 5, 2, 4, 6, 1])
     steps, log_products = np.array([0, 0, 1, 1, 2, 2]), np.log([1.0, 2.0, 1.2, 2.0, 4.0, 200.0])
     for name, own in {"with": slice(0, 2), "without": slice(2, 6)}.items():
@@ -281,8 +280,8 @@ def test_the_denominator_of_a_loss_where_few_files_have_current_log_probs(effect
         assert rows["loss_scale"].to_list() == scales
 
 
-def test_bounds_above_every_weight_bias_nothing_however_large_weights_are(tmp_path: Path) -> None:
-    """Sums of raw and of bounded weights end in other last digits, which of millions are no difference."""
+def test_inactive_bounds_have_zero_bias(tmp_path: Path) -> None:
+    """Sums of raw and bounded weights differ in their last digits, which is not a bias."""
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 2500, 60)
     rows = {

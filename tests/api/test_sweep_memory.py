@@ -49,8 +49,8 @@ def peak(path: str, **options: Any) -> int:
 
 
 @pytest.mark.slow
-def test_targets_take_no_more_memory_for_more_sequences(tmp_path: Path) -> None:
-    """They are values of a run: its clusters are folded at once, whatever the groups (else 170 kB each)."""
+def test_target_memory_is_independent_of_sequences(tmp_path: Path) -> None:
+    """Targets belong to a run, so its clusters are folded at once (170 kB each otherwise)."""
     few, many = (
         peak(written(tmp_path / f"{count}.parquet", np.ones(count, np.int64), 10), wishes=WISHES)
         for count in (2000, 6000)
@@ -60,8 +60,8 @@ def test_targets_take_no_more_memory_for_more_sequences(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_long_sequence_is_sought_in_once(tmp_path: Path) -> None:
-    """Tokens below 400 thresholds of a veto are counted by bins, not one by one for each threshold."""
+def test_long_sequences_are_searched_once(tmp_path: Path) -> None:
+    """Tokens below 400 veto thresholds are counted by bins and not per threshold."""
     path, tokens = written(tmp_path / "long.parquet", np.array([100_000]), 1), 100_000
     plain = peak(path)
     assert peak(path, wishes=WISHES) < plain + 40 * 8 * tokens  # 400 flags a token would be 50 doubles
@@ -95,7 +95,7 @@ def assert_same(one: Sweep, other: Sweep) -> None:
     assert targets[0] == targets[1]
 
 
-def test_tables_of_groups_are_made_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_groups_are_built_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 700
     path = written(tmp_path / "steps.parquet", np.full(steps, 2), steps)
     made: list[int] = []
@@ -121,10 +121,8 @@ class Sent(LocalEngine):
             yield shard, part
 
 
-def test_rows_are_normalized_where_they_stand_unless_they_are_needed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wide table is not copied; parts by a column, and what another process sent, are as without."""
+def test_rows_are_normalized_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide tables are not copied. Breakdowns and parts of other processes are."""
     path = written(tmp_path / "a.parquet", np.full(40, 9), 1)
     pq.write_table(pq.read_table(path).append_column("task", pa.array(["one"] * 40)), path)
     asked = make_studies([find_preset("slime-mis")], [ThresholdAxis.over("gates.0.keep.1", 1.01, 2.0, 9)])
@@ -147,8 +145,7 @@ def test_rows_are_normalized_where_they_stand_unless_they_are_needed_again(
     assert_same(plain, sweep([path], asked, engine=Sent(1)))
 
 
-def test_what_has_no_token_is_not_predicted_from(tmp_path: Path) -> None:
-    """Thousands of steps without a token cost a look at each, and nothing is joined step by step."""
+def test_empty_steps_are_skipped_in_predictions(tmp_path: Path) -> None:
     number = 3000
     rows = [[-0.5, -0.7]] + [[]] * (number - 1)
     table = {"rollout_log_probs": rows, "train_log_probs": rows, "step": list(range(number))}

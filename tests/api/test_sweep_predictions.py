@@ -21,7 +21,7 @@ STUDY = Study(GEOMETRIC, (ThresholdAxis.parse("gates.0.keep", "1.001:1.05:30:log
 
 
 @pytest.mark.slow
-def test_predictions_are_those_of_the_points_alone() -> None:
+def test_predictions_match_single_points() -> None:
     found = sweep([MOE], [STUDY], outlook=ForecastRequest(batch=64, lengths=(512,), ahead=3))
     assert [forecast.point for forecast in found.forecasts] == [0, 4, 8, 12, 17, 21, 25, 29]
     for forecast in (found.forecasts[0], found.forecasts[5]):
@@ -37,11 +37,11 @@ def test_predictions_are_those_of_the_points_alone() -> None:
         assert tokens.value == pytest.approx(row["rejected_tokens"], rel=1e-12)
 
 
-def test_nothing_is_predicted_unasked() -> None:
+def test_no_prediction_without_the_option() -> None:
     assert sweep([MOE], [STUDY]).forecasts == ()
 
 
-def test_they_are_printed_with_model_and_check_and_written() -> None:
+def test_predictions_are_printed_with_model_and_check() -> None:
     flags = ["--geo", "1.01,1.02", "--batch", "32", "--at-length", "4096", "--at-step", "+5"]
     printed = run("sweep", MOE, *flags, code=0, COLUMNS="140")
     for words in ("a batch of 32 sequences", "4,096 tokens a response", "+5 steps", "Model: ", "Check on this dump: "):
@@ -52,5 +52,5 @@ def test_they_are_printed_with_model_and_check_and_written() -> None:
     assert first["interval"][0] <= first["value"] <= first["interval"][1]
 
 
-def test_a_length_of_nothing_is_refused() -> None:
+def test_a_length_of_zero_is_refused() -> None:
     run("sweep", MOE, "--geo", "1.01,1.02", "--at-length", "0", code=2)

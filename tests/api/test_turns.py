@@ -83,13 +83,13 @@ def check(path: str, found: dict[str, Any], labels: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("layout", ["wide", "long"])
-def test_masked_tokens_part_turns(tmp_path: Path, layout: str) -> None:
+def test_masked_tokens_separate_turns(tmp_path: Path, layout: str) -> None:
     found = columns()
     check(write(tmp_path / "a.parquet", found, layout), found, [1, 2, 3])
 
 
 @pytest.mark.parametrize("layout", ["wide", "long"])
-def test_a_column_of_tokens_names_them(tmp_path: Path, layout: str) -> None:
+def test_token_columns_define_turns(tmp_path: Path, layout: str) -> None:
     turn = [[10 * (at + 1) for at, (a, b) in enumerate(turns) for _ in range(a + b)] for turns in TURNS]
     found = columns(turn=turn)
     for row in found["response_mask"]:
@@ -103,19 +103,19 @@ def test_a_column_of_tokens_names_them(tmp_path: Path, layout: str) -> None:
     assert groups.metrics["sequences"].value == [sum(len(turns) > at for turns in joined) for at in range(3)]
 
 
-def test_a_column_of_sequences_is_as_any_other(tmp_path: Path) -> None:
+def test_sequence_columns_named_turn_are_breakdowns(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", columns(turn=[1, 1, 1, 3, 2]))
     run = analyze([path], by=["turn"]).runs["a"]
     assert run.by["turn"].labels == [1, 2, 3]
     assert run.by["turn"].metrics["sequences"].value == [2, 1, 1]
 
 
-def test_a_column_of_text_is_refused(tmp_path: Path) -> None:
+def test_text_columns_are_refused_as_turns(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"turn holds text .* rename the column"):
         analyze([write(tmp_path / "a.parquet", columns(turn=["a", "a", "b", "b", "b"]))], by=["turn"])
 
 
-def test_beside_other_columns_corrections_and_a_cache(tmp_path: Path) -> None:
+def test_turns_work_with_other_columns_and_corrections(tmp_path: Path) -> None:
     found = columns(worker=["a", "b", "a", "b", "a"], prompt_id=[0, 0, 1, 1, 2])
     path = write(tmp_path / "a.parquet", found)
     done = command.run("analyze", path, "-c", "token_tis", "--by", "worker", "--by", "turn", "--json", code=0)
@@ -133,7 +133,7 @@ def test_beside_other_columns_corrections_and_a_cache(tmp_path: Path) -> None:
     assert "By turn" in page.read_text()
 
 
-def test_rules_and_comparisons_by_turn(tmp_path: Path) -> None:
+def test_rules_and_comparisons_work_by_turn(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", columns())
     done = command.run(
         "gate", path, "--rule", "k3:per=turn,max=1e-9", code=4

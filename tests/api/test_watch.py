@@ -48,7 +48,7 @@ def snapshots(folder: Path, *events: object) -> list[Snapshot | None]:
     return list(watch.snapshots())
 
 
-def test_each_look_tells_what_is_new(tmp_path: Path, files: list[bytes]) -> None:
+def test_each_look_reports_new_files(tmp_path: Path, files: list[bytes]) -> None:
     dump = tmp_path / "dump"
 
     def begin() -> None:
@@ -65,7 +65,7 @@ def test_each_look_tells_what_is_new(tmp_path: Path, files: list[bytes]) -> None
     assert tokens[1] > tokens[0]  # type: ignore[operator]
 
 
-def test_files_that_are_being_written_wait(tmp_path: Path, files: list[bytes]) -> None:
+def test_incomplete_files_are_retried(tmp_path: Path, files: list[bytes]) -> None:
     (tmp_path / "a.parquet").write_bytes(files[0])
     half = tmp_path / "b.parquet"
     half.write_bytes(files[1][: len(files[1]) // 2])
@@ -77,14 +77,14 @@ def test_files_that_are_being_written_wait(tmp_path: Path, files: list[bytes]) -
 run = partial(command.run, "watch", "--every", "0.1s", "--until-idle", "0s")
 
 
-def test_files_that_cannot_be_judged_are_told_when_nothing_more_comes(tmp_path: Path, files: list[bytes]) -> None:
+def test_unreadable_files_are_reported_when_idle(tmp_path: Path, files: list[bytes]) -> None:
     (tmp_path / "a.parquet").write_bytes(files[0][:-8] + b"nonsense"[:4] + b"PAR1")
     done = command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0.2s", code=4)
     assert "a.parquet" in done.stderr and done.stdout == ""
 
 
-def test_what_is_left_out_is_told_once(tmp_path: Path, files: list[bytes]) -> None:
-    """Bad rows and files were passed over in silence, as if they were not there."""
+def test_skipped_data_is_reported_once(tmp_path: Path, files: list[bytes]) -> None:
+    """Bad rows and files used to be skipped without a message."""
     (tmp_path / "a.parquet").write_bytes(files[0])
     rows = pl.read_parquet(files[1])
     worse = rows.with_columns(step=pl.when(pl.int_range(pl.len()) == 1).then(None).otherwise(pl.col("step")))
@@ -100,13 +100,13 @@ def test_what_is_left_out_is_told_once(tmp_path: Path, files: list[bytes]) -> No
 
 
 @pytest.mark.parametrize("rule", [[], ["--rule", "k3:max=0.1"]])
-def test_a_watch_that_saw_nothing_has_judged_nothing(tmp_path: Path, rule: list[str]) -> None:
+def test_a_watch_without_data_could_not_judge(tmp_path: Path, rule: list[str]) -> None:
     done = command.run("watch", tmp_path / "not there", "--every", "0.1s", "--until-idle", "0.2s", *rule, code=4)
     assert "not there: no file arrived within 0.2s; check the path that the job writes to" in done.stderr
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_files_that_never_became_whole_are_named(beside: bool, tmp_path: Path, files: list[bytes]) -> None:
+def test_files_that_stay_incomplete_are_named(beside: bool, tmp_path: Path, files: list[bytes]) -> None:
     (tmp_path / "a.parquet").write_bytes(files[0][:-50])
     if beside:
         (tmp_path / "b.parquet").write_bytes(files[1])
@@ -115,7 +115,7 @@ def test_files_that_never_became_whole_are_named(beside: bool, tmp_path: Path, f
     assert "b.parquet" not in done.stderr
 
 
-def test_the_command_prints_lines_and_the_answer_and_keeps_the_page(tmp_path: Path, files: list[bytes]) -> None:
+def test_watch_prints_lines_and_the_answer_and_updates_the_page(tmp_path: Path, files: list[bytes]) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "a.parquet").write_bytes(files[0])
     page = tmp_path / "now.html"
@@ -129,7 +129,7 @@ def test_the_command_prints_lines_and_the_answer_and_keeps_the_page(tmp_path: Pa
 
 
 @pytest.mark.process
-def test_a_rule_that_fails_ends_it(tmp_path: Path, files: list[bytes]) -> None:
+def test_a_failing_rule_ends_the_watch(tmp_path: Path, files: list[bytes]) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "a.parquet").write_bytes(files[0])
     failed = run(tmp_path / "dump", "--rule", "tokens:max=1")
@@ -137,10 +137,10 @@ def test_a_rule_that_fails_ends_it(tmp_path: Path, files: list[bytes]) -> None:
     assert "failed: " in failed.stderr  # type: ignore[attr-defined]
 
 
-def test_wrong_usage(tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     command.run("watch", tmp_path, "--until-idle", "soon", code=2)
 
 
-def test_what_could_never_fail_is_refused(tmp_path: Path) -> None:
+def test_rules_that_cannot_fail_are_refused(tmp_path: Path) -> None:
     done = command.run("watch", tmp_path, "--until-idle", "0s", "--rule", "k3:increase=5%", code=2)
     assert done.stderr.startswith("error: --rule k3:increase=5%: this rule needs an accepted Result; add --baseline")

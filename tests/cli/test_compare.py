@@ -31,7 +31,7 @@ def dumps(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_the_first_line_is_the_answer(dumps: tuple[Path, Path], width: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The form of line 1, at most 24 lines, no trailing blanks, and the next command to type."""
+    """The test checks the form of line 1, at most 24 lines, no trailing blanks, and the next command."""
     monkeypatch.chdir(dumps[0].parent)  # short paths take one line
     done = run(dumps[0].name, dumps[1].name, "--by", "worker", COLUMNS=width, code=0)
     assert done.stderr == ""
@@ -47,8 +47,8 @@ def test_the_first_line_is_the_answer(dumps: tuple[Path, Path], width: str, monk
     assert "same rollout, two trainers" in told
 
 
-def test_only_changed_metrics_are_shown_by_default(dumps: tuple[Path, Path]) -> None:
-    """Each shown metric is significant; -v has the others, with the same label for K3."""
+def test_only_changed_metrics_are_shown(dumps: tuple[Path, Path]) -> None:
+    """Each shown metric is significant. `-v` adds the others with the same label for K3."""
     found = json.loads(run(*dumps, "--json").stdout)["contrasts"][0]["changes"]
     shown = run(*dumps, COLUMNS="80").stdout
     table = shown.split("metric ")[1].splitlines()[2:9]
@@ -63,7 +63,7 @@ def test_only_changed_metrics_are_shown_by_default(dumps: tuple[Path, Path]) -> 
     assert "abs_diff_mean" not in full
 
 
-def test_a_run_without_a_change_is_ok(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+def test_unchanged_runs_are_ok(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     other = write_tokens(tmp_path / "other.parquet", make_tokens(77, prompts=24, steps=2, longest=60))
     same = run(dumps[0], dumps[0], COLUMNS="80", code=0).stdout
     assert same.startswith("OK     K3 is the same: ")
@@ -78,7 +78,7 @@ def test_a_run_without_a_change_is_ok(dumps: tuple[Path, Path], tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_many_runs_fit_one_screen(dumps: tuple[Path, Path], width: str) -> None:
-    """The first is the reference, the worst is on top, and at most 24 lines name what is left out."""
+    """The first run is the reference, the worst run is on top, and at most 24 lines name the omitted runs."""
     done = run(dumps[0], *([dumps[1], dumps[0]] * 9), COLUMNS=width, code=0)
     lines = done.stdout.splitlines()
     assert lines[0] == "FAIL   9 of 18 runs need attention"
@@ -88,7 +88,7 @@ def test_many_runs_fit_one_screen(dumps: tuple[Path, Path], width: str) -> None:
     assert statuses == ["FAIL"] * 9 + ["OK"] * 3
 
 
-def test_names_that_are_not_utf_8_are_written(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+def test_non_utf8_names_are_written(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path / "b") + b"\xff.parquet"))
     odd.write_bytes(dumps[1].read_bytes())
     out = tmp_path / "c.json"
@@ -114,7 +114,7 @@ def test_names_that_are_not_utf_8_are_written(dumps: tuple[Path, Path], tmp_path
         (["{a}", "{b}", "--json", "-o", "-"], 2, "stdout"),
     ],
 )
-def test_exit_codes(
+def test_errors_have_their_exit_codes(
     words: list[str], code: int, says: str, dumps: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -130,7 +130,7 @@ def test_exit_codes(
 
 
 @pytest.mark.slow
-def test_json_and_files(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+def test_json_and_files_are_written(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     out, page = tmp_path / "found.json", tmp_path / "found.html"
     done = run(*dumps, "--json", "-o", out, "--html", page, code=0)
     data = json.loads(done.stdout)
@@ -145,7 +145,7 @@ def test_json_and_files(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     assert (quiet.exit_code, quiet.stdout, quiet.stderr) == (0, "", "")
 
 
-def test_a_result_is_known_by_its_content(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+def test_results_are_recognized_by_content(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     kept = tmp_path / "kept.bin"
     kept.write_text(analyze([str(dumps[0])]).to_json())
     done = run(kept, dumps[1], code=0)
@@ -153,7 +153,7 @@ def test_a_result_is_known_by_its_content(dumps: tuple[Path, Path], tmp_path: Pa
     assert "a Result contains no tokens" in run(kept, dumps[1], "-v", code=0).stdout
 
 
-def test_bad_rows_stop_or_are_left_out(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+def test_bad_rows_stop_or_are_skipped(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     broken = BASE.scaled(lambda _, __, ___: 1.0)
     broken.train[3][2] = float("nan")
     bad = write_tokens(tmp_path / "bad.parquet", broken)
@@ -165,14 +165,14 @@ def test_bad_rows_stop_or_are_left_out(dumps: tuple[Path, Path], tmp_path: Path)
     assert "left out" in done.stderr
 
 
-def test_columns_are_renamed(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+def test_columns_can_be_renamed(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     extra = {"mine": [row.tolist() for row in WORSE.train]}
     renamed = [write_tokens(tmp_path / f"{n}.parquet", BASE, leave_out=("train_log_probs",), **extra) for n in "xy"]
     done = run(*renamed, "--column", "train_log_probs=mine", "--json", code=0)
     assert json.loads(done.stdout)["contrasts"][0]["changes"]["k3"]["difference"] == 0
 
 
-def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     worker = [HOSTILE[index % len(HOSTILE)].replace("\0", "") for index in range(len(BASE.name))]
     paths = [
         write_tokens(tmp_path / f"{name}\x1b[31m[bold]\u202e.parquet", tokens, leave_out=("worker",), host=worker)
@@ -188,11 +188,11 @@ def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
     assert "<img" not in page
 
 
-def test_without_colour_or_unicode(dumps: tuple[Path, Path]) -> None:
+def test_compare_works_without_color_or_unicode(dumps: tuple[Path, Path]) -> None:
     run(*dumps, PYTHONIOENCODING="ascii", NO_COLOR="1", code=0)
 
 
-def test_other_storage_types_are_warned_of(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+def test_different_storage_types_give_a_warning(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     table = pq.read_table(dumps[0])
     column = table.schema.get_field_index("train_log_probs")
     values = table["train_log_probs"]

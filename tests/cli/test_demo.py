@@ -28,13 +28,13 @@ def test_demo_prints_the_summary_and_names_the_report(tmp_path: Path, monkeypatc
     run("demo", "-q", code=0)  # replaces its own output
 
 
-def test_demo_does_not_overwrite_a_stranger(tmp_path: Path) -> None:
+def test_demo_does_not_overwrite_other_files(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
     assert "report.html: this file already exists" in run("demo", "--out", tmp_path, code=2).stderr
     assert (tmp_path / "report.html").read_text() == "mine"
 
 
-def test_copy_writes_the_runs_that_readme_analyzes(tmp_path: Path) -> None:
+def test_copy_writes_the_runs_of_the_readme(tmp_path: Path) -> None:
     run("demo", "--copy", tmp_path / "sample_data", code=0)
     for name in ("dense", "moe"):
         copied = sorted((tmp_path / "sample_data" / name).iterdir())
@@ -48,7 +48,7 @@ def test_copy_writes_the_runs_that_readme_analyzes(tmp_path: Path) -> None:
     assert first.read_bytes() == mine
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+def test_impossible_output_folders_give_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for flag in ("--out", "--copy"):
         done = run("demo", flag, tmp_path / "file" / "inside", code=2)
@@ -82,7 +82,7 @@ print(json.dumps([[done.exit_code, done.stderr, repr(done.exception)] for done i
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("prepare", [HIDE_TORCH, BREAK_TORCH], ids=["missing", "broken"])
-def test_every_command_but_two_works_without_torch(prepare: str, place: Path) -> None:  # noqa: F811
+def test_only_two_commands_need_torch(prepare: str, place: Path) -> None:  # noqa: F811
     needing = ["score tiny tokens -o scored", "analyze moe --device cuda"]
     working = ["demo", "analyze padded.safetensors", *(words for verb, words in VERBS.items() if verb != "score")]
     (place / "broken/torch").mkdir(parents=True, exist_ok=True)

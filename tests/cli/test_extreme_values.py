@@ -129,7 +129,7 @@ def met(folder: Path, argv: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", EXTREMES, indirect=True)
-def test_no_output_holds_a_number_that_is_not_finite(folder: Path) -> None:
+def test_outputs_contain_only_finite_numbers(folder: Path) -> None:
     for argv in VERBS.values():
         met(folder, argv)
 
@@ -137,18 +137,17 @@ def test_no_output_holds_a_number_that_is_not_finite(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["far"], indirect=True)
 @pytest.mark.parametrize("verb", PAGES)
-def test_no_page_draws_a_number_that_is_not_finite(folder: Path, verb: str) -> None:
+def test_pages_draw_only_finite_numbers(folder: Path, verb: str) -> None:
     met(folder, PAGES[verb])
 
 
-def test_no_verb_is_left_out() -> None:
-    """Those that measure no dump have no numbers; what `score` writes are its model's, and refused elsewhere."""
+def test_every_measuring_command_is_tested() -> None:
+    """Commands without a dump have no numbers, and `score` refuses such values elsewhere."""
     without = {"metrics", "presets", "doctor", "score", "demo", "init"}
     assert set(get_command(app).commands) == {argv[0] for argv in VERBS.values()} | without
 
 
-def test_what_is_held_is_seen(tmp_path: Path) -> None:
-    """The walk itself finds what it is there to find."""
+def test_the_search_finds_non_finite_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": [1.0, NaN]}')
     (tmp_path / "a.csv").write_text("x,y\n1,inf\n")
     (tmp_path / "a.html").write_text("<script>const x = NaN</script><path d='M 0 nan'/><p>information, nano</p>")

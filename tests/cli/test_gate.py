@@ -49,8 +49,8 @@ def write_dump(folder: Path, *, noise: float, seed: int, prompts: int = 16, dtyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["dense", "moe"])
-def test_a_dump_is_no_worse_than_its_own_result(data: str, tmp_path: Path) -> None:
-    """Nor is it undecided: what digits of a saved Result leave is no excess."""
+def test_dumps_pass_against_their_own_result(data: str, tmp_path: Path) -> None:
+    """Rounding in a saved Result must not make it undecided."""
     dump, saved = ROOT / "sample_data" / data, tmp_path / "saved.json"
     run("analyze", dump, "-q", "-c", "none", "-o", saved, code=0)
     rules = ["k3:increase=0%", "abs_diff_mean:increase=0%", "ppl_ratio:increase=0%", "ess_sequence:decrease=0%"]
@@ -128,14 +128,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("", 2),
     ],
 )
-def test_exit_codes(places: dict[str, Path], words: str, code: int) -> None:
+def test_verdicts_have_their_exit_codes(places: dict[str, Path], words: str, code: int) -> None:
     done = run("gate", *(word.format(**places) for word in words.split()), code=code)
     if code == 2:
         assert done.stdout == ""
     assert "Traceback" not in done.output
 
 
-def test_the_verdict_is_told_in_sentences(places: dict[str, Path]) -> None:
+def test_verdicts_are_explained_in_sentences(places: dict[str, Path]) -> None:
     done = run("gate", places["worse"], "--baseline", places["baseline"], "--rule", "k3:increase=25%")
     assert re.match(r"FAIL   K3 is 3\.\d\dx the baseline \(limit 25%\)\n", done.stdout)
     assert re.search(r"K3 within 25% of baseline +failed +0\.00\d+ +0\.00\d+ +0\.00\d+\n", done.stdout)
@@ -153,13 +153,13 @@ def test_the_verdict_is_told_in_sentences(places: dict[str, Path]) -> None:
     assert max(map(len, narrow.splitlines())) <= 60
 
 
-def test_json_is_strict_and_alone(places: dict[str, Path]) -> None:
+def test_json_is_strict_and_the_only_output(places: dict[str, Path]) -> None:
     done = run("gate", places["worse"], "--baseline", places["baseline"], "--json")
     found = Verdict.model_validate(json.loads(done.stdout, parse_constant=pytest.fail))
     assert (found.outcome, done.exit_code) == ("failed", 3)
 
 
-def test_only_what_passed_or_was_accepted_becomes_a_baseline(places: dict[str, Path], tmp_path: Path) -> None:
+def test_only_passed_or_accepted_results_become_baselines(places: dict[str, Path], tmp_path: Path) -> None:
     place = tmp_path / "next.json"
     refused = run("gate", places["worse"], "--baseline", places["baseline"], "--save-baseline", place)
     assert (refused.exit_code, place.exists()) == (3, False)
@@ -179,8 +179,7 @@ def test_only_what_passed_or_was_accepted_becomes_a_baseline(places: dict[str, P
     assert (tmp_path / "0001.json").exists()
 
 
-def test_a_first_baseline_is_told_as_such(places: dict[str, Path], tmp_path: Path) -> None:
-    """Not as what is lacking: `--accept` has just saved it."""
+def test_first_baselines_are_reported_as_recorded(places: dict[str, Path], tmp_path: Path) -> None:
     done = run("gate", places["same"], "--save-baseline", tmp_path / "first.json", "--accept")
     assert done.exit_code == 0 and "wrote" in done.stderr
     said = " ".join(done.stdout.split())
@@ -208,8 +207,8 @@ def test_a_first_baseline_is_told_as_such(places: dict[str, Path], tmp_path: Pat
     assert again.exit_code == 0 and "saved as" not in again.stdout, "it passed: nothing is to be told"
 
 
-def test_the_option_to_accept_is_named_once(places: dict[str, Path], tmp_path: Path) -> None:
-    """On stderr only where the screen does not name it."""
+def test_the_accept_option_is_named_once(places: dict[str, Path], tmp_path: Path) -> None:
+    """It appears on stderr only if the screen does not name it."""
     open_ = run("gate", places["same"], "--save-baseline", tmp_path / "a.json", code=4)
     assert open_.stderr.endswith("a.json: not written, because the verdict is undecided\n")
     assert "save one with --save-baseline FILE --accept" in open_.stdout
@@ -218,7 +217,7 @@ def test_the_option_to_accept_is_named_once(places: dict[str, Path], tmp_path: P
     assert not (tmp_path / "a.json").exists()
 
 
-def test_under_github_actions(places: dict[str, Path], tmp_path: Path) -> None:
+def test_github_actions_get_annotations_and_a_summary(places: dict[str, Path], tmp_path: Path) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
@@ -251,7 +250,7 @@ def test_junit_is_valid_and_counts(places: dict[str, Path], tmp_path: Path) -> N
     ]  # fmt: skip
 
 
-def test_notes_are_warnings_in_every_report(places: dict[str, Path], tmp_path: Path) -> None:
+def test_notes_appear_in_every_report_format(places: dict[str, Path], tmp_path: Path) -> None:
     """Notes about missing data reach JUnit, Markdown and annotations."""
     place, markdown = tmp_path / "junit.xml", tmp_path / "gate.md"
     words = "gate", places["tiny"], "--baseline", places["baseline"], "--max-missing", "100%"
@@ -279,8 +278,8 @@ def test_notes_are_warnings_in_every_report(places: dict[str, Path], tmp_path: P
         ("{same} --expect-bitwise", "FAIL   not all log-probs are bit-identical: 1,9"),
     ],
 )
-def test_the_first_screen(places: dict[str, Path], words: str, start: str, width: int) -> None:
-    """The answer in line 1, at most 24 lines, the next command in the last one."""
+def test_the_first_screen_answers(places: dict[str, Path], words: str, start: str, width: int) -> None:
+    """Line 1 is the answer, there are at most 24 lines, and the last one is the next command."""
     done = run("gate", *(word.format(**places) for word in words.split()), COLUMNS=str(width))
     lines = done.stdout.splitlines()
     assert lines[0].startswith(start[: width - 8]), lines[0]
@@ -309,7 +308,7 @@ def test_hostile_names_stay_text() -> None:
     st.sampled_from(["nats/token", "fraction", "ratio", "tokens"]),
     st.booleans(),
 )
-def test_a_value_never_rounds_across_its_limit(value: float, other: float, unit: str, near: bool) -> None:
+def test_shown_values_do_not_round_across_the_limit(value: float, other: float, unit: str, near: bool) -> None:
     limit = value * (1 + other / 1e9) if near else other
     shown = [float(text.removesuffix("%").replace(",", "")) for text in format_apart(value, limit, unit)]
     scale = 100 if unit == "fraction" else 1
@@ -320,7 +319,7 @@ def test_a_value_never_rounds_across_its_limit(value: float, other: float, unit:
         assert shown[0] == shown[1]
 
 
-def test_settings_hold_flags_and_rules(
+def test_settings_files_set_options_and_rules(
     places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -361,7 +360,7 @@ def scripts() -> list[str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("script", scripts())
-def test_the_shell_of_the_documents_runs(script: str, places: dict[str, Path], tmp_path: Path) -> None:
+def test_documented_shell_commands_work(script: str, places: dict[str, Path], tmp_path: Path) -> None:
     command = tmp_path / "bin" / "mismatchctl"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m mismatchctl "$@"\n')
@@ -381,7 +380,7 @@ def test_the_shell_of_the_documents_runs(script: str, places: dict[str, Path], t
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_plan_within_the_tolerance_names_the_rule(places: dict[str, Path]) -> None:
+def test_plans_within_the_tolerance_name_the_rule(places: dict[str, Path]) -> None:
     """The default rule allows a rise of 25%, so no number of sequences can make one of 20% fail."""
     told = run("gate", places["same"], "--plan", "20%", code=0).stdout
     assert "same k3: the rule allows a rise of 25%" in told

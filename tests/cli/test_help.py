@@ -48,7 +48,7 @@ def test_help_imports_nothing_heavy(words: str, tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("words", ["--help", "analyze --help"])
-def test_help_takes_little_more_than_typer_itself(words: str, tmp_path: Path) -> None:
+def test_help_costs_little_more_than_typer(words: str, tmp_path: Path) -> None:
     def spent(code: str, *arguments: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=True, cwd=tmp_path)
@@ -61,7 +61,7 @@ def test_help_takes_little_more_than_typer_itself(words: str, tmp_path: Path) ->
 
 @pytest.mark.process
 def test_help_is_light(tmp_path: Path) -> None:
-    """Nothing heavy is imported, and help costs less than 0.3 s of processor time."""
+    """Help imports no heavy module and takes less than 0.3 s of processor time."""
     code = (
         "import sys, time, resource\n"
         "sys.argv = ['mismatchctl', '--help']\n"
@@ -83,14 +83,14 @@ def help_page(*words: str, width: int = 80) -> str:
     return run(*words, "--help", code=0, COLUMNS=str(width)).stdout
 
 
-def test_commands_take_one_line_each() -> None:
+def test_commands_take_one_line() -> None:
     page = help_page().split("Commands:\n")[1].split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in page] == list(COMMANDS)
     assert all(line.split()[1].istitle() and not line.split()[1].endswith("s") for line in page), "a verb comes first"
 
 
 @pytest.mark.parametrize("verb", PAGES)
-def test_a_page_has_words_for_values_and_three_examples(verb: str) -> None:
+def test_help_pages_have_plain_value_names_and_three_examples(verb: str) -> None:
     page = help_page(verb)
     assert "<" not in page and "list[" not in page
     assert max(map(len, page.split("Examples:")[0].splitlines())) <= 80
@@ -98,14 +98,14 @@ def test_a_page_has_words_for_values_and_three_examples(verb: str) -> None:
     assert len(examples) == 3 and all(line.strip().startswith(f"$ mismatchctl {verb}") for line in examples)
 
 
-def test_analyze_keeps_expert_options_apart() -> None:
+def test_analyze_groups_expert_options() -> None:
     first, advanced = help_page("analyze").split("\nAdvanced:\n")
     options = [line for line in first.splitlines() if line.startswith("  -")]
     assert len(options) <= MOST_FIRST_OPTIONS
     assert "--threads N " in advanced and "--html FILE" in first
 
 
-def test_help_takes_the_name_of_a_command() -> None:
+def test_help_accepts_a_command_name() -> None:
     assert run("help", "sweep").stdout == help_page("sweep", width=200).replace("\r", "")
     assert run("help").stdout == run("--help").stdout
     assert run("help", "swep").exit_code == 2
@@ -116,7 +116,7 @@ def test_defaults_are_shown() -> None:
     assert "[default: 0.05]" in page and "[default: 1%]" in page and "[default: 10]" in page
 
 
-def test_examples_name_known_options() -> None:
+def test_examples_use_known_options() -> None:
     for name in ("mismatchctl", *COMMANDS):
         lines = read_examples(name)
         assert len(lines) == 3, name

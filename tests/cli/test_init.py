@@ -71,13 +71,13 @@ def lines_of(code: str) -> list[str]:
     return [line.strip() for line in code.splitlines() if line.strip()]
 
 
-def test_all_frameworks_have_places() -> None:
+def test_every_framework_has_an_integration() -> None:
     places = yaml.safe_load((ROOT / "docs/integrations/places.yaml").read_text())
     assert set(places) == FRAMEWORKS
 
 
 @pytest.mark.parametrize("name", sorted(FRAMEWORKS))
-def test_the_printed_lines_are_those_of_the_page(name: str) -> None:
+def test_printed_lines_match_the_page(name: str) -> None:
     printed = run("init", name, code=0).stdout
     code = [line for line in lines_of(printed) if not re.match(r"# (\d+\. |[A-Z]|uses |[a-z-]+: )", line)]
     pages = [lines_of(block) for block in blocks(name)]
@@ -88,17 +88,17 @@ def test_the_printed_lines_are_those_of_the_page(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FRAMEWORKS))
-def test_the_table_of_releases_names_what_places_were_checked_with(name: str) -> None:
+def test_the_release_table_matches_the_integrations(name: str) -> None:
     table = (ROOT / "docs/integrations/README.md").read_text(encoding="utf-8")
     assert read_integration(name).tried in table
 
 
-def test_names_are_known_in_any_spelling() -> None:
+def test_framework_names_ignore_spelling() -> None:
     assert read_integration("NeMo_RL").name == "nemo-rl"
     assert "did you mean 'slime'" in run("init", "slim", code=2).stderr
 
 
-def test_the_file_and_line_of_the_version_at_hand(checkout: Path) -> None:
+def test_init_finds_file_and_line_of_a_checkout(checkout: Path) -> None:
     printed = run("init", "verl", "--root", checkout, code=0).stdout
     trainer = checkout / "verl/trainer/ppo/ray_trainer.py"
     assert f"{trainer}:3, after `self.global_steps = 0`" in printed
@@ -108,7 +108,7 @@ def test_the_file_and_line_of_the_version_at_hand(checkout: Path) -> None:
     assert "not found here" in run("init", "verl", "--root", checkout / "verl", code=0).stdout
 
 
-def test_write_patches_once_and_keeps_a_backup(checkout: Path) -> None:
+def test_write_patches_once_with_a_backup(checkout: Path) -> None:
     run("init", "verl", "--write", "--root", checkout, code=0)
     patched = {name: (checkout / name).read_text() for name in SOURCES}
     for name, text in SOURCES.items():
@@ -134,7 +134,7 @@ def test_a_patch_of_an_older_version_is_replaced(checkout: Path) -> None:
     assert path.with_name("ray_trainer.py.orig").read_text() == SOURCES["verl/trainer/ppo/ray_trainer.py"]
 
 
-def test_if_one_file_cannot_be_patched_no_file_changes(checkout: Path) -> None:
+def test_a_failed_patch_changes_no_file(checkout: Path) -> None:
     broken = checkout / "verl/trainer/ppo/v1/trainer_base.py"
     broken.write_text("class PPOTrainer:\n    pass\n")
     done = run("init", "verl", "--write", "--root", checkout, code=2)
@@ -142,7 +142,7 @@ def test_if_one_file_cannot_be_patched_no_file_changes(checkout: Path) -> None:
     assert (checkout / "verl/trainer/ppo/ray_trainer.py").read_text() == SOURCES["verl/trainer/ppo/ray_trainer.py"]
 
 
-def test_a_script_gets_the_subclass_and_creates_it(tmp_path: Path) -> None:
+def test_scripts_get_and_use_the_subclass(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_bytes(SCRIPT.replace("\n", "\r\n").encode())
     script.chmod(0o751)
@@ -158,7 +158,7 @@ def test_a_script_gets_the_subclass_and_creates_it(tmp_path: Path) -> None:
     assert (tmp_path / "train.py.orig").read_bytes() == SCRIPT.replace("\n", "\r\n").encode()
 
 
-def test_a_module_of_its_own_is_created(tmp_path: Path) -> None:
+def test_a_separate_module_is_created(tmp_path: Path) -> None:
     run("init", "slime", "--patch", tmp_path / "record.py", code=0)
     assert blocks("slime")[0] in (tmp_path / "record.py").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["record.py"]
@@ -175,7 +175,7 @@ def test_a_module_of_its_own_is_created(tmp_path: Path) -> None:
         ("init verl --write --root .", "ray_trainer.py: not found"),
     ],
 )
-def test_what_cannot_be_patched_is_one_sentence(
+def test_unpatchable_files_give_one_sentence(
     words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -187,7 +187,7 @@ def test_what_cannot_be_patched_is_one_sentence(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_check_is_one_line(tmp_path: Path) -> None:
+def test_check_prints_one_line(tmp_path: Path) -> None:
     done = run("init", "trl", "--check", ROOT / "sample_data/dense", code=0)
     assert done.stdout.count("\n") == 1
     found = json.loads(run("diagnose", ROOT / "sample_data/dense", "--json").stdout)["findings"][0]

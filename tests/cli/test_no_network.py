@@ -81,20 +81,22 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_every_verb_is_tried() -> None:
+def test_every_command_is_tested() -> None:
     assert set(get_command(app).commands) == set(VERBS)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_verb_asks_the_network(verb: str, place: Path, blocked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_do_not_use_the_network(
+    verb: str, place: Path, blocked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(place)
     done = run(*VERBS[verb].split())
     assert blocked == []
     assert done.exit_code in (0, 3) and done.output, (done.output, done.exception)
 
 
-def test_the_block_blocks(blocked: list[str]) -> None:
+def test_the_network_block_works(blocked: list[str]) -> None:
     with pytest.raises(Refused):
         socket.socket(socket.AF_INET)
     with pytest.raises(Refused):
@@ -103,7 +105,7 @@ def test_the_block_blocks(blocked: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", ["analyze s3://bucket/run", "gate moe --baseline s3://bucket/b.json"])
-def test_a_path_that_asks_for_it_does(
+def test_remote_paths_use_the_network(
     words: str, place: Path, blocked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)

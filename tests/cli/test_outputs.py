@@ -41,7 +41,7 @@ def dump(tmp_path: Path) -> Path:
         (["--sequences", "absent/s.parquet"], "absent"),
     ],
 )
-def test_places_are_checked_before_any_work(words: list[str], says: str, dump: Path, tmp_path: Path) -> None:
+def test_output_paths_are_checked_first(words: list[str], says: str, dump: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     before = sorted(tmp_path.rglob("*"))
     done = run("analyze", "no-such-dump", *words, code=2)
@@ -51,7 +51,7 @@ def test_places_are_checked_before_any_work(words: list[str], says: str, dump: P
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
-def test_a_result_replaces_a_result_and_a_dump_never(dump: Path, tmp_path: Path) -> None:
+def test_results_replace_results_but_not_dumps(dump: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     run("analyze", dump, "-o", out, "-c", "none", code=0)
     first = out.read_bytes()
@@ -67,7 +67,7 @@ def test_a_result_replaces_a_result_and_a_dump_never(dump: Path, tmp_path: Path)
     ("words", "holds"),
     [(["gate", "--rule", "k3:max=9", "--on-undecided", "pass"], "k3:max=9"), (["diagnose"], "strongest first")],
 )
-def test_verdicts_and_findings_have_pages(words: list[str], holds: str, dump: Path, tmp_path: Path) -> None:
+def test_verdicts_and_findings_write_pages(words: list[str], holds: str, dump: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for _ in range(2):  # its own page may be written anew
         run(*words, dump, "--html", page, "-q", code=0)
@@ -77,13 +77,13 @@ def test_verdicts_and_findings_have_pages(words: list[str], holds: str, dump: Pa
     run(*words, dump, "--html", page, "-q", code=2)
 
 
-def test_talk_is_on_stderr(dump: Path, tmp_path: Path) -> None:
+def test_messages_go_to_stderr(dump: Path, tmp_path: Path) -> None:
     done = run("analyze", dump, "-c", "none", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
     assert done.stderr.count("wrote ") == 2
     assert "wrote" not in done.stdout
 
 
-def test_json_output_warns_of_what_was_left_out_on_stderr(tmp_path: Path) -> None:
+def test_json_output_warns_about_skipped_rows_on_stderr(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "bad", bad=float("nan"))
     done = run("analyze", folder, "--on-bad", "skip", "--json")
     assert "warning: left out of" in done.stderr
@@ -100,19 +100,19 @@ def test_json_output_warns_of_what_was_left_out_on_stderr(tmp_path: Path) -> Non
         (["--column", "reward=a", "--column", "reward=b"], "already"),
     ],
 )
-def test_wrong_rules(flags: list[str], says: str, dump: Path) -> None:
+def test_wrong_rules_are_refused(flags: list[str], says: str, dump: Path) -> None:
     done = run("analyze", dump, *flags, code=2)
     assert says in done.stderr
 
 
-def test_mappings_without_a_name_get_different_ones(dump: Path) -> None:
+def test_unnamed_mappings_get_different_names(dump: Path) -> None:
     done = run("analyze", dump, "--json", "-c", "{weight: {truncate: 2}}", "-c", "{weight: {truncate: 3}}")
     assert [c["name"] for c in json.loads(done.stdout)["corrections"]] == ["inline", "inline-2"]
 
 
 @pytest.mark.process
-def test_the_installed_command_names_what_is_wrong_in_a_dump(dump: Path) -> None:
-    """In a process of its own, where nothing made an array before: pyarrow looks for pandas at the first one."""
+def test_the_installed_command_names_bad_values(dump: Path) -> None:
+    """A separate process is needed, because pyarrow looks for pandas only at its first conversion."""
     odd = dump.parent / "odd.parquet"
     columns = {"sequence_id": ["a"], "rollout_log_probs": [[-1.0]], "train_log_probs": [[0.25]]}
     pq.write_table(pa.table(columns | {"step": [0]}), odd)
@@ -133,7 +133,7 @@ def test_analyze_does_not_import_pandas(run_name: str) -> None:
     assert done.stdout and "pyarrow.lib\n" in done.stderr and "pandas.core" not in done.stderr
 
 
-def test_check_takes_several_paths_and_gathers_files_that_are_alike(dump: Path, tmp_path: Path) -> None:
+def test_check_groups_similar_files_of_several_paths(dump: Path, tmp_path: Path) -> None:
     bad = write_dump(tmp_path / "bad", bad=float("nan"))
     (bad / "broken.parquet").write_bytes(b"PAR1")
     done = run("schema", "--check", dump, bad, "-v", code=4)
@@ -146,20 +146,20 @@ def test_check_takes_several_paths_and_gathers_files_that_are_alike(dump: Path, 
     run("schema", "--check", code=2)
 
 
-def test_reference_as_json() -> None:
+def test_reference_lists_are_available_as_json() -> None:
     assert {column["name"] for column in json.loads(run("schema", "--json").stdout)} >= {"train_log_probs", "step"}
     assert "k3" in {metric["key"] for metric in json.loads(run("metrics", "--json").stdout)}
     listed = json.loads(run("presets", "list", "--json").stdout)
     assert [preset["name"] for preset in listed] == list(load_presets())
 
 
-def test_a_gate_metric_is_found_under_any_number() -> None:
+def test_gate_metrics_are_found_under_any_number() -> None:
     run("metrics", "gate3_tokens_low", code=0)
     assert "0.0001" not in run("metrics", "gate3_tokens_low").stdout
 
 
 @pytest.mark.parametrize("name", load_presets())
-def test_shown_presets_can_be_read_again(name: str, tmp_path: Path) -> None:
+def test_shown_presets_are_read_back(name: str, tmp_path: Path) -> None:
     text = run("presets", "show", name).stdout
     assert yaml.safe_load(text)["name"] == name
     (tmp_path / "shown.yaml").write_text(text)
@@ -167,7 +167,7 @@ def test_shown_presets_can_be_read_again(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["", "analyze", "report", "schema", "presets", "presets show", "metrics"])
-def test_help_is_everywhere(words: str) -> None:
+def test_every_command_has_help(words: str) -> None:
     short, long = (run(*words.split(), flag) for flag in ("-h", "--help"))
     assert (short.exit_code, short.stdout) == (0, long.stdout)
     assert "Usage" in short.stdout
@@ -175,16 +175,16 @@ def test_help_is_everywhere(words: str) -> None:
 
 
 @pytest.mark.process
-def test_a_closed_pipe_does_not_look_like_a_bug(dump: Path) -> None:
+def test_a_closed_pipe_does_not_exit_with_one(dump: Path) -> None:
     script = f"set -o pipefail; {sys.executable} -m mismatchctl metrics | head -n 1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) in ((141, ""), (0, ""))
 
 
-def test_columns_decide_the_width(dump: Path) -> None:
+def test_the_columns_variable_sets_the_width(dump: Path) -> None:
     assert max(map(len, run("analyze", dump, COLUMNS="80").stdout.splitlines())) <= 80
     assert max(map(len, run("analyze", dump, COLUMNS="nonsense").stdout.splitlines())) <= 140
 
 
-def test_nothing_invisible_reaches_the_terminal() -> None:
+def test_invisible_characters_are_escaped() -> None:
     assert escape_text("a\x1b[31m\u202eb\n\udcff") == "a\\x1b[31m\\u202eb\\n\\udcff"

@@ -86,8 +86,8 @@ def log_probs_of(model: str, prompt: list[int], tokens: list[int], dtype: torch.
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_the_transcript_of_the_guide(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command, in order: init, record, the first gate, record with a planted regression, a gate that fails."""
+def test_the_transcript_of_the_guide_works(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands are init, record, a first gate, record with a planted regression, and a failing gate."""
     section = GUIDE.split("## From an empty folder\n")[1].split("\n## ")[0]
     transcript = re.findall(r"```console\n(.*?)```", section, flags=re.DOTALL)[0]
     commands = re.findall(r"^\$ (.*)\n((?:[^$\n].*\n|\n)*)", transcript.replace("\\\n", ""), flags=re.MULTILINE)
@@ -114,7 +114,7 @@ def test_the_transcript_of_the_guide(place: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_both_columns_are_the_log_probs_of_their_model(dtype: str, place: Path) -> None:
+def test_both_columns_match_their_model(dtype: str, place: Path) -> None:
     record(
         *SMALL,
         "--engine",
@@ -141,7 +141,7 @@ def test_both_columns_are_the_log_probs_of_their_model(dtype: str, place: Path) 
 
 
 @pytest.mark.slow
-def test_temperature_scales_both_sides_and_padding_after_the_end_is_dropped(place: Path) -> None:
+def test_temperature_applies_to_both_sides_and_padding_is_removed(place: Path) -> None:
     config = json.loads((place / "tiny/generation_config.json").read_text())
     assert config["eos_token_id"] == 1
     words = [*SMALL[:4], "--samples", "200", "--max-tokens", "12", "--temperature", "2", "--engine", "transformers"]
@@ -197,8 +197,8 @@ def check_recorded(samples: int = 3) -> None:
         np.testing.assert_allclose(row["train_log_probs"], truth, atol=1e-4)
 
 
-def test_a_vllm_server(place: Path) -> None:
-    """The answer has the form of /v1/completions with `return_tokens_as_token_ids`."""
+def test_vllm_servers_are_recorded(place: Path) -> None:
+    """The server answers like /v1/completions with `return_tokens_as_token_ids`."""
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
         choices = []
@@ -225,7 +225,7 @@ def sglang_answer(prompt: list[int], number: int) -> dict[str, Any]:
     return {"text": "?", "output_ids": tokens, "meta_info": {"output_token_logprobs": pairs}}
 
 
-def test_an_sglang_server(place: Path) -> None:
+def test_sglang_servers_are_recorded(place: Path) -> None:
     with server(lambda body: sglang_answer(body["input_ids"], (len(asked) - 1) % 3)) as (url, asked):
         record(*SMALL, "--engine", f"sglang={url}", "--trainer-dtype", "float32", "--out", "dumps")
     check_recorded()
@@ -233,8 +233,8 @@ def test_an_sglang_server(place: Path) -> None:
     assert asked[0][1]["return_logprob"] and asked[0][1]["sampling_params"]["max_new_tokens"] == 6
 
 
-def test_vllm_and_sglang_in_this_process(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules with the classes, arguments and results of the engines."""
+def test_in_process_engines_are_recorded(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stub modules have the classes, arguments and results of the engines."""
     vllm, sglang = types.ModuleType("vllm"), types.ModuleType("sglang")
 
     class LLM:
@@ -274,7 +274,7 @@ def test_vllm_and_sglang_in_this_process(place: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("broken", ["nan", "short"])
-def test_wrong_log_probs_of_an_engine_are_refused(broken: str, place: Path) -> None:
+def test_invalid_engine_log_probs_are_refused(broken: str, place: Path) -> None:
     def answer(body: dict[str, Any]) -> dict[str, Any]:
         names, log_probs = ["token_id:3", "token_id:4"], [-1.0] if broken == "short" else [-1.0, float("nan")]
         return {"choices": [{"logprobs": {"tokens": names, "token_logprobs": log_probs}}] * body["n"]}

@@ -33,12 +33,12 @@ def check_form(words: list[str], text: str, width: int) -> None:
 
 @pytest.mark.parametrize("width", screens.WIDTHS)
 @pytest.mark.parametrize("name", ["healthy", "growing", "moe", "padded", "runs"])
-def test_screens_of_dumps(name: str, width: int, dumps: dict[str, list[str]]) -> None:
+def test_screens_of_dumps_match_the_goldens(name: str, width: int, dumps: dict[str, list[str]]) -> None:
     check_screens(name, list(screens.commands_of(name, dumps[name])), width)
 
 
 @pytest.mark.parametrize("width", screens.WIDTHS)
-def test_screens_without_a_dump(width: int, dumps: dict[str, list[str]]) -> None:
+def test_reference_screens_match_the_goldens(width: int, dumps: dict[str, list[str]]) -> None:
     commands = [words.split() for words in screens.REFERENCE]
     check_screens("reference", [words for words in commands if words[0] not in screens.UNSTABLE], width)
     for words in commands:
@@ -55,7 +55,7 @@ def check_screens(name: str, commands: list[list[str]], width: int) -> None:
         check_form(words, text, width)
 
 
-def test_answers_of_the_five_dumps(dumps: dict[str, list[str]]) -> None:
+def test_the_five_dumps_get_their_status(dumps: dict[str, list[str]]) -> None:
     """The statuses follow from how the dumps were made."""
     heads = {name: screens.screen(["analyze", *paths], 80).splitlines()[0] for name, paths in dumps.items()}
     assert heads["healthy"].startswith("OK ")
@@ -66,7 +66,7 @@ def test_answers_of_the_five_dumps(dumps: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["healthy", "growing", "moe", "padded"])
-def test_analyze_and_diagnose_name_one_cause(name: str, dumps: dict[str, list[str]]) -> None:
+def test_analyze_and_diagnose_name_the_same_cause(name: str, dumps: dict[str, list[str]]) -> None:
     titles = {
         "healthy": "numerical noise", "growing": "stale rollout weights", "moe": "MoE routing differs",
         "padded": "Padding counted as tokens",
@@ -84,7 +84,7 @@ def test_a_finding_and_k3_are_printed_once(name: str, dumps: dict[str, list[str]
         assert text.lower().count(title.lower()) <= 1, title
 
 
-def test_a_cut_screen_names_the_option_for_the_rest(dumps: dict[str, list[str]]) -> None:
+def test_shortened_screens_name_the_verbose_option(dumps: dict[str, list[str]]) -> None:
     brief, whole = (screens.screen(["analyze", *dumps["growing"], *more], 80) for more in ([], ["-v"]))
     assert "Details: -v" in brief and "Details: -v" not in whole
     assert len(whole.splitlines()) > len(brief.splitlines())

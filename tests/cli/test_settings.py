@@ -23,7 +23,7 @@ def dump(tmp_path: Path) -> Path:
     return write_dump(tmp_path / "healthy")
 
 
-def test_settings_for_every_verb_and_for_one(dump: Path, tmp_path: Path) -> None:
+def test_settings_apply_to_all_commands_or_one(dump: Path, tmp_path: Path) -> None:
     (tmp_path / "mismatchctl.toml").write_text(
         "quiet = true\njson = true\n"
         "[analyze]\ncorrection = [{name = 'own', weight = {truncate = 2.0}}, 'none']\ncolumn = {reward = 'reward'}\n"
@@ -34,7 +34,7 @@ def test_settings_for_every_verb_and_for_one(dump: Path, tmp_path: Path) -> None
     assert run("analyze", dump).stdout.startswith("CHECK  healthy: ")
 
 
-def test_the_nearest_file_with_settings_counts(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nearest_settings_file_is_used(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.analyze]\ncorrection = ['none']\njson = true\n")
     inner = tmp_path / "inner"
     inner.mkdir()
@@ -46,7 +46,7 @@ def test_the_nearest_file_with_settings_counts(dump: Path, tmp_path: Path, monke
 
 
 @pytest.mark.process
-def test_a_file_without_settings_is_read_once(tmp_path: Path) -> None:
+def test_files_without_settings_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'own'\n")
     code = (
         "import sys; read = []; sys.addaudithook(lambda event, given: event == 'open' and read.append(str(given[0])))\n"
@@ -66,7 +66,7 @@ def test_a_file_without_settings_is_read_once(tmp_path: Path) -> None:
         ("not toml", "TOML"),
     ],
 )
-def test_wrong_settings(text: str, says: str, dump: Path, tmp_path: Path) -> None:
+def test_wrong_settings_are_refused(text: str, says: str, dump: Path, tmp_path: Path) -> None:
     (tmp_path / "mismatchctl.toml").write_text(text)
     done = run("analyze", dump, code=2)
     assert says in done.stderr
@@ -94,10 +94,8 @@ print(len(built) > 1, file=sys.stderr)
         ("not toml", ["metrics", "k3"], True, "TOML"),
     ],
 )
-def test_one_command_is_built_where_nothing_asks_for_others(
-    text: str, words: list[str], others: bool, says: str, tmp_path: Path
-) -> None:
-    """Of the installed command; what settings say of other verbs is still held to them."""
+def test_only_the_needed_command_is_built(text: str, words: list[str], others: bool, says: str, tmp_path: Path) -> None:
+    """Settings of other commands are checked all the same."""
     (tmp_path / "mismatchctl.toml").write_text(text)
     done = subprocess.run(
         [sys.executable, "-c", BUILT, *words], capture_output=True, text=True, check=True, cwd=tmp_path
@@ -106,7 +104,7 @@ def test_one_command_is_built_where_nothing_asks_for_others(
     assert says in done.stderr and bool(done.stdout) is not bool(says)
 
 
-def test_wrong_variables(dump: Path) -> None:
+def test_wrong_environment_variables_are_refused(dump: Path) -> None:
     done = run("analyze", dump, MISMATCHCTL_ANALYZE_THREDS="2", code=2)
     assert "did you mean 'threads'?" in done.stderr
     inline = run("analyze", dump, "--json", MISMATCHCTL_ANALYZE_CORRECTION="{name: mine, weight: {truncate: 2}}")

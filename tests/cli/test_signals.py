@@ -64,7 +64,7 @@ def litter(*folders: Path) -> list[Path]:
 
 @pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_with_its_code_and_leaves_nothing(
+def test_signals_end_with_their_code_without_output(
     number: signal.Signals, code: int, dump: Path, tmp_path: Path
 ) -> None:
     scratch = tmp_path / "scratch"
@@ -86,7 +86,7 @@ def test_a_signal_ends_with_its_code_and_leaves_nothing(
 
 
 @pytest.mark.process
-def test_a_signal_that_a_callback_swallows_is_not_lost(dump: Path, tmp_path: Path) -> None:
+def test_signals_swallowed_by_a_callback_end_the_command(dump: Path, tmp_path: Path) -> None:
     words = ["sweep", str(dump), "-o", "s.csv", "--html", "s.html"]
     done = subprocess.run(
         [sys.executable, "-c", SWALLOWED, *words], capture_output=True, text=True, check=False, cwd=tmp_path
@@ -97,7 +97,7 @@ def test_a_signal_that_a_callback_swallows_is_not_lost(dump: Path, tmp_path: Pat
 
 @pytest.mark.process
 def test_interrupts_during_imports_end_with_130(dump: Path) -> None:
-    """At several moments of the start, from the first line of the entry point on."""
+    """The interrupts come at several moments of the start-up."""
     ready = "import sys; from mismatchctl.io.process import install_handlers; install_handlers(); print(flush=True); "
     code = ready + "from mismatchctl.__main__ import main; main()"
     for wait in (0.0, 0.05, 0.15):
@@ -117,8 +117,8 @@ def test_interrupts_during_imports_end_with_130(dump: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_within_an_executed_text_ends_with_its_code(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    """As dataclasses are made of, while modules are imported."""
+def test_signals_inside_exec_end_with_their_code(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """Dataclasses execute generated code during imports."""
     (tmp_path / "command.py").write_text(
         f"""
 import os, signal
@@ -144,7 +144,7 @@ def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("words", ["analyze dump.parquet --json", "--help"])
-def test_streams_that_are_closed_or_full(words: str, dump: Path, tmp_path: Path) -> None:
+def test_closed_or_full_streams_are_handled(words: str, dump: Path, tmp_path: Path) -> None:
     closed = shell(f"mismatchctl {words} >&-", tmp_path)
     assert (closed.returncode, closed.stderr) == (0, "")
     full = shell(f"mismatchctl {words} >/dev/full", tmp_path)
@@ -155,8 +155,8 @@ def test_streams_that_are_closed_or_full(words: str, dump: Path, tmp_path: Path)
 
 @pytest.mark.process
 @pytest.mark.parametrize(("words", "code"), [("--help", 0), ("", 2), ("analyze --help", 0), ("--version", 0)])
-def test_the_installed_command_s_first_words_where_nobody_reads_them(words: str, code: int, tmp_path: Path) -> None:
-    """A script called as the installed command is."""
+def test_the_first_output_to_a_closed_stream_is_handled(words: str, code: int, tmp_path: Path) -> None:
+    """The script has the name of the installed command."""
     command = tmp_path / "mismatchctl"
     command.write_text(f"#!{sys.executable}\nfrom mismatchctl.__main__ import main\nmain()\n")
     command.chmod(0o755)
@@ -175,7 +175,7 @@ def test_the_installed_command_s_first_words_where_nobody_reads_them(words: str,
 
 
 @pytest.mark.process
-def test_an_error_that_nobody_can_be_told_has_its_code(tmp_path: Path) -> None:
+def test_unprintable_errors_keep_their_exit_code(tmp_path: Path) -> None:
     assert shell("mismatchctl analyze none 2>/dev/full", tmp_path).returncode == 4
     assert shell("mismatchctl analyze none >&- 2>&- <&-", tmp_path).returncode == 4
 
@@ -260,8 +260,8 @@ for at in range(1, 10_000):
 
 
 @pytest.mark.process
-def test_an_interrupt_at_any_line_after_the_output_ends_with_130(dump: Path, tmp_path: Path) -> None:
-    """The output exists, and the interrupt comes at one line after another of the entry point, typer and contextlib."""
+def test_interrupts_at_any_line_after_the_output_exit_130(dump: Path, tmp_path: Path) -> None:
+    """The interrupt comes at each line of the entry point, typer and contextlib after the output exists."""
     done = subprocess.run(
         [sys.executable, "-c", EVERY_LINE, dump, tmp_path / "c.json"], capture_output=True, text=True, check=False
     )
@@ -272,8 +272,8 @@ def test_an_interrupt_at_any_line_after_the_output_ends_with_130(dump: Path, tmp
 
 
 @pytest.mark.process
-def test_an_interrupt_that_a_library_turns_into_its_own_error_ends_with_130(tmp_path: Path) -> None:
-    """As Rust libraries do, whose panics are no Exception."""
+def test_interrupts_replaced_by_library_errors_exit_130(tmp_path: Path) -> None:
+    """Panics of Rust libraries are not subclasses of Exception."""
     (tmp_path / "command.py").write_text(
         """
 import os, signal

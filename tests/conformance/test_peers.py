@@ -21,7 +21,7 @@ DOCUMENT = ROOT / "docs/methods/conformance.md"
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_framework_at_a_version(name: str) -> None:
+def test_frameworks_match_their_own_code(name: str) -> None:
     tally = compare(name)
     assert not tally.differences, f"{len(tally.differences)}: " + "\n".join(tally.differences[:20])
     assert line(name, tally) in DOCUMENT.read_text().splitlines(), (
@@ -30,8 +30,8 @@ def test_a_framework_at_a_version(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_options_and_back(name: str) -> None:
-    """What is written is read as the same rules: from what was read, and from the rules alone."""
+def test_options_are_read_back_as_written(name: str) -> None:
+    """The written options are read back as the same rules, with and without the original options."""
     own, written = framework(name), 0
     for _, _, case in cases(name):
         correction = own.correction(case["config"])
@@ -47,7 +47,7 @@ def test_options_and_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_what_is_logged_has_a_meaning_and_lint_answers(name: str) -> None:
+def test_every_logged_metric_has_a_meaning(name: str) -> None:
     own = framework(name)
     assert own.meanings()
     for _, _, case in list(cases(name))[:3]:
@@ -55,7 +55,7 @@ def test_what_is_logged_has_a_meaning_and_lint_answers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_what_it_does_not_know(name: str) -> None:
+def test_unknown_options_and_rules_are_reported(name: str) -> None:
     own = framework(name)
     assert own.lint({"no_such_option": 1}) == own.lint({})
     stranger = Correction(gates=(Gate(statistic="train_prob", keep=(0.123, None)),))
@@ -80,12 +80,12 @@ def test_what_it_does_not_know(name: str) -> None:
         ("prime-rl@2026-10", {"type": "default"}, "use type ipo"),
     ],
 )
-def test_a_trap(name: str, native: dict[str, Any], said: str) -> None:
+def test_lint_reports_each_trap(name: str, native: dict[str, Any], said: str) -> None:
     assert said in " ".join(finding.consequence for finding in load_framework(name).lint(native))
 
 
 @pytest.mark.parametrize("name", ["verl", "slime", "miles"])
-def test_words_that_another_framework_lacks_are_not_dropped(name: str) -> None:
+def test_fields_another_framework_lacks_are_refused(name: str) -> None:
     for rules in (
         {"weight": {"truncate": 2.0, "limit": 1.0}},
         {"weight": {"truncate": 2.0}, "gates": [{"keep": [0.5, 2.0], "level": "geometric", "seed": 1}]},
@@ -94,7 +94,7 @@ def test_words_that_another_framework_lacks_are_not_dropped(name: str) -> None:
         assert "unusual" in " ".join(load_framework(name).native(Correction.model_validate(rules))[1])
 
 
-def test_versions_and_names() -> None:
+def test_frameworks_list_names_and_versions() -> None:
     assert {"trl", "ms-swift", "verl"} <= {shelf.name for shelf in load_adapters()}
     assert load_framework("prime-rl").version == "2026-08"
     with pytest.raises(ConfigError, match="did you mean '2026-09'"):
@@ -107,8 +107,8 @@ RENAMED: dict[str, Any] = json.loads((FOLDER / "openrlhf_0_11_2.json").read_text
 
 
 @pytest.mark.parametrize("case", RENAMED)
-def test_the_renamed_options_of_openrlhf_compute_what_its_code_does(case: str) -> None:
-    """PolicyLoss of the wheel of 0.11.2 in float64, on the rows of verl's releases.json."""
+def test_renamed_options_of_openrlhf_match_its_code(case: str) -> None:
+    """The expected values come from PolicyLoss of OpenRLHF 0.11.2 in float64, on the rows of verl's releases.json."""
     rows = json.loads((FOLDER.parent / "verl" / "releases.json").read_text())["rows"]
     names = {"rollout": "rollout_log_probs", "train": "train_log_probs", "current": "current_log_probs"}
     batch = pa.table({names.get(name, "response_mask" if name == "mask" else name): rows[name] for name in rows})

@@ -102,7 +102,7 @@ OF_FAMILY = [name for name, item in load_presets().items() if item.framework in 
 
 
 @pytest.mark.parametrize("name", sorted(name for name in OF_FAMILY if name not in WITHOUT_GOLDENS))
-def test_preset_agrees_with_the_framework(name: str) -> None:
+def test_presets_match_the_framework(name: str) -> None:
     correction = find_preset(name)
     goldens = _goldens()[name]
     assert goldens
@@ -132,7 +132,7 @@ def test_preset_agrees_with_the_framework(name: str) -> None:
             assert applied.weights is None
 
 
-def test_few_sequences_hang_on_rounding() -> None:
+def test_few_sequences_depend_on_rounding() -> None:
     correction = find_preset("slime-mis")
     undecided = {
         (file, *key, int(sequence))

@@ -21,7 +21,7 @@ DOCUMENT = ROOT / "docs/methods/conformance.md"
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("impl", VERSIONS)
-def test_slime_at_a_version(impl: str, part: str) -> None:
+def test_slime_matches_its_code(impl: str, part: str) -> None:
     tally = PARTS[part](impl)
     assert not tally.differences, f"{len(tally.differences)} of {tally.compared}: " + "\n".join(tally.differences[:20])
     title = load_framework(VERSIONS[impl]).title
@@ -43,7 +43,7 @@ EARLIER: dict[str, Any] = json.loads((FOLDER / "versions_of_2025.json").read_tex
 @pytest.mark.parametrize(
     ("version", "case"), [(version, case) for version, cases in EARLIER["expected"].items() for case in cases]
 )
-def test_a_version_of_2025_weights_rejects_and_logs_as_its_mis_py(version: str, case: str) -> None:
+def test_slime_of_2025_matches_its_mis_py(version: str, case: str) -> None:
     rows, own, wanted = EARLIER["rows"], load_framework(f"slime@{version}"), EARLIER["expected"][version][case]
     columns = {"rollout_log_probs": rows["rollout"], "train_log_probs": rows["train"], "loss_masks": rows["mask"]}
     replay = own.replay(pa.table(columns), own.correction(wanted["config"]))
@@ -55,7 +55,7 @@ def test_a_version_of_2025_weights_rejects_and_logs_as_its_mis_py(version: str, 
     assert {f"train/{name}" for name in replay.logged} <= {meaning.name for meaning in own.meanings()}
 
 
-def test_what_stopped_a_version_of_2025_is_an_error() -> None:
+def test_configurations_refused_by_slime_of_2025_are_errors() -> None:
     old = {"mis_level": "token", "mis_mode": "clip", "mis_lower_bound": None, "mis_upper_bound": 2.0}
     with pytest.raises(ConfigError, match="cannot unpack it"):
         load_framework("slime@2025-11").correction(old | {"mis_veto_threshold": None})

@@ -20,7 +20,7 @@ DOCUMENT = ROOT / "docs/methods/conformance.md"
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_verl_at_a_version(version: str, part: str) -> None:
+def test_verl_matches_its_code(version: str, part: str) -> None:
     tally = PARTS[part](version)
     assert not tally.differences, f"{len(tally.differences)} of {tally.compared}: " + "\n".join(tally.differences[:20])
     title = load_framework(f"verl@{version}").title
@@ -35,8 +35,8 @@ RELEASES: dict[str, Any] = json.loads((FOLDER / "releases.json").read_text())
     ("release", "case"),
     [(release, case) for release, cases in RELEASES["expected"].items() for case in cases if "gspo" not in case],
 )
-def test_a_release_on_pypi_computes_what_its_code_does(release: str, case: str) -> None:
-    """The metrics of the correction of the released code, on a batch of six sequences."""
+def test_verl_releases_match_their_code(release: str, case: str) -> None:
+    """The expected values come from the released code on a batch of six sequences."""
     rows, own = RELEASES["rows"], load_framework(f"verl@{release}")
     names = {"rollout": "rollout_log_probs", "train": "old_log_probs", "current": "current_log_probs"}
     table = pa.table({names.get(name, "response_mask" if name == "mask" else name): rows[name] for name in rows})
@@ -52,14 +52,14 @@ def test_a_release_on_pypi_computes_what_its_code_does(release: str, case: str) 
     ("word", "release", "note"),
     [("0.9.1", "0.9.1", ""), ("v0.8.0", "0.8.0", "losses"), ("0.9.7", "0.9.1", "0.9.7 is not known, read as 0.9.1")],
 )
-def test_a_release_is_found_or_the_nearest_with_a_note(word: str, release: str, note: str) -> None:
+def test_unknown_verl_releases_resolve_to_the_nearest_with_a_note(word: str, release: str, note: str) -> None:
     found = load_framework(f"verl@{word}")
     assert found.title == f"verl@{release}" and note in found.dated
     with pytest.raises(ConfigError, match=r"rollout correction came with verl 0\.6\.1"):
         load_framework("verl@0.5.0")
 
 
-def test_releases_refuse_what_came_later() -> None:
+def test_verl_releases_refuse_later_options() -> None:
     icepop = {"rollout_is": "token", "rollout_is_threshold": "0.5_2"}
     assert load_framework("verl@0.8.0").correction(icepop).weight
     with pytest.raises(ConfigError, match=r"0\.7\.1 does not support IcePop"):

@@ -40,7 +40,7 @@ from mismatchctl.data.tokenizer import load_vocabulary
         (2.5e7, "-", "2.50e7"),
     ],
 )
-def test_numbers_tell_their_size(value: float | None, unit: str, text: str) -> None:
+def test_numbers_are_formatted_by_size(value: float | None, unit: str, text: str) -> None:
     assert format_number(value, unit) == text
 
 
@@ -57,28 +57,28 @@ def test_numbers_tell_their_size(value: float | None, unit: str, text: str) -> N
         (None, None, "nats", "–"),
     ],
 )
-def test_estimates_share_their_last_place(value: float | None, se: float | None, unit: str, text: str) -> None:
+def test_estimate_and_error_share_decimals(value: float | None, se: float | None, unit: str, text: str) -> None:
     assert format_estimate(value, se, unit) == text
 
 
-def test_undefined_has_a_reason() -> None:
+def test_undefined_values_show_their_reason() -> None:
     assert format_estimate_or_reason(None, None, "", "no valid token") == "– (no valid token)"
     assert format_estimate_or_reason(None, None, "", "ok") == "–"
     assert format_estimate_or_reason(None, None, "nats", "K3 is 0") == "– (K3 is 0)"
     assert format_estimate_or_reason(2.0, None, "nats", "ok") == "2.00"
 
 
-def test_sizes() -> None:
+def test_byte_sizes_are_formatted() -> None:
     assert [format_bytes(size) for size in (0, 999, 66_183, 4_200_000)] == ["0 B", "999 B", "66.2 kB", "4.20 MB"]
 
 
-def test_text_from_outside_is_visible() -> None:
+def test_control_characters_are_made_visible() -> None:
     assert escape_terminal("a\x1b[0m\u202eb\u200bc\n\t\u00a0d") == "a␛[0m⟨U+202E⟩b⟨U+200B⟩c↵⇥ d"
     assert escape_terminal("schön 猫 שלום") == "schön 猫 שלום"
     assert shorten("x" * 30, 5) == "xxxx…"
 
 
-def test_token_ids_read_as_text_only_where_they_are_bytes() -> None:
+def test_token_ids_decode_as_text_only_if_they_are_bytes() -> None:
     assert [load_vocabulary(None, ids).name for ids in ([[104, 105], None, [256]], [[104, 50_000]], [None, []])] == [
         "bytes", "ids", "ids",
     ]  # fmt: skip

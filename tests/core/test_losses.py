@@ -22,7 +22,7 @@ def t(values: np.ndarray) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dual", [None, 1.5])
-def test_ppo_clips_as_the_surrogate_of_torch(dual: float | None) -> None:
+def test_ppo_loss_matches_torch_autograd(dual: float | None) -> None:
     found = ppo_loss(ADVANTAGES, CURRENT - ANCHOR, 0.9, 1.3, dual=dual)
     current = t(CURRENT).requires_grad_()
     ratio = (current - t(ANCHOR)).exp()
@@ -42,8 +42,8 @@ def test_ppo_clips_as_the_surrogate_of_torch(dual: float | None) -> None:
 
 
 @pytest.mark.parametrize("cap", [0.95, 1.1, 1.3, 2.0])
-def test_a_cap_on_the_unclipped_ratio_stops_the_gradient_where_it_decides(cap: float) -> None:
-    """Below the upper bound too, where a ratio within the bounds may be beyond the cap."""
+def test_a_ratio_cap_stops_the_gradient_where_it_applies(cap: float) -> None:
+    """This includes ratios within the bounds but above the cap."""
     found = ppo_loss(ADVANTAGES, CURRENT - ANCHOR, 0.9, 1.3, cap=cap)
     current = t(CURRENT).requires_grad_()
     ratio = (current - t(ANCHOR)).exp()
@@ -65,8 +65,8 @@ def test_cispo_weights_reinforce_with_the_clipped_ratio() -> None:
     np.testing.assert_array_equal(found.clipped, weight.numpy() != np.exp(CURRENT - ANCHOR))
 
 
-def test_the_gradient_of_the_unbiased_kl_is_the_kls() -> None:
-    """Sampled from another policy, its expectation and its gradient are those of KL(current, reference)."""
+def test_the_unbiased_kl_estimates_value_and_gradient() -> None:
+    """Value and gradient equal those of KL(current, reference) for samples of another policy."""
     generator = torch.Generator().manual_seed(3)
     sampler, reference, current = (
         torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(0) for _ in "abc"
@@ -86,7 +86,7 @@ def test_the_gradient_of_the_unbiased_kl_is_the_kls() -> None:
     np.testing.assert_allclose(project[0].numpy(), project[1].numpy(), atol=1e-12)
 
 
-def test_the_low_variance_kl_is_bounded_after_it_is_weighted() -> None:
+def test_low_variance_kl_is_bounded_after_weighting() -> None:
     log_ratio = np.array([-4.0, 0.0, 0.5])
     assert low_variance_kl(log_ratio).tolist() == [10.0, 0.0, pytest.approx(np.exp(-0.5) - 0.5)]
     assert low_variance_kl(log_ratio, np.array([1e-3, 9.0, 1e9])).tolist() == [
@@ -97,7 +97,7 @@ def test_the_low_variance_kl_is_bounded_after_it_is_weighted() -> None:
     assert kl_estimate(log_ratio, "k2").tolist() == [8.0, 0.0, 0.125]
 
 
-def test_opsm_takes_bad_tokens_of_sequences_that_drifted() -> None:
+def test_opsm_masks_negative_tokens_of_drifted_sequences() -> None:
     drift = SEGMENTS.mean(ANCHOR - CURRENT)
     masked = off_policy_mask(ADVANTAGES, drift, SEGMENTS, 0.1)
     by_hand = [
@@ -108,5 +108,5 @@ def test_opsm_takes_bad_tokens_of_sequences_that_drifted() -> None:
     assert 0 < masked.sum() < TOKENS
 
 
-def test_a_constant_factor_weights_reinforce() -> None:
+def test_a_constant_factor_scales_reinforce() -> None:
     assert factor_loss(ADVANTAGES, CURRENT, 0.5).losses == pytest.approx(-0.5 * ADVANTAGES * CURRENT)

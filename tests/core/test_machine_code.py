@@ -56,7 +56,7 @@ def reduced(folder: Path) -> tuple[str, bool]:
 
 
 @pytest.mark.process
-def test_compiled_and_loaded_loops_give_the_same_bits(tmp_path: Path) -> None:
+def test_compiled_and_cached_loops_give_equal_bits(tmp_path: Path) -> None:
     first, second = reduced(tmp_path), reduced(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1  # the first has left what the second loads
     assert (first[1], second[1]) == (True, False)
@@ -87,7 +87,7 @@ def unsplit() -> None:
     assert found.tobytes() == body.reshape(4, 1000).T.tobytes()
 
 
-def test_machine_code_that_is_not_what_was_kept_is_made_anew(made: list[int], tmp_path: Path) -> None:
+def test_damaged_machine_code_is_recompiled(made: list[int], tmp_path: Path) -> None:
     unsplit()
     unsplit()
     assert len(made) == 1
@@ -106,7 +106,7 @@ def test_machine_code_that_is_not_what_was_kept_is_made_anew(made: list[int], tm
     assert len(made) == len(damaged) + 2
 
 
-def test_machine_code_that_another_user_or_loop_may_have_left_is_made_anew(made: list[int], tmp_path: Path) -> None:
+def test_machine_code_of_another_user_or_loop_is_recompiled(made: list[int], tmp_path: Path) -> None:
     unsplit()
     (kept,) = (tmp_path / "kept").iterdir()
     kept.chmod(0o666)
@@ -123,7 +123,7 @@ def test_machine_code_that_another_user_or_loop_may_have_left_is_made_anew(made:
         other.write_bytes(content)  # of another loop, whole and of the same sources
 
 
-def test_machine_code_that_this_user_left_is_loaded_whatever_the_umask(made: list[int]) -> None:
+def test_own_machine_code_is_loaded_for_any_umask(made: list[int]) -> None:
     before = os.umask(0)
     try:
         unsplit()
@@ -133,8 +133,8 @@ def test_machine_code_that_this_user_left_is_loaded_whatever_the_umask(made: lis
     assert len(made) == 1
 
 
-def test_machine_code_that_nobody_used_for_long_is_removed(made: list[int], tmp_path: Path) -> None:
-    """Of older versions it was kept for ever."""
+def test_unused_machine_code_is_removed(made: list[int], tmp_path: Path) -> None:
+    """Older versions never removed it."""
     folder, digits = tmp_path / "kept", "0123456789abcdef"
     folder.mkdir()
     names = [
@@ -155,17 +155,17 @@ def test_machine_code_that_nobody_used_for_long_is_removed(made: list[int], tmp_
     assert len(made) == 1 and time.time() - (folder / own).stat().st_mtime < 60
 
 
-def test_no_folder_for_machine_code_depends_on_the_one_that_is_worked_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_code_folders_ignore_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, "here")
     assert machine_code._cache_folders() == [Path(machine_code.__file__).parent / "__pycache__"]
 
 
 @pytest.mark.parametrize("other", ["_compiler_environment", "source"])
-def test_machine_code_of_another_machine_version_or_source_is_made_anew(
+def test_machine_code_of_another_machine_version_or_source_is_recompiled(
     made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """Beside what is there: installations that share a folder do not make it anew for one another, time and again."""
+    """Installations that share a folder keep their own machine code."""
     unsplit()
     with monkeypatch.context() as changed:
         if other == "source":
@@ -183,9 +183,7 @@ def test_machine_code_of_another_machine_version_or_source_is_made_anew(
     assert len(made) == 2
 
 
-def test_what_the_code_depends_on_is_this_machine_and_these_versions(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_cache_key_contains_machine_and_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import llvmlite
     import numba
     from llvmlite import binding
@@ -201,19 +199,19 @@ def test_what_the_code_depends_on_is_this_machine_and_these_versions(
     assert "NUMBA_OPT" in told and "z80" in told
 
 
-def test_a_number_that_is_no_double_is_not_cut_off() -> None:
+def test_arguments_other_than_doubles_are_refused() -> None:
     with pytest.raises(TypeError):
         machine_code._machine_words((np.float32(0.5),))
 
 
-def test_numba_that_may_not_compile_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_numba_selects_the_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_kernel(MIN_COMPILED_TOKENS) is COMPILED_KERNEL
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     assert choose_kernel(MIN_COMPILED_TOKENS) is NUMPY_KERNEL
 
 
 @pytest.mark.parametrize("missing", ["_compiler_environment", "_compile", "_load_function"])
-def test_numba_runs_a_loop_whose_machine_code_cannot_be_had(
+def test_numba_runs_loops_without_cached_machine_code(
     made: list[int], monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     def fail(*given: Any) -> None:
@@ -225,14 +223,14 @@ def test_numba_runs_a_loop_whose_machine_code_cannot_be_had(
     assert found.tobytes() == body.reshape(4, 10).T.tobytes()
 
 
-def test_a_loop_that_is_missing_in_its_code_is_not_called(made: list[int]) -> None:
+def test_machine_code_without_the_loop_is_refused(made: list[int]) -> None:
     given = np.zeros(4, np.uint8), 0, 1, np.zeros(1, np.uint32)
     code = machine_code._compile(vars(file_loops)["join_split_bytes"], given).partition(b"\n")[2]
     with pytest.raises(LookupError, match="another"):
         machine_code._load_function(b"another\n" + code, given)
 
 
-def test_a_signal_that_the_compiler_dropped_ends_the_command(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_swallowed_by_the_compiler_ends_the_command(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     def dropping(*given: Any) -> None:
         process._received_signals.append(2)
         raise RuntimeError("no code came of it")
@@ -243,7 +241,7 @@ def test_a_signal_that_the_compiler_dropped_ends_the_command(made: list[int], mo
         unsplit()
 
 
-def test_machine_code_that_needs_something_of_numba_is_refused() -> None:
+def test_machine_code_with_numba_symbols_is_refused() -> None:
     from mismatchctl.core.compiler import compile_loop
 
     @compile_loop

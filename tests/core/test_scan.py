@@ -40,7 +40,7 @@ def rows_of(lengths: list[int], values: np.ndarray, valid: np.ndarray) -> Rows:
 )
 @example(lengths=[1, 1], odd=[0.0, -1e38, 0.0, 0.0], above=False, kind=np.float32, seed=1)
 @example(lengths=[1, 1], odd=[0.0, -199.5, 0.0, 0.0], above=False, kind=np.float32, seed=1)
-def test_a_look_finds_what_numpy_finds(
+def test_the_compiled_scan_matches_numpy(
     lengths: list[int], odd: list[float], above: bool, kind: type, seed: int
 ) -> None:
     rng, tokens = np.random.default_rng(seed), sum(lengths)
@@ -62,7 +62,7 @@ def test_a_look_finds_what_numpy_finds(
 
 
 @pytest.mark.parametrize("bad", [None, np.nan, -9999.0, 1.5])
-def test_findings_gather_the_same_with_a_look_and_without(bad: float | None) -> None:
+def test_evidence_is_equal_with_and_without_the_scan(bad: float | None) -> None:
     rng, lengths = np.random.default_rng(5), [3, 0, 1500, 40, 2100, 7]
     tokens = sum(lengths)
     values = -rng.exponential(1.0, (2, tokens)).astype(np.float32)
@@ -88,7 +88,7 @@ def test_findings_gather_the_same_with_a_look_and_without(bad: float | None) -> 
         assert sums.tobytes() == found[2].cells[key].tobytes()  # whoever looked
 
 
-def test_some_of_the_rows_have_their_part_of_a_look() -> None:
+def test_selected_rows_keep_their_part_of_the_scan() -> None:
     rng, lengths = np.random.default_rng(6), [5, 9, 1, 30]
     rows = rows_of(lengths, -rng.exponential(1.0, (2, 45)), np.ones(45, np.bool_))
     rows = replace(rows, look=scan_log_probs(rows.train, rows.rollout, rows.mask, rows.segments.offsets))

@@ -65,7 +65,7 @@ def runs(row: slice) -> list[list[int]]:
     return found
 
 
-def test_a_weight_of_each_turn() -> None:
+def test_weights_can_be_computed_per_turn() -> None:
     weights = applied(Correction(weight=Weight(level="geometric", over="segment", truncate=1.05))).token_weights()
     wanted = np.zeros(len(D))
     for row in ROWS:
@@ -75,7 +75,7 @@ def test_a_weight_of_each_turn() -> None:
     assert len({len(run) for row in ROWS for run in runs(row)}) > 2
 
 
-def test_a_weight_of_what_the_gates_left() -> None:
+def test_weights_can_use_the_remaining_tokens() -> None:
     gate = Gate(keep=(0.8, 1.25))
     weights = applied(Correction(weight=Weight(level="sequence", sees="remaining"), gates=(gate,))).token_weights()
     left = np.abs(D) <= np.log(1.25)
@@ -83,7 +83,7 @@ def test_a_weight_of_what_the_gates_left() -> None:
         np.testing.assert_allclose(weights[row], math.exp(sum(D[row][left[row]])), rtol=1e-12)
 
 
-def test_a_weight_of_what_the_gates_left_of_each_turn() -> None:
+def test_weights_of_turns_can_use_the_remaining_tokens() -> None:
     weight = Weight(level="geometric", over="segment", sees="remaining")
     weights = applied(Correction(weight=weight, gates=(Gate(keep=(0.8, 1.25)),))).token_weights()
     left = np.abs(D) <= np.log(1.25)
@@ -94,27 +94,27 @@ def test_a_weight_of_what_the_gates_left_of_each_turn() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_ratios_whose_mean_is_no_number_above_zero() -> None:
+def test_a_mean_ratio_of_zero_is_refused_as_normalizer() -> None:
     batch = TokenBatch(Segments(np.array([0, 2])), np.array([-1.0, -1.0]), np.array([-900.0, -900.0]))
     outcome = applied(Correction(gates=(Gate(level="mean", clamp="none", keep=(0.5, None)),)), batch)
     assert not outcome.kept.expand().any()
 
 
 @pytest.mark.parametrize(("rule", "bound"), [({"limit": 0.2}, 0.2), ({"clamp": "none"}, math.inf)])
-def test_where_a_weight_is_clamped(rule: dict[str, Any], bound: float) -> None:
+def test_weights_are_clamped_at_the_given_limit(rule: dict[str, Any], bound: float) -> None:
     batch = made(scale=15.0)
     log_ratio = batch.train.astype(np.float64) - batch.rollout.astype(np.float64)
     weights = applied(Correction(weight=Weight(**rule)), batch).token_weights()
     np.testing.assert_allclose(weights, np.exp(np.clip(log_ratio, -bound, bound)), rtol=1e-12)
 
 
-def test_clamped_before_the_sum() -> None:
+def test_sequence_weights_can_clamp_tokens_before_the_sum() -> None:
     weights = applied(Correction(weight=Weight(level="sequence", clamp="token", limit=0.1))).token_weights()
     for row in ROWS:
         np.testing.assert_allclose(weights[row], math.exp(sum(np.clip(D[row], -0.1, 0.1))), rtol=1e-12)
 
 
-def test_bounded_where_a_gate_would_reject() -> None:
+def test_weights_can_be_bounded_only_where_a_gate_rejects() -> None:
     where = Gate(level="max", keep=(None, 1.5))
     weights = applied(Correction(weight=Weight(clip=(0.9, 1.1), bound_where=where))).token_weights()
     for row in ROWS:
@@ -123,7 +123,7 @@ def test_bounded_where_a_gate_would_reject() -> None:
         np.testing.assert_allclose(weights[row], wanted, rtol=1e-12)
 
 
-def test_what_is_not_finite() -> None:
+def test_non_finite_log_probs_are_rejected() -> None:
     batch = TokenBatch(Segments(np.array([0, 3])), np.array([-1.0, -np.inf, np.nan]), np.array([-1.0, -1.0, -1.0]))
     for said, wanted in (("keep", [1, np.inf, np.nan]), ("one", [1, 1, 1]), ("zero", [1, 0, 0])):
         rule = Weight(clamp="none", nonfinite=said)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def test_what_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("level", ["sequence", "geometric", "min", "max"])
-def test_each_token_by_its_prefix(level: str) -> None:
+def test_gates_can_judge_each_token_by_its_prefix(level: str) -> None:
     take = {"sequence": sum, "geometric": np.mean, "min": min, "max": max}[level]
     wanted = []
     for row in ROWS:
@@ -144,8 +144,8 @@ def test_each_token_by_its_prefix(level: str) -> None:
     assert 0 < sum(wanted) < len(wanted)
 
 
-def test_the_mean_of_the_ratios_of_a_sequence() -> None:
-    """Not their geometric mean: a few large ratios carry it."""
+def test_arithmetic_sequence_gates_use_the_mean_ratio() -> None:
+    """The arithmetic mean differs from the geometric one by a few large ratios."""
     means = [np.exp(D[row]).mean() if row.stop > row.start else 1.0 for row in ROWS]
     bound = float(np.median(means))
     wanted = [mean <= bound for mean, row in zip(means, ROWS, strict=True) for _ in D[row]]
@@ -155,7 +155,7 @@ def test_the_mean_of_the_ratios_of_a_sequence() -> None:
     assert kept(level="mean", over="prefix", keep=(None, bound * (1 + 1e-12))) == so_far
 
 
-def test_bounds_that_widen() -> None:
+def test_bounds_can_widen_with_the_position() -> None:
     wanted = []
     for row in ROWS:
         wanted += [abs(d) <= math.log(1.25) * math.sqrt(place + 1) for place, d in enumerate(D[row])]
@@ -163,7 +163,7 @@ def test_bounds_that_widen() -> None:
     assert wanted != kept(keep=(0.8, 1.25))
 
 
-def test_the_largest_are_dropped_until_the_mean_is_inside() -> None:
+def test_trimming_drops_the_largest_until_the_mean_is_inside() -> None:
     left = sorted(range(len(D)), key=lambda token: D[token] ** 2)
     while len(left) > 1 and sum(D[left] ** 2) / len(left) >= 0.02:
         left.pop()
@@ -173,8 +173,8 @@ def test_the_largest_are_dropped_until_the_mean_is_inside() -> None:
     assert sum(kept(**(gate | {"keep": (None, 1e-30)}))) == 1
 
 
-def test_each_step_of_a_dump_is_a_batch(tmp_path: Any) -> None:
-    """Steps that lie in several files, mixed: each is trimmed as a whole, by every verb that applies corrections."""
+def test_each_step_is_trimmed_as_one_batch(tmp_path: Any) -> None:
+    """A step in several files is trimmed as a whole by every command."""
     rng = np.random.default_rng(4)
     steps = rng.integers(0, 3, 60)
     rows = [rng.normal(0, 0.05 * (1 + step), rng.integers(1, 30)) for step in steps]
@@ -218,8 +218,8 @@ def test_each_step_of_a_dump_is_a_batch(tmp_path: Any) -> None:
         analyze([str(tmp_path)], [late])
 
 
-def test_what_is_too_old_is_dropped(tmp_path: Any) -> None:
-    """Sequences by the weight updates since they were sampled; one whose versions are not known is too old."""
+def test_sequences_above_the_age_limit_are_rejected(tmp_path: Any) -> None:
+    """The age is the number of weight updates since sampling. Sequences without versions are too old."""
     rows, sampled = [[-1.0] * 3] * 5, [7, 4, 3, None, 9]
     columns = {"rollout_log_probs": rows, "train_log_probs": rows, "train_version": [7, 7, 7, 7, 9]}
     pl.DataFrame({**columns, "rollout_version": sampled}).write_parquet(tmp_path / "d.parquet")
@@ -245,8 +245,8 @@ def test_what_is_too_old_is_dropped(tmp_path: Any) -> None:
         analyze([str(tmp_path)], made)
 
 
-def test_the_proximal_policy_by_versions(tmp_path: Any) -> None:
-    """One update before current, on the straight line from the sampler's log-probs; nothing moves at ages 0 and 1."""
+def test_the_proximal_policy_is_interpolated_by_version_age(tmp_path: Any) -> None:
+    """The policy one update before the current one is interpolated. Ages 0 and 1 do not change."""
     rng = np.random.default_rng(6)
     ages = [0, 1, 2, 5, 40]
     rollout = [-rng.exponential(1.0, 8) for _ in ages]
@@ -278,7 +278,7 @@ def test_the_proximal_policy_by_versions(tmp_path: Any) -> None:
         np.testing.assert_allclose(left, np.where(wanted, np.exp(own), 0), rtol=1e-12)
 
 
-def test_by_chance_under_a_seed() -> None:
+def test_random_gates_depend_on_the_seed() -> None:
     rng = np.random.default_rng(3)
     size = 40_000
     rollout = -rng.exponential(1.0, size)
@@ -290,7 +290,7 @@ def test_by_chance_under_a_seed() -> None:
     assert abs((flags == again).mean() - 0.5) < 4 * 0.5 / math.sqrt(size)
 
 
-def test_statistics_of_a_token() -> None:
+def test_gate_statistics_of_a_token_match_formulas() -> None:
     p, q = (np.clip(np.exp(values.astype(np.float64)), 1e-8, 1 - 1e-8) for values in (BATCH.train, BATCH.rollout))
     forth = q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
     back = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
@@ -304,14 +304,14 @@ def test_statistics_of_a_token() -> None:
         assert kept(statistic=name, keep=(None, middle)) == list(values <= middle), name
 
 
-def test_drifting_tokens_alone() -> None:
+def test_gates_can_reject_only_drifting_tokens() -> None:
     outside = np.array([not flag for flag in kept(keep=(0.9, 1.1))])
     assert BATCH.advantages is not None
     away = D * BATCH.advantages > 0
     assert kept(keep=(0.9, 1.1), when="drifting") == list(~(outside & away))
 
 
-def test_float32_at_a_bound_of_1() -> None:
+def test_precision_decides_at_a_bound_of_one() -> None:
     batch = TokenBatch(Segments(np.array([0, 1])), np.array([-1e-9], np.float32), np.array([0.0], np.float32))
     for precision, keeps in (("float64", False), ("float32", True)):
         gate = Gate(keep=(None, 1.0), precision=precision)  # type: ignore[arg-type]
@@ -326,7 +326,7 @@ def test_float32_at_a_bound_of_1() -> None:
         {"limit": 0.0},
     ],
 )
-def test_weights_that_mean_nothing(rule: dict[str, Any]) -> None:
+def test_contradictory_weights_are_refused(rule: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Weight.model_validate(rule)
 
@@ -341,7 +341,7 @@ def test_weights_that_mean_nothing(rule: dict[str, Any]) -> None:
         {"statistic": "age", "level": "sequence", "over": "prefix", "keep": [None, 4]},
     ],
 )
-def test_gates_that_mean_nothing(gate: dict[str, Any]) -> None:
+def test_contradictory_gates_are_refused(gate: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Gate.model_validate(gate)
 
@@ -364,14 +364,14 @@ def test_gates_that_mean_nothing(gate: dict[str, Any]) -> None:
         ({1: 2}, "unknown key '1'"),
     ],
 )
-def test_what_is_wrong_is_said_in_our_words(data: dict[Any, Any], said: str) -> None:
+def test_errors_of_corrections_name_field_and_remedy(data: dict[Any, Any], said: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_correction(data, "mine.yaml")
     assert str(error.value) == f"mine.yaml: {said}"
 
 
-def test_an_analysis_takes_every_word(tmp_path: Any) -> None:
-    """Its counts and sums against the plain application to all rows at once; a sweep says the same."""
+def test_analyze_and_sweep_apply_every_field(tmp_path: Any) -> None:
+    """Counts and sums match the plain application to all rows, in analyze and sweep."""
     rng = np.random.default_rng(5)
     rollout = [(-rng.exponential(1.0, 20)).tolist() for _ in range(30)]
     train = [[min(x + rng.normal(0, 0.2), 0.0) for x in row] for row in rollout]
@@ -414,11 +414,11 @@ def test_an_analysis_takes_every_word(tmp_path: Any) -> None:
         ),
     ],
 )
-def test_what_is_no_bound(mapping: dict[str, Any], said: str) -> None:
+def test_invalid_bounds_are_refused(mapping: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_correction(mapping)
 
 
-def test_flags_stay_flags() -> None:
+def test_inclusive_flags_stay_booleans() -> None:
     gate = {"keep": [0.5, 2.0], "inclusive": [True, False]}
     assert parse_correction({"gates": [gate]}).gates[0].inclusive == (True, False)

@@ -36,18 +36,18 @@ from mismatchctl.frameworks.registry import find_preset, load_presets
         ),
     ],
 )
-def test_labels_name_the_meaning(correction: dict[str, Any], label: str) -> None:
+def test_labels_describe_the_correction(correction: dict[str, Any], label: str) -> None:
     assert correction_label(parse_correction(correction)) == label
 
 
-def test_a_threshold_of_a_sweep_has_the_label_of_its_rule() -> None:
+def test_thresholds_of_sweeps_have_the_label_of_their_rule() -> None:
     geo = find_preset("geo_rs")
     assert threshold_label(geo, "gates.0.keep") == "geometric mean within 0.1%"
     assert threshold_label(geo, "gates.1.keep.0") == "veto: any token ratio < 1e-4"
     assert threshold_label(find_preset("token_is"), "weight.truncate") == "token weight ≤ 2"
 
 
-def test_bounds_that_differ_have_different_labels_near_one() -> None:
+def test_different_bounds_near_one_have_different_labels() -> None:
     """A bound of 1.0005 is not shown as 1, and an open bound is visible."""
     assert [short_number(value) for value in (1.0005, 0.99901, 13.0, 1e-4, 10000.0)] == [
         "1.0005", "0.99901", "13", "1e-4", "1e4",

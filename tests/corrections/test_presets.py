@@ -179,14 +179,14 @@ TABLED = [name for name, item in load_presets().items() if item.framework in (""
 """Those of other frameworks are their configurations, which goldens hold: test_conformance_peers.py."""
 
 
-def test_every_preset_is_in_the_tables() -> None:
+def test_every_preset_has_expected_values() -> None:
     assert set(TABLED) == set(REJECTED) | set(TOKENS_KEPT)
     weighted = {name for name in TABLED if find_preset(name).weight is not None}
     assert weighted == set(WEIGHTS)
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_rejected_sequences(name: str) -> None:
+def test_presets_reject_the_expected_sequences(name: str) -> None:
     kept = _applied(name).kept.counts
     rejected = {sequence for sequence, left in zip(SEQUENCES, kept, strict=True) if left == 0 and sequence != "empty"}
     assert rejected == REJECTED[name]
@@ -194,14 +194,14 @@ def test_rejected_sequences(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENS_KEPT)
-def test_kept_tokens(name: str) -> None:
+def test_presets_keep_the_expected_tokens(name: str) -> None:
     kept = dict(zip(SEQUENCES, _applied(name).kept.counts, strict=True))
     everything = {sequence: len(ratios) for sequence, ratios in SEQUENCES.items()}
     assert kept == everything | TOKENS_KEPT[name]
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_weights(name: str) -> None:
+def test_presets_give_the_expected_weights(name: str) -> None:
     weights = _by_sequence(_applied(name).token_weights())
     for sequence, expected in WEIGHTS[name].items():
         assert weights[sequence] == pytest.approx(expected, rel=1e-12), sequence
@@ -219,13 +219,13 @@ def test_the_log_ratio_is_clamped_before_the_sum_in_2026_and_after_it_in_2025() 
     assert kept == {"seq_is_rs": [0], "decoupled_seq_is_rs": [2]}
 
 
-def test_mask_mode_keeps_the_nominal_batch_and_rejection_does_not() -> None:
+def test_only_mask_mode_keeps_the_nominal_batch() -> None:
     masked, rejected = _applied("mis"), _applied("slime-mis")
     assert masked.counted.counts.sum() == len(RATIOS) > masked.kept.counts.sum()
     assert rejected.counted.counts.sum() == rejected.kept.counts.sum() == 11
 
 
-def test_normalized_presets() -> None:
+def test_normalized_presets_have_mean_weight_one() -> None:
     for name in TABLED:
         weight = find_preset(name).weight
         normalized = weight is not None and weight.normalize != "none"
@@ -234,7 +234,7 @@ def test_normalized_presets() -> None:
             assert (weight.normalize, weight.normalize_over) == ("token", "micro_batch")
 
 
-def test_losses() -> None:
+def test_presets_set_the_expected_losses() -> None:
     losses = {name: find_preset(name).loss for name in TABLED}
     reinforce = {"pure_is", "pg_is", "pg_rs", *(name for name in losses if name.startswith("bypass_pg_"))}
     bypass = {"ppo_is_bypass", *(name for name in losses if name.startswith("bypass_ppo_"))}
@@ -246,14 +246,14 @@ def test_losses() -> None:
 
 
 @pytest.mark.parametrize("name", load_presets())
-def test_round_trip(name: str) -> None:
+def test_presets_are_read_back_from_their_mapping(name: str) -> None:
     mapping = find_preset(name).to_mapping()
     assert parse_correction(mapping) == find_preset(name)
     assert parse_correction(json.loads(json.dumps(mapping))) == find_preset(name)
     assert parse_correction(yaml.safe_load(yaml.safe_dump(mapping))) == find_preset(name)
 
 
-def test_every_preset_says_what_it_does_and_where_it_comes_from() -> None:
+def test_every_preset_has_a_description_and_a_source() -> None:
     for name, item in load_presets().items():
         assert item.name == item.correction.name == name
         assert item.correction.about.endswith("."), name
@@ -271,7 +271,7 @@ def test_an_alias_is_the_same_correction_under_its_own_name() -> None:
     )
 
 
-def test_the_defaults_exist() -> None:
+def test_default_corrections_are_presets() -> None:
     assert [find_preset(name).name for name in DEFAULT_CORRECTIONS] == list(DEFAULT_CORRECTIONS)
 
 
@@ -280,7 +280,7 @@ def test_an_unknown_preset_is_an_error_with_a_suggestion() -> None:
         find_preset("geo_rss")
 
 
-def test_column_aliases_lead_to_the_contract() -> None:
+def test_column_aliases_point_to_schema_columns() -> None:
     aliases = column_aliases()
     assert set(aliases.values()) <= set(COLUMNS_BY_NAME)
     assert not set(aliases) & set(COLUMNS_BY_NAME)
@@ -297,7 +297,7 @@ def test_column_aliases_lead_to_the_contract() -> None:
     assert expected.items() <= aliases.items()
 
 
-def test_names_that_mean_different_things_are_no_aliases() -> None:
+def test_ambiguous_names_are_not_aliases() -> None:
     assert not {"log_probs", "logprobs", "rewards", "score", "rollout_id", "tokens", "mask"} & set(column_aliases())
 
 
@@ -317,13 +317,13 @@ def test_names_that_mean_different_things_are_no_aliases() -> None:
         ("slime-mis", "3", "yes", "if the mismatch is large"),
     ],
 )
-def test_the_table_has_the_columns_of_the_documents(name: str, policies: str, invariant: str, recommended: str) -> None:
-    """Policies and batch invariance as in verl's table by policy count and in slime's table of algorithms."""
+def test_preset_traits_match_the_documents(name: str, policies: str, invariant: str, recommended: str) -> None:
+    """Policies and batch invariance come from verl's and slime's documents."""
     row = describe_traits(name, find_preset(name))
     assert (row["policies"], row["batch_invariant"], row["recommended"]) == (policies, invariant, recommended)
 
 
-def test_severity_goes_with_the_effective_sample_size() -> None:
+def test_severity_follows_the_effective_sample_size() -> None:
     shares = [1.0, 0.995, 0.989, 0.95, 0.89, 0.1]
     assert [classify_severity(share) for share in shares] == ["negligible"] * 2 + ["moderate"] * 2 + ["severe"] * 2
     names = ("none", "token_is", "seq_mis")

@@ -39,7 +39,7 @@ def without_provenance(result):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
-def test_a_copy_gives_the_same_result(tmp_path, new):
+def test_arrow_copies_give_the_same_result(tmp_path, new):
     runs = [SAMPLES / "dense", SAMPLES / "moe"]
     for run in runs:
         for file in sorted(run.iterdir())[:4]:
@@ -59,12 +59,12 @@ def test_a_copy_gives_the_same_result(tmp_path, new):
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", None])
 @pytest.mark.parametrize("name", ["a.arrow", "a.arrows", "a.feather", "a.ipc", "a"])
-def test_buffers_and_names(tmp_path, compression, name):
+def test_arrow_buffers_and_names_are_read(tmp_path, compression, name):
     source = write(tmp_path / "p/a.parquet", wide((3, 0, 2), step=[1, 1, 2], prompt_id=["x", None, "y"]), rows=2)
     assert read(copied(source, tmp_path / name, compression)) == read(source)
 
 
-def test_other_writers(tmp_path):
+def test_arrow_files_of_other_writers_are_read(tmp_path):
     table = pa.table(wide((3, 2), prompt_id=["x", "y"], step=[1, 2]))
     expected = read(write(tmp_path / "a.parquet", table))
     pa.feather.write_feather(table, str(tmp_path / "f.feather"), compression="zstd")
@@ -82,7 +82,7 @@ def test_other_writers(tmp_path):
         assert {**found, "run": None} == {**expected, "run": None}, name
 
 
-def test_dictionaries_that_grow_in_a_stream(tmp_path):
+def test_growing_dictionaries_in_streams_are_read(tmp_path):
     """Each batch has its own dictionary, which replaces the one before."""
     kinds = [pa.array(words).dictionary_encode() for words in (["x"], ["y"], ["z"])]
     tables = [pa.table(wide((2,), prompt_id=kind)) for kind in kinds]
@@ -92,7 +92,7 @@ def test_dictionaries_that_grow_in_a_stream(tmp_path):
     assert read(tmp_path / "a.arrow")["prompt_id"] == ["x", "y", "z"]
 
 
-def test_formats_mixed_in_one_folder(tmp_path):
+def test_formats_can_be_mixed_in_one_folder(tmp_path):
     source = write(tmp_path / "d/step=1/a.parquet", wide((2,)))
     copied(source, tmp_path / "d/step=2/a.arrow")
     copied(source, tmp_path / "d/step=10/a.feather")
@@ -110,8 +110,8 @@ def test_units_know_their_rows_and_tokens(tmp_path):
     assert [unit.step_range for unit in units] == [(1, 3), None]
 
 
-def test_only_wanted_columns_are_read(tmp_path):
-    """Damage in a column that nobody asks for is not seen."""
+def test_only_needed_columns_are_read(tmp_path):
+    """Damage in other columns is not noticed."""
     text = "".join(np.random.default_rng(1).choice(list("abcdefghijklmnop"), 2000))
     path = copied(write(tmp_path / "p/a.parquet", wide((2,), note=[text])), tmp_path / "a.arrow")
     data = bytearray(path.read_bytes())
@@ -124,7 +124,7 @@ def test_only_wanted_columns_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
-def test_every_truncation_is_one_sentence(tmp_path, new):
+def test_every_truncation_gives_one_sentence(tmp_path, new):
     source = write(tmp_path / "p/a.parquet", wide((3, 4), step=[1, 2]), rows=1)
     path = copied(source, tmp_path / "a.arrow", new=new)
     data = path.read_bytes()
@@ -147,7 +147,7 @@ def _ends(path):
 
 @settings(max_examples=50, derandomize=True)
 @given(place=st.integers(0, 10**6), byte=st.integers(0, 255), stream=st.booleans())
-def test_a_damaged_byte_never_breaks_the_reader(tmp_path_factory, place, byte, stream):
+def test_damaged_bytes_never_crash_the_reader(tmp_path_factory, place, byte, stream):
     folder = tmp_path_factory.mktemp("d")
     source = write(folder / "a.parquet", wide((3, 4), step=[1, 2], sequence_id=["a", "b"]), rows=1)
     path = copied(source, folder / "a.arrow", new=pa.ipc.new_stream if stream else pa.ipc.new_file)
@@ -164,7 +164,7 @@ def test_a_damaged_byte_never_breaks_the_reader(tmp_path_factory, place, byte, s
 @pytest.mark.parametrize(
     "content_", [b"FEA1" + bytes(40), b"PAR1" + bytes(40), b"words" * 20, b"ARROW1\0\0" + bytes(8)]
 )
-def test_files_that_are_not_arrow(tmp_path, content_):
+def test_other_files_named_arrow_are_refused(tmp_path, content_):
     (tmp_path / "a.arrow").write_bytes(content_)
     with pytest.raises(DataError, match="this is not a complete Arrow file"):
         open_dump([str(tmp_path / "a.arrow")])
@@ -188,7 +188,7 @@ ROWS = st.lists(
     stream=st.booleans(),
     large=st.booleans(),
 )
-def test_round_trip(tmp_path_factory, rows, group, compression, stream, large):
+def test_arrow_files_are_read_back(tmp_path_factory, rows, group, compression, stream, large):
     folder = tmp_path_factory.mktemp("d")
     kind = pa.large_list if large else pa.list_
     names = {ROLLOUT: pa.float32(), TRAIN: pa.float32(), MASK: pa.bool_()}

@@ -58,7 +58,7 @@ BAD_ROWS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("column", "bad", "reason", "words"), BAD_ROWS)
 @pytest.mark.parametrize("group", [None, 1, 2])
-def test_bad_values(tmp_path, column, bad, reason, words, group):
+def test_bad_values_are_reported_with_their_place(tmp_path, column, bad, reason, words, group):
     columns = {
         ROLLOUT: [GOOD, GOOD, GOOD, GOOD],
         TRAIN: [GOOD, GOOD, GOOD, GOOD],
@@ -91,7 +91,7 @@ def test_bad_values(tmp_path, column, bad, reason, words, group):
     ("bad", "words"), [([-1, -2], "has 2 elements and rollout_log_probs has 3"), (None, "is null")]
 )
 @pytest.mark.parametrize("column", [TRAIN, MASK, "current_log_probs", "advantages"])
-def test_rows_that_no_verb_reads_are_not_converted(tmp_path, column, bad, words):
+def test_unreadable_rows_are_not_converted(tmp_path, column, bad, words):
     good = [1, 1, 0] if column == MASK else GOOD
     columns = {ROLLOUT: lists([GOOD] * 600), TRAIN: lists([GOOD] * 600)}
     path = write(tmp_path / "a.parquet", {**columns, column: lists([*[good] * 599, bad])}, rows=512)
@@ -101,7 +101,7 @@ def test_rows_that_no_verb_reads_are_not_converted(tmp_path, column, bad, words)
     assert "--on-bad skip" in error.value.remedy and not (tmp_path / "out.parquet").exists()
 
 
-def test_first_bad_value_in_the_order_of_the_file(tmp_path):
+def test_the_first_bad_value_of_the_file_is_reported(tmp_path):
     columns = {
         ROLLOUT: lists([[-1], [-1, 1], [np.nan]]),
         TRAIN: lists([[-1], [np.nan, -1], [-1, -1]]),
@@ -114,12 +114,12 @@ def test_first_bad_value_in_the_order_of_the_file(tmp_path):
     assert problems.sequences == 2
 
 
-def test_rounding_above_zero_is_fine(tmp_path):
+def test_rounding_above_zero_is_accepted(tmp_path):
     columns = {ROLLOUT: lists([[0.0009]]), TRAIN: lists([[0.0]])}
     assert len(read(write(tmp_path / "a.parquet", columns))["rollout"][0]) == 1
 
 
-def test_scalar_advantages_and_steps_must_be_there(tmp_path):
+def test_missing_scalar_advantages_and_steps_are_bad_values(tmp_path):
     path = write(tmp_path / "a.parquet", wide((1, 0, 1), advantages=[1.0, None, np.nan]))
     assert refuse(path, wanted=["advantages"]).row == 2
     path = write(tmp_path / "a.parquet", wide((1, 1), step=pa.array([None, 4])))
@@ -130,13 +130,13 @@ def test_scalar_advantages_and_steps_must_be_there(tmp_path):
     assert problems.sequences == 1
 
 
-def test_actual_column_name_is_in_the_error(tmp_path):
+def test_errors_use_the_column_name_of_the_file(tmp_path):
     columns = {ROLLOUT: lists([[-1]]), "old\x1b": lists([[np.nan]])}
     path = write(tmp_path / "a.parquet", columns)
     assert r"column old\x1b (train_log_probs): " in str(refuse(path, rename={TRAIN: "old\x1b"}))
 
 
-def test_broken_files(tmp_path):
+def test_broken_files_are_refused(tmp_path):
     whole = Path(write(tmp_path / "d/a.parquet", wide()))
     data, suffix = whole.read_bytes(), whole.suffix
     for name, content_ in [("b", b""), ("c", data[: len(data) // 2]), ("e", b"words" * 9)]:
@@ -169,7 +169,7 @@ def _break_pages(path, row_group):
 
 
 @pytest.mark.parametrize("layout", ["wide", "long"])
-def test_broken_pages(tmp_path, layout):
+def test_broken_pages_are_refused(tmp_path, layout):
     columns = wide((2, 2, 2, 2), step=[1, 1, 2, 2])
     columns = columns if layout == "wide" else to_long(columns)
     path = write(tmp_path / "a.parquet", columns, rows=2 if layout == "wide" else 4)
@@ -193,7 +193,7 @@ def test_checksums_are_verified(tmp_path):
     assert "cannot be decoded" in str(refuse(path))
 
 
-def test_file_that_changes_under_way(tmp_path):
+def test_files_that_change_while_read_are_reported(tmp_path):
     path = write(tmp_path / "a.parquet", wide())
     dump = open_dump([path])
     write(tmp_path / "a.parquet", wide((9, 9, 9)))
@@ -201,7 +201,7 @@ def test_file_that_changes_under_way(tmp_path):
         content(dump)
 
 
-def test_missing_required_column(tmp_path):
+def test_missing_required_columns_are_named(tmp_path):
     columns = wide((2,), reward=[1.0])
     columns["train_logprobs"] = columns.pop(TRAIN)
     path = write(tmp_path / "a.parquet", columns)
@@ -219,7 +219,7 @@ def test_missing_required_column(tmp_path):
     assert "train_log_probs" in why
 
 
-def test_rename_of_an_absent_column(tmp_path):
+def test_renaming_an_absent_column_is_refused(tmp_path):
     path = write(tmp_path / "a.parquet", wide(old_log_probs=[[1.0], [2.0]]))
     error = refuse(path, rename={TRAIN: "old_logprobs"})
     assert "columns={'train_log_probs': 'old_logprobs'}" in str(error)
@@ -230,7 +230,7 @@ def test_rename_of_an_absent_column(tmp_path):
         open_dump([path], rename={"rewrd": "x"})
 
 
-def test_two_aliases_for_one_column(tmp_path):
+def test_two_aliases_of_one_column_are_refused(tmp_path):
     columns = wide((1,), a=lists([[-1]]), b=lists([[-2]]))
     del columns[TRAIN]
     path = write(tmp_path / "d.parquet", columns)
@@ -254,7 +254,7 @@ def test_two_aliases_for_one_column(tmp_path):
         ({**wide((1,)), TRAIN: pa.nulls(1)}, TRAIN, "holds only nulls"),
     ],
 )
-def test_unfit_columns(tmp_path, columns, column, words):
+def test_columns_of_wrong_types_are_refused(tmp_path, columns, column, words):
     path = write(tmp_path / "a.parquet", columns)
     error = refuse(path)
     assert words in str(error), str(error)
@@ -262,12 +262,12 @@ def test_unfit_columns(tmp_path, columns, column, words):
     assert error.column in (column, None)
 
 
-def test_column_that_stands_twice(tmp_path):
+def test_duplicate_columns_are_refused(tmp_path):
     table = pa.Table.from_arrays([lists([[-1]])] * 3, names=[ROLLOUT, TRAIN, TRAIN])
     assert "twice" in str(refuse(write(tmp_path / "a.parquet", table)))
 
 
-def test_unfit_extra_column_is_ignored_with_a_warning(tmp_path):
+def test_wrong_optional_columns_are_ignored_with_a_warning(tmp_path):
     path = write(tmp_path / "a.parquet", wide((1,), reward=["good"], worker=[[1]]))
     dump = open_dump([path], wanted=["worker"])
     assert set(content(dump)) == {"rollout", "train", "positions", "rows", "run"}
@@ -283,7 +283,7 @@ def test_unfit_extra_column_is_ignored_with_a_warning(tmp_path):
         (wide((1,), step=[1], advantages=[1.0]), "advantages", "holds numbers here but lists of numbers in"),
     ],
 )
-def test_files_of_another_kind_than_the_rest(tmp_path, odd, column, words):
+def test_files_with_other_columns_than_the_rest_are_refused(tmp_path, odd, column, words):
     for number in [1, 3]:
         write(tmp_path / f"d/{number}.parquet", wide((1,), step=[1], advantages=lists([[1]])))
     path = write(tmp_path / "d/2.parquet", odd)
@@ -299,13 +299,13 @@ def test_files_of_another_kind_than_the_rest(tmp_path, odd, column, words):
     assert [file.index for file in dump.files] == [0, 1]
 
 
-def test_runs_may_differ_in_layout(tmp_path):
+def test_runs_can_have_different_layouts(tmp_path):
     dump = open_dump([write(tmp_path / "a.parquet", wide()), write(tmp_path / "b.parquet", to_long(wide()))])
     assert [file.layout for file in dump.files] == ["wide", "long"]
     assert len(content(dump)["rollout"]) == 4
 
 
-def test_column_that_only_some_files_have(tmp_path):
+def test_columns_of_only_some_files_are_reported(tmp_path):
     write(tmp_path / "d/1.parquet", wide((1,), reward=[1.0], current_log_probs=lists([[-1]])))
     write(tmp_path / "d/2.parquet", wide((1,)))
     dump = open_dump([str(tmp_path / "d")], wanted=["current_log_probs"])
@@ -318,7 +318,7 @@ def test_column_that_only_some_files_have(tmp_path):
     assert second.current is None
 
 
-def test_require_tokens(tmp_path):
+def test_dumps_without_valid_tokens_are_refused(tmp_path):
     path = write(tmp_path / "a.parquet", wide((2,), **{MASK: [[0, 0]]}))
     dump = open_dump([path])
     total = sum(batch.tokens for batch in batches(dump))
@@ -330,8 +330,8 @@ def test_require_tokens(tmp_path):
         open_dump([empty]).require_tokens(0)
 
 
-def test_where_bad_rows_leave_nothing_the_first_is_named(tmp_path):
-    """That the mask should be 1 somewhere would send whoever reads it the wrong way."""
+def test_the_first_bad_row_is_named_if_no_row_remains(tmp_path):
+    """A message about the mask would mislead."""
     path = write(tmp_path / "a.parquet", wide((2, 2), **{MASK: [[1], [1, 1, 1]]}))
     with pytest.raises(DataError, match=r"row 0, column response_mask: the list has 1 elements.*no valid token"):
         analyze([path], [], on_bad="skip")
@@ -341,7 +341,7 @@ def test_where_bad_rows_leave_nothing_the_first_is_named(tmp_path):
     assert "response_mask has 1 elements in row 0" in findings[0].summary
 
 
-def test_problems_add_up():
+def test_problems_are_summed():
     one, two = Problems(), Problems()
     one.add("f", [Fault("c", "bad", np.array([5, 7]), 5, "x")])
     two.add("f", [Fault("c", "bad", np.array([2]), 2, "y"), Fault("c", "worse", np.array([2]), 2, "z")])
@@ -356,7 +356,7 @@ def test_problems_add_up():
     assert one
 
 
-def test_wrong_on_bad(tmp_path):
+def test_unknown_on_bad_values_are_refused(tmp_path):
     with pytest.raises(ConfigError):
         open_dump([write(tmp_path / "a.parquet", wide())], on_bad="ignore")
 
@@ -373,7 +373,7 @@ def test_units_can_be_read_in_threads(tmp_path):
     assert sum(totals) == sum(range(1, 60))
 
 
-def test_check(tmp_path):
+def test_check_files_reports_rows_and_problems(tmp_path):
     folder = tmp_path / "d"
     columns = wide((1, 2), reward=[1.0, 2.0], trian_versoin=[1, 2], old=lists([[-1], [-2, -3]]))
     columns[TRAIN] = lists([[np.nan], [np.nan, -1]])
@@ -408,8 +408,8 @@ def test_check(tmp_path):
     assert e.tokens == 2
 
 
-def test_check_of_files_that_hold_nothing(tmp_path):
-    """Files that verbs refuse together, though each can be read, are not fine; one beside others is."""
+def test_check_files_reports_empty_files(tmp_path):
+    """Files that commands refuse together are not fine, even if each can be read."""
     write(tmp_path / "a.parquet", wide(()))
     (only,) = check_files([str(tmp_path)])
     assert (only.error, only.sound) == ("no row found in the file", False)
@@ -423,7 +423,7 @@ def test_check_of_files_that_hold_nothing(tmp_path):
     assert all(file.sound for file in check_files([str(tmp_path)]))
 
 
-def test_check_of_a_single_bad_file(tmp_path):
+def test_check_files_reports_a_single_bad_file(tmp_path):
     (tmp_path / "c.parquet").write_bytes(b"no")
     (only,) = check_files([str(tmp_path / "c.parquet")])
     assert only.error

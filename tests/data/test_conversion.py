@@ -68,8 +68,8 @@ def without_places(result: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_source_and_its_conversion_give_the_same_result(source: str, tmp_path: Path) -> None:
-    """The random train log-probs of slime's samples are positive here and there: such rows are left out of both."""
+def test_sources_and_conversions_give_the_same_result(source: str, tmp_path: Path) -> None:
+    """Some train log-probs of slime's samples are positive. These rows are skipped on each side."""
     place = DUMPS / source
     out = tmp_path / f"{place.stem}.parquet"
     run("convert", place, out, code=0)
@@ -107,7 +107,7 @@ def logs(tmp_path: Path) -> Path:
     ],
     ids=lambda words: words[0],
 )
-def test_every_verb_reads_a_source(words: list[str], logs: Path, tmp_path: Path) -> None:
+def test_every_command_reads_framework_files(words: list[str], logs: Path, tmp_path: Path) -> None:
     base = tmp_path / "base.json"
     if words[0] == "gate":
         assert run("gate", "accept", logs, "-o", base).exit_code in (0, 2)
@@ -119,7 +119,7 @@ def test_every_verb_reads_a_source(words: list[str], logs: Path, tmp_path: Path)
     assert sorted(path.name for path in logs.iterdir()) == [f"train_data_step{step}.jsonl" for step in (1, 2, 3)]
 
 
-def test_errors_name_the_original(logs: Path) -> None:
+def test_errors_name_the_original_file(logs: Path) -> None:
     path = logs / "train_data_step2.jsonl"
     lines = path.read_text().splitlines()
     row = json.loads(lines[5])
@@ -134,7 +134,7 @@ def test_errors_name_the_original(logs: Path) -> None:
     assert len(skipped["provenance"]["inputs"]) == 2
 
 
-def test_what_is_left_out_of_a_source_is_said(tmp_path: Path) -> None:
+def test_skipped_rows_of_a_source_are_reported(tmp_path: Path) -> None:
     place = tmp_path / "train_data"
     shutil.copytree(DUMPS / "slime_miles/slime_seed/train_data", place)
     shutil.copy(place / "0_0.pt", place / "0_2.pt")
@@ -144,14 +144,14 @@ def test_what_is_left_out_of_a_source_is_said(tmp_path: Path) -> None:
     assert "4 sequences that several files hold are read once" in done.stderr
 
 
-def test_paths_are_shown_as_they_were_given(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_shown_as_given(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(logs.parent)
     (logs / "train_data_step2.jsonl").write_text("[]")
     assert run("analyze", "logs").stderr.startswith("error: logs/train_data_step2.jsonl, row 0: ")
 
 
 @pytest.mark.process
-def test_nothing_is_left_behind(logs: Path, tmp_path: Path) -> None:
+def test_no_temporary_files_remain(logs: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary)}
@@ -160,7 +160,7 @@ def test_nothing_is_left_behind(logs: Path, tmp_path: Path) -> None:
     assert [path for path in temporary.iterdir() if path.name.startswith("mismatchctl")] == []
 
 
-def test_files_are_written_as_the_reader_likes_them(logs: Path, tmp_path: Path) -> None:
+def test_converted_files_are_optimized_for_the_reader(logs: Path, tmp_path: Path) -> None:
     nemo(logs / "train_data_step9.jsonl", sequences=600, length=4)
     convert_dump(logs, tmp_path / "out.parquet")
     metadata = pq.read_metadata(tmp_path / "out.parquet")
@@ -175,7 +175,7 @@ def test_files_are_written_as_the_reader_likes_them(logs: Path, tmp_path: Path) 
 
 
 @pytest.mark.process
-def test_rows_that_a_recorder_left_after_a_kill_are_converted(tmp_path: Path) -> None:
+def test_rows_of_a_killed_recorder_are_converted(tmp_path: Path) -> None:
     code = f"""
 import numpy as np
 from mismatchctl.recorder import Recorder
@@ -211,7 +211,7 @@ with Recorder({str(tmp_path / "dumps")!r}) as recorder:
         assert value["value"] == pytest.approx(other["value"], rel=1e-9, abs=1e-12)
 
 
-def test_parquet_keeps_every_column_and_takes_the_contracts_names(tmp_path: Path) -> None:
+def test_parquet_keeps_all_columns_under_schema_names(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "step=3"
     folder.mkdir(parents=True)
     nullable = pa.list_(pa.float64())
@@ -240,7 +240,7 @@ def rollout_only(path: Path) -> Path:
     return path
 
 
-def test_more_columns_are_joined_by_id(tmp_path: Path) -> None:
+def test_columns_are_joined_by_id(tmp_path: Path) -> None:
     source = rollout_only(tmp_path / "train_data")
     names = [str(number) for number in range(8)]
     table = pa.table({"sequence_id": names[::-1], "prompt_id": [f"p{name}" for name in names[::-1]]})
@@ -256,7 +256,7 @@ def test_more_columns_are_joined_by_id(tmp_path: Path) -> None:
     assert not (tmp_path / "out2.parquet").exists()
 
 
-def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_need_joined_train_log_probs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     from mismatchctl.data.importers.rows import all_layouts
@@ -280,7 +280,7 @@ def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch:
     )
 
 
-def test_two_frameworks_in_one_folder_are_not_blended(logs: Path) -> None:
+def test_files_of_two_frameworks_are_not_mixed(logs: Path) -> None:
     shutil.copy(DUMPS / "peers/prime_rl/token_exports/step_1/rank_0.jsonl", logs / "rank_0.jsonl")
     for words in (["analyze", logs], ["convert", logs, logs.parent / "out.parquet"]):
         done = run(*words, code=4)
@@ -299,7 +299,7 @@ def test_two_frameworks_in_one_folder_are_not_blended(logs: Path) -> None:
         (["convert", "{logs}", "{out}", "--join", "{empty}"], 4, "any column that can be joined"),
     ],
 )
-def test_mistakes_get_one_sentence(words: list[str], code: int, says: str, logs: Path, tmp_path: Path) -> None:
+def test_mistakes_give_one_sentence(words: list[str], code: int, says: str, logs: Path, tmp_path: Path) -> None:
     import torch
 
     places = {"logs": str(logs), "out": str(tmp_path / "out.parquet"), "empty": str(tmp_path / "empty")}
@@ -312,7 +312,7 @@ def test_mistakes_get_one_sentence(words: list[str], code: int, says: str, logs:
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_json_and_quiet(logs: Path, tmp_path: Path) -> None:
+def test_json_and_quiet_outputs(logs: Path, tmp_path: Path) -> None:
     done = run("convert", logs, tmp_path / "a.parquet", "--json")
     expected = {"out": str(tmp_path / "a.parquet"), "rows": 120, "tokens": 120 * 28, "missing": 0}
     expected |= {"copies": 0, "passed_over": []}
@@ -323,7 +323,7 @@ def test_json_and_quiet(logs: Path, tmp_path: Path) -> None:
     run("convert", logs, tmp_path / "b.parquet", code=2)
 
 
-def test_progress_is_told_in_bytes_and_reaches_the_total(logs: Path, tmp_path: Path) -> None:
+def test_progress_counts_bytes_up_to_the_total(logs: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     convert_dump(logs, tmp_path / "out.parquet", progress=lambda done, total: told.append((done, total)))
     total = sum(path.stat().st_size for path in logs.iterdir())
@@ -342,8 +342,8 @@ print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
-def test_memory_is_bounded(tmp_path: Path) -> None:
-    """Four times the lines: hardly more memory. Larger files are measured by benchmarks/convert.py."""
+def test_conversion_memory_is_bounded(tmp_path: Path) -> None:
+    """Four times the lines need hardly more memory. benchmarks/convert.py measures larger files."""
     peaks = []
     line = nemo(tmp_path / "train_data_step0.jsonl", sequences=1, length=300).read_text()
     for step, lines in ((1, 700), (2, 2800)):

@@ -101,7 +101,7 @@ def grouped(tmp_path: Path, row_groups_apart: None) -> str:
 
 
 @pytest.mark.slow
-def test_a_large_file_is_cut_at_the_same_places_whatever_reads_it(
+def test_large_files_are_split_equally_by_every_engine(
     grouped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = analyze([grouped], CORRECTIONS)
@@ -119,7 +119,7 @@ def test_a_large_file_is_cut_at_the_same_places_whatever_reads_it(
         assert value.value == pytest.approx(other.overall.metrics[key].value, rel=1e-12), key
 
 
-def test_sizes() -> None:
+def test_memory_sizes_are_parsed() -> None:
     assert [parse_size(text) for text in ("2GB", "800 MB", "1.5g", "1000000", "3GiB")] == [
         2_000_000_000, 800_000_000, 1_500_000_000, 1_000_000, 3_000_000_000,
     ]  # fmt: skip
@@ -129,7 +129,7 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize("allowed", [1, 2, 3])
-def test_a_limit_of_memory_is_a_limit_of_units_at_once(allowed: int, grouped: str) -> None:
+def test_memory_limits_bound_concurrent_units(allowed: int, grouped: str) -> None:
     dump = open_dump([grouped])
     limit = PROCESS_BYTES + allowed * max(map(estimate_unit_bytes, dump.units)) + 1
     running, most, lock, met = 0, 0, threading.Lock(), threading.Barrier(allowed)
@@ -151,7 +151,7 @@ def test_a_limit_of_memory_is_a_limit_of_units_at_once(allowed: int, grouped: st
     assert most == allowed
 
 
-def test_a_unit_beyond_the_limit_is_named(grouped: str) -> None:
+def test_units_above_the_memory_limit_are_named(grouped: str) -> None:
     with pytest.raises(ConfigError, match=r"row group 2 of .*grouped.parquet.*allow 451MB"):
         analyze([grouped], engine=LocalEngine(8, 450_000_000))
 
@@ -182,18 +182,18 @@ def cluster() -> Iterator[None]:
 @pytest.mark.process
 @pytest.mark.usefixtures("cluster")
 class TestRay:
-    def test_parts_come_in_the_order_of_the_input(self, grouped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_parts_arrive_in_input_order(self, grouped: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engines, "SHARD_TOKENS", 10_000)
         dump = open_dump([SAMPLE, grouped])
         merged = [part.units for _, part in RayEngine().map(Note(), dump, list_shards(dump))]
         assert [unit for units in merged for unit in units] == list(range(len(dump.units)))
 
-    def test_both_nodes_work(self) -> None:
+    def test_both_ray_nodes_work(self) -> None:
         import ray
 
         assert len([node for node in ray.nodes() if node["Alive"]]) == 2
 
-    def test_a_worker_that_is_killed_is_replaced(self, tmp_path: Path) -> None:
+    def test_killed_workers_are_replaced(self, tmp_path: Path) -> None:
         dump = open_dump([SAMPLE])
         flag = tmp_path / "died"
         parts = [part.units for _, part in RayEngine().map(Note(str(flag)), dump, list_shards(dump))]
@@ -201,7 +201,7 @@ class TestRay:
         assert parts == [(index,) for index in range(len(dump.units))]
 
     @pytest.mark.parametrize("framework", [None, "verl"])
-    def test_analyze_says_the_same_to_the_byte(self, framework: str | None, tmp_path: Path) -> None:
+    def test_ray_and_threads_give_equal_bytes(self, framework: str | None, tmp_path: Path) -> None:
         options: dict[str, Any] = {"framework": None if framework is None else load_framework(framework)}
         local = analyze([SAMPLE], CORRECTIONS, sequences=tmp_path / "local.parquet", **options)
         there = RayWithDeath(str(tmp_path / "died"))
@@ -210,13 +210,13 @@ class TestRay:
         assert far.to_json() == local.to_json()
         assert (tmp_path / "ray.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
 
-    def test_sweep_and_diagnose_say_the_same(self) -> None:
+    def test_ray_and_threads_agree_in_sweep_and_diagnose(self) -> None:
 
         wishes = [("rejected_tokens", 0.05)]
         assert sweep([SAMPLE], wishes=wishes, engine=RayEngine()).to_json() == sweep([SAMPLE], wishes=wishes).to_json()
         assert diagnose([SAMPLE], engine=RayEngine()) == diagnose([SAMPLE])
 
-    def test_bad_data_is_named_as_here(self, tmp_path: Path) -> None:
+    def test_ray_and_threads_report_the_same_bad_data(self, tmp_path: Path) -> None:
         for number in range(3):
             values = pa.array([[-0.5, np.nan if number else -0.1]])
             table = pa.table({"rollout_log_probs": values, "train_log_probs": values})
@@ -228,7 +228,7 @@ class TestRay:
         assert str(there.value) == str(here.value)
         assert "1.parquet" in str(here.value)
 
-    def test_a_file_that_workers_do_not_see_is_named(self, tmp_path: Path) -> None:
+    def test_files_missing_on_workers_are_named(self, tmp_path: Path) -> None:
         file = tmp_path / "gone.parquet"
         file.write_bytes(min(Path(SAMPLE).glob("*.parquet")).read_bytes())
         dump = open_dump([str(file)])
@@ -236,19 +236,19 @@ class TestRay:
         with pytest.raises(DataError, match=r"gone.parquet.*does not see this file.*storage that all nodes share"):
             list(RayEngine().map(Note(), dump, list_shards(dump)))
 
-    def test_another_version_there_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_versions_on_workers_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engines, "tool_version", lambda: "another")
         with pytest.raises(DataError, match="another version of mismatchctl"):
             analyze([SAMPLE], engine=RayEngine())
 
 
-def test_ray_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'mismatchctl\[ray\]'"):
         analyze([SAMPLE], engine=RayEngine())
 
 
-def test_a_node_that_dies_at_the_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch, grouped: str) -> None:
+def test_ray_start_failures_give_one_sentence(monkeypatch: pytest.MonkeyPatch, grouped: str) -> None:
     def init(**_: object) -> None:
         raise Exception(
             "The current node timed out during startup. This could happen because some processes died.\nlogs"
@@ -262,7 +262,7 @@ def test_a_node_that_dies_at_the_start_is_one_sentence(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
-def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_clusters_are_reported(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match=f"no Ray cluster found at {address}"):
@@ -279,7 +279,7 @@ def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.M
         (["--memory-limit", "1MB"], "is too little for row group"),
     ],
 )
-def test_flags_that_make_no_sense_are_told(flags: list[str], problem: str) -> None:
+def test_contradictory_engine_options_are_refused(flags: list[str], problem: str) -> None:
     done = run("analyze", SAMPLE, *flags, code=2)
     assert problem in " ".join(done.stderr.split())
 
@@ -314,7 +314,7 @@ def measured(folder: Path, **options: Any) -> str:
 
 
 @pytest.mark.slow
-def test_kept_parts_are_found_again(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_parts_are_reused(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     blocks = Dump._blocks
 
@@ -344,8 +344,8 @@ def test_kept_parts_are_found_again(many: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_kept_parts_name_the_files_that_they_are_of(many: Path) -> None:
-    """A file without a row has a number and no unit: once it is gone, the files after it have other numbers."""
+def test_saved_parts_belong_to_their_files(many: Path) -> None:
+    """An empty file has an index but no work unit. Without it, later files get other indices."""
     empty = many / "003.parquet"
     pq.write_table(table_of(3).slice(0, 0), empty)
     kept = IncrementalEngine(LocalEngine(1))
@@ -354,7 +354,7 @@ def test_kept_parts_name_the_files_that_they_are_of(many: Path) -> None:
     assert measured(many, engine=kept) == measured(many)
 
 
-def test_a_worker_gets_its_files_alone(many: Path) -> None:
+def test_workers_receive_only_their_files(many: Path) -> None:
     dump = open_dump([str(many)])
     shard = list(list_shards(dump))[14]
     sent = pickle.loads(pickle.dumps(dump.select(shard.units)))

@@ -70,7 +70,9 @@ COMMON = "train_log_probs has one entry more than rollout_log_probs in every row
         (lambda r, t: ([[-1.0, -1.0, *x] for x in r], t), "rollout_log_probs has 2 entries more than train_log_probs"),
     ],
 )
-def test_a_fault_of_all_rows_is_one_of_the_column(change: Change, words: str, groups: int, tmp_path: Path) -> None:
+def test_faults_of_all_rows_are_reported_for_the_column(
+    change: Change, words: str, groups: int, tmp_path: Path
+) -> None:
     found = error_of(write(tmp_path / "a.parquet", change, groups))
     assert words in found
     assert "skip" not in found
@@ -93,7 +95,7 @@ def test_a_fault_of_all_rows_is_one_of_the_column(change: Change, words: str, gr
         (lambda r, t: (r, [[*t[0][:-1], np.nan], *t[1:]]), "leave these tokens out with on_bad='mask'"),
     ],
 )
-def test_a_fault_of_some_rows_names_the_first(change: Change, words: str, tmp_path: Path) -> None:
+def test_faults_of_some_rows_name_the_first(change: Change, words: str, tmp_path: Path) -> None:
     found = error_of(write(tmp_path / "a.parquet", change))
     assert words in found
     assert "skip" in found
@@ -107,7 +109,7 @@ def missing(rollout: Lists, train: Lists) -> tuple[Lists, Lists]:
 
 
 @pytest.mark.parametrize("groups", [ROWS, 7])
-def test_tokens_without_a_value_are_masked_and_counted(groups: int, tmp_path: Path) -> None:
+def test_missing_values_can_be_masked_and_are_counted(groups: int, tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", missing, groups)
     gone = len(range(0, ROWS, 3))
     dump, problems = open_dump([str(path)], on_bad="mask"), Problems()
@@ -122,7 +124,7 @@ def test_tokens_without_a_value_are_masked_and_counted(groups: int, tmp_path: Pa
     assert f"{gone} tokens masked" in run("analyze", path, "--on-bad", "mask", code=0).stdout
 
 
-def test_masking_equals_a_mask(tmp_path: Path) -> None:
+def test_masking_missing_values_equals_a_mask(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", missing)
     table = pq.read_table(path)
     mask = [[value is not None and value == value for value in row] for row in table["rollout_log_probs"].to_pylist()]
@@ -134,6 +136,6 @@ def test_masking_equals_a_mask(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_other_faults_stop_in_spite_of_masking(tmp_path: Path) -> None:
+def test_other_faults_stop_despite_masking(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", lambda r, t: ([[0.5, *r[0][1:]], *r[1:]], t))
     assert "log-probs must not be above 0" in run("analyze", path, "--on-bad", "mask", code=4).stderr

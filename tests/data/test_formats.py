@@ -35,7 +35,7 @@ def opened(path: Path, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_holds_what_parquet_holds(name: str, tmp_path: Path) -> None:
+def test_every_format_equals_parquet(name: str, tmp_path: Path) -> None:
     rows = make_rows()
     FORMATS[name](tmp_path / name, rows)
     expected, found = opened(write_truth(tmp_path / "truth.parquet", rows)), opened(tmp_path / name)
@@ -49,13 +49,13 @@ def test_a_format_holds_what_parquet_holds(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_verb_reads_a_format(name: str, verb: str, tmp_path: Path) -> None:
+def test_every_command_reads_every_format(name: str, verb: str, tmp_path: Path) -> None:
     FORMATS[name](tmp_path / name, make_rows(sequences=36))
     done = run(*[word.format(dump=tmp_path / name) for word in VERBS[verb]], code=0)
     assert json.loads(done.stdout)
 
 
-def test_a_folder_of_step_files_is_one_run(tmp_path: Path) -> None:
+def test_folders_of_step_files_are_one_run(tmp_path: Path) -> None:
     for step in (2, 10):
         rows = [{name: value for name, value in row.items() if name != "step"} for row in make_rows(step)]
         FORMATS["wide.jsonl"](tmp_path / f"step_{step}.jsonl", rows)
@@ -67,7 +67,7 @@ def test_a_folder_of_step_files_is_one_run(tmp_path: Path) -> None:
     assert len(found["runs"]) == 1
 
 
-def test_columns_are_named_with_the_option(tmp_path: Path) -> None:
+def test_the_column_option_renames_columns(tmp_path: Path) -> None:
     rows = [{"mine": row["rollout_log_probs"], "other": row["train_log_probs"]} for row in make_rows()]
     FORMATS["wide.jsonl"](tmp_path / "a.jsonl", rows)
     names = ["--column", "rollout_log_probs=mine", "--column", "train_log_probs=other"]
@@ -77,8 +77,8 @@ def test_columns_are_named_with_the_option(tmp_path: Path) -> None:
     assert "its columns are mine, other" in failed.stderr
 
 
-def test_nan_in_json_and_csv_is_nan(tmp_path: Path) -> None:
-    """Python's json writes NaN, which is no JSON; a valid token with it is bad data, as in Parquet."""
+def test_nan_is_read_from_json_and_csv(tmp_path: Path) -> None:
+    """Python's json module writes NaN. A valid token with NaN is bad data."""
     text = json.dumps({"rollout_log_probs": [-1.0, float("nan")], "train_log_probs": [-1.0, -2.0]})
     (tmp_path / "a.jsonl").write_text(text + "\n" + text)
     (tmp_path / "a.csv").write_text('rollout_log_probs,train_log_probs\n"[-1.0, NaN]","[-1.0, -2.0]"\n')
@@ -87,7 +87,7 @@ def test_nan_in_json_and_csv_is_nan(tmp_path: Path) -> None:
             opened(tmp_path / name)
 
 
-def test_prompts_without_ids_are_told_apart_by_their_tokens(tmp_path: Path) -> None:
+def test_prompts_without_ids_are_identified_by_tokens(tmp_path: Path) -> None:
     rows = [
         {**{name: value for name, value in row.items() if name != "prompt_id"}, "prompt_token_ids": [1, number // 4]}
         for number, row in enumerate(make_rows())
@@ -140,7 +140,7 @@ def test_safetensors_of_every_type_keep_their_values(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a", "n": 1}\n', "this file contains no log-probs. The columns are text, n"),
     ],
 )
-def test_what_is_no_dump_gets_a_sentence(name: str, content: bytes, words: str, tmp_path: Path) -> None:
+def test_other_files_give_one_sentence(name: str, content: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         opened(tmp_path / name)
@@ -153,7 +153,7 @@ class Attack:
         return print, ("ran",)
 
 
-def test_nothing_in_a_file_is_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_never_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"rollout_log_probs": Attack()}))
     torch.save({"rollout_log_probs": Attack()}, tmp_path / "a.pt")
     np.savez(tmp_path / "a.npz", rollout_log_probs=np.array([Attack()], object))
@@ -163,7 +163,7 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path, capsys: pytest.CaptureFix
     assert "ran" not in capsys.readouterr().out
 
 
-def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
+def test_growing_archives_are_refused(tmp_path: Path) -> None:
     header = b"\x93NUMPY\x01\x00"
     text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (100000000000,), }".ljust(117) + b"\n"
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
@@ -176,6 +176,6 @@ def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
         read_table(tmp_path / "b.npz")
 
 
-def test_every_suffix_is_in_the_docs() -> None:
+def test_every_suffix_is_documented() -> None:
     page = (ROOT / "docs/guides/files.md").read_text()
     assert all(f"`{suffix}`" in page for suffix in SUFFIXES)

@@ -53,8 +53,8 @@ def valid(row: dict[str, Any], name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("framework", OF_PEERS)
-def test_every_valid_token_is_the_true_one(framework: str, tmp_path: Path) -> None:
-    """All log-probs of the samples are stored in float32, or printed so that float32 comes back."""
+def test_imported_tokens_match_the_truth(framework: str, tmp_path: Path) -> None:
+    """The samples contain float32 values, or text that gives equal float32 values."""
     rows = converted(PEERS / OF_PEERS[framework], tmp_path)
     truth = pq.read_table(PEERS / "canonical_input.parquet").to_pylist()
     tokens = json.loads((PEERS / "canonical_tokens.json").read_text())
@@ -74,8 +74,8 @@ def test_every_valid_token_is_the_true_one(framework: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("source", OF_SLIME)
-def test_every_token_of_slime_is_the_true_one(source: str, tmp_path: Path) -> None:
-    """Truth: the rollout dump that was written before training; train log-probs as torch reads them."""
+def test_imported_tokens_of_slime_match_the_truth(source: str, tmp_path: Path) -> None:
+    """The truth is the rollout dump before training, with train log-probs read by torch."""
     rows = converted(SLIME / source, tmp_path)
     rollout = torch.load(SLIME / source.split("/")[0] / "rollout_data/0.pt", weights_only=True)["samples"]
     truth = {str(sample["index"]): sample for sample in rollout}
@@ -99,7 +99,7 @@ def test_every_token_of_slime_is_the_true_one(source: str, tmp_path: Path) -> No
         assert row["train_log_probs"] == train[row["sequence_id"]]
 
 
-def test_log_probs_that_were_not_recomputed_are_refused(tmp_path: Path) -> None:
+def test_missing_recomputation_is_refused(tmp_path: Path) -> None:
     line = {"input_lengths": [3], "token_loss_mask": [[0, 1, 1]], "sample_loss_mask": [1.0], "rewards": [1.0]}
     line |= {"generation_logprobs": [[0.0, -1.0, -2.0]], "prev_logprobs": [[0.0, 0.0, 0.0]]}
     source = tmp_path / "train_data_step3.jsonl"
@@ -109,7 +109,7 @@ def test_log_probs_that_were_not_recomputed_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_a_line_of_two_samples_is_refused(tmp_path: Path) -> None:
+def test_lines_with_two_samples_are_refused(tmp_path: Path) -> None:
     line = {"input_lengths": [2, 2], "token_loss_mask": [[0, 1]] * 2, "sample_loss_mask": [1.0, 1.0]}
     line |= {"generation_logprobs": [[0.0, -1.0]] * 2, "prev_logprobs": [[0.0, -1.5]] * 2}
     (tmp_path / "train_data_step3.jsonl").write_text(json.dumps(line))
@@ -120,7 +120,7 @@ def test_a_line_of_two_samples_is_refused(tmp_path: Path) -> None:
         convert_dump(tmp_path / "train_data_step3.jsonl", tmp_path / "out.parquet")
 
 
-def test_a_sequence_without_a_response_is_no_skipped_recomputation(tmp_path: Path) -> None:
+def test_empty_responses_are_not_missing_recomputations(tmp_path: Path) -> None:
     line = {"input_lengths": [1], "token_loss_mask": [[0, 0]], "sample_loss_mask": [1.0], "rewards": [1.0]}
     line |= {"generation_logprobs": [[0.0, 0.0]], "prev_logprobs": [[0.0, 0.0]]}
     (tmp_path / "train_data_step3.jsonl").write_text(json.dumps(line))
@@ -144,7 +144,7 @@ def test_tensor_parallel_duplicates_are_read_once(source: Path, tmp_path: Path) 
     assert (done.rows, done.copies) == (4, 4)
 
 
-def test_samples_of_one_name_with_other_values_are_both_read(source: Path, tmp_path: Path) -> None:
+def test_samples_with_equal_names_and_other_values_are_both_read(source: Path, tmp_path: Path) -> None:
     content = torch.load(SLIME / "miles_head/train_data/0_0.pt", weights_only=True)
     torch.save(content, source / "0_0.pt")
     content["rollout_data"]["log_probs"][0] -= 0.5
@@ -153,7 +153,7 @@ def test_samples_of_one_name_with_other_values_are_both_read(source: Path, tmp_p
     assert (done.rows, done.copies) == (5, 3)
 
 
-def test_pipeline_stages_without_log_probs_are_left_out_where_another_has_them(source: Path, tmp_path: Path) -> None:
+def test_pipeline_stages_without_log_probs_are_skipped(source: Path, tmp_path: Path) -> None:
     content = torch.load(SLIME / "miles_head/train_data/0_0.pt", weights_only=True)
     torch.save(content, source / "0_1.pt")
     del content["rollout_data"]["log_probs"]
@@ -169,7 +169,7 @@ def plain(value: Any) -> Any:
     return {name: plain(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
-def test_tokens_that_skyrl_has_no_log_prob_of_are_masked_out(tmp_path: Path) -> None:
+def test_skyrl_tokens_without_log_prob_are_masked(tmp_path: Path) -> None:
     from mismatchctl.data.importers.pickles import load_pickle
     from mismatchctl.frameworks.skyrl import PICKLE_CLASSES
 
@@ -196,7 +196,7 @@ def test_tokens_that_skyrl_has_no_log_prob_of_are_masked_out(tmp_path: Path) -> 
         ({"infer_logprobs": lambda one: one[:, :-1]}, "lists differ in length"),
     ],
 )
-def test_rows_that_are_not_as_declared_are_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_rows_that_contradict_their_header_are_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     content = torch.load(PEERS / "roll/batch_tensors_step1.pt", weights_only=True)
     for name, how in change.items():
         content[name] = how(content[name])
@@ -216,10 +216,8 @@ def test_rows_that_are_not_as_declared_are_refused(change: dict[str, Any], says:
         ("file:///x", "file:///x"),
     ],
 )
-def test_what_is_no_place_is_not_converted(
-    source: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A shell's variable that is not set names no folder: not the one that is worked in."""
+def test_empty_paths_are_refused(source: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unset shell variable must not select the working folder."""
     shutil.copytree(PEERS / OF_PEERS["nemo-rl"], tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     done = run("convert", source, tmp_path / "out.parquet", code=4)
@@ -227,14 +225,14 @@ def test_what_is_no_place_is_not_converted(
 
 
 @pytest.mark.parametrize("layout", all_layouts().values(), ids=lambda layout: layout.framework)
-def test_layouts_say_what_they_are(layout: Any) -> None:
+def test_layouts_declare_their_columns(layout: Any) -> None:
     assert {"rollout_log_probs", "response_mask"} <= set(layout.columns) or not layout.columns
     assert set(layout.next_token) <= set(layout.columns)
     assert layout.mask and layout.patterns
 
 
 @pytest.mark.parametrize("framework", OF_PEERS)
-def test_a_framework_s_files_are_checked_as_they_are_read(framework: str) -> None:
+def test_framework_files_can_be_checked(framework: str) -> None:
     checks = check_files([str(PEERS / OF_PEERS[framework])])
     assert all(one.sound for one in checks)
     (read,) = [one for one in checks if one.layout]
@@ -243,13 +241,13 @@ def test_a_framework_s_files_are_checked_as_they_are_read(framework: str) -> Non
     assert str(PEERS) in read.path
 
 
-def test_files_that_others_of_their_run_stand_for_are_no_fault() -> None:
+def test_redundant_files_of_a_run_are_not_errors() -> None:
     checks = {Path(one.path).parent.name: one for one in check_files([str(SLIME / "slime_head")])}
     assert checks["rollout_data"].sound and checks["rollout_data"].layout is None
     assert [bad.reason for bad in checks["train_data"].bad] == ["train_log_probs: log-prob above 0"]
 
 
-def test_a_temporary_folder_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -262,7 +260,7 @@ def test_a_temporary_folder_that_is_full_is_named(tmp_path: Path, monkeypatch: p
         open_dump([str(tmp_path / "run")])
 
 
-def test_a_large_run_is_mapped_from_a_file_with_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_runs_are_memory_mapped_with_equal_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(PEERS / OF_PEERS["roll"], tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "again" / "run")
     in_memory = run("analyze", tmp_path / "run", "--json", code=0).stdout

@@ -90,7 +90,7 @@ def check(rows: list[dict[str, Any]], truth: list[dict[str, Any]]) -> None:
             assert row[column] == sample[name].tolist()
 
 
-def test_slices_of_miles_are_the_unsliced_columns(tmp_path: Path) -> None:
+def test_slices_of_miles_are_joined(tmp_path: Path) -> None:
     full = torch.load(MILES / "cp2/full_for_comparison.pt", weights_only=True)
     rows = rows_of(MILES / "cp2/train_data", tmp_path / "out.parquet")
     assert [row["sequence_id"] for row in rows] == [str(index) for index in full["sample_indices"]]
@@ -104,7 +104,7 @@ def test_slices_of_miles_are_the_unsliced_columns(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("bshd", [False, True])
-def test_any_number_of_ranks_and_odd_lengths(size: int, bshd: bool, tmp_path: Path) -> None:
+def test_slices_of_any_number_of_ranks_are_joined(size: int, bshd: bool, tmp_path: Path) -> None:
     truth = write_ranks(tmp_path / "train_data", size, bshd=bshd)
     check(rows_of(tmp_path / "train_data", tmp_path / "out.parquet"), truth)
 
@@ -114,7 +114,7 @@ def test_tensor_parallel_copies_of_slices_are_read_once(tmp_path: Path) -> None:
     check(rows_of(tmp_path / "train_data", tmp_path / "out.parquet"), truth)
 
 
-def test_slices_of_samples_without_names_are_told_by_their_tokens(tmp_path: Path) -> None:
+def test_slices_without_names_are_matched_by_tokens(tmp_path: Path) -> None:
     truth = write_ranks(tmp_path / "train_data", 4, tensor_parallel=2)
     for path in (tmp_path / "train_data").iterdir():
         content = torch.load(path, weights_only=True)
@@ -126,7 +126,7 @@ def test_slices_of_samples_without_names_are_told_by_their_tokens(tmp_path: Path
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_a_missing_rank_is_named(missing: int, tmp_path: Path) -> None:
+def test_missing_ranks_are_named(missing: int, tmp_path: Path) -> None:
     write_ranks(tmp_path / "train_data", 3)
     (tmp_path / f"train_data/3_{missing}.pt").unlink()
     with pytest.raises(DataError, match=rf"of 3, and the files of rank {missing} are missing.*3_\*\.pt"):
@@ -144,7 +144,7 @@ def test_slices_by_another_rule_are_refused(tmp_path: Path) -> None:
         convert_dump(tmp_path / "train_data", tmp_path / "out.parquet")
 
 
-def test_a_slice_that_does_not_say_its_rank_is_refused(tmp_path: Path) -> None:
+def test_slices_without_a_rank_are_refused(tmp_path: Path) -> None:
     write_ranks(tmp_path / "train_data", 2)
     for path in (tmp_path / "train_data").iterdir():
         content = torch.load(path, weights_only=True)
@@ -156,7 +156,7 @@ def test_a_slice_that_does_not_say_its_rank_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rank", "size", "says"), [(0, 10**15, "rank 1, 2, 3"), (7, 2, "rank 7 of 2"), (0, "2", "laid out")]
 )
-def test_ranks_that_cannot_be_are_refused(rank: Any, size: Any, says: str, tmp_path: Path) -> None:
+def test_impossible_ranks_are_refused(rank: Any, size: Any, says: str, tmp_path: Path) -> None:
     content = torch.load(MILES / "cp2/train_data/0_0.pt", weights_only=True)
     torch.save(content | {"cp_rank": rank, "cp_size": size}, tmp_path / "0_0.pt")
     with pytest.raises(DataError, match=says):

@@ -32,7 +32,7 @@ def check(rows: list[dict[str, Any]], v: Variant, ids: bool = True) -> None:
 
 
 @pytest.mark.parametrize(("framework", "seed"), CASES)
-def test_variants_are_the_truth(framework: str, seed: int, tmp_path: Path) -> None:
+def test_generated_files_match_the_truth(framework: str, seed: int, tmp_path: Path) -> None:
     v = variant(seed)
     source, out = tmp_path / "nested/source", tmp_path / "out.parquet"
     source.mkdir(parents=True)
@@ -48,7 +48,7 @@ WITHOUT_PROMPTS = ("skyrl", "miles-policy-loss")
 
 
 @pytest.mark.parametrize(("framework", "seed"), [case for case in CASES if case[0] not in WITHOUT_PROMPTS])
-def test_prompts_come_along(framework: str, seed: int, tmp_path: Path) -> None:
+def test_prompts_are_imported(framework: str, seed: int, tmp_path: Path) -> None:
     v = variant(seed)
     v.truth[-1].prompt = list(v.truth[0].prompt)  # two responses to one prompt
     source, out = tmp_path / "source", tmp_path / "out.parquet"
@@ -64,7 +64,7 @@ def test_prompts_come_along(framework: str, seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", WRITERS)
-def test_a_file_is_read_as_its_folder(framework: str, tmp_path: Path) -> None:
+def test_files_and_folders_are_read_equally(framework: str, tmp_path: Path) -> None:
     v = variant(2)
     source = tmp_path / "source"
     source.mkdir()
@@ -75,8 +75,8 @@ def test_a_file_is_read_as_its_folder(framework: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", WRITERS)
-def test_several_steps_are_read_in_order(framework: str, tmp_path: Path) -> None:
-    """Natural order: step 3 before step 11."""
+def test_steps_are_read_in_natural_order(framework: str, tmp_path: Path) -> None:
+    """Step 3 comes before step 11."""
     source = tmp_path / "source"
     variants = [variant(seed) for seed in (0, 8)]  # of one precision
     for number, v in enumerate(variants):
@@ -93,7 +93,7 @@ def test_several_steps_are_read_in_order(framework: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", WRITERS)
-def test_a_source_is_analyzed_as_its_conversion(framework: str, tmp_path: Path) -> None:
+def test_generated_sources_and_conversions_agree(framework: str, tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out.parquet"
     source.mkdir()
     WRITERS[framework](variant(6), source)
@@ -181,10 +181,10 @@ def test_bad_masks_and_numbers_are_named(column: str, value: Any, says: str, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 0.5, 1e300])
 @pytest.mark.parametrize(("column", "means"), [("rollout_log_probs", "rollout_log_probs"), ("log_probs", "train")])
-def test_values_that_are_no_log_probs_are_converted_and_refused_by_verbs(
+def test_invalid_log_probs_are_converted_but_refused_by_commands(
     value: float, column: str, means: str, tmp_path: Path
 ) -> None:
-    """Converting loses no row; a verb names the first bad one, of the source as of what was made of it."""
+    """Conversion keeps all rows. Commands name the first bad row of source and conversion."""
     good = {"rollout_log_probs": [-1.0, -2.0, -3.0], "log_probs": [-1.0, -2.0, -3.0], "loss_masks": [1, 1, 1]}
     good |= {"tokens": [1, 2, 3, 4], "response_lengths": 3}
     samples = [good, good | {column: torch.tensor([-1.0, value, -3.0], dtype=torch.float64)}]

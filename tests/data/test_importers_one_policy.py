@@ -35,7 +35,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("framework", ALONE)
-def test_rollouts_alone_are_recognized_and_say_what_is_missing(framework: str, tmp_path: Path) -> None:
+def test_rollout_files_name_the_missing_train_log_probs(framework: str, tmp_path: Path) -> None:
     done = run("convert", ALONE[framework], tmp_path / "out.parquet", code=4)
     words = " ".join(done.stderr.split())
     assert f"files of {framework} lack train log-probs, so no comparison is possible" in words
@@ -49,7 +49,7 @@ def train_file(place: Path, rows: list[dict[str, Any]]) -> Path:
     return place
 
 
-def test_open_instruct_joined_is_the_truth(tmp_path: Path) -> None:
+def test_joined_files_of_open_instruct_match_the_truth(tmp_path: Path) -> None:
     truth = pq.read_table(PEERS / "canonical_input.parquet").to_pylist()
     tokens = [one["response_tokens"] for one in json.loads((PEERS / "canonical_tokens.json").read_text())]
     train = [
@@ -69,7 +69,7 @@ def test_open_instruct_joined_is_the_truth(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [SLIME / "rollout_data", MILES / "rollout_data", MILES / "dashboard_columns"])
-def test_rollouts_of_slime_joined_are_the_truth(source: Path, tmp_path: Path) -> None:
+def test_joined_rollouts_of_slime_match_the_truth(source: Path, tmp_path: Path) -> None:
     samples = torch.load(source.parent / "rollout_data/0.pt", weights_only=True)["samples"]
     train = [
         {
@@ -95,21 +95,21 @@ def test_rollouts_of_slime_joined_are_the_truth(source: Path, tmp_path: Path) ->
             assert row["rollout_version"] == 0
 
 
-def test_train_dumps_take_prompts_and_versions_from_rollout_dumps(tmp_path: Path) -> None:
+def test_train_dumps_get_prompts_and_versions_from_rollout_dumps(tmp_path: Path) -> None:
     rows = converted(SLIME / "train_data", tmp_path, join=SLIME / "rollout_data")
     samples = torch.load(SLIME / "rollout_data/0.pt", weights_only=True)["samples"]
     assert [row["prompt_id"] for row in rows] == [str(one["group_index"]) for one in samples]
     assert [row["rollout_version"] for row in rows] == [0] * len(samples)
 
 
-def test_rollouts_beside_what_the_trainer_wrote_are_no_obstacle(tmp_path: Path) -> None:
+def test_rollouts_next_to_train_dumps_are_accepted(tmp_path: Path) -> None:
     joined = converted(SLIME, tmp_path, join=SLIME / "rollout_data")
     assert joined == converted(SLIME / "train_data", tmp_path, join=SLIME / "rollout_data")
     both = converted(SLIME, tmp_path)
     assert both == converted(SLIME, tmp_path, framework="slime") == converted(SLIME / "train_data", tmp_path)
 
 
-def test_completions_of_trl_are_no_obstacle_and_say_what_they_lack(tmp_path: Path) -> None:
+def test_completions_of_trl_are_skipped_with_a_note(tmp_path: Path) -> None:
     rows = converted(PEERS / "trl", tmp_path)
     assert rows == converted(PEERS / "trl/generation_batch_step1.pt", tmp_path) and len(rows) == 6
     done = run("analyze", PEERS / "trl", "--json", code=0)
@@ -119,7 +119,7 @@ def test_completions_of_trl_are_no_obstacle_and_say_what_they_lack(tmp_path: Pat
         assert "lack log-probs, so no comparison is possible" in " ".join(done.stderr.split())
 
 
-def test_what_is_no_framework_file_beside_a_dump_is_passed_over(tmp_path: Path) -> None:
+def test_other_files_next_to_a_dump_are_skipped(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     shutil.copy(PEERS / "canonical_input.parquet", source)
@@ -128,7 +128,7 @@ def test_what_is_no_framework_file_beside_a_dump_is_passed_over(tmp_path: Path) 
         run(*words, code=0)
 
 
-def test_parquet_that_is_no_dump_says_so(tmp_path: Path) -> None:
+def test_parquet_files_without_log_probs_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"loss": [1.0]}), tmp_path / "losses.parquet")
     done = run("analyze", tmp_path, code=4)
     assert "if this file is not a dump, name the dumps only; otherwise name the right column" in " ".join(
@@ -136,20 +136,20 @@ def test_parquet_that_is_no_dump_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_one_file_of_several_ranks_asks_for_the_folder(tmp_path: Path) -> None:
+def test_one_file_of_several_ranks_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not contain sequences; name its folder"):
         convert_dump(MILES / "cp2/train_data/0_1.pt", tmp_path / "out.parquet")
 
 
-def test_a_folder_of_all_that_miles_wrote_asks_for_one_of_two() -> None:
-    """Its dashboard's Parquet is no dump of the contract, and no reason to leave the rest unread."""
+def test_folders_with_both_dumps_of_miles_ask_for_one() -> None:
+    """The Parquet file of its dashboard is not a dump and is ignored."""
     done = run("analyze", MILES, code=4)
     words = " ".join(done.stderr.split())
     assert "is miles-policy-loss's, while" in words
     assert "pass a folder of one framework" in words
 
 
-def test_micro_batches_of_miles_have_three_policies(tmp_path: Path) -> None:
+def test_micro_batches_of_miles_contain_three_policies(tmp_path: Path) -> None:
     """What the file calls train_log_probs is the current policy, and old_log_probs the trainer's recomputation."""
     source = tmp_path / "policy_loss_debug"
     shutil.copytree(MILES / "policy_loss_debug", source)
@@ -200,7 +200,7 @@ HOSTILE: dict[str, tuple[Callable[..., Any], Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("verb", ["convert", "analyze"])
-def test_hostile_files_run_nothing(name: str, verb: str, tmp_path: Path) -> None:
+def test_hostile_files_execute_no_code(name: str, verb: str, tmp_path: Path) -> None:
     save, wrap, says = HOSTILE[name]
     source, marker = tmp_path / "source", tmp_path / "ran"
     source.mkdir()
@@ -213,8 +213,8 @@ def test_hostile_files_run_nothing(name: str, verb: str, tmp_path: Path) -> None
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_a_hostile_sibling_of_a_rank_runs_nothing(tmp_path: Path) -> None:
-    """Slices are looked for in the other ranks' files."""
+def test_hostile_files_of_other_ranks_execute_no_code(tmp_path: Path) -> None:
+    """Slices are searched in the files of other ranks."""
     source, marker = tmp_path / "train_data", tmp_path / "ran"
     shutil.copytree(MILES / "cp2/train_data", source)
     torch.save({"rollout_id": 0, "rollout_data": Hostile(marker)}, source / "0_1.pt")
@@ -234,7 +234,7 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_files_of_another_make_are_named(name: str, tmp_path: Path) -> None:
+def test_files_with_another_structure_are_named(name: str, tmp_path: Path) -> None:
     source = tmp_path / name
     source.parent.mkdir(exist_ok=True)
     DAMAGED[name](source)
@@ -244,7 +244,7 @@ def test_files_of_another_make_are_named(name: str, tmp_path: Path) -> None:
     assert error.value.file == str(source)
 
 
-def test_a_sequence_of_several_versions_has_the_oldest(tmp_path: Path) -> None:
+def test_sequences_of_several_versions_have_the_oldest(tmp_path: Path) -> None:
     source = tmp_path / "rollout_data"
     source.mkdir()
     content = torch.load(SLIME / "rollout_data/0.pt", weights_only=True)
@@ -256,7 +256,7 @@ def test_a_sequence_of_several_versions_has_the_oldest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_packed_files_are_never_passed_over_in_silence(ending: str, tmp_path: Path) -> None:
+def test_skipped_pickle_files_are_reported(ending: str, tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out.parquet"
     source.mkdir()
     lines = (PEERS / "nemo_rl/logs/exp_001/train_data_step1.jsonl").read_bytes()
@@ -283,9 +283,7 @@ def test_packed_files_are_never_passed_over_in_silence(ending: str, tmp_path: Pa
         ("trl", "sampling_per_token_logps"),
     ],
 )
-def test_a_batch_without_what_tells_its_framework_is_told_whose_it_is_like(
-    framework: str, lacks: str, tmp_path: Path
-) -> None:
+def test_unrecognized_batches_name_the_most_similar_framework(framework: str, lacks: str, tmp_path: Path) -> None:
     (whole,) = (PEERS / framework).glob("*.pt")
     content = torch.load(whole, weights_only=True)
     path = tmp_path / "batch_step2.pt"
@@ -297,7 +295,7 @@ def test_a_batch_without_what_tells_its_framework_is_told_whose_it_is_like(
         assert error.value.file == str(path) and "convert --from" in str(error.value.remedy)
 
 
-def test_a_plain_dict_with_the_names_of_verl_is_a_dump(tmp_path: Path) -> None:
+def test_plain_dicts_with_verl_names_are_dumps(tmp_path: Path) -> None:
     names = ("old_log_probs", "rollout_log_probs", "responses", "input_ids", "response_mask", "advantages")
     torch.save({name: torch.zeros(2, 3) for name in names}, tmp_path / "1.pt")
     (file,) = open_dump([str(tmp_path / "1.pt")], aliases=column_aliases()).files
@@ -305,8 +303,8 @@ def test_a_plain_dict_with_the_names_of_verl_is_a_dump(tmp_path: Path) -> None:
     assert file.columns["train_log_probs"] == "old_log_probs"
 
 
-def test_a_packed_file_named_beside_a_dump_is_ignored_aloud_and_alone_refused(tmp_path: Path) -> None:
-    """As `logs/*` in a shell names it: a checkpoint has nothing to do with the dump beside it."""
+def test_pickle_files_next_to_a_dump_are_ignored_with_a_warning(tmp_path: Path) -> None:
+    """A glob such as `logs/*` can include a checkpoint."""
     dump, packed = tmp_path / "a.parquet", tmp_path / "model.pt.gz"
     lists = pa.array([[-1.0, -2.0]] * 4)
     pq.write_table(pa.table({"rollout_log_probs": lists, "train_log_probs": lists, "step": [0] * 4}), dump)
@@ -319,7 +317,7 @@ def test_a_packed_file_named_beside_a_dump_is_ignored_aloud_and_alone_refused(tm
         assert done.stderr == f"error: {packed}: is an archive; unpack it\n"
 
 
-def test_turns_of_areal_come_along(tmp_path: Path) -> None:
+def test_turns_of_areal_are_imported(tmp_path: Path) -> None:
     (whole,) = (PEERS / "areal").glob("*.pt")
     content = torch.load(whole, weights_only=True)
     mask = content["loss_mask"]

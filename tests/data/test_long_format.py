@@ -45,7 +45,7 @@ def test_units_end_at_sequence_boundaries(tmp_path):
     assert joined["prompt_id"] == ["a", "a", "b", "b", "b"]
 
 
-def test_ids_may_repeat_in_other_steps_and_runs(tmp_path):
+def test_ids_can_repeat_in_other_steps_and_runs(tmp_path):
     columns = long([5, 5, 5, 5], [0, 1, 0, 0], step=[1, 1, 2, 3])
     assert [len(tokens) for tokens in read(write(tmp_path / "a.parquet", columns))["rollout"]] == [2, 1, 1]
     columns = long([5, 5, 5, 5], [0, 1, 0, 0], run=["x", "x", "y", "z"])
@@ -55,7 +55,7 @@ def test_ids_may_repeat_in_other_steps_and_runs(tmp_path):
     assert len(read(tmp_path / "h")["rollout"]) == 2
 
 
-def test_positions(tmp_path):
+def test_positions_are_kept(tmp_path):
     columns = long([1, 1, 1, 2, 2], [4, 5, 8, 2, 3])
     (batch,) = batches(open_dump([write(tmp_path / "a.parquet", columns)]))
     assert batch.position.tolist() == [0, 1, 4, 0, 1]
@@ -68,7 +68,7 @@ def test_positions(tmp_path):
     assert batch.positions.tolist() == [0, 2]
 
 
-def test_missing_columns_of_the_long_layout(tmp_path):
+def test_missing_long_columns_are_named(tmp_path):
     columns = long([1, 1], [0, 1])
     columns["pos"] = columns.pop("position")
     path = write(tmp_path / "a.parquet", columns)
@@ -76,7 +76,7 @@ def test_missing_columns_of_the_long_layout(tmp_path):
     assert len(read(path, rename={"position": "pos"})["rollout"]) == 1
 
 
-def test_scattered_sequence(tmp_path):
+def test_scattered_sequences_are_refused(tmp_path):
     path = write(tmp_path / "a.parquet", long([1, 2, 1, 3], [0, 0, 1, 0]))
     error = refuse(path, "sequence 1 is not contiguous", "begins at row 0", "sort the rows by sequence_id and position")
     assert (error.file, error.row, error.column) == (path, 2, "sequence_id")
@@ -85,7 +85,7 @@ def test_scattered_sequence(tmp_path):
     assert problems.counts == {(path, "sequence_id: in several pieces"): 2}
 
 
-def test_sequence_in_two_files(tmp_path):
+def test_sequences_in_two_files_are_refused(tmp_path):
     first = write(tmp_path / "d/a.parquet", long([1, 2, 2], [0, 0, 1]))
     second = write(tmp_path / "d/b.parquet", long([2, 3], [2, 0]))
     error = refuse(tmp_path / "d", "sequence 2 is also in", f"{first} (row 1)", "keep each sequence in one file")
@@ -116,7 +116,7 @@ def test_sequence_in_two_files(tmp_path):
     ],
 )
 @pytest.mark.parametrize("group", [None, 1, 2])
-def test_bad_rows(tmp_path, change, row, column, words, group):
+def test_bad_long_rows_are_reported(tmp_path, change, row, column, words, group):
     columns = {**long([1, 1, 1, 2, 2], [0, 1, 2, 0, 1]), **change}
     path = write(tmp_path / "a.parquet", columns, rows=group)
     error = refuse(path, *words)
@@ -127,20 +127,20 @@ def test_bad_rows(tmp_path, change, row, column, words, group):
     assert problems.examples[next(iter(problems.counts))].row == row
 
 
-def test_missing_rewards_are_nan_in_all_rows(tmp_path):
+def test_missing_rewards_are_nan(tmp_path):
     columns = long([1, 1, 2], [0, 1, 0], reward=pa.array([None, None, 1.0]))
     assert str(read(write(tmp_path / "a.parquet", columns))["reward"]) == "[nan, 1.0]"
     columns["reward"] = [float("nan"), float("nan"), 1.0]
     assert str(read(write(tmp_path / "a.parquet", columns))["reward"]) == "[nan, 1.0]"
 
 
-def test_string_ids_and_dictionaries(tmp_path):
+def test_string_ids_and_dictionaries_are_read(tmp_path):
     ids = pa.array(["x", "x", "y", "z", "z"]).dictionary_encode()
     path = write(tmp_path / "a.parquet", long(ids, [0, 1, 0, 0, 1]), rows=2)
     assert read(path)["sequence_id"] == ["x", "y", "z"]
 
 
-def test_token_ids(tmp_path):
+def test_long_token_ids_are_read(tmp_path):
     columns = to_long(wide((3, 2), token_ids=[[1, 2, 3], [4, 5]], **{MASK: [[0, 1, 1], [1, 1]]}))
     dump = open_dump([write(tmp_path / "a.parquet", columns, rows=2)])
     rows = content(dump)["rows"]
@@ -148,7 +148,7 @@ def test_token_ids(tmp_path):
     assert {row: values.tolist() for row, values in found.items()} == {0: [2, 3], 3: [4, 5]}
 
 
-def test_per_token_and_sequence_columns(tmp_path):
+def test_long_columns_per_token_and_sequence_are_read(tmp_path):
     columns = long([1, 1, 2], [0, 1, 0], advantages=[1, 2, 3], entropy=[0.5, 0.25, 1.0], worker=["a", "a", "b"])
     dump = open_dump([write(tmp_path / "a.parquet", columns)], wanted=["advantages", "entropy", "worker"])
     (batch,) = batches(dump)
@@ -157,7 +157,7 @@ def test_per_token_and_sequence_columns(tmp_path):
     assert "entropy" not in batch.columns
 
 
-def test_empty_long_file(tmp_path):
+def test_empty_long_files_are_read(tmp_path):
     schema = pa.schema({ROLLOUT: pa.float32(), TRAIN: pa.float32(), "sequence_id": pa.int64(), "position": pa.int64()})
     path = write(tmp_path / "a.parquet", schema.empty_table())
     dump = open_dump([path])

@@ -32,7 +32,7 @@ def write_trainer(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_responses_of_an_engine_and_a_trainer_make_the_dump(engine: str, tmp_path: Path) -> None:
+def test_responses_and_trainer_file_give_the_dump(engine: str, tmp_path: Path) -> None:
     rows = make_rows()
     responses = write_lines(tmp_path / "responses.jsonl", [ENGINES[engine](row) for row in rows])
     trainer = write_trainer(tmp_path / "trainer.jsonl", rows[::-1])
@@ -45,7 +45,7 @@ def test_responses_of_an_engine_and_a_trainer_make_the_dump(engine: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["padded.npz", "padded.pt", "padded.safetensors", "long.csv", "dump.feather"])
-def test_the_trainer_may_have_any_format(name: str, tmp_path: Path) -> None:
+def test_trainer_files_can_have_any_format(name: str, tmp_path: Path) -> None:
     rows = make_rows()
     ids = {"sequence_id": np.array([row["sequence_id"] for row in rows])}
     place = tmp_path / name
@@ -60,7 +60,7 @@ def test_the_trainer_may_have_any_format(name: str, tmp_path: Path) -> None:
     assert found.table["rollout_log_probs"].to_pylist() == [row["rollout_log_probs"] for row in rows]
 
 
-def test_ids_of_one_file_alone_are_counted_and_named(tmp_path: Path) -> None:
+def test_unmatched_ids_are_counted_and_named(tmp_path: Path) -> None:
     rows = make_rows()
     responses = write_lines(tmp_path / "a.jsonl", [ENGINES["vllm"](row) for row in rows[:9]])
     trainer = write_trainer(tmp_path / "b.jsonl", rows[2:])
@@ -84,7 +84,7 @@ def test_ids_of_one_file_alone_are_counted_and_named(tmp_path: Path) -> None:
     assert next(both) == next(both)
 
 
-def test_several_choices_are_sequences_of_their_own(tmp_path: Path) -> None:
+def test_choices_are_separate_sequences(tmp_path: Path) -> None:
     rows = make_rows(sequences=6)
     one = ENGINES["openai_completions"](rows[0])
     other = ENGINES["openai_completions"](rows[1])["choices"][0] | {"index": 1}
@@ -93,19 +93,19 @@ def test_several_choices_are_sequences_of_their_own(tmp_path: Path) -> None:
     assert [row["rollout_log_probs"] for row in found] == [row["rollout_log_probs"] for row in rows[:2]]
 
 
-def test_a_log_prob_that_is_null_is_nan() -> None:
+def test_null_log_probs_are_nan() -> None:
     record = ENGINES["vllm"](make_rows()[0])
     record["outputs"][0]["logprobs"][1] = None
     (row,) = read_responses([record], Path("a.json"))
     assert math.isnan(row["rollout_log_probs"][1])
 
 
-def test_versions_and_reasons_come_along() -> None:
+def test_versions_and_finish_reasons_are_read() -> None:
     (row,) = read_responses([ENGINES["sglang"](make_rows()[0])], Path("a.json"))
     assert (row["rollout_version"], row["finish_reason"]) == (7, "stop")
 
 
-def test_tokens_that_differ_are_counted(tmp_path: Path) -> None:
+def test_different_tokens_are_counted(tmp_path: Path) -> None:
     rows = make_rows()
     responses = write_lines(tmp_path / "a.jsonl", [ENGINES["vllm"](row) for row in rows])
     for row in rows[:2]:
@@ -114,7 +114,7 @@ def test_tokens_that_differ_are_counted(tmp_path: Path) -> None:
     assert pair(responses, trainer).notes == ("token ids differ between the files in 2 of 12 sequences: s0, s1",)
 
 
-def test_lengths_that_differ_are_left_to_the_reader(tmp_path: Path) -> None:
+def test_different_lengths_are_reported_by_the_reader(tmp_path: Path) -> None:
     rows = make_rows()
     responses = write_lines(tmp_path / "a.jsonl", [ENGINES["vllm"](row) for row in rows])
     rows[3]["train_log_probs"].append(-1.0)
@@ -137,7 +137,7 @@ def test_lengths_that_differ_are_left_to_the_reader(tmp_path: Path) -> None:
         ({"rollout": [{"id": "s0", "choices": [7]}]}, DataError, "missing column rollout_log_probs"),
     ],
 )
-def test_what_cannot_be_matched_gets_a_sentence(
+def test_unmatchable_files_give_one_sentence(
     change: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     rows = make_rows()
@@ -151,7 +151,7 @@ def test_what_cannot_be_matched_gets_a_sentence(
     assert words in str(caught.value)
 
 
-def test_options_go_together(tmp_path: Path) -> None:
+def test_rollout_and_train_options_need_each_other(tmp_path: Path) -> None:
     assert "one file per side" in run("analyze", "--rollout", "a.jsonl", code=2).stderr
     assert "--on only works with" in run("analyze", "a.parquet", "--on", "id", code=2).stderr
     assert "missing argument" in run("analyze", code=2).stderr
@@ -159,14 +159,14 @@ def test_options_go_together(tmp_path: Path) -> None:
     assert "use either DUMPS or" in both.stderr
 
 
-def test_one_side_alone_says_what_to_add(tmp_path: Path) -> None:
+def test_one_side_names_the_missing_side(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [ENGINES["sglang"](row) for row in make_rows()])
     failed = run("analyze", path, code=4)
     assert "this file contains responses of an engine, which have the rollout's log-probs only" in failed.stderr
     assert "--rollout a.jsonl --train TRAINER_FILE --on id" in failed.stderr
 
 
-def test_other_json_is_no_response() -> None:
+def test_other_json_is_not_a_response() -> None:
     assert not any(
         map(is_response, ({}, {"choices": 1}, {"choices": ["a"]}, {"outputs": [1]}, {"response": {"body": 1}}))
     )
@@ -193,7 +193,7 @@ VERBS: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_verb_reads_two_files(engine: str, verb: str, tmp_path: Path) -> None:
+def test_every_command_reads_two_files(engine: str, verb: str, tmp_path: Path) -> None:
     rows = make_rows(sequences=36)
     responses = write_lines(tmp_path / "truth.jsonl", [ENGINES[engine](row) for row in rows])
     trainer = write_trainer(tmp_path / "trainer.jsonl", rows)
@@ -212,7 +212,7 @@ def test_the_next_command_names_both_files(tmp_path: Path) -> None:
         assert " ".join(words) in shown
 
 
-def test_a_pair_of_files_is_a_source_in_python(tmp_path: Path) -> None:
+def test_pairs_of_files_are_sources_in_python(tmp_path: Path) -> None:
     rows = make_rows(sequences=36)
     responses = write_lines(tmp_path / "a.jsonl", [ENGINES["sglang"](row) for row in rows])
     trainer = write_trainer(tmp_path / "b.jsonl", rows[1:])
@@ -225,7 +225,7 @@ def test_a_pair_of_files_is_a_source_in_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["openai_completions", "vllm"])
-def test_the_size_of_a_sampling_mask_comes_along(engine: str, tmp_path: Path) -> None:
+def test_sizes_of_sampling_masks_are_read(engine: str, tmp_path: Path) -> None:
     rows = make_rows()
     records = [ENGINES[engine](row) for row in rows]
     sizes = [[1 + place % 3 for place in range(len(row["token_ids"]))] for row in rows]

@@ -156,13 +156,13 @@ LEFT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TAKEN)
-def test_what_the_recorder_may_write_is_read_here(tmp_path, name):
+def test_recorder_files_use_the_page_decoder(tmp_path, name):
     data, options = TAKEN[name]
     assert same(save(tmp_path / "a.parquet", data, **options))
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_anything_else_is_left_to_pyarrow(tmp_path, name):
+def test_other_files_are_left_to_pyarrow(tmp_path, name):
     data, options = LEFT[name]
     assert not same(save(tmp_path / "a.parquet", data, **options))
 
@@ -174,7 +174,7 @@ def test_fixed_sizes_are_left_to_pyarrow(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_recorder_writes_what_is_read_here(tmp_path):
+def test_recorded_files_use_the_page_decoder(tmp_path):
     data = table().rename_columns(["step", "rollout_log_probs"])
     with open(tmp_path / "a.parquet", "wb") as file:
         write_parquet(data, file)
@@ -185,15 +185,15 @@ def test_the_recorder_writes_what_is_read_here(tmp_path):
         ]
 
 
-def test_any_row_groups_in_any_order(tmp_path):
+def test_row_groups_are_decoded_in_any_order(tmp_path):
     path = save(tmp_path / "a.parquet", table(), row_group_size=2, **SPLIT)
     for groups in ([3], [1, 2], [4, 0], [2, 2]):
         assert same(path, groups)
     assert not same(path, [])
 
 
-def test_a_table_is_the_one_of_pyarrow(tmp_path):
-    """With its columns in order, their metadata, and no column that was not asked for."""
+def test_decoded_tables_equal_those_of_pyarrow(tmp_path):
+    """Columns have their order and metadata, and no other columns are read."""
     path = save(tmp_path / "a.parquet", table(seed=3), row_group_size=2, **SPLIT)
     with pa.OSFile(str(path)) as file:
         contents = ParquetContents.of(file)
@@ -252,7 +252,7 @@ MANY = {"data_page_size": 600, "write_batch_size": 100, **SPLIT}
 @pytest.mark.slow
 @pytest.mark.parametrize("checksums", [True, False])
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_mutated_pages_are_read_as_by_pyarrow_or_left_to_it(tmp_path, checksums, compression):
+def test_mutated_pages_match_pyarrow_or_are_left_to_it(tmp_path, checksums, compression):
     data = table(lengths=(3, 0, 40, 1, 0, 0, 90, 5))
     source = save(
         tmp_path / "a.parquet", data, **{**MANY, "compression": compression, "write_page_checksum": checksums}
@@ -268,7 +268,7 @@ def test_mutated_pages_are_read_as_by_pyarrow_or_left_to_it(tmp_path, checksums,
     assert taken < 400 and (checksums or taken > 20)
 
 
-def test_a_wrong_checksum_is_for_pyarrow_to_tell(tmp_path):
+def test_wrong_checksums_are_left_to_pyarrow(tmp_path):
     chunk = Chunk(save(tmp_path / "a.parquet", table(), **{**MANY, "compression": "none"}))
     at, length, stored = chunk.pages[1]
     place = at + length + stored - 1
@@ -278,7 +278,7 @@ def test_a_wrong_checksum_is_for_pyarrow_to_tell(tmp_path):
         list(ParquetContents.of(file).decode(file, [0], ["x"], None))
 
 
-def test_any_cut_is_refused(tmp_path):
+def test_truncated_pages_are_refused(tmp_path):
     source = save(tmp_path / "a.parquet", table(lengths=(3, 0, 40)), **MANY)
     data, start = source.read_bytes(), Chunk(source).start
     footer = pq.read_metadata(source)
@@ -291,8 +291,8 @@ def test_any_cut_is_refused(tmp_path):
             assert bool(found) == (length >= column.data_page_offset + column.total_compressed_size)
 
 
-def test_counts_that_do_not_fit_are_left_to_pyarrow(tmp_path):
-    """A footer of one file over the pages of another, which has other rows, values or types."""
+def test_inconsistent_counts_are_left_to_pyarrow(tmp_path):
+    """The footer of one file is combined with the pages of another."""
     one = table(lengths=(4, 4, 4))
     source = save(tmp_path / "a.parquet", one, compression="none")
     for other in (
@@ -305,8 +305,8 @@ def test_counts_that_do_not_fit_are_left_to_pyarrow(tmp_path):
         assert not found or raw(found["x"])[2] == raw(one["x"].chunk(0))[2]
 
 
-def test_a_frame_that_holds_less_than_its_page_is_left_to_pyarrow(tmp_path):
-    """Else the rest of the room would stay as it was found."""
+def test_short_frames_are_left_to_pyarrow(tmp_path):
+    """The rest of the buffer would stay uninitialized."""
     source = save(tmp_path / "a.parquet", table(lengths=(900, 30)), write_page_checksum=False, **SPLIT)
     chunk = Chunk(source)
     (at, length, stored), codec, tried = chunk.pages[0], pa.Codec("zstd"), 0
@@ -358,7 +358,7 @@ RUN = st.builds(
     count=st.integers(1, 300),
     room=st.integers(0, 300),
 )
-def test_levels_are_those_of_the_format_or_refused(data, count, room):
+def test_levels_match_the_format_or_are_refused(data, count, room):
     body, out = np.frombuffer(data + b"\xff\xff", np.uint8), np.empty(room, np.int64)
     made = ZEROS(body, 0, len(data), count, out)
     wanted = levels(data, count)
@@ -427,8 +427,8 @@ def lists_of(starts: list[int], held: list[int], values: list[int]) -> list[list
 @pytest.mark.parametrize("sound", [True, False])
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=150)
-def test_any_levels_make_the_lists_of_the_format_or_none(sound, seed):
-    """Levels by chance, in pages by chance: lists are taken if and only if they are those of the format."""
+def test_random_levels_give_correct_lists_or_none(sound, seed):
+    """Random levels in random pages are decoded exactly if pyarrow accepts them."""
     rng = random.Random(seed)
     count = rng.choice((1, 2, 5, 9, 40, 300))
     rate = rng.choice((0.05, 0.5, 0.95))
@@ -495,7 +495,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_what_contradicts_itself_is_left_to_pyarrow(name):
+def test_contradictory_pages_are_left_to_pyarrow(name):
     assert read_pages([page(LEVELS + VALUES, 4)], 4, 4) == [[0]] * 4
     assert read_pages([SPOILT[name]], 4, 4) is None
     if name.startswith("split"):
@@ -503,7 +503,7 @@ def test_what_contradicts_itself_is_left_to_pyarrow(name):
 
 
 @pytest.mark.parametrize("count", [0, -1, 1 << 25, 2**62])
-def test_what_claims_too_much_is_left_to_pyarrow(count):
+def test_pages_that_claim_too_many_values_are_left_to_pyarrow(count):
     assert read_pages([page(LEVELS + VALUES, 4)], count, 4) is None
     assert read_pages([page(LEVELS + VALUES, 4)], 4, count) is None
     assert read_pages([page(LEVELS + VALUES, count % 2**31)], count, 4) is None

@@ -22,7 +22,7 @@ def names(*paths, **options):
     return [(file.run, file.path) for file in open_dump(paths, **options).files]
 
 
-def test_folder_is_read_recursively_in_natural_order(tmp_path):
+def test_folders_are_read_recursively_in_natural_order(tmp_path):
     for name in [
         "step_10.parquet",
         "step_2.pq",
@@ -39,14 +39,14 @@ def test_folder_is_read_recursively_in_natural_order(tmp_path):
     assert [file.index for file in open_dump(["dumps/a"]).files] == [0, 1, 2]
 
 
-def test_order_of_arguments_changes_nothing(tmp_path):
+def test_the_order_of_arguments_does_not_matter(tmp_path):
     for run in ["run_10", "run_9"]:
         write(tmp_path / run / "s.parquet", wide())
     expected = [("run_9", "run_9/s.parquet"), ("run_10", "run_10/s.parquet")]
     assert names("run_10", "run_9") == names("run_9", "run_10") == expected
 
 
-def test_same_path_twice_counts_once(tmp_path):
+def test_repeated_paths_are_read_once(tmp_path):
     write(tmp_path / "a/s.parquet", wide())
     os.symlink(tmp_path / "a", tmp_path / "link")
     assert names("a", "./a/", str(tmp_path / "a"), "link") == [("a", "a/s.parquet")]
@@ -58,21 +58,21 @@ def test_run_names_are_the_shortest_unique_trailing_parts(tmp_path):
     assert [run for run, _ in names("x/a", "y/a", "z/b.parquet")] == ["b", "x/a", "y/a"]
 
 
-def test_run_names_of_twins(tmp_path):
+def test_runs_with_equal_names_get_unique_names(tmp_path):
     for path in ["b.parquet", "b.pq", "c/s.parquet", "c.parquet"]:
         write(tmp_path / path, wide())
     assert [run for run, _ in names("b.parquet", "b.pq")] == ["b.parquet", "b.pq"]
     assert len({run for run, _ in names("c", "c.parquet")}) == 2
 
 
-def test_current_folder_names_the_run_by_its_own_name(tmp_path, monkeypatch):
+def test_the_current_folder_names_the_run(tmp_path, monkeypatch):
     write(tmp_path / "mine/s.parquet", wide())
     monkeypatch.chdir(tmp_path / "mine")
     write(tmp_path / "mine/x/s.parquet", wide())
     assert names(".") == [("mine", "s.parquet"), ("mine", "x/s.parquet")]
 
 
-def test_glob_of_files_is_one_run_and_of_folders_one_each(tmp_path):
+def test_globs_of_files_are_one_run_and_of_folders_one_each(tmp_path):
     for path in ["d/step_2.parquet", "d/step_10.parquet", "e/s.parquet", "e/notes.txt"]:
         write(tmp_path / path, wide())
     assert names("d/step_*.parquet") == [("d", "d/step_2.parquet"), ("d", "d/step_10.parquet")]
@@ -80,7 +80,7 @@ def test_glob_of_files_is_one_run_and_of_folders_one_each(tmp_path):
     assert len(names("**/*.parquet")) == 3
 
 
-def test_path_with_wildcard_characters_that_exists(tmp_path):
+def test_existing_paths_with_wildcard_characters_are_read(tmp_path):
     write(tmp_path / "run[1]/s.parquet", wide())
     assert names("run[1]") == [("run[1]", "run[1]/s.parquet")]
 
@@ -97,7 +97,7 @@ def test_hive_folders_give_steps(tmp_path):
     assert {run for run, _ in names("h/step=*")} == {"h"}
 
 
-def test_hive_values_that_are_text_null_or_of_an_alias(tmp_path):
+def test_hive_values_can_be_text_null_or_aliases(tmp_path):
     write(tmp_path / "h/iter=a%20b/kind=__HIVE_DEFAULT_PARTITION__/a.parquet", wide())
     write(tmp_path / "h/iter=3/kind=x/a.parquet", wide())
     dump = open_dump(["h"], aliases={"iter": "step"}, by=["kind"])
@@ -105,7 +105,7 @@ def test_hive_values_that_are_text_null_or_of_an_alias(tmp_path):
     assert next(batches(dump)).columns["kind"].tolist() == ["x", "x"]
 
 
-def test_hive_run_and_run_column(tmp_path):
+def test_hive_runs_and_run_columns_are_read(tmp_path):
     write(tmp_path / "h/run=7/a.parquet", wide())
     write(tmp_path / "h/run=8/a.parquet", wide(run=["x", None]))
     runs = [batch.columns["run"].tolist() for batch in batches(open_dump(["h"]))]
@@ -137,7 +137,7 @@ def test_hive_run_and_run_column(tmp_path):
         ("", ["no path was given"]),
     ],
 )
-def test_paths_that_lead_nowhere(tmp_path, path, words):
+def test_missing_paths_are_refused_with_a_remedy(tmp_path, path, words):
     (tmp_path / "dumps/empty").mkdir(parents=True)
     (tmp_path / "dumps/run_1").mkdir()
     (tmp_path / "dumps/run_1/data.jsonl").write_text("{}")
@@ -152,7 +152,7 @@ def test_paths_that_lead_nowhere(tmp_path, path, words):
     assert "secret" not in str(caught.value)
 
 
-def test_other_files_beside_runs_are_ignored_with_a_warning(tmp_path):
+def test_other_files_next_to_runs_are_ignored_with_a_warning(tmp_path):
     write(tmp_path / "a/s.parquet", wide())
     (tmp_path / "README.md").write_text("words")
     dump = open_dump(["README.md", "a"])
@@ -160,12 +160,12 @@ def test_other_files_beside_runs_are_ignored_with_a_warning(tmp_path):
     assert dump.warnings == ["ignored, since they are not dumps: README.md"]
 
 
-def test_parquet_file_without_a_suffix(tmp_path):
+def test_parquet_files_without_a_suffix_are_read(tmp_path):
     write(tmp_path / "part-00000", wide())
     assert names("part-00000") == [("part-00000", "part-00000")]
 
 
-def test_hints(tmp_path):
+def test_wrong_paths_get_hints(tmp_path):
     for path in ["d/run_1.parquet", "d/run_2.parquet", "e/x/s.parquet", "e/y/s.parquet"]:
         write(tmp_path / path, wide())
     (hint,) = open_dump(["d/run_1.parquet", "d/run_2.parquet"]).warnings
@@ -195,7 +195,7 @@ def test_hints(tmp_path):
         (["d/step_1/rank_0.parquet", "d/step_2/rank_0.parquet"], {"rank_0": 2}),
     ],
 )
-def test_files_that_differ_in_the_step_are_one_run(tmp_path, files, runs):
+def test_files_that_differ_only_in_the_step_are_one_run(tmp_path, files, runs):
     for path in files:
         write(tmp_path / path, wide())
     dump = open_dump(files)
@@ -213,7 +213,7 @@ def test_files_that_differ_in_the_step_are_one_run(tmp_path, files, runs):
     assert [file.path for file in open_dump(files[::-1]).files] == [file.path for file in dump.files]
 
 
-def test_the_step_of_a_file_is_in_its_name_if_no_column_tells_it(tmp_path):
+def test_file_names_give_the_step_without_a_step_column(tmp_path):
     for step in [3, 12]:
         write(tmp_path / f"d/step_{step:04}.parquet", wide())
         write(tmp_path / f"e/step_{step}.parquet", wide(step=[1, 1]))
@@ -222,13 +222,13 @@ def test_the_step_of_a_file_is_in_its_name_if_no_column_tells_it(tmp_path):
     assert not open_dump(["d/step_0003.parquet"]).has("step")
 
 
-def test_ranks_within_folders_of_steps_are_one_run_without_a_warning(tmp_path):
+def test_ranks_in_step_folders_are_one_run(tmp_path):
     for step in range(1, 4):
         write(tmp_path / f"exports/step_{step}/rank_0.parquet", wide())
     assert open_dump(["exports"]).warnings == []
 
 
-def test_link_loops_end(tmp_path):
+def test_symlink_loops_end(tmp_path):
     write(tmp_path / "a/s.parquet", wide())
     os.symlink(tmp_path / "a", tmp_path / "a/again")
     assert len(names("a")) == 1
@@ -241,7 +241,7 @@ def test_hostile_names_are_escaped(tmp_path):
     assert escape_unprintable("é\n\udc80") == r"é\n\udc80"
 
 
-def test_natural_key():
+def test_natural_key_sorts_numbers():
     assert sorted(["b", "a10", "a9", "a9/x2", "a9/x10"], key=natural_key) == [
         "a9",
         "a9/x2",
@@ -258,7 +258,7 @@ def sentence(*paths, **options):
 
 
 @pytest.mark.parametrize("path", ["a/gone.parquet", "a", "a/*.parquet", "a/g*"])
-def test_a_link_that_leads_nowhere_is_told(tmp_path, path):
+def test_broken_symlinks_are_reported(tmp_path, path):
     write(tmp_path / "a/s.parquet", wide())
     os.symlink(tmp_path / "missing", tmp_path / "a/gone.parquet")
     told = sentence(path)
@@ -266,7 +266,7 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path, path):
     assert ("on_bad='skip'" in told) == (path != "a/gone.parquet")
 
 
-def test_a_link_to_a_folder_that_is_gone_is_no_less_than_one_to_a_file(tmp_path):
+def test_broken_symlinks_to_folders_are_reported(tmp_path):
     write(tmp_path / "a/s.parquet", wide())
     os.symlink(tmp_path / "missing", tmp_path / "a/step_2")
     os.symlink(tmp_path / "missing", tmp_path / "a/README.md")
@@ -276,7 +276,7 @@ def test_a_link_to_a_folder_that_is_gone_is_no_less_than_one_to_a_file(tmp_path)
     assert [file.path for file in dump.files] == ["a/s.parquet"]
 
 
-def test_a_path_that_is_not_utf_8_is_read_and_shown_escaped(tmp_path):
+def test_non_utf8_paths_are_read_and_escaped(tmp_path):
     write(tmp_path / "s.parquet", wide())
     os.makedirs(b"a\xff")
     os.rename("s.parquet", b"a\xff/s\xfe.parquet")
@@ -287,7 +287,7 @@ def test_a_path_that_is_not_utf_8_is_read_and_shown_escaped(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["a", "a/s.parquet", "a/bare"])
-def test_a_file_without_permission_is_told(tmp_path, monkeypatch, path):
+def test_unreadable_files_are_reported(tmp_path, monkeypatch, path):
     write(tmp_path / "a/s.parquet", wide())
     write(tmp_path / "a/bare", wide())
 
@@ -300,7 +300,7 @@ def test_a_file_without_permission_is_told(tmp_path, monkeypatch, path):
     assert "let this user read it" in told and "Parquet" not in told
 
 
-def test_a_folder_that_may_not_be_entered_is_told(tmp_path, monkeypatch):
+def test_unreadable_folders_are_reported(tmp_path, monkeypatch):
     def refuse(path, **_):
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
@@ -309,7 +309,7 @@ def test_a_folder_that_may_not_be_entered_is_told(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl", "json", "csv", "npz", "safetensors", "pt", "pkl"])
-def test_a_pipe_in_a_folder_is_refused(tmp_path, suffix):
+def test_pipes_in_folders_are_refused(tmp_path, suffix):
     (tmp_path / "dumps").mkdir()
     os.mkfifo(tmp_path / "dumps" / f"a.{suffix}")
     with pytest.raises(DataError, match="is not a regular file") as caught:
@@ -317,7 +317,7 @@ def test_a_pipe_in_a_folder_is_refused(tmp_path, suffix):
     assert caught.value.file is not None and caught.value.file.endswith(f"dumps/a.{suffix}")
 
 
-def test_a_pipe_beside_dumps_can_be_left_out(tmp_path):
+def test_pipes_next_to_dumps_can_be_skipped(tmp_path):
     write(tmp_path / "dumps" / "b.parquet", wide([2]))
     os.mkfifo(tmp_path / "dumps" / "a.parquet")
     dump = open_dump([str(tmp_path / "dumps")], on_bad="skip")
@@ -325,7 +325,7 @@ def test_a_pipe_beside_dumps_can_be_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(("depth", "words"), [(1500, "contains no dump|is empty"), (3000, "cannot be listed")])
-def test_folders_may_be_nested_deeply(tmp_path, depth, words):
+def test_deeply_nested_folders_are_read(tmp_path, depth, words):
     here = os.getcwd()
     try:
         for _ in range(depth):
@@ -338,7 +338,7 @@ def test_folders_may_be_nested_deeply(tmp_path, depth, words):
     subprocess.run(["rm", "-r", "d"], check=True, cwd=here)  # shutil.rmtree recurses
 
 
-def test_a_link_to_itself_is_no_folder(tmp_path):
+def test_symlinks_to_themselves_are_not_folders(tmp_path):
     write(tmp_path / "dumps" / "b.parquet", wide([2]))
     (tmp_path / "dumps" / "loop").symlink_to("loop")
     (tmp_path / "dumps" / "up").symlink_to("..")

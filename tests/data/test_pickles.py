@@ -134,7 +134,7 @@ def refused(folder: Path, verb: str = "convert") -> str:
 
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("route", ROUTES)
-def test_no_opcode_runs_anything(route: str, holder: str, tmp_path: Path) -> None:
+def test_no_opcode_executes_code(route: str, holder: str, tmp_path: Path) -> None:
     name, wrap = HOLDERS[holder]
     source = tmp_path / "source"
     source.mkdir()
@@ -143,7 +143,7 @@ def test_no_opcode_runs_anything(route: str, holder: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_no_protocol_runs_anything(protocol: int, tmp_path: Path) -> None:
+def test_no_protocol_executes_code(protocol: int, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     value = {"batch_dict": {"loss_mask": {"format": "numpy", "data": Calls(str(tmp_path / "ran"))}}}
@@ -169,7 +169,7 @@ LIES: dict[str, bytes] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("holder", ["pickle", "torch"])
 @pytest.mark.parametrize("lie", LIES)
-def test_made_up_sizes_are_refused(lie: str, holder: str, tmp_path: Path) -> None:
+def test_forged_sizes_are_refused(lie: str, holder: str, tmp_path: Path) -> None:
     name, wrap = HOLDERS[holder]
     source = tmp_path / "source"
     source.mkdir()
@@ -245,7 +245,7 @@ def test_tensors_beyond_their_bytes_are_refused(inner: bytes, tmp_path: Path) ->
     assert "a tensor" in refused(source) or "tensors" in refused(source)
 
 
-def test_an_archive_is_no_larger_than_its_file(tmp_path: Path) -> None:
+def test_archives_larger_than_their_file_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with zipfile.ZipFile(source / TORCH, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -258,7 +258,7 @@ def test_an_archive_is_no_larger_than_its_file(tmp_path: Path) -> None:
     assert "is shorter than its header" in refused(source)
 
 
-def test_the_same_values_named_again_and_again_are_refused(tmp_path: Path) -> None:
+def test_repeated_references_are_limited(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     column = [torch.full((4096,), -1.0)] * 512
@@ -270,7 +270,7 @@ def test_the_same_values_named_again_and_again_are_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("verb", ["convert", "analyze"])
 @pytest.mark.parametrize("keep", [0, 1, 10, 200, -1, -30, -300])
-def test_files_that_were_cut_off_are_refused(keep: int, verb: str, tmp_path: Path) -> None:
+def test_truncated_files_are_refused(keep: int, verb: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     torch.save({"rollout_id": 0, "rollout_data": {"log_probs": [torch.zeros(1000)], "tokens": [[1]]}}, source / TORCH)
@@ -337,7 +337,7 @@ SAVERS: list[tuple[Callable[..., None], Callable[[Path], Any]]] = [(save_pickle,
 
 @pytest.mark.parametrize(("save", "load"), SAVERS)
 @pytest.mark.parametrize("nested", [False, True])
-def test_hostile_files_run_nothing(
+def test_hostile_files_execute_no_code(
     tmp_path: Path, save: Callable[..., None], load: Callable[[Path], Any], nested: bool
 ) -> None:
     marker, path = tmp_path / "ran", tmp_path / "dump"
@@ -383,7 +383,7 @@ def test_calls_by_name_are_refused(tmp_path: Path, load: Callable[[Path], Any], 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_refusals_name_what_was_asked_for(tmp_path: Path) -> None:
+def test_refusals_name_the_requested_function(tmp_path: Path) -> None:
     path = tmp_path / "dump.pkl"
     path.write_bytes(calling("subprocess.check_output", tmp_path / "ran"))
     with pytest.raises(
@@ -401,7 +401,7 @@ def test_objects_in_arrays_are_refused(tmp_path: Path, save: Callable[..., None]
     assert not marker.exists()
 
 
-def test_a_pickle_inside_an_array_of_bytes_stays_bytes(tmp_path: Path) -> None:
+def test_pickles_inside_byte_arrays_stay_bytes(tmp_path: Path) -> None:
     marker, path = tmp_path / "ran", tmp_path / "dump"
     inner = np.frombuffer(pickle.dumps(Hostile(marker)), np.uint8)
     save_pickle({"format": "numpy", "data": inner}, path)
@@ -416,7 +416,7 @@ def skyrl_batch(**columns: object) -> bytes:
     return b"\x80\x03" + head + state + b"tR."
 
 
-def test_only_skyrls_own_names_are_stood_in_for(tmp_path: Path) -> None:
+def test_only_class_names_of_skyrl_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "global_step_1_training_input.pkl"
     path.write_bytes(skyrl_batch(loss_mask=None))
     assert load_skyrl(path)["batch_dict"] == {"loss_mask": None}
@@ -439,7 +439,7 @@ def test_only_skyrls_own_names_are_stood_in_for(tmp_path: Path) -> None:
         {"data": 3, "dtype": ["float64"], "shape": "x"},
     ],
 )
-def test_arrays_of_skyrl_that_are_none_are_refused(tmp_path: Path, state: dict[str, object]) -> None:
+def test_missing_arrays_of_skyrl_are_refused(tmp_path: Path, state: dict[str, object]) -> None:
     path = tmp_path / "global_step_1_training_input.pkl"
     path.write_bytes(skyrl_batch(loss_mask={"format": "numpy", **state}))
     with pytest.raises(DataError, match="column loss_mask: this value is not an array"):
@@ -459,7 +459,7 @@ def test_arrays_of_every_plain_kind_are_read(
 
 @pytest.mark.parametrize("verb", ["convert", "analyze"])
 @pytest.mark.parametrize("name", ["0_0.pt", "global_step_1_training_input.pkl"])
-def test_verbs_run_nothing_either(tmp_path: Path, verb: str, name: str) -> None:
+def test_commands_execute_no_code(tmp_path: Path, verb: str, name: str) -> None:
     place = tmp_path / "source"
     place.mkdir()
     save = torch.save if name.endswith(".pt") else save_pickle
@@ -486,7 +486,7 @@ TENSORS: dict[str, torch.Tensor] = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_tensors_are_what_torch_reads(tmp_path: Path, name: str) -> None:
+def test_tensors_match_torch(tmp_path: Path, name: str) -> None:
     path, tensor = tmp_path / "a.pt", TENSORS[name]
     torch.save({"x": tensor, "y": tensor}, path)
     read = load_torch(path)
@@ -508,7 +508,7 @@ def test_plain_values_of_every_protocol_are_read(tmp_path: Path, protocol: int) 
     assert read["again"].tolist() == array.tolist()
 
 
-def test_kinds_that_numpy_lacks_are_errors_only_where_they_are_needed(tmp_path: Path) -> None:
+def test_unsupported_dtypes_are_errors_only_if_needed(tmp_path: Path) -> None:
     torch.save({"other": torch.zeros(2).to(torch.float8_e4m3fn), "x": torch.ones(2)}, tmp_path / "a.pt")
     assert load_torch(tmp_path / "a.pt")["x"].tolist() == [1, 1]
 
@@ -534,7 +534,7 @@ def _copies(count: int) -> bytes:
         (_copies(50_000), "together far larger than the file"),
     ],
 )
-def test_values_that_exhaust_the_machine_are_refused(body: bytes, words: str, tmp_path: Path) -> None:
+def test_values_that_exhaust_memory_are_refused(body: bytes, words: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / TORCH).write_bytes(zipped(body))
@@ -543,7 +543,7 @@ def test_values_that_exhaust_the_machine_are_refused(body: bytes, words: str, tm
     assert time.process_time() - started < 10
 
 
-def test_a_pickle_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickles, "_SECONDS", -1.0)
     source = tmp_path / "source"
     source.mkdir()

@@ -40,7 +40,7 @@ def wide(path: Path, **columns: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_the_name_of_a_run_is_one_object_that_need_not_be_compared(tmp_path: Path) -> None:
+def test_run_names_are_one_shared_object(tmp_path: Path) -> None:
     dump = open_dump([str(wide(tmp_path / "dump.parquet"))])
     (batch,) = dump.read(dump.units[0], dump.problems)
     assert len(set(map(id, batch.columns["run"].tolist()))) == 1
@@ -59,7 +59,7 @@ PLACES = np.tile(np.arange(6), 4)
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "uint64", "int8"])
-def test_positions_of_any_kind_are_whole_numbers(tmp_path: Path, kind: str) -> None:
+def test_positions_of_any_integer_type_are_read(tmp_path: Path, kind: str) -> None:
     usual, other = long(tmp_path / "a.parquet", PLACES), long(tmp_path / "b.parquet", PLACES.astype(kind))
     found = []
     for path in (usual, other):
@@ -70,14 +70,14 @@ def test_positions_of_any_kind_are_whole_numbers(tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 2.5, float("inf"), 1e300])
-def test_positions_that_are_no_places_are_named(tmp_path: Path, bad: float) -> None:
+def test_invalid_positions_are_named(tmp_path: Path, bad: float) -> None:
     positions = PLACES.astype(float)
     positions[8] = bad
     code, words = run("analyze", long(tmp_path / "a.parquet", positions))
     assert code == 4 and "row 8, column position" in words and "none that is a whole number" in words
 
 
-def test_flags_as_positions_ascend_or_not(tmp_path: Path) -> None:
+def test_boolean_positions_are_checked_for_order(tmp_path: Path) -> None:
     code, words = run("analyze", long(tmp_path / "a.parquet", PLACES > 2))
     assert code == 4 and "positions must ascend" in words
 
@@ -97,21 +97,21 @@ def test_flags_as_positions_ascend_or_not(tmp_path: Path) -> None:
     ids=["halves", "missing", "huge", "flags", "beyond int64", "times", "durations"],
 )
 @pytest.mark.parametrize("column", ["sequence_id", "prompt_id", "worker", "micro_batch", "run"])
-def test_ids_of_any_kind_name_sequences(tmp_path: Path, column: str, ids: Any) -> None:
+def test_ids_of_any_type_are_read(tmp_path: Path, column: str, ids: Any) -> None:
     dump = wide(tmp_path / "a.parquet", **{column: ids})
     assert run("analyze", dump, "--by", "worker" if column == "worker" else "run", "--json")[0] == 0
     assert run("sweep", dump, "-c", "token_tis", "--vary", "weight.truncate=1:2:2", "--json", "-q")[0] == 0
 
 
 @pytest.mark.parametrize("steps", [np.arange(12) + 0.5, np.arange(12, dtype=np.uint64) + np.uint64(2**64 - 12)])
-def test_steps_that_are_no_small_integers(tmp_path: Path, steps: Any) -> None:
+def test_large_and_other_steps_are_read(tmp_path: Path, steps: Any) -> None:
     dump = wide(tmp_path / "a.parquet", step=steps)
     assert run("sweep", dump, "-c", "token_tis", "--vary", "weight.truncate=1:2:2", "--at-step", "+2", "--json")[0] == 0
     assert run("analyze", dump, "--json")[0] == 0
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8", "bool"])
-def test_masks_of_any_kind_are_counted(tmp_path: Path, kind: str) -> None:
+def test_masks_of_any_type_are_read(tmp_path: Path, kind: str) -> None:
     mask = np.ones((12, 8), kind)
     mask[:, 5:] = 0
     dump = wide(tmp_path / "a.parquet", response_mask=list(mask))
@@ -119,21 +119,21 @@ def test_masks_of_any_kind_are_counted(tmp_path: Path, kind: str) -> None:
     assert code == 0 and "60 valid tokens" in words
 
 
-def test_a_mask_of_fractions_is_converted_and_then_refused(tmp_path: Path) -> None:
+def test_fractional_masks_are_converted_and_then_refused(tmp_path: Path) -> None:
     dump = wide(tmp_path / "a.parquet", response_mask=list(np.full((12, 8), 0.5)))
     assert run("convert", dump, tmp_path / "b.parquet")[0] in (0, 4)
     code, words = run("analyze", dump)
     assert code == 4 and "a mask must contain only 0 and 1" in words
 
 
-def test_a_memory_limit_needs_no_units(tmp_path: Path) -> None:
+def test_memory_limits_work_without_units(tmp_path: Path) -> None:
     empty = pa.table({name: pa.array([], pa.list_(pa.float32())) for name in ("rollout_log_probs", "train_log_probs")})
     pq.write_table(empty, tmp_path / "a.parquet")
     code, words = run("analyze", tmp_path / "a.parquet", "--memory-limit", "50MB")
     assert code == 4 and "Traceback" not in words
 
 
-def test_runs_without_a_breakdown_are_compared(tmp_path: Path) -> None:
+def test_runs_without_a_breakdown_can_be_compared(tmp_path: Path) -> None:
     one, two = wide(tmp_path / "a.parquet"), tmp_path / "b.parquet"
     mask = np.zeros((12, 8), bool)
     mask[0, 0] = True
@@ -157,8 +157,8 @@ VOID: dict[str, pa.DataType] = {
         ("empty", "none"),
     ],
 )  # fmt: skip
-def test_a_column_without_a_value_is_no_column(tmp_path: Path, form: str, void: str) -> None:
-    """Whether its rows are null, hold nulls or nothing, and whatever the format tells of it beforehand."""
+def test_empty_columns_are_ignored(tmp_path: Path, form: str, void: str) -> None:
+    """Rows can be null, contain nulls or be empty, in every format."""
 
     def cell(kind: pa.DataType) -> Any:
         return None if void == "null" or not pa.types.is_list(kind) else [] if void == "empty" else [None] * 8
@@ -188,8 +188,8 @@ def test_a_column_without_a_value_is_no_column(tmp_path: Path, form: str, void: 
 
 
 @pytest.mark.parametrize(("rows", "held"), [([[]] * 12, False), ([[0.5]] * 12, True), ([[]] * 11 + [[0.5] * 8], True)])
-def test_lists_without_nulls_or_statistics(tmp_path: Path, rows: list[list[float]], held: bool) -> None:
-    """As the recorder writes them; how many entries they have is in the footer."""
+def test_lists_without_nulls_or_statistics_are_read(tmp_path: Path, rows: list[list[float]], held: bool) -> None:
+    """The recorder writes such lists. Their number of entries is in the footer."""
     table = pq.read_table(wide(tmp_path / "plain.parquet"))
     kind = pa.list_(pa.field("element", pa.float32(), nullable=False))
     table = table.append_column(pa.field("advantages", kind, nullable=False), pa.array(rows, kind))
@@ -197,7 +197,7 @@ def test_lists_without_nulls_or_statistics(tmp_path: Path, rows: list[list[float
     assert open_dump([str(tmp_path / "lists.parquet")]).has("advantages") is held
 
 
-def test_a_single_value_makes_it_a_column(tmp_path: Path) -> None:
+def test_columns_with_one_value_are_used(tmp_path: Path) -> None:
     rewards = pa.array([None] * 11 + [1.0], pa.float64())
     for name, rows in (("a", 5), ("b", None)):
         path = wide(tmp_path / f"{name}.parquet", reward=rewards)
@@ -209,8 +209,8 @@ def test_a_single_value_makes_it_a_column(tmp_path: Path) -> None:
     assert code == 4 and "the list is null" in words
 
 
-def test_where_there_is_no_token_a_column_lacks_nothing(tmp_path: Path) -> None:
-    """A file of empty sequences beside others has the columns that they have."""
+def test_empty_sequences_need_no_column_values(tmp_path: Path) -> None:
+    """A file of empty sequences has the columns of its neighbors."""
     (tmp_path / "dump").mkdir()
     full = pq.read_table(wide(tmp_path / "dump" / "a.parquet", current_log_probs=[np.full(8, -1.0)] * 12))
     nothing = [pa.array([[]] * 2, column.type) for column in full.columns]
@@ -241,10 +241,10 @@ def forged(folder: Path) -> bytes:
     ],
     ids=["dump", "joined", "output", "miles"],
 )
-def test_a_footer_that_contradicts_itself_is_told(
+def test_contradictory_footers_are_reported(
     place: str, command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever a file is read, or would be replaced."""
+    """This applies to reading and replacing files."""
     monkeypatch.chdir(tmp_path)
     content = forged(tmp_path)
     Path(place).parent.mkdir(exist_ok=True)
@@ -254,7 +254,7 @@ def test_a_footer_that_contradicts_itself_is_told(
     assert Path(place).read_bytes() == content and not Path("b.parquet").exists()
 
 
-def test_a_footer_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_footers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forged(tmp_path)
     sound = pa.BufferReader((tmp_path / "a.parquet").read_bytes())
     parquet_footer.check_footer(sound)
@@ -274,13 +274,13 @@ def test_a_footer_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: py
         b"\x29\x1c\x56\x02\x00\x00",  # an element that counts its children in 64 bits, which pyarrow passes over
     ],
 )
-def test_a_footer_that_cannot_be_read_is_refused(data: bytes) -> None:
+def test_unreadable_footers_are_refused(data: bytes) -> None:
     file = b"PAR1" + data + len(data).to_bytes(4, "little") + b"PAR1"
     with pytest.raises(pa.ArrowInvalid, match="footer is damaged"):
         parquet_footer.check_footer(pa.BufferReader(file))
 
 
-def test_a_moment_that_python_cannot_hold_bounds_no_steps(tmp_path: Path) -> None:
+def test_out_of_range_timestamps_give_no_step_range(tmp_path: Path) -> None:
     table = pq.read_table(make_dump(tmp_path / "a.parquet"))
     table = table.set_column(
         table.column_names.index("step"), "step", pa.array([2**62] * len(table), pa.timestamp("ms"))
@@ -290,7 +290,7 @@ def test_a_moment_that_python_cannot_hold_bounds_no_steps(tmp_path: Path) -> Non
     assert code in (0, 4) and "Traceback" not in words, words
 
 
-def test_sound_footers_are_not_refused() -> None:
+def test_valid_footers_are_accepted() -> None:
     files = [*(ROOT / "sample_data").rglob("*.parquet"), *(ROOT / "tests").rglob("*.parquet")]
     for path in files:
         with pa.OSFile(str(path)) as file:
@@ -300,8 +300,7 @@ def test_sound_footers_are_not_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [1e300, -1e300, 5.0])
-def test_a_reference_that_no_model_gives_is_refused(tmp_path: Path, value: float) -> None:
-    """It has a value where it could be scored; what stands there is a log-prob."""
+def test_impossible_reference_values_are_refused(tmp_path: Path, value: float) -> None:
     table = pq.read_table(make_dump(tmp_path / "a.parquet"))
     given = [[value] * len(row) for row in table["rollout_log_probs"].to_pylist()]
     given[0] = [float("nan")] * len(given[0])
@@ -315,7 +314,7 @@ def test_a_reference_that_no_model_gives_is_refused(tmp_path: Path, value: float
     ("column", "values"),
     {"reward": ["=x"] * 64, "worker": [{"a": 1}] * 64, "token_ids": [3] * 64}.items(),
 )
-def test_what_is_joined_is_of_its_kind(tmp_path: Path, column: str, values: list[Any]) -> None:
+def test_joined_columns_keep_their_type(tmp_path: Path, column: str, values: list[Any]) -> None:
     table = pq.read_table(make_dump(tmp_path / "a.parquet"))
     ids = pa.array(range(len(table)))
     pq.write_table(table.append_column("sequence_id", ids), tmp_path / "b.parquet")
@@ -338,7 +337,7 @@ def constant_lists(lengths: list[int]) -> pa.Array:
         ([4], [MOST_SEQUENCE_TOKENS + 1], "'advantages': 2,097,153 values in 1 rows"),
     ],
 )
-def test_a_row_that_is_too_long_is_refused_before_it_is_decoded(
+def test_too_long_rows_are_refused_before_decoding(
     tmp_path: Path, lengths: list[int], advantages: list[int] | None, words: str
 ) -> None:
     values = constant_lists(lengths)
@@ -352,7 +351,7 @@ def test_a_row_that_is_too_long_is_refused_before_it_is_decoded(
     assert "at most 2,097,152 tokens" in str(caught.value)
 
 
-def test_a_row_of_noise_that_is_too_long_is_named(tmp_path: Path) -> None:
+def test_too_long_rows_are_named(tmp_path: Path) -> None:
     lengths = [4, 4, MOST_SEQUENCE_TOKENS + 1, 4]
     noise = pa.array(-np.random.default_rng(0).random(sum(lengths), np.float32))
     values = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32()), noise)
@@ -361,7 +360,7 @@ def test_a_row_of_noise_that_is_too_long_is_named(tmp_path: Path) -> None:
     assert code == 4 and "row 2: the row has 2,097,153 tokens" in words
 
 
-def test_long_rows_are_read_in_pieces(tmp_path: Path) -> None:
+def test_long_rows_are_read_in_parts(tmp_path: Path) -> None:
     lengths = [3] * 1000 + [1_800_000] * 3
     noise = pa.array(-np.random.default_rng(0).random(sum(lengths), np.float32))
     values = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32()), noise)
@@ -372,7 +371,7 @@ def test_long_rows_are_read_in_pieces(tmp_path: Path) -> None:
     assert [row for batch in batches for row in batch.rows.tolist()] == list(range(1003))
 
 
-def test_texts_that_many_rows_share_stay_encoded(tmp_path: Path) -> None:
+def test_shared_texts_stay_dictionary_encoded(tmp_path: Path) -> None:
     texts = pa.array(["a" * 3_000_000, "a" * 3_000_000 + "b", "short"])
     ids = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2] * 4, pa.int32()), texts)
     path = wide(tmp_path / "a.parquet", prompt_id=ids)
@@ -387,7 +386,7 @@ def test_texts_that_many_rows_share_stay_encoded(tmp_path: Path) -> None:
     assert (tmp_path / "b.parquet").stat().st_size < 100_000
 
 
-def test_a_record_batch_that_expands_is_refused(tmp_path: Path) -> None:
+def test_expanding_record_batches_are_refused(tmp_path: Path) -> None:
     values = constant_lists([4] * 100 + [MOST_SEQUENCE_TOKENS])
     table = pa.table({"rollout_log_probs": values, "train_log_probs": values})
     options = pa.ipc.IpcWriteOptions(compression="zstd")

@@ -18,7 +18,7 @@ from tests.factories.dump_files import MASK, ROLLOUT, TRAIN, batches, content, l
 pytestmark = pytest.mark.usefixtures("file_format")
 
 
-def test_the_simplest_dump(tmp_path):
+def test_the_simplest_dump_is_read(tmp_path):
     path = write(tmp_path / "a.parquet", wide((3, 0, 2), step=[1, 1, 2], sequence_id=[7, 8, 9]))
     dump = open_dump([path])
     (file,) = dump.files
@@ -41,7 +41,7 @@ def test_the_simplest_dump(tmp_path):
     }  # fmt: skip
 
 
-def test_no_copy_when_all_tokens_are_valid(tmp_path):
+def test_fully_valid_tokens_are_not_copied(tmp_path):
     path = write(tmp_path / "a.parquet", wide((3, 2), **{MASK: [[True] * 3, [True] * 2]}))
     (batch,) = batches(open_dump([path]))
     assert not batch.rollout.flags.owndata
@@ -50,7 +50,7 @@ def test_no_copy_when_all_tokens_are_valid(tmp_path):
 
 @pytest.mark.parametrize("value", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("shape", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)])
-def test_float_and_list_types(tmp_path, value, shape):
+def test_float_and_list_types_are_read(tmp_path, value, shape):
     rows = [np.array([-0.5, -1.0], value), np.array([-2.0, -0.25], value)]
     columns = {name: lists(rows, shape(pa.from_numpy_dtype(value))) for name in (ROLLOUT, TRAIN)}
     (batch,) = batches(open_dump([write(tmp_path / "a.parquet", columns)]))
@@ -59,7 +59,7 @@ def test_float_and_list_types(tmp_path, value, shape):
 
 
 @pytest.mark.parametrize("kind", [np.bool_, np.int8, np.uint8, np.int64, np.float16, np.float32, np.float64])
-def test_mask_types(tmp_path, kind):
+def test_mask_types_are_read(tmp_path, kind):
     rows = [np.array(row).astype(kind) for row in ([0, 1, 0], [1, 1])]
     native = pa.array(rows, pa.list_(pa.from_numpy_dtype(kind)))
     result = read(write(tmp_path / "a.parquet", wide((3, 2), **{MASK: native})))
@@ -67,7 +67,7 @@ def test_mask_types(tmp_path, kind):
     assert result["positions"] == [[0], [0, 1]]
 
 
-def test_masked_positions_may_hold_anything(tmp_path):
+def test_masked_positions_can_contain_any_value(tmp_path):
     columns = {
         ROLLOUT: lists([[np.nan, -1, 5, None, -2], [np.inf]]),
         TRAIN: lists([[None, -1, np.inf, np.nan, -2], [-np.inf]]),
@@ -78,7 +78,7 @@ def test_masked_positions_may_hold_anything(tmp_path):
     assert result["positions"] == [[0, 3], []]
 
 
-def test_position_is_kept_only_where_there_are_holes(tmp_path):
+def test_positions_are_kept_only_with_masked_gaps(tmp_path):
     path = write(tmp_path / "a.parquet", wide((4, 3), **{MASK: [[0, 1, 1, 0], [0, 0, 1]]}))
     (batch,) = batches(open_dump([path]))
     assert batch.position is None
@@ -88,7 +88,7 @@ def test_position_is_kept_only_where_there_are_holes(tmp_path):
     assert batch.position.dtype == np.int64
 
 
-def test_only_wanted_columns_are_read(tmp_path):
+def test_only_needed_columns_are_read(tmp_path):
     extra = {
         "current_log_probs": lists([[-1.0, -2.0]]),
         "advantages": lists([[0.5, 0.25]]),
@@ -114,7 +114,7 @@ def test_scalar_advantages_are_repeated(tmp_path):
     assert batch.advantages.tolist() == [1.5, 1.5, -2.0]
 
 
-def test_scalar_columns(tmp_path):
+def test_scalar_columns_are_read(tmp_path):
     extra = {
         "reward": pa.array([1, None, 3], pa.int32()),
         "prompt_id": pa.array(["p", "q", "p"]).dictionary_encode(),
@@ -145,18 +145,18 @@ def test_scalar_columns(tmp_path):
     assert values["blob"] == ["ok", None, "\\xff"]
 
 
-def test_strings_that_are_not_utf8(tmp_path):
+def test_non_utf8_strings_are_read(tmp_path):
     names = pa.array([b"a\xff", b"b"]).view(pa.string())
     path = write(tmp_path / "a.parquet", wide((1, 1), prompt_id=names))
     assert read(path)["prompt_id"] == ["a\\xff", "b"]
 
 
-def test_a_dump_travels_to_another_process(tmp_path):
+def test_dumps_can_be_pickled(tmp_path):
     dump = open_dump([write(tmp_path / "a.parquet", wide(step=[1, 2]))])
     assert content(pickle.loads(pickle.dumps(dump))) == content(dump)
 
 
-def test_lists_of_sliced_arrays_and_hidden_extents():
+def test_sliced_list_arrays_are_read():
     offsets, values = pa.array([0, 2, 5, 6, 8], pa.int32()), pa.array(range(8), pa.float32())
     hidden = pa.ListArray.from_arrays(offsets, values, mask=pa.array([False, True, False, False]))
     fixed = pa.FixedSizeListArray.from_arrays(values, 2, mask=pa.array([False, True, False, False]))
@@ -172,7 +172,7 @@ def test_lists_of_sliced_arrays_and_hidden_extents():
 
 
 @pytest.mark.skipif(not hasattr(pa, "list_view"), reason="this pyarrow has no list views")
-def test_list_views(tmp_path):
+def test_list_views_are_read(tmp_path):
     values = pa.array([-3, -1, -2], pa.float32())  # out of order: views may lie anyhow
     rows = pa.ListViewArray.from_arrays(pa.array([1, 0, 0]).cast("int32"), pa.array([2, 0, 1]).cast("int32"), values)
     try:
@@ -182,7 +182,7 @@ def test_list_views(tmp_path):
     assert read(path)["rollout"] == [[-1, -2], [], [-3]]
 
 
-def test_fixed_size_lists_with_a_null_row(tmp_path):
+def test_fixed_size_lists_with_null_rows_are_read(tmp_path):
     rows = pa.array([[-1, -2], None, [-3, -4]], pa.list_(pa.float32(), 2))
     try:
         path = write(tmp_path / "a.parquet", {ROLLOUT: rows, TRAIN: rows})
@@ -200,7 +200,7 @@ def test_bool_and_decimal_rewards_are_numbers(tmp_path):
     assert read(path)["reward"] == [1, 2]
 
 
-def test_by_that_can_not_be(tmp_path):
+def test_impossible_breakdown_columns_are_refused(tmp_path):
     path = write(tmp_path / "a.parquet", wide((2,), temperature=[1.0], token_ids=[[1, 2]]))
     with pytest.raises(ConfigError, match=r"by='temprature': no file has.*did you mean 'temperature'"):
         open_dump([path], by=["temprature"])
@@ -211,7 +211,7 @@ def test_by_that_can_not_be(tmp_path):
         open_dump([path], by=["token_ids"])
 
 
-def test_step_ranges(tmp_path, file_format, monkeypatch):
+def test_step_ranges_are_known_before_reading(tmp_path, file_format, monkeypatch):
     path = write(tmp_path / "a.parquet", wide((1,) * 5, step=[3, 4, 4, 4, 9]), rows=2)
     for together, steps in ((1, [(3, 4), (4, 4), (9, 9)]), (4, [(3, 4), (9, 9)]), (5, [(3, 9)])):
         monkeypatch.setattr("mismatchctl.data.catalog.UNIT_TOKENS", together)
@@ -225,7 +225,7 @@ def test_step_ranges(tmp_path, file_format, monkeypatch):
     assert open_dump([path]).units[0].step_range is None
 
 
-def test_big_row_groups_come_in_pieces(tmp_path, monkeypatch):
+def test_large_row_groups_are_read_in_parts(tmp_path, monkeypatch):
     columns = wide(range(40), **{MASK: [[n % 3 > 0] * n for n in range(40)]})
     path = write(tmp_path / "a.parquet", columns)
     whole = read(path)
@@ -236,14 +236,14 @@ def test_big_row_groups_come_in_pieces(tmp_path, monkeypatch):
     assert whole["rows"] == list(range(40))
 
 
-def test_empty_files_and_rows(tmp_path):
+def test_empty_files_and_rows_are_read(tmp_path):
     write(tmp_path / "d/a.parquet", wide(()))
     write(tmp_path / "d/b.parquet", {ROLLOUT: pa.array([[], []]), TRAIN: pa.array([[], []])})
     write(tmp_path / "d/c.parquet", wide((2,)))
     assert read(tmp_path / "d")["rollout"] == [[], [], [0, -1 / 64]]
 
 
-def test_aliases_and_rename(tmp_path):
+def test_aliases_and_renames_are_applied(tmp_path):
     columns = wide((2,))
     aliased = {"rollout_logprobs": columns[ROLLOUT], "old_log_probs": columns[TRAIN], "loss_mask": [[0, 1]]}
     aliases = {"rollout_logprobs": ROLLOUT, "old_log_probs": TRAIN, "loss_mask": MASK, "prev_logprobs": TRAIN}
@@ -260,7 +260,7 @@ def test_aliases_and_rename(tmp_path):
     assert read(path, aliases=aliases, rename={TRAIN: "old_log_probs"})["train"] == [[-7, -8]]
 
 
-def test_columns_with_dots_and_nesting(tmp_path):
+def test_columns_with_dots_and_nested_columns_are_read(tmp_path):
     columns = wide((2,))
     dotted = {
         "actor.train": columns[TRAIN],
@@ -272,7 +272,7 @@ def test_columns_with_dots_and_nesting(tmp_path):
     assert read(path, rename={TRAIN: "actor.train"}, by=["actor"])["actor"] == [1]
 
 
-def test_token_ids(tmp_path, monkeypatch):
+def test_token_ids_are_read(tmp_path, monkeypatch):
     ids = [[1, 2, 3], [4, None], [5], None, [6, 7]]
     masks = [[0, 1, 1], [1, 1], [1], [1], [1]]
     columns = wide((3, 2, 1, 1, 2), token_ids=pa.array(ids, pa.list_(pa.int32())), **{MASK: masks})
@@ -305,7 +305,7 @@ def _columns(rows, left=0, right=0):
 @pytest.mark.slow
 @settings(max_examples=20, derandomize=True)
 @given(rows=RAGGED, left=st.integers(0, 3), right=st.integers(0, 3), group=st.integers(1, 4))
-def test_padding_and_row_groups_never_matter(tmp_path_factory, rows, left, right, group):
+def test_padding_and_row_groups_do_not_change_results(tmp_path_factory, rows, left, right, group):
     folder = tmp_path_factory.mktemp("d")
     plain = read(write(folder / "a.parquet", _columns(rows)))
     other = read(write(folder / "a.parquet", _columns(rows, left, right), rows=group))
@@ -320,7 +320,7 @@ def test_padding_and_row_groups_never_matter(tmp_path_factory, rows, left, right
 @pytest.mark.slow
 @settings(max_examples=20, derandomize=True)
 @given(rows=RAGGED, group=st.integers(1, 5), drop_masked=st.booleans(), piece=st.integers(1, 12))
-def test_wide_and_long_give_the_same(tmp_path_factory, rows, group, drop_masked, piece):
+def test_wide_and_long_formats_agree(tmp_path_factory, rows, group, drop_masked, piece):
     rows = [row for row in rows if any(token[2] for token in row)] or [[(-1, -2, True)]]
     columns = _columns(rows)
     columns.update(
@@ -343,7 +343,7 @@ def test_wide_and_long_give_the_same(tmp_path_factory, rows, group, drop_masked,
     assert in_wide == in_long
 
 
-def test_token_ids_of_a_dump_with_bad_rows_and_runs(tmp_path):
+def test_token_ids_with_bad_rows_and_runs_are_read(tmp_path):
     columns = wide((2, 2), token_ids=[[1, 2], [3, 4]], run=["a", "b"])
     columns[ROLLOUT] = [[-1.0], [-1.0, -2.0]]
     dump = open_dump([write(tmp_path / "a.parquet", columns)], on_bad="skip")

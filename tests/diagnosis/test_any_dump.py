@@ -67,7 +67,7 @@ def test_any_values_can_be_diagnosed(rows: list[list[tuple[float, float, bool]]]
 
 
 @pytest.mark.parametrize("kind", ["float16", "float64"])
-def test_the_long_layout_and_other_floats(kind: str, tmp_path: Path) -> None:
+def test_long_format_and_other_float_types_can_be_diagnosed(kind: str, tmp_path: Path) -> None:
     rows = 40
     total = 30 * rows
     sequence = [i // 30 for i in range(total)]

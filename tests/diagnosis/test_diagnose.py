@@ -132,12 +132,12 @@ def test_two_causes_at_once_are_both_reported(causes: set[str], plant: Plant, ki
 
 
 @pytest.mark.parametrize("by", [1 / 0.7, 1 / math.log(2)])
-def test_a_temperature_on_log_probs_is_told_from_a_base(by: float, tmp_path: Path) -> None:
+def test_temperature_on_log_probs_differs_from_a_log_base(by: float, tmp_path: Path) -> None:
     first = found(planted.other_logarithm(healthy(), "rollout", by), tmp_path)[0]
     assert ("temperature: of 0.7" in first.summary, "base 2" in first.summary) == (by < 1.435, by > 1.435)
 
 
-def test_float32_log_softmax_is_no_low_precision(tmp_path: Path) -> None:
+def test_float32_log_softmax_is_not_low_precision(tmp_path: Path) -> None:
     """Logits near 30 leave log-probs on a lattice of 2^-19, where near-certain tokens have few bits."""
     dump = healthy()
     for side in ("rollout_log_probs", "train_log_probs"):
@@ -147,13 +147,13 @@ def test_float32_log_softmax_is_no_low_precision(tmp_path: Path) -> None:
     assert "low_precision_logging" not in {finding.cause for finding in found(dump, tmp_path)}
 
 
-def test_a_constant_is_no_low_precision(tmp_path: Path) -> None:
+def test_a_constant_is_not_low_precision(tmp_path: Path) -> None:
     dump = healthy()
     dump.tokens["rollout_log_probs"] = np.where(dump.place % 8 < 4, np.float32(-1), dump.tokens["rollout_log_probs"])
     assert "low_precision_logging" not in {finding.cause for finding in found(dump, tmp_path)}
 
 
-def test_few_tokens_say_little(tmp_path: Path) -> None:
+def test_few_tokens_give_low_confidence(tmp_path: Path) -> None:
     (noise,) = found(healthy().rows(np.array([0])), tmp_path)
     assert (noise.cause, noise.confidence) == ("numerical_noise", "low")
     assert "too few to exclude other causes" in noise.summary
@@ -171,14 +171,14 @@ def test_the_temperature_is_estimated(temperature: float, kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("mass", [0.9, 0.95, 0.98])
-def test_the_mass_of_the_nucleus_is_estimated(mass: float, tmp_path: Path) -> None:
+def test_top_p_is_estimated(mass: float, tmp_path: Path) -> None:
     first = found(planted.top_p(healthy(), mass), tmp_path)[0]
     kept = next(fact.value for fact in first.evidence if fact.name == "top_p")
     assert isinstance(kept, float) and abs(kept - mass) < 0.01
 
 
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.03])
-def test_a_train_log_prob_of_minus_infinity_is_probability_0(share: float, tmp_path: Path) -> None:
+def test_train_log_probs_of_minus_infinity_are_probability_zero(share: float, tmp_path: Path) -> None:
     """The trainer masks some sampled tokens. They are counted over the dump, and are not placeholders."""
     dump = planted.placeholder(healthy(), "train", -math.inf, share)
     number = int(np.isneginf(dump.tokens["train_log_probs"]).sum())
@@ -189,7 +189,7 @@ def test_a_train_log_prob_of_minus_infinity_is_probability_0(share: float, tmp_p
     assert findings[0].examples[0].position is not None
 
 
-def test_padding_of_minus_infinity_is_a_placeholder(tmp_path: Path) -> None:
+def test_padding_with_minus_infinity_is_a_placeholder(tmp_path: Path) -> None:
     dump = healthy()
     ends = np.cumsum(dump.lengths)
     for end in ends[::3]:
@@ -199,7 +199,7 @@ def test_padding_of_minus_infinity_is_a_placeholder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", [-4, -1, 1, 3])
-def test_the_shift_is_told(by: int, tmp_path: Path) -> None:
+def test_the_shift_is_reported(by: int, tmp_path: Path) -> None:
     first = found(planted.shifted(healthy(), by), tmp_path)[0]
     assert next(fact.value for fact in first.evidence if fact.name == "shift") == by
 
@@ -211,7 +211,7 @@ def test_the_onset_is_within_its_interval(onset: int, tmp_path: Path) -> None:
     assert fact.interval is not None and fact.interval[0] <= onset <= fact.interval[1]
 
 
-def test_growth_of_stale_weights_is_one_finding(tmp_path: Path) -> None:
+def test_growth_by_stale_weights_is_one_finding(tmp_path: Path) -> None:
     """Without recorded versions: the weights differ along the direction of learning, and the difference grows."""
     findings = [one for one in found(planted.growing(healthy(), 2, 5), tmp_path) if one.confidence != "low"]
     assert [one.cause for one in findings] == ["stale_policy"]
@@ -220,7 +220,7 @@ def test_growth_of_stale_weights_is_one_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_real_run_whose_synchronization_hangs_is_stale_and_grows() -> None:
+def test_a_run_with_a_stopped_weight_sync_is_stale_and_grows() -> None:
     """In sample_data/dense the engine stays at version 8 from step 9 on."""
     (findings,) = diagnose([str(planted.SAMPLES / "dense")]).runs.values()
     assert alarms(findings) == ["stale_policy"]  # one finding: the growth is evidence for its cause
@@ -229,7 +229,7 @@ def test_a_real_run_whose_synchronization_hangs_is_stale_and_grows() -> None:
     assert onset.interval is not None and onset.interval[0] <= 9 <= onset.interval[1]
 
 
-def test_the_deviating_value_of_a_named_column_is_told(tmp_path: Path) -> None:
+def test_the_deviating_value_of_a_column_is_named(tmp_path: Path) -> None:
     dump = planted.stale_worker(healthy(), 3, worker=1)
     dump.columns["source"] = np.array([f"data-{worker}" for worker in dump.columns.pop("worker")])
     path = str(dump.write(tmp_path / "dump.parquet"))
@@ -237,7 +237,7 @@ def test_the_deviating_value_of_a_named_column_is_told(tmp_path: Path) -> None:
     assert (findings[0].cause, findings[0].where["source"]) == ("stale_worker", "data-1")
 
 
-def test_findings_do_not_depend_on_the_split_or_the_threads(tmp_path: Path) -> None:
+def test_findings_do_not_depend_on_split_or_threads(tmp_path: Path) -> None:
     dump = planted.unsampled_tokens(planted.stale_worker(healthy(), 3), 10)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir(), parts.mkdir()
@@ -252,8 +252,8 @@ def test_findings_do_not_depend_on_the_split_or_the_threads(tmp_path: Path) -> N
     assert gist(one) == gist(many)
 
 
-def test_more_tokens_than_the_sample_holds(tmp_path: Path) -> None:
-    """A big dump is told from a sample of it, and counts are of all tokens."""
+def test_large_dumps_are_diagnosed_from_a_sample(tmp_path: Path) -> None:
+    """Causes come from a sample, counts from all tokens."""
     dump = planted.stale_worker(healthy(), 3)
     many = dump.rows(np.tile(np.arange(len(dump)), 12))
     jitter = many.random.normal(0, 1e-5, len(many.row))
@@ -266,7 +266,7 @@ def test_more_tokens_than_the_sample_holds(tmp_path: Path) -> None:
     assert f"{missing:,} valid tokens" in findings["padding_or_sentinel"].summary
 
 
-def test_json_is_findings_strongest_first(tmp_path: Path) -> None:
+def test_json_lists_the_strongest_finding_first(tmp_path: Path) -> None:
     path = planted.unsampled_tokens(planted.top_p(healthy(), 0.9), 20).write(tmp_path / "dump.parquet")
     data = json.loads(run("diagnose", path, "--json").stdout)
     assert list(data) == ["format", "tool", "version", "findings"]
@@ -290,7 +290,7 @@ def test_the_terminal_shows_every_part_of_a_finding(columns: str, tmp_path: Path
         assert part in printed
 
 
-def test_analyze_keeps_findings_in_the_result_and_shows_them(tmp_path: Path) -> None:
+def test_analyze_stores_and_shows_findings(tmp_path: Path) -> None:
     path = planted.stale_worker(healthy(), 3).write(tmp_path / "dump.parquet")
     result = run("analyze", path, "-c", "none", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
     assert "one deviating worker" in result.stdout.splitlines()[0]
@@ -300,7 +300,7 @@ def test_analyze_keeps_findings_in_the_result_and_shows_them(tmp_path: Path) -> 
     assert findings[0]["cause"] == alone[0].cause == "stale_worker"
 
 
-def test_values_that_analyze_refuses_are_findings(tmp_path: Path) -> None:
+def test_invalid_values_are_findings(tmp_path: Path) -> None:
     path = planted.placeholder(healthy(), "train", math.nan, 0.01).write(tmp_path / "dump.parquet")
     run("analyze", path, code=4)
     run("diagnose", path, code=0)
@@ -314,12 +314,12 @@ def test_values_that_analyze_refuses_are_findings(tmp_path: Path) -> None:
         ([planted.SAMPLES / "dense", "--column", "train_log_probs=nothing"], 4, "nothing"),
     ],
 )
-def test_what_cannot_be_done_is_said(arguments: list[Any], code: int, words: str) -> None:
+def test_impossible_requests_give_one_sentence(arguments: list[Any], code: int, words: str) -> None:
     result = run("diagnose", *arguments)
     assert (result.exit_code, words in result.stderr) == (code, True)
 
 
-def test_rows_that_are_none_are_counted(tmp_path: Path) -> None:
+def test_null_rows_are_counted(tmp_path: Path) -> None:
     table = pa.table(
         {
             "rollout_log_probs": [[-1.0, -2.0], [-1.0], None],
@@ -332,7 +332,7 @@ def test_rows_that_are_none_are_counted(tmp_path: Path) -> None:
     assert "1 sequence, rollout_log_probs: null list" in result.stdout
 
 
-def test_a_dump_of_masked_tokens_alone_cannot_be_judged(tmp_path: Path) -> None:
+def test_fully_masked_dumps_cannot_be_judged(tmp_path: Path) -> None:
     rows = {"rollout_log_probs": [[-1.0, -2.0]], "train_log_probs": [[-1.5, -2.0]], "response_mask": [[0, 0]]}
     pq.write_table(pa.table(rows), tmp_path / "dump.parquet")
     result = run("diagnose", tmp_path)

@@ -62,7 +62,7 @@ def told(finding: dict[str, Any], name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 0.98, 1.02, 1.3])
-def test_a_temperature_is_read(temperature: float, tmp_path: Path) -> None:
+def test_temperature_is_estimated_from_distributions(temperature: float, tmp_path: Path) -> None:
     inside = 0
     for seed in range(3):
         finding = first(dump(tmp_path / str(seed), tempered(temperature), seed))
@@ -85,7 +85,7 @@ def test_a_temperature_is_read(temperature: float, tmp_path: Path) -> None:
         ("min_p", 0.2, truncated(least=0.2)),
     ],
 )
-def test_a_truncation_is_read(name: str, value: float, policy: Policy, tmp_path: Path) -> None:
+def test_truncation_is_found_in_distributions(name: str, value: float, policy: Policy, tmp_path: Path) -> None:
     finding = first(dump(tmp_path / "dump", policy, 7))
     assert (finding["cause"], finding["confidence"]) == ("truncated_sampling", "high")
     fact = told(finding, name)
@@ -94,15 +94,15 @@ def test_a_truncation_is_read(name: str, value: float, policy: Policy, tmp_path:
 
 
 @pytest.mark.parametrize("policy", [tempered(1.0), lambda logits: log_softmax(3 * np.tanh(logits / 3))])
-def test_what_is_neither_is_not_read_as_one(policy: Policy, tmp_path: Path) -> None:
+def test_other_differences_are_not_called_temperature_or_truncation(policy: Policy, tmp_path: Path) -> None:
     finding = first(dump(tmp_path / "dump", policy, 5))
     assert "from its lists" not in json.dumps(finding)
     assert finding["cause"] not in ("temperature", "truncated_sampling") or finding["confidence"] != "high"
 
 
 @pytest.mark.parametrize("tokens", [12, 100, 3000])
-def test_the_interval_of_a_nucleus_holds_its_p(tokens: int) -> None:
-    """Tokens alone in a nucleus lie above log p: how near the smallest is follows from how dense they lie."""
+def test_the_interval_of_top_p_contains_it(tokens: int) -> None:
+    """Single tokens in a nucleus are above log p, and their density determines the interval."""
     rng = np.random.default_rng(tokens)
     held = []
     for _ in range(300):

@@ -47,7 +47,7 @@ def told(finding: Finding, name: str) -> Fact:
 @pytest.mark.parametrize(
     ("temperature", "raw"), [(0.7, False), (0.9, False), (1.1, False), (1.4, False), (0.7, True), (1.4, True)]
 )
-def test_the_interval_of_a_temperature_holds_it(temperature: float, raw: bool, tmp_path: Path) -> None:
+def test_the_interval_of_a_temperature_contains_it(temperature: float, raw: bool, tmp_path: Path) -> None:
     policy, held = tempered(temperature), 0
     for seed in range(SEEDS):
         dump = sampled(policy, seed, raw=raw, trainer=policy if raw else log_softmax)
@@ -60,8 +60,8 @@ def test_the_interval_of_a_temperature_holds_it(temperature: float, raw: bool, t
     assert held >= SEEDS - 1
 
 
-def test_an_interval_that_reaches_0_breaks_no_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its other way round has no end: it divided by 0 once."""
+def test_intervals_that_reach_zero_are_handled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inverse of such an interval is unbounded and once divided by 0."""
 
     def reaching(case: Case) -> TemperatureFit | None:
         known = estimate_temperature(case)
@@ -76,14 +76,14 @@ def test_an_interval_that_reaches_0_breaks_no_test(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("cap", [3.0, 5.0])
-def test_bounded_logits_are_no_temperature(cap: float, tmp_path: Path) -> None:
+def test_a_logit_softcap_is_not_a_temperature(cap: float, tmp_path: Path) -> None:
     dump = sampled(lambda logits: log_softmax(cap * np.tanh(logits / cap)), 1)
     assert "temperature" not in {row.cause for row in found(dump, tmp_path) if row.confidence != "low"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [5, 12])
-def test_k_is_counted(k: int, tmp_path: Path) -> None:
+def test_top_k_is_counted(k: int, tmp_path: Path) -> None:
     held = 0
     for seed in range(SEEDS):
         first = found(sampled(truncated(k=k), seed), tmp_path)[0]
@@ -103,14 +103,14 @@ def test_min_p_is_not_called_top_p(least: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_the_interval_of_a_share_of_rows_holds_it(share: float, tmp_path: Path) -> None:
+def test_the_interval_of_a_share_of_rows_contains_it(share: float, tmp_path: Path) -> None:
     first = found(planted.shifted(healthy(), 1, share), tmp_path)[0]
     low, high = told(first, "sequences").interval or (1, 0)
     assert low <= share <= high < low + 0.2
 
 
-def test_text_that_was_tokenized_anew_is_named(tmp_path: Path) -> None:
-    """From a place on the trainer has two tokens more for the same text."""
+def test_retokenized_text_is_found(tmp_path: Path) -> None:
+    """The trainer has two more tokens for the same text from some position on."""
     dump = healthy()
     values, starts = dump.tokens["train_log_probs"], np.cumsum(dump.lengths) - dump.lengths
     for row in np.flatnonzero(dump.lengths > 48)[::4]:
@@ -121,12 +121,12 @@ def test_text_that_was_tokenized_anew_is_named(tmp_path: Path) -> None:
     assert str(told(first, "shifts").value).startswith("-2: ")
 
 
-def test_edits_and_shifts_of_whole_rows_are_not_called_tokenized_anew(tmp_path: Path) -> None:
+def test_edits_and_shifts_are_not_called_retokenized(tmp_path: Path) -> None:
     for dump in (planted.edited(healthy(), 0.3), planted.shifted(healthy(), 2, 0.3)):
         assert "retokenized" not in {row.cause for row in found(dump, tmp_path)}
 
 
-def test_prompts_whose_prefix_stayed_in_the_cache_are_named(tmp_path: Path) -> None:
+def test_prompts_with_a_stale_prefix_cache_are_found(tmp_path: Path) -> None:
     dump = healthy()
     prompt = np.arange(len(dump)) // 4
     dump.columns["prompt_id"] = prompt
@@ -140,10 +140,8 @@ def test_prompts_whose_prefix_stayed_in_the_cache_are_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_the_interval_of_a_share_of_swapped_rows_holds_those_whose_other_row_is_elsewhere(
-    share: float, tmp_path: Path
-) -> None:
-    """Of a dump's rows half are drawn: of most swapped ones the row that they hold is not there."""
+def test_the_share_of_swapped_rows_includes_partners_outside_the_sample(share: float, tmp_path: Path) -> None:
+    """Half of the rows are sampled, so the partner of most swapped rows is not in the sample."""
     whole = planted.swapped(healthy(), share)
     dump = whole.rows(np.sort(np.random.default_rng(4).permutation(len(whole))[: len(whole) // 2]))
     first = found(dump, tmp_path)[0]
@@ -153,6 +151,6 @@ def test_the_interval_of_a_share_of_swapped_rows_holds_those_whose_other_row_is_
     assert low <= share <= high < low + 0.3
 
 
-def test_zeros_of_one_decimal_are_no_truncation(tmp_path: Path) -> None:
+def test_rounding_to_one_decimal_is_not_truncation(tmp_path: Path) -> None:
     causes = [row.cause for row in found(planted.rounded(healthy(), "rollout", "1"), tmp_path)]
     assert causes[0] == "low_precision_logging" and "truncated_sampling" not in causes

@@ -38,7 +38,7 @@ def rows_of(lengths: list[int], seed: int) -> Rows:
     size=st.integers(1, 400),
     backwards=st.booleans(),
 )
-def test_parts_of_a_sample_add_up_to_the_sample_of_all(
+def test_samples_of_parts_merge_to_the_sample_of_all(
     lengths: list[int], cuts: list[int], size: int, backwards: bool
 ) -> None:
     rows = rows_of(lengths, 3)
@@ -56,8 +56,8 @@ def test_parts_of_a_sample_add_up_to_the_sample_of_all(
     assert np.array_equal(added.rows.segments.offsets, whole.rows.segments.offsets)
 
 
-def test_a_sample_of_few_long_rows_is_not_empty() -> None:
-    """Each part gives its share, whatever the hashes of its rows: of 16 rows none need be among the lowest hashes."""
+def test_samples_of_few_long_rows_are_not_empty() -> None:
+    """Each part contributes its share, even if none of its 16 rows has a small hash."""
     parts = [rows_of([1, 1000], seed) for seed in range(8)]
     highest = np.array([2**64 - 2, 2**64 - 1], np.uint64)
     added = reduce(add, (RowSample.of(highest, part, 1000, tokens=8008) for part in parts))
@@ -65,13 +65,13 @@ def test_a_sample_of_few_long_rows_is_not_empty() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 40])
-def test_a_sample_of_many_parts_holds_no_more_than_twice_its_size(number: int) -> None:
+def test_samples_of_many_parts_stay_bounded(number: int) -> None:
     parts = [rows_of([100, 100], seed) for seed in range(number)]
     added = reduce(add, (RowSample.of(_hash_rows(part), part, 200) for part in parts))
     assert sum(rows.segments.tokens for _, rows in added.parts) <= 400
 
 
-def test_a_hash_depends_on_length_and_values_and_nothing_else() -> None:
+def test_row_hashes_depend_only_on_length_and_values() -> None:
     rows = rows_of([5, 0, 5, 1], 1)
     twice = rows.take(np.array([2, 0, 0, 1, 3]))
     found, again = _hash_rows(rows).tolist(), _hash_rows(twice).tolist()

@@ -26,21 +26,21 @@ def some(rows: int, seed: int, kind: str = "dense") -> Planted:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("rows", "workers"), [(32, 32), (32, 16), (64, 24)])
-def test_workers_of_few_rows_are_no_alarm(rows: int, workers: int, seed: int, tmp_path: Path) -> None:
+def test_workers_with_few_rows_raise_no_alarm(rows: int, workers: int, seed: int, tmp_path: Path) -> None:
     dump = some(rows, seed)
     dump.columns["worker"] = np.arange(rows) % workers
     assert "stale_worker" not in {finding.cause for finding in found(dump, tmp_path)}
 
 
-def test_a_rollout_of_zeros_is_a_constant_column(tmp_path: Path) -> None:
-    """Greedy decoding that is logged after it looks the same, but a missing log-prob is what is usual."""
+def test_rollouts_of_zeros_are_a_constant_column(tmp_path: Path) -> None:
+    """Greedy decoding looks the same, but a missing log-prob is more common."""
     dump = healthy()
     dump.tokens["rollout_log_probs"] = np.zeros(int(dump.lengths.sum()))
     assert alarms(found(dump, tmp_path)) == ["constant_column"]
 
 
-def test_a_rollout_of_many_zeros_is_a_nucleus_of_one(tmp_path: Path) -> None:
-    """Greedy decoding of a sure model, logged after it: half of the tokens have a log-prob of 0."""
+def test_many_zeros_are_truncated_sampling(tmp_path: Path) -> None:
+    """After greedy decoding of a certain model, half of the tokens have a log-prob of 0."""
     dump, rng = healthy(), np.random.default_rng(0)
     train = -np.minimum(rng.exponential(0.2, int(dump.lengths.sum())), 1.5)
     dump.tokens["train_log_probs"] = train
@@ -49,8 +49,8 @@ def test_a_rollout_of_many_zeros_is_a_nucleus_of_one(tmp_path: Path) -> None:
     assert finding.confidence == "high" and "no exact zeros" not in finding.summary
 
 
-def test_a_lean_of_rounding_is_no_truncation(tmp_path: Path) -> None:
-    """Log-probs that are rounded downwards, by less than float32 tells."""
+def test_biased_rounding_is_not_truncation(tmp_path: Path) -> None:
+    """Log-probs are rounded down by less than the resolution of float32."""
     dump, rng = healthy(), np.random.default_rng(0)
     rollout = dump.tokens["rollout_log_probs"].astype(np.float64)
     dump.tokens["train_log_probs"] = rollout - rng.uniform(0, 1e-9, len(rollout))
@@ -58,7 +58,7 @@ def test_a_lean_of_rounding_is_no_truncation(tmp_path: Path) -> None:
     assert alarms(found(dump, tmp_path)) == ["numerical_noise"]
 
 
-def test_no_sampler_keeps_less_than_its_likeliest_token(tmp_path: Path) -> None:
+def test_estimates_keep_at_least_the_likeliest_token(tmp_path: Path) -> None:
     dump, rng = healthy(), np.random.default_rng(0)
     rollout = dump.tokens["rollout_log_probs"].astype(np.float64)
     dump.tokens["train_log_probs"] = rollout - rng.exponential(50.0, len(rollout))
@@ -67,7 +67,7 @@ def test_no_sampler_keeps_less_than_its_likeliest_token(tmp_path: Path) -> None:
     assert findings[0].cause == "unexplained"
 
 
-def test_a_worker_of_enough_rows_is_found_among_small_ones(tmp_path: Path) -> None:
+def test_a_deviating_worker_is_found_among_small_ones(tmp_path: Path) -> None:
     dump = healthy()
     rows = np.arange(len(dump))
     dump.columns["worker"] = np.where(rows % 8 == 2, 2, 100 + rows // 3)
@@ -75,7 +75,7 @@ def test_a_worker_of_enough_rows_is_found_among_small_ones(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("lags", [(0, 1), (0, 1, 2), (-1, 0), (-1,), (3, 4, 5)])
-def test_lags_without_effect_are_low_at_most(lags: tuple[int, ...], tmp_path: Path) -> None:
+def test_lags_without_effect_have_low_confidence(lags: tuple[int, ...], tmp_path: Path) -> None:
     dump = healthy()
     dump.columns["train_version"] = dump.columns["rollout_version"] + np.resize(np.array(lags), len(dump))
     findings = found(dump, tmp_path)
@@ -84,7 +84,7 @@ def test_lags_without_effect_are_low_at_most(lags: tuple[int, ...], tmp_path: Pa
     assert not stale or "-1 versions older" not in stale[0].summary
 
 
-def test_one_row_per_step_tells_no_onset(tmp_path: Path) -> None:
+def test_one_row_per_step_gives_no_onset(tmp_path: Path) -> None:
     dump = some(24, 0)
     dump.columns["step"] = np.arange(24)
     assert not {"growing_mismatch", "stale_step"} & {finding.cause for finding in found(dump, tmp_path)}
@@ -92,19 +92,19 @@ def test_one_row_per_step_tells_no_onset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [8, 32, 288])
 @pytest.mark.parametrize("far", [0.8, 1.5])
-def test_a_little_more_noise_with_the_tail_of_experts_is_no_alarm(far: float, rows: int, tmp_path: Path) -> None:
+def test_slightly_noisier_expert_tails_raise_no_alarm(far: float, rows: int, tmp_path: Path) -> None:
     findings = found(planted.sure_experts(some(rows, 1), 0.05, 0.02, far), tmp_path)
     assert set(alarms(findings)) <= {"numerical_noise"}
     if rows > 8:
         assert "larger or surer" in findings[0].summary
 
 
-def test_wrong_ends_stand_out_of_the_tail_of_experts(tmp_path: Path) -> None:
+def test_wrong_ends_are_found_despite_expert_tails(tmp_path: Path) -> None:
     dump = planted.wrong_ends(planted.sure_experts(healthy(), 0.05, 0.02, 0.8), 0.2)
     assert {"unexplained", "padding_or_sentinel"} & set(alarms(found(dump, tmp_path)))
 
 
-def test_weights_that_are_off_more_at_the_start_are_no_lost_prompt(tmp_path: Path) -> None:
+def test_weights_that_differ_more_at_the_start_are_not_a_lost_prompt(tmp_path: Path) -> None:
     findings = found(planted.fading_weights(planted.cut(healthy(), 40), 0.3, 0.25), tmp_path)
     assert findings[0].cause in {"quantized_rollout", "weights_differ"}
     fading = named(findings, "context_mismatch")
@@ -112,13 +112,13 @@ def test_weights_that_are_off_more_at_the_start_are_no_lost_prompt(tmp_path: Pat
     assert "weights_differ" in {rival.cause for rival in fading.rivals}
 
 
-def test_a_penalty_lowers_repeated_tokens_too(tmp_path: Path) -> None:
+def test_penalties_lower_repeated_tokens(tmp_path: Path) -> None:
     findings = found(planted.penalized(healthy(), 0.002, freed=25), tmp_path)
     assert "logit_penalty" not in {finding.cause for finding in findings}
 
 
 @pytest.mark.parametrize("digits", ["1", "2", "3"])
-def test_decimals_come_before_bfloat16(digits: str, tmp_path: Path) -> None:
+def test_decimal_rounding_is_named_before_bfloat16(digits: str, tmp_path: Path) -> None:
     first = named(found(planted.rounded(healthy(), "rollout", digits), tmp_path), "low_precision_logging")
     assert f"{digits} decimal" in first.summary
 
@@ -138,13 +138,13 @@ PLANTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
-def test_shares_of_the_k3_add_up(plant: object, tmp_path: Path) -> None:
+def test_shares_of_k3_sum_to_one(plant: object, tmp_path: Path) -> None:
     findings = found(plant(healthy()), tmp_path)  # type: ignore[operator]
     assert sum(finding.share_k3 or 0.0 for finding in findings) == pytest.approx(1.0, abs=1e-3)
     assert all(0 <= (finding.share_k3 or 0) <= 1 for finding in findings)
 
 
-def test_the_share_of_explained_tokens_is_their_k3(tmp_path: Path) -> None:
+def test_the_explained_share_is_measured_by_k3(tmp_path: Path) -> None:
     dump = planted.wrong_ends(healthy(), 0.05)
     x = (dump.tokens["train_log_probs"] - dump.tokens["rollout_log_probs"]).astype(np.float64)
     k3 = np.expm1(x) - x
@@ -173,7 +173,7 @@ def test_two_shifted_rows_are_named(tmp_path: Path) -> None:
     assert {example.row for example in first.examples} == set(chosen.tolist())
 
 
-def test_reading_is_short_and_evidence_is_behind_a_flag(tmp_path: Path) -> None:
+def test_findings_are_short_and_verbose_adds_evidence(tmp_path: Path) -> None:
     planted.unsampled_tokens(planted.temperature(healthy(), 0.8), 12).write(tmp_path / "one.parquet")
     healthy().write(tmp_path / "other.parquet")
     planted.shifted(healthy(), 1, 0.2).write(tmp_path / "shifted.parquet")
@@ -189,8 +189,10 @@ def test_reading_is_short_and_evidence_is_behind_a_flag(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tied", "confidence"), [(0.08, "medium"), (0.5, "high")])
-def test_weights_are_sure_only_where_positions_could_not_look_so(tied: float, confidence: str, tmp_path: Path) -> None:
-    """Noise of which a part is of the token, wherever it stands: other positions make a little of that, too."""
+def test_weights_differ_is_certain_only_if_positions_cannot_explain_it(
+    tied: float, confidence: str, tmp_path: Path
+) -> None:
+    """Noise that depends on the token looks partly like other positions."""
     dump = healthy()
     rollout, ids = dump.tokens["rollout_log_probs"].astype(np.float64), dump.tokens["token_ids"]
     random = np.random.default_rng(3)

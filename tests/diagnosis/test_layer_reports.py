@@ -36,7 +36,7 @@ def place(report: LayerReport) -> tuple[int | None, int | None]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["file"])
-def test_the_first_bad_layer_is_the_one_that_was_made(case: dict[str, Any]) -> None:
+def test_the_injected_layer_is_the_first_bad_layer(case: dict[str, Any]) -> None:
     [report] = read_layers(str(REPORTS / case["file"]))
     injected = case.get("true_first_bad_layer", case["first_bad_layer"])
     apart = report.first_apart.layer if report.first_apart else None
@@ -61,7 +61,7 @@ def test_the_first_bad_layer_is_the_one_that_was_made(case: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "stdout" in case], ids=lambda case: case["file"])
-def test_what_slime_prints_reads_like_its_json(case: dict[str, Any]) -> None:
+def test_printed_reports_of_slime_match_its_json(case: dict[str, Any]) -> None:
     [printed], [written] = read_layers(str(REPORTS / case["stdout"])), read_layers(str(REPORTS / case["file"]))
     assert [layer for layer, _ in printed.growth] == [layer for layer, _ in written.growth]
     if case["first_bad_layer"] is not None:
@@ -69,13 +69,13 @@ def test_what_slime_prints_reads_like_its_json(case: dict[str, Any]) -> None:
         assert printed.first_bad.layer == case["first_bad_layer"]
 
 
-def test_a_folder_holds_the_reports_of_its_ranks() -> None:
+def test_folders_contain_reports_of_all_ranks() -> None:
     reports = read_layers(str(REPORTS / "msprobe" / "diff_analyze"))
     found = [(report.rank, report.first_bad and report.first_bad.layer) for report in reports]
     assert found == [("0", None), ("1", 3), ("1", 3)]
 
 
-def test_what_a_report_lacks_is_said() -> None:
+def test_missing_parts_of_a_report_are_named() -> None:
     [report] = read_layers(str(REPORTS / "sglang" / "mixed_records" / "report.jsonl"))
     said = " ".join(report.notes)
     for word in ("attn_output of layer 1 was not compared", "bad_dims could not be compared", "config_note differs"):
@@ -85,7 +85,7 @@ def test_what_a_report_lacks_is_said() -> None:
     assert "missing on the golden side" in report.notes[0]
 
 
-def test_a_report_that_was_cut_off_says_so(tmp_path: Path) -> None:
+def test_truncated_reports_are_noted(tmp_path: Path) -> None:
     text = (REPORTS / "sglang" / "error_from_layer" / "report.jsonl").read_text()
     cut = tmp_path / "comparator_report.jsonl"
     cut.write_text(text[: len(text) * 3 // 4])
@@ -94,8 +94,8 @@ def test_a_report_that_was_cut_off_says_so(tmp_path: Path) -> None:
     assert "truncated" in " ".join(report.notes)
 
 
-def test_a_difference_below_any_tolerance_is_placed(tmp_path: Path) -> None:
-    """Noise of one size in each layer but one: found at the layer at which it was put, wherever that is."""
+def test_differences_below_the_tolerance_are_located(tmp_path: Path) -> None:
+    """Each layer but one has noise of one size. The other layer is found at any place."""
     random = np.random.default_rng(3)
     for bad in range(2, 12):
         values = 1e-6 * random.uniform(0.5, 2, 12)
@@ -123,20 +123,20 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_no_report_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+def test_other_files_are_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
     file = tmp_path / f"report{'.csv' if 'CSV' in name else '.jsonl'}"
     file.write_bytes(HOSTILE[name])
     with pytest.raises(DataError, match=str(file)):
         read_layers(str(file))
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_are_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "report.jsonl")
     with pytest.raises(DataError, match="regular file"):
         read_layers(str(tmp_path / "report.jsonl"))
 
 
-def test_odd_values_in_a_report_are_no_numbers(tmp_path: Path) -> None:
+def test_odd_values_are_not_read_as_numbers(tmp_path: Path) -> None:
     file = tmp_path / "layerwise.json"
     layers = {"0": {"tokens": 9, "max_abs": 0.0, "mean_abs": 0.0}, "1": {"tokens": 9, "max_abs": "x"}, "x": 3, "2": []}
     file.write_text(json.dumps({"max_hidden_diff": 1e-7, "layers": layers}))
@@ -149,7 +149,7 @@ class TestNoise:
     """What the dump asks of the logits, against logits that were made with noise of a known size."""
 
     @pytest.mark.parametrize("size", [0.003, 0.05])
-    def test_noise_that_was_put_on_logits_is_found(self, size: float) -> None:
+    def test_logit_noise_is_estimated(self, size: float) -> None:
         random = np.random.default_rng(7)
         logits = random.normal(0, 2, (20_000, 50))
         sampled = (logits - np.log(-np.log(random.uniform(size=logits.shape)))).argmax(1)  # by Gumbel's trick
@@ -162,11 +162,11 @@ class TestNoise:
         low, high = found.logit_noise
         assert low * 0.97 < size < high * 1.03
 
-    def test_certain_tokens_ask_for_nothing(self) -> None:
+    def test_certain_tokens_give_no_noise_estimate(self) -> None:
         assert estimate_logit_noise(np.zeros(4), np.zeros(4)) is None
         assert estimate_logit_noise(np.zeros(0), np.zeros(0)) is None
 
-    def test_layers_are_held_against_the_dump(self) -> None:
+    def test_layer_reports_are_compared_with_the_dump(self) -> None:
         [bad] = read_layers(str(REPORTS / "sglang" / "error_from_layer" / "report.jsonl"))
         [clean] = read_layers(str(REPORTS / "sglang" / "clean" / "report.jsonl"))
         [slime] = read_layers(str(REPORTS / "slime" / "error_from_layer" / "layerwise.json"))
@@ -177,7 +177,7 @@ class TestNoise:
         assert "not relative" in compare_with_noise(slime, large)
 
 
-def test_the_growth_over_the_layers_is_drawn() -> None:
+def test_growth_over_layers_is_drawn() -> None:
     [report] = read_layers(str(REPORTS / "sglang" / "error_from_layer" / "report.jsonl"))
     figure = layers_figure(report, "growth")
     assert report.next is not None and r"layers\.(2|3)\." in report.next and "--replay" in report.next
@@ -199,7 +199,7 @@ def read(tmp_path: Path, lines: list[dict[str, Any]]) -> LayerReport:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_report_in_no_order_is_put_in_that_of_its_layers(seed: int, tmp_path: Path) -> None:
+def test_unordered_reports_are_sorted_by_layer(seed: int, tmp_path: Path) -> None:
     lines = records("error_from_layer")
     report = read(tmp_path, [lines[place] for place in np.random.default_rng(seed).permutation(len(lines))])
     assert place(report) == (0, 3)
@@ -207,7 +207,7 @@ def test_a_report_in_no_order_is_put_in_that_of_its_layers(seed: int, tmp_path: 
     assert "not in order of execution" in report.notes[0]
 
 
-def test_a_pass_backward_and_ranks_one_by_one_are_orders(tmp_path: Path) -> None:
+def test_backward_passes_and_ranks_keep_their_order(tmp_path: Path) -> None:
     lines = records("error_from_layer")
     tensors = [line for line in lines if line["type"] == "comparison_tensor"]
     for other in (tensors[::-1], tensors):
@@ -227,7 +227,7 @@ def test_the_first_bad_tensor_may_be_missing(tmp_path: Path) -> None:
     ["model.layers.3.mlp", "transformer.h.3.attn", "blk.3.ffn", "model.layers[3].mlp", "layer3.attn", "blocks_3.mlp",
      "Module.module.decoder.layers.3.mlp.ColumnParallelLinear.forward.0"],
 )  # fmt: skip
-def test_layers_are_spelled_in_many_ways(name: str) -> None:
+def test_layer_names_are_parsed(name: str) -> None:
     assert parse_layer(name) == 3
     assert parse_layer("layernorm.3") is None and parse_layer("player3.x") is None
 
@@ -244,7 +244,7 @@ def tensors(names: list[tuple[str, int]], bad: set[int]) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("inside", ["reversed", "kept"])
-def test_a_forward_pass_from_its_end_is_read_from_there(inside: str, tmp_path: Path) -> None:
+def test_reversed_forward_passes_are_reordered(inside: str, tmp_path: Path) -> None:
     names = FORWARD[::-1] if inside == "reversed" else sorted(FORWARD, key=lambda row: -row[1])
     report = read(tmp_path, tensors(names, {3, 4, 5}))
     assert (place(report), report.last_good) == ((0, 3), 2)
@@ -253,7 +253,7 @@ def test_a_forward_pass_from_its_end_is_read_from_there(inside: str, tmp_path: P
 
 
 @pytest.mark.parametrize("inside", ["reversed", "kept", "shuffled"])
-def test_what_has_no_layer_stands_before_or_after_them(inside: str, tmp_path: Path) -> None:
+def test_tensors_without_a_layer_come_first_or_last(inside: str, tmp_path: Path) -> None:
     names = [("model.embed_tokens", -1), *FORWARD, ("model.norm", 6), ("lm_head", 6), ("logits.forward", 6)]
     if inside == "shuffled":
         names = [names[place] for place in np.random.default_rng(1).permutation(len(names))]
@@ -264,7 +264,7 @@ def test_what_has_no_layer_stands_before_or_after_them(inside: str, tmp_path: Pa
     assert report.first_bad is not None and "layers.3" in report.first_bad.name
 
 
-def test_a_step_without_layers_may_come_first(tmp_path: Path) -> None:
+def test_a_step_without_layers_can_come_first(tmp_path: Path) -> None:
     lines = tensors([("input_embeds", -1), *[(f"model.layers.{k}.mlp", k) for k in range(5, -1, -1)]], {3, 4, 5})
     for line in lines[2:-1]:
         line["location"] = {"step": 1}
@@ -272,7 +272,7 @@ def test_a_step_without_layers_may_come_first(tmp_path: Path) -> None:
     assert report.last_good == 2 and report.first_bad is not None and "layers.3" in report.first_bad.name
 
 
-def test_a_backward_pass_stays_one(tmp_path: Path) -> None:
+def test_backward_passes_are_recognized(tmp_path: Path) -> None:
     report = read(tmp_path, tensors(FORWARD[::-1], {0, 1, 2}))
     assert (place(report), report.last_good) == ((0, 2), 3) and "a backward pass" in report.notes[0]
     named = [(f"grad__{name}", layer) for name, layer in FORWARD[::-1]]
@@ -317,7 +317,7 @@ def respelled(text: str) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", respelled("NPU Name,Bench Name\na,b\n"))
-def test_msprobe_is_read_however_it_is_spelled(name: str, tmp_path: Path) -> None:
+def test_msprobe_spellings_are_read(name: str, tmp_path: Path) -> None:
     [expected] = read_layers(str(REPORTS / MSPROBE))
     file, text = respelled((REPORTS / MSPROBE).read_text())[name]
     (tmp_path / file).write_text(text, newline="")
@@ -327,8 +327,8 @@ def test_msprobe_is_read_however_it_is_spelled(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_a_weight_that_differs_is_named_above_the_noise_of_activations(rounded: bool, tmp_path: Path) -> None:
-    """Activations differ by the noise of bfloat16, which grows; weights are equal, or rounded, but for one."""
+def test_different_weights_are_named_before_activations(rounded: bool, tmp_path: Path) -> None:
+    """Activations differ by growing bfloat16 noise. All weights but one are equal or rounded."""
     rows, random = list(csv.DictReader(io.StringIO((REPORTS / MSPROBE).read_text()))), np.random.default_rng(5)
     for other in (False, True):
         for row in rows:
@@ -354,7 +354,7 @@ def test_a_weight_that_differs_is_named_above_the_noise_of_activations(rounded: 
         assert "most weights agree" in report.first_apart.why
 
 
-def test_parts_of_a_report_are_one(tmp_path: Path) -> None:
+def test_parts_of_a_report_are_merged(tmp_path: Path) -> None:
     [expected] = read_layers(str(REPORTS / MSPROBE))
     head, *rows = (REPORTS / MSPROBE).read_text().splitlines(keepends=True)
     for part in range(3):
@@ -366,7 +366,7 @@ def test_parts_of_a_report_are_one(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_versions_without_a_result_say_whether_accuracy_was_reached(tmp_path: Path) -> None:
+def test_msprobe_versions_without_a_result_column_are_read(tmp_path: Path) -> None:
     file = tmp_path / "compare.csv"
     lines = [f"Module.layers.{k}.mlp.forward.0.output.0," * 2 + ("No" if k > 2 else "Yes") for k in range(6)]
     file.write_text("\n".join(["NPU Name,Bench Name,Accuracy Reached or Not", *lines]))
@@ -374,14 +374,14 @@ def test_versions_without_a_result_say_whether_accuracy_was_reached(tmp_path: Pa
     assert place(report) == (None, 3)
 
 
-def test_parts_of_ranks_and_of_other_files_are_their_own(tmp_path: Path) -> None:
+def test_parts_of_other_ranks_and_files_stay_separate(tmp_path: Path) -> None:
     text = (REPORTS / MSPROBE).read_text()
     for name in ("a_part_1.csv", "a_part_2.csv", "b_part_1.csv", "a_part_1.tsv"):
         (tmp_path / name).write_text(text)
     assert len(read_layers(str(tmp_path))) == 3
 
 
-def test_a_reason_is_that_of_the_failure(tmp_path: Path) -> None:
+def test_the_reason_belongs_to_the_failure(tmp_path: Path) -> None:
     file = tmp_path / "compare.csv"
     lines = [f"Module.layers.{k}.mlp.forward.0.output.0," * 2 + "No,pass" for k in range(3)]
     file.write_text("\n".join(["NPU Name,Bench Name,Accuracy Reached or Not,Result", *lines]))
@@ -389,7 +389,7 @@ def test_a_reason_is_that_of_the_failure(tmp_path: Path) -> None:
     assert report.first_bad is not None and report.first_bad.why == "accuracy not reached"
 
 
-def test_what_is_no_text_is_passed_over_in_a_folder_and_told_by_itself(tmp_path: Path) -> None:
+def test_binary_files_are_skipped_in_folders_and_refused_alone(tmp_path: Path) -> None:
     (tmp_path / "a.out").write_bytes(b"\x7fELF\xff\xfe")
     (tmp_path / "b.csv").write_text((REPORTS / MSPROBE).read_text())
     assert len(read_layers(str(tmp_path))) == 1
@@ -397,21 +397,21 @@ def test_what_is_no_text_is_passed_over_in_a_folder_and_told_by_itself(tmp_path:
         read_layers(str(tmp_path / "a.out"))
 
 
-def test_a_logger_may_add_facts_of_its_own(tmp_path: Path) -> None:
+def test_extra_fields_of_a_logger_are_ignored(tmp_path: Path) -> None:
     line = "iter 3 layer={} tokens=2 max_abs=0.5 mean_abs=0.1 next-layer=foo layer=x\n"
     (tmp_path / "layers.log").write_text(line.format(0) + line.format(1))
     [report] = read_layers(str(tmp_path / "layers.log"))
     assert report.tensors == 2
 
 
-def test_a_spreadsheet_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_spreadsheets_are_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "compare_result.xlsx").write_bytes(b"PK\x03\x04")
     for path in (tmp_path, tmp_path / "compare_result.xlsx"):
         with pytest.raises(DataError, match="as CSV"):
             read_layers(str(path))
 
 
-def test_sglang_is_read_from_a_log_an_array_and_a_later_version(tmp_path: Path) -> None:
+def test_sglang_logs_arrays_and_later_versions_are_read(tmp_path: Path) -> None:
     lines = records("error_from_layer")
     [expected] = read_layers(str(REPORTS / "sglang" / "error_from_layer" / "report.jsonl"))
     texts = {
@@ -431,7 +431,7 @@ def test_sglang_is_read_from_a_log_an_array_and_a_later_version(tmp_path: Path) 
     assert "'timing' is an unknown type of record" in " ".join(report.notes)
 
 
-def test_slime_is_read_from_a_log_and_from_other_keys(tmp_path: Path) -> None:
+def test_slime_logs_and_other_keys_are_read(tmp_path: Path) -> None:
     folder = REPORTS / "slime" / "error_from_layer"
     [expected] = read_layers(str(folder / "layerwise.json"))
     document = json.loads((folder / "layerwise.json").read_text())
@@ -452,7 +452,7 @@ def test_slime_is_read_from_a_log_and_from_other_keys(tmp_path: Path) -> None:
         assert place(report) == place(expected)
 
 
-def test_miles_log_probs_are_read_from_a_log(tmp_path: Path) -> None:
+def test_miles_logs_are_read(tmp_path: Path) -> None:
     text = (REPORTS / "miles" / "logprob_fail" / "stdout.txt").read_text()
     [expected] = read_layers(str(REPORTS / "miles" / "logprob_fail" / "stdout.txt"))
     (tmp_path / "out.log").write_text("".join(f"(worker pid=3) {line}\n" for line in text.splitlines()))
@@ -471,13 +471,13 @@ TOOLS = {
 
 
 @pytest.mark.parametrize("file", TOOLS)
-def test_what_to_compare_next_is_in_the_syntax_of_the_tool(file: str) -> None:
+def test_the_next_comparison_uses_the_syntax_of_the_tool(file: str) -> None:
     [report] = read_layers(str(REPORTS / file))
     assert report.next is not None and all(words in report.next for words in (*TOOLS[file], "--replay worst.jsonl"))
 
 
-def test_a_filter_chooses_the_named_layers_alone() -> None:
-    """The expression that the dumper evaluates for every tensor, with the names that it has there."""
+def test_filters_select_only_the_named_layers() -> None:
+    """The expression is evaluated with the names that the dumper provides."""
     [report] = read_layers(str(REPORTS / "sglang" / "error_from_layer" / "report.jsonl"))
     assert report.next is not None
     expression = report.next.partition("DUMPER_FILTER='")[2].partition("'")[0]
@@ -489,12 +489,12 @@ def test_a_filter_chooses_the_named_layers_alone() -> None:
             assert bool(eval(expression, {"search": re.search, **tags})) is (layer in (2, 3))
 
 
-def test_a_clean_report_asks_for_nothing() -> None:
+def test_clean_reports_need_no_further_comparison() -> None:
     for clean in ("sglang/clean/report.jsonl", "miles/logprob_pass/stdout.txt"):
         assert read_layers(str(REPORTS / clean))[0].next is None
 
 
-def test_a_dump_says_how_its_layers_are_compared() -> None:
+def test_the_first_comparison_is_planned_from_the_dump() -> None:
     said = {step.name: step for step in plan_first_comparison("rollout", in_layers=False)}
     assert list(said) == ["replay", "hook", "compare", "msprobe", "read"]
     assert "the engine, and the checkpoint in float32" in said["hook"].text

@@ -29,7 +29,7 @@ def drawn(rng: np.random.Generator, rows: int, steps: int) -> tuple[np.ndarray, 
     return np.stack([level, length, doubt], 1), rng.integers(0, steps, rows), rng.integers(0, 3, rows).astype(float)
 
 
-def test_within_steps_it_is_least_squares_on_lag_length_and_doubt() -> None:
+def test_the_slope_matches_least_squares_within_steps() -> None:
     terms, step, lag = drawn(np.random.default_rng(1), 60, 4)
     terms[:, 0] += 0.3 * lag
     value, z = fit_slope(cells_of(terms, step, 7 + lag))
@@ -42,14 +42,14 @@ def test_within_steps_it_is_least_squares_on_lag_length_and_doubt() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "steps"), [(32, 8), (16, 4), (5, 300), (12, 2)])
-def test_where_nothing_grows_it_is_no_surer_than_chance(rows: int, steps: int) -> None:
-    """Of a normal's z, 0.27% are beyond 3; of steps of single rows the scatter of rows was taken for none."""
+def test_constant_levels_rarely_give_a_slope(rows: int, steps: int) -> None:
+    """A normal z exceeds 3 in 0.27%. Steps of single rows were once taken for steps without scatter."""
     rng = np.random.default_rng(2)
     z = [fit_slope(cells_of(*drawn(rng, rows, steps)))[1] for _ in range(1500)]
     assert np.mean(np.abs(z) > 3) < 0.007 and max(map(abs, z)) < 4.5
 
 
-def test_growth_is_still_seen() -> None:
+def test_growth_gives_a_slope() -> None:
     rng, told = np.random.default_rng(3), []
     for _ in range(50):
         terms, step, lag = drawn(rng, 64, 8)
@@ -58,8 +58,8 @@ def test_growth_is_still_seen() -> None:
     assert np.mean(np.array(told) > 4) > 0.9
 
 
-def test_a_few_sequences_that_differ_at_all_show_no_growth(tmp_path: Path) -> None:
-    """All but four rows agree to the bit: four levels in the order of their lags are chance."""
+def test_few_differing_sequences_give_no_slope(tmp_path: Path) -> None:
+    """All but four rows are bitwise equal, so any order of four levels is chance."""
     dump = healthy()
     rows = len(dump)
     rollout = dump.tokens["rollout_log_probs"]

@@ -64,7 +64,7 @@ FAULTS: list[tuple[str, Fault, tuple[float, ...]]] = [
     ("cause", "fault", "severity"),
     [(cause, fault, severity) for cause, fault, severities in FAULTS for severity in severities],
 )
-def test_a_reported_fault_is_the_first_finding(
+def test_reported_faults_are_the_first_finding(
     cause: str, fault: Fault, severity: float, model: str, tmp_path: Path
 ) -> None:
     findings = found(fault(MODELS[model], 31, severity), tmp_path)
@@ -73,7 +73,7 @@ def test_a_reported_fault_is_the_first_finding(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_healthy_dump_is_noise(model: str, tmp_path: Path) -> None:
+def test_healthy_dumps_are_noise(model: str, tmp_path: Path) -> None:
     findings = found(faults.clean(MODELS[model], 32), tmp_path)
     assert findings[0].cause == "numerical_noise" and findings[0].confidence == "high"
     assert not [one.cause for one in findings[1:] if one.confidence != "low"]
@@ -88,7 +88,7 @@ def severity_of(findings: list[Finding]) -> int:
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_more_wrong_data_is_never_called_calmer(name: str, tmp_path: Path) -> None:
+def test_severity_never_falls_with_the_share_of_wrong_tokens(name: str, tmp_path: Path) -> None:
     fault, levels = CORRUPTIONS[name], []
     for share in SHARES:
         levels.append(severity_of(found(fault(MODELS["usual"], 33, share), tmp_path)))
@@ -110,23 +110,21 @@ def test_top_p_is_estimated_on_flat_distributions(top_p: float, model: str, tmp_
 @pytest.mark.parametrize(
     "process", [sampler(top_k=5), sampler(top_k=20), sampler(top_p=0.8, top_k=20), sampler(0.7, 0.8, 20, 0.0, 1.05)]
 )
-def test_a_truncation_is_no_other_logarithm(process: faults.Process, model: str, tmp_path: Path) -> None:
+def test_truncation_is_not_a_log_base(process: faults.Process, model: str, tmp_path: Path) -> None:
     dump = faults.sampled(MODELS[model], 35, Setup(rows=160, longest=110, process=process))
     assert "wrong_log_base" not in {one.cause for one in found(dump, tmp_path)}
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("penalty", [1.1, 1.3])
-def test_a_repetition_penalty_is_no_difference_of_positions(penalty: float, model: str, tmp_path: Path) -> None:
+def test_repetition_penalty_is_not_a_position_mismatch(penalty: float, model: str, tmp_path: Path) -> None:
     dump = faults.sampled(MODELS[model], 36, Setup(rows=160, longest=110, process=sampler(repetition=penalty)))
     assert found(dump, tmp_path)[0].cause == "logit_penalty"
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("temperature", [0.6, 0.8, 1.3])
-def test_a_temperature_is_found_where_contexts_differ_in_certainty(
-    temperature: float, model: str, tmp_path: Path
-) -> None:
+def test_temperature_is_found_for_mixed_certainty(temperature: float, model: str, tmp_path: Path) -> None:
     dump = faults.sampled(MODELS[model], 37, Setup(rows=160, longest=110, process=sampler(temperature)))
     finding = found(dump, tmp_path)[0]
     fact = next(fact for fact in finding.evidence if fact.name == "temperature")
@@ -135,7 +133,7 @@ def test_a_temperature_is_found_where_contexts_differ_in_certainty(
 
 
 @pytest.mark.parametrize("model", [Model.of(904, 64, 2.0), Model.of(905, 512, 9.0)], ids=["unsure", "sure"])
-def test_a_truncation_below_the_noise_of_most_tokens_is_found(model: Model, tmp_path: Path) -> None:
+def test_truncation_below_the_noise_is_found(model: Model, tmp_path: Path) -> None:
     dump = faults.sampled(model, 43, Setup(rows=192, longest=110, process=sampler(top_k=50), noise=(0.01, 0.0)))
     finding = found(dump, tmp_path)[0]
     fact = next(fact for fact in finding.evidence if fact.name == "top_k")
@@ -143,13 +141,13 @@ def test_a_truncation_below_the_noise_of_most_tokens_is_found(model: Model, tmp_
     assert fact.interval[0] <= 50 <= fact.interval[1]
 
 
-def test_noise_of_flat_contexts_is_no_temperature(tmp_path: Path) -> None:
-    """Few tokens are above 1/2, so that almost any exponent is possible for each of them."""
+def test_noise_of_flat_contexts_is_not_a_temperature(tmp_path: Path) -> None:
+    """Few tokens have a probability above 0.5, so almost any exponent fits."""
     dump = faults.sampled(Model.of(906, 1024, 0.4), 44, Setup(noise=(0.0, 0.18)))
     assert "temperature" not in {one.cause for one in found(dump, tmp_path)}
 
 
-def test_two_packed_rows_are_enough(tmp_path: Path) -> None:
+def test_two_packed_rows_are_found(tmp_path: Path) -> None:
     dump = faults.packed_columns(MODELS["usual"], 45, 1.0)
     clean = faults.packed_columns(MODELS["usual"], 45, 0.0)
     rows = clean.tokens["rollout_log_probs"]
@@ -159,13 +157,13 @@ def test_two_packed_rows_are_enough(tmp_path: Path) -> None:
     assert sorted(example.row for example in finding.examples[:2]) == [5, 60]
 
 
-def test_a_context_that_fades_after_edited_tokens_is_part_of_the_edit(tmp_path: Path) -> None:
+def test_context_changes_after_an_edit_belong_to_the_edit(tmp_path: Path) -> None:
     findings = found(faults.edited_span(MODELS["usual"], 46, 0.3), tmp_path)
     assert "context_mismatch" not in {one.cause for one in findings}
 
 
-def test_a_repeated_text_at_the_end_is_no_padding(tmp_path: Path) -> None:
-    """From a position on both sides repeat a token, each with its own constant log-prob."""
+def test_repeated_text_at_the_end_is_not_padding(tmp_path: Path) -> None:
+    """From some position on, each side repeats a token with its own constant log-prob."""
     dump = faults.sampled(MODELS["usual"], 47)
     for side, value in (("rollout", -4.94936), ("train", -6.123456)):
         dump = dump.each(
@@ -174,20 +172,20 @@ def test_a_repeated_text_at_the_end_is_no_padding(tmp_path: Path) -> None:
     assert "padding_or_sentinel" not in {one.cause for one in found(dump, tmp_path)}
 
 
-def test_several_settings_are_named_together(tmp_path: Path) -> None:
+def test_several_sampling_settings_are_one_finding(tmp_path: Path) -> None:
     dump = faults.sampled(MODELS["unsure"], 38, Setup(rows=192, longest=110, process=sampler(0.6, 0.95)))
     causes = [one.cause for one in found(dump, tmp_path)]
     assert "sampling_settings" in causes and {"temperature", "truncated_sampling"} <= {*causes}
 
 
-def test_an_edited_response_is_no_engine_state(tmp_path: Path) -> None:
+def test_edited_responses_are_not_an_engine_state(tmp_path: Path) -> None:
     for shifted in (True, False):
         findings = found(faults.edited(MODELS["usual"], 39, 0.3, shifted), tmp_path)
         assert findings[0].cause in ("edited_response", "retokenized")
         assert "engine_state" not in {one.cause for one in findings}
 
 
-def test_nearly_bitwise_counts_and_places_the_tokens_that_differ(tmp_path: Path) -> None:
+def test_nearly_bitwise_runs_locate_the_different_tokens(tmp_path: Path) -> None:
     dump = faults.nearly_bitwise(MODELS["usual"], 40, 1.0, count=7)
     finding = found(dump, tmp_path)[0]
     assert "100" not in finding.summary.replace("100 tokens", "") or "7 tokens do not" in finding.summary
@@ -198,14 +196,14 @@ def test_nearly_bitwise_counts_and_places_the_tokens_that_differ(tmp_path: Path)
     assert row[0] != row[1]
 
 
-def test_the_pattern_of_lengths_is_said(tmp_path: Path) -> None:
+def test_the_pattern_of_lengths_is_reported(tmp_path: Path) -> None:
     finding = found(faults.length_mismatch(MODELS["usual"], 41, 0.5), tmp_path)[0]
     assert "rollout_log_probs has" in finding.summary and "agree from the start" in finding.summary
     finding = found(faults.length_mismatch(MODELS["usual"], 41, 0.5, "first"), tmp_path)[0]
     assert "always 1 longer" in finding.summary and "surplus is at the start" in finding.summary
 
 
-def test_rows_whose_prompt_decides_are_no_mystery(tmp_path: Path) -> None:
+def test_prompts_that_explain_rows_are_named(tmp_path: Path) -> None:
     dump = CORRUPTIONS["rows: noise of 0.6 in the logits"](MODELS["usual"], 42, 1.0)
     healthy = faults.sampled(MODELS["usual"], 42)
     group = [int(name.split("-")[1]) % 2 for name in dump.columns["prompt_id"]]

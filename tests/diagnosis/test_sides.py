@@ -36,7 +36,7 @@ def columns(path: Path) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("name", LABELS)
-def test_the_culprit_is_the_one_that_was_made(name: str) -> None:
+def test_the_faulty_side_is_found(name: str) -> None:
     label, found = LABELS[name], sides_of(DUMPS / name)
     assert (found.side, found.confidence) == (label["side"], "high")
     assert found.rollout_rms == pytest.approx(label["err_rollout_rms"], rel=1e-6)
@@ -50,8 +50,8 @@ def test_the_culprit_is_the_one_that_was_made(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["moe_noise_both_bf16", "dense_rollout_int8"])
-def test_the_split_is_that_of_the_definition(name: str) -> None:
-    """gap^2 = e_r^2 + e_t^2 - 2 cov, token by token; the shares of both sides sum to 1 and lie in their interval."""
+def test_errors_split_by_their_definition(name: str) -> None:
+    """gap^2 = e_r^2 + e_t^2 - 2 cov for each token. The shares of the sides sum to 1 and are in their intervals."""
     found = sides_of(DUMPS / name)
     rollout, train, reference = columns(DUMPS / name)
     ours, theirs = rollout - reference, train - reference
@@ -66,7 +66,7 @@ def test_the_split_is_that_of_the_definition(name: str) -> None:
     )
 
 
-def test_what_is_said_of_one_side_is_said_of_the_other_when_they_change_places(tmp_path: Path) -> None:
+def test_swapped_sides_swap_their_errors(tmp_path: Path) -> None:
     table = pq.read_table(DUMPS / "dense_rollout_int8")
     names = {"rollout_log_probs": "train_log_probs", "train_log_probs": "rollout_log_probs"}
     pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), tmp_path / "d.parquet")
@@ -77,7 +77,7 @@ def test_what_is_said_of_one_side_is_said_of_the_other_when_they_change_places(t
     assert after.rollout_share.value == pytest.approx(1 - before.rollout_share.value, abs=1e-9)
 
 
-def test_every_finding_has_its_side_in_json() -> None:
+def test_findings_have_their_side_in_json() -> None:
     result = run("diagnose", DUMPS / "moe_trainer_temperature", "--json")
     data = json.loads(result.stdout)
     assert data["findings"][0]["cause"] == "temperature"
@@ -85,11 +85,11 @@ def test_every_finding_has_its_side_in_json() -> None:
     assert data["sides"]["moe_trainer_temperature"]["side"] == "trainer"
 
 
-def test_identical_and_both_wrong_is_said() -> None:
+def test_identical_and_both_wrong_is_reported() -> None:
     assert sides_of(DUMPS / "dense_identical_sides_both_wrong").summary.startswith("Identical, and both wrong")
 
 
-def test_a_dump_without_a_reference_has_no_sides(tmp_path: Path) -> None:
+def test_dumps_without_a_reference_have_no_sides(tmp_path: Path) -> None:
     table = pq.read_table(DUMPS / "dense_rollout_int8").drop_columns(["reference_log_probs"])
     pq.write_table(table, tmp_path / "d.parquet")
     found = diagnose([str(tmp_path)])
@@ -97,7 +97,7 @@ def test_a_dump_without_a_reference_has_no_sides(tmp_path: Path) -> None:
     assert all(finding.side is None for findings in found.runs.values() for finding in findings)
 
 
-def test_a_reference_of_other_weights_is_said(tmp_path: Path) -> None:
+def test_references_of_other_weights_are_reported(tmp_path: Path) -> None:
     table = pq.read_table(DUMPS / "dense_rollout_int8")
     place = table.schema.get_field_index("reference_version")
     older = pa.array([version - 1 for version in table["reference_version"].to_pylist()])
@@ -106,14 +106,14 @@ def test_a_reference_of_other_weights_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_few_rows_are_judged_with_low_confidence(rows: int, tmp_path: Path) -> None:
+def test_few_rows_give_low_confidence(rows: int, tmp_path: Path) -> None:
     pq.write_table(pq.read_table(DUMPS / "moe_noise_both_bf16").slice(0, rows), tmp_path / "d.parquet")
     found = sides_of(tmp_path)
     assert found.confidence == "low"
     assert found.rollout_share.interval is None
 
 
-def test_the_terminal_says_whose_error_and_where_in_the_network() -> None:
+def test_the_terminal_names_the_side_and_the_layer() -> None:
     report = FIXTURES / "framework_dumps" / "comparators" / "sglang" / "error_from_layer" / "report.jsonl"
     result = run("diagnose", DUMPS / "dense_rollout_int8", "--layers", report, code=0)
     assert "Wrong side  rollout, high confidence" in result.stdout
@@ -121,13 +121,13 @@ def test_the_terminal_says_whose_error_and_where_in_the_network() -> None:
     assert "last good layer 2" in " ".join(result.stdout.split())
 
 
-def test_a_broken_report_is_refused_before_the_dump_is_read(tmp_path: Path) -> None:
+def test_broken_layer_reports_are_refused_before_reading_the_dump(tmp_path: Path) -> None:
     (tmp_path / "report.jsonl").write_text("nothing")
     result = run("diagnose", "no/such/dump", "--layers", tmp_path / "report.jsonl", code=4)
     assert "report.jsonl" in result.stderr
 
 
-def test_errors_by_place_and_probability(tmp_path: Path) -> None:
+def test_errors_are_split_by_position_and_probability(tmp_path: Path) -> None:
     path = DUMPS / "moe_noise_both_bf16"
     found = sides_of(path)
     rollout, train, reference = columns(path)
@@ -161,8 +161,8 @@ def with_reference(path: Path, place: Path, values: Any) -> Path:
     return place
 
 
-def test_a_faulty_reference_is_a_finding(tmp_path: Path) -> None:
-    """Both sides agree as before, and the reference is shifted by one token."""
+def test_faulty_references_are_a_finding(tmp_path: Path) -> None:
+    """The sides still agree, and the reference is shifted by one token."""
     shifted = with_reference(DUMPS / "moe_noise_both_bf16", tmp_path, lambda values: np.roll(values, 1))
     found = diagnose([str(shifted)])
     (sides,), (findings,) = found.sides.values(), found.runs.values()
@@ -175,7 +175,7 @@ def test_a_faulty_reference_is_a_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in LABELS if name.startswith("moe")])
-def test_a_sound_reference_is_not_suspected(name: str) -> None:
+def test_correct_references_are_not_a_finding(name: str) -> None:
     (findings,) = diagnose([str(DUMPS / name)]).runs.values()
     assert "faulty_reference" not in {finding.cause for finding in findings}
 
@@ -189,23 +189,23 @@ def sides_with(rollout: np.ndarray, folder: Path) -> Any:
     return sides_of(folder)
 
 
-def test_both_wrong_by_unlike_amounts_is_not_sure(tmp_path: Path) -> None:
-    """One side's error is 1.7 times the other's: within the factor of two, and not far from it."""
+def test_unequal_errors_of_both_sides_give_low_confidence(tmp_path: Path) -> None:
+    """The error of one side is 1.7 times the other's, close to the factor of two."""
     rollout, _, reference = columns(NOISY)
     found = sides_with(reference + 1.7 * (rollout - reference), tmp_path)
     assert (found.side, found.confidence) == ("both", "medium")
 
 
-def test_a_fault_below_the_noise_of_both_is_said_to_be_one_sides(tmp_path: Path) -> None:
-    """Both carry the same error, and the rollout a smaller one of its own: equal in size, and the gap is its own."""
+def test_a_fault_below_common_noise_belongs_to_one_side(tmp_path: Path) -> None:
+    """Each side has the same error, and the rollout has a smaller additional one, which is the gap."""
     _, train, reference = columns(NOISY)
     found = sides_with(train + 0.3 * np.roll(train - reference, 1), tmp_path)
     assert (found.side, found.confidence) == ("both", "medium")
     assert "the gap between them comes from the rollout" in found.summary
 
 
-def test_what_to_compare_next_is_in_the_json_as_on_the_page() -> None:
-    """Of each run whose fault may be in a layer; with a report of layers, that one says what is next."""
+def test_json_and_page_name_the_next_comparison() -> None:
+    """With a layer report, the report determines the next comparison."""
     paths = [str(DUMPS / name) for name in ("dense_rollout_int8", "dense_clean_fp32")]
     told = json.loads(run("diagnose", *paths, "--json").stdout)
     jsonschema.validate(told, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
@@ -219,8 +219,8 @@ def test_what_to_compare_next_is_in_the_json_as_on_the_page() -> None:
     assert "next" not in told and told["layers"] and told["logit_noise"]
 
 
-def test_placeholders_in_a_reference_are_named(tmp_path: Path) -> None:
-    """What is known of the extents of both sides says nothing of the reference's."""
+def test_placeholders_in_a_reference_are_reported(tmp_path: Path) -> None:
+    """The ranges of the two sides do not describe the reference."""
     padded = with_reference(
         DUMPS / "moe_noise_both_bf16", tmp_path, lambda values: np.where(np.arange(len(values)) % 10, values, -9999.0)
     )

@@ -152,27 +152,29 @@ CASES: dict[str, tuple[Callable[[], Planted], str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("make", "cause", "levels"), CASES.values(), ids=CASES)
-def test_not_told_as(make: Callable[[], Planted], cause: str, levels: tuple[str, ...], tmp_path: Path) -> None:
+def test_unknown_faults_are_not_called_a_known_cause(
+    make: Callable[[], Planted], cause: str, levels: tuple[str, ...], tmp_path: Path
+) -> None:
     findings = found(make(), tmp_path)
     assert findings and cause not in claimed(findings, levels)
 
 
-def test_noise_beside_logits_is_said(tmp_path: Path) -> None:
+def test_noise_outside_logits_is_unexplained(tmp_path: Path) -> None:
     first = found(noisy(healthy(), 0.3), tmp_path)[0]
     assert first.cause == "unexplained" and "certain tokens differ like the others" in first.summary
 
 
-def test_negated_log_probs_of_a_sure_model_are_told(tmp_path: Path) -> None:
+def test_negated_log_probs_of_a_certain_model_are_found(tmp_path: Path) -> None:
     assert claimed(found(by_row(sure(), "rollout", lambda row: -row), tmp_path), SURE)[0] == "wrong_log_base"
 
 
 @pytest.mark.parametrize("temperature", [0.99, 1.01])
-def test_a_small_temperature_is_likely(temperature: float, tmp_path: Path) -> None:
+def test_a_small_temperature_change_is_found(temperature: float, tmp_path: Path) -> None:
     assert claimed(found(planted.temperature(healthy(), temperature), tmp_path), LIKELY) == ["temperature"]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 0.8])
-def test_rows_of_two_kinds_are_told_without_a_column(temperature: float, tmp_path: Path) -> None:
+def test_two_kinds_of_rows_are_found_without_a_column(temperature: float, tmp_path: Path) -> None:
     dump = other_rows(healthy(), lambda one: planted.temperature(one, temperature))
     findings = found(dump, tmp_path)
     first = findings[0]
@@ -183,26 +185,26 @@ def test_rows_of_two_kinds_are_told_without_a_column(temperature: float, tmp_pat
     assert claimed(findings, LIKELY) == ["unexplained"]
 
 
-def test_another_vocabulary_is_one_in_every_row(tmp_path: Path) -> None:
+def test_another_vocabulary_must_affect_every_row(tmp_path: Path) -> None:
     findings = found(loud(1, lost=0.01), tmp_path)
     assert claimed(findings, LIKELY) == ["unexplained"] and "two kinds" in findings[0].summary
 
 
 @pytest.mark.parametrize(("times", "kinds"), [(4, 1), (10, 2)])
-def test_how_far_apart_the_levels_of_two_kinds_are(times: float, kinds: int, tmp_path: Path) -> None:
-    """Halves whose noise is so many times as large: their log levels vary by (ln times / 2)^2, 0.48 and 1.3."""
+def test_two_kinds_of_rows_need_distant_levels(times: float, kinds: int, tmp_path: Path) -> None:
+    """The noise of the halves differs by a factor: their log levels vary by (ln factor / 2)^2, 0.48 and 1.3."""
     findings = found(loud(times), tmp_path)
     assert any("two kinds" in finding.summary for finding in findings) == (kinds == 2)
 
 
 @pytest.mark.parametrize("kind", ["dense", "moe"])
-def test_rows_of_one_kind_are_no_alarm(kind: str, tmp_path: Path) -> None:
+def test_rows_of_one_kind_are_not_reported(kind: str, tmp_path: Path) -> None:
     dump = healthy(kind)
     assert all("two kinds" not in finding.summary for finding in found(dump, tmp_path))
 
 
-def test_one_row_is_no_sure_finding(tmp_path: Path) -> None:
-    """Two gross tokens of one row: a row that was edited, shifted or joined wrongly has as much."""
+def test_one_row_gives_no_high_confidence(tmp_path: Path) -> None:
+    """An edited, shifted or wrongly joined row has as many."""
     dump = healthy()
     dump.tokens["rollout_log_probs"][[40, 44]] -= 9
     findings = found(dump, tmp_path)
@@ -223,9 +225,7 @@ def two_policies(sampled: bool) -> Planted:
 
 
 @pytest.mark.parametrize(("sampled", "confidence"), [(True, "medium"), (False, "high")])
-def test_columns_of_which_one_sampled_may_still_be_of_the_same_tokens(
-    sampled: bool, confidence: str, tmp_path: Path
-) -> None:
+def test_columns_of_two_policies_can_share_tokens(sampled: bool, confidence: str, tmp_path: Path) -> None:
     finding = next(one for one in found(two_policies(sampled), tmp_path) if one.cause == "unexplained")
     assert "little to do with each other" in finding.summary
     assert finding.confidence == confidence

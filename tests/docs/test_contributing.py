@@ -23,7 +23,7 @@ METRIC = """
 
 
 @pytest.mark.process
-def test_a_metric_is_an_entry(tmp_path: Path) -> None:
+def test_the_recipe_for_a_metric_works(tmp_path: Path) -> None:
     copytree(ROOT / "mismatchctl", tmp_path / "mismatchctl", ignore=lambda *_: ["__pycache__"])
     registry = tmp_path / "mismatchctl/measure/metrics/mismatch.py"
     text = registry.read_text()
@@ -42,7 +42,7 @@ def test_a_metric_is_an_entry(tmp_path: Path) -> None:
     assert abs(millis - 1000 * k3) < 1e-9 and k3 > 0
 
 
-def test_places_that_the_map_and_recipes_name_exist() -> None:
+def test_paths_in_contributing_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = {place for place in re.findall(r"`([\w.]+/[\w./-]*)`", text) if "NAME" not in place}
     assert len(named) > 40
@@ -51,7 +51,7 @@ def test_places_that_the_map_and_recipes_name_exist() -> None:
     assert [place for place in named if not any((folder / place).exists() for folder in folders)] == []
 
 
-def test_hosted_runner_and_pre_commit_ask_what_make_asks() -> None:
+def test_hosted_runner_and_pre_commit_run_the_make_targets() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
     steps = [step.get("run") for step in workflow["jobs"]["test"]["steps"]]
     assert "make test" in steps

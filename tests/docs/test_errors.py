@@ -36,14 +36,14 @@ def raising_modules() -> set[str]:
     }
 
 
-def test_every_module_that_raises_belongs_to_a_family() -> None:
+def test_every_raising_module_belongs_to_an_error_family() -> None:
     modules = raising_modules()
     assert len(modules) > 50
     assert {module for module in modules if family_of(module) is None} == set()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family["title"])
-def test_a_family_has_messages_with_cause_and_fix(family: dict[str, list[list[str]]]) -> None:
+def test_error_families_have_messages_causes_and_fixes(family: dict[str, list[list[str]]]) -> None:
     section = PAGE.partition(f"## {family['title']}\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert len(rows) == len(family["errors"]) > 1

@@ -26,12 +26,12 @@ def made(script: dict[str, Any]) -> dict[str, str]:
     return pictures | {"reports.md": script["page"]()}
 
 
-def test_the_page_is_what_the_script_makes(made: dict[str, str]) -> None:
+def test_the_gallery_page_is_up_to_date(made: dict[str, str]) -> None:
     assert (DOCS / "guides/reports.md").read_text(encoding="utf-8") == made["reports.md"], "run `make gallery`"
 
 
-def test_its_pictures_are_those_of_the_script(made: dict[str, str]) -> None:
-    """All that the page shows, and nothing else, with the same message; the bytes are those of one matplotlib."""
+def test_gallery_pictures_are_up_to_date(made: dict[str, str]) -> None:
+    """The folder contains exactly the pictures of the page. Their bytes depend on the matplotlib version."""
     shown = re.findall(r"\]\((gallery/[^)]+)\)", made["reports.md"])
     held = {f"gallery/{place.name}": place.read_text("utf-8") for place in (DOCS / "guides/gallery").iterdir()}
     assert sorted(shown) == sorted(held) == sorted(set(made) - {"reports.md"})
@@ -41,14 +41,14 @@ def test_its_pictures_are_those_of_the_script(made: dict[str, str]) -> None:
     assert sum(map(len, held.values())) < 1_000_000
 
 
-def test_pictures_ask_no_network(made: dict[str, str]) -> None:
+def test_pictures_need_no_network(made: dict[str, str]) -> None:
     for name, content in made.items():
         if name.endswith(".svg"):
             assert not re.search(r"url\((?!#)|href=(?!.#|.data:)|@import|<script", content), name
 
 
 @pytest.mark.parametrize("verb", ["swept", "compared"])
-def test_figures_of_every_verb_have_alternative_text_and_numbers(script: dict[str, Any], verb: str) -> None:
+def test_figures_of_every_command_have_alternative_text_and_data(script: dict[str, Any], verb: str) -> None:
     figures = script[verb]()
     assert len(figures) > 6
     for name, figure in figures.items():

@@ -42,7 +42,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "code"), [(command, *(code or (0,))) for command, *code in SHOWN])
-def test_the_command_shows_it(command: str, code: int, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_mission_work(
+    command: str, code: int, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(workplace)
     done = run(*shlex.split(command)[1:], code=code, COLUMNS="160")
     assert done.stdout

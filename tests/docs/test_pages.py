@@ -45,7 +45,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_to_files_and_headings(page: str) -> None:
+def test_links_point_to_files_and_headings(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
@@ -80,7 +80,7 @@ def commands(page: str) -> list[str]:
 WITH_COMMANDS = [page for page in PAGES if "integrations/" not in page and commands(page)]
 
 
-def test_the_pages_show_every_command() -> None:
+def test_docs_show_every_command() -> None:
     verbs = {shlex.split(command)[1] for page in PAGES for command in shown(page)}
     assert set(get_command(app).commands) <= verbs  # type: ignore[attr-defined]
 
@@ -119,7 +119,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_of_a_page_work(page: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in one folder: a later command can use the output of an earlier one."""
+    """Commands run in order in one folder, so later ones can use earlier outputs."""
     monkeypatch.chdir(workplace)
     for command in commands(page):
         words, _, output = command.partition(" > ")

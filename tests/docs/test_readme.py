@@ -25,12 +25,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_is_short() -> None:
+def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 700
 
 
-def test_make_demo(workplace: Path) -> None:
-    """With the environment at hand in place of a new one: setting one up is what `make test` itself shows."""
+def test_make_demo_works(workplace: Path) -> None:
+    """The test uses the current environment, because `make test` shows the set-up."""
     assert "`make demo`" in README
     environment = BIN.parent
     done = subprocess.run(
@@ -42,7 +42,7 @@ def test_make_demo(workplace: Path) -> None:
     assert (workplace / "demo" / "report.html").stat().st_size > 10_000
 
 
-def test_make_test_is_what_ci_runs() -> None:
-    """`make test` cannot run inside itself; that CI runs this very target is checked instead."""
+def test_ci_runs_make_test() -> None:
+    """`make test` cannot run inside itself, so the test checks that CI runs this target."""
     assert "`make test`" in README
     assert "make test " in (ROOT / ".ci" / "run").read_text()

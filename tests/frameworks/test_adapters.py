@@ -42,8 +42,8 @@ def run(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_preset_there_and_back(name: str, tmp_path: Path) -> None:
-    """In the words of the framework that ships it, in a file, in its block of a full configuration, with no hint."""
+def test_presets_are_read_back_in_native_syntax(name: str, tmp_path: Path) -> None:
+    """Presets are written in the framework's options, in a file, inside a full configuration, and without a hint."""
     item = SHIPPED[name]
     for title in dict.fromkeys((f"{item.framework}@{item.version}", *find_adapter(item.framework).titles)):
         try:
@@ -93,13 +93,13 @@ def test_a_configuration_is_recognized(native: dict[str, object], whose: str, tm
     assert correction.weight is not None or correction.gates
 
 
-def test_what_is_nobodys_is_recognized_as_nobodys() -> None:
+def test_unknown_configurations_are_not_assigned_to_a_framework() -> None:
     assert recognize({"loss_type": "dapo", "epsilon": 0.2}) is None
     assert recognize({"learning_rate": 1e-6, "level": "token", "mode": "x", "type": "adam"}) is None
     assert recognize({"weight": {"truncate": 2.0}, "gates": []}) is None
 
 
-def test_a_misspelt_option_is_refused_and_a_strange_one_ignored() -> None:
+def test_misspelt_options_are_refused_and_unrelated_ones_ignored() -> None:
     own = load_framework("trl")
     with pytest.raises(ConfigError, match="vllm_importance_sampling_mod"):
         own.correction({"vllm_importance_sampling_mod": "token_mask", "vllm_importance_sampling_clip_max": 2.0})
@@ -117,7 +117,7 @@ def test_a_misspelt_option_is_refused_and_a_strange_one_ignored() -> None:
         ("prime-rl@2026-10", {"trainer": {"loss": {"dppo_mask_low": 0.2}}}, "use type ipo"),
     ],
 )
-def test_a_misspelt_or_retired_option_is_refused_in_its_block_too(name: str, native: Any, message: str) -> None:
+def test_misspelt_or_removed_options_in_a_block_are_refused(name: str, native: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_framework(name).correction(native)
 
@@ -134,8 +134,8 @@ def test_a_misspelt_or_retired_option_is_refused_in_its_block_too(name: str, nat
         ("trl", {"loss_type": "cispo", "eps": 3, "off_policy_mask_threshold": 1.0}),
     ],
 )
-def test_values_that_an_option_cannot_have_are_an_error_of_the_configuration(name: str, native: Any) -> None:
-    """Of its correction, or of what its traps look at; neither a traceback nor another value taken for it."""
+def test_impossible_option_values_are_errors(name: str, native: Any) -> None:
+    """The result is neither a traceback nor a silently replaced value."""
     own = load_framework(name)
     assert [finding.level for finding in own.lint(native)] == ["error"]
 
@@ -151,18 +151,18 @@ def test_every_logged_name_has_a_meaning_and_every_meaning_is_logged(name: str) 
     assert find_meanings(sorted(logged)[0])
 
 
-def test_the_register_is_what_frameworks_say() -> None:
+def test_the_registry_matches_the_adapters() -> None:
     assert [one.name for one in load_adapters()] == list(ADAPTER_MODULES)
     assert {name: one.name for one in load_adapters() for name in one.classes} == CONFIG_CLASSES
 
 
-def test_frameworks_are_listed() -> None:
+def test_presets_lists_the_frameworks() -> None:
     listed = json.loads(run("presets", "frameworks", "--json"))
     assert [one["name"] for one in listed] == [one.name for one in load_adapters()]
     assert "ms-swift" in run("presets", "frameworks")
 
 
-def test_advice_names_what_frameworks_call_it() -> None:
+def test_advice_uses_option_names_of_frameworks() -> None:
     assert any("actor_rollout_ref.rollout.temperature" in words for words in list_settings("temperature"))
     advice = {cause.id: cause.advice for cause in CAUSES}
     for adapter in load_adapters():
@@ -190,7 +190,7 @@ print(json.dumps([
 
 
 @pytest.mark.process
-def test_a_framework_is_added_by_one_folder_and_one_line(tmp_path: Path) -> None:
+def test_the_recipe_for_a_framework_works(tmp_path: Path) -> None:
     """Use the blocks of CONTRIBUTING.md."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
     (adapter_on_page,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -518,8 +518,8 @@ READ_AS: dict[str, list[str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.iterdir()))
-def test_the_documents_own_examples(name: str, dump: Path) -> None:
-    """As they stand there, through lint and analyze --config; where a preset of that name exists, as it."""
+def test_documented_examples_give_the_documented_corrections(name: str, dump: Path) -> None:
+    """The examples run through lint and `analyze --config` and match the preset of their name."""
     run("lint", EXAMPLES / name, code=0)
     framework = "slime@2026-01" if name.startswith("slime") else "miles@2026-01" if name.startswith("miles") else ""
     result = analyzed(dump / "d", "--config", EXAMPLES / name, *(["--framework", framework] if framework else []))
@@ -528,11 +528,11 @@ def test_the_documents_own_examples(name: str, dump: Path) -> None:
         assert is_same(one, find_preset(wanted)), (name, wanted)
 
 
-def test_every_line_of_the_table_has_a_test() -> None:
+def test_every_row_of_the_table_has_a_test() -> None:
     assert sorted(ROWS) == list(range(1, 23))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", sorted(ROWS))
-def test_a_line_of_the_table(number: int, dump: Path) -> None:
+def test_documented_configurations_give_the_documented_results(number: int, dump: Path) -> None:
     ROWS[number](dump)

@@ -227,7 +227,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
+def test_launch_files_give_the_intended_correction(case: str, tmp_path: Path) -> None:
     name, text, whose, weight, gates = CASES[case]
     (tmp_path / name).write_text(text)
     framework, correction = read_native(tmp_path / name)
@@ -323,14 +323,14 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
         ("verl.yaml", "rollout_is: geometric", r"geometric. Must be one of {'sequence', 'token'}"),
     ],
 )
-def test_what_cannot_be_read_is_named(name: str, text: str, says: str, tmp_path: Path) -> None:
+def test_unreadable_launch_files_are_named(name: str, text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=says):
         read_native(tmp_path / name)
 
 
 @pytest.mark.parametrize("none", ["rollout_correction", "null"])
-def test_a_choice_of_no_other_file_changes_nothing(none: str, tmp_path: Path) -> None:
+def test_an_empty_config_choice_changes_nothing(none: str, tmp_path: Path) -> None:
     found = []
     for choice in ("", f"algorithm/rollout_correction={none}"):
         (tmp_path / "verl.sh").write_text(f"t.py {choice} algorithm.rollout_correction.rollout_is=token")
@@ -339,14 +339,14 @@ def test_a_choice_of_no_other_file_changes_nothing(none: str, tmp_path: Path) ->
     assert found[0] == found[1] and found[0].weight is not None
 
 
-def test_what_a_later_version_has_not_any_more_is_refused(tmp_path: Path) -> None:
+def test_options_removed_in_later_versions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rl.toml").write_text('[trainer.loss]\ntype = "ipo"\nipo_threshold = 0.1\n')
     assert read_native(tmp_path / "rl.toml")[0].title == "prime-rl@2026-08"
     with pytest.raises(ConfigError, match=r"ipo_threshold; use type ipo with eps"):
         read_native(tmp_path / "rl.toml", "prime-rl@2026-10")
 
 
-def test_words_of_a_script() -> None:
+def test_shell_words_are_split() -> None:
     script = """
     A=1 B=x python train.py loss_fn=ppo --x.y-z 0.5 5.0 --on --n -1 3 # c=4
     alone=3; if [ 1 ]; then also=3; fi
@@ -377,7 +377,7 @@ def test_words_of_a_script() -> None:
         ("ARGS='--use-tis --tis-clip 3'\npython train.py $ARGS", {"--use-tis": True, "--tis-clip": 3}),
     ],
 )
-def test_a_launcher_hides_no_flag_of_the_training(launch: str, keys: dict[str, Any]) -> None:
+def test_launchers_do_not_hide_training_flags(launch: str, keys: dict[str, Any]) -> None:
     found = parse_shell(launch)[-1].keys
     assert {key: found.get(key) for key in keys} == keys
 
@@ -401,7 +401,7 @@ def test_the_files_of_a_launch_are_listed() -> None:
         ("--load ~alice/ckpt a=1", {"--load": "~alice/ckpt", "a": 1}),
     ],
 )
-def test_what_hydra_removes_is_not_set(words: str, keys: dict[str, Any]) -> None:
+def test_options_removed_by_hydra_are_unset(words: str, keys: dict[str, Any]) -> None:
     (reading,) = parse_shell(f"train.py {words}\n")
     assert reading.keys == keys
 
@@ -416,18 +416,18 @@ def test_what_hydra_removes_is_not_set(words: str, keys: dict[str, Any]) -> None
         ("L=1\nrun a.b=$L # if", 1, ()),
     ],
 )
-def test_what_depends_on_a_branch_is_listed(script: str, value: int, branching: tuple[str, ...]) -> None:
+def test_values_that_depend_on_a_branch_are_listed(script: str, value: int, branching: tuple[str, ...]) -> None:
     (found,) = parse_shell(script)
     assert (found.keys["a"]["b"], found.branching) == (value, branching)
 
 
-def test_launches_in_branches_are_readings() -> None:
+def test_launches_in_branches_are_separate_readings() -> None:
     found = parse_shell("if a; then\n run a.b=1\nelse\n run a.b=2\nfi\n")
     assert [(one.line, one.keys["a"]["b"], one.branching) for one in found] == [(2, 1, ("a.b",)), (4, 2, ("a.b",))]
 
 
 @pytest.mark.parametrize("script", ["A=$A$A$A\n" * 30 + "run a.b=$A", "run " + "a.b=1 --x 3 " * 90_000])
-def test_a_script_that_grows_is_read_or_refused_at_once(script: str) -> None:
+def test_growing_scripts_are_read_or_refused_quickly(script: str) -> None:
     began = time.process_time()
     try:
         parse_shell(script)
@@ -469,7 +469,7 @@ def test_configurations_of_one_file_are_compared(
 
 
 @pytest.mark.parametrize(("high", "caught"), [("", True), ("epsilon_high: 0.28", True), ("epsilon_high: 5.0", False)])
-def test_the_bounds_that_a_trap_looks_at_are_those_of_the_file(high: str, caught: bool, tmp_path: Path) -> None:
+def test_traps_check_the_bounds_of_the_file(high: str, caught: bool, tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text(f"vllm_importance_sampling_mode: token_mask\nloss_type: cispo\n{high}\n")
     done = run("lint", tmp_path / "grpo.yaml", "--json")
     assert any(found["place"] == "epsilon_high" for found in json.loads(done.stdout)["findings"]) == caught
@@ -488,7 +488,7 @@ def test_the_bounds_that_a_trap_looks_at_are_those_of_the_file(high: str, caught
         ),
     ],
 )  # fmt: skip
-def test_a_switch_that_is_missing_is_told(text: str, level: str, place: str, tmp_path: Path) -> None:
+def test_missing_switches_are_reported(text: str, level: str, place: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
     done = run("lint", tmp_path / "config.yaml", code=0)
     found = [line.split() for line in done.stdout.splitlines() if line.startswith("warning")]
@@ -513,18 +513,18 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("which", HERE)
-def test_what_a_script_writes_into_a_file_is_no_command_of_it(which: str) -> None:
-    """An apostrophe in such a file refused the script, a flag in it was read as one that launches."""
+def test_here_documents_written_to_files_are_not_commands(which: str) -> None:
+    """An apostrophe in such text once refused the script, and a flag in it was read as a training option."""
     (read,) = parse_shell(f"{HERE[which]}python train.py --use-tis --tis-clip 2\n")
     assert read.keys == {"--use-tis": True, "--tis-clip": 2}
 
 
 @pytest.mark.parametrize("which", COMMANDS)
-def test_a_here_document_that_is_launched_is_read(which: str) -> None:
+def test_launched_here_documents_are_read(which: str) -> None:
     (read,) = parse_shell(COMMANDS[which].format("python train.py --use-tis --tis-clip 3"))
     assert read.keys == {"--use-tis": True, "--tis-clip": 3}
 
 
-def test_lines_are_counted_with_here_documents() -> None:
+def test_line_numbers_include_here_documents() -> None:
     script = "cat > c <<EOF\n1\n2\nEOF\nif a; then\n python t.py --tis-clip 2\nelse\n python t.py --tis-clip 3\nfi\n"
     assert [read.line for read in parse_shell(script)] == [6, 8]

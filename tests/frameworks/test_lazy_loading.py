@@ -59,7 +59,7 @@ def frameworks_among(modules: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("framework", FILES)
-def test_lint_imports_its_framework_alone(framework: str, tmp_path: Path) -> None:
+def test_lint_imports_only_its_framework(framework: str, tmp_path: Path) -> None:
     place = tmp_path / "config.yaml"
     place.write_text(FILES[framework])
     modules = imported(COMMAND, "lint", place, "--framework", framework)
@@ -77,5 +77,5 @@ def test_lint_parses_its_file_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "framework"), [("token_tis", "verl"), ("roll-icepop", "roll")])
-def test_a_preset_imports_its_framework_alone(name: str, framework: str) -> None:
+def test_presets_import_only_their_framework(name: str, framework: str) -> None:
     assert frameworks_among(imported(PRESET, name)) == {framework}

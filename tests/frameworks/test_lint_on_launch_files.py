@@ -112,7 +112,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_a_launch_file_is_recognized_and_not_called_wrong(case: str, tmp_path: Path) -> None:
+def test_shipped_launch_files_pass_lint(case: str, tmp_path: Path) -> None:
     framework, name, text = FILES[case]
     (tmp_path / name).write_text(text)
     chosen, findings = lint(tmp_path / name)
@@ -121,7 +121,7 @@ def test_a_launch_file_is_recognized_and_not_called_wrong(case: str, tmp_path: P
     assert not [finding.place for finding in findings if "later_option" in finding.place]
 
 
-def test_names_of_descendants_are_those_of_the_framework(tmp_path: Path) -> None:
+def test_forks_use_the_names_of_their_framework(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(FILES["rllm"][2])
     (written,) = read_native_configs(tmp_path / "run.sh")
     assert written.descendant == "rLLM"
@@ -136,13 +136,13 @@ def test_names_of_descendants_are_those_of_the_framework(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["import tunix\nx: 1\n", "runner: rlinf\n", "-m apps.grpo.main --x 1\n"])
-def test_a_trainer_without_an_adapter_is_named(text: str, tmp_path: Path) -> None:
+def test_trainers_without_an_adapter_are_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.sh").write_text(text)
     with pytest.raises(ConfigError, match="which mismatchctl cannot check"):
         lint(tmp_path / "x.sh")
 
 
-def test_the_two_likeliest_are_offered(tmp_path: Path) -> None:
+def test_ambiguous_files_get_the_two_likeliest_frameworks(tmp_path: Path) -> None:
     (tmp_path / "x.sh").write_text("trl grpo --b 1\npython -m openrlhf.cli.x --a 1\n")
     done = run("lint", tmp_path / "x.sh", code=2)
     assert "Pass --framework trl or --framework openrlhf" in done.stderr
@@ -166,12 +166,12 @@ TYPOS = [
 
 
 @pytest.mark.parametrize(("framework", "text"), TYPOS)
-def test_a_misspelt_name_of_a_correction_is_an_error(framework: str, text: str, tmp_path: Path) -> None:
+def test_misspelt_correction_options_are_errors(framework: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(text)
     assert [finding.level for finding in lint(tmp_path / "x.yaml", (), framework)[1]][:1] == ["error"]
 
 
-def test_parents_are_merged_and_a_missing_one_is_unknown(tmp_path: Path) -> None:
+def test_parent_configs_are_merged_and_missing_ones_reported(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base/grand.yaml").write_text("loss_fn: {use_importance_sampling_correction: true}\n")
     (tmp_path / "base/parent.yaml").write_text(
@@ -188,7 +188,7 @@ def test_parents_are_merged_and_a_missing_one_is_unknown(tmp_path: Path) -> None
     assert [(finding.level, "gone.yaml" in finding.consequence) for finding in findings] == [("unknown", True)]
 
 
-def test_choices_of_groups_are_read_where_they_are(tmp_path: Path) -> None:
+def test_config_groups_are_read_from_their_folder(tmp_path: Path) -> None:
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm/mine.yaml").write_text("rollout_is: token\nrollout_is_threshold: 4.0\n")
     made = compose({"algorithm@algorithm.rollout_correction": "mine", "trainer": {"x": 1}}, tmp_path)
@@ -227,7 +227,7 @@ def test_config_paths_are_relative_to_the_repository(tmp_path: Path) -> None:
         ("slime", "--use-tis: true\n--rollout-top-p: 0.9\n--rollout-top-k: 40\n", ["--rollout-top-k"]),
     ],
 )  # fmt: skip
-def test_sampling_settings_that_the_trainer_does_not_apply(
+def test_sampling_settings_the_trainer_ignores_are_reported(
     framework: str, text: str, places: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "x.yaml").write_text(text)
@@ -238,7 +238,7 @@ def test_sampling_settings_that_the_trainer_does_not_apply(
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_deprecated_name_with_null_sets_nothing(order: int, tmp_path: Path) -> None:
+def test_deprecated_options_with_null_are_ignored(order: int, tmp_path: Path) -> None:
     keys: dict[str, Any] = {"vllm_importance_sampling_cap": None, "vllm_importance_sampling_clip_max": 3.0}
     keys = dict(list(keys.items())[::order]) | {"use_vllm": True, "vllm_importance_sampling_mode": "token_mask"}
     (tmp_path / "args.json").write_text(json.dumps(keys))
@@ -246,7 +246,7 @@ def test_a_deprecated_name_with_null_sets_nothing(order: int, tmp_path: Path) ->
     assert written.framework.correction(written.keys).gates[0].keep == (None, 3.0)
 
 
-def test_what_a_framework_refuses_names_its_function(tmp_path: Path) -> None:
+def test_refusals_name_the_function_of_the_framework(tmp_path: Path) -> None:
     rules = {
         "{action: clamp, metric: kl_k1, upper: 1.0}": "metric ratio only",
         "{upper: 0.9}": "above 1",
@@ -265,7 +265,7 @@ def test_what_a_framework_refuses_names_its_function(tmp_path: Path) -> None:
     assert "validate_skip_actor_forward_only" in errors[0] and "validate_async_off_policy_correction" in errors[1]
 
 
-def test_outcomes_and_readings_of_the_documents(tmp_path: Path) -> None:
+def test_documented_outcomes_are_reported(tmp_path: Path) -> None:
     text = textwrap.dedent("""
         use_tis: true
         use_rs: true
@@ -288,7 +288,7 @@ def test_outcomes_and_readings_of_the_documents(tmp_path: Path) -> None:
     assert any("denominators" in one.consequence for one in lint(tmp_path / "mis.yaml")[1])
 
 
-def test_notes_are_printed_with_v_only(tmp_path: Path) -> None:
+def test_notes_are_printed_only_with_verbose(tmp_path: Path) -> None:
     (tmp_path / "mis.yaml").write_text("use_tis: true\ntis_clip: 2.0\ntrue_on_policy_mode: true\n")
     silent, told = run("lint", tmp_path / "mis.yaml", code=0), run("lint", tmp_path / "mis.yaml", "-v", code=0)
     assert "1 note (-v prints them)" in silent.stdout and "true_on_policy_mode" not in silent.stdout
@@ -296,7 +296,7 @@ def test_notes_are_printed_with_v_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("framework", "says"), [("miles", True), ("miles@2026-01", False)])
-def test_results_say_that_rejected_tokens_stay_in_the_denominators(framework: str, says: bool, tmp_path: Path) -> None:
+def test_results_note_that_rejected_tokens_stay_in_denominators(framework: str, says: bool, tmp_path: Path) -> None:
     (tmp_path / "mis.yaml").write_text(
         "use_tis: true\ntis_level: token\ntis_mode: mask\ntis_lower_bound: 0.5\ntis_upper_bound: 2.0\n"
         "tis_batch_normalize: false\nuse_rs: false\n"
@@ -306,7 +306,7 @@ def test_results_say_that_rejected_tokens_stay_in_the_denominators(framework: st
 
 
 def test_forks_and_descendants_keep_their_own_names(tmp_path: Path) -> None:
-    """Found on files that the reader was not developed on: an estimator of a fork, Hydra's class, Miles' old file."""
+    """The files were not used to develop the reader: a fork's estimator, a Hydra class, an old Miles file."""
     script = tmp_path / "fork.sh"
     script.write_text("python3 train.py --use-tis --tis-clip 2.0 --advantage-estimator step_wise\n")
     assert [message.level for message in lint(script, (), "slime")[1] if message.level == "error"] == []

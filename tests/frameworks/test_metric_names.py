@@ -104,7 +104,7 @@ def names(metric: Metric, title: str) -> list[RelatedName]:
 @pytest.mark.slow
 @pytest.mark.parametrize("title", [title for title in TITLES if title.startswith("verl")])
 @pytest.mark.parametrize("batch", ["moe", "edge", "multiturn"])
-def test_names_that_are_said_to_be_a_metric_are_that_number(title: str, batch: str, tmp_path: Path) -> None:
+def test_names_listed_as_equal_give_the_same_number(title: str, batch: str, tmp_path: Path) -> None:
     rows = table(batch, {"moe": 12, "edge": 1, "multiturn": 101}[batch])
     if batch == "edge":
         rows = rows.drop_columns("current_log_probs")  # above 0, which no dump may hold
@@ -122,8 +122,8 @@ def test_names_that_are_said_to_be_a_metric_are_that_number(title: str, batch: s
 
 
 @pytest.mark.parametrize("title", ["verl@2026-08", "verl@2025-10", "slime@seed", "slime", "miles"])
-def test_names_that_are_said_to_differ_do_differ(title: str, tmp_path: Path) -> None:
-    """Means over the two policies, on rows of unequal length, some of them empty."""
+def test_names_listed_as_different_give_other_numbers(title: str, tmp_path: Path) -> None:
+    """The means cover two policies and rows of unequal length, some of them empty."""
     rows = table("edge", 1).drop_columns("current_log_probs")
     correction = Correction()
     if title != "verl@2026-08":
@@ -141,7 +141,7 @@ def test_names_that_are_said_to_differ_do_differ(title: str, tmp_path: Path) -> 
     assert compared >= 7
 
 
-def test_the_headline_and_its_namesakes() -> None:
+def test_similar_names_of_the_headline_metric_are_listed() -> None:
     k3 = next(metric for metric in MISMATCH_METRICS if metric.key == "k3")
     exact = {relative.name: relative.frameworks for relative in find_related_names(k3) if not relative.differences}
     assert exact == {
@@ -152,7 +152,7 @@ def test_the_headline_and_its_namesakes() -> None:
     assert "mean within each sequence" in str(unlike["train/mis_k3_kl"].differences)
 
 
-def test_the_command_shows_both() -> None:
+def test_metrics_shows_equal_and_different_names() -> None:
     shown = command.run("metrics", "k3").stdout
     known, unlike = shown.split("unlike it")
     assert "rollout_corr/k3_kl (verl 2026-08 2025-11-25 2025-11-12 2025-11-07)" in known
@@ -162,7 +162,7 @@ def test_the_command_shows_both() -> None:
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_every_name_of_slimes_documents_resolves(name: str) -> None:
+def test_every_name_in_the_documents_of_slime_resolves(name: str) -> None:
     found = resolve_metric(
         name, "slime" if name == "ois" else ""
     )  # which is also a key of the registry, of a token mean
@@ -175,7 +175,7 @@ def test_every_name_of_slimes_documents_resolves(name: str) -> None:
     assert found.meanings[0].name == f"train/{name}"
 
 
-def test_names_resolve_to_where_their_number_is() -> None:
+def test_names_resolve_to_their_place_in_a_result() -> None:
     places = {
         "k3": ("", "metrics", "k3"),
         "ess_token": ("", "metrics", "ess_token"),
@@ -195,7 +195,7 @@ def test_names_resolve_to_where_their_number_is() -> None:
     assert resolve_metric("mis_kl", "miles").framework == "miles@2026-08"
 
 
-def test_weights_are_final_where_nothing_normalizes_them() -> None:
+def test_unnormalized_weights_are_final() -> None:
     plain = load_framework("verl").correction({"rollout_is": "token"})
     normalized = load_framework("verl").correction({"rollout_is": "token", "rollout_is_batch_normalize": True})
     assert resolve_metric("rollout_is_mean", correction=plain).key == "weight_mean"
@@ -220,21 +220,21 @@ def test_every_logged_name_resolves_to_its_number_in_a_result(title: str, tmp_pa
     assert "logged" in sources
 
 
-def test_in_bypass_mode_names_of_the_mismatch_are_of_the_current_policy() -> None:
+def test_bypass_mode_names_refer_to_the_current_policy() -> None:
     bypass = load_framework("verl").correction({"bypass_mode": True})
     assert resolve_metric("rollout_corr/k3_kl", correction=bypass).source == "logged"
     assert resolve_metric("rollout_corr/k3_kl", correction=load_framework("verl").correction({})).key == "k3"
     assert resolve_metric("actor/pg_clipfrac", correction=bypass).key == "loss_clip_fraction"
 
 
-def test_what_is_called_nothing_is_refused() -> None:
+def test_unknown_metric_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'train/mis_kl'"):
         resolve_metric("train/mis_kll")
     with pytest.raises(ConfigError, match="no metric is called 'mis_kl'"):
         resolve_metric("mis_kl", "verl")
 
 
-def test_numbers_by_name_from_a_table() -> None:
+def test_metrics_are_computed_by_name_from_a_table() -> None:
     rows = table("moe", 12)
     x = np.concatenate(rows["train_log_probs"].to_pylist()) - np.concatenate(rows["rollout_log_probs"].to_pylist())
     found = logged("verl", rows, Correction())

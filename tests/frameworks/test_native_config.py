@@ -71,7 +71,7 @@ def test_configurations_are_recognized(native: Mapping[str, Any], whose: str | N
     assert recognize(native) == whose
 
 
-def test_a_file_becomes_the_correction_that_its_framework_reads(tmp_path: Path) -> None:
+def test_files_give_the_correction_of_their_framework(tmp_path: Path) -> None:
     nested = written(tmp_path, {"algorithm": {"rollout_correction": VERL}}, "run-7.yaml")
     framework, correction = read_native(nested)
     assert (framework.title, correction.name) == ("verl@2026-08", "run-7")
@@ -109,7 +109,9 @@ def test_a_file_becomes_the_correction_that_its_framework_reads(tmp_path: Path) 
         ),
     ],
 )
-def test_what_a_framework_rejects_is_rejected(dump: Path, tmp_path: Path, data: Any, framework: str, says: str) -> None:
+def test_configurations_a_framework_rejects_are_rejected(
+    dump: Path, tmp_path: Path, data: Any, framework: str, says: str
+) -> None:
     words = ["--framework", framework] if framework else []
     done = run("analyze", dump, "--config", written(tmp_path, data), *words)
     assert (done.exit_code, done.stdout) == (2, "")
@@ -117,7 +119,7 @@ def test_what_a_framework_rejects_is_rejected(dump: Path, tmp_path: Path, data: 
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_file_that_is_absent_or_no_yaml(dump: Path, tmp_path: Path) -> None:
+def test_absent_or_invalid_files_are_reported(dump: Path, tmp_path: Path) -> None:
     assert "absent.yaml" in run("analyze", dump, "--config", "absent.yaml").stderr
     (tmp_path / "broken.yaml").write_text("rollout_correction: [")
     done = run("analyze", dump, "--config", tmp_path / "broken.yaml", code=2)
@@ -127,7 +129,7 @@ def test_a_file_that_is_absent_or_no_yaml(dump: Path, tmp_path: Path) -> None:
         read_native(tmp_path / "broken.json")
 
 
-def test_analyze_puts_configurations_beside_other_corrections(dump: Path, tmp_path: Path) -> None:
+def test_analyze_combines_configurations_and_corrections(dump: Path, tmp_path: Path) -> None:
     verl, mis = written(tmp_path, {"rollout_correction": VERL}, "verl.yaml"), written(tmp_path, MIS, "mis.yaml")
     done = run("analyze", dump, "-c", "none", "--config", verl, "--config", mis, "--json", code=0)
     found = json.loads(done.stdout)["corrections"]
@@ -138,14 +140,14 @@ def test_analyze_puts_configurations_beside_other_corrections(dump: Path, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["mine.yaml", "mine.json"])
-def test_a_configuration_given_as_a_correction_is_pointed_to_its_flag(dump: Path, tmp_path: Path, name: str) -> None:
+def test_a_configuration_given_as_correction_names_the_right_option(dump: Path, tmp_path: Path, name: str) -> None:
     done = run("analyze", dump, "-c", written(tmp_path, {"rollout_correction": VERL}, name), code=2)
     assert "--config" in done.stderr
     assert "verl@2026-08" in done.stderr
 
 
 @pytest.mark.parametrize("framework", ["verl", "verl@2025-10", "verl@2025-11-25", "slime", "miles"])
-def test_a_preset_in_a_frameworks_syntax_is_read_back_as_it_was(tmp_path: Path, framework: str) -> None:
+def test_presets_in_native_syntax_are_read_back(tmp_path: Path, framework: str) -> None:
     done = run("presets", "show", "token_tis", "--as", framework, code=0)
     path = tmp_path / "native.yaml"
     path.write_text(done.stdout)
@@ -154,7 +156,7 @@ def test_a_preset_in_a_frameworks_syntax_is_read_back_as_it_was(tmp_path: Path, 
     assert (again.weight.level, again.weight.truncate, again.gates) == ("token", 2.0, ())
 
 
-def test_what_a_framework_cannot_say_is_refused_or_stands_in_comments() -> None:
+def test_unsupported_fields_are_refused_or_commented() -> None:
     words = ("presets", "show", "miles-moe-2", "--as", "verl@2025-11-25")
     done = run(*words)
     assert (done.exit_code, done.stdout) == (2, "")
@@ -177,14 +179,14 @@ def test_what_a_framework_cannot_say_is_refused_or_stands_in_comments() -> None:
         ("ois", ["train/ois", "slime@"]),
     ],
 )
-def test_names_on_dashboards_are_explained(name: str, says: list[str]) -> None:
+def test_logged_names_are_explained(name: str, says: list[str]) -> None:
     done = run("metrics", name, code=0)
     for words in says:
         assert words in done.stdout
     assert json.loads(run("metrics", name, "--json").stdout)
 
 
-def test_framework_replays_every_step_as_the_library_does(tmp_path: Path) -> None:
+def test_analyze_replays_each_step_like_the_framework(tmp_path: Path) -> None:
     folder, rng = tmp_path / "run", np.random.default_rng(3)
     steps: dict[int, list[dict[str, Any]]] = {0: [], 1: [], 2: []}
     for part, chosen in enumerate([(0, 1), (1, 2)]):  # step 1 lies in both files
@@ -218,7 +220,7 @@ def test_framework_replays_every_step_as_the_library_does(tmp_path: Path) -> Non
             assert found["logged"]["mine"][name][index] == pytest.approx(value, rel=1e-9)
 
 
-def test_what_a_framework_cannot_do_is_left_out_with_its_reason(dump: Path) -> None:
+def test_unsupported_corrections_are_omitted_with_a_reason(dump: Path) -> None:
     done = run("analyze", dump, "-c", "token_tis", "-c", "geo_rs", "--framework", "slime", "--json")
     result = json.loads(done.stdout)
     assert list(result["runs"]["healthy"]["logged"]) == ["token_tis"]
@@ -230,7 +232,7 @@ def test_what_a_framework_cannot_do_is_left_out_with_its_reason(dump: Path) -> N
     assert parts["runs"]["healthy"]["logged"]["token_tis"].keys() == whole.keys()
 
 
-def test_without_framework_nothing_is_replayed(dump: Path) -> None:
+def test_no_replay_without_a_framework(dump: Path) -> None:
     result = json.loads(run("analyze", dump, "--json").stdout)
     assert "logged" not in result["runs"]["healthy"]
     assert "framework" not in result["provenance"]
@@ -257,7 +259,7 @@ def rows(path: Path, values: Mapping[str, list[float]], *, nested: bool, prefix:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nested", "prefix"), [(True, ""), (False, ""), (False, "train/"), (True, "actor/")])
-def test_a_log_that_agrees(
+def test_matching_logs_agree(
     dump: Path, tmp_path: Path, logged: dict[str, list[float]], nested: bool, prefix: str
 ) -> None:
     log = rows(tmp_path / "metrics.jsonl", logged, nested=nested, prefix=prefix)
@@ -267,7 +269,7 @@ def test_a_log_that_agrees(
     assert done.stdout.index("K3") < done.stdout.index("names agree")  # after the summary
 
 
-def test_a_log_that_differs_is_told_name_by_name(dump: Path, tmp_path: Path, logged: dict[str, list[float]]) -> None:
+def test_different_logs_are_reported_by_name(dump: Path, tmp_path: Path, logged: dict[str, list[float]]) -> None:
     changed = {name: list(series) for name, series in logged.items() if name != "rollout_corr/k3_kl"}
     changed["rollout_corr/training_ppl"][1] *= 1.25
     log = rows(tmp_path / "metrics.jsonl", changed, nested=True)
@@ -291,7 +293,7 @@ def test_a_log_that_differs_is_told_name_by_name(dump: Path, tmp_path: Path, log
         ('{"step": 9, "loss": 1}', ["--framework", "verl"], 4, "it has 9, the dump 0 to 2"),
     ],
 )
-def test_logs_that_cannot_be_used(
+def test_unusable_logs_are_refused(
     dump: Path, tmp_path: Path, text: str, words: list[str], code: int, says: str
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text(text)
@@ -300,26 +302,26 @@ def test_logs_that_cannot_be_used(
     assert says in done.stderr
 
 
-def test_the_report_shows_what_would_have_been_logged(dump: Path, tmp_path: Path) -> None:
+def test_the_report_shows_the_replayed_metrics(dump: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--html", page, code=0)
     assert "What verl@2026-08 would have logged" in page.read_text()
     assert "training_log_ppl" in page.read_text().replace("<wbr>", "")
 
 
-def test_a_file_of_corrections_is_shown_in_a_frameworks_syntax(tmp_path: Path) -> None:
+def test_correction_files_are_shown_in_native_syntax(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("weight: {level: token, truncate: 3.0}\n")
     done = run("presets", "show", str(tmp_path / "mine.yaml"), "--as", "verl", code=0)
     assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_is_threshold"] == 3.0
 
 
-def test_what_verl_would_reject_is_not_written() -> None:
+def test_configurations_verl_rejects_are_not_written() -> None:
     done = run("presets", "show", "icepop", "--as", "verl", "--nearest", code=0)
     assert "two bounds above 0" in done.stdout
     assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_is"] is None
 
 
-def test_the_replay_averages_by_rollout_or_by_token(tmp_path: Path) -> None:
+def test_replays_average_by_rollout_or_token(tmp_path: Path) -> None:
     rng, own = np.random.default_rng(4), load_framework("slime")
     lengths = [3, 9, 5, 2, 7, 4]
     rollout = [-rng.exponential(1.0, length) for length in lengths]
@@ -348,8 +350,8 @@ def test_the_replay_averages_by_rollout_or_by_token(tmp_path: Path) -> None:
     assert value == pytest.approx(np.concatenate(weights).mean(), rel=1e-6)
 
 
-def test_what_only_measures_is_replayed_from_its_file(dump: Path, tmp_path: Path) -> None:
-    """A Correction without weights and gates says nothing of it: the configuration does."""
+def test_configurations_without_a_correction_are_replayed(dump: Path, tmp_path: Path) -> None:
+    """A Correction without weights and gates does not contain these settings."""
     flags = {"use_tis": False, "eps_clip": 0.3, "use_kl_loss": True, "use_opsm": True}
     path = written(tmp_path, MIS | flags, "mis.yaml")
     done = run("analyze", dump, "--config", path, "--framework", "slime", "--json")

@@ -206,7 +206,7 @@ FRAMEWORKS: dict[str, tuple[Callable[[Rng], Config], Callable[[Config, list[Row]
 @pytest.mark.slow
 @pytest.mark.parametrize("nonfinite", [False, True], ids=["finite", "nonfinite"])
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_weights_and_masks_under_thresholds_of_chance(name: str, nonfinite: bool) -> None:
+def test_weights_and_masks_match_the_oracle_at_random_thresholds(name: str, nonfinite: bool) -> None:
     rng, own = np.random.default_rng([*name.encode(), nonfinite]), load_framework(name)
     config_of, oracle = FRAMEWORKS[name]
     rejected = changed = 0

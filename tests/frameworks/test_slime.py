@@ -46,35 +46,35 @@ def rules(correction: Correction) -> tuple[Any, ...]:
     ("word", "month"),
     [("slime", "2026-08"), ("slime@seed", "2026-01"), ("slime@head", "2026-08"), ("slime@2026-05", "2026-01")],
 )
-def test_a_version_by_name_or_month(word: str, month: str) -> None:
+def test_versions_are_found_by_name_or_month(word: str, month: str) -> None:
     assert load_framework(word).version == month
     assert load_framework(word.replace("slime", "miles")).version == month
 
 
 @pytest.mark.parametrize("word", ["slime@2024-01", "slime@sead", "slim"])
-def test_no_such_version(word: str) -> None:
+def test_unknown_versions_are_refused(word: str) -> None:
     with pytest.raises(ConfigError):
         load_framework(word)
 
 
-def test_the_shipped_file_is_the_preset() -> None:
+def test_the_shipped_file_equals_the_preset() -> None:
     assert rules(load_framework("slime@seed").correction(shipped())) == rules(find_preset("slime-mis"))
 
 
-def test_flags_as_on_the_command_line() -> None:
+def test_command_line_flags_are_read() -> None:
     assert rules(load_framework("slime").correction({"--use-tis": True, "--tis-clip": 2.0})) == rules(
         find_preset("slime-tis")
     )
 
 
-def test_what_only_newer_versions_have() -> None:
+def test_newer_options_are_refused_by_older_versions() -> None:
     assert load_framework("slime").correction({"advantage_estimator": "cispo"}).weight is None
     for word in ("slime@seed", "miles"):
         with pytest.raises(ConfigError, match="does not support advantage_estimator cispo"):
             load_framework(word).correction({"advantage_estimator": "cispo"})
 
 
-def test_without_a_switch_nothing_is_corrected() -> None:
+def test_no_correction_without_a_switch() -> None:
     assert rules(load_framework("slime").correction({})) == rules(find_preset("none"))
     assert rules(load_framework("slime").correction(shipped(use_tis=False))) == rules(find_preset("none"))
 
@@ -95,14 +95,14 @@ def test_without_a_switch_nothing_is_corrected() -> None:
         ({"use_tis": True, "custom_tis_function_path": "my.own.weights"}, "only mis.py and icepop_function"),
     ],
 )
-def test_what_slime_rejects(native: dict[str, Any], reason: str) -> None:
+def test_configurations_slime_rejects_are_refused(native: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_framework("slime").correction(native)
     assert reason in str(caught.value)
 
 
 @pytest.mark.parametrize("impl", ["slime_seed", "slime_head", "miles_head"])
-def test_native_and_back(impl: str) -> None:
+def test_native_options_are_read_back(impl: str) -> None:
     own = framework(impl)
     for config in configs().values():
         try:
@@ -121,7 +121,7 @@ def test_native_and_back(impl: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name, item in load_presets().items() if item.framework in ("slime", "miles")]
 )
-def test_presets_can_be_said(name: str) -> None:
+def test_presets_can_be_written_natively(name: str) -> None:
     own = load_framework("slime@seed")
     said, unsaid = own.native(find_preset(name))
     assert {item for item in unsaid if "denominators" not in item} == set()
@@ -140,13 +140,13 @@ def test_presets_can_be_said(name: str) -> None:
         (Correction(loss="policy_gradient"), "always clipped"),
     ],
 )
-def test_what_cannot_be_said(correction: Correction, unsaid: str) -> None:
+def test_unsupported_fields_are_named(correction: Correction, unsaid: str) -> None:
     assert unsaid in " ".join(load_framework("slime").native(correction)[1])
     with pytest.raises(ConfigError, match="cannot do this"):
         load_framework("slime").replay(table("edge", 0), correction)
 
 
-def test_a_changed_correction_is_no_longer_what_it_came_from() -> None:
+def test_changed_corrections_lose_their_native_source() -> None:
     own = load_framework("slime")
     changed = own.correction(shipped()).model_copy(
         update={"weight": Weight(truncate=1.5, normalize_over="micro_batch")}
@@ -181,14 +181,14 @@ def test_micro_batches_need_not_be_adjacent() -> None:
         np.testing.assert_array_equal(shuffled.keep[place], grouped.keep[row])
 
 
-def test_without_a_current_policy_the_loss_is_not_logged() -> None:
+def test_the_loss_needs_a_current_policy() -> None:
     rows = table("dense", 0).drop_columns(["current_log_probs"])
     logged = load_framework("miles").replay(rows, find_preset("slime-mis")).logged
     assert "mis_kl" in logged
     assert not {"pg_loss", "loss", "ois", "ess_ratio"} & set(logged)
 
 
-def test_slimes_own_column_names() -> None:
+def test_column_names_of_slime_are_read() -> None:
     rows = table("dense", 0)
     own = rows.rename_columns([{"train_log_probs": "log_probs"}.get(name, name) for name in rows.column_names])
     correction = find_preset("slime-mis")
@@ -198,7 +198,7 @@ def test_slimes_own_column_names() -> None:
     )
 
 
-def test_documented_names_mean_what_the_code_logs() -> None:
+def test_documented_names_are_logged_by_the_code() -> None:
     logged = {item.name for item in slime.METRICS}
     assert set(slime.DOCUMENTED_NAMES.values()) <= logged
     earlier = {name for version in VERSIONS for name in version.names.values()}
@@ -206,7 +206,7 @@ def test_documented_names_mean_what_the_code_logs() -> None:
     assert never_logged == {name for name in slime.DOCUMENTED_NAMES if name.startswith("mismatch_")}
 
 
-def test_every_name_has_a_meaning() -> None:
+def test_every_logged_name_has_a_description() -> None:
     meant = {meaning.name: meaning for meaning in load_framework("slime@seed").meanings()}
     assert {f"train/{item.name}" for item in slime.METRICS} - {
         "train/train_rollout_kl",
@@ -247,8 +247,8 @@ def test_normalization_counts_empty_sequences(size: int | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "low_var_kl"])
-def test_an_analysis_logs_the_kl_loss_of_a_dump_with_a_reference(kind: str) -> None:
-    """slime's own kl_loss and loss, where the rollout's log-probs stand in for the reference (float64)."""
+def test_analyze_replays_the_kl_loss_with_a_reference(kind: str) -> None:
+    """The expected values are slime's own kl_loss and loss, with rollout log-probs as the reference (float64)."""
     config, rows = configs()[f"kl-{kind}"], table("dense", 0).drop_columns(["batch"])
     own = framework("slime_head")
     correction = own.correction(correcting(config) | config["loss"])
@@ -267,7 +267,7 @@ def test_an_analysis_logs_the_kl_loss_of_a_dump_with_a_reference(kind: str) -> N
     assert f"{own.title} logs kl_loss, which is not computed: it needs ref_log_probs in every row" in without.warnings
 
 
-def test_an_analysis_names_what_opsm_needs() -> None:
+def test_analyze_names_the_columns_opsm_needs() -> None:
     own, config = framework("slime_head"), configs()["opsm-0.01"]
     correction = own.correction(correcting(config) | config["loss"])
     result = mm.analyze(table("dense", 0).drop_columns(["batch"]), corrections=correction, framework=own)

@@ -41,7 +41,7 @@ from tests.conformance.compare_verl import VERSIONS, expected, table
         ("verl@418f964ab84d", "2025-11-07"),
     ],
 )
-def test_versions_by_name_date_and_pull_request(name: str, version: str) -> None:
+def test_versions_are_found_by_name_date_or_pull_request(name: str, version: str) -> None:
     assert load_framework(name).version == version
 
 
@@ -67,7 +67,7 @@ def test_unknown_versions_are_refused(name: str, words: str) -> None:
         ("d", {"rollout_rs": "token_k1,seq_max_k2", "rollout_rs_threshold": "0.5_2.0, 0.1"}),
     ],
 )
-def test_keys_may_stand_in_a_full_configuration(version: str, keys: dict[str, Any]) -> None:
+def test_keys_are_found_in_a_full_configuration(version: str, keys: dict[str, Any]) -> None:
     framework = load_framework(f"verl@{version}")
     inner = keys if version == "a" else {"rollout_correction": keys}
     full = {"algorithm": {"adv_estimator": "grpo", **inner}, "actor_rollout_ref": {"actor": {"clip_ratio": 0.2}}}
@@ -85,7 +85,7 @@ def test_unknown_keys_and_text_for_numbers_are_refused() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_verl_says_can_be_said_back(version: str) -> None:
+def test_verl_configurations_are_read_back(version: str) -> None:
     framework = load_framework(f"verl@{version}")
     for config in expected(version)["configs"]["configs"].values():
         correction = framework.correction(config["kwargs"])
@@ -94,7 +94,7 @@ def test_what_verl_says_can_be_said_back(version: str) -> None:
         assert framework.correction(native) == correction, native
 
 
-def test_presets_are_verls_configurations() -> None:
+def test_presets_match_configurations_of_verl() -> None:
     of_release = {"2025-11": "b", "2025-11-25": "c2", "2026-08": "d"}
     compared = 0
     for ours in (each for each in load_presets().values() if each.framework == "verl"):
@@ -111,7 +111,7 @@ def test_presets_are_verls_configurations() -> None:
     assert compared > 10
 
 
-def test_bounds_on_the_ratio_are_said_as_k1_and_back() -> None:
+def test_ratio_bounds_are_written_as_k1_and_read_back() -> None:
     geometric = find_preset("geo_mis")
     native, notes = load_framework("verl@d").native(geometric)
     assert native["rollout_rs"] == "seq_mean_k1"
@@ -125,8 +125,8 @@ def test_bounds_on_the_ratio_are_said_as_k1_and_back() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_core_carries_corrections_out_as_verl_does(version: str) -> None:
-    """Kept tokens and weights. Left out: the batch edge, where verl takes the logarithm of the veto in float32."""
+def test_corrections_match_verl(version: str) -> None:
+    """Kept tokens and weights match, except in the batch whose veto logarithm verl takes in float32."""
     framework, compared = load_framework(f"verl@{version}"), 0
     for batch, step in (("dense", 3), ("moe", 12), ("extreme", 7), ("multiturn", 101), ("identical", 0)):
         rows = Step.read(table(batch, step), "float64", {})
@@ -163,14 +163,14 @@ def test_the_core_carries_corrections_out_as_verl_does(version: str) -> None:
         (Correction(weight=Weight(truncate=2.0), loss="ppo_bypass"), "compares current/rollout only"),
     ],
 )
-def test_what_verl_cannot_do_is_said_and_not_replayed(correction: Correction, words: str) -> None:
+def test_corrections_verl_lacks_are_named_and_not_replayed(correction: Correction, words: str) -> None:
     _, problems = load_framework("verl").native(correction)
     assert words in "; ".join(problems)
     with pytest.raises(ConfigError, match=words):
         load_framework("verl").replay(table("edge", 1), correction)
 
 
-def test_masked_tokens_change_nothing_whatever_they_hold() -> None:
+def test_values_of_masked_tokens_are_ignored() -> None:
     framework = load_framework("verl")
     correction = framework.correction({"rollout_is": "sequence", "rollout_rs": "token_k3", "rollout_rs_threshold": 0.1})
     rows = table("multiturn", 101)
@@ -190,7 +190,7 @@ def test_masked_tokens_change_nothing_whatever_they_hold() -> None:
         np.testing.assert_array_equal(weights, again)
 
 
-def test_verls_own_column_names_are_understood() -> None:
+def test_column_names_of_verl_are_read() -> None:
     framework = load_framework("verl@b")
     correction = framework.correction({"rollout_is": "token"})
     rows = table("moe", 12)
@@ -213,7 +213,7 @@ def test_a_batch_that_verl_cannot_correct_is_refused() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_logged_name_has_a_meaning(version: str) -> None:
+def test_every_logged_name_has_a_description(version: str) -> None:
     meant = {meaning.name for meaning in load_framework(f"verl@{version}").meanings()}
     logged: set[str] = set()
     for runs in expected(version)["metrics"].values():
@@ -227,7 +227,7 @@ def test_every_logged_name_has_a_meaning(version: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "extremes"), [("c1", True), ("c2", True), ("d", False)])
-def test_an_actor_in_bypass_mode_logs_means_over_its_micro_batches(version: str, extremes: bool) -> None:
+def test_bypass_mode_logs_means_over_micro_batches(version: str, extremes: bool) -> None:
     rows, own = table("moe", 12), load_framework(f"verl@{version}")
     native = {"rollout_is": "sequence", "rollout_is_batch_normalize": True, "bypass_mode": True}
     correction = own.correction(native)
@@ -252,7 +252,7 @@ def test_an_actor_in_bypass_mode_logs_means_over_its_micro_batches(version: str,
     assert own.replay(rows, decoupled, ReplayOptions(20)).logged == own.replay(rows, decoupled).logged
 
 
-def test_a_step_without_a_valid_token_stops_verl() -> None:
+def test_a_step_without_valid_tokens_is_an_error_in_verl() -> None:
     rows = table("edge", 1)
     empty = rows.filter(pa.array([not any(mask) for mask in rows["response_mask"].to_pylist()]))
     for native in ({}, {"bypass_mode": True}):
@@ -262,7 +262,7 @@ def test_a_step_without_a_valid_token_stops_verl() -> None:
 
 
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
-def test_weights_that_are_not_applied_are_logged_and_reject(mode: str) -> None:
+def test_unapplied_weights_are_logged_and_reject(mode: str) -> None:
     rows, own = table("moe", 12), load_framework("verl@a")
     native = {"rollout_is_threshold": 1.5, "rollout_is_mode": mode}
     applied, unapplied = (own.correction(native | {"rollout_is": flag}) for flag in (True, False))

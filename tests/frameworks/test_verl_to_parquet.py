@@ -82,7 +82,7 @@ def valid(values: Any, mask: list[Any]) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("jagged", [False, True])
-def test_batches_become_the_contract(jagged: bool, script: ModuleType, tmp_path: Path) -> None:
+def test_batches_are_converted_to_the_schema(jagged: bool, script: ModuleType, tmp_path: Path) -> None:
     tensors = batch(jagged)
     if jagged:
         source = tmp_path / "tq_batch.pt"

@@ -35,7 +35,7 @@ def dump(tmp_path: Path) -> Path:
 
 
 @pytest.mark.process
-def test_what_dead_processes_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_of_dead_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     machine, others = _machine_id(), "00000000"
@@ -58,7 +58,7 @@ def test_what_dead_processes_left_is_swept(tmp_path: Path, monkeypatch: pytest.M
     assert not own.exists()
 
 
-def test_outputs_appear_together(tmp_path: Path) -> None:
+def test_outputs_are_replaced_together(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("before")
     with pytest.raises(ZeroDivisionError), replace_together():
@@ -89,9 +89,7 @@ def test_outputs_appear_together(tmp_path: Path) -> None:
     assert (first.read_text(), second.read_text(), places) == ("1", "2", [first, second])
 
 
-def test_the_first_output_does_not_stay_when_the_second_fails(
-    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_second_output_removes_the_first(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object) -> None:
         raise ConfigError("the page fails")
 
@@ -138,7 +136,7 @@ def test_an_output_never_replaces_an_input(
     "words", ["analyze a.parquet --sequences out/s.parquet", "sweep a.parquet -o out/x.parquet",
               "sweep a.parquet -o out/x.csv", "analyze a.parquet --figures out/figures"]
 )  # fmt: skip
-def test_a_file_that_is_too_large_is_one_sentence(words: str, tmp_path: Path) -> None:
+def test_a_file_over_the_size_limit_gives_one_sentence(words: str, tmp_path: Path) -> None:
     make_dump(tmp_path / "a.parquet")
     (tmp_path / "out").mkdir()
 
@@ -151,7 +149,7 @@ def test_a_file_that_is_too_large_is_one_sentence(words: str, tmp_path: Path) ->
     assert "Traceback" not in done.stderr and os.listdir(tmp_path / "out") == []
 
 
-def test_a_small_file_takes_no_memory_of_the_size_that_is_allowed(tmp_path: Path) -> None:
+def test_reading_a_small_file_uses_little_memory(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 2_000_000)
     tracemalloc.start()
     assert len(read_regular_file(tmp_path / "a", 1 << 34)) == 2_000_000
@@ -166,7 +164,7 @@ def test_a_small_file_takes_no_memory_of_the_size_that_is_allowed(tmp_path: Path
     ("written", "limit"),
     [("2000000000\n", 2_000_000_000), ("max\n", None), ("9223372036854771712\n", None), (None, None)],
 )
-def test_a_container_without_a_limit_has_none(
+def test_containers_without_a_memory_limit_report_none(
     written: str | None, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cgroup v2 writes "max", and cgroup v1 a number near 2**63."""

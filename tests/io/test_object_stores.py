@@ -102,7 +102,7 @@ def _tree(tmp_path_factory, put):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_result_as_from_a_disk(proxy, samples, threads):
+def test_stores_give_the_same_result_as_local_files(proxy, samples, threads):
     corrections = [find_preset("token_tis"), find_preset("geo_rs")]
     here, there = (
         analyze([f"{root}/samples/{run}" for run in ("dense", "moe")], corrections, threads=threads)
@@ -132,7 +132,7 @@ def test_the_same_result_as_from_a_disk(proxy, samples, threads):
         ["t/bare"],
     ],
 )
-def test_files_runs_and_partitions_are_named_as_on_a_disk(monkeypatch, proxy, tree, paths):
+def test_stores_name_files_runs_and_partitions_as_local_files(monkeypatch, proxy, tree, paths):
     monkeypatch.chdir(tree)
     here, there = open_dump(paths), open_dump([f"s3://{BUCKET}/{path}" for path in paths])
     assert [file.path for file in there.files] == [f"s3://{BUCKET}/{file.path}" for file in here.files]
@@ -155,7 +155,7 @@ def test_row_groups_are_fetched_in_few_requests(tmp_path, proxy, put):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 @pytest.mark.parametrize("fault", [(500, "InternalError"), (503, "SlowDown"), RESET, CUT])
-def test_failures_that_pass_are_not_noticed(tmp_path, proxy, put, fault, name):
+def test_temporary_failures_are_retried(tmp_path, proxy, put, fault, name):
     source = write(tmp_path / "a.parquet", wide(range(30), step=[1] * 30))
     table = pq.read_table(source)
     with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
@@ -176,7 +176,7 @@ def test_failures_that_pass_are_not_noticed(tmp_path, proxy, put, fault, name):
         ("GET", (418, "Teapot"), ["cannot be read"]),
     ],
 )
-def test_failures_that_stay(tmp_path, proxy, put, method, fault, words):
+def test_permanent_failures_are_reported(tmp_path, proxy, put, method, fault, words):
     put(Path(write(tmp_path / "a.parquet", wide())), "bad/a.parquet")
     proxy.always, proxy.method = fault, method
     error = refuse(f"s3://{BUCKET}/bad/a.parquet")
@@ -194,13 +194,13 @@ def test_failures_that_stay(tmp_path, proxy, put, method, fault, words):
         ((301, "PermanentRedirect"), ["another region", "AWS_REGION"]),
     ],
 )
-def test_folders_that_may_not_be_listed(proxy, tree, fault, words):
+def test_folders_without_list_permission_are_reported(proxy, tree, fault, words):
     proxy.always, proxy.key = fault, "list-type"
     error = refuse(f"s3://{BUCKET}/t/*/*.parquet")
     assert all(word in str(error) for word in words), str(error)
 
 
-def test_a_store_that_fails_again_and_again(tmp_path, proxy, put, monkeypatch):
+def test_repeated_failures_stop_after_the_attempts(tmp_path, proxy, put, monkeypatch):
     monkeypatch.setattr(clients, "ATTEMPTS", 2)
     put(Path(write(tmp_path / "a.parquet", wide())), "bad/a.parquet")
     dump = open_dump([f"s3://{BUCKET}/bad/a.parquet"])
@@ -220,16 +220,16 @@ def test_a_store_that_fails_again_and_again(tmp_path, proxy, put, monkeypatch):
         ("s3://no-such-bucket", "does not exist"),
     ],
 )
-def test_what_is_not_there(proxy, path, words):
+def test_missing_objects_are_reported(proxy, path, words):
     assert words in str(refuse(path))
 
 
-def test_names_near_a_wrong_one(tmp_path, proxy, put):
+def test_wrong_names_get_similar_suggestions(tmp_path, proxy, put):
     put(Path(write(tmp_path / "a.parquet", wide())), "near/run_one/a.parquet")
     assert "near names in" in str(refuse(f"s3://{BUCKET}/near/run_onn"))
 
 
-def test_an_endpoint_that_nobody_serves(proxy, monkeypatch):
+def test_an_unreachable_endpoint_is_reported(proxy, monkeypatch):
     monkeypatch.setattr(clients, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     forget_clients()
@@ -238,7 +238,7 @@ def test_an_endpoint_that_nobody_serves(proxy, monkeypatch):
     )
 
 
-def test_damage_is_told_as_on_a_disk(tmp_path, proxy, put):
+def test_damaged_objects_give_the_same_error_as_local_files(tmp_path, proxy, put):
     source = Path(write(tmp_path / "a.parquet", wide()))
     source.write_bytes(source.read_bytes()[:-20])
     put(source, "broken/a.parquet")
@@ -247,7 +247,7 @@ def test_damage_is_told_as_on_a_disk(tmp_path, proxy, put):
     assert len(content(open_dump([f"s3://{BUCKET}/broken"], on_bad="skip"))["rollout"]) == 1
 
 
-def test_an_object_that_changes_under_way(tmp_path, proxy, put):
+def test_an_object_that_changes_while_read_is_reported(tmp_path, proxy, put):
     put(Path(write(tmp_path / "a.parquet", wide((1, 2)))), "change/a.parquet")
     dump = open_dump([f"s3://{BUCKET}/change/a.parquet"])
     put(Path(write(tmp_path / "a.parquet", wide((2, 1)))), "change/a.parquet")
@@ -255,7 +255,7 @@ def test_an_object_that_changes_under_way(tmp_path, proxy, put):
         content(dump)
 
 
-def test_many_threads_share_a_store(tmp_path, proxy, put):
+def test_threads_share_a_store(tmp_path, proxy, put):
     put(Path(write(tmp_path / "a.parquet", wide((2, 3)))), "many/a.parquet")
     found = []
 
@@ -267,7 +267,7 @@ def test_many_threads_share_a_store(tmp_path, proxy, put):
     assert found == [read(tmp_path / "a.parquet")["rollout"]] * 4
 
 
-def test_the_command(proxy, samples):
+def test_analyze_reads_a_bucket(proxy, samples):
     result = command.run("analyze", f"s3://{BUCKET}/samples/dense", "--quiet", "--json", code=0)
     assert json.loads(result.stdout)["provenance"]["inputs"][0]["path"].startswith(f"s3://{BUCKET}/samples/dense/")
     result = command.run("analyze", "s3://no-such-bucket/x/*", code=4)
@@ -275,7 +275,7 @@ def test_the_command(proxy, samples):
 
 
 @pytest.mark.slow
-def test_a_baseline_in_a_bucket(tmp_path, proxy, samples, put):
+def test_gate_reads_a_baseline_from_a_bucket(tmp_path, proxy, samples, put):
     dump = f"s3://{BUCKET}/samples/dense"
     saved = ["gate", dump, "--accept", "--save-baseline", str(tmp_path / "base.json")]
     command.run(*saved, code=0)
@@ -296,8 +296,8 @@ def test_a_baseline_in_a_bucket(tmp_path, proxy, samples, put):
         ["analyze", "dumps", "--figures", "s3://"],
     ],
 )
-def test_nothing_is_written_to_a_store(tmp_path, monkeypatch, words):
-    """Nor into a folder of this machine that is called so."""
+def test_outputs_to_a_store_are_refused(tmp_path, monkeypatch, words):
+    """This includes a local folder with such a name."""
     write(tmp_path / "dumps/a.parquet", wide())
     (tmp_path / "s3:/b").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
@@ -308,8 +308,8 @@ def test_nothing_is_written_to_a_store(tmp_path, monkeypatch, words):
     assert not any((tmp_path / "s3:/b").iterdir())
 
 
-def test_hugging_face_through_its_own_package(tmp_path, monkeypatch):
-    """Its filesystem speaks fsspec; a folder of this machine stands in for the hub."""
+def test_hugging_face_paths_use_its_package(tmp_path, monkeypatch):
+    """A local folder replaces the hub."""
     import fsspec
     import huggingface_hub
 
@@ -329,7 +329,7 @@ def test_hugging_face_through_its_own_package(tmp_path, monkeypatch):
     forget_clients()
 
 
-def test_a_hub_that_cannot_be_reached(monkeypatch):
+def test_an_unreachable_hub_is_reported(monkeypatch):
     import fsspec
     import huggingface_hub
 
@@ -346,7 +346,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
     forget_clients()
 
 
-def test_hugging_face_without_its_package(monkeypatch):
+def test_hugging_face_without_its_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     forget_clients()
     with pytest.raises(ConfigError, match=r"pip install 'mismatchctl\[hf\]'"):

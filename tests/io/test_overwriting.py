@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_its_own_is_written_anew_and_the_users_is_not(here: Path, name: str) -> None:
+def test_only_files_of_the_tool_are_overwritten(here: Path, name: str) -> None:
     words = [*KINDS[name], name]
     for _ in range(2):
         run(*words, code=0)
@@ -49,7 +49,7 @@ def test_its_own_is_written_anew_and_the_users_is_not(here: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
-def test_pictures_are_signed(tmp_path: Path, kind: str) -> None:
+def test_figures_are_recognized_as_own_output(tmp_path: Path, kind: str) -> None:
     figure = run_figures(make_result().runs["run-a"], "f")["trends"][0]
     place = tmp_path / f"a.{kind}"
     place.write_bytes(figure_content(figure, kind))
@@ -67,7 +67,7 @@ def test_pictures_are_signed(tmp_path: Path, kind: str) -> None:
         b"# notes on mismatchctl",
     ],
 )
-def test_others_are_not_taken_for_its_own(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_not_recognized_as_own_output(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
     assert not is_own_output(tmp_path / "x")
     (tmp_path / "p.parquet").unlink(missing_ok=True)
@@ -82,7 +82,7 @@ def test_others_are_not_taken_for_its_own(tmp_path: Path, content: bytes) -> Non
         (["compare", "dump", "dump"], "k3_by_position"),
     ],
 )
-def test_every_verb_with_figures_writes_them(here: Path, words: list[str], name: str) -> None:
+def test_every_command_with_figures_writes_them(here: Path, words: list[str], name: str) -> None:
     run(*words, "--figures", "figures", "-q", code=0)
     held = {place.name: place.read_text() for place in (here / "figures").iterdir()}
     assert f"{name}.svg" in held and len(held) == 2 * sum(place.endswith(".svg") for place in held) + 1
@@ -90,7 +90,7 @@ def test_every_verb_with_figures_writes_them(here: Path, words: list[str], name:
     assert all(f"({place})" in captions for place in held)
 
 
-def test_figures_go_to_a_folder_and_are_written_anew(here: Path) -> None:
+def test_figures_are_overwritten_in_their_folder(here: Path) -> None:
     kind, words = "svg", ["analyze", "dump", "-c", "token_tis", "--figures", "figures", "-q"]
     run(*words, code=0)
     held = {place.name: place.read_bytes() for place in (here / "figures").iterdir()}
@@ -104,7 +104,7 @@ def test_figures_go_to_a_folder_and_are_written_anew(here: Path) -> None:
     assert (here / "figures" / "k3.csv").read_bytes() == held["k3.csv"]
 
 
-def test_a_baseline_is_nobodys_to_write_anew(here: Path) -> None:
+def test_baselines_are_never_overwritten_as_own_output(here: Path) -> None:
     saved = ["gate", "dump", "--rule", "k3:max=9", "--save-baseline", "base.json", "--accept"]
     run(*saved, code=0)
     assert not is_own_output(Path("base.json"))

@@ -42,7 +42,7 @@ OMEGACONF: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("text", OMEGACONF)
-def test_scalars_are_those_of_omegaconf(text: str) -> None:
+def test_yaml_scalars_match_omegaconf(text: str) -> None:
     found = parse_yaml(f"x: {text}")["x"]
     assert (found, type(found)) == (OMEGACONF[text], type(OMEGACONF[text]))
 
@@ -67,13 +67,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: text[:30])
-def test_what_is_refused_says_where_and_why(text: str) -> None:
+def test_invalid_yaml_gives_the_place_and_reason(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^f: not valid YAML: ") as error:
         parse_inline(text, "f")
     assert WRONG[text] in str(error.value) and "\n" not in str(error.value)
 
 
-def test_aliases_repeat_and_merge_within_the_limit() -> None:
+def test_yaml_aliases_merge_within_the_limit() -> None:
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]\nd: &k e\n*k : 4"
     whole = {"x": 1, "y": 2}
     assert parse_yaml(text) == {"a": whole, "b": {"x": 1, "y": 3}, "c": [whole, whole], "d": "e", "e": 4}
@@ -100,7 +100,7 @@ def test_aliases_repeat_and_merge_within_the_limit() -> None:
         ('{"a": 1\n"b"}', "line 2, column 1"),
     ],
 )
-def test_json_is_strict(text: str, problem: str) -> None:
+def test_invalid_json_is_refused(text: str, problem: str) -> None:
     with pytest.raises(TextError, match=problem):
         parse_json(text)
 
@@ -125,7 +125,7 @@ def test_files_are_refused_with_file_line_and_column(name: str, content: bytes, 
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "dangling", "missing"])
-def test_regular_files_alone_are_read(kind: str, tmp_path: Path) -> None:
+def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     if kind == "pipe":
         os.mkfifo(path)
@@ -140,7 +140,7 @@ def test_regular_files_alone_are_read(kind: str, tmp_path: Path) -> None:
         read_data(path)
 
 
-def test_dates_of_toml_are_text(tmp_path: Path) -> None:
+def test_toml_dates_are_read_as_text(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text("a = 2020-01-02\nb = [07:32:00]")
     assert read_data(path) == {"a": "2020-01-02", "b": ["07:32:00"]}
@@ -149,7 +149,7 @@ def test_dates_of_toml_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["inf", "nan", "-inf%", "1e999", "yes", "", "1 2", "20%%", "0x", "1_000", "010", "1:30", "0b1", "on"]
 )
-def test_flags_take_finite_numbers(text: str) -> None:
+def test_number_options_must_be_finite(text: str) -> None:
     with pytest.raises(TextError):
         parse_number(text)
     assert (parse_number("20%"), parse_number("1e-4"), parse_number("1000"), parse_number(".5")) == (
@@ -171,13 +171,13 @@ DATA = st.recursive(
 @pytest.mark.slow
 @given(DATA)
 @example({"<<": None})
-def test_yaml_that_is_written_is_read_back(data: Any) -> None:
+def test_written_yaml_is_read_back(data: Any) -> None:
     for inner in (False, True):
         assert parse_yaml(dump_yaml({"x": data}, inner=inner)) == {"x": data}
 
 
 @given(st.text("0123456789_.eE+-:xbonfaIN~ytrue", max_size=9))
-def test_any_word_is_read_or_refused(text: str) -> None:
+def test_any_scalar_is_parsed_or_refused(text: str) -> None:
     with contextlib.suppress(TextError):
         assert isinstance(parse_scalar(text), (str, int, float, bool, type(None)))
 
@@ -201,7 +201,7 @@ BAD = {
 
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("name", BAD)
-def test_every_flag_reads_through_the_door(flag: str, name: str, tmp_path: Path) -> None:
+def test_every_option_reads_files_with_the_same_checks(flag: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(BAD[name])
     done = run(*FLAGS[flag], path)
@@ -225,7 +225,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("text", SETTINGS, ids=lambda text: text[:20])
-def test_settings_are_refused_in_a_sentence(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_settings_give_one_sentence(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mismatchctl.toml").write_text(f"[analyze]\n{text}")
     monkeypatch.chdir(tmp_path)
     done = run("analyze", DUMP, "-q", code=SETTINGS[text])
@@ -238,7 +238,7 @@ def _shell(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_what_points_to_itself_or_grows_stays_as_it_is_written() -> None:
+def test_circular_or_growing_interpolations_stay_unresolved() -> None:
     assert all(value in ("${a}", "${b}") for value in resolve_interpolations({"a": "${b}", "b": "${a}"}).values())
     found = resolve_interpolations(
         {"a": "x" * 900, "b": "${a}${a}", "c": "${d.e}", "d": {"e": [1, "${a}"]}, "f": "${oc.env:HOME}"}
@@ -254,7 +254,7 @@ def test_what_points_to_itself_or_grows_stays_as_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("deepest", [60, 3000])
-def test_what_points_is_looked_for_as_deep_as_settings_lie(deepest: int) -> None:
+def test_interpolations_resolve_at_any_depth_of_settings(deepest: int) -> None:
     keys = _shell(f"run rule=1 {'a.' * deepest}b='${{c.d}}' c.d=2\n")
     found: Any = resolve_interpolations(keys)
     for _ in range(deepest):

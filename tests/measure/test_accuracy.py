@@ -61,7 +61,7 @@ def test_every_metric_has_a_bound() -> None:
     assert without == []
 
 
-def test_weights_that_hardly_count_are_told_as_far_as_their_digits_reach() -> None:
+def test_small_weights_are_exact_to_their_digits() -> None:
     def weights(log_ratios: NDArray[np.float64], **rule: str) -> dict[str, Value]:
         rows = {
             "rollout": list(np.full((8, 50), -0.5)),

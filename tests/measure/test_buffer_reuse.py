@@ -42,7 +42,7 @@ def poison_what_is_free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
-def test_fresh_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+def test_uninitialized_memory_does_not_change_results(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     if compiled:  # loops, pages and looks
         monkeypatch.setattr("mismatchctl.measure.kernels.MIN_COMPILED_TOKENS", 0)
         assert choose_kernel(1) is COMPILED_KERNEL
@@ -61,8 +61,8 @@ def columns(lengths: list[int], seed: int, wild: bool = False) -> tuple[np.ndarr
     return np.minimum(train, 0), rollout, Segments.from_lengths(lengths)
 
 
-def test_tiles_hold_nothing_of_the_sequence_before() -> None:
-    """A tile's buffers go from sequence to sequence: after the wildest of all lengths, each has its sums alone."""
+def test_tile_buffers_do_not_leak_between_sequences() -> None:
+    """Buffers are reused between sequences of very different lengths."""
     lengths = [1, 7, 1023, 1024, 1025, 3000, 2]
     wild, calm = columns(lengths, 1, wild=True), columns(lengths, 2)
     both = (*(np.concatenate(pair) for pair in zip(wild[:2], calm[:2], strict=True)), joined(wild[2], calm[2]))

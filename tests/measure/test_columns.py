@@ -36,7 +36,7 @@ def one_token_each(sequences: int, clusters: int) -> TokenBatch:
 
 
 @pytest.mark.parametrize("kernel", [NUMPY_KERNEL, COMPILED_KERNEL], ids=["plain", "compiled"])
-def test_a_kernel_gives_each_token_column_that_is_declared(kernel: Kernel) -> None:
+def test_kernels_compute_every_declared_token_column(kernel: Kernel) -> None:
     declared = [column for column in PAIR_COLUMNS if column.scope == "token"]
     assert all(column.compute is None for column in declared)
     assert all(column.compute is not None for column in PAIR_COLUMNS if column.scope == "sequence")
@@ -54,7 +54,7 @@ def test_a_kernel_gives_each_token_column_that_is_declared(kernel: Kernel) -> No
 
 
 @pytest.mark.parametrize("has", [frozenset(), frozenset({"current_log_probs"})], ids=["pair", "three pairs"])
-def test_tables_are_as_wide_as_their_axes(has: frozenset[str]) -> None:
+def test_tables_have_the_width_of_their_axes(has: frozenset[str]) -> None:
     plan = MeasurePlan(CORRECTIONS, available_columns=has)
     for axis in (plan.sequence_columns, plan.sums, plan.maxima, closed_axis(plan)):
         assert len(set(axis.names)) == len(axis)
@@ -67,7 +67,7 @@ def test_tables_are_as_wide_as_their_axes(has: frozenset[str]) -> None:
     np.testing.assert_array_equal(cell.table.sums[:, layers].sum(axis=1), tokens)
 
 
-def test_a_name_is_looked_up_where_it_belongs_and_then_in_the_mismatch() -> None:
+def test_names_are_looked_up_in_their_source_then_in_the_mismatch() -> None:
     axis = TableAxis(((MISMATCH_NAME, "tokens"), (MISMATCH_NAME, "k3"), ("drift", "k3"), (0, "kept")))
     assert (axis.position("drift", "k3"), axis.position(0, "k3"), axis.position(0, "kept")) == (2, 1, 3)
     assert axis.owner_columns(0) == {"kept": 3}
@@ -75,8 +75,8 @@ def test_a_name_is_looked_up_where_it_belongs_and_then_in_the_mismatch() -> None
         axis.position("drift", "kept")
 
 
-def test_a_batch_of_too_many_clusters_is_folded_at_once() -> None:
-    """Else one of a million short sequences would hold a row of all columns for each."""
+def test_batches_with_too_many_clusters_are_folded() -> None:
+    """A batch of a million short sequences would otherwise have a row of all columns for each."""
     plan, batch = MeasurePlan(), one_token_each(3 * GROUP_CAP, 3 * GROUP_CAP)
     (cell,) = reduce_batch(batch, "run", plan).cells.values()
     assert cell.table.is_folded

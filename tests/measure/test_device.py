@@ -39,7 +39,7 @@ WITH_CURRENT = frozenset({"current_log_probs"})
 run = partial(command.run, "analyze", SAMPLE)
 
 
-def test_without_a_device_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_device_gives_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ACCELERATORS, lambda: ())
     done = run("--device", "cuda", "-o", tmp_path / "result.json", code=2)
     assert done.stdout == ""
@@ -48,7 +48,7 @@ def test_without_a_device_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, 
     assert not any(tmp_path.iterdir())
 
 
-def test_a_device_without_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_device_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     def full(*_: Any) -> None:
@@ -72,7 +72,7 @@ def numbers(value: Any) -> Any:
 
 @pytest.mark.slow
 def test_the_command_uses_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The whole way, with torch on the CPU as the device."""
+    """torch on the CPU is the device."""
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
     words = ("-c", "token_tis", "-c", "geo_rs", "-c", "miles-moe-2", "--by", "worker", "--json")
     rows = tmp_path / "rows.parquet"
@@ -83,14 +83,14 @@ def test_the_command_uses_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert on_device == numbers(on_cpu)
 
 
-def test_a_result_of_the_cpu_names_no_device() -> None:
+def test_cpu_results_name_no_device() -> None:
     plain = analyze([str(SAMPLE)], device="cpu").to_json()
     assert plain == analyze([str(SAMPLE)]).to_json()
     assert "device" not in json.loads(plain)["provenance"]
 
 
 @pytest.mark.slow
-def test_the_same_bytes_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_results_are_equal_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu", "cpu"))
     corrections = [find_preset("token_tis"), find_preset("geo_rs")]
     one, three = (analyze([str(SAMPLE)], corrections, threads=threads, device="cuda") for threads in (1, 3))
@@ -98,7 +98,7 @@ def test_the_same_bytes_with_any_number_of_threads(monkeypatch: pytest.MonkeyPat
     assert one.to_json() == three.to_json()
 
 
-def test_auto_takes_a_device_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_a_device_only_for_large_dumps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
     assert choose_kernel(100, "auto") is NUMPY_KERNEL
     assert choose_kernel(MIN_DEVICE_TOKENS - 1, "auto") is COMPILED_KERNEL
@@ -121,13 +121,13 @@ def test_small_dumps_do_not_load_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_other_engines_have_their_own_processors() -> None:
+def test_other_engines_refuse_a_device() -> None:
     done = run("--device", "cuda", "--engine", "ray")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "error: --device cuda does not work with --engine ray; leave one of them out\n"
 
 
-def test_threads_take_devices_in_turn() -> None:
+def test_threads_use_devices_in_turn() -> None:
     from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
     kernel = DeviceKernel(("cpu", "cpu:0"))
@@ -145,7 +145,7 @@ def test_threads_take_devices_in_turn() -> None:
     assert sorted(taken) == ["cpu", "cpu", "cpu:0", "cpu:0"]
 
 
-def test_a_block_is_copied_before_the_one_before_it_is_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_block_is_copied_before_the_current_one_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
     from mismatchctl.measure.kernels import device_kernel
 
     events: list[str] = []
@@ -180,8 +180,8 @@ EVERYTHING = Correction.model_validate(
 
 
 @pytest.mark.slow
-def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only tables by bin, values per sequence, tails, and the ends of turns do."""
+def test_no_token_arrays_are_copied_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only tables by bin, values per sequence, tails and ends of turns are copied."""
     from mismatchctl.measure.kernels import device_kernel
     from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
@@ -228,7 +228,7 @@ def test_read_only_and_strided_arrays_are_copied() -> None:
     np.testing.assert_array_equal(to_host(to_device(values, torch.device("cpu"))), [0, 3, 6, 9])
 
 
-def test_an_empty_cell() -> None:
+def test_empty_groups_work_on_a_device() -> None:
     from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
     batch: TokenBatch = made_batch(1, [0, 0], np.float64)

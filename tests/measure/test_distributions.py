@@ -32,7 +32,7 @@ LOGITS = arrays(np.float64, (2, WORDS), elements=st.floats(-8, 8))
 
 @settings(max_examples=60)
 @given(LOGITS, st.integers(1, WORDS))
-def test_what_is_recorded_bounds_the_whole(logits: np.ndarray, k: int) -> None:
+def test_recorded_probabilities_bound_the_full_distribution(logits: np.ndarray, k: int) -> None:
     rollout, train = log_softmax(logits[:1]), log_softmax(logits[1:])
     p, q = np.exp(rollout[0]), np.exp(train[0])
     kl = math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
@@ -74,7 +74,7 @@ def metrics(folder: Path) -> dict[str, Any]:
     return found["overall"]["metrics"]
 
 
-def test_metrics_of_a_dump(tmp_path: Path) -> None:
+def test_metrics_of_a_dump_match_formulas(tmp_path: Path) -> None:
     whole = record(tmp_path / "whole", WORDS)
     p, q = (np.exp(np.concatenate(whole[side])) for side in ("rollout", "train"))
     found = metrics(tmp_path / "whole")
@@ -95,7 +95,7 @@ def test_metrics_of_a_dump(tmp_path: Path) -> None:
     assert part["top_mass_rollout"]["value"] == pytest.approx(np.sort(p, axis=1)[:, -4:].sum(axis=1).mean(), abs=1e-6)
 
 
-def test_sequences_may_lack_them(tmp_path: Path) -> None:
+def test_sequences_without_distributions_are_skipped(tmp_path: Path) -> None:
     whole = record(tmp_path / "dump", WORDS)
     (path,) = (tmp_path / "dump").iterdir()
     table = pq.read_table(path)
@@ -111,8 +111,8 @@ def test_sequences_may_lack_them(tmp_path: Path) -> None:
     )
 
 
-def test_a_truncated_rollout(tmp_path: Path) -> None:
-    """What it cannot choose has no probability there: -inf, and nothing breaks."""
+def test_truncated_rollout_distributions_are_accepted(tmp_path: Path) -> None:
+    """Excluded tokens have probability 0 (-inf)."""
     rollout = np.log(np.array([[0.5, 0.5, 0.0]]), where=[[True, True, False]], out=np.full((1, 3), -np.inf))
     train = np.log(np.array([[0.4, 0.4, 0.2]]))
     found = {name: float(values[0]) for name, values in compare_distributions(rollout, train).items()}
@@ -121,7 +121,7 @@ def test_a_truncated_rollout(tmp_path: Path) -> None:
     assert found["top_mass_train"] == pytest.approx(1.0)
 
 
-def test_a_rule_on_them(tmp_path: Path) -> None:
+def test_gate_rules_work_on_distributions(tmp_path: Path) -> None:
     record(tmp_path / "dump", WORDS)
     run("gate", tmp_path / "dump", "--rule", "top_agrees:min=0.5")
     run("gate", tmp_path / "dump", "--rule", "top_kl:max=0.001", code=3)

@@ -36,20 +36,20 @@ def of_means(values: np.ndarray, scale: object = LOG_SCALE) -> tuple[np.ndarray,
 
 
 @pytest.mark.parametrize("clusters", [16, 64])
-def test_intervals_of_skewed_clusters_cover_what_they_claim(clusters: int) -> None:
+def test_intervals_of_skewed_clusters_have_their_coverage(clusters: int) -> None:
     values = np.random.default_rng(clusters).lognormal(0, 1, (4000, clusters))
     ends, _ = of_means(values)
     held = (ends[:, 0] <= np.exp(0.5)) & (np.exp(0.5) <= ends[:, 1])
     assert abs(held.mean() - INTERVAL_LEVEL) < 0.03
 
 
-def test_a_single_cluster_that_holds_nearly_all_is_a_heavy_tail() -> None:
+def test_one_dominant_cluster_is_a_heavy_tail() -> None:
     values = np.r_[np.full(31, 1.0) + np.arange(31) * 1e-3, 500.0][None]
     assert np.isfinite(of_means(values)[1]).all()
     assert np.isnan(of_means(np.arange(1.0, 33.0)[None])[1]).all()
 
 
-def test_rare_weights_are_a_heavy_tail_whatever_the_clusters_show() -> None:
+def test_rare_weights_are_always_a_heavy_tail() -> None:
     ones = np.ones(2)
     for scale, value in ((ESS_SCALE, [0.3, 0.999]), (CHI2_SCALE, [3.0, 0.001])):
         _, covers = compute_intervals(scale, np.array(value), 0.01 * ones, 40.0 * ones, 64.0 * ones)
@@ -57,7 +57,7 @@ def test_rare_weights_are_a_heavy_tail_whatever_the_clusters_show() -> None:
 
 
 @pytest.mark.parametrize("scale", [LINEAR_SCALE, LOG_SCALE, ODDS_SCALE, ESS_SCALE, CHI2_SCALE])
-def test_intervals_hold_the_value_and_stay_where_it_can_be(scale: object) -> None:
+def test_intervals_contain_the_value_and_stay_in_range(scale: object) -> None:
     value = np.array([1e-6, 0.2, 0.9, 1 - 1e-9])
     ends, _ = compute_intervals(scale, value, 0.3 * value * (1 - value) + 1e-12, np.full(4, 9.0), np.full(4, 30.0))  # type: ignore[arg-type]
     assert (ends[:, 0] < value).all() and (value < ends[:, 1]).all()
@@ -67,7 +67,7 @@ def test_intervals_hold_the_value_and_stay_where_it_can_be(scale: object) -> Non
         assert (ends <= 1).all()
 
 
-def test_what_does_not_scatter_has_no_interval() -> None:
+def test_constant_values_have_no_interval() -> None:
     ends, covers = compute_intervals(
         LOG_SCALE, np.array([0.0, 1.0]), np.array([0.0, np.nan]), np.full(2, np.nan), np.full(2, 8.0)
     )
@@ -75,11 +75,11 @@ def test_what_does_not_scatter_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize("degrees", [2.0, 3.5, 10.0, 100.0])
-def test_quantiles_of_student(degrees: float) -> None:
+def test_t_quantiles_match_scipy(degrees: float) -> None:
     assert t_quantile(stats.norm.ppf(0.95), degrees) == pytest.approx(stats.t.ppf(0.95, degrees), rel=0.02)
 
 
-def test_intervals_are_central() -> None:
+def test_intervals_are_two_sided() -> None:
     assert pytest.approx(stats.norm.ppf((1 + INTERVAL_LEVEL) / 2)) == INTERVAL_Z
 
 
@@ -97,7 +97,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_result_says_it_beside_the_interval(dump: Path) -> None:
+def test_results_flag_narrow_intervals(dump: Path) -> None:
     result = analyze([str(dump)])
     (run,) = result.runs.values()
     k3 = run.overall.metrics["k3"]
@@ -111,7 +111,7 @@ def test_a_result_says_it_beside_the_interval(dump: Path) -> None:
     assert Result.model_validate_json(result.to_json()) == result
 
 
-def test_the_gate_has_the_interval_of_the_result(dump: Path) -> None:
+def test_gate_and_result_have_the_same_interval(dump: Path) -> None:
     (run,) = analyze([str(dump)]).runs.values()
     sample = build_run_sample(run)
     for key in ("k3", "ess_token", "chi2_sequence", "ratio_mean"):
@@ -120,7 +120,7 @@ def test_the_gate_has_the_interval_of_the_result(dump: Path) -> None:
         assert ends == pytest.approx(value.interval, rel=1e-3) and covers == value.covers
 
 
-def test_terminal_says_it_once_below_the_table_and_the_gate_in_its_sentence(dump: Path, tmp_path: Path) -> None:
+def test_terminal_and_gate_mention_narrow_intervals_once(dump: Path, tmp_path: Path) -> None:
     shown = run("analyze", dump, COLUMNS="160", NO_COLOR="1")
     assert shown.stdout.count("too narrow") == 1
     assert "heavy_tail" in run("analyze", dump, "-v", COLUMNS="160", NO_COLOR="1").stdout

@@ -121,23 +121,23 @@ def test_kernels_agree(kernel: Kernel, seed: int, lengths: list[int], scale: flo
 
 
 @pytest.mark.slow
-def test_extreme_log_probs(kernel: Kernel) -> None:
+def test_kernels_agree_on_extreme_log_probs(kernel: Kernel) -> None:
     policy = np.array([0.0, -1.0, -800.0, -1e-9, -0.3, -5.0, -30.0, -700.0, -720.0, -2.0])
     reference = np.array([-1e-12, -800.0, -1.0, 0.0, -0.7, -0.1, -1.0, -1.0, -719.0, -2.0])
     compared(kernel, policy, reference, [3, 0, 7], None)
 
 
-def test_nothing_but_empty_sequences(kernel: Kernel) -> None:
+def test_kernels_accept_only_empty_sequences(kernel: Kernel) -> None:
     compared(kernel, np.zeros(0), np.zeros(0), [0, 0], None)
 
 
 @pytest.mark.slow
-def test_a_long_batch_is_cut(kernel: Kernel) -> None:
+def test_long_batches_are_split(kernel: Kernel) -> None:
     lengths = [300_000, 0, 900_000, 200_000, 1, 70_000]
     compared(kernel, *policies(5, sum(lengths), 0.1, np.float32), lengths, None)
 
 
-def test_a_ratio_that_overflows_is_infinite(kernel: Kernel) -> None:
+def test_overflowing_ratios_are_infinite(kernel: Kernel) -> None:
     batch = TokenBatch(Segments(np.array([0, 2])), np.array([-3000.0, -2.5]), np.array([-1.0, -2.0]), rows=np.zeros(1))
     for own, (_, block) in ((each, found) for each in (NUMPY_KERNEL, kernel) for found in each.split_blocks(batch)):
         ratios = own.compute_ratios(block.train, block.rollout, block.segments)
@@ -150,7 +150,7 @@ def test_a_ratio_that_overflows_is_infinite(kernel: Kernel) -> None:
 
 @settings(derandomize=True)
 @given(st.floats(-700, 700))
-def test_terms_of_one_token(x: float) -> None:
+def test_kernels_agree_on_terms_of_one_token(x: float) -> None:
     reference = -750.0 if x < -100 else -abs(x) - 1.0
     compiled = COMPILED_KERNEL.compute_ratios(
         np.array([reference + x]), np.array([reference]), Segments(np.array([0, 1]))
@@ -168,7 +168,7 @@ def test_terms_of_one_token(x: float) -> None:
 @pytest.mark.slow
 @settings(derandomize=True)
 @given(seed=st.integers(0, 1000), low=st.floats(-0.5, 0.0), high=st.floats(0.0, 0.5))
-def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> None:
+def test_tokens_beyond_a_bound_are_found(kernel: Kernel, seed: int, low: float, high: float) -> None:
     policy, reference = policies(seed, 60, 0.1, np.float32)
     offsets, chosen = np.array([0, 10, 10, 35, 60]), np.array([0, 1, 3])
     x = policy.astype(np.float64) - reference.astype(np.float64)
@@ -182,8 +182,8 @@ def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> No
 
 
 @pytest.mark.parametrize("count", [1 << 14, (1 << 14) + 1, 50_000])
-def test_all_tokens_beyond(count: int) -> None:
-    """As many as a search has room for at first, and more: of a broken run it finds nearly every token."""
+def test_all_tokens_beyond_a_bound_are_found(count: int) -> None:
+    """In a broken run the search finds nearly every token and must grow its buffer."""
     segments, rng = Segments.from_lengths([7, count, 5]), np.random.default_rng(count)
     policy = np.where(rng.random(segments.tokens) < 0.5, -3.0, -1.0)
     for kernel in (NUMPY_KERNEL, COMPILED_KERNEL):
@@ -193,7 +193,7 @@ def test_all_tokens_beyond(count: int) -> None:
 
 @settings(derandomize=True, max_examples=8)
 @given(seed=st.integers(0, 1000), scale=st.sampled_from([0.0, 0.01, 1.0]))
-def test_tokens_outside(kernel: Kernel, seed: int, scale: float) -> None:
+def test_tokens_outside_bounds_are_counted(kernel: Kernel, seed: int, scale: float) -> None:
     lengths, tau = [10, 0, 2100, 25], (None, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10)
     low, high = np.log([1 / each if each else 0.999 for each in tau]), np.log([each or 1.002 for each in tau])
     policy, reference = policies(seed, sum(lengths), scale, np.float64)
@@ -206,7 +206,7 @@ def test_tokens_outside(kernel: Kernel, seed: int, scale: float) -> None:
         np.testing.assert_array_equal(Reduced(own, policy, reference, lengths, None).outside, expected)
 
 
-def test_half_precision_and_strides_are_read(kernel: Kernel) -> None:
+def test_half_precision_and_strided_arrays_are_read(kernel: Kernel) -> None:
     policy, reference = policies(1, 400, 0.1, np.float32)
     strided = Reduced(kernel, policy[::2], reference[::2], [200], None)
     plain = Reduced(NUMPY_KERNEL, policy[::2], reference[::2], [200], None)
@@ -217,7 +217,7 @@ def test_half_precision_and_strides_are_read(kernel: Kernel) -> None:
     )
 
 
-def test_threads_do_not_disturb_each_other(kernel: Kernel) -> None:
+def test_threads_do_not_change_results(kernel: Kernel) -> None:
     policy, reference = policies(3, 50_000, 0.1, np.float32)
     alone = Reduced(kernel, policy, reference, [50_000], None).sums
     found: list[Floats] = []
@@ -228,7 +228,7 @@ def test_threads_do_not_disturb_each_other(kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
-def test_results_agree(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_give_equal_results(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     corrections = [find_preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2")]
     plain = analyze([str(SAMPLE)], corrections)
     monkeypatch.setattr("mismatchctl.measure.kernels.choose_kernel", lambda tokens, device: kernel)
@@ -258,7 +258,9 @@ def _looked_at(
 @pytest.mark.parametrize("terms", [_compute_level_terms, _looked_at])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("broken", [False, True])
-def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats]], dtype: type, broken: bool) -> None:
+def test_kernels_agree_on_terms_of_levels(
+    terms: Callable[..., tuple[NDArray[Any], Floats, Floats]], dtype: type, broken: bool
+) -> None:
     lengths = [0, 1, 7, 300, 0, 2500]
     policy, reference = policies(7, sum(lengths), 0.3, dtype)
     sound = np.ones(len(policy), np.bool_)

@@ -131,8 +131,8 @@ LENGTHS = [7, 0, 25, 1, 40, 3, 0, 90, 12]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "gaps"), [(np.float32, False), (np.float64, True)])
-def test_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
-    """Each gate alone with a weight; where tokens are missing, after another gate that leaves it some to see."""
+def test_kernels_agree_on_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
+    """Each gate is tested with a weight, and with masked gaps after another gate."""
     batch = made_batch(3 if gaps else 8, LENGTHS, dtype, gaps=gaps)
     first, weight = Gate(level="token", keep=(0.9, None)), Weight(clip=(0.7, 1.4))
     every = [
@@ -146,8 +146,8 @@ def test_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
 
 
 @pytest.mark.slow
-def test_words_that_few_frameworks_have(kernel: Kernel) -> None:
-    """What is aggregated, clamped, or decided otherwise than everywhere else."""
+def test_kernels_agree_on_rare_fields(kernel: Kernel) -> None:
+    """These fields change the aggregation, the clamp or the decision."""
     batch = made_batch(4, LENGTHS, np.float32, gaps=True)
     changes: list[dict[str, Any]] = [{"over": "prefix", "level": level} for level in STATISTIC_LEVELS["ratio"][1:]]
     changes += [{"widen": 0.5}, {"seed": 3}, {"seed": 3, "level": "geometric"}, {"when": "drifting"}, {"limit": 0.1}]
@@ -172,7 +172,7 @@ def test_words_that_few_frameworks_have(kernel: Kernel) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("losses", [False, True])
-def test_every_weight(kernel: Kernel, losses: bool) -> None:
+def test_kernels_agree_on_every_weight(kernel: Kernel, losses: bool) -> None:
     batch = made_batch(5, LENGTHS, np.float32)
     veto = Gate(level="min", keep=(1e-3, None))
     kinds = ("ppo", "ppo_bypass", "policy_gradient") if losses else ("ppo",)
@@ -193,7 +193,7 @@ def test_every_weight(kernel: Kernel, losses: bool) -> None:
     correction=corrections(Shape(0)),
     loss=st.sampled_from(["ppo", "ppo_bypass", "policy_gradient", None]),
 )
-def test_any_correction(
+def test_kernels_agree_on_any_correction(
     kernel: Kernel, seed: int, lengths: list[int], dtype: type, gaps: bool, scale: float, correction: Correction,
     loss: str | None,
 ) -> None:  # fmt: skip

@@ -111,12 +111,12 @@ def value(name: str, current: Floats, held: Floats | None = None) -> Floats:
     return FORMULAS[name](a, u, v, current, np.exp(at), np.exp(b.rollout))
 
 
-def test_every_loss_has_a_formula_here() -> None:
+def test_every_loss_has_a_test_formula() -> None:
     assert set(FORMULAS) == set(LOSSES)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_values_and_gradients(name: str) -> None:
+def test_values_and_gradients_match_formulas(name: str) -> None:
     b = batch()
     found = compute_token_loss(name, b)
     assert found is not None and b.current is not None
@@ -144,7 +144,7 @@ def test_values_and_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_device_computes_the_same(name: str) -> None:
+def test_a_device_computes_equal_losses(name: str) -> None:
     from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
     b = replace(batch(), rows=np.arange(len(LENGTHS)))
@@ -168,7 +168,7 @@ def test_a_device_computes_the_same(name: str) -> None:
         ("gspo", "areal", {"importance_sampling_level": "sequence"}),
     ],
 )
-def test_rows_are_what_a_framework_that_is_held_to_goldens_computes(
+def test_losses_match_a_framework_with_goldens(
     name: str, framework: str, config: dict[str, object], tmp_path: Path
 ) -> None:
     rows = golden_table("input_moe.parquet", 0)
@@ -179,7 +179,7 @@ def test_rows_are_what_a_framework_that_is_held_to_goldens_computes(
     assert run.overall.corrections["correction"]["loss"].value == pytest.approx(expected, rel=1e-9)
 
 
-def test_weights_and_gates_enter_and_several_losses_stand_side_by_side(tmp_path: Path) -> None:
+def test_weights_and_gates_apply_to_several_losses(tmp_path: Path) -> None:
     pl.from_arrow(golden_table("input_moe.parquet", 0)).write_parquet(tmp_path / "moe.parquet")  # type: ignore[union-attr]
     correction = Correction(name="both", weight=Weight(truncate=1.5), gates=(Gate(level="geometric", keep=(0.9, 1.1)),))
     found = analyze([str(tmp_path / "moe.parquet")], [correction], losses=["sapo", "gspo:low=0.99,high=1.01"])
@@ -189,7 +189,7 @@ def test_weights_and_gates_enter_and_several_losses_stand_side_by_side(tmp_path:
     assert len({cosine for cosine in cosines if cosine is not None}) == 2
 
 
-def test_weights_of_the_losss_own_ratio_are_not_applied_again() -> None:
+def test_weights_of_the_ratio_of_the_loss_are_applied_once() -> None:
     weight = Weight(source="current/rollout")
     assert not Correction(weight=weight, loss="dppo").weights_loss
     assert Correction(weight=Weight(), loss="dppo").weights_loss
@@ -197,7 +197,7 @@ def test_weights_of_the_losss_own_ratio_are_not_applied_again() -> None:
     assert not Correction(weight=Weight(), loss="vespo").weights_loss
 
 
-def test_numbers_of_a_loss() -> None:
+def test_loss_parameters_are_parsed() -> None:
     assert parse_loss("dual_clip:dual=2.5") == ("dual_clip", {"low": 0.8, "high": 1.2, "dual": 2.5})
     for text, message in (
         ("gspoo", "did you mean 'gspo'"),
@@ -211,7 +211,7 @@ def test_numbers_of_a_loss() -> None:
             analyze([], [Correction()], losses=[text])
 
 
-def test_the_verb(tmp_path: Path) -> None:
+def test_analyze_reports_losses(tmp_path: Path) -> None:
     rows = pl.from_arrow(golden_table("input_moe.parquet", 0))
     assert isinstance(rows, pl.DataFrame)
     rows.write_parquet(tmp_path / "moe.parquet")
@@ -325,7 +325,7 @@ def test_loss_and_gradient_agree_with_torch(data: dict[str, Sequences], tmp_path
     assert 0 < found["none"]["loss_clip_fraction"].value < 1
 
 
-def test_without_current_log_probs_there_is_no_loss(data: dict[str, Sequences], tmp_path: Path) -> None:
+def test_losses_need_current_log_probs(data: dict[str, Sequences], tmp_path: Path) -> None:
     with Recorder(tmp_path / "run") as recorder:
         recorder.write(
             step=0, **{f"{name}_log_probs": [values.numpy() for values in data[name]] for name in ("rollout", "train")}

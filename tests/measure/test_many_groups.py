@@ -26,7 +26,7 @@ def only(batch: TokenBatch, step: int) -> TokenBatch:
 
 
 @pytest.mark.parametrize("values", [[10, 2, 2, -1, 10, 0], [3, 3, 3, 3, 3, 3], [2**62, 7, -(2**62), 7, 70, 700]])
-def test_numbers_are_told_apart_and_ordered_as_their_text_is(values: list[int]) -> None:
+def test_numbers_are_ordered_like_their_text(values: list[int]) -> None:
     numbers, before = np.array(values), np.array([1, 0, 1, 0, 1, 0])
     texts = numbers.astype(str).astype(object)
     ranks = {text: rank for rank, text in enumerate(sorted(set(zip(before.tolist(), texts.tolist(), strict=True))))}
@@ -38,7 +38,7 @@ def test_numbers_are_told_apart_and_ordered_as_their_text_is(values: list[int]) 
 @pytest.mark.parametrize("columns", [3, 40, 600])
 @pytest.mark.parametrize("clusters", [2, 30, 1000])
 @pytest.mark.parametrize("layout", ["C", "F"])
-def test_rows_of_a_cluster_are_added_whatever_the_shape_of_the_table(columns: int, clusters: int, layout: str) -> None:
+def test_rows_of_a_cluster_are_summed_for_any_table_shape(columns: int, clusters: int, layout: str) -> None:
     rng, rows = np.random.default_rng(0), 300
     names = rng.integers(0, clusters, rows).astype(np.uint64)
     values = np.asarray(rng.normal(size=(rows, columns)), order=layout)  # type: ignore[call-overload]
@@ -51,7 +51,7 @@ def test_rows_of_a_cluster_are_added_whatever_the_shape_of_the_table(columns: in
 
 
 @pytest.mark.slow
-def test_together_as_alone() -> None:
+def test_groups_reduce_equally_together_and_alone() -> None:
     groups = 2 * MAX_ROWS
     batch, plan = batch_of(groups, 6), MeasurePlan(tuple(CORRECTIONS))
     together = reduce_batch(batch, "run", plan)
@@ -70,7 +70,7 @@ def test_together_as_alone() -> None:
         np.testing.assert_allclose(own.sequence_tail, other.sequence_tail, rtol=1e-12, atol=1e-15)
 
 
-def test_groups_closed_together_are_as_closed_alone() -> None:
+def test_groups_close_equally_together_and_alone() -> None:
     batch, plan = batch_of(40, 8), MeasurePlan(tuple(CORRECTIONS))
     together, alone = Accumulator(plan), Accumulator(plan)
     together.add(reduce_batch(batch, "run", plan))
@@ -92,7 +92,7 @@ def test_groups_closed_together_are_as_closed_alone() -> None:
                 assert (same[2] is None) == (interval is None), key
 
 
-def test_a_group_is_as_large_as_its_tokens() -> None:
+def test_group_sizes_follow_the_number_of_tokens() -> None:
     batch = batch_of(300, 5)
     for (_, (step, _)), sums in reduce_batch(batch, "run", MeasurePlan()).cells.items():
         assert isinstance(step, int)
@@ -109,7 +109,7 @@ def histogram_of(size: int, seed: int) -> Histogram:
 
 
 @pytest.mark.parametrize("size", [10, 20_000])
-def test_histograms_add(size: int) -> None:
+def test_histograms_are_added(size: int) -> None:
     one, other = (histogram_of(size, seed) for seed in (1, 2))
     both = one + other
     for where, what, most in (
@@ -126,7 +126,7 @@ def test_histograms_add(size: int) -> None:
     assert (one + Histogram()).places is one.places
 
 
-def test_a_histogram_reads_as_its_tokens_by_bucket_and_bin() -> None:
+def test_histograms_count_tokens_by_bucket_and_bin() -> None:
     rng = np.random.default_rng(7)
     x, bucket = rng.standard_t(2, 500) * rng.choice([0.0, 1e-3, 1.0], 500), rng.choice([3, 17, 63], 500)
     tables, own = PairTables(), signed_bin(x)

@@ -201,13 +201,13 @@ def agrees(shape: Shape, given: Sequence[Correction]) -> None:
 
 @MANY
 @given(dumps())
-def test_every_number_agrees(dump: tuple[Shape, list[Correction]]) -> None:
+def test_every_number_matches_the_oracle(dump: tuple[Shape, list[Correction]]) -> None:
     agrees(*dump)
 
 
 @settings(MANY, max_examples=5)
 @given(dumps())
-def test_every_number_of_other_kernels_agrees(
+def test_other_kernels_match_the_oracle(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, dump: tuple[Shape, list[Correction]]
 ) -> None:
     monkeypatch.setattr("mismatchctl.measure.kernels.choose_kernel", lambda tokens, device: kernel)
@@ -215,7 +215,7 @@ def test_every_number_of_other_kernels_agrees(
 
 
 def test_constants_leave_only_rounding(tmp_path: Path) -> None:
-    """One log ratio everywhere: what divides by its variance is undefined, whatever is left of it by rounding."""
+    """With one log ratio everywhere, metrics that divide by its variance are undefined."""
     for seed in range(8):
         rows = make_rows(Shape(seed, sequences=11, longest=13, flavours=("stuck",), current="none"))
         run = analyze([str(write(rows, Files(tmp_path / str(seed) / "a")))]).runs["a"]

@@ -39,7 +39,7 @@ def largest(logs: Logs) -> Logs:
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("size", SIZES)
-def test_agrees_with_arviz_stats(name: str, size: int) -> None:
+def test_khat_matches_arviz(name: str, size: int) -> None:
     logs = DISTRIBUTIONS[name](np.random.default_rng(size), size)
     ordered, length = np.sort(logs), tail_length(size)
     if ordered[-length - 1] == ordered[-length] or ordered[-1] == ordered[-length]:
@@ -50,8 +50,8 @@ def test_agrees_with_arviz_stats(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [26, 99, 230, 5_000, 5_000_000])
-def test_fit_agrees_for_any_tail(size: int) -> None:
-    """The fit alone, on the tail that we choose: rounded up, and no more than is kept."""
+def test_tail_fit_matches_arviz(size: int) -> None:
+    """Only the fit is compared, on a tail of the same length."""
     length = tail_length(size)
     assert length == min(math.ceil(min(size / 5, 3 * math.sqrt(size))), TAIL_VALUES - 1)
     ordered = np.sort(np.random.default_rng(size).exponential(0.8, min(size, 2 * TAIL_VALUES)))
@@ -61,17 +61,17 @@ def test_fit_agrees_for_any_tail(size: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [0.2, 0.5, 1.0])
-def test_finds_the_shape_of_a_pareto(shape: float) -> None:
+def test_khat_finds_the_shape_of_a_pareto(shape: float) -> None:
     logs = shape * np.random.default_rng(5).exponential(1, 100_000)
     assert khat(largest(logs), len(logs)) == pytest.approx(shape, abs=0.1)
 
 
-def test_a_shift_changes_nothing() -> None:
+def test_khat_ignores_a_shift() -> None:
     logs = np.random.default_rng(1).normal(0, 1, 1_000)
     assert khat(largest(logs + 300), 1_000) == pytest.approx(khat(largest(logs), 1_000), rel=1e-9)
 
 
-def test_ties_at_the_cut_are_left_out() -> None:
+def test_ties_at_the_cut_are_excluded() -> None:
     above = np.random.default_rng(2).exponential(1, 8) + 0.1
     logs = np.concatenate([np.zeros(92), above])
     ratios = np.exp(np.sort(above))
@@ -80,15 +80,15 @@ def test_ties_at_the_cut_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, 24])
-def test_too_few_ratios_have_none(count: int) -> None:
+def test_too_few_ratios_have_no_khat(count: int) -> None:
     assert math.isnan(khat(np.linspace(0, 1, count), count)) or tail_length(count) >= 5
 
 
-def test_equal_ratios_have_none() -> None:
+def test_equal_ratios_have_no_khat() -> None:
     assert math.isnan(khat(np.full(1_000, 0.3), 1_000))
 
 
-def test_limit() -> None:
+def test_khat_limit_depends_on_the_count() -> None:
     assert math.isnan(khat_limit(1))
     assert khat_limit(10) == 0.0
     assert khat_limit(100) == 0.5

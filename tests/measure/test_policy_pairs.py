@@ -60,14 +60,14 @@ def test_each_pair_has_every_metric(tmp_path: Path) -> None:
     assert len(metrics) == len(EVERY) + sum(len(pair_metrics(pair)) for pair in PAIRS[1:])
 
 
-def test_a_dump_has_the_pairs_that_its_columns_make(tmp_path: Path) -> None:
+def test_columns_determine_the_policy_pairs(tmp_path: Path) -> None:
     found = columns("rollout", "train")
     metrics = analyze([dump(tmp_path / "a.parquet", found)]).runs["a"].overall.metrics
     assert metrics.keys() == EVERY
 
 
-def test_sequences_that_were_not_scored_are_left_out_of_what_needs_it(tmp_path: Path) -> None:
-    """As `score --worst` leaves them; the mismatch itself is that of all."""
+def test_unscored_sequences_are_excluded_from_their_pairs(tmp_path: Path) -> None:
+    """`score --worst` leaves such sequences. The mismatch still uses all sequences."""
     found = columns("rollout", "train", "reference", lack=(1, 3, 4))
     run = analyze([dump(tmp_path / "a.parquet", found)]).runs["a"]
     metrics, keep = run.overall.metrics, [0, 2, 5, 6, 7]
@@ -82,7 +82,7 @@ def test_sequences_that_were_not_scored_are_left_out_of_what_needs_it(tmp_path: 
     assert run.sides.rollout_share.value == pytest.approx(metrics["share_rollout"].value, rel=1e-9)
 
 
-def test_the_shares_add_up(tmp_path: Path) -> None:
+def test_shares_of_pairs_sum_to_one(tmp_path: Path) -> None:
     found = columns("rollout", "train", "current", "reference")
     metrics = analyze([dump(tmp_path / "a.parquet", found)]).runs["a"].overall.metrics
     for one, other in (("total_share_mismatch", "total_share_drift"), ("share_rollout", "share_train")):
@@ -96,7 +96,7 @@ def invoke(*arguments: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.output
 
 
-def test_rules_name_pairs(tmp_path: Path) -> None:
+def test_gate_rules_name_pairs(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.parquet", columns("rollout", "train", "current", "reference"))
     text = invoke("gate", path, "--rule", "rollout_reference_k3:max=1e-6", "--json", code=3)
     (check,) = (each for each in json.loads(text)["checks"] if each["rule"].startswith("rollout_reference_k3"))
@@ -113,12 +113,12 @@ def test_rules_name_pairs(tmp_path: Path) -> None:
     )
 
 
-def test_a_pair_that_the_dump_lacks_is_not_judged(tmp_path: Path) -> None:
+def test_missing_pairs_are_not_judged(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.parquet", columns("rollout", "train"))
     assert "no rollout_reference_k3" in invoke("gate", path, "--rule", "rollout_reference_k3:max=1", code=4)
 
 
-def test_a_pair_is_gated_against_a_baseline(tmp_path: Path) -> None:
+def test_pairs_are_gated_against_a_baseline(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.parquet", columns("rollout", "train", "reference"))
     baseline = str(tmp_path / "baseline.json")
     rule = "rollout_reference_k3:increase=20%"
@@ -127,7 +127,7 @@ def test_a_pair_is_gated_against_a_baseline(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tables_and_comparisons_show_them(tmp_path: Path) -> None:
+def test_tables_and_comparisons_show_pairs(tmp_path: Path) -> None:
     steps: list[object] = [0, 0, 0, 0, 1, 1, 1, 1]
     paths = [
         dump(tmp_path / f"{name}.parquet", columns("rollout", "train", "current", "reference"), step=steps)
@@ -144,8 +144,8 @@ def test_tables_and_comparisons_show_them(tmp_path: Path) -> None:
     assert "rollout&#39;s error" in page.read_text()
 
 
-def test_the_shift_of_logits_by_probability(tmp_path: Path) -> None:
-    """A temperature of its own on one side shifts likely tokens up and unlikely ones down: to each bin its sign."""
+def test_temperature_shifts_logits_by_probability(tmp_path: Path) -> None:
+    """A temperature on one side shifts likely tokens up and unlikely ones down, so each bin has its sign."""
     rng = np.random.default_rng(5)
     logits = rng.normal(0, 2.5, (4000, 16))
     rollout, train = (

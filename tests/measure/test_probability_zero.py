@@ -51,7 +51,7 @@ def _values(correction: Correction) -> dict[str, float | None]:
     return {key: value.value for key, value in run.overall.corrections[correction.name].items()}
 
 
-def test_means_leave_the_tokens_out_and_a_note_counts_them() -> None:
+def test_means_exclude_impossible_tokens_and_a_note_counts_them() -> None:
     result = mm.analyze(TABLE)
     (run,) = result.runs.values()
     assert run.overall.metrics["k3"].value == pytest.approx(sum(K3) / len(K3), rel=1e-12)
@@ -61,7 +61,7 @@ def test_means_leave_the_tokens_out_and_a_note_counts_them() -> None:
     assert mm.k3(ROLLOUT, TRAIN) == pytest.approx(sum(K3) / len(K3), rel=1e-12)
 
 
-def test_a_veto_rejects_their_sequences_and_counts_them() -> None:
+def test_vetoes_reject_and_count_impossible_tokens() -> None:
     found = _values(VETO)
     assert found["catastrophic_tokens"] == pytest.approx(4 / TOKENS, rel=1e-12)
     assert found["catastrophic_sequences"] == found["rejected_sequences"] == 3 / 40
@@ -74,7 +74,7 @@ def test_a_veto_rejects_their_sequences_and_counts_them() -> None:
     assert all(math.isfinite(weight) for row in weights for weight in row)
 
 
-def test_ratios_of_whole_sequences_are_0() -> None:
+def test_sequence_ratios_are_zero() -> None:
     assert _values(SEQUENCE)["weight_min"] == pytest.approx(math.exp(-20))
     assert mm.weights(ROLLOUT, TRAIN, correction=SEQUENCE)[0][ONE] == pytest.approx([math.exp(-20)] * len(TRAIN[ONE]))
     assert _values(GEOMETRIC)["rejected_sequences"] == 3 / 40
@@ -82,7 +82,7 @@ def test_ratios_of_whole_sequences_are_0() -> None:
 
 
 @pytest.mark.parametrize("correction", [VETO, SEQUENCE, GEOMETRIC, K1_SUM])
-def test_a_sweep_of_one_point_agrees_with_an_analysis(correction: Correction) -> None:
+def test_sweep_and_analyze_agree(correction: Correction) -> None:
     path = "weight.truncate" if correction.weight else "gates.0.keep.0"
     value: Any = correction.weight.truncate if correction.weight else correction.gates[0].keep[0]
     swept = mm.sweep(TABLE, correction=correction, vary={path: [value, value * 1.1]})
@@ -92,12 +92,12 @@ def test_a_sweep_of_one_point_agrees_with_an_analysis(correction: Correction) ->
             assert point[key] == pytest.approx(expected, rel=1e-9, abs=1e-12), key
 
 
-def test_arrays_and_mappings_agree_with_the_dump() -> None:
+def test_arrays_and_mappings_match_the_dump() -> None:
     (run,) = mm.analyze({"rollout": ROLLOUT, "train": TRAIN}).runs.values()
     assert run.overall.metrics["tokens"].value == TOKENS - 3
 
 
-def test_a_recorded_dump_is_sound_and_passes_the_gate(tmp_path: Path) -> None:
+def test_recorded_dumps_are_valid_and_pass_the_gate(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
         recorder.write(step=0, rollout_log_probs=ROLLOUT, train_log_probs=TRAIN)
     assert f"{TOKENS - 3:,} valid tokens" in command.run("schema", "--check", tmp_path, code=0).output
@@ -118,7 +118,7 @@ def test_other_infinite_values_are_refused(tmp_path: Path) -> None:
         mm.k3(ROLLOUT, [[math.inf, *row[1:]] for row in TRAIN])
 
 
-def test_a_dump_of_nothing_else_has_no_tokens(tmp_path: Path) -> None:
+def test_dumps_of_only_impossible_tokens_have_no_tokens(tmp_path: Path) -> None:
     table = TABLE.set_column(1, "train_log_probs", pa.array([[-math.inf] * len(row) for row in TRAIN]))
     with pytest.raises(mm.DataError, match="no valid token"):
         mm.analyze(table)

@@ -55,8 +55,8 @@ def by_hand(folder: Path) -> tuple[float, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompts", [PROMPTS, 400])
-def test_a_run_counts_prompts_and_its_errors_are_by_prompt(tmp_path: Path, prompts: int) -> None:
-    """Also where the table has more rows than are kept apart."""
+def test_standard_errors_are_clustered_by_prompt(tmp_path: Path, prompts: int) -> None:
+    """This includes tables with more rows than are kept separately."""
     folder = dump_of(tmp_path / "run", prompts)
     run, (error, empty) = analyzed(folder), by_hand(folder)
     assert run.overall.metrics["prompts"].value == prompts
@@ -66,7 +66,7 @@ def test_a_run_counts_prompts_and_its_errors_are_by_prompt(tmp_path: Path, promp
     assert run.groups.metrics["prompts"].value == [prompts] * STEPS
 
 
-def test_a_sweep_says_the_same(tmp_path: Path) -> None:
+def test_sweeps_cluster_by_prompt(tmp_path: Path) -> None:
     folder = dump_of(tmp_path / "run")
     found = sweep([str(folder)], [Study(GATE, (ThresholdAxis("gates.0.keep.0", (0.99, 0.999)),))])
     row = next(row for row in found.overall.to_dicts() if row["point"] == 1)
@@ -79,6 +79,6 @@ def test_a_sweep_says_the_same(tmp_path: Path) -> None:
         assert row[f"{key}_se"] == pytest.approx(wanted[key].se)
 
 
-def test_sequences_belong_to_their_step(tmp_path: Path) -> None:
+def test_sequences_without_prompts_cluster_by_step(tmp_path: Path) -> None:
     run = analyzed(dump_of(tmp_path / "run", named=False))
     assert run.overall.metrics["prompts"].value == STEPS * PROMPTS * EACH

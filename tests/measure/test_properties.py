@@ -97,7 +97,7 @@ def compare(left: Any, right: Any, place: str, relative: float) -> None:
 # Log ratios of a grid have exact sums whatever the order; others round, and what cancels rounds more.
 @FEW
 @given(shapes(flavours=("grid",), named=True), st.integers(0, 10**6))
-def test_order_and_split_do_not_matter(anywhere: Callable[[], Path], shape: Shape, seed: int) -> None:
+def test_order_and_split_do_not_change_results(anywhere: Callable[[], Path], shape: Shape, seed: int) -> None:
     rows, rng = make_rows(shape), random.Random(seed)
     first, second = (Files(anywhere() / "a", size, shape.float32) for size in (shape.row_group, rng.randint(1, 5)))
     write(rows, first)
@@ -109,7 +109,7 @@ def test_order_and_split_do_not_matter(anywhere: Callable[[], Path], shape: Shap
 
 @FEW
 @given(shapes(flavours=("noise", "heavy"), named=True, current="all", float32=False))
-def test_splits_agree_on_any_numbers(anywhere: Callable[[], Path], shape: Shape) -> None:
+def test_any_split_gives_equal_results(anywhere: Callable[[], Path], shape: Shape) -> None:
     rows = make_rows(shape)
     folders = [write(rows, Files(anywhere() / "a", size), split) for size, split in ((100, []), (1, [2, 3]), (2, [5]))]
     results = [overall(analyze([str(folder)], [FULL])) for folder in folders]
@@ -138,7 +138,7 @@ def test_same_files_give_the_same_bytes(anywhere: Callable[[], Path], shape: Sha
 
 @FEW
 @given(shapes(current="all"))
-def test_padding_does_not_matter(anywhere: Callable[[], Path], shape: Shape) -> None:
+def test_padding_does_not_change_results(anywhere: Callable[[], Path], shape: Shape) -> None:
     rows, rng = make_rows(shape), random.Random(shape.seed)
     files, results = Files(anywhere() / "a", 3, shape.float32), []
     for width in (0, 5):
@@ -164,7 +164,7 @@ def pad(row: dict[str, Any], before: int, after: int) -> dict[str, Any]:
 
 @FEW
 @given(shapes(flavours=("equal",), current="none"))
-def test_equal_log_probs_are_no_mismatch(anywhere: Callable[[], Path], shape: Shape) -> None:
+def test_equal_log_probs_give_no_mismatch(anywhere: Callable[[], Path], shape: Shape) -> None:
     folder = write(make_rows(shape), Files(anywhere() / "a", 3, shape.float32))
     found = overall(analyze([str(folder)], [FULL]))
     zero = ["k1", "k2", "k3", "abs_diff_mean", "abs_diff_p50", "abs_diff_p999", "abs_diff_max", "log_ppl_diff"]
@@ -178,7 +178,7 @@ def test_equal_log_probs_are_no_mismatch(anywhere: Callable[[], Path], shape: Sh
 
 @FEW
 @given(shapes())
-def test_signs_and_ranges(anywhere: Callable[[], Path], shape: Shape) -> None:
+def test_metrics_have_their_signs_and_ranges(anywhere: Callable[[], Path], shape: Shape) -> None:
     result = analyze([str(write(make_rows(shape), Files(anywhere() / "a", 3, shape.float32)))], [FULL])
     groups = result.runs["a"].groups.metrics
     shares = ("ess_token", "ess_sequence", "bitwise_share", "k3_worst_share")
@@ -196,7 +196,7 @@ BOUNDS = (0.25, 0.5, 1.0, 1.5, 2.0, 10.0)
 
 @FEW
 @given(shapes(current="none"), st.sampled_from(["token", "sequence", "geometric"]))
-def test_a_larger_truncation_bound_takes_less_away(anywhere: Callable[[], Path], shape: Shape, level: str) -> None:
+def test_larger_truncation_bounds_remove_less(anywhere: Callable[[], Path], shape: Shape, level: str) -> None:
     given = [correction(name=f"{b}", weight={"level": level, "truncate": b}) for b in BOUNDS]
     found = overall(analyze([str(write(make_rows(shape), Files(anywhere() / "a", 3)))], given))
     means = [found[f"{b} weight_mean"] for b in BOUNDS]
@@ -207,7 +207,7 @@ def test_a_larger_truncation_bound_takes_less_away(anywhere: Callable[[], Path],
 
 @FEW
 @given(shapes(current="none"), st.sampled_from(["token", "mean", "max", "sum", "min"]))
-def test_a_wider_gate_rejects_less(anywhere: Callable[[], Path], shape: Shape, level: str) -> None:
+def test_wider_gates_reject_less(anywhere: Callable[[], Path], shape: Shape, level: str) -> None:
     given = [correction(name=f"{b}", gates=[{"statistic": "k3", "level": level, "keep": [None, b]}]) for b in BOUNDS]
     found = overall(analyze([str(write(make_rows(shape), Files(anywhere() / "a", 3)))], given))
     for key in ("rejected_tokens", "rejected_sequences", "fully_rejected_sequences", "empty_prompts"):
@@ -217,8 +217,8 @@ def test_a_wider_gate_rejects_less(anywhere: Callable[[], Path], shape: Shape, l
 
 @FEW
 @given(shapes(current="all", advantages="token", reward="all"), st.data())
-def test_runs_never_blend(anywhere: Callable[[], Path], shape: Shape, data: st.DataObject) -> None:
-    """Ids repeat from run to run: each run's own result is the same whoever else is analyzed."""
+def test_runs_do_not_mix(anywhere: Callable[[], Path], shape: Shape, data: st.DataObject) -> None:
+    """Sequence ids repeat between runs. Each run has the same result alone and with others."""
     folder, chosen = anywhere(), data.draw(corrections(shape))
     parts = {name: make_rows(replace(shape, seed=shape.seed + n)) for n, name in enumerate("ab")}
     for name, rows in parts.items():
@@ -239,7 +239,7 @@ def test_runs_never_blend(anywhere: Callable[[], Path], shape: Shape, data: st.D
 
 @FEW
 @given(shapes(), st.data())
-def test_json_is_strict_and_reads_back(anywhere: Callable[[], Path], shape: Shape, data: st.DataObject) -> None:
+def test_json_is_strict_and_is_read_back(anywhere: Callable[[], Path], shape: Shape, data: st.DataObject) -> None:
     folder = write(make_rows(shape), Files(anywhere() / "a", 3, shape.float32))
     result = analyze([str(folder)], [data.draw(corrections(shape))], by=["worker"])
     text = result.to_json()
@@ -251,7 +251,7 @@ def test_json_is_strict_and_reads_back(anywhere: Callable[[], Path], shape: Shap
     assert read_result(path).to_json() == text
 
 
-def test_overflow_is_named(anywhere: Callable[[], Path]) -> None:
+def test_overflow_has_a_status(anywhere: Callable[[], Path]) -> None:
     row = {"mask": [1, 1], "rollout": [-800.0, -0.5], "train": [0.0, -0.5], "sequence_id": 0}
     metrics = analyze([str(write([row], Files(anywhere() / "a")))], [FULL]).runs["a"].overall.metrics
     assert metrics["k3"].value is None
@@ -260,7 +260,7 @@ def test_overflow_is_named(anywhere: Callable[[], Path]) -> None:
     assert metrics["ratio_mean"].value == pytest.approx((math.exp(20) + 1) / 2)
 
 
-def test_long_and_wide_agree(anywhere: Callable[[], Path]) -> None:
+def test_long_and_wide_formats_agree(anywhere: Callable[[], Path]) -> None:
     rows = [row for row in make_rows(Shape(7, 12, 9, current="all", reward="all")) if any(row["mask"])]
     wide = write(rows, Files(anywhere() / "a", 4))
     long = anywhere() / "a"
@@ -282,8 +282,8 @@ def test_long_and_wide_agree(anywhere: Callable[[], Path]) -> None:
     agree(*results, ORDER)
 
 
-def test_folded_clusters_do_not_depend_on_order(anywhere: Callable[[], Path]) -> None:
-    """Beyond 1,024 clusters a run folds them by their hash: also those that come after the folding."""
+def test_folded_clusters_ignore_the_order(anywhere: Callable[[], Path]) -> None:
+    """Above 1,024 clusters, a run folds all of them by hash."""
     rng = random.Random(3)
     rows: Rows = [
         {"mask": [1], "rollout": [-1.0], "train": [-1.0 + rng.gauss(0, 0.1)], "step": step, "sequence_id": i}
@@ -305,12 +305,12 @@ def test_folded_clusters_do_not_depend_on_order(anywhere: Callable[[], Path]) ->
     assert found[0]["k2"].se == pytest.approx(se, rel=0.1)
 
 
-def test_a_gate_that_keeps_nothing_is_refused() -> None:
+def test_empty_gates_are_refused() -> None:
     with pytest.raises(ValueError, match="is empty"):
         correction(gates=[{"statistic": "k2", "keep": [0.0, 0.0], "inclusive": [True, False]}])
 
 
-def test_a_missing_value_is_not_the_word_none(tmp_path: Path) -> None:
+def test_missing_values_differ_from_the_text_none(tmp_path: Path) -> None:
     table = pa.table(
         {
             "rollout_log_probs": [[-1.0], [-2.0], [-3.0]],

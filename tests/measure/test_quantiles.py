@@ -51,7 +51,7 @@ def exact(x: Floats, share: float) -> float:
 
 @pytest.mark.parametrize("scale", [10.0**power for power in range(-10, 2)])
 @pytest.mark.parametrize("name", ["normal", "laplace", "cauchy", "exponential", "constant"])
-def test_within_one_percent(scale: float, name: str) -> None:
+def test_quantiles_are_within_one_percent(scale: float, name: str) -> None:
     rng = np.random.default_rng(3)
     x = (
         scale
@@ -71,7 +71,7 @@ def test_within_one_percent(scale: float, name: str) -> None:
 
 @settings(derandomize=True, max_examples=300)
 @given(st.floats(2.0**-40, 2.0**13))
-def test_a_bin_holds_its_values(value: float) -> None:
+def test_bins_contain_their_values(value: float) -> None:
     edges = magnitude_edges()
     inside = int(signed_bin(np.array([value]))[0]) - MAGNITUDE_BINS
     low, high = edges[inside], edges[inside + 1]
@@ -81,7 +81,7 @@ def test_a_bin_holds_its_values(value: float) -> None:
     assert mirrored == MAGNITUDE_BINS - 1 - inside
 
 
-def test_zeros_and_extremes() -> None:
+def test_quantiles_handle_zeros_and_extremes() -> None:
     x = np.array([0.0] * 60 + [1e-14] * 30 + [700.0] * 10)
     found = quantiles(collected([x]), (0.5, 0.9, 0.99), 700.0)
     assert found[:2].tolist() == [0.0, 0.0]  # below 2^-40 all is one bin
@@ -90,8 +90,8 @@ def test_zeros_and_extremes() -> None:
     assert np.isnan(quantiles(collected([np.zeros(0)]), SHARES, 0.0)).all()
 
 
-def test_intervals_cover() -> None:
-    """Clustered data: the 95% interval of the median holds the true one about 19 times in 20."""
+def test_quantile_intervals_have_their_coverage() -> None:
+    """The 95% interval of the median of clustered data covers the true one in about 19 of 20 cases."""
     rng, truth, covered, trials = np.random.default_rng(11), math.exp(-2.0), 0, 60
     for _ in range(trials):
         centres = rng.normal(-2.0, 0.5, 200)  # of log |x|, one per cluster
@@ -101,7 +101,7 @@ def test_intervals_cover() -> None:
     assert abs(covered / trials - INTERVAL_LEVEL) < 0.1  # binomial: a standard error of 0.03
 
 
-def test_intervals_know_clusters() -> None:
+def test_quantile_intervals_respect_clusters() -> None:
     """Ten copies of each sequence in its cluster carry no more information than one."""
     rng = np.random.default_rng(12)
     own = [np.exp(rng.normal(-2, 0.5) + rng.normal(0, 0.1, 20)) for _ in range(100)]
@@ -113,11 +113,11 @@ def test_intervals_know_clusters() -> None:
     assert np.ptp(apart) < 0.75 * np.ptp(once)
 
 
-def test_one_cluster_has_no_interval() -> None:
+def test_one_cluster_gives_no_interval() -> None:
     assert np.isnan(quantile_intervals(collected([np.ones(10)]), SHARES, 1.0)).all()
 
 
-def test_few_tokens_or_few_clusters_beyond_a_quantile_are_a_heavy_tail() -> None:
+def test_few_values_beyond_a_quantile_are_a_heavy_tail() -> None:
     rng = np.random.default_rng(13)
     own = [np.abs(rng.normal(size=100)) for _ in range(20)]
 
@@ -131,7 +131,7 @@ def test_few_tokens_or_few_clusters_beyond_a_quantile_are_a_heavy_tail() -> None
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0])
-def test_worst_share(scale: float) -> None:
+def test_the_worst_share_matches_numpy(scale: float) -> None:
     x = scale * np.random.default_rng(4).standard_t(3, 20_000)
     k3 = np.sort(np.expm1(x) - x) if scale == 1.0 else np.sort(x**2 / 2 + x**3 / 6 + x**4 / 24)
     expected = k3[-20:].sum() / k3.sum()

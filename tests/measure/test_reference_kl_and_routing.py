@@ -70,7 +70,7 @@ def kl(policy: float, train: float, ref: float, kind: str, unbiased: bool) -> fl
 
 @pytest.mark.parametrize("current", [True, False])
 @pytest.mark.parametrize("lack", [(), (2,)])
-def test_kl_to_the_reference_policy(tmp_path: Path, current: bool, lack: tuple[int, ...]) -> None:
+def test_kl_to_the_reference_matches_formulas(tmp_path: Path, current: bool, lack: tuple[int, ...]) -> None:
     rows = rows_of()
     path = write(tmp_path / "a.parquet", rows, "ref", *(["current"] if current else []), lack=lack)
     metrics = analyze([path], findings=False).runs["a"].overall.metrics
@@ -102,7 +102,7 @@ CORRECTIONS = (
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda correction: correction.name)
-def test_losses_under_each_aggregation(tmp_path: Path, correction: Correction) -> None:
+def test_losses_match_formulas_for_each_aggregation(tmp_path: Path, correction: Correction) -> None:
     rows = rows_of()
     path = write(tmp_path / "a.parquet", rows, "current")
     found = analyze([path], [correction], findings=False).runs["a"].overall.corrections[correction.name]
@@ -137,7 +137,7 @@ def invoke(*arguments: str, code: int = 0) -> str:
     return run(*arguments, code=code).output
 
 
-def test_rules_judge_them(tmp_path: Path) -> None:
+def test_gate_rules_judge_kl_and_routing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", rows_of(), "current", "ref")
     for rule in ("ref_low_var_unbiased_seq_mean:max=100", "loss_seq_mean:correction=token_tis,max=100"):
         invoke("gate", path, "--rule", rule)
@@ -175,7 +175,7 @@ def routed(path: Path, layers: int = 3, width: int = 2) -> tuple[str, float, flo
     return str(path), differ / tokens, k3[0] / k3[1]
 
 
-def test_routing_that_differs_is_counted(tmp_path: Path) -> None:
+def test_different_routing_is_counted(tmp_path: Path) -> None:
     path, share, of_k3 = routed(tmp_path / "a.parquet")
     metrics = analyze([path], findings=False).runs["a"].overall.metrics
     assert metrics["routing_differs"].value == pytest.approx(share, rel=1e-12)
@@ -185,7 +185,7 @@ def test_routing_that_differs_is_counted(tmp_path: Path) -> None:
     assert "tokens with other experts" in text
 
 
-def test_routing_of_a_dump_that_has_a_file_without_valid_tokens(tmp_path: Path) -> None:
+def test_routing_with_a_fully_masked_file_is_counted(tmp_path: Path) -> None:
     path, share, _ = routed(tmp_path / "a.parquet")
     masked = pq.read_table(path).slice(0, 1)
     mask = pa.array([[0] * len(masked["train_log_probs"][0])])
@@ -194,7 +194,7 @@ def test_routing_of_a_dump_that_has_a_file_without_valid_tokens(tmp_path: Path) 
     assert metrics["routing_differs"].value == pytest.approx(share, rel=1e-12)
 
 
-def test_replayed_routing_can_be_asserted(tmp_path: Path) -> None:
+def test_replayed_routing_passes_its_rule(tmp_path: Path) -> None:
     path, _, _ = routed(tmp_path / "a.parquet")
     text = json.loads(invoke("gate", path, "--rule", "routing_differs:max=0", "--json", code=3))
     assert text["checks"][0]["outcome"] == "failed"
@@ -204,7 +204,7 @@ def test_replayed_routing_can_be_asserted(tmp_path: Path) -> None:
     invoke("gate", str(tmp_path / "b.parquet"), "--rule", "routing_differs:max=0")
 
 
-def test_a_device_measures_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_gives_equal_kl_and_routing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mismatchctl.measure.kernels.device_kernel import DeviceKernel
 
     rows = rows_of()
@@ -220,7 +220,7 @@ def test_a_device_measures_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (found[1][key] == value) or found[1][key] == pytest.approx(value, rel=1e-9, abs=1e-12), key
 
 
-def test_a_definition_says_where_the_bound_of_low_var_applies() -> None:
+def test_definitions_state_where_the_low_var_bound_applies() -> None:
     known = {metric.key: metric.definition for metric in KL_METRICS}
     assert known["ref_low_var_unbiased"].startswith("exp(current - train) * (exp(-x) - 1 + x) within +-10, x = ")
     assert known["ref_low_var"].startswith("exp(-x) - 1 + x within +-10, x = ")

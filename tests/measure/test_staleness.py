@@ -61,7 +61,7 @@ def expected(sequences: range) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("layout", ["wide", "long"])
-def test_tokens_of_several_versions(tmp_path: Path, layout: str) -> None:
+def test_tokens_of_several_versions_are_measured(tmp_path: Path, layout: str) -> None:
     run = analyze([dump(tmp_path / "a.parquet", layout)]).runs["a"]
     for key, value in expected(range(8)).items():
         assert run.overall.metrics[key].value == pytest.approx(value, rel=1e-12), key
@@ -73,7 +73,7 @@ def test_tokens_of_several_versions(tmp_path: Path, layout: str) -> None:
     assert lag.se is not None and lag.se > 0
 
 
-def test_one_version_a_sequence_weighs_by_its_tokens(tmp_path: Path) -> None:
+def test_sequence_versions_are_weighted_by_tokens(tmp_path: Path) -> None:
     versions = [1, 2, 3, 4, None, 5, 5, 4]
     (found,) = analyze([dump(tmp_path / "a.parquet", rollout_version=versions)]).runs.values()
     counts = [n - sum((at, place) in MASKED for place in range(n)) for at, n in enumerate(LENGTHS)]
@@ -84,7 +84,7 @@ def test_one_version_a_sequence_weighs_by_its_tokens(tmp_path: Path) -> None:
     assert found.overall.metrics["mixed_versions"].value == 0
 
 
-def test_a_dump_without_versions_has_no_such_metrics(tmp_path: Path) -> None:
+def test_dumps_without_versions_have_no_staleness(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.parquet", rollout_version=pa.array([None] * 8, pa.int64()))
     assert "staleness" not in analyze([path]).runs["a"].overall.metrics
     path = dump(tmp_path / "b.parquet", train_version=pa.array([None] * 8, pa.int64()))
@@ -93,7 +93,7 @@ def test_a_dump_without_versions_has_no_such_metrics(tmp_path: Path) -> None:
     assert metrics["mixed_versions"].value is not None
 
 
-def test_rules_tables_breakdowns_and_causes_read_them(tmp_path: Path) -> None:
+def test_rules_tables_and_causes_use_staleness(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.parquet", worker=["a", "b"] * 4)
 
     def run(*words: str) -> tuple[int, str]:

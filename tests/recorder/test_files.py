@@ -43,7 +43,7 @@ def full_disk(table: pa.Table, handle: Any, **settings: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_names(tmp_path: Path) -> None:
+def test_file_names_contain_step_and_part(tmp_path: Path) -> None:
     with Recorder(tmp_path / "deep" / "folder") as recorder:
         written = [recorder.write(step=step, **COLUMNS) for step in (3, 3, 4, 3)]
     assert [path.name for path in written if path] == [
@@ -60,7 +60,7 @@ def test_names(tmp_path: Path) -> None:
     assert len(names(recorder.folder)) == 6
 
 
-def test_the_rank_is_that_of_torchrun_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_comes_from_torchrun_unless_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     for rank in (None, 1):
         with Recorder(tmp_path, rank=rank) as recorder:
@@ -69,7 +69,7 @@ def test_the_rank_is_that_of_torchrun_unless_told(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("background", [0, 2])
-def test_writes_share_a_file_until_it_is_big_enough(tmp_path: Path, background: int) -> None:
+def test_writes_share_a_file_up_to_the_size_limit(tmp_path: Path, background: int) -> None:
     with Recorder(tmp_path, file_bytes=300, background=background) as recorder:
         for step in range(8):
             recorder.write(step=step, **COLUMNS)
@@ -82,7 +82,7 @@ def test_writes_share_a_file_until_it_is_big_enough(tmp_path: Path, background: 
     assert "step_00008.parquet" in tables
 
 
-def test_arrow_files(tmp_path: Path) -> None:
+def test_arrow_files_are_written(tmp_path: Path) -> None:
     with Recorder(tmp_path, run="a", format="arrow") as recorder:
         path = recorder.write(step=3, **COLUMNS)
     assert path is not None and path.name == "step_00003.arrow"
@@ -94,7 +94,7 @@ def test_arrow_files(tmp_path: Path) -> None:
     assert path.stat().st_size < plain.nbytes
 
 
-def test_files_are_read_while_more_are_recorded(tmp_path: Path) -> None:
+def test_files_can_be_analyzed_while_recording(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
         for step in range(3):
             recorder.write(step=step, **COLUMNS)
@@ -103,7 +103,7 @@ def test_files_are_read_while_more_are_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("background", [0, 1])
 @pytest.mark.parametrize("file_bytes", [0, 1 << 20])
-def test_a_full_disk_is_one_clear_error(
+def test_a_full_disk_raises_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: int, file_bytes: int
 ) -> None:
     recorder = Recorder(tmp_path, background=background, file_bytes=file_bytes)
@@ -119,7 +119,7 @@ def test_a_full_disk_is_one_clear_error(
     assert names(tmp_path) == ["step_00000.parquet"]
 
 
-def test_rows_that_came_after_lost_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_after_a_failed_write_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Recorder(tmp_path, file_bytes=1 << 20) as recorder:
         recorder.write(step=0, **COLUMNS)
         with monkeypatch.context() as patch:
@@ -129,7 +129,7 @@ def test_rows_that_came_after_lost_ones_are_kept(tmp_path: Path, monkeypatch: py
     assert recorder.lost == 1 and steps(tmp_path) == [1, 1, 1]
 
 
-def test_the_error_of_a_block_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_inside_the_with_block_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pq, "write_table", full_disk)
     with pytest.raises(KeyError), Recorder(tmp_path, background=1) as recorder:
         recorder.write(step=0, **COLUMNS)
@@ -137,7 +137,7 @@ def test_the_error_of_a_block_is_not_hidden(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("background", [0, 1])
-def test_a_warning_never_stops_training(
+def test_on_error_warn_never_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, background: int
 ) -> None:
     with Recorder(tmp_path, on_error="warn", background=background) as recorder:
@@ -159,7 +159,7 @@ def test_a_warning_never_stops_training(
     assert steps(tmp_path) == [0, 0, 0, 3, 3, 3]
 
 
-def test_a_folder_that_cannot_be_is_an_error_too(tmp_path: Path) -> None:
+def test_an_impossible_folder_warns_or_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with Recorder(tmp_path / "file" / "dumps", on_error="warn") as patient:
         patient.write(step=0, **COLUMNS)
@@ -170,8 +170,8 @@ def test_a_folder_that_cannot_be_is_an_error_too(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
-def test_files_that_may_not_grow(tmp_path: Path, on_error: str) -> None:
-    """The system's own refusal, as on a full disk or beyond a quota."""
+def test_a_file_size_limit_raises_one_error(tmp_path: Path, on_error: str) -> None:
+    """The operating system refuses the write, like on a full disk or above a quota."""
     script = """if True:
         import resource, sys
         import numpy as np
@@ -188,7 +188,7 @@ def test_files_that_may_not_grow(tmp_path: Path, on_error: str) -> None:
     assert names(tmp_path) == ["step_00000.parquet"] + ["step_00002.parquet"] * (on_error == "warn")
 
 
-def test_the_queue_is_bounded_and_nothing_in_it_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_write_queue_is_bounded_and_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, real = threading.Event(), pq.write_table
 
     def wait(*given: Any, **settings: Any) -> None:
@@ -209,7 +209,7 @@ def test_the_queue_is_bounded_and_nothing_in_it_is_dropped(tmp_path: Path, monke
 
 @pytest.mark.process
 @pytest.mark.parametrize("background", [0, 2])
-def test_the_end_of_the_process_closes(tmp_path: Path, background: int) -> None:
+def test_process_exit_closes_the_recorder(tmp_path: Path, background: int) -> None:
     script = f"""if True:
         import sys
         from mismatchctl.recorder import Recorder
@@ -222,15 +222,15 @@ def test_the_end_of_the_process_closes(tmp_path: Path, background: int) -> None:
 
 
 @pytest.mark.parametrize("given", [{"format": "csv"}, {"on_error": "ignore"}, {"rank": -1}, {"background": -1}])
-def test_arguments_out_of_range(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_arguments_out_of_range_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
         Recorder(tmp_path, **given)
     with pytest.raises(ValueError, match="folder: s3://bucket/dumps is not a local folder"):
         Recorder("s3://bucket/dumps")
 
 
-def test_a_killed_writer_loses_only_its_file(tmp_path: Path) -> None:
-    """What it had begun is swept by the next one; what a living one has begun, another rank or a user, stays."""
+def test_a_killed_writer_loses_only_its_open_file(tmp_path: Path) -> None:
+    """The next recorder removes its temporary file, but not those of living processes."""
     (tmp_path / ".step_00000.parquet.tmp").write_bytes(b"PAR1")
     others = [tmp_path / name for name in (".step_00000_rank00003.parquet.tmp", ".step_0.txt.tmp", ".mine.tmp")]
     for other in others:
@@ -274,7 +274,7 @@ def test_two_processes_record_into_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_what_kill_9_leaves_is_analyzed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_left_by_sigkill_can_be_analyzed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     process = start(tmp_path, 0, 100_000)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("*.parquet"))) < 4 and time.monotonic() < deadline:
@@ -297,7 +297,7 @@ def test_what_kill_9_leaves_is_analyzed(tmp_path: Path, tmp_path_factory: pytest
     run("analyze", out, "--json", "--quiet", code=0)
 
 
-def test_writers_of_one_step_never_overwrite_each_other(tmp_path: Path) -> None:
+def test_recorders_of_one_step_do_not_overwrite_each_other(tmp_path: Path) -> None:
     def write(value: int) -> Path | None:
         rows = [[-float(value)]]
         return Recorder(tmp_path).write(step=0, rollout_log_probs=rows, train_log_probs=rows)
@@ -321,8 +321,8 @@ def test_threads_share_a_recorder(tmp_path: Path, file_bytes: int, background: i
 
 @pytest.mark.process
 @pytest.mark.parametrize("background", [0, 1])
-def test_a_fork_begins_anew(tmp_path: Path, background: int) -> None:
-    """The child records too, and what waited in the parent is written once."""
+def test_a_forked_process_records_separately(tmp_path: Path, background: int) -> None:
+    """The child records as well, and rows waiting in the parent are written once."""
     script = f"""if True:
         import os, sys
         from mismatchctl.recorder import Recorder
@@ -341,7 +341,7 @@ def test_a_fork_begins_anew(tmp_path: Path, background: int) -> None:
     assert steps(tmp_path) == [0, 1]
 
 
-def test_a_closed_recorder_refuses(tmp_path: Path) -> None:
+def test_a_closed_recorder_refuses_writes(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
         pass
     with pytest.raises(ValueError, match="closed"):
@@ -349,7 +349,7 @@ def test_a_closed_recorder_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_imports_numpy_and_pyarrow_only() -> None:
+def test_the_recorder_imports_only_numpy_and_pyarrow() -> None:
     script = """if True:
         import sys, tempfile
         import numpy, pyarrow.ipc, pyarrow.parquet

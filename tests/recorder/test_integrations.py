@@ -64,14 +64,14 @@ def matches(case: Case) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
-def test_recorded_is_what_was_sampled_and_scored(name: str) -> None:
+def test_snippets_record_the_sampled_and_scored_values(name: str) -> None:
     case = BY_NAME[name]
     case.train(case.snippet, steps())
     assert recorded(Path("dumps"), case.columns) == truth(steps(), case.columns, case.keep)
 
 
 @pytest.mark.parametrize(("name", "mistake"), [(case.name, mistake[0]) for case in CASES for mistake in case.mistakes])
-def test_mistakes_in_a_snippet_show(name: str, mistake: str) -> None:
+def test_wrong_snippets_record_wrong_values(name: str, mistake: str) -> None:
     case = BY_NAME[name]
     _, old, new = next(known for known in case.mistakes if known[0] == mistake)
     case.train(case.snippet.changed(old, new), steps())
@@ -79,14 +79,14 @@ def test_mistakes_in_a_snippet_show(name: str, mistake: str) -> None:
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.late is not None])
-def test_a_snippet_that_stands_too_late_shows(name: str) -> None:
+def test_a_snippet_placed_too_late_records_wrong_values(name: str) -> None:
     case = BY_NAME[name]
     assert case.late is not None
     case.late(case.snippet, steps())
     assert not matches(case)
 
 
-def test_experts_are_recorded_as_the_page_says() -> None:
+def test_experts_of_nemo_rl_are_recorded_as_documented() -> None:
     case = BY_NAME["nemo-rl"]
     column = 'rollout_experts=train_data["routed_experts"]'
     assert f"`{column}`" in (PAGES / "nemo-rl.md").read_text(encoding="utf-8")
@@ -96,7 +96,7 @@ def test_experts_are_recorded_as_the_page_says() -> None:
         assert flat == [[token, token + 1, token + 2, token + 3] for token in row["token_ids"]]
 
 
-def test_missing_log_probs_of_skyrl_are_bad_values_not_tokens() -> None:
+def test_missing_log_probs_of_skyrl_are_bad_values() -> None:
     case, problems = BY_NAME["skyrl"], Problems()
     skyrl.train(case.snippet, steps(), missing=2)
     found = recorded(Path("dumps"), case.columns, problems)
@@ -112,7 +112,7 @@ def test_snippets_read_the_sample_files(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "project"), [("slime", "slime_seed"), ("miles", "miles_head")])
-def test_snippets_read_what_ranks_held(name: str, project: str) -> None:
+def test_snippets_read_data_of_megatron_ranks(name: str, project: str) -> None:
     ranks = samples.megatron_ranks(project)
     run = {"slime": slime.postprocess, "miles": slime.train_actor}[name]
     run(BY_NAME[name].snippet, [(0, ranks)])
@@ -121,7 +121,7 @@ def test_snippets_read_what_ranks_held(name: str, project: str) -> None:
     assert [{"rollout": record["rollout"], "token_ids": record["token_ids"]} for record in found] == expected
 
 
-def test_every_framework_has_its_page_and_its_row() -> None:
+def test_every_framework_has_a_page_and_an_index_row() -> None:
     assert {page.stem for page in PAGES.glob("*.md")} - {"README", "releases"} == FRAMEWORKS
     assert {case.page for case in CASES} == FRAMEWORKS
     index = (PAGES / "README.md").read_text(encoding="utf-8")
@@ -129,21 +129,21 @@ def test_every_framework_has_its_page_and_its_row() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(FRAMEWORKS))
-def test_pages_follow_the_outline(page: str) -> None:
+def test_integration_pages_follow_the_outline(page: str) -> None:
     text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
     assert tuple(re.findall(r"^## (.+)$", text, flags=re.MULTILINE)) == OUTLINE
     assert "mismatchctl diagnose dumps/" in text
 
 
 @pytest.mark.parametrize("page", sorted(FRAMEWORKS))
-def test_snippets_are_short_and_all_of_them_run_here(page: str) -> None:
+def test_snippets_are_short_and_covered_by_tests(page: str) -> None:
     assert sorted(case.number for case in CASES if case.page == page) == list(range(len(blocks(page))))
     for code in blocks(page):
         assert len(Snippet(code).lines) <= MOST_LINES
         assert max(map(len, code.splitlines())) <= WIDEST
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_of_integration_pages_exist() -> None:
     for page in PAGES.glob("*.md"):
         links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
         assert not [link for link in links if not (PAGES / link).exists()], page.name

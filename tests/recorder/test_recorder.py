@@ -30,7 +30,7 @@ def record(folder: Path, **columns: Any) -> pa.Table:
     return pq.read_table(path)
 
 
-def test_ragged_rows_round_trip(tmp_path: Path) -> None:
+def test_ragged_rows_are_read_back(tmp_path: Path) -> None:
     table = record(
         tmp_path,
         rollout_log_probs=RAGGED,
@@ -54,7 +54,7 @@ def test_ragged_rows_round_trip(tmp_path: Path) -> None:
     assert "response_mask" not in table.column_names and "run" not in table.column_names
 
 
-def test_padding_is_cut_and_holes_are_kept(tmp_path: Path) -> None:
+def test_padding_is_removed_and_masked_gaps_are_kept(tmp_path: Path) -> None:
     rollout = np.array([[np.nan, -1, -2, -3], [-4, -5, -6, np.inf], [7, 7, 7, 7]], np.float32)
     table = record(
         tmp_path,
@@ -69,14 +69,14 @@ def test_padding_is_cut_and_holes_are_kept(tmp_path: Path) -> None:
     assert table["token_ids"].to_pylist() == [[1, 2, 3], [4], []]
 
 
-def test_a_list_of_masks_keeps_rows_whole(tmp_path: Path) -> None:
+def test_masks_given_as_lists_keep_whole_rows(tmp_path: Path) -> None:
     rows = [[-1.0, -2.0, -3.0], [-4.0]]
     table = record(tmp_path, rollout_log_probs=rows, train_log_probs=rows, response_mask=[[0, 1, 0], [1]])
     assert table["rollout_log_probs"].to_pylist() == rows
     assert table["response_mask"].to_pylist() == [[False, True, False], [True]]
 
 
-def test_experts(tmp_path: Path) -> None:
+def test_expert_ids_are_recorded(tmp_path: Path) -> None:
     flat = [[[0, 7, 3, 1], [2, 300, 3, 1]], [], [[5, 6, 7, 0]]]
     layered = np.zeros((3, 4, 2, 2), np.int64)  # left-padded: layers of two experts each
     layered[0, 2:] = np.reshape(flat[0], (2, 2, 2))
@@ -94,7 +94,7 @@ def test_experts(tmp_path: Path) -> None:
     assert table["rollout_experts"].to_pylist() == table["train_experts"].to_pylist() == flat
 
 
-def test_ids_come_in_many_forms(tmp_path: Path) -> None:
+def test_ids_of_many_types_are_recorded(tmp_path: Path) -> None:
     table = record(
         tmp_path,
         rollout_log_probs=RAGGED,
@@ -112,7 +112,7 @@ def test_ids_come_in_many_forms(tmp_path: Path) -> None:
     assert table["solved"].to_pylist() == [True, False, True]
 
 
-def test_the_original_type_is_kept_beside_exact_values(tmp_path: Path) -> None:
+def test_the_original_dtype_is_stored_with_exact_values(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     values = -torch.rand(2, 4, generator=torch.Generator().manual_seed(1))
     table = record(
@@ -132,19 +132,19 @@ def test_the_original_type_is_kept_beside_exact_values(tmp_path: Path) -> None:
     assert table["train_log_probs"].to_pylist() == values.half().double().tolist()
 
 
-def test_none_is_no_column(tmp_path: Path) -> None:
+def test_none_adds_no_column(tmp_path: Path) -> None:
     table = record(tmp_path, rollout_log_probs=RAGGED, train_log_probs=RAGGED, ref_log_probs=None, reward=None)
     assert table.column_names == ["step", "rollout_log_probs", "train_log_probs"]
 
 
-def test_tensors_that_numpy_cannot_have_are_told(tmp_path: Path) -> None:
+def test_tensors_without_numpy_data_are_refused(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     for tensor in (torch.zeros(3, 1, device="meta"), torch.zeros(3, 1).to_sparse()):
         with pytest.raises(ValueError, match="train_log_probs: "):
             record(tmp_path, rollout_log_probs=RAGGED, train_log_probs=tensor, response_mask=np.ones((3, 1)))
 
 
-def test_no_sequence_is_no_file(tmp_path: Path) -> None:
+def test_empty_writes_create_no_file(tmp_path: Path) -> None:
     with Recorder(tmp_path / "dumps") as recorder:
         assert recorder.write(step=0, rollout_log_probs=[], train_log_probs=[], reward=[]) is None
         empty = np.zeros((0, 7))
@@ -155,7 +155,7 @@ def test_no_sequence_is_no_file(tmp_path: Path) -> None:
     assert rows is not None and pq.read_table(rows)["train_log_probs"].to_pylist() == [[], []]
 
 
-def test_what_was_given_may_change_afterwards(tmp_path: Path) -> None:
+def test_inputs_can_change_after_write(tmp_path: Path) -> None:
     rollout, reward = np.full((1, 3), -1.0, np.float32), np.zeros(1)
     with Recorder(tmp_path, file_bytes=1 << 20) as recorder:
         recorder.write(step=0, rollout_log_probs=list(rollout), train_log_probs=list(rollout), reward=reward)
@@ -164,7 +164,7 @@ def test_what_was_given_may_change_afterwards(tmp_path: Path) -> None:
     assert table["rollout_log_probs"].to_pylist() == [[-1, -1, -1]] and table["reward"].to_pylist() == [0]
 
 
-def test_torch_tensors(tmp_path: Path) -> None:
+def test_torch_tensors_are_recorded(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     rollout = -torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(3, 5, dtype=torch.int64)
@@ -194,7 +194,7 @@ def test_torch_tensors(tmp_path: Path) -> None:
     assert table["step"].to_pylist() == [4, 4, 4]
 
 
-def test_nested_tensors(tmp_path: Path) -> None:
+def test_nested_tensors_are_recorded(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     rows = [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]
     for number, layout in enumerate((torch.jagged, torch.strided)):
@@ -207,7 +207,7 @@ def test_nested_tensors(tmp_path: Path) -> None:
         assert table["response_mask"].to_pylist() == [[False, True], [True]]
 
 
-def test_types_on_disk(tmp_path: Path) -> None:
+def test_columns_have_the_documented_types(tmp_path: Path) -> None:
     table = record(
         tmp_path,
         rollout_log_probs=[[-0.1], [-0.2, -0.3]],
@@ -227,7 +227,7 @@ def test_types_on_disk(tmp_path: Path) -> None:
     }
 
 
-def test_parquet_settings(tmp_path: Path) -> None:
+def test_parquet_files_have_the_documented_settings(tmp_path: Path) -> None:
     rows = [np.linspace(-1, -0.1, 1024, dtype=np.float32)] * 2049
     with Recorder(tmp_path, run="a") as recorder:
         path = recorder.write(step=3, rollout_log_probs=rows, train_log_probs=rows, reward=np.zeros(2049))
@@ -300,14 +300,14 @@ TWO = np.zeros((2, 3), np.float32)
         ({"step": 1.5}, "step: needs a whole number, got 1.5"),
     ],
 )
-def test_what_does_not_fit(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+def test_wrong_shapes_are_refused(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     given = {"rollout_log_probs": RAGGED, "train_log_probs": RAGGED, **columns}
     with pytest.raises(ValueError, match=message):
         record(tmp_path, **given)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_experts_are_called_as_in_the_contract() -> None:
+def test_expert_columns_match_the_schema() -> None:
     assert {column.name for column in COLUMNS if column.kind is ColumnKind.EXPERTS} == set(EXPERT_COLUMNS)
     assert {column.name for column in COLUMNS if column.kind in CONTRACT_NESTED} == set(NESTED_COLUMNS)
 
@@ -386,7 +386,7 @@ def calls(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[tuple[int, float, 
     file_bytes=st.sampled_from((0, 200)),
     background=st.integers(0, 2),
 )
-def test_any_mixture_round_trips_through_the_reader(
+def test_any_mixture_of_arguments_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, written: list[Any], file_bytes: int, background: int
 ) -> None:
     folder = tmp_path_factory.mktemp("dump")
@@ -410,10 +410,10 @@ def test_any_mixture_round_trips_through_the_reader(
 
 
 @pytest.mark.parametrize(("missing", "there"), [("rollout", "train"), ("train", "rollout")])
-def test_one_side_alone_is_recorded_and_told_once(
+def test_one_sided_log_probs_are_recorded_with_one_warning(
     missing: str, there: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As without an engine that returns log-probs: the training goes on, and the file has what there is."""
+    """Training continues without the missing log-probs."""
     with Recorder(tmp_path) as recorder:
         for step in (1, 2):
             sides = {f"{missing}_log_probs": None, f"{there}_log_probs": [[-1.0, -2.0], [-3.0]]}
@@ -427,7 +427,7 @@ def test_one_side_alone_is_recorded_and_told_once(
     ]
 
 
-def test_of_a_sampling_mask_the_sizes_are_kept(tmp_path: Path) -> None:
+def test_sampling_masks_are_recorded_as_sizes(tmp_path: Path) -> None:
     table = record(
         tmp_path,
         rollout_log_probs=RAGGED,

@@ -17,22 +17,22 @@ CASES, NATIVES = 30, 40
 ONCE_FAILED = (605, 607, 1605, 1881, 3395, 7667, 8836, 10825, 10**9 + 41, 4002245, 4003547)
 
 
-def test_every_case_ends_in_an_answer_or_a_sentence() -> None:
+def test_every_fuzz_case_ends_with_an_answer_or_an_error() -> None:
     cases = found("fuzz_check", 10**9, CASES, *ONCE_FAILED)
     assert len(cases) == CASES + len(ONCE_FAILED)
     assert [case for case in cases if case["wrong"]] == []
 
 
-def test_no_bytes_end_the_process() -> None:
-    """Those that code in C decodes in this process."""
+def test_no_bytes_crash_the_process() -> None:
+    """The bytes are decoded by C code in the same process."""
     natives = found("natives", 10**9, NATIVES)
     assert [one["part"] for one in natives] == [*PARTS]
     assert [one for one in natives if sum(one["ended"].values()) != NATIVES or one["wrong"]] == []
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_no_bytes_pass_a_door_as_an_error_of_ours(name: str, tmp_path: Path) -> None:
-    """What `guided.py` does with coverage, here with random bytes."""
+def test_random_bytes_raise_only_expected_errors(name: str, tmp_path: Path) -> None:
+    """`guided.py` does the same with coverage guidance."""
     take, noise = DOORS[name](tmp_path), random.Random(0)
     for size in (0, 1, 3, 9, 40, 200) * 4:
         take(noise.randbytes(size))

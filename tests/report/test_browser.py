@@ -19,7 +19,7 @@ from tests.report.browser import reason_to_skip
         ((), "no Chromium and chromedriver here"),
     ],
 )
-def test_what_is_missing_is_the_reason_and_ci_never_skips(
+def test_missing_browsers_skip_with_a_reason_but_never_in_ci(
     installed: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in installed else None)

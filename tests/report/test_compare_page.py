@@ -49,7 +49,7 @@ def pages(texts: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "hostile"])
-def test_the_page_is_whole_and_loads_nothing(texts: dict[str, str], name: str) -> None:
+def test_the_page_is_complete_and_loads_no_resources(texts: dict[str, str], name: str) -> None:
     found = Parsed(texts[name])
     ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -67,7 +67,7 @@ def test_the_page_is_whole_and_loads_nothing(texts: dict[str, str], name: str) -
 
 
 @pytest.mark.slow
-def test_it_says_what_changed(texts: dict[str, str]) -> None:
+def test_the_page_names_the_changes(texts: dict[str, str]) -> None:
     text = Parsed(texts["plain"]).text
     for words in (
         "worse: K3 rose ", "worker 3 makes 100% of the change", "same rollout, two trainers",
@@ -82,7 +82,7 @@ def test_it_says_what_changed(texts: dict[str, str]) -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize("name", ["plain", "hostile"])
 @pytest.mark.parametrize("scripts", [True, False])
-def test_nothing_is_asked_for_and_nothing_complains(
+def test_the_page_makes_no_requests_and_logs_no_errors(
     browser: Any, pages: dict[str, str], name: str, scripts: bool
 ) -> None:
     assert visit(browser, pages[name], scripts=scripts) == []

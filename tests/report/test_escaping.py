@@ -60,7 +60,7 @@ VERBS: dict[str, list[str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
-def test_names_stay_text(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_names_stay_text(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     done = run(*VERBS[verb])
@@ -78,7 +78,7 @@ def test_names_stay_text(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_pages_and_figures_hold_no_markup_of_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_and_figures_contain_no_foreign_markup(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     for words in (VERBS["figures"], VERBS["tokens"], VERBS["several"]):
         assert run(*words, "--force").exit_code in (0, 3)
@@ -95,8 +95,8 @@ def test_pages_and_figures_hold_no_markup_of_others(place: Path, monkeypatch: py
         ]
 
 
-def test_no_name_makes_a_page_as_long_as_itself(tmp_path: Path) -> None:
-    """A worker and a prompt of 50,000 characters, told apart by their last: such a page was 600,000 px high."""
+def test_long_names_are_shortened_on_pages(tmp_path: Path) -> None:
+    """Two names of 50,000 characters that differ at the end once made a page of 600,000 px."""
     table = pq.read_table(write_labeled_dump(tmp_path / "plain.parquet", names=("a", "b")))
     long = ["x" * 50_000 + f"-{row % 2}" for row in range(len(table))]
     for column in ("worker", "prompt_id"):
@@ -111,7 +111,7 @@ def test_no_name_makes_a_page_as_long_as_itself(tmp_path: Path) -> None:
     assert "x-0" in result.read_text() and "x" * 500 not in result.read_text()
 
 
-def test_a_notebook_shows_text(place: Path) -> None:
+def test_notebooks_escape_names(place: Path) -> None:
     shown: list[Any] = [mm.analyze(str(place / "d.parquet")), mm.diagnose(str(place / "d.parquet"))]
     for each in shown:
         text = each._repr_html_()
@@ -119,7 +119,7 @@ def test_a_notebook_shows_text(place: Path) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_every_medium_has_one_function_that_escapes(text: str) -> None:
+def test_each_format_escapes_control_characters(text: str) -> None:
     shown = escape_terminal(text)
     assert shown.isprintable() and not shown.lstrip().startswith("::") and "##[" not in shown
     assert not escape_csv(text).startswith(("=", "+", "-", "@", "\t", "\r"))
@@ -170,7 +170,7 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def test_commands_of_azure_and_links_of_markdown_stay_text() -> None:
+def test_azure_commands_and_markdown_links_stay_text() -> None:
     assert escape_terminal("##vso[task.setvariable]x ##[error]y") == "#\\#vso[task.setvariable]x #\\#[error]y"
     shown = escape_markdown("@octocat #12 https://evil.example www.evil.example GH-7 a##VSO[x]")
     for link in ("@octocat", "#12", "https://", "www.evil", "GH-7", "##VSO"):
@@ -180,8 +180,8 @@ def test_commands_of_azure_and_links_of_markdown_stay_text() -> None:
 
 @pytest.mark.parametrize("sign", ["::error::x", "##vso[task.complete]", "##[error]x"])
 @pytest.mark.parametrize("options", [[], ["--as", "verl"]])
-def test_a_preset_prints_no_command(sign: str, options: list[str], tmp_path: Path) -> None:
-    """Neither in its name nor in its description, and the text is the same when it is read again."""
+def test_presets_print_no_ci_commands(sign: str, options: list[str], tmp_path: Path) -> None:
+    """Name and description are escaped, and the text is read back unchanged."""
     path = tmp_path / "mine.yaml"
     long = "word " * 30
     data = {"name": f"a\n{sign}", "about": f"{long}\n{sign} {long}{sign}", "weight": {"truncate": 2.0}}
@@ -192,7 +192,7 @@ def test_a_preset_prints_no_command(sign: str, options: list[str], tmp_path: Pat
         assert parse_yaml(shown) == data
 
 
-def test_words_in_keys_list_their_metrics() -> None:
+def test_words_of_metric_names_list_their_metrics() -> None:
     shown = run("metrics", "ess", code=0).stdout
     for key in ("ess_token", "ess_sequence", "drift_ess_token"):
         assert key in shown

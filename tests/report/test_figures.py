@@ -50,7 +50,7 @@ def _line(values: list[float]) -> Figure:
     return Figure("k3", "K3", "K3", "", Axis("step"), Axis("K3"), (mark,))
 
 
-def test_each_has_a_subject_axes_and_numbers(figures: dict[str, Figure]) -> None:
+def test_every_figure_has_a_subject_axes_and_data(figures: dict[str, Figure]) -> None:
     assert len(figures) > 15
     for figure in figures.values():
         assert figure.title and figure.subject and len(figure.alt) > 20, figure.name
@@ -60,7 +60,7 @@ def test_each_has_a_subject_axes_and_numbers(figures: dict[str, Figure]) -> None
         assert len(list(csv.reader(io.StringIO(figure.csv())))) == len(rows) + 1
 
 
-def test_numbers_are_those_of_the_result(run: RunResult, figures: dict[str, Figure]) -> None:
+def test_figures_contain_the_numbers_of_the_result(run: RunResult, figures: dict[str, Figure]) -> None:
     heads, rows = figures["f0-k3"].table()
     assert heads[:2] == ["step", "K3 (nats/token)"]
     assert [row[1] for row in rows] == run.groups.metrics["k3"].value
@@ -98,8 +98,8 @@ def test_the_onset_and_its_interval_are_drawn() -> None:
     assert (figure.x.limits, figure.y.scale) == ((0.0, 39.0), "log")
 
 
-def test_each_line_is_compared_with_its_own_limit(run: RunResult) -> None:
-    """Between the two limits, k-hat of tokens is fine and that of sequences is not."""
+def test_each_line_has_its_own_limit(run: RunResult) -> None:
+    """A k-hat between the two limits is fine for tokens and too large for sequences."""
     count = len(run.groups.labels)
     khat = {"khat_token": 0.5, "khat_token_limit": 0.7, "khat_sequence": 0.5, "khat_sequence_limit": 0.336}
     metrics = run.groups.metrics | {key: Series(value=[value] * count) for key, value in khat.items()}
@@ -110,7 +110,7 @@ def test_each_line_is_compared_with_its_own_limit(run: RunResult) -> None:
     assert [value for _, step, value in rows if step == rows[0][1]] == [0.5, 0.7, 0.5, 0.336]
 
 
-def test_a_title_without_a_message_is_the_subject(figures: dict[str, Figure]) -> None:
+def test_titles_without_a_message_are_the_subject(figures: dict[str, Figure]) -> None:
     for key, subject in (("ppl", "Perplexity"), ("chi2", "Chi-square"), ("over-loss_scale", "Loss scale")):
         assert figures[f"f0-{key}"].title == subject
 
@@ -142,7 +142,7 @@ def test_page_data_is_compact_and_strict() -> None:
     assert not set("\x1b\u202e\x07") & set(page_json([hostile]))
 
 
-def test_steps_that_are_no_numbers_are_named(figures: dict[str, Figure]) -> None:
+def test_text_steps_are_labels(figures: dict[str, Figure]) -> None:
     axis = StepAxis(["a", None, "b"])
     assert (axis.places, axis.axis.named) == ([0, 1, 2], True)
     assert [name for _, name in axis.axis.ticks] == axis.names
@@ -174,19 +174,19 @@ def test_the_same_figure_gives_the_same_bytes(run: RunResult, figures: dict[str,
             assert b"mismatchctl" in figure_content(again[name], kind)
 
 
-def test_settings_of_the_user_do_not_matter(run: RunResult, figures: dict[str, Figure]) -> None:
+def test_user_settings_of_matplotlib_do_not_change_figures(run: RunResult, figures: dict[str, Figure]) -> None:
     plain = figure_content(figures["f0-ppl"], "svg")
     with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9}):
         assert figure_content(figures["f0-ppl"], "svg") == plain
         assert matplotlib.rcParams["font.size"] == 30
 
 
-def test_text_in_csv_is_no_formula() -> None:
+def test_csv_text_is_not_a_formula() -> None:
     figure = Figure("x", "t", "s", "", Axis("x"), Axis("y"), (Marks("dots", "=1+1", [1.0], [2.0], labels=['=a"b']),))
     assert figure.csv() == 'name,x,y\n"\'=a""b",1,2\n'
 
 
-def test_a_notebook_gets_a_matplotlib_figure(run: RunResult) -> None:
+def test_plot_returns_a_matplotlib_figure(run: RunResult) -> None:
     figure = run.plot("k3_by_position")
     assert isinstance(figure, matplotlib.figure.Figure)
     assert figure.axes[0].get_yscale() == "log"
@@ -203,7 +203,7 @@ def test_forty_corrections_fit_in_a_figure() -> None:
 
 
 @pytest.mark.process
-def test_a_page_needs_no_matplotlib() -> None:
+def test_pages_do_not_import_matplotlib() -> None:
     code = """
 import sys
 from tests.factories.results import make_result
@@ -216,7 +216,7 @@ print("matplotlib" in sys.modules)
     assert done.stdout.split() == ["False"]
 
 
-def test_csv_of_labels_with_control_characters() -> None:
+def test_control_characters_in_csv_labels_are_escaped() -> None:
     hostile = "a\r=HYPERLINK(1)\n\x1b[2J\x07"
     mark = Marks("dots", "", [hostile, "=1", "plain"], [1.0, 2.0, 3.0])
     text = Figure("x", "t", "s", "", Axis("label"), Axis("value"), (mark,)).csv()

@@ -23,7 +23,7 @@ def _verdict(outcome: str, *risen: str) -> Verdict:
     return Verdict(outcome=outcome, level=0.05, baseline="ok.json", checks=[check])
 
 
-def test_the_headline_is_the_answer() -> None:
+def test_the_headline_states_the_verdict() -> None:
     page = render_html(document(_verdict("failed", "bulk")))
     assert Parsed(page).text.count("failed: K3 is 52.0x the baseline") >= 1
     assert '<h1 class="failed">' in page
@@ -49,14 +49,14 @@ def test_new_values_are_drawn_next_to_the_baseline() -> None:
     ("risen", "words"),
     [(("tail",), "Only rare tokens rose"), (("bulk", "tail"), "Typical tokens rose"), ((), "See what")],
 )
-def test_it_advises_by_what_rose(risen: tuple[str, ...], words: str) -> None:
+def test_the_advice_follows_the_part_that_rose(risen: tuple[str, ...], words: str) -> None:
     texts = advise_next(_verdict("failed", *risen))
     assert texts[0].startswith(words)
     assert any("mismatchctl compare ok.json DUMP" in text for text in texts)
     assert words in Parsed(render_html(document(_verdict("failed", *risen)))).text
 
 
-def test_a_passed_verdict_advises_nothing() -> None:
+def test_passed_verdicts_have_no_advice() -> None:
     assert advise_next(_verdict("passed")) == []
     assert "what to do" not in Parsed(render_html(document(_verdict("passed")))).text
     assert "Record more prompts" in advise_next(_verdict("undecided"))[0]

@@ -47,12 +47,12 @@ def hostile() -> str:
 
 
 @pytest.mark.slow
-def test_same_result_same_bytes(page: str) -> None:
+def test_equal_results_give_equal_bytes(page: str) -> None:
     assert _page(make_result()) == page
     assert _page(Result.model_validate_json(make_result().to_json())) == page
 
 
-def test_the_page_loads_nothing(page: str, parsed: Parsed) -> None:
+def test_the_page_loads_no_resources(page: str, parsed: Parsed) -> None:
     policies = [m["content"] for m in parsed.all("meta") if m.get("http-equiv") == "Content-Security-Policy"]
     assert len(policies) == 1
     assert policies[0].startswith("default-src 'none'; script-src 'sha256-")
@@ -66,7 +66,7 @@ def test_the_page_loads_nothing(page: str, parsed: Parsed) -> None:
     assert not re.search(r"url\((?!#)", without_libraries(page))
 
 
-def test_structure_is_accessible(parsed: Parsed) -> None:
+def test_the_structure_is_accessible(parsed: Parsed) -> None:
     levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch("h[1-6]", tag)]
     assert levels.count(1) == 1
     assert levels[0] == 1
@@ -79,7 +79,7 @@ def test_structure_is_accessible(parsed: Parsed) -> None:
 
 
 @pytest.mark.slow
-def test_ids_are_unique_and_links_lead_somewhere(hostile: str, page: str) -> None:
+def test_ids_are_unique_and_links_have_targets(hostile: str, page: str) -> None:
     for text in (page, hostile):
         elements = Parsed(text).elements
         ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
@@ -89,7 +89,7 @@ def test_ids_are_unique_and_links_lead_somewhere(hostile: str, page: str) -> Non
         assert targets <= set(ids), sorted(targets - set(ids))[:5]
 
 
-def test_every_section_is_there(page: str, parsed: Parsed) -> None:
+def test_every_section_is_present(page: str, parsed: Parsed) -> None:
     for words in (
         "Trend", "Location of the mismatch", "Policy drift", "fresh batch rejects", "Corrections in detail",
         "Kept and rejected sequences", "By worker", "The 20 sequences with the largest",
@@ -124,24 +124,24 @@ def test_every_metric_shown_is_explained(parsed: Parsed) -> None:
         assert _plain(registry[key].meaning) in parsed.text
 
 
-def test_every_number_leads_to_its_definition_and_command(parsed: Parsed) -> None:
+def test_numbers_link_to_their_definition_and_command(parsed: Parsed) -> None:
     k3 = next(metric for metric in MISMATCH_METRICS if metric.key == "k3")
     assert {"#m-k3", "#m-abs_diff_mean", "#c-rejected_tokens"} <= {link.get("href") for link in parsed.all("a")}
     assert k3.definition in parsed.text and "mismatchctl metrics k3" in parsed.text
 
 
-def test_undefined_values_say_why(parsed: Parsed) -> None:
+def test_undefined_values_show_their_reason(parsed: Parsed) -> None:
     for reason in (*UNDEFINED.values(), "weights are not normalized"):
         assert reason in parsed.text
     assert "nan" not in parsed.text.lower().replace("nan log-prob", "").split()
     assert "None" not in parsed.text.split()
 
 
-def test_trend_is_told(parsed: Parsed) -> None:
+def test_the_trend_is_described(parsed: Parsed) -> None:
     assert re.search(r"rose [\d.]+x \([\d.]+ to [\d.]+\) (from|at) step \d+", parsed.text)
 
 
-def test_hostile_strings_are_only_text(hostile: str) -> None:
+def test_hostile_strings_stay_text(hostile: str) -> None:
     found = Parsed(hostile)
     assert len(found.all("script")) == 4  # figures, d3, Plot, and the page's own
     assert len(found.all("style")) == 1
@@ -161,7 +161,7 @@ def test_a_hundred_steps_and_ten_corrections_fit(page: str) -> None:
 
 
 @pytest.mark.slow
-def test_thirty_two_runs_side_by_side() -> None:
+def test_thirty_two_runs_fit() -> None:
     names = [f"run-{index}" for index in range(32)]
     text = _page(make_result(runs=names, steps=tuple(range(4))))
     found = Parsed(text)
@@ -172,7 +172,7 @@ def test_thirty_two_runs_side_by_side() -> None:
     assert {f"#trend-{index}" for index in range(32)} <= set(links)
 
 
-def test_a_single_step_has_no_trend_but_its_numbers() -> None:
+def test_a_single_step_shows_numbers_without_a_trend() -> None:
     result = make_result(steps=(None,), corrections=[], by=(), drift=False)
     titles = {section.title for section in document(result).parts(Section)}
     assert "Location of the mismatch" in titles
@@ -183,7 +183,7 @@ def test_a_single_step_has_no_trend_but_its_numbers() -> None:
     assert not {"k3", "corrections", "run0-kept-reward"} & set(page_figures(page))
 
 
-def test_an_all_zero_run_is_said_to_be_identical() -> None:
+def test_runs_without_any_difference_are_called_identical() -> None:
     result = make_result(corrections=[], by=(), drift=False)
     run = result.runs["run-a"]
     for key in ("k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max"):
@@ -209,8 +209,8 @@ def test_the_severity_class_is_the_one_of_advise() -> None:
     assert not next(part for part in other.parts(Section) if part.anchor == "corrections").lead
 
 
-def test_the_document_is_data() -> None:
-    """What a page says can be asked for without any markup."""
+def test_the_document_can_be_queried() -> None:
+    """The contents of a page are available without markup."""
     result = make_result()
     made = document(result)
     answer = made.sections[0].parts[0]
@@ -227,7 +227,7 @@ def test_the_document_is_data() -> None:
     assert list(made.parts(Figures)) and isinstance(made, Document)
 
 
-def test_without_the_page_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_drawn_only_for_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(*_: object, **__: object) -> None:
         raise AssertionError("drawn")
 

@@ -113,7 +113,7 @@ def verbs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_every_figure_is_drawn_without_a_request_or_an_error(browser: Any, pages: dict[str, str], name: str) -> None:
+def test_every_figure_is_drawn_without_requests_or_errors(browser: Any, pages: dict[str, str], name: str) -> None:
     assert visit(browser, pages[name]) == []
     open_all(browser)
     assert browser.get_log("browser") == []
@@ -126,7 +126,7 @@ def test_every_figure_is_drawn_without_a_request_or_an_error(browser: Any, pages
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_without_scripts_the_answer_and_every_table_are_there(browser: Any, pages: dict[str, str], name: str) -> None:
+def test_the_page_shows_answer_and_tables_without_scripts(browser: Any, pages: dict[str, str], name: str) -> None:
     assert visit(browser, pages[name], scripts=False) == []
     answers = browser.find_elements("css selector", "#main > .answers dd, .run-card summary")
     assert answers and all(answer.is_displayed() for answer in answers)
@@ -146,10 +146,8 @@ def test_only_tables_scroll_sideways(browser: Any, pages: dict[str, str], name: 
 
 
 @pytest.mark.parametrize("name", ["plain", "8 runs"])
-def test_the_first_screen_has_every_answer_and_k3_with_its_onset(
-    browser: Any, pages: dict[str, str], name: str
-) -> None:
-    """Of 900 pixels in height."""
+def test_the_first_screen_shows_every_answer_and_the_k3_onset(browser: Any, pages: dict[str, str], name: str) -> None:
+    """The screen is 900 pixels high."""
     visit(browser, pages[name], width=1440)
     for element in browser.find_elements("css selector", ".run-cards > li, #main > .answers > div"):
         assert element.rect["y"] + element.rect["height"] < 600
@@ -171,7 +169,7 @@ def test_figures_are_drawn_when_their_section_opens(browser: Any, pages: dict[st
     assert browser.execute_script(drawn) > 5
 
 
-def test_runs_are_filtered_pinned_and_chosen(browser: Any, pages: dict[str, str]) -> None:
+def test_runs_can_be_filtered_and_pinned(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["8 runs"])
     lines = "return document.querySelectorAll('figure[data-runs] [data-mark=line] path').length"
     assert browser.execute_script(lines) == 8
@@ -187,7 +185,7 @@ def test_runs_are_filtered_pinned_and_chosen(browser: Any, pages: dict[str, str]
     assert browser.execute_script(lines) == 1
 
 
-def test_numbers_of_a_figure_are_a_table_and_csv(browser: Any, pages: dict[str, str]) -> None:
+def test_figures_have_a_table_and_a_csv(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["plain"])
     k3 = RESULTS["plain"]().runs["run-a"].groups.metrics["k3"].value
     browser.execute_script(
@@ -205,7 +203,7 @@ def test_numbers_of_a_figure_are_a_table_and_csv(browser: Any, pages: dict[str, 
 
 
 @pytest.mark.parametrize(("width", "printed"), [(390, False), (718, True)])
-def test_a_number_stays_on_one_line(browser: Any, tmp_path: Path, width: int, printed: bool) -> None:
+def test_numbers_do_not_wrap(browser: Any, tmp_path: Path, width: int, printed: bool) -> None:
     text = " ".join(f"{'w' * (size % 20 + 1)} {size}.2345e-05" for size in range(200))
     cells = Table.of("Many", [text.split()[1::2][:12]] * 2, [
         (f"column {place}", lambda row, place=place: row[place]) for place in range(12)
@@ -218,7 +216,7 @@ def test_a_number_stays_on_one_line(browser: Any, tmp_path: Path, width: int, pr
     assert len(browser.find_elements("css selector", ".whole")) == 400 + 24
 
 
-def test_dark_is_dark_and_print_is_light(browser: Any, pages: dict[str, str]) -> None:
+def test_dark_mode_is_dark_and_print_is_light(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["plain"], dark=True)
     assert max(background(browser, "body")) < 60
     line = "return getComputedStyle(document.querySelector('figure [data-mark=line] path')).stroke"
@@ -239,7 +237,7 @@ def test_text_has_contrast(browser: Any, pages: dict[str, str]) -> None:
             assert contrast(front, background(browser, behind)) >= 4.5, (selector, dark)
 
 
-def test_tables_sort(browser: Any, pages: dict[str, str]) -> None:
+def test_tables_can_be_sorted(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["hostile"])
     open_all(browser)
     column = """
@@ -263,7 +261,7 @@ def test_axe_finds_nothing(browser: Any, verbs: dict[str, str], name: str, dark:
 
 
 @pytest.mark.parametrize("name", ["analyze", "sweep", "compare", "gate", "diagnose"])
-def test_each_page_loads_nothing_and_fits(browser: Any, verbs: dict[str, str], name: str) -> None:
+def test_each_page_loads_no_resources_and_fits(browser: Any, verbs: dict[str, str], name: str) -> None:
     assert visit(browser, verbs[name], width=390) == []
     open_all(browser)
     assert browser.get_log("browser") == [] and browser.execute_script(TOO_WIDE) == []
@@ -290,7 +288,7 @@ def test_the_corrections_of_the_demo_fit(browser: Any, verbs: dict[str, str], wi
 
 
 @pytest.mark.slow
-def test_thirty_runs_of_two_hundred_steps_fit_in_two_megabytes(browser: Any, tmp_path: Path) -> None:
+def test_thirty_runs_of_two_hundred_steps_take_two_megabytes(browser: Any, tmp_path: Path) -> None:
     """Timings are in the benchmark of pages."""
     page = tmp_path / "many.html"
     result = make_result(
@@ -303,8 +301,8 @@ def test_thirty_runs_of_two_hundred_steps_fit_in_two_megabytes(browser: Any, tmp
     assert browser.get_log("browser") == []
 
 
-def test_the_meaning_of_a_number_is_next_to_it(browser: Any, pages: dict[str, str]) -> None:
-    """On hover and on focus: title, definition, source and command of the glossary. Escape closes it."""
+def test_tooltips_explain_numbers(browser: Any, pages: dict[str, str]) -> None:
+    """Hover and focus show title, definition, source and command. Escape closes the tooltip."""
     visit(browser, pages["plain"])
     open_all(browser)
     link, tip = (
@@ -326,7 +324,7 @@ def test_the_meaning_of_a_number_is_next_to_it(browser: Any, pages: dict[str, st
 _OVER = 'arguments[0].dispatchEvent(new MouseEvent("mouseover", {bubbles: true}))'
 
 
-def test_links_open_what_they_lead_to(browser: Any, pages: dict[str, str]) -> None:
+def test_links_open_their_section(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["plain"])
     assert not browser.find_element("css selector", "#glossary").get_attribute("open")
     browser.execute_script("location.hash = '#m-k3'")
@@ -340,8 +338,8 @@ def test_commands_can_be_copied(browser: Any, verbs: dict[str, str]) -> None:
     assert command.text.startswith("mismatchctl advise ")
 
 
-def test_the_keyboard_reaches_everything(browser: Any, pages: dict[str, str]) -> None:
-    """What a click opens, sorts or saves has focus. The arrow keys move the cursor over the steps."""
+def test_every_control_is_reachable_by_keyboard(browser: Any, pages: dict[str, str]) -> None:
+    """Every control can have focus. The arrow keys move the cursor over the steps."""
     from selenium.webdriver.common.keys import Keys
 
     visit(browser, pages["plain"])
@@ -365,7 +363,7 @@ return [...document.querySelectorAll("a[href], button, summary, select, .scroll,
 """
 
 
-def test_data_of_the_page_is_strict_json(pages: dict[str, str]) -> None:
+def test_page_data_is_strict_json(pages: dict[str, str]) -> None:
     text = Path(pages["hostile"].removeprefix("file://").replace("%20", " ")).read_text(encoding="utf-8")
     data = text.split('id="figures">')[1].split("</script>")[0]
     assert json.loads(data)["figures"] and "<" not in data

@@ -55,7 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-def test_several_results_stand_on_one_page(files: dict[str, Path], tmp_path: Path) -> None:
+def test_several_results_share_one_page(files: dict[str, Path], tmp_path: Path) -> None:
     done = run("report", *files.values(), "--html", tmp_path / "all.html", code=0)
     page = Parsed((tmp_path / "all.html").read_text(encoding="utf-8"))
     for words in ("moe (a)", "moe (b)", "The gate", "Thresholds", "Which correction", "Data"):
@@ -67,7 +67,7 @@ def test_several_results_stand_on_one_page(files: dict[str, Path], tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_result_holds_what_other_verbs_found(files: dict[str, Path], tmp_path: Path) -> None:
+def test_saved_results_include_findings_of_other_commands(files: dict[str, Path], tmp_path: Path) -> None:
     kept, again = tmp_path / "all.json", tmp_path / "again.json"
     run("report", *files.values(), "-o", kept, "--html", tmp_path / "apart.html", "-q", code=0)
     run("report", kept, "--html", tmp_path / "one.html", "-o", again, "-q", code=0)
@@ -84,7 +84,7 @@ def test_a_result_holds_what_other_verbs_found(files: dict[str, Path], tmp_path:
         run("report", tmp_path / "damaged.json", code=4)
 
 
-def test_a_sweep_reads_back_as_it_was(files: dict[str, Path]) -> None:
+def test_saved_sweeps_are_read_back(files: dict[str, Path]) -> None:
     text = files["sweep"].read_text(encoding="utf-8")
     again = sweep_from_json(json.loads(text))
     assert json.loads(again.to_json()) == json.loads(text)
@@ -92,8 +92,8 @@ def test_a_sweep_reads_back_as_it_was(files: dict[str, Path]) -> None:
     assert list(made.parts(Explorer))
 
 
-def test_sentences_of_a_page_stand_in_the_json(files: dict[str, Path]) -> None:
-    """What every verb writes begins with its format and who wrote it, and holds what its page says."""
+def test_json_contains_the_sentences_of_the_page(files: dict[str, Path]) -> None:
+    """Every JSON file starts with format and version and contains the sentences of its page."""
     data = json.loads(files["sweep"].read_text(encoding="utf-8"))
     (said,) = data["says"].values()
     answer = next(
@@ -105,7 +105,7 @@ def test_sentences_of_a_page_stand_in_the_json(files: dict[str, Path]) -> None:
         assert [*written][:3] == ["format", "tool", "version"] and written["tool"] == "mismatchctl"
 
 
-def test_what_no_verb_wrote_is_refused(tmp_path: Path) -> None:
+def test_files_of_other_tools_are_refused(tmp_path: Path) -> None:
     for text, words in (("{}", "not a mismatchctl result"), ("[1]", "not a mismatchctl result"), ("x", "not JSON"),
                         ('{"checks": 1}', "damaged")):  # fmt: skip
         (tmp_path / "x.json").write_text(text)
@@ -114,7 +114,7 @@ def test_what_no_verb_wrote_is_refused(tmp_path: Path) -> None:
     run("report", tmp_path / "none.json", code=4)
 
 
-def test_markdown_is_a_headline_four_lines_a_table_and_findings(files: dict[str, Path], tmp_path: Path) -> None:
+def test_markdown_has_a_headline_answers_table_and_findings(files: dict[str, Path], tmp_path: Path) -> None:
     text = run("report", files["a"], "--markdown", "-").stdout
     assert text.startswith("### mismatchctl analyze: moe: mismatch grew 22.2x since step 6")
     assert [line.split("**")[1] for line in text.splitlines() if re.match(r"- \S+ \*\*", line)][:4] == [
@@ -131,9 +131,7 @@ def test_hostile_names_start_no_markup_in_markdown() -> None:
     assert not re.search(r"(?<!\\)<(script|img)", text) and "\x1b" not in text
 
 
-def test_open_needs_a_page_and_opens_it(
-    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_needs_a_page(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
     run("report", files["a"], "--open", code=2)
@@ -141,7 +139,7 @@ def test_open_needs_a_page_and_opens_it(
     assert opened == [(tmp_path / "p.html").as_uri()]
 
 
-def test_advice_becomes_the_answer_to_what_to_do() -> None:
+def test_advice_answers_what_to_do() -> None:
     best = RankedCorrection(
         name="token_tis", label="token weight ≤ 2", correction={}, bias2=0.1, bias2_se=0.01, variance=1.0, mse=1.1,
         gain=0.4, gain_se=0.1, rejected_tokens=0.02, rejected_sequences=0.0, ess=0.9, ties=False, why="",
@@ -165,7 +163,7 @@ def test_advice_becomes_the_answer_to_what_to_do() -> None:
         assert [line.question for line in get_summary(result.runs["run-a"]).answers][-1] == "what to do"
 
 
-def test_a_part_reaches_as_far_as_it_says() -> None:
+def test_parts_appear_only_in_their_formats() -> None:
     everywhere, page_only = Note("said everywhere"), Note("on the page", reach=PAGE_ONLY)
     made = Document(Headline("title")).add(Section("Notes", "notes").add(everywhere, page_only))
     assert "on the page" in render_html(made) and "on the page" not in render_markdown(made)
@@ -174,13 +172,13 @@ def test_a_part_reaches_as_far_as_it_says() -> None:
     assert "said everywhere" not in render_html(alone)
 
 
-def test_sections_without_anything_are_left_out() -> None:
+def test_empty_sections_are_omitted() -> None:
     made = Document(Headline("title")).add(Section("Empty", "empty").add(Table("", []), None), None)
     assert made.sections == []
 
 
-def test_one_title_per_metric(files: dict[str, Path]) -> None:
-    """A metric that two tables of a page show has one title in both."""
+def test_each_metric_has_one_title(files: dict[str, Path]) -> None:
+    """A metric in two tables of a page has the same title."""
     titles: dict[str, set[str]] = {}
     for table in document(make_result()).parts(Table):
         for head in table.heads:
@@ -189,7 +187,7 @@ def test_one_title_per_metric(files: dict[str, Path]) -> None:
     assert titles and all(len(found) == 1 for found in titles.values()), titles
 
 
-def test_findings_are_cards_with_their_advice() -> None:
+def test_findings_are_cards_with_advice() -> None:
     result = make_result()
     result.runs["run-a"].findings = [
         Finding(cause="misaligned", confidence="high", title="Shifted", summary="By one.", evidence=[], advice="Mend.")

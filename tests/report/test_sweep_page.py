@@ -120,7 +120,7 @@ def read(text: str) -> float | None:
 
 
 @pytest.mark.slow
-def test_the_explorer_has_the_numbers_of_every_point(found: Sweep, page: str) -> None:
+def test_the_explorer_contains_every_point(found: Sweep, page: str) -> None:
     data = data_of(page)
     assert [one["name"] for one in data["runs"]] == ["dense", "moe"]
     for run, (place, study) in itertools.product(data["runs"], enumerate(STUDIES)):
@@ -139,7 +139,7 @@ def test_the_explorer_has_the_numbers_of_every_point(found: Sweep, page: str) ->
                     assert value == pytest.approx(row[key], rel=6e-3, abs=0.06 * se), (key, text, row[key])
 
 
-def test_steps_left_empty_are_counted(found: Sweep, page: str) -> None:
+def test_empty_steps_are_counted(found: Sweep, page: str) -> None:
     own = (pl.col("scope") == "group") & (pl.col("run") == "moe") & (pl.col("correction") == "geo")
     rows = found.groups.filter(own & (pl.col("point") == 0)).collect()
     empty = sum(kept == 0 for kept in rows["kept_tokens"])
@@ -147,7 +147,7 @@ def test_steps_left_empty_are_counted(found: Sweep, page: str) -> None:
     assert data_of(page)["runs"][1]["studies"][0]["values"][-1][0] == f"{empty} of {len(rows)}"
 
 
-def test_configurations_read_back_as_the_point(page: str) -> None:
+def test_configurations_are_read_back_as_their_point(page: str) -> None:
     for study, shown in zip(STUDIES, data_of(page)["studies"], strict=True):
         configs = shown["configs"]
         assert configs["names"][0] == "mismatchctl"
@@ -175,7 +175,7 @@ def test_configurations_read_back_as_the_point(page: str) -> None:
 
 
 @pytest.mark.slow
-def test_tables_hold_every_point_and_the_targets(found: Sweep, page: str) -> None:
+def test_tables_contain_every_point_and_the_targets(found: Sweep, page: str) -> None:
     for index, run in enumerate(found.runs):
         for study, section in zip(STUDIES, sections_of(found, index), strict=True):
             every, few = table_of(section, "All points of"), table_of(section, "points that no other beats")
@@ -205,7 +205,7 @@ def test_tables_hold_every_point_and_the_targets(found: Sweep, page: str) -> Non
         assert rules and all(("interval" in rule) == shaded for rule in rules)
 
 
-def test_predictions_say_model_and_check(found: Sweep, page: str) -> None:
+def test_predictions_name_model_and_check(found: Sweep, page: str) -> None:
     text = Parsed(page).text
     for words in ("a batch of 64 sequences", "2,048 tokens a response", "+5 steps", "Model: ", "Check on this dump: "):
         assert words in text, words
@@ -214,7 +214,7 @@ def test_predictions_say_model_and_check(found: Sweep, page: str) -> None:
     assert "Predict" not in Parsed(_page(without)).text
 
 
-def test_presets_are_named_on_the_curves(page: str) -> None:
+def test_curves_name_the_presets(page: str) -> None:
     figures = page_figures(page)
     shown = [
         rule.get("text", "") for figure in figures.values() for rule in figure["rules"] if rule.get("style") == "limit"
@@ -224,7 +224,7 @@ def test_presets_are_named_on_the_curves(page: str) -> None:
     assert any("geo_rs" in label for mark in front["marks"] if mark["name"] == "presets" for label in mark["labels"])
 
 
-def test_figures_of_axes_and_maps(found: Sweep) -> None:
+def test_figures_show_axes_and_maps(found: Sweep) -> None:
     one, two = sections_of(found, 0)
     front, curves, maps = (part for part in two.parts if isinstance(part, Figures))
     assert [figure.title for part in one.parts if isinstance(part, Figures) for figure in part.figures][1:] == [
@@ -237,14 +237,14 @@ def test_figures_of_axes_and_maps(found: Sweep) -> None:
     assert curves.figures[0].x.limits == (1.1, 4.0)
 
 
-def test_axes_of_words_and_unordered_lists_are_drawn() -> None:
+def test_text_axes_and_unordered_lists_are_drawn() -> None:
     (section,) = sections_of(sweep([MOE], [LEVELS]), 0)
     assert axes_of(section) == [1, 1, 1]
     every = table_of(section, "All points of")
     assert every is not None and len(every.rows) == 6
 
 
-def test_a_correction_that_leaves_nothing_says_why() -> None:
+def test_corrections_that_keep_no_token_show_the_reason() -> None:
     nothing = Correction.model_validate({"name": "nothing", "gates": [{"level": "geometric", "keep": [50, None]}]})
     text = Parsed(_page(sweep([MOE], [Study(nothing, (ThresholdAxis.parse("gates.0.keep.0", "50,60,70"),))]))).text
     assert "No point has values of all metrics, so there is no Pareto front" in text
@@ -254,7 +254,7 @@ def test_a_correction_that_leaves_nothing_says_why() -> None:
 
 
 @pytest.mark.parametrize("name", ["page", "hostile"])
-def test_structure(request: pytest.FixtureRequest, name: str) -> None:
+def test_the_structure_is_accessible(request: pytest.FixtureRequest, name: str) -> None:
     text: str = request.getfixturevalue(name)
     parsed = Parsed(text)
     levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch("h[1-6]", tag)]
@@ -274,7 +274,7 @@ def test_structure(request: pytest.FixtureRequest, name: str) -> None:
     assert len(text.encode()) < 1_500_000
 
 
-def test_hostile_strings_are_only_text(hostile: str) -> None:
+def test_hostile_strings_stay_text(hostile: str) -> None:
     found = Parsed(hostile)
     assert not found.all("img")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e\u2066-\u2069]", without_libraries(hostile))
@@ -284,11 +284,11 @@ def test_hostile_strings_are_only_text(hostile: str) -> None:
     assert data["runs"][0]["name"].startswith("x</script>␛[31m")
 
 
-def test_same_sweep_same_bytes(found: Sweep, page: str) -> None:
+def test_equal_sweeps_give_equal_bytes(found: Sweep, page: str) -> None:
     assert _page(found) == page
 
 
-def test_large_studies_say_what_is_left_out(found: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_studies_name_omitted_points(found: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_explorer, "MAX_CONFIGS", 10)
     configs = data_of(_page(found))["studies"][0]["configs"]["points"]
     front = found.overall.filter((pl.col("correction") == "geo") & pl.col("pareto"))["point"]
@@ -301,12 +301,12 @@ def test_large_studies_say_what_is_left_out(found: Sweep, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("rejected", "start"), [([0.4, 0.04, 0.01], 1), ([0.4, 0.3, 0.2], 2), ([0.0, 0.0, 0.0], 1), ([None, 0.1, 0.2], 1)]
 )
-def test_it_begins_with_a_point_one_can_afford(rejected: list[float | None], start: int) -> None:
+def test_the_initial_point_is_affordable(rejected: list[float | None], start: int) -> None:
     rows = [{"point": p, "rejected_tokens": r, "pareto": r is not None} for p, r in enumerate(rejected)]
     assert choose_start_point(rows) == start
 
 
-def test_the_flag_writes_the_page_and_refuses_to_overwrite(tmp_path: Path) -> None:
+def test_the_html_option_writes_and_does_not_overwrite(tmp_path: Path) -> None:
     place = tmp_path / "sweep.html"
     flags = ["sweep", MOE, "--geo", "1.01,1.02", "--html", str(place)]
     command.run(*flags, code=0)
@@ -344,7 +344,7 @@ def tiles(browser: Any) -> Iterator[str]:
 
 
 @pytest.mark.browser
-def test_dragging_shows_the_point(browser: Any, addresses: dict[str, str], page: str) -> None:
+def test_dragging_the_slider_shows_its_point(browser: Any, addresses: dict[str, str], page: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
     data = data_of(page)
@@ -393,7 +393,7 @@ def test_the_configuration_of_a_point_can_be_copied(browser: Any, addresses: dic
 
 @pytest.mark.browser
 @pytest.mark.parametrize("name", ["page", "hostile"])
-def test_it_fits_and_asks_for_nothing(browser: Any, addresses: dict[str, str], name: str) -> None:
+def test_the_page_fits_and_makes_no_requests(browser: Any, addresses: dict[str, str], name: str) -> None:
     for width, scripts, dark in ((400, True, True), (1280, False, False)):
         assert visit(browser, addresses[name], width=width, scripts=scripts, dark=dark) == []
         assert browser.find_element("id", "explorer").is_displayed() == scripts

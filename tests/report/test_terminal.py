@@ -64,13 +64,13 @@ def printed(result: Result, width: int = 140, *, encoding: str = "utf-8", termin
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [40, *WIDTHS])
 @pytest.mark.parametrize("what", EVERYTHING)
-def test_no_line_is_longer_than_the_terminal_is_wide(what: str, width: int) -> None:
+def test_lines_fit_the_terminal(what: str, width: int) -> None:
     lines = printed(everything(what), width).splitlines()
     assert max(map(cell_len, lines)) <= width
 
 
 @pytest.mark.parametrize("runs", [["dense"], ["dense", "moe"]])
-def test_tables_of_runs_are_called_by_their_column_and_run(runs: list[str]) -> None:
+def test_tables_name_their_column_and_run(runs: list[str]) -> None:
     result = make_result(runs=runs)
     assert any(correction.gates for correction in result.corrections) and result.runs["dense"].by
     titles = re.findall(r"By (?!column)(\S+)( on \w+)?", printed(result))
@@ -104,14 +104,14 @@ def test_every_correction_of_every_run_has_a_row(width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
-def test_numbers_are_never_cut() -> None:
+def test_numbers_are_not_truncated() -> None:
     text = printed(everything("32 runs"), 80)
     for line in text.splitlines():
         if line.startswith(("dense_run", "moe_run")):
             assert not re.search(r"\d…", line.split(maxsplit=1)[1])
 
 
-def test_ten_seconds_of_one_run() -> None:
+def test_the_summary_of_one_run_is_complete() -> None:
     text = printed(make_result(level=1e-4), 80)
     for part in (
         "run-a: mismatch grew",
@@ -124,7 +124,7 @@ def test_ten_seconds_of_one_run() -> None:
     assert "z = " in text
 
 
-def test_undefined_values_are_a_dash_with_their_reason() -> None:
+def test_undefined_values_are_a_dash_with_a_reason() -> None:
     result = make_result()
     run = result.runs["run-a"]
     run.overall.metrics["k3"] = Value(value=None, status="no valid token")
@@ -136,7 +136,7 @@ def test_undefined_values_are_a_dash_with_their_reason() -> None:
 
 @pytest.mark.parametrize("what", ["hostile", "hostile, many"])
 @pytest.mark.parametrize("terminal", [False, True])
-def test_strings_from_dumps_are_only_shown(what: str, terminal: bool) -> None:
+def test_strings_from_dumps_stay_text(what: str, terminal: bool) -> None:
     text = printed(everything(what), terminal=terminal)
     shown = re.sub(r"\x1b\[[0-9;]*m", "", text) if terminal else text
     assert all(character.isprintable() or character == "\n" for character in shown)
@@ -149,13 +149,13 @@ def test_markup_in_names_is_text() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", EVERYTHING)
-def test_ascii_terminals_get_ascii(what: str) -> None:
+def test_ascii_terminals_get_ascii_output(what: str) -> None:
     text = printed(everything(what), 80, encoding="ascii")
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_disables_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     text = printed(everything("hostile"), terminal=True)
     codes = {code for found in re.findall(r"\x1b\[([0-9;]*)m", text) for code in found.split(";")}
@@ -166,7 +166,7 @@ def glyphs(encoding: str = "utf-8") -> TerminalGlyphs:
     return TerminalGlyphs(Console(file=Page(encoding)))
 
 
-def test_sparklines() -> None:
+def test_sparklines_follow_the_values() -> None:
     assert glyphs().sparkline([1e-5, 1e-4, 1e-3]) == "▁▅█"
     assert glyphs().sparkline([1.0, None, 0.0, 10.0]) == "▁ ▁█"
     assert glyphs("ascii").sparkline([1e-5, 1e-3]) == "_#"
@@ -176,7 +176,7 @@ def test_sparklines() -> None:
     assert long == "▁" * 20 + "█" * 20
 
 
-def test_names_are_cut_in_the_middle() -> None:
+def test_names_are_shortened_in_the_middle() -> None:
     assert glyphs().shorten("dense_temperature_in_trainer", 13) == "dense_…rainer"
     assert glyphs().shorten("dense", 13) == "dense"
     assert len(glyphs("ascii").shorten("x" * 50, 13)) == 13
@@ -189,7 +189,7 @@ def test_headings_break_after_separators() -> None:
 
 
 @pytest.mark.parametrize(("name", "shown"), [("n" * 60, ["must"]), ("n", ["last", "must", "first"])])
-def test_columns_that_matter_less_go_first(name: str, shown: list[str]) -> None:
+def test_less_important_columns_are_dropped_first(name: str, shown: list[str]) -> None:
     drops = (("last", 2), ("must", 0), ("first", 1))
     wide = [Column(head, lambda _: "1234567890", drop=drop) for head, drop in drops]
     table = Table.of("", [name], [Column("name", kind="name"), *wide], reach=EVERYWHERE)

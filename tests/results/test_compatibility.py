@@ -35,13 +35,13 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_each_format_is_kept() -> None:
+def test_each_earlier_format_has_a_fixture() -> None:
     for files in (RESULTS, BASELINES):
         assert [json.loads(file.read_text())["format"] for file in files] == list(range(1, FORMAT + 1))
 
 
 @pytest.mark.parametrize("path", RESULTS + BASELINES, ids=lambda path: path.name)
-def test_its_values_are_read(path: Path) -> None:
+def test_values_of_earlier_results_are_read(path: Path) -> None:
     tokens = [x for row in LOG_RATIOS for x in row]
     overall = next(iter(read_result(path).runs.values())).overall.metrics
     assert overall["tokens"].value == len(tokens)
@@ -49,13 +49,13 @@ def test_its_values_are_read(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
-def test_a_report_is_made_of_it(path: Path, tmp_path: Path) -> None:
+def test_earlier_results_render_a_report(path: Path, tmp_path: Path) -> None:
     run("report", path, "--html", tmp_path / "r.html", code=0)
     assert (tmp_path / "r.html").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("path", RESULTS + BASELINES, ids=lambda path: path.name)
-def test_the_same_dump_passes_against_it(path: Path, dump: Path) -> None:
+def test_a_dump_passes_against_its_earlier_baseline(path: Path, dump: Path) -> None:
     done = run("gate", dump, "--baseline", path, "--json", "-q")
     assert json.loads(done.stdout)["outcome"] == "passed" and done.exit_code == 0, done.output
 
@@ -74,7 +74,7 @@ def test_the_90_percent_intervals_of_format_1_are_dropped(tmp_path: Path, dump: 
 
 
 @pytest.mark.parametrize("path", RESULTS[-1:] + BASELINES[-1:], ids=lambda path: path.name)
-def test_a_newer_format_is_refused_by_every_reader(path: Path, tmp_path: Path, dump: Path) -> None:
+def test_every_reader_refuses_a_newer_format(path: Path, tmp_path: Path, dump: Path) -> None:
     newer = tmp_path / "newer.json"
     newer.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT + 1}))
     for words in (["report", newer], ["gate", dump, "--baseline", newer], ["compare", newer, newer]):

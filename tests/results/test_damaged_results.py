@@ -95,7 +95,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_result_that_is_not_whole_is_refused(damage: str, whole: dict[str, Any], tmp_path: Path) -> None:
+def test_damaged_results_are_refused(damage: str, whole: dict[str, Any], tmp_path: Path) -> None:
     data = copy.deepcopy(whole)
     DAMAGE[damage](only(data))
     path = tmp_path / "r.json"
@@ -107,7 +107,7 @@ def test_a_result_that_is_not_whole_is_refused(damage: str, whole: dict[str, Any
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", "[" * 3000])
-def test_a_result_holds_finite_numbers(text: str, whole: dict[str, Any], tmp_path: Path) -> None:
+def test_non_finite_numbers_in_results_are_refused(text: str, whole: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     content = json.dumps(whole)
     value = json.dumps(only(whole)["overall"]["metrics"]["k3"]["value"])
@@ -117,7 +117,7 @@ def test_a_result_holds_finite_numbers(text: str, whole: dict[str, Any], tmp_pat
         assert done.exit_code == 4 and done.stderr.startswith(f"error: {path}: not JSON: ")
 
 
-def test_a_value_that_is_not_finite_has_a_status() -> None:
+def test_non_finite_values_get_a_status() -> None:
     assert Value(value=math.inf, se=math.nan, interval=(0.0, math.inf)) == Value(value=None, status=OVERFLOW_STATUS)
 
     class Needed(FiniteModel):
@@ -128,7 +128,7 @@ def test_a_value_that_is_not_finite_has_a_status() -> None:
 
 
 @pytest.mark.parametrize("value", [-1e300, -1e308])
-def test_what_no_policy_gives_is_refused_in_a_sentence(value: float, tmp_path: Path) -> None:
+def test_impossible_log_probs_are_refused_in_one_sentence(value: float, tmp_path: Path) -> None:
     path = write_labeled_dump(tmp_path / "d.parquet", value)
     done = run("analyze", path)
     assert done.exit_code == 4 and "no policy gives a log-prob of" in done.stderr and "row 3" in done.stderr
@@ -178,7 +178,7 @@ def damaged(whole: dict[str, Any], damage: Callable[[dict[str, Any]], Any], fold
 
 
 @pytest.mark.parametrize("damage", SWEPT_DAMAGE)
-def test_a_sweep_that_is_not_whole_is_refused(damage: str, swept: dict[str, Any], tmp_path: Path) -> None:
+def test_damaged_sweeps_are_refused(damage: str, swept: dict[str, Any], tmp_path: Path) -> None:
     path = damaged(swept, SWEPT_DAMAGE[damage], tmp_path)
     done = run("report", path, "--html", tmp_path / "s.html")
     assert (done.exit_code, done.stderr.count("\n")) == (4, 1), done.stderr
@@ -188,7 +188,7 @@ def test_a_sweep_that_is_not_whole_is_refused(damage: str, swept: dict[str, Any]
 @pytest.mark.parametrize(
     "words", ["compare d.parquet {}", "gate {} --rule k3:max=1", "report {}", "analyze {}", "compare {} d.parquet"]
 )
-def test_nothing_waits_for_a_pipe(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipes_are_refused_without_waiting(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_labeled_dump(Path("d.parquet"))
     os.mkfifo("pipe.json")
@@ -215,13 +215,13 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("damage", COMPARED_DAMAGE)
-def test_a_comparison_that_is_not_whole_is_refused(damage: str, compared: dict[str, Any], tmp_path: Path) -> None:
+def test_damaged_comparisons_are_refused(damage: str, compared: dict[str, Any], tmp_path: Path) -> None:
     done = run("report", damaged(compared, COMPARED_DAMAGE[damage], tmp_path), "--markdown", "-")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (4, "", 1), done.stderr
 
 
 @pytest.mark.parametrize("digits", [5, 9])
-def test_numbers_are_rounded_as_text_is(digits: int) -> None:
+def test_rounding_matches_decimal_text(digits: int) -> None:
     rng = np.random.default_rng(0)
     halves = (rng.integers(10 ** (digits - 1), 10**digits, 2000) + 0.5) * 10.0 ** rng.integers(-25, 25, 2000)
     special = [0.0, -0.0, 5e-324, 1e300, -1e300, 999_999_999.5, 99_999.5, 1e8, 1e9, 1e22, 1e23, 0.5, -2.5]

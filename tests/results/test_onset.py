@@ -33,7 +33,7 @@ def test_a_jump_is_found_at_its_step(count: int, onset: int) -> None:
     assert f"at step {onset}, from" in found.text
 
 
-def test_bad_steps_are_named_and_left_out() -> None:
+def test_bad_steps_are_reported_and_excluded() -> None:
     values = LEVEL * np.exp(np.random.default_rng(4).normal(0, 0.1, 100))
     values[[40, 41]] *= 50
     steady = fit_growth(list(range(100)), values.tolist(), (0.1 * values).tolist())
@@ -49,7 +49,7 @@ def test_a_change_at_the_end_is_not_a_bad_step() -> None:
     assert fit_growth(list(range(40)), values, [0.1 * value for value in values]).bad_steps == []
 
 
-def test_an_overshoot_belongs_to_the_change() -> None:
+def test_an_overshoot_is_part_of_the_change() -> None:
     values = LEVEL * np.exp(np.random.default_rng(5).normal(0, 0.05, 60))
     values[31:] *= 0.3
     values[31] *= 0.5
@@ -71,18 +71,18 @@ def test_rare_tokens_are_not_growth() -> None:
     assert (falls.verdict, falls.driven_by) == ("uneven", 3)
 
 
-def test_growth_of_all_tokens_is_growth_with_outliers_too() -> None:
+def test_growth_of_all_tokens_is_found_despite_outliers() -> None:
     found = check([1e-3] * 6 + [9e-3] * 6, [0.1] * 6 + [0.3] * 6, [0] * 6 + [4] * 6)
     assert (found.verdict, found.driven_by) == ("grew", None)
 
 
-def test_outliers_at_every_later_step_are_growth_that_they_drive() -> None:
+def test_outliers_at_every_later_step_are_growth_driven_by_them() -> None:
     found = check([1e-3] * 20 + [9e-3] * 20, [0.1] * 40, [0] * 20 + [4] * 20)
     assert (found.verdict, found.onset, found.driven_by) == ("grew", 20, 80)
     assert found.text.endswith("driven by 80 tokens whose two probabilities differ more than 2x")
 
 
-def test_the_order_of_changes_is_named() -> None:
+def test_the_order_of_changes_is_reported() -> None:
     steps, noise = np.arange(60), np.random.default_rng(6).normal(0, 0.05, (3, 60))
     rise = np.clip((steps - 34) / 10, 0, None)
     k3 = fit_growth(steps.tolist(), (LEVEL * (1 + 8 * rise) ** 2 * np.exp(noise[0])).tolist(), [None] * 60)
@@ -118,7 +118,7 @@ def _least_squares_corner(heights: np.ndarray) -> float:
 
 
 def test_the_onset_of_a_ramp_is_the_first_step_above_the_corner() -> None:
-    """A logged metric leaves its level at step 34, where it is still at the level. Step 36 is the first above it."""
+    """The ramp starts at step 34, which is still at the level. Step 36 is the first above it."""
     steps, noise = np.arange(0, 60, 2), np.random.default_rng(6)
     ramp = np.where(steps > 34, 0.11 * (steps - 34), 0.0)
     covered, distances = 0, []

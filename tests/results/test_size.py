@@ -19,7 +19,7 @@ CORRECTIONS = (
 
 
 @pytest.mark.slow
-def test_each_step_adds_less_than_its_share(tmp_path: Path) -> None:
+def test_each_step_adds_little_to_the_result_size(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sizes = []
     for steps in (12, 36):

@@ -46,7 +46,7 @@ def growth(values: list[float | None], errors: float = 0.05, labels: list[object
     )
 
 
-def test_standing_names_the_range() -> None:
+def test_k3_class_names_its_range() -> None:
     def text(value: float | None, se: float | None = None) -> str:
         return classify_k3(Value(value=value, se=se, status="ok" if value is not None else "no token")).text
 
@@ -59,7 +59,7 @@ def test_standing_names_the_range() -> None:
     assert text(1.1e-3, 1e-4).endswith("across the border")
 
 
-def test_a_jump_is_found_where_it_is() -> None:
+def test_a_jump_is_found_at_its_step() -> None:
     values: list[float | None] = [1e-4] * 6 + [5e-4] * 6
     found = growth(values)
     assert found.factor == pytest.approx(5.0, rel=1e-3)
@@ -73,14 +73,14 @@ def test_a_jump_is_found_where_it_is() -> None:
     assert fell.text.startswith("fell 5.00x (") and fell.verdict == "fell"
 
 
-def test_a_ramp_is_found_with_its_ends() -> None:
+def test_a_ramp_is_found_with_start_and_end() -> None:
     values = np.exp(np.log(1e-4) + np.clip((np.arange(40) - 10) / 20, 0, 1) * np.log(8))
     found = growth(values.tolist(), 0.02)
     assert found.onset == 11 and found.until == 30
     assert found.factor == pytest.approx(8.0, rel=0.02)
 
 
-def test_growth_that_goes_on_is_said_to() -> None:
+def test_continuing_growth_is_reported() -> None:
     values = (1e-4 * np.exp(0.3 * np.clip(np.arange(16) - 8, 0, None))).tolist()
     found = growth(values)
     assert found.until == 15 and "from step 9 on" in found.text and "up to step" not in found.text
@@ -88,8 +88,8 @@ def test_growth_that_goes_on_is_said_to() -> None:
 
 @pytest.mark.parametrize("noise", [0.1, 0.3])
 @pytest.mark.parametrize("shape", ["jump", "ramp", "goes on"])
-def test_the_interval_of_the_onset_covers(shape: str, noise: float) -> None:
-    """19 of 20 95% intervals should hold the true onset; with 120 series, chance alone gives 0.9 at worst."""
+def test_the_onset_interval_covers_the_true_step(shape: str, noise: float) -> None:
+    """95% intervals should cover the true onset. With 120 series, chance allows a coverage of 0.9."""
     draw = np.random.default_rng(5)
     inside = []
     for _ in range(120):
@@ -105,7 +105,7 @@ def test_the_interval_of_the_onset_covers(shape: str, noise: float) -> None:
 
 @pytest.mark.parametrize("steps", [2, 4, 12, 100])
 @pytest.mark.parametrize("scatter", [0.0, 0.3])
-def test_noise_alone_is_no_trend(steps: int, scatter: float) -> None:
+def test_noise_is_not_reported_as_growth(steps: int, scatter: float) -> None:
     noise = np.random.default_rng(7)
     alarms = 0
     for _ in range(60):
@@ -114,13 +114,13 @@ def test_noise_alone_is_no_trend(steps: int, scatter: float) -> None:
     assert alarms <= 3
 
 
-def test_scatter_beyond_the_errors_is_not_called_steady() -> None:
+def test_excess_scatter_is_uneven() -> None:
     found = fit_growth(list(range(16)), [1e-4, 9e-4] * 8, [1e-6] * 16)
     assert not found.changed and found.verdict == "uneven"
     assert found.text.startswith("goes up and down over 16 steps by more than its errors")
 
 
-def test_series_without_a_trend_say_so() -> None:
+def test_series_without_a_trend_give_the_reason() -> None:
     assert growth([1e-3]).text == "one step only"
     assert growth([None, None]).text == "undefined at every step"
     assert growth([0.0, 0.0]).text == "0 at all 2 steps"
@@ -128,7 +128,7 @@ def test_series_without_a_trend_say_so() -> None:
     assert growth([1e-3] * 10, 0.1).text.startswith("no change over 10 steps beyond the errors")
 
 
-def test_steps_may_be_words() -> None:
+def test_step_labels_can_be_text() -> None:
     found = growth([1e-4] * 6 + [5e-4] * 6, labels=[f"night {place}" for place in range(12)])
     assert found.onset == "night 6"
 
@@ -144,7 +144,7 @@ def answers(result: Result) -> dict[str, Answer]:
     return {answer.question: answer for answer in summarize_run(result.runs["run-a"]).answers}
 
 
-def test_there_are_four_answers_in_order() -> None:
+def test_the_summary_has_four_answers_in_order() -> None:
     found = answers(make_result())
     assert list(found) == ["how bad", "since when", "why", "what to do"]
     assert all(answer.text and answer.level in ("good", "fair", "bad", "unknown") for answer in found.values())
@@ -161,7 +161,7 @@ def test_there_are_four_answers_in_order() -> None:
         ("numerical_noise", "high", "nothing"),
     ],
 )
-def test_what_to_do_follows_the_findings(cause: str, confidence: str, key: str) -> None:
+def test_the_advice_follows_the_findings(cause: str, confidence: str, key: str) -> None:
     result = make_result(steps=[None])
     run = result.runs["run-a"]
     run.findings = [finding(cause, confidence)]
@@ -189,14 +189,14 @@ def test_a_cause_of_little_k3_is_not_the_headline(share: float | None, key: str)
 @pytest.mark.parametrize(
     ("confidence", "level", "said"), [("high", "good", "no correction is needed"), ("low", "unknown", "so far")]
 )
-def test_little_data_is_no_all_clear(confidence: str, level: str, said: str) -> None:
+def test_little_data_does_not_give_an_all_clear(confidence: str, level: str, said: str) -> None:
     result = make_result(steps=[None])
     result.runs["run-a"].findings = [finding("numerical_noise", confidence)]
     answer = answers(result)["what to do"]
     assert (answer.key, answer.level) == ("nothing", level) and said in answer.text
 
 
-def test_what_is_not_sure_names_what_would_tell() -> None:
+def test_uncertain_findings_name_the_deciding_measurement() -> None:
     result = make_result(steps=[None])
     unsure = finding("moe_routing", "low")
     unsure.rivals = [RivalCause(cause="numerical_noise", tell="rollout_experts and train_experts")]
@@ -209,7 +209,7 @@ def test_what_is_not_sure_names_what_would_tell() -> None:
     ("k3", "se", "level"),
     [(9e-4, 1e-5, "good"), (9e-4, 1e-4, "fair"), (1.1e-5, 1e-6, "good"), (9e-6, 1e-6, "good"), (1.1e-3, 1e-4, "fair")],
 )
-def test_an_error_that_reaches_beyond_dense_models_is_no_all_clear(k3: float, se: float, level: str) -> None:
+def test_an_interval_above_the_dense_range_gives_no_all_clear(k3: float, se: float, level: str) -> None:
     result = make_result(steps=[None])
     result.runs["run-a"].overall.metrics["k3"] = Value(value=k3, se=se)
     result.runs["run-a"].findings = [finding("numerical_noise")]
@@ -218,13 +218,13 @@ def test_an_error_that_reaches_beyond_dense_models_is_no_all_clear(k3: float, se
     assert found["what to do"].key == ("nothing" if level == "good" else "ask")
 
 
-def test_a_mismatch_that_grows_is_never_nothing_to_do() -> None:
+def test_growing_mismatch_always_needs_action() -> None:
     result = make_result()
     result.runs["run-a"].findings = [finding("numerical_noise")]
     assert answers(result)["what to do"].key == "ask"
 
 
-def test_k3_has_its_interval_and_stands_against_the_baseline() -> None:
+def test_k3_shows_its_interval_and_the_baseline() -> None:
     result, before = make_result(steps=[None]), make_result(steps=[None], level=1e-5)
     result.runs["run-a"].overall.metrics["k3"] = Value(value=4e-4, se=4e-5)
     before.runs["run-a"].overall.metrics["k3"] = Value(value=1e-4, se=1e-5)
@@ -241,7 +241,7 @@ def test_k3_has_its_interval_and_stands_against_the_baseline() -> None:
 
 @pytest.mark.parametrize(("error", "level"), [(0.05, "bad"), (0.09, "bad"), (0.12, "fair")])
 def test_a_rise_is_judged_by_a_one_sided_bound(error: float, level: str) -> None:
-    """K3 is 24% higher, its error known: 1.645 errors below are above 1 in the second case, 1.96 errors are not."""
+    """K3 is 24% higher. The bound at 1.645 errors excludes 1 in the second case, the bound at 1.96 does not."""
     result, before = make_result(steps=[None]), make_result(steps=[None], level=1e-5)
     result.runs["run-a"].overall.metrics["k3"] = Value(value=1.24e-4, se=1.24e-4 * error)
     before.runs["run-a"].overall.metrics["k3"] = Value(value=1e-4, se=1e-4 * error)
@@ -250,7 +250,7 @@ def test_a_rise_is_judged_by_a_one_sided_bound(error: float, level: str) -> None
     assert (first.level == "bad", "no change beyond" in first.text) == (level == "bad", level != "bad")
 
 
-def test_a_baseline_of_other_runs_is_not_guessed_at() -> None:
+def test_a_baseline_of_other_runs_is_not_compared() -> None:
     result, before = make_result(), make_result(runs=["x", "y"])
     summarize_runs(result, ("b.json", before))
     assert get_summary(result.runs["run-a"]).against is None
@@ -261,7 +261,7 @@ def moe() -> Result:
     return analyze([MOE])
 
 
-def test_a_result_begins_with_its_format_and_holds_its_story(moe: Result, tmp_path: Path) -> None:
+def test_a_result_starts_with_its_format_and_contains_its_summary(moe: Result, tmp_path: Path) -> None:
     assert moe.to_json().startswith('{"format":')
     moe.save(tmp_path / "r.json")
     stored = json.loads((tmp_path / "r.json").read_text())["runs"]["moe"]["story"]
@@ -269,7 +269,7 @@ def test_a_result_begins_with_its_format_and_holds_its_story(moe: Result, tmp_pa
     assert read_result(tmp_path / "r.json").runs["moe"].story == moe.runs["moe"].story
 
 
-def test_growth_is_one_statement_in_story_finding_and_diagnosis(moe: Result) -> None:
+def test_summary_finding_and_diagnosis_state_the_same_growth(moe: Result) -> None:
     run = moe.runs["moe"]
     story = get_summary(run)
     said = next(found for found in run.findings if found.cause == "stale_policy")
@@ -284,8 +284,8 @@ def test_growth_is_one_statement_in_story_finding_and_diagnosis(moe: Result) -> 
 
 
 @pytest.mark.slow
-def test_growth_is_one_statement_in_every_verb_and_medium(moe: Result) -> None:
-    """The gate, a comparison, the watch, and the terminal, Markdown and page say what the story says."""
+def test_all_commands_and_formats_state_the_same_growth(moe: Result) -> None:
+    """The texts come from the gate, compare, watch, the terminal, Markdown and the page."""
     growth = get_summary(moe.runs["moe"]).growth
     verdict = judge(moe, parse_rules("k3:max=0.1"))
     assert verdict.growth == {"moe": growth}
@@ -317,7 +317,7 @@ WRITERS: dict[str, Callable[[Document], str]] = {
 }
 
 
-def test_older_results_get_their_story_when_read() -> None:
+def test_older_results_get_a_summary_when_read() -> None:
     for path in sorted((FIXTURES / "earlier_versions").glob("result_*.json")):
         for run in read_result(path).runs.values():
             assert run.story is not None and run.story == summarize_run(run)

@@ -34,7 +34,7 @@ from tests.factories.cluster_samples import K3, NONE, by_hand, k3, layer_columns
 FEW = settings(derandomize=True, max_examples=12)
 
 
-def test_layers_are_sums_of_what_is_cut_off() -> None:
+def test_layers_sum_the_values_above_each_cap() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(0, 1, 400) * 10.0 ** rng.uniform(-7, 0.5, 400)
     rollout, lengths = -rng.exponential(1.0, 400), [100, 0, 250, 50]
@@ -50,7 +50,7 @@ def test_layers_are_sums_of_what_is_cut_off() -> None:
             )
 
 
-def test_other_clusters_are_permuted() -> None:
+def test_clusters_of_different_prompts_are_permuted() -> None:
     new, old = [3.0, 1.0, 4.5, 2.0], [1.0, 1.5, 0.2, 2.6, 0.4]
     found = compare_samples(by_hand(new), by_hand(old, 50), K3, NONE)
     every = [*new, *old]
@@ -59,7 +59,7 @@ def test_other_clusters_are_permuted() -> None:
     assert found.exchange.least_p == pytest.approx(1 / 126)
 
 
-def test_shared_clusters_change_places() -> None:
+def test_shared_clusters_are_swapped() -> None:
     new, old = [3.0, 1.0, 4.5, 2.0, 2.5, 3.0, 0.5], [1.0, 1.5, 2.0, 1.8, 1.0, 3.4, 0.2]
     found = compare_samples(by_hand(new), by_hand(old), K3, NONE)
     differences = np.subtract(new, old)
@@ -67,7 +67,7 @@ def test_shared_clusters_change_places() -> None:
     assert found.p == pytest.approx(np.mean(np.array(flips) >= differences.sum() - 1e-9))
 
 
-def test_where_samples_overlap_both_happen() -> None:
+def test_overlapping_samples_are_permuted_and_swapped() -> None:
     new, old = [3.0, 1.0, 4.5, 2.0], [1.0, 1.5, 0.2, 2.6, 0.4]
     found = compare_samples(
         by_hand(new), by_hand(old, 2), K3, NONE
@@ -105,7 +105,7 @@ def own_p(new: ClusterSample, old: ClusterSample, allowance: Allowance = NONE) -
     return shares_above(found.exchange.totals(*values))[0]
 
 
-def test_one_small_p_value_is_enough_and_many_large_ones_are_not() -> None:
+def test_one_small_p_value_suffices_and_many_large_ones_do_not() -> None:
     rng = np.random.default_rng(0)
     shares = shares_above(rng.normal(size=(2000, 3)))
     shares[0] = [0.3, 0.9, 1 / 2000]
@@ -118,7 +118,7 @@ def test_one_small_p_value_is_enough_and_many_large_ones_are_not() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("new", "old"), [(24, 6), (6, 24), (12, 12)])
-def test_nothing_fails_more_often_than_it_says(new: int, old: int) -> None:
+def test_false_failures_stay_within_the_level(new: int, old: int) -> None:
     exchange = SampleExchange(np.arange(new, dtype=np.uint64), np.arange(new, new + old, dtype=np.uint64))
     labels = np.concatenate(list(exchange.labels()))
     failed = 0
@@ -143,7 +143,7 @@ def layers(each: ClusterSample):  # type: ignore[no-untyped-def]
     return found
 
 
-def test_what_most_tokens_do_is_seen_below_a_heavy_tail() -> None:
+def test_a_change_of_most_tokens_is_found_despite_a_heavy_tail() -> None:
     rollout, x = tokens(1, 24, 200)
     other, y = tokens(2, 24, 200)
     bulk = np.where(np.abs(x) <= np.quantile(np.abs(x), 0.9), 1.4 * x, x)
@@ -160,7 +160,7 @@ def test_what_most_tokens_do_is_seen_below_a_heavy_tail() -> None:
     assert sum(p <= 0.05 for p in alike) <= 3  # 1 expected; more than 3 once in 60
 
 
-def test_a_tail_of_sure_tokens_is_seen_below_that_of_others() -> None:
+def test_a_tail_of_likely_tokens_is_found_below_a_larger_tail() -> None:
     rng = np.random.default_rng(8)
     rollout, other = (-rng.exponential(0.6, (16, 200)) for _ in range(2))
     x, y = (0.02 * rng.standard_t(2.0, (16, 200)) * -np.expm1(each) for each in (rollout, other))
@@ -171,7 +171,7 @@ def test_a_tail_of_sure_tokens_is_seen_below_that_of_others() -> None:
 
 
 @pytest.mark.parametrize(("holding", "decides"), [(2, False), (5, True)])
-def test_lost_tokens_are_counted_where_they_are_enough(holding: int, decides: bool) -> None:
+def test_enough_lost_tokens_are_counted(holding: int, decides: bool) -> None:
     rollout, x = tokens(1, 16, 200)
     other, y = tokens(2, 16, 200)
     x, y = np.clip(x, -0.1, 0.1), np.clip(y, -0.1, 0.1)
@@ -186,7 +186,7 @@ def test_lost_tokens_are_counted_where_they_are_enough(holding: int, decides: bo
 @pytest.mark.parametrize(
     "allowance", [NONE, Allowance(relative=0.25), Allowance(absolute=0.01), Allowance(absolute=9.0)]
 )
-def test_no_allowance_outweighs_lost_tokens(allowance: Allowance) -> None:
+def test_lost_tokens_fail_despite_an_allowance(allowance: Allowance) -> None:
     rollout, x = tokens(1, 16, 200)
     other, y = tokens(2, 16, 200)
     x, y = np.clip(x, -0.1, 0.1), np.clip(y, -0.1, 0.1)
@@ -198,8 +198,8 @@ def test_no_allowance_outweighs_lost_tokens(allowance: Allowance) -> None:
 
 
 @pytest.mark.parametrize(("factor", "fails"), [(1.2, False), (1.7, True)])
-def test_an_allowance_is_a_rise_of_every_token(factor: float, fails: bool) -> None:
-    """A fifth of the tokens hold nearly all of K3: capped, it rises far less than K3 itself."""
+def test_an_allowance_raises_every_token(factor: float, fails: bool) -> None:
+    """A fifth of the tokens have nearly all of K3, so a cap hides most of the rise."""
     rng = np.random.default_rng(11)
     large = rng.random((32, 300)) < 0.15
     rollout, x = -rng.exponential(0.6, (32, 300)), rng.normal(size=(32, 300)) * np.where(large, 0.05, 0.002)
@@ -209,7 +209,7 @@ def test_an_allowance_is_a_rise_of_every_token(factor: float, fails: bool) -> No
     assert found.statistics[0].exceeds_limit == fails
 
 
-def test_lost_tokens_that_the_baseline_has_too_are_none() -> None:
+def test_tokens_lost_in_the_baseline_too_do_not_count() -> None:
     rollout, x = tokens(1, 16, 200)
     x[:, 7] = -1.0
     worse = x.copy()
@@ -218,7 +218,7 @@ def test_lost_tokens_that_the_baseline_has_too_are_none() -> None:
     assert not found.statistics[3].new.any()
 
 
-def test_a_few_tokens_that_cannot_be_judged_pass_with_a_word() -> None:
+def test_too_few_lost_tokens_pass_with_a_note() -> None:
     rollout, x = tokens(3, 16, 200)
     _, y = tokens(4, 16, 200)
     one = x.copy()
@@ -228,7 +228,7 @@ def test_a_few_tokens_that_cannot_be_judged_pass_with_a_word() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_what_fails_beside_k3_itself_is_named(lost: bool) -> None:
+def test_failing_parts_besides_k3_are_named(lost: bool) -> None:
     (rollout, x), (_, y) = tokens(3, 16, 200), tokens(4, 16, 200)
     if lost:
         x, y = (np.clip(each * np.geomspace(0.5, 8, 16)[:, None], -0.2, 0.2) for each in (x, y))
@@ -249,7 +249,7 @@ def test_what_fails_beside_k3_itself_is_named(lost: bool) -> None:
     assert ["another statistic" in each for each in said] == [True, False]
 
 
-def test_nothing_new_rises_in_no_part_and_no_power_lies_below_the_limit() -> None:
+def test_a_smaller_k3_rises_in_no_part_and_power_starts_at_the_limit() -> None:
     rollout, x = tokens(3, 16, 200)
     k3_beyond = Allowance(relative=0.25)
     old, few = sample(rollout, x), sample(rollout[:6], 0.5 * x[:6])  # prompts of little K3, which the baseline has too
@@ -261,8 +261,8 @@ def test_nothing_new_rises_in_no_part_and_no_power_lies_below_the_limit() -> Non
     assert factor is None or factor >= 1.25
 
 
-def test_what_weights_come_to_is_permuted_whatever_one_of_them_is() -> None:
-    """A few large weights are on either side by chance: were they taken along slopes of their own, 4 in 10 failed."""
+def test_ess_is_permuted_despite_large_weights() -> None:
+    """A few large weights are on either side by chance. With separate slopes, 40% of the tests failed."""
     ess, names = find_metric("ess_sequence"), ("sequences", "product", "squared_product")
     rng, failed = np.random.default_rng(5), 0
     for _ in range(60):
@@ -276,19 +276,19 @@ def test_what_weights_come_to_is_permuted_whatever_one_of_them_is() -> None:
     assert failed <= 8  # of 60: binomial, at 5% one time in 500 more
 
 
-def test_results_without_layers_are_judged_by_k3_alone() -> None:
+def test_comparisons_without_layers_use_k3_alone() -> None:
     found = compare_samples(by_hand([1.0, 2.0, 3.0]), sample(*tokens(0), first=50), K3, NONE)
     assert len(found.statistics) == 1 and found.parts == []
 
 
-def test_the_verdict_says_what_was_judged_by_k3_alone() -> None:
+def test_the_verdict_names_runs_judged_by_k3_alone() -> None:
     new, base = result(table([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), result(table([0.1] * 6, hashes=range(50, 56)))
     (note,) = judge(new, parse_rules("k3:increase=25%"), AcceptedResults("b", [base])).notes
     assert "K3 is judged as a plain mean" in note and "name its dump" in note
     assert judge(new, parse_rules("k3:max=1"), AcceptedResults("b", [base])).notes == []
 
 
-def test_fixed_tokens_must_be_the_same() -> None:
+def test_fixed_tokens_must_be_equal() -> None:
     base, rules = result(noisy(9, 1e-3, 0)), parse_rules("k3:increase=25%")
     worse = result(noisy(9, 1e-3, 0))
     for asked, other, outcome in ((base, base, "passed"), (result(noisy(9, 1e-3, 0, first=50)), base, "undecided")):
@@ -296,7 +296,7 @@ def test_fixed_tokens_must_be_the_same() -> None:
     assert judge(worse, rules, AcceptedResults("b", [base], fixed_tokens=True)).outcome == "passed"
 
 
-def test_nights_share_the_level() -> None:
+def test_repeated_runs_share_the_level() -> None:
     new, base = result(table([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), result(table([0.1] * 6, hashes=range(50, 56)))
     rules = parse_rules("k3:increase=25%")
     assert judge(new, rules, AcceptedResults("b", [base])).outcome == "failed"  # p is 1 / 924
@@ -304,7 +304,7 @@ def test_nights_share_the_level() -> None:
     assert read_baselines(None).nights == 1
 
 
-def test_too_few_clusters_say_how_many_it_takes() -> None:
+def test_too_few_clusters_report_the_required_number() -> None:
     rules = parse_rules("k3:increase=25%")
     new, base = result(table([9.0] * 2)), result(table([1.0] * 3, hashes=range(50, 53)))
     (check,) = judge(new, rules, AcceptedResults("b", [base])).checks

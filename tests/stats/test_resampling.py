@@ -44,7 +44,7 @@ def sample(k3: list[float], tokens: list[float] | None = None, keys: list[int] |
     return build_run_sample(result(table(k3, tokens, keys)).runs["run"])
 
 
-def test_a_replicate_is_the_ratio_of_what_its_half_holds() -> None:
+def test_a_replicate_is_the_ratio_of_sums_of_its_half() -> None:
     k3, tokens = [3.0, 5.0, 1.0], [10.0, 20.0, 5.0]
     made = sample(k3, tokens)
     draws = resample_metrics([made], [K3], 64)[0][0]
@@ -58,7 +58,7 @@ def test_a_replicate_is_the_ratio_of_what_its_half_holds() -> None:
             assert math.isnan(found)
 
 
-def test_many_metrics_at_once_are_each_the_ratio_of_what_a_half_holds() -> None:
+def test_replicates_of_many_metrics_are_ratios_of_sums() -> None:
     made = build_run_sample(analyze(["sample_data/dense"], findings=False).runs["dense"])
     drawn = bootstrap_weights(made.keys, 0, 64)
     total = {name: drawn @ made.sums[:, made.columns[name]] for name in ("tokens", "k3", "abs", "square")}
@@ -69,7 +69,7 @@ def test_many_metrics_at_once_are_each_the_ratio_of_what_a_half_holds() -> None:
         np.testing.assert_allclose(draws, expected[key] / total["tokens"], rtol=1e-12)
 
 
-def test_weights_are_fair_and_independent() -> None:
+def test_bootstrap_weights_have_mean_one_and_no_correlation() -> None:
     drawn = bootstrap_weights(np.arange(40, dtype=np.uint64), 0, 1 << 15)
     assert drawn.mean() == pytest.approx(1, abs=0.01)
     assert np.abs(np.corrcoef(drawn.T) - np.eye(40)).max() < 0.03
@@ -77,7 +77,7 @@ def test_weights_are_fair_and_independent() -> None:
     assert np.array_equal(bootstrap_weights(np.arange(40, dtype=np.uint64), 100, 300), drawn[100:300])
 
 
-def test_the_p_value_of_paired_clusters_is_that_of_the_sign_flip_test() -> None:
+def test_paired_clusters_get_the_p_value_of_the_sign_flip_test() -> None:
     new, old = [3.0, 1.0, 4.5, 2.0, 2.5, 3.0, 0.5], [1.0, 1.5, 2.0, 1.8, 1.0, 3.4, 0.2]
     above, below = resample_metrics([sample(new), sample(old)], [K3])
     flips = [
@@ -89,8 +89,8 @@ def test_the_p_value_of_paired_clusters_is_that_of_the_sign_flip_test() -> None:
     assert p_above_zero(above[0] - below[0]) == pytest.approx(exact, abs=0.004)
 
 
-def test_halves_fail_no_more_often_than_they_say() -> None:
-    """Two samples of skewed clusters of one kind: at 5%, about 5% differ, up to the chance of 2,000 trials."""
+def test_half_samples_reject_at_their_level() -> None:
+    """Two samples of equal skewed clusters differ at 5% in about 5% of 2,000 trials."""
     random = np.random.default_rng(5)
     values = random.lognormal(0, 0.6, (2000, 2, 12))
     drawn = [bootstrap_weights(np.arange(12 * side, 12 * side + 12, dtype=np.uint64), 0, 2048) for side in (0, 1)]
@@ -101,7 +101,7 @@ def test_halves_fail_no_more_often_than_they_say() -> None:
     assert (p < 0.05).mean() > 0.02
 
 
-def test_shared_clusters_are_paired_and_others_are_not() -> None:
+def test_only_shared_clusters_are_paired() -> None:
     same = resample_metrics([sample([1.0, 2.0, 3.0]), sample([2.0, 4.0, 6.0])], [K3], 256)
     ratio = same[1][0] / same[0][0]
     assert np.allclose(ratio[~np.isnan(ratio)], 2.0)
@@ -112,7 +112,7 @@ def test_shared_clusters_are_paired_and_others_are_not() -> None:
     assert not sample([1.0, 2.0]).has_same_tokens(sample([1.0, 2.0], [100.0, 99.0]))
 
 
-def test_a_sequence_belongs_to_its_step_and_a_prompt_to_all() -> None:
+def test_sequences_cluster_by_step_and_prompts_across_steps() -> None:
     clusters = table([1.0, 2.0, 3.0, 4.0], hashes=[1, 2, 1, 2], groups=[0, 0, 1, 1])
     prompts = build_run_sample(result(clusters, steps=(5, 6)).runs["run"])
     assert prompts.column("k3").tolist() == [4.0, 6.0]
@@ -124,7 +124,7 @@ def test_a_sequence_belongs_to_its_step_and_a_prompt_to_all() -> None:
 
 @FEW
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=12), st.data())
-def test_every_replicate_is_monotone_in_every_value(k3: list[float], data: st.DataObject) -> None:
+def test_each_replicate_is_monotone_in_each_value(k3: list[float], data: st.DataObject) -> None:
     where = data.draw(st.integers(0, len(k3) - 1))
     worse = list(k3)
     worse[where] += data.draw(st.floats(1e-3, 1e9))
@@ -143,19 +143,19 @@ def test_order_of_rows_does_not_matter(order: list[int]) -> None:
     assert np.array_equal(one, two, equal_nan=True)
 
 
-def test_interval_leaves_out_one_draw_of_forty_on_either_side() -> None:
+def test_percentile_interval_excludes_one_draw_of_forty_per_side() -> None:
     draws = np.random.default_rng(0).permutation(np.arange(999) / 999)
     assert percentile_interval(draws) == (pytest.approx(24 / 999), pytest.approx(974 / 999))
     assert percentile_interval(np.full(99, np.nan)) is None
 
 
-def test_holm_by_hand() -> None:
+def test_holm_adjustment_matches_hand_calculation() -> None:
     assert adjust_holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert adjust_holm([]) == []
     assert adjust_holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
 
 
-def test_false_discovery_rates_are_those_of_scipy() -> None:
+def test_false_discovery_rates_match_scipy() -> None:
     p = np.random.default_rng(0).random(40) ** 3
     assert adjust_fdr(p.tolist()) == pytest.approx(stats.false_discovery_control(p).tolist())
     assert adjust_fdr([]) == []
@@ -172,8 +172,8 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])
-def test_tails_are_those_of_all_relabelings(name: str, shift: float) -> None:
-    """Every relabeling is enumerated here: the tail is never below its share, and at most 6 times as large."""
+def test_tails_match_the_enumeration_of_relabelings(name: str, shift: float) -> None:
+    """All relabelings are enumerated. The tail is never below its exact value and at most 6 times as large."""
     rng = np.random.default_rng(4)
     for new, old in ((8, 10), (10, 8), (4, 16)):
         values = DISTRIBUTIONS[name](rng, new + old)
@@ -189,7 +189,7 @@ def test_tails_are_those_of_all_relabelings(name: str, shift: float) -> None:
         assert exact * (1 - 1e-9) <= tail <= 6 * exact or exact > 0.05
 
 
-def test_tails_of_partly_shared_clusters() -> None:
+def test_tails_of_partly_shared_clusters_match_enumeration() -> None:
     rng = np.random.default_rng(6)
     differences, single = rng.normal(1, 1, 6), rng.normal(0, 1, 11)
     single[:5] += 1
@@ -202,7 +202,7 @@ def test_tails_of_partly_shared_clusters() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
-def test_the_most_extreme_relabeling_is_one_of_all(scale: float) -> None:
+def test_the_most_extreme_relabeling_has_the_smallest_tail(scale: float) -> None:
     ones = scale * np.ones(20)
     assert relabeling_tail(ones, ones[:0], 0, float(ones.sum()) / 2) == pytest.approx(2.0**-20)
     apart = np.concatenate([ones, 0 * ones])
@@ -213,7 +213,7 @@ def test_the_most_extreme_relabeling_is_one_of_all(scale: float) -> None:
 
 @pytest.mark.parametrize("shared", [0, 12, 24])
 def test_a_large_effect_is_found_among_many_tests(shared: int) -> None:
-    """One of 3,000 metrics changed: the relabelings that are drawn could not tell it from the others."""
+    """One of 3,000 metrics changed, which drawn relabelings alone could not resolve."""
     rng = np.random.default_rng(2)
     keys = np.arange(48, dtype=np.uint64)
     exchange = SampleExchange(keys[:24], keys[24 - shared : 48 - shared])
@@ -229,8 +229,8 @@ def test_a_large_effect_is_found_among_many_tests(shared: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [0, 1, 20])
-def test_false_discoveries_are_as_rare_as_they_should_be(changed: int) -> None:
-    """Correlated, heavy-tailed metrics in clusters of one kind: at most 5% of the discoveries are false."""
+def test_false_discoveries_stay_below_five_percent(changed: int) -> None:
+    """With correlated, heavy-tailed metrics of equal clusters, at most 5% of the discoveries are false."""
     rng = np.random.default_rng(7)
     keys, false, found = np.arange(32, dtype=np.uint64), [], []
     exchange = SampleExchange(keys[:16], keys[16:])
@@ -246,8 +246,8 @@ def test_false_discoveries_are_as_rare_as_they_should_be(changed: int) -> None:
     assert np.mean(found) > 0.8
 
 
-def test_replicates_do_not_limit_the_p_value_of_a_fixed_limit() -> None:
-    """Each of 40 clusters exceeds the limit: no sign but one of 2^40 does not."""
+def test_p_values_below_the_number_of_replicates_are_reached() -> None:
+    """Each of 40 clusters exceeds the limit, so only one of 2^40 sign flips is as extreme."""
     (draws,) = resample_metrics([sample([3.0] * 40)], [K3])[0]
     assert p_above_zero(draws - 0.01) == pytest.approx(1 / (1 + len(draws)))
     assert p_above_zero(draws - 0.01, np.full(40, 0.02)) == pytest.approx(2.0**-40)
@@ -269,7 +269,7 @@ def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_parts_of_a_result_give_their_own_values(analyzed: Path) -> None:
+def test_samples_of_parts_give_the_values_of_the_parts(analyzed: Path) -> None:
     run = analyze([str(analyzed)], by=["worker"]).runs["a"]
     whole = build_run_sample(run)
     assert len(whole) == 20  # prompts 6, 7, 12 and 13 occur in two steps: one cluster each
@@ -282,7 +282,7 @@ def test_parts_of_a_result_give_their_own_values(analyzed: Path) -> None:
             assert metric.of(part) == pytest.approx(metrics[key].value[index], rel=1e-6)
 
 
-def test_replicates_spread_as_standard_errors_say(analyzed: Path) -> None:
+def test_the_spread_of_replicates_matches_standard_errors(analyzed: Path) -> None:
     run = analyze([str(analyzed)]).runs["a"]
     for key in ("k3", "abs_diff_mean", "ratio_mean"):
         draws = resample_metrics([build_run_sample(run)], [find_metric(key)], 8192)[0][0]
@@ -302,7 +302,7 @@ def test_metrics_of_corrections_need_the_dump(analyzed: Path) -> None:
         find_metric("ess_seqence")
 
 
-def test_what_is_folded_says_so(tmp_path: Path) -> None:
+def test_folded_clusters_are_reported(tmp_path: Path) -> None:
     with Recorder(tmp_path / "a") as recorder:
         for step in range(2):
             ones, prompts = [np.array([-1.0 - step])] * 700, np.arange(700)
