@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -51,14 +52,14 @@ def convert(
         if framework or join is not None:
             raise ConfigError("--from and --join do not work with --rollout and --train")
         out = Path(source)
-        check_output_paths(out, force=force, inputs=list(sides))
+        _check_output(out, force, list(sides))
         done = convert_pair(*sides, out, pair.keys)
     elif out is None:
         raise ConfigError(
             "missing OUT: write the name of the output file, as in mismatchctl convert SOURCE dump.parquet"
         )
     else:
-        check_output_paths(out, force=force, inputs=[source, join])
+        _check_output(out, force, [source, join])
         with progress_bar(quiet, unit="bytes") as progress:
             done = run(source, out, framework, join=join, progress=progress)
     if json:
@@ -68,3 +69,9 @@ def convert(
     for note in done.notes:
         print_message(note, quiet)
     print_message(f"Next: mismatchctl analyze {out}", quiet)
+
+
+def _check_output(out: Path, force: bool, inputs: Sequence[str | Path | None]) -> None:
+    check_output_paths(out, force=force, inputs=inputs)
+    if out.suffix.lower() not in ("", ".parquet", ".pq"):
+        raise ConfigError(f"{out}: convert writes Parquet; use the suffix .parquet")

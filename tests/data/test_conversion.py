@@ -292,6 +292,7 @@ def test_files_of_two_frameworks_are_not_mixed(logs: Path) -> None:
     ("words", "code", "says"),
     [
         (["convert", "{logs}", "{out}", "--from", "nemo"], 2, "did you mean 'nemo-rl'?"),
+        (["convert", "{logs}", "{out}.csv"], 2, "convert writes Parquet; use the suffix .parquet"),
         (["convert", "{empty}", "{out}"], 4, "empty"),
         (["convert", "{logs}x", "{out}"], 4, "near names"),
         (["convert", "{strange}", "{out}"], 4, "Parquet"),
