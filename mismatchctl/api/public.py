@@ -606,7 +606,7 @@ def _make_studies(
 def _list_targets(
     rejection: float | Mapping[str, float] | None, sizes: float | Iterable[float]
 ) -> list[tuple[str, float]]:
-    """Return the targets of a call as pairs (metric, value)."""
+    """Return the requested rejection rates and effective sample sizes as pairs (metric, value)."""
     from mismatchctl.api.sweep.targets import ESS_METRIC, TARGET_REJECTIONS
 
     shares = {} if rejection is None else rejection if isinstance(rejection, Mapping) else {"tokens": rejection}

@@ -32,9 +32,9 @@ BACKUP_SUFFIX = ".orig"
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Write the report and the Result to this folder.")] = Path(
-        "demo"
-    ),
+    folder: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Write report.html and result.json to this folder.")
+    ] = Path("demo"),
     copy: Annotated[
         Path | None,
         typer.Option(help="Write the sample runs to this folder instead, to try other commands.", show_default=False),

@@ -129,7 +129,7 @@ def _geometric_study(values: str) -> Study:
     correction = parse_correction({"name": "geo", "gates": [{"level": "geometric", "keep": [0.5, 2.0]}]})
     axis = ThresholdAxis.parse("gates.0.keep", values, "--geo")
     if not axis.is_numeric:
-        raise ConfigError(f"--geo {values}: write a number, a list a,b,c or a range a:b:n, as in 1.1:4:30")
+        raise ConfigError(f"--geo {values}: write a number, a list, as in 1.5,2,3, or a range, as in 1.1:4:30")
     return validate_study(Study(correction, (axis,)))
 
 

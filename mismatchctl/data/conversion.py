@@ -450,7 +450,8 @@ def _log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -> str
     if len(floats) == 1:
         return str(floats[0])
     columns = ", ".join(map(escape_unprintable, table.schema.names))
-    raise DataError(f"missing column {canonical}", file=str(path), remedy=f"rename a column; the columns are {columns}")
+    remedy = f"rename the column with these log-probs to {canonical}; the file has the columns {columns}"
+    raise DataError(f"missing column {canonical}", file=str(path), remedy=remedy)
 
 
 def _join(sides: tuple[_Side, _Side], first: int, second: int) -> tuple[dict[str, Any], bool]:

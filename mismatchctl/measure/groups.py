@@ -259,7 +259,7 @@ def group_by_value(
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Merges the sums of groups in input order. Memory is limited, because complete groups are closed."""
+    """Merges the sums of groups in input order. Metrics of a complete group replace its sums, which limits memory."""
 
     # approximate number of sums that are closed together, so that formulas are evaluated together
     closing_size: ClassVar[int] = 1 << 22

@@ -75,7 +75,7 @@ def build_step_sample(run: RunResult, index: int) -> ClusterSample:
 
 
 def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample:
-    """Return the clusters of one value of a `--by` column, by its index among the labels."""
+    """Return the clusters whose `--by` column has the value at `index` of the column's labels."""
     if column not in run.by:
         raise DataError(
             f"the Result does not contain a breakdown by {column}",

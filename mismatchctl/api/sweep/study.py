@@ -49,15 +49,19 @@ class ThresholdAxis:
                 dict.fromkeys(_parse_value(part.strip(), f"{where} {path}={text}") for part in text.split(","))
             )
             if "" in values:
-                raise ConfigError(f"{where} {path}={text}: a value is empty; write a,b,c or a:b:n")
+                raise ConfigError(
+                    f"{where} {path}={text}: a value is empty; write values, as in 1.5,2,3, or a range, as in 1.1:4:30"
+                )
             return cls(path, values, log=_is_geometric(values))
         parts = text.split(":")
         try:
             low, high, number = float(parts[0]), float(parts[1]), int(parts[2])
         except (ValueError, IndexError):
-            raise ConfigError(f"{where} {path}={text}: a range is a:b:n or a:b:n:log, as in 1.1:4:30") from None
+            raise ConfigError(
+                f"{where} {path}={text}: a range is START:END:NUMBER or START:END:NUMBER:log, as in 1.1:4:30"
+            ) from None
         if len(parts) > 4 or (len(parts) == 4 and parts[3] != "log"):
-            raise ConfigError(f"{where} {path}={text}: after a:b:n, only :log is allowed")
+            raise ConfigError(f"{where} {path}={text}: after START:END:NUMBER, only :log is allowed")
         return cls.over(path, low, high, number, log=len(parts) == 4, where=f"{where} {path}={text}")
 
     @classmethod

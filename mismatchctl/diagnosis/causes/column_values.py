@@ -1,4 +1,7 @@
-"""Causes in the values of one column: probabilities, sums, means, another base, few digits, bounds, other tokens."""
+"""Tests for columns that do not contain the log-probs of the sampled tokens.
+
+Such a column has probabilities, cumulative sums, means, another log base, few digits, clipped values or other tokens.
+"""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ class RunTotals:
 
 
 class Accumulator(GroupMerger[CellSums]):
-    """Adds the parts of a dump in input order and closes their groups."""
+    """Adds up the sums of a dump in input order. It computes the metrics of a step as soon as the step is complete."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         super().__init__(plan.by)

@@ -150,7 +150,7 @@ def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
-    """Compute `kl_estimate` in float64. Weights are applied before the bound of low_var."""
+    """Compute `kl_estimate` in float64. The kind low_var is multiplied by the importance weight and then clipped."""
     x = log_ratio
     with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
         exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)

@@ -267,7 +267,7 @@ def provenance_section(
         types = ", ".join(f"{name}: {dtype}" for name, dtype in file.dtypes.items())
         return kinds.setdefault(types, f"kind {len(kinds) + 1}")
 
-    files = doc.Table.of("Files that were read. Kinds of columns are listed below.", inputs[:MAX_FILES], [
+    files = doc.Table.of("Files read. Those of one kind have the same columns (see below).", inputs[:MAX_FILES], [
         doc.Column("file", lambda file: file.path, "path"), doc.Column("run", lambda file: file.run, "text"),
         doc.Column("size", lambda file: format_bytes(file.size)),
         doc.Column("rows", lambda file: number_cell(file.rows, "rows")),
