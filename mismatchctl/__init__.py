@@ -1,6 +1,6 @@
-"""mismatchctl: the mismatch between rollout and training log-probs, measured, corrected and gated.
+"""mismatchctl measures, corrects and gates the mismatch between rollout and training log-probs.
 
-`import mismatchctl as mm` is light: each name is imported when it is used. The guide: docs/guides/python.md.
+`import mismatchctl as mm` is fast, because each name is imported when it is first used. See docs/guides/python.md.
 """
 
 from importlib import import_module
@@ -8,7 +8,7 @@ from importlib import import_module
 from mismatchctl.io import __version__ as __version__
 from mismatchctl.results import register_renderer
 
-TYPE_CHECKING = False  # the import of `typing` would take longer than all of this module
+TYPE_CHECKING = False  # importing `typing` would take longer than the rest of this module
 if TYPE_CHECKING:
     from mismatchctl.api.advise.advice import Advice
     from mismatchctl.api.compare.comparison import Comparison
@@ -53,7 +53,7 @@ _MODULES = {
     "Verdict": "mismatchctl.api.gate.verdict",
     **dict.fromkeys(("chi2", "ess", "k1", "k2", "k3", "keep", "weights"), "mismatchctl.api.estimators"),
 }
-"""Module of each name. The others are in `mismatchctl.api.public`."""
+"""The module of each public name that is not in `mismatchctl.api.public`."""
 
 
 def _load_renderer() -> "Renderer":

@@ -116,34 +116,37 @@ def analyze(
     """Measure the mismatch and the effect of each correction.
 
     Args:
-        *sources: Dumps, each a run: paths (files, folders, globs), tables of polars, pandas or Arrow with one row per
-            sequence, or mappings of columns. Example: `mm.analyze("bf16/", "fp8/")`.
-        rollout: Instead of sources, log-probs of the sampler in nats: an array or tensor [B, T], or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        *sources: Dumps, one per run. A dump is a path (file, folder or glob), a table of polars, pandas or Arrow with
+            one row per sequence, or a mapping of columns. Example: `mm.analyze("bf16/", "fp8/")`.
+        rollout: Log-probs of the rollout engine in nats, instead of sources: an array or tensor [B, T], or a list of
+            rows.
+        train: Log-probs of the trainer, in the layout of `rollout`.
+        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
         current: Log-probs of the policy being updated, for corrections and losses that use them.
-        advantages: One per token or per sequence, for corrections and losses that use them.
-        corrections: Presets, files, mappings or Corrections to compare. Default: five, as on the command line. `()`
-            leaves them out. Example: `corrections=["token_tis", {"weight": {"clip": [0.5, 2.0]}}]`.
+        advantages: One advantage per token or per sequence, for corrections and losses that use them.
+        corrections: Presets, files, mappings or Corrections to compare. Default: five corrections, as on the command
+            line. `()` measures no corrections. Example: `corrections=["token_tis", {"weight": {"clip": [0.5, 2.0]}}]`.
         losses: Measure each correction with these losses. Example: `losses="gspo"`.
         by: Columns to break metrics down by. Example: `by="worker"`.
-        columns: The dump's column names -> names in the files. Example: `columns={"train_log_probs": "old_log_probs"}`.
-        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
-            and counts the tokens that are NaN or null.
+        columns: Column names of the dump format -> names in your files.
+            Example: `columns={"train_log_probs": "old_log_probs"}`.
+        on_bad: `"error"` stops at a bad row or file. `"skip"` counts and leaves out bad rows and files. `"mask"` counts
+            and leaves out tokens that are NaN or null.
         micro_batch_size: Rows per micro-batch of a step, for corrections that normalize weights within micro-batches.
             Only used if no column names the micro-batches. Default: the whole step.
         framework: Compute the metrics that this framework logs, as NAME or NAME@VERSION.
         against: The run's own metrics log, compared with the dump: a file of JSON lines, TensorBoard events or CSV.
-        baseline: An accepted Result, or its file. The summary compares K3 with it.
+        baseline: An accepted Result, or the path of its file. The summary compares K3 with the K3 of the baseline.
         findings: Also diagnose the causes of the mismatch.
         sequences: Write one row per sequence to this Parquet file.
-        threads: Parts of a dump read at once. Default: the number of processors.
-        engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
-        device: Where token arithmetic runs. `"auto"` takes a GPU if there is one and the dump is large enough.
-        progress: Called with (tokens read, tokens expected).
+        threads: Number of parts of a dump to read at the same time. Default: the number of processors.
+        engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
+        device: Device for the arithmetic over tokens. `"auto"` uses a GPU if there is a GPU and the dump is large
+            enough.
+        progress: Function, called with (tokens read, tokens expected).
 
     Returns:
-        A Result: `result["run"].k3.value`, or `result.k3.value` of a single run.
+        A Result. K3 is `result["run"].k3.value`, or `result.k3.value` if there is a single run.
 
     Raises:
         DataError: A dump cannot be read or used.
@@ -181,12 +184,19 @@ def analyze(
 
 @public_function
 def pair(rollout: StrPath, train: StrPath, on: Texts = ()) -> pa.Table:
-    """Match two files, one per side, by an id. `analyze`, `gate` and other functions accept the returned table.
+    """Join the rollout's file and the trainer's file by an id. `analyze`, `gate` and others accept the returned table.
 
     Args:
         rollout: Responses of an engine, or a table with the rollout's log-probs.
         train: The trainer's log-probs of the same sequences.
-        on: Columns that identify a row. Default: the id that both files have. Example: `on="id"`.
+        on: Columns that identify a row. Default: the id column that the two files share. Example: `on="id"`.
+
+    Returns:
+        An Arrow table with one row per sequence and the log-probs of rollout and trainer.
+
+    Raises:
+        DataError: A file cannot be read or used.
+        ConfigError: An argument is wrong.
     """
     from mismatchctl.data.conversion import pair as match
 
@@ -212,30 +222,32 @@ def sweep(
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
-    """Measure rejected data, ESS and bias at every threshold, in one pass.
+    """Measure rejected data, ESS and bias at every threshold, in one pass over the dump.
 
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.sweep("dumps/")`.
         correction: One or more corrections with varying thresholds: presets, files, mappings or Corrections. Default:
-            token weights, sequence rejection, geometric rejection and veto, each over its usual range.
-        vary: Field of the correction -> its values, or a range as in `--vary`. Several fields make a grid.
-            Example: `vary={"weight.truncate": [1.5, 2.0, 4.0]}` or `vary={"weight.clip.1": "1.1:4:30:log"}`.
-        target_rejection: Solve for this share of rejected tokens. Example: `0.05`, or `{"sequences": 0.05}`.
-        target_ess: Solve for this effective sample size of tokens, as a share. Example: `0.9`.
+            token weights, sequence rejection, geometric rejection and veto, each over its usual range of thresholds.
+        vary: Field of the correction -> values of the field, or a range as in `--vary`. With several fields, all
+            combinations of their values are measured. Example: `vary={"weight.truncate": [1.5, 2.0, 4.0]}` or
+            `vary={"weight.clip.1": "1.1:4:30:log"}`.
+        target_rejection: Find the threshold that rejects this share of tokens. Example: `0.05`, or
+            `{"sequences": 0.05}`.
+        target_ess: Find the threshold that gives this effective sample size of tokens, as a share. Example: `0.9`.
         batch: Predict the rejection in a batch of this number of sequences.
         at_length: Predict rejection and ESS at this number of tokens per response.
-        at_step: Predict rejection this number of steps after the last one.
+        at_step: Predict rejection this number of steps after the last step of the dump.
         by: Columns to break metrics down by.
-        columns: The dump's column names -> names in the files.
-        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
-            and counts the tokens that are NaN or null.
+        columns: Column names of the dump format -> names in your files.
+        on_bad: `"error"` stops at a bad row or file. `"skip"` counts and leaves out bad rows and files. `"mask"` counts
+            and leaves out tokens that are NaN or null.
         micro_batch_size: Rows per micro-batch of a step, if no column names the micro-batches. Default: the whole step.
-        threads: Parts of a dump read at once. Default: the number of processors.
-        engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
-        progress: Called with (tokens read, tokens expected).
+        threads: Number of parts of a dump to read at the same time. Default: the number of processors.
+        engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
+        progress: Function, called with (tokens read, tokens expected).
 
     Returns:
-        A Sweep: `sweep.to_polars()` has one row per run, correction and point.
+        A Sweep. `sweep.to_polars()` has one row per run, correction and combination of thresholds.
 
     Raises:
         DataError: A dump cannot be read or used.
@@ -277,23 +289,23 @@ def compare(
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare runs with the first one.
+    """Compare each further run with the first run.
 
     Args:
-        *sources: Dumps like in `analyze`, Results or their files, two or more runs. Example:
+        *sources: Two or more runs, as dumps like in `analyze`, Results, or files of Results. Example:
             `mm.compare("bf16/", "fp8/")`.
-        corrections: Corrections to measure on the dumps. Results already contain theirs.
-        by: Columns to break the metrics of dumps down by.
-        columns: The dump's column names -> names in the files.
-        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
-            and counts the tokens that are NaN or null.
+        corrections: Corrections to measure on the dumps. A Result already contains its corrections.
+        by: Columns of the dumps to break metrics down by.
+        columns: Column names of the dump format -> names in your files.
+        on_bad: `"error"` stops at a bad row or file. `"skip"` counts and leaves out bad rows and files. `"mask"` counts
+            and leaves out tokens that are NaN or null.
         micro_batch_size: Rows per micro-batch of a step, if no column names the micro-batches. Default: the whole step.
-        threads: Parts of a dump read at once. Default: the number of processors.
-        engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
-        progress: Called with (tokens read, tokens expected) of each dump.
+        threads: Number of parts of a dump to read at the same time. Default: the number of processors.
+        engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
+        progress: Function, called with (tokens read, tokens expected) for each dump.
 
     Returns:
-        A Comparison: changes with intervals and p-values, and the data that causes them.
+        A Comparison: the changes with intervals and p-values, and the data that causes the changes.
 
     Raises:
         DataError: A source cannot be read, or there is only one run.
@@ -344,25 +356,26 @@ def gate(
     """Judge whether the mismatch got worse. `assert mm.gate(...)` passes only if the mismatch did not get worse.
 
     Args:
-        sources: A Result, its file, or the dumps that `analyze` takes. Pass several in a list.
-        baseline: An accepted Result, or its file. Example: `mm.gate("dumps/", "baseline.json")`.
+        sources: A Result, the path of its file, or the dumps that `analyze` takes. Pass several sources in a list.
+        baseline: An accepted Result, or the path of its file. Example: `mm.gate("dumps/", "baseline.json")`.
         rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. Example: `rule="k3:max=0.01,increase=20%,per=step"`.
-        rules: More rules. Without `rule` and `rules`, K3 may not rise compared with the baseline.
-        expect_bitwise: All log-probs must agree to the bit.
+        rules: More rules. Without `rule` and `rules`, the gate fails if K3 rose compared with the baseline.
+        expect_bitwise: Fail unless rollout and train log-probs agree to the bit.
         corrections: Corrections that rules name, in addition to presets.
-        columns: The dump's column names -> names in the files.
+        columns: Column names of the dump format -> names in your files.
         micro_batch_size: Rows per micro-batch of a step, if no column names the micro-batches. Default: the whole step.
-        level: probability that a run without a real change fails, over all rules, 0.0001 to 0.5.
-        max_skipped: Largest share of sequences, tokens or files left out as bad, or of repeated sequences. Above it the
-            verdict is undecided.
+        level: Probability that any rule fails without a real change, 0.0001 to 0.5.
+        max_skipped: Largest share of sequences, tokens or files that are left out as bad, or of repeated sequences.
+            Above this share, the verdict is undecided.
         max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.
-        allow_different_model: Compare different models and inference engines.
-        history: A folder of accepted Results. The trend over them is also judged.
-        last: Number of the latest Results in `history` to use. `level` then covers this number of verdicts together.
+        allow_different_model: Allow a model or an inference engine that differs from the baseline's.
+        history: A folder of accepted Results. The gate also judges the trend over the Results in this folder.
+        last: Number of the latest Results in `history` to use. With `last`, `level` covers this number of verdicts
+            together.
         fixed_tokens: Require the dump to contain the same tokens as the baseline, scored again.
-        threads: Parts of a dump read at once. Default: the number of processors.
-        engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
-        progress: Called with (tokens read, tokens expected).
+        threads: Number of parts of a dump to read at the same time. Default: the number of processors.
+        engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
+        progress: Function, called with (tokens read, tokens expected).
 
     Returns:
         A Verdict, which is true if every check passed. The verdict is false if a check failed or could not be judged.
@@ -408,18 +421,19 @@ def diagnose(
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Find the causes of the mismatch, with their evidence and what to do.
+    """Find the causes of the mismatch, their evidence and their remedies.
 
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.diagnose("dumps/")`.
-        by: Columns that name a worker, rank or data source, to find values that deviate. Example: `by="rank"`.
-        columns: The dump's column names -> names in the files.
-        threads: Parts of a dump read at once. Default: the number of processors.
-        engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
-        progress: Called with (tokens read, tokens expected).
+        by: Columns with a worker, rank or data source. The diagnosis finds values whose mismatch deviates. Example:
+            `by="rank"`.
+        columns: Column names of the dump format -> names in your files.
+        threads: Number of parts of a dump to read at the same time. Default: the number of processors.
+        engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
+        progress: Function, called with (tokens read, tokens expected).
 
     Returns:
-        A Diagnosis: `diagnosis["run"]` contains the findings of a run, strongest first.
+        A Diagnosis. `diagnosis["run"]` contains the findings of a run, strongest first.
 
     Raises:
         DataError: A dump cannot be read, or is empty.
@@ -454,17 +468,18 @@ def advise(
     Args:
         *sources: The same dumps that `analyze` takes. Example: `mm.advise("dumps/", batch=512)`.
         framework: Recommend corrections of this framework, in its own keys: NAME or NAME@VERSION.
-        corrections: The candidates. Default: corrections of the framework over grids of thresholds.
-        configs: Corrections in use now, compared in the same units. Example: `configs=mm.read_config("trainer.yaml")`.
-        batch: Sequences of one update. Default: the sequences per step of the dump.
+        corrections: Corrections to rank. Default: corrections of the framework over grids of thresholds.
+        configs: Corrections in use now, to compare with the recommendation. Example:
+            `configs=mm.read_config("trainer.yaml")`.
+        batch: Number of sequences per update. Default: the number of sequences per step of the dump.
         max_rejection: Reject at most this share of tokens, 0 to 1.
         min_ess: Keep at least this effective sample size of tokens, as a share.
         no_rejection: Only recommend importance weights, no rejection.
-        columns: The dump's column names -> names in the files.
-        progress: Called with (tokens read, tokens expected).
+        columns: Column names of the dump format -> names in your files.
+        progress: Function, called with (tokens read, tokens expected).
 
     Returns:
-        An Advice: `advice["run"]` contains the ranking of a run, best first.
+        An Advice. `advice["run"]` contains the ranking of a run, best first.
 
     Raises:
         DataError: A dump cannot be read or used.
@@ -496,17 +511,17 @@ def lint(
     framework: str | Framework = "",
     columns: Mapping[str, str] | None = None,
 ) -> list[LintMessage]:
-    """Check what a configuration does in its framework, and return the findings.
+    """Check a configuration for errors in its framework, and return messages about them.
 
     Args:
         config: A file (YAML, JSON, launch script) or a mapping, in the framework's own keys.
             Example: `mm.lint("trainer.yaml")`.
         *dumps: Dumps on which the effect of the configuration is measured.
-        framework: Framework of the configuration: NAME or NAME@VERSION. Default: recognized by its keys.
-        columns: The dump's column names -> names in the files.
+        framework: Framework of the configuration: NAME or NAME@VERSION. Default: detected from the keys.
+        columns: Column names of the dump format -> names in your files.
 
     Returns:
-        Messages about the configuration, the worst first. `message.level` is `"error"` if the framework refuses to
+        Messages about the configuration, most severe first. `message.level` is `"error"` if the framework refuses to
         start or computes something different from the file.
 
     Raises:
@@ -525,7 +540,7 @@ def lint(
 
 
 def _list_dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None]) -> list[DumpSource]:
-    """Return the dumps of a call, from its sources or from its arrays."""
+    """Return the dumps to read, from sources or from arrays."""
     given = {name: values for name, values in arrays.items() if values is not None}
     if sources and given:
         raise ConfigError(f"{next(iter(given))}: pass dumps or arrays, not both")
@@ -551,7 +566,7 @@ def _find_framework(given: str | Framework | None) -> Framework | None:
 
 
 def _make_engine(engine: Engine | None, threads: int | None) -> Engine | None:
-    """Return the engine of a call, or None for the default engine."""
+    """Return the engine that reads the dumps, or None for the default engine."""
     check_count("threads", threads)
     if engine is not None and not hasattr(engine, "map"):
         raise ConfigError(f"engine: expected an engine of mismatchctl.data.engines, found {engine!r}")
@@ -627,12 +642,16 @@ def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[
     """Return every metric of the mismatch that `analyze` computes, by name.
 
     Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the layout of `rollout`.
+        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
 
     Returns:
-        Values by metric. An undefined value is `None`. `mismatchctl metrics` explains them.
+        Values by metric. An undefined value is `None`. The command `mismatchctl metrics` explains the metrics.
+
+    Raises:
+        DataError: Rows differ in length, or contain invalid values.
+        ConfigError: An argument is not an array or a list of rows.
     """
     result = analyze(rollout=rollout, train=train, mask=mask, corrections=(), findings=False)
     (run,) = result.runs.values()
@@ -669,13 +688,13 @@ def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> 
     Args:
         config: A file (YAML, JSON, TOML, a launch script, Python) or a mapping, in the framework's own keys.
             Example: `mm.analyze("dumps/", corrections=mm.read_config("trainer.yaml"))`.
-        framework: Framework of the configuration: NAME or NAME@VERSION. Default: recognized by its keys.
+        framework: Framework of the configuration: NAME or NAME@VERSION. Default: detected from the keys.
 
     Returns:
-        One correction, or one for each branch or call of a script.
+        A list with one correction. A script gives one correction for each branch or call.
 
     Raises:
-        ConfigError: The file cannot be read, belongs to no known framework, or is refused by it.
+        ConfigError: The file cannot be read, belongs to no known framework, or the framework refuses it.
     """
     from mismatchctl.frameworks.config_files import read_configurations
 
@@ -691,7 +710,7 @@ def read_result(path: StrPath) -> Result:
         path: The JSON file, local or in an object store.
 
     Raises:
-        DataError: The file is missing, is not a whole Result, or has an unknown format.
+        DataError: The file is missing or incomplete, or has an unknown format.
     """
     from mismatchctl.results.reader import read_result as read
 

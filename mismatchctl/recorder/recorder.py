@@ -1,4 +1,4 @@
-"""The recorder: collects columns, writes complete files in a thread, and handles errors.
+"""The recorder collects columns and writes them to complete files in a thread.
 
 Many processes may write into one folder: each file has a unique name, reserved by a locked temporary file.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger(__package__)
 
 
 class Recorder:
-    """Writes dumps into a folder. A file gets its name when it is complete, and an existing file is never overwritten.
+    """Write dumps into a folder. A file gets its name when it is complete, and an existing file is never overwritten.
 
     The name contains the first step: `step_00003.parquet`, or `step_00003_rank00001.parquet` on a rank. If the name
     exists, `_001`, `_002`, ... is added. Many processes may write into one folder, and many threads through one
@@ -44,12 +44,13 @@ class Recorder:
         folder: output folder, created by the first write.
         run: value of the `run` column in every row. Without it, the path given to mismatchctl is the name of the run.
         rank: part of the file names. Default: the environment variable RANK, which torchrun sets.
-        format: "parquet", or "arrow" for Arrow IPC files (lz4), which are larger and faster to read.
-        file_bytes: rows are collected in memory up to this size before compression, then become a file. 0: one file per
+        format: "parquet", or "arrow" for Arrow IPC files (lz4), which are larger than Parquet and faster to read.
+        file_bytes: size of the rows before compression at which the rows in memory become a file. 0: one file per
             write.
         background: number of writes that may wait for a thread that compresses and writes them. Another call of `write`
             blocks until there is space. 0: no thread, `write` returns when its file is complete.
-        on_error: "raise", or "warn": training never stops, the first error is logged and all are counted in `lost`.
+        on_error: "raise" raises errors of writing. "warn" never stops training: the first error is logged, and `lost`
+            counts all lost writes.
 
     Raises:
         ValueError: An argument is out of range.
@@ -102,14 +103,14 @@ class Recorder:
         try:
             self.close()
         except OSError:
-            if error is None:  # the error of the block is more important
+            if error is None:  # the error raised inside the `with` block is more important
                 raise
 
     def close(self) -> None:
         """Write the rows in memory and refuse further writes. `close` is called automatically when the process ends.
 
         Raises:
-            OSError: A file could not be written, now or in the background since the last `write`.
+            OSError: A file could not be written, by this call or in the background since the last `write`.
         """
         if self._closed:
             return
@@ -140,8 +141,10 @@ class Recorder:
 
         Args:
             step: the training step, a non-negative integer.
-            rollout_log_probs: per token, nats, as the engine reported them. Without them, one side is recorded.
-            train_log_probs: per token, nats, recomputed by the trainer with the model weights that sampled, or `None`.
+            rollout_log_probs: per token, nats, as the engine reported them. If `None`, only the trainer's log-probs are
+                recorded.
+            train_log_probs: per token, nats, recomputed by the trainer with the model weights that sampled the tokens,
+                or `None`.
             response_mask: per token, 1 on tokens that the policy sampled: the mask of the loss before any rejection.
             optional: any other column of docs/reference/dump-format.md, or your own per-sequence column for `--by`.
                 `None` omits the column.
@@ -151,7 +154,8 @@ class Recorder:
 
         Raises:
             ValueError: The columns do not fit together. No row of the call is kept.
-            OSError: A file could not be written and its rows are lost. With a thread: of any write since the last call.
+            OSError: A file could not be written and its rows are lost. With a thread, the file may belong to any write
+                since the last call.
         """
         if self._process != os.getpid():
             self._begin()
@@ -215,7 +219,7 @@ class Recorder:
             )  # fmt: skip
 
     def _save(self, table: pa.Table) -> Path | None:
-        """Add a table to the rows in memory. The result is the file that became complete, if there is one."""
+        """Add a table to the rows in memory. Return the file that this completed, if any."""
         done = None
         with self._saving:
             if self._waiting and not table.schema.equals(self._waiting[0].schema, check_metadata=True):
@@ -262,7 +266,7 @@ def _parse_step(step: Any) -> int:
 
 
 ROW_GROUP_TOKENS = 1 << 20
-"""Approximate tokens per row group: the fastest size to decode (docs/guides/recording.md)."""
+"""Approximate number of tokens per row group. This size is the fastest to decode (docs/guides/recording.md)."""
 
 
 def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
@@ -333,7 +337,7 @@ def _reserve_name(folder: Path, stem: str, suffix: str, first: int) -> tuple[Pat
             continue
         if _try_lock(handle) is False or not _is_same_file(
             handle, partial
-        ):  # another process took it for a stale file before it was locked
+        ):  # another process removed it as a stale file before it was locked
             handle.close()
             continue
         if not final.exists():
@@ -356,7 +360,7 @@ def remove_stale_files(folder: Path, rank: int | None) -> None:
 def _remove_if_stale(partial: Path) -> None:
     with open(partial, "r+b") as handle:
         if _try_lock(handle) and _is_same_file(handle, partial):
-            partial.unlink()  # its owner would need the lock to rename it
+            partial.unlink()  # the process that created the file would need the lock to rename it
 
 
 def _is_same_file(handle: BinaryIO, path: Path) -> bool:
@@ -369,7 +373,7 @@ def _is_same_file(handle: BinaryIO, path: Path) -> bool:
 def _try_lock(handle: BinaryIO) -> bool | None:
     """Lock a file until it is closed.
 
-    False means that another process has the lock. `None`: this system lacks locks.
+    False means that another process has the lock. `None` means that the system has no locks.
     """
     if not HAS_LOCKS:
         return None

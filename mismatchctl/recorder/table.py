@@ -15,12 +15,12 @@ MAX_ELEMENTS = 2**31 - 1  # a list column counts its elements in 32 bits
 EXPERT_COLUMNS = ("rollout_experts", "train_experts")
 TOP_COLUMNS = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs", "reference_top_log_probs")
 NESTED_COLUMNS = EXPERT_COLUMNS + TOP_COLUMNS
-"""Columns with a list per token. All lists of a column have the same length."""
+"""Columns with a list per token. All lists in a column have the same length."""
 MASK_COLUMN = "sampling_mask"
-"""vLLM's sampling mask: B lists of one list of token ids per token."""
+"""vLLM's sampling mask: for each of B sequences, one list of token ids per token."""
 PROMPT_COLUMN = "prompt_token_ids"
 SIDES = ("rollout_log_probs", "train_log_probs")
-"""Log-probs to compare. A call may record one side alone."""
+"""The two columns of log-probs to compare. A call may record only one of the two columns."""
 TOKEN_COLUMNS = ("token_ids", PROMPT_COLUMN, TOP_COLUMNS[0])
 
 Array = NDArray[Any]
@@ -29,7 +29,7 @@ Cells = Array | list[Array]
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
-    """Convert the columns of one call to a table of copies.
+    """Copy the columns of one `write` to a table.
 
     A sampling mask is stored as the number of tokens at each position.
     """
@@ -68,7 +68,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Responses:
-    """The stored part of each row: `starts[i]:stops[i]` of `widths[i]` positions."""
+    """The stored part of each row. Row i has `widths[i]` positions, and `starts[i]:stops[i]` are stored."""
 
     reference: str
     widths: NDArray[np.int64]
@@ -101,7 +101,7 @@ class Responses:
         return _list_array(pa.array(_to_storage(name, np.concatenate(kept) if kept else empty)), lengths)
 
     def _trim(self, index: int, row: Array) -> Array:
-        """Return the stored part of a row. A row can also contain only this part."""
+        """Return the stored part of a row that may already be trimmed to this part."""
         width, start, stop = self.widths[index], self.starts[index], self.stops[index]
         if len(row) == width:
             return row[start:stop]
@@ -113,7 +113,7 @@ class Responses:
 
 @contextmanager
 def _add_name_to_errors(name: str) -> Iterator[None]:
-    """Add the column name to an error message of ours, numpy or torch."""
+    """Add the column name to an error message."""
     try:
         yield
     except (ValueError, TypeError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The Result: model, reading, growth over the steps, summary and views.
+"""The Result of an analysis: its model, reader, growth over the steps, summary and views.
 
 The renderer is registered here, so that `import mismatchctl` stays fast.
 """

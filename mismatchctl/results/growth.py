@@ -1,4 +1,4 @@
-"""Growth: whether a metric changed over the steps, since which step, and by what factor."""
+"""Growth of a metric over the steps: the step at which the metric changed, and the factor of the change."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mismatchctl.core.validation import FiniteModel
 ChangeShape = Literal["jump", "ramp"]
 
 SHORT_SERIES = 6
-"""With fewer steps the scatter between neighbouring steps is not estimated."""
+"""With fewer steps, the scatter between neighboring steps is not estimated."""
 _MEDIAN_OF_CHI2 = 0.4549
 _INTERVAL_RISE = 7.35
 """Increase of the weighted squares at the ends of a 95% interval of a change point (Hansen 2000)."""
 _POWERS = (0.0, 0.5, 1.0)
-"""Ramps are straight in the logarithm, in the square root (the size of the noise) or in the metric itself."""
+"""Powers of the metric (0: its logarithm) in which a ramp is a straight line."""
 _MIN_VARIANCE, _MAX_RANGE = 1e-8, 100.0
 _DURATION_RATIO, _MOST_STARTS, _MOST_ENDS = 1.15, 4096, 30
 _WINDOW = 5
@@ -31,12 +31,12 @@ _WINDOW = 5
 _OVERSHOOT = 0.5
 """A bad step right before a change belongs to it if it differs from the earlier level by this share of the change."""
 _BAD_Z, _BAD_FACTOR, _BAD_SHARE = 6.0, 1.5, 0.1
-"""A bad step is this many errors and this factor away from its neighbours. If a larger share is, no step is bad."""
+"""A bad step differs from its neighbors by this number of errors and this factor. Above this share, no step is bad."""
 
 
 @dataclass(frozen=True)
 class OnsetFit:
-    """The best fit of a level, a change and another level to the logarithm of a series."""
+    """The best fit of a level, a change and a second level to the logarithm of a series."""
 
     onset: int  # index of the first step away from the level before
     end: int  # index of the last step of the change
@@ -54,7 +54,7 @@ class OnsetFit:
 
 
 def extra_variance(height: Float64s, error: Float64s) -> float:
-    """Return the variance between neighboring steps that their errors do not explain. Its median ignores jumps."""
+    """Return the variance between neighboring steps that their errors do not explain, ignoring jumps."""
     steps = np.diff(height)
     if len(height) < SHORT_SERIES:
         return 0.0
@@ -242,12 +242,12 @@ Label = str | int | float | bool | None
 Z_LIMIT = 4.0
 """Minimum number of standard errors for a change, or for a mean ratio other than 1."""
 SMALLEST_CHANGE = 1.2
-"""A smaller factor counts as steady even if it is significant."""
+"""A change by a smaller factor does not count, even if it is significant."""
 _SHORT_Z_LIMIT = 5.0
-"""With fewer steps the scatter between steps is poorly known, so that a change must be clearer."""
+"""Minimum number of standard errors in series of fewer than SHORT_SERIES steps, with a poorly known scatter."""
 _BLOCKS = 48
 _ROBUST_SHARE = 1 / 3
-"""Minimum share of a change (in logarithms) in a robust statistic. Below it, a few tokens cause the change."""
+"""Minimum share of a change of K3 (in logarithms) in a robust statistic. Below it, few tokens cause the change."""
 _SHOWN_STEPS = 5
 
 GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
@@ -261,7 +261,7 @@ class Growth(FiniteModel):
     is the metric at the last step with a value. If there is no significant change, `factor` and the steps are null and
     `verdict` has the reason. `bad_steps` are a few steps far from their neighbors, which the fit leaves out.
     `driven_by` is the number of tokens that cause the change, if the other tokens did not change. `text` describes the
-    result.
+    growth.
     """
 
     metric: str = "k3"
@@ -286,7 +286,7 @@ class Growth(FiniteModel):
 
     @property
     def z(self) -> float | None:
-        """Return the change of the logarithm in standard errors."""
+        """Return the change of the metric's logarithm, in standard errors."""
         if self.factor is None or self.interval is None:
             return None
         return math.log(self.factor) * 2 * INTERVAL_Z / math.log(self.interval[1] / self.interval[0])
@@ -386,7 +386,7 @@ def _describe_change(fit: OnsetFit, names: Sequence[Label], metric: str, steps: 
 
 @dataclass(frozen=True)
 class TokenTail:
-    """A robust statistic and the number of outlying tokens per step. Undefined values are null."""
+    """A robust statistic of the mismatch and the number of outlying tokens, per step. Undefined values are null."""
 
     p99: Sequence[float | None]  # 99th percentile of |log-prob difference|
     outliers: Sequence[float | None]  # tokens whose two probabilities differ by more than a factor of 2
@@ -395,7 +395,7 @@ class TokenTail:
 def check_outliers(growth: Growth, labels: Sequence[Label], values: Sequence[float | None], tail: TokenTail) -> Growth:
     """Compare a change of K3 with the change of a robust statistic.
 
-    If they disagree, the number of tokens that cause the change is added.
+    If the two changes disagree, the number of tokens that cause the change is added.
 
     A change by a few tokens counts only if the ranks of the steps also differ significantly, because standard errors do
     not include how often such tokens occur.
@@ -469,7 +469,7 @@ def step_blocks(count: int) -> list[NDArray[np.int64]]:
 def _is_uneven(height: Float64s, error: Float64s) -> bool:
     """Return True if blocks of steps differ by more than their errors.
 
-    If the errors are unknown, the result is False.
+    Return False if the errors are unknown.
     """
     if not error.any():
         return False

@@ -46,14 +46,14 @@ class Fact(FiniteModel):
 
 
 class RivalCause(FiniteModel):
-    """Another cause that would look the same in this dump, and the data that would distinguish the two."""
+    """Another cause that would look the same in this dump, and the data that would distinguish the two causes."""
 
     cause: str
     tell: str
 
 
 class Example(FiniteModel):
-    """A sequence that shows the cause. `position` counts as in the file."""
+    """A sequence that shows the cause. `position` is the position of its token in the row of the file."""
 
     file: str
     row: int
@@ -110,9 +110,9 @@ class Agreement(FiniteModel):
 
 
 class LogComparison(FiniteModel):
-    """Comparison of a framework's computed metrics with the run's log.
+    """Comparison of the metrics that a framework would log, computed from the dump, with the run's log.
 
-    `missing` names are not in the log, or at no common step.
+    `missing` contains metrics that are not in the log, or are logged at no step of the dump.
     """
 
     names: dict[str, Agreement] = Field(default_factory=dict)
@@ -120,7 +120,7 @@ class LogComparison(FiniteModel):
 
 
 class MetricLogComparison(LogComparison):
-    """Comparison of names in the run's log with metrics of the dump. No framework's formulas were used."""
+    """Comparison of metrics in the run's log with metrics of the dump, without a framework's formulas."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
 
@@ -151,17 +151,17 @@ class Lag(FiniteModel):
 
 
 FORMAT = 2
-"""Version of this format. It increases when the meaning of a key changes or a key is removed.
+"""Version of the file format. The version increases when the meaning of a key changes or a key is removed.
 
-Format 1 has 90% intervals. They are dropped when it is read.
+Files of format 1 have 90% intervals, which are dropped when the file is read.
 """
 
 
 class Value(FiniteModel):
-    """One value, its standard error over clusters `se`, 95% interval and `status` ("ok" or a reason).
+    """A value, its standard error over clusters `se`, 95% interval and `status` ("ok" or the reason for a null).
 
-    `tail` is "heavy_tail" if a few clusters or a few large weights dominate. The interval then `covers` less than 95%,
-    as measured on other dumps.
+    `tail` is "heavy_tail" if a few clusters or a few large weights dominate. With a heavy tail, the interval `covers`
+    less than 95%, as measured on other dumps.
     """
 
     value: float | None
@@ -225,10 +225,11 @@ class OverallMetrics(FiniteModel):
 
 
 class Clusters(FiniteModel):
-    """One row of sums per cluster and group, from which errors, comparisons and baselines are computed.
+    """One row of sums per cluster and group, for standard errors, comparisons and baselines.
 
-    `hashes` identify the clusters, and `groups` are indices of labels. A table with too many rows is merged: a row
-    contains several clusters of all groups, and `groups` is empty. A column of a correction has the name `name/column`.
+    `hashes` identify the clusters, and `groups` are indices of labels. If the table has too many rows, rows are merged:
+    a row contains several clusters of all groups, and `groups` is empty. A column of a correction has the name
+    `name/column`.
     """
 
     by: Literal["prompt", "sequence", "content"]
@@ -271,7 +272,8 @@ class Distribution(FiniteModel):
 class Breakdown(FiniteModel):
     """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (null: no limit), with standard errors.
 
-    Breakdowns by probability and length also have `logit_shift`, the sum of the log ratio divided by the sum of 1 - p.
+    Breakdowns by probability and length also have `logit_shift`, the sum of log ratios divided by the sum of 1 - p,
+    where p is the rollout probability.
     """
 
     quantity: str
@@ -359,12 +361,12 @@ class SidesGroup(FiniteModel):
 
 
 class Sides(FiniteModel):
-    """Which side is wrong, compared with a reference in high precision. Errors are root mean squares in nats.
+    """Errors of rollout and trainer compared with a reference in high precision, as root mean squares in nats.
 
-    `correlation` is the correlation of the errors of the two sides. A common part of the errors cancels in the log
-    ratio. `rollout_share` is the rollout's share of the squared log ratio, and `rollout_share_k3` its share of K3.
+    `correlation` is the correlation of the errors of the two sides. An error that the two sides share cancels in the
+    log ratio. `rollout_share` is the rollout's share of the squared log ratio, and `rollout_share_k3` its share of K3.
     `reference_over_rollout` is the mean of reference over rollout probability. The mean is 1 if the rollout column is
-    right. `groups` are by step and worker.
+    right. `groups` contains the errors by step and worker.
     """
 
     side: Side
@@ -395,7 +397,8 @@ class RunContent(FiniteModel):
         hidden: share of masked tokens among the tokens with a log-prob on both sides.
         hidden_abs_diff: mean |log ratio| of the `hidden` tokens in nats, each at most 1. `shown_abs_diff` is the same
             mean over the valid tokens.
-        loud: share of the `hidden` tokens with a larger |log ratio| than 99.9% of the valid tokens.
+        loud: share of the `hidden` tokens whose |log ratio| is larger than the |log ratio| of 99.9% of the valid
+            tokens.
         holes: share of masked tokens between the first and the last valid token of their row.
         clipped: share of the valid tokens with exactly the largest |log ratio|, or with the lowest log-prob on both
             sides if that share is larger. 0 if chance explains it.
@@ -428,7 +431,7 @@ Question = Literal["how bad", "since when", "why", "what to do"]
 
 
 class K3Standing(FiniteModel):
-    """K3 compared with the usual ranges. `sure` is true if the interval of K3 is inside one range."""
+    """K3 compared with the typical ranges of K3. `sure` is true if the interval of K3 is inside one range."""
 
     range: RangeName
     sure: bool = True
@@ -448,7 +451,7 @@ class BaselineRatio(FiniteModel):
     def rose(self) -> bool:
         """Return True if K3 rose significantly: the lower one-sided 95% bound is above 1.
 
-        It is closer to the factor than the end of the interval.
+        The bound is closer to the factor than the end of the two-sided interval.
         """
         if self.factor is None or self.interval is None:
             return False
@@ -456,7 +459,7 @@ class BaselineRatio(FiniteModel):
 
 
 class Judgement(FiniteModel):
-    """An important warning with its `key` and its figures in `detail`."""
+    """An important warning. `key` identifies the warning, and `detail` contains its numbers."""
 
     key: str
     text: str
@@ -464,7 +467,7 @@ class Judgement(FiniteModel):
 
 
 class Answer(FiniteModel):
-    """The answer to one of the four questions: its case, severity, text and evidence."""
+    """The answer to one of the four questions of the summary: its case, severity, text and evidence."""
 
     question: Question
     key: str
@@ -474,7 +477,7 @@ class Answer(FiniteModel):
 
 
 class RunSummary(FiniteModel):
-    """Judgements of a run. `answers` has one line per question."""
+    """Summary of a run: warnings, and `answers` with one line per question."""
 
     standing: K3Standing
     growth: Growth
@@ -490,12 +493,12 @@ class RunSummary(FiniteModel):
 class RunResult(TextView, FiniteModel):
     """One run. `findings` are the causes of its mismatch, strongest first. `sides` needs `reference_log_probs`.
 
-    `story` is the summary that every medium shows. It is null in a Result that was built by hand.
+    `story` is the summary that terminal, report and notebook show. It is null in a Result that was built by hand.
 
     `logged` contains the metrics that a framework would have logged: by correction and name, one value per group. `log`
     contains the values of the run's own log (`--against`), `order` describes which series changed first, `lags` is the
-    lag of K3 after each logged name, and `against` compares the log with the replay by correction. `against_metrics`
-    compares names of the log that correspond to a metric but were not replayed. `fresh_batches` has a prediction per
+    lag of K3 after each logged series, and `against` compares the log with `logged` by correction. `against_metrics`
+    compares series of the log that correspond to a metric but are not in `logged`. `fresh_batches` has a prediction per
     correction.
     """
 
@@ -529,7 +532,7 @@ class RunResult(TextView, FiniteModel):
 
     @property
     def steps(self) -> pl.DataFrame:
-        """One row per training step: its label and the value of every metric."""
+        """Return one row per training step: the label of the step and the value of every metric."""
         import polars as pl
 
         metrics = {name: series.value for name, series in self.groups.metrics.items()}
@@ -557,7 +560,7 @@ class RunResult(TextView, FiniteModel):
 
 
 class InputFile(FiniteModel):
-    """One input file: `dtypes` of its number columns, and the number of `skipped` sequences and of their tokens."""
+    """An input file: `dtypes` of its numeric columns, and the number of `skipped` sequences and of their tokens."""
 
     path: str
     run: str
@@ -571,7 +574,7 @@ class InputFile(FiniteModel):
 
 
 MASKED_TOKENS = "masked tokens"
-"""Reason of tokens that `--on-bad mask` masked. Their example names the column without a value."""
+"""Reason for tokens that `--on-bad mask` masked. The example contains the name of the column without a value."""
 
 
 class SkippedData(FiniteModel):
@@ -598,8 +601,8 @@ class Acceptance(FiniteModel):
 class Provenance(FiniteModel):
     """Origin of a Result. `framework` is the framework and version of `logged`, and `replay` its settings.
 
-    `device` did the arithmetic over tokens, if it was not the CPU. `log` is the file of the run's log. `unread` are
-    files in the given folders that contain dump data but do not have the name of a dump.
+    `device` is the device of the arithmetic over tokens, if it was not the CPU. `log` is the file of the run's log.
+    `unread` are files in the given folders that contain dump data but do not have the name of a dump.
     """
 
     tool: str = "mismatchctl"

@@ -34,11 +34,11 @@ from mismatchctl.results.summary import summarize_run
 
 _HASH_PATTERN = re.compile("[0-9a-f]{16}")
 _SAME_TOLERANCE = 1e-6
-"""Relative tolerance, since the cluster table has nine digits."""
+"""Relative tolerance of sums, because the cluster table stores nine digits."""
 _LAYER_TOLERANCE = 2e-4
-"""Relative tolerance of layers, which have five digits."""
+"""Relative tolerance of the LAYER_COLUMNS, which are stored with five digits."""
 _LARGEST_CHECKED = 1e290
-"""Larger sums have overflowed and are not checked."""
+"""Larger sums may have overflowed and are not checked."""
 
 
 def find_problems(result: Result) -> Iterator[str]:
@@ -254,7 +254,7 @@ def _check_means(table: Clusters, whole: Mapping[str, float]) -> Iterator[str]:
 
 
 class _RecordingTotals(dict[str, float]):
-    """Totals by name that record which names a formula reads."""
+    """A mapping of totals by name that records the names that a formula reads."""
 
     def __init__(self, totals: Mapping[str, float]) -> None:
         super().__init__(totals)
@@ -296,7 +296,7 @@ _RESULT_START = 512
 
 
 def is_result(path: str | Path) -> bool:
-    """Return True if a path is a Result and not a dump.
+    """Return True if the path is a file of a Result, not a dump.
 
     Empty, unreadable and remote files are judged by their suffix.
     """
@@ -362,5 +362,5 @@ def parse_result(data: Any, name: str) -> Result:
     if wrong is not None:
         raise DataError(f"damaged result: {wrong}", file=name, remedy="analyze the dump again")
     for run in result.runs.values():
-        run.story = run.story or summarize_run(run)  # earlier versions did not store it
+        run.story = run.story or summarize_run(run)  # earlier versions did not store this value
     return result

@@ -40,24 +40,24 @@ from mismatchctl.results.model import (
 )
 
 MANY_REJECTED = 0.5
-"""Minimum share of rejected tokens of a costly correction."""
+"""A correction that rejects at least this share of tokens is costly."""
 LOSS_SCALE_RANGE = (0.8, 1.25)
-"""Loss scales that are not reported. Outside, a correction changes the effective learning rate."""
+"""Outside this range, the mean weight of a correction changes the effective learning rate and is reported."""
 HARMLESS_CAUSES = frozenset({"identical", "numerical_noise", "log_densities", "batch_dependent_kernels"})
 """Causes that need no action."""
 SYMPTOMS = frozenset({"growing_mismatch", "unexplained"})
-"""Findings that describe the mismatch. Any cause goes before them."""
+"""Findings that describe the mismatch. They are listed after the causes."""
 MIN_HEADLINE_SHARE = 0.05
-"""Smallest share of K3 of a finding in the headline."""
+"""A finding in the headline explains at least this share of K3."""
 CORRECTABLE_CAUSES = frozenset(
     {"numerical_noise", "moe_routing", "quantized_rollout", "cache_quantization", "weights_differ", "stale_policy",
      "growing_mismatch", "identical", "unexplained"}
 )  # fmt: skip
-"""Causes that corrections are made for, or that cannot be fixed."""
+"""Causes that corrections are designed for, or that cannot be fixed."""
 CAUSES_WITH_VALID_ROLLOUT = frozenset(
     {"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"}
 )
-"""Causes with valid rollout log-probs, so that weights help until the cause is fixed."""
+"""With these causes, rollout log-probs are valid, so that weights help until the cause is fixed."""
 
 
 def get_summary(run: RunResult) -> RunSummary:
@@ -138,7 +138,7 @@ def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> Basel
 
 
 def k3_interval(k3: Value) -> tuple[float, float] | None:
-    """Return the interval of K3. If the Result only has a standard error, the interval is symmetric."""
+    """Return the interval of K3, which is symmetric if the Result only has a standard error."""
     if k3.interval or not k3.se or k3.value is None:
         return k3.interval
     return max(k3.value - INTERVAL_Z * k3.se, 0.0), k3.value + INTERVAL_Z * k3.se
@@ -225,7 +225,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
 
 
 def headline_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the finding to name first: a cause before its symptom, and never one with less than 5% of K3."""
+    """Return the finding for the headline: a cause before a symptom, and only with at least 5% of K3."""
     sure = [found for found in findings if found.confidence != "low"]
     large = [one for one in sure if one.share_k3 is None or one.share_k3 >= MIN_HEADLINE_SHARE]
     ranked = sorted(large, key=lambda found: (found.cause in HARMLESS_CAUSES, found.cause in SYMPTOMS))
@@ -239,7 +239,7 @@ def changes_loss_scale(run: RunResult, name: str) -> bool:
 
 
 def find_fixable(findings: Sequence[Finding], least_share: float = 0.0) -> Finding | None:
-    """Return the first cause that can be fixed and has at least this share of K3, if K3 measures it."""
+    """Return the first cause that can be fixed and explains at least this share of K3."""
     found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in CORRECTABLE_CAUSES)
     return next((one for one in found if one.share_k3 is None or one.share_k3 >= least_share), None)
 
@@ -257,7 +257,7 @@ def find_growth(findings: Sequence[Finding]) -> float | None:
 def is_uncorrectable(finding: Finding) -> bool:
     """Return True if no correction helps because of the finding.
 
-    This is only possible for a finding with high confidence.
+    Only a finding with high confidence can have this effect.
     """
     return finding.cause not in CAUSES_WITH_VALID_ROLLOUT and finding.confidence == "high"
 
@@ -310,7 +310,7 @@ def data_notes(result: Result) -> list[str]:
 
 
 def left_out_facts(left_out: Sequence[SkippedData]) -> list[str]:
-    """Return the numbers of skipped sequences, files and tokens, without zeros."""
+    """Describe the numbers of skipped sequences, files and tokens. Zeros are left out."""
     counts = Counter[tuple[str, str]]()
     for item in left_out:
         if item.reason == MASKED_TOKENS:
@@ -378,15 +378,15 @@ STATUSES: tuple[Status, ...] = ("FAIL", "CHECK", "OK")
 DUMP_FAULTS = frozenset(
     {"unmasked_padding", "padding_or_sentinel", "duplicated_rows", "length_mismatch", "low_precision_logging"}
 )  # fmt: skip
-"""Causes that make the dump wrong, but not the training run."""
+"""Causes that make the dump wrong although the training run is right."""
 FAILING_GROWTH = 2.0
-"""Growth of K3 from which a run fails."""
+"""A run fails if K3 grows by at least this factor."""
 _NEARLY_ALL = 0.95
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Status of a run, the sentence that explains it, and the finding in this sentence."""
+    """Status of a run, with the sentence that explains it and the finding that this sentence describes."""
 
     status: Status
     text: str
@@ -428,7 +428,7 @@ def findings_status(findings: Sequence[Finding]) -> RunStatus:
 
 
 def describe_cause(cause: Finding) -> str:
-    """Return the title of a cause, with its share of K3 if other causes have a large share."""
+    """Return the title of a cause. Add the share of K3 if other causes also have a large share."""
     share = cause.share_k3
     title = cause.title if cause.confidence == "high" else f"probably {lower_first(cause.title)}"
     return title if share is None or share >= _NEARLY_ALL else f"{title} ({percent(share)} of K3)"

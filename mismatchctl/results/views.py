@@ -1,6 +1,6 @@
 """Views of results: text, tables, JSON, and pages and figures through a registered renderer.
 
-`report/` implements the renderer. The renderer is in report/, so the public package registers it.
+The package `report/` implements the renderer, and `mismatchctl/__init__.py` registers it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     StrPath = str | os.PathLike[str]
 
 HEADLINE_METRICS = ("k3", "abs_diff_mean", "ess_token", "ess_sequence", "tokens", "sequences")
-"""Metrics in text, if the run has them. Otherwise the first metrics of the run."""
+"""Metrics that text output shows. If the run lacks them, text output shows the first metrics of the run."""
 SWEEP_COLUMNS = ("rejected_tokens", "ess_token", "loss_scale", "pareto")
-"""Metrics of a sweep's points that text shows."""
+"""Metrics that text output shows for each point of a sweep."""
 MAX_LINES, MAX_WIDTH, MAX_CELL = 24, 100, 44
-"""Maximum lines and columns of a text."""
+"""Maximum number of lines, of characters per line and of characters per cell."""
 
 TableText = tuple[list[str], list[list[str]]]
-"""Headings, and rows of cells."""
+"""A table as text: its headings, and its rows of cells."""
 Item = TypeVar("Item")
 
 
@@ -63,7 +63,7 @@ def json_text(data: object) -> str:
 
 
 def add_version(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of a command's JSON, with the format, the tool and its version."""
+    """Add the format, the name of the tool and its version to the data of a command's JSON."""
     return {"format": 1, "tool": "mismatchctl", "version": __version__} | {**data}
 
 
@@ -76,7 +76,7 @@ class TextView(ABC):
 
     @abstractmethod
     def _table(self) -> TableText:
-        """The headline table."""
+        """Return headings and rows of the table."""
 
     def __str__(self) -> str:
         lead = [line for text in self._lines() for line in textwrap.wrap(escape_terminal(text), MAX_WIDTH, max_lines=2)]
@@ -97,7 +97,7 @@ class TextView(ABC):
 
 
 class View(TextView):
-    """A result of a public function."""
+    """Base class for results of public functions."""
 
     def _repr_html_(self) -> str:
         return get_renderer().cell(self)
@@ -112,7 +112,8 @@ class View(TextView):
         """Write the report as an HTML page. Without a path, return the page.
 
         Args:
-            path: The file. The file is complete or not written at all. Example: `result.to_html("report.html")`.
+            path: The path of the page. The file is either complete or not written at all. Example:
+                `result.to_html("report.html")`.
         """
         page = get_renderer().page(self)
         if path is None:
@@ -128,7 +129,8 @@ class View(TextView):
         """Write the JSON.
 
         Args:
-            path: A file that ends in `.json`. It is never left incomplete. Example: `result.save("result.json")`.
+            path: A path that ends in `.json`. The file is either complete or not written at all. Example:
+                `result.save("result.json")`.
 
         Raises:
             ConfigError: The path does not end in `.json`.
@@ -143,14 +145,14 @@ class View(TextView):
         """Return all values as a polars table."""
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return all values as a pandas table; needs pandas."""
+        """Return all values as a pandas table. pandas must be installed."""
         return self.to_polars().to_pandas()
 
 
 class ByRun(Generic[Item]):
-    """Results by run: `result["run"]`."""
+    """A mapping of results by run: `result["run"]`."""
 
-    if TYPE_CHECKING:  # the model declares it, in its own order
+    if TYPE_CHECKING:  # each model declares this field, in its own order
 
         @property
         def runs(self) -> dict[str, Item]:
