@@ -17,13 +17,13 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 BLOCK_TOKENS = 1 << 16
-"""Tokens per block: the temporaries of a pass over a block fit the processor's cache."""
+"""Tokens per block, so that the temporaries of a pass over a block fit the processor's cache."""
 TILE = 1024
-"""Tokens that compiled loops process together: their temporaries fit the first-level cache."""
+"""Tokens that compiled loops process together, so that the temporaries fit the first-level cache."""
 _LONG_SEGMENT = 64
-"""Minimum mean segment length to copy segment by segment instead of indexing tokens."""
+"""Segments with at least this mean length are copied one by one instead of by token index."""
 BLOCK_SEQUENCES = 1 << 14
-"""Maximum sequences per block: each has hundreds of columns."""
+"""Maximum number of sequences per block, because each sequence has hundreds of columns."""
 
 
 Extent = tuple[float, float]
@@ -189,12 +189,12 @@ class TokenBatch:
 
     @cached_property
     def positions(self) -> Ints:
-        """Position of each token in its response [T], counted from the first valid token."""
+        """Return the position of each token in its response [T], counted from the first valid token."""
         return self.segments.places if self.position is None else self.position
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Return reward, mean advantage and length [S]: for each, flags of known values and the values (or 0)."""
+        """Return reward, mean advantage and length [S], each as flags of known values and values (0 if unknown)."""
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
@@ -206,7 +206,7 @@ class TokenBatch:
 
     @cached_property
     def age(self) -> Float64s:
-        """Weight updates between sampling and training of each sequence [S]. NaN if unknown."""
+        """Return the number of weight updates between sampling and training of each sequence [S], NaN if unknown."""
         unknown = np.full(len(self), np.nan)
         train, rollout = (self.columns.get(f"{side}_version", unknown) for side in ("train", "rollout"))
         return train.astype(np.float64) - rollout.astype(np.float64)
@@ -242,10 +242,10 @@ class TokenBatch:
             values = self.log_probs(policy)
             if values is None:
                 return np.zeros(len(self), np.bool_)
-            if policy not in ("ref", "reference"):  # these are always complete
+            if policy not in ("ref", "reference"):  # rollout and train log-probs are always complete
                 continue
             with np.errstate(over="ignore", invalid="ignore"):
-                if not np.isfinite(values.sum()):  # takes a sixth of the time of sums per sequence
+                if not np.isfinite(values.sum()):  # a sixth of the time of sums per sequence
                     known &= np.isfinite(self.segments.sum(values))
         return known
 

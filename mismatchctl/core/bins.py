@@ -15,12 +15,12 @@ LOWEST_OCTAVE, HIGHEST_OCTAVE = -40, 14
 MAGNITUDE_BINS = (HIGHEST_OCTAVE - LOWEST_OCTAVE) * BINS_PER_OCTAVE + 2
 """One bin below 2^-40 (including 0), the octaves, and one bin from 2^14."""
 SIGNED_BINS = 2 * MAGNITUDE_BINS
-"""Bins of a signed value, ascending: mirrored magnitudes of the negative values, then the other values."""
+"""Number of bins of a signed value: mirrored magnitudes of the negative values, then the other values."""
 
 SIGNED_SHIFT = 17
 """Low bits of a float32 that do not affect its bin."""
 FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
-"""Value of the remaining bits of a float32 in bin 0."""
+"""Bits of a float32 in bin 0, without the low bits."""
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
@@ -88,14 +88,14 @@ SURPRISAL_BINS = OctaveBins(-10, 5)
 LENGTH_BINS = OctaveBins(0, 20)
 """Bins of the response length in valid tokens, two per octave."""
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
-"""Approximate edges between bins of the rollout probability. The exact ones are the nearest edges of SURPRISAL_BINS."""
+"""Approximate edges between bins of the rollout probability. The nearest edges of SURPRISAL_BINS are used."""
 CAP_EXPONENTS = tuple(range(-18, 2))
 """Exponents of the caps: powers of two of the log ratio."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))
 """Caps on the K3 of a token [caps]."""
 PROBABILITY_BINS = len(PROBABILITY_EDGES) + 1
 FIRST_CAP_BITS = 1023 + 2 * CAP_EXPONENTS[0] - 1
-"""Exponent bits of the lowest cap as a float64. They increase by two per cap."""
+"""Exponent bits of the lowest cap as a float64. The exponent bits increase by two per cap."""
 
 
 def _probability_bin_by_surprisal() -> NDArray[np.int64]:
@@ -109,7 +109,7 @@ PROBABILITY_BIN_BY_SURPRISAL = _probability_bin_by_surprisal()
 LAYER_TOKENS = tuple(f"tokens@{place}" for place in range(PROBABILITY_BINS))
 """Column names of token counts by bin of the rollout probability."""
 LAYER_K3 = tuple(f"k3@{place}<{exponent}" for place in range(PROBABILITY_BINS) for exponent in CAP_EXPONENTS)
-"""Column names of K3 by that bin, with the K3 of each token capped at a log ratio of 2^exponent."""
+"""Column names of K3 by bin of the rollout probability, capped per token at a log ratio of 2^exponent."""
 LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 
@@ -127,7 +127,7 @@ def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
 
 
 def close_layers(table: Float64s) -> Float64s:
-    """Convert such a table to the LAYER_COLUMNS of each cluster [clusters, len(LAYER_COLUMNS)]."""
+    """Convert a table of `new_layer_table` to the LAYER_COLUMNS of each cluster [clusters, len(LAYER_COLUMNS)]."""
     counts, sums = table[..., 0], table[..., 1]
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + K3_CAPS * beyond

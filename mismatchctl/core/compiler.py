@@ -26,9 +26,9 @@ def compile_loop(loop: LoopT, *, fastmath: frozenset[str] = frozenset()) -> Loop
 
 
 compile_terms = partial(compile_loop, fastmath=frozenset({"contract"}))
-"""Products may be added without rounding in between."""
+"""Compile a loop in which products may be added without rounding in between."""
 compile_sums = partial(compile_loop, fastmath=frozenset({"reassoc", "contract", "nsz"}))
-"""Sums may be reordered into several lanes."""
+"""Compile a loop in which sums may be split into several partial sums."""
 
 
 def _make_bitcast(source: Any, target: Any) -> Any:

@@ -22,12 +22,12 @@ _COEFFICIENTS = tuple(np.float32(1 / math.factorial(power)) for power in range(7
 _LOG2_E, _LN2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 _ROUND = np.float32(1.5 * 2.0**23)  # adding it leaves the nearest integer in the low bits
 _SMALLEST, _ZERO = np.float32(-87.0), np.float32(0.0)
-"""Below this value, exp is not a normal float32 and does not change a sum of probabilities."""
+"""Below _SMALLEST, exp is not a normal float32 and does not change a sum of probabilities."""
 
 
 @compile_loop
 def _add_reach(bits: Any, signed: Any, reach: Any, highest: Any) -> None:
-    """Update the smallest and largest bits, and the largest unsigned bits."""
+    """Update the smallest and largest signed bits, and the largest unsigned bits."""
     use_wide_vectors()
     least, most, top = bits[0], bits[0], signed[0]
     for j in range(len(bits)):

@@ -13,12 +13,12 @@ INTERVAL_LEVEL = 0.95
 INTERVAL_Z = 1.959963984540054
 """Half width of an interval in standard errors."""
 ONE_SIDED_Z = 1.6448536269514722
-"""Distance of a one-sided 95% bound in standard errors. Decisions use it, and it is narrower than an interval."""
+"""Distance of a one-sided 95% bound in standard errors. Decisions use this bound, not the wider interval."""
 
 _SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
 _CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
 _LOG_COMMAND = re.compile(r"##(?=(vso)?\[)", re.IGNORECASE)
-"""Commands in the logs of GitHub and Azure."""
+"""Text that GitHub and Azure interpret as commands in a log."""
 _MARKDOWN_LINK = re.compile(
     r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=[A-Za-z]:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH-)(?=\d)", re.IGNORECASE
 )
@@ -105,19 +105,19 @@ def _make_visible(character: str) -> str:
 
 
 DASH = "–"
-"""Shown for an undefined value."""
+"""The text for an undefined value."""
 
 COUNT_UNITS = frozenset({"tokens", "sequences", "clusters", "rows", "bytes", "0/1"})
-"""Units of integers."""
+"""Units of values that are integers."""
 UNITS_AROUND_ONE = frozenset({"fraction", "ratio", "correlation"})
-"""Units with a meaningful distance from 1: 0.99998 is never shown as 1."""
+"""Units whose distance from 1 matters, so that 0.99998 is never shown as 1."""
 
 _DIGITS = 3
 _MOST_DIGITS = 9
 _SMALLEST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e6
 _SMALLEST_PERCENT = 1e-5
 _ROUNDING = 1e-13  # smaller relative errors and distances from 1 are rounding
-_SMALLEST_DISTANCE = 1e-6  # smaller distances from 1 are shown as 1 + distance
+_SMALLEST_DISTANCE = 1e-6  # smaller distances from 1 are shown as a sum, 1 + distance
 
 
 def format_number(value: float | None, unit: str = "") -> str:

@@ -25,9 +25,9 @@ class LossTerm:
 
     losses: Array  # contribution of each token [T]
     slope: Array  # derivative with respect to the token's `x` [T]
-    # sequences if `x` is a mean over them that the gradient flows through, else `x` belongs to one token
+    # sequences, if the gradient flows through `x` as a mean over a sequence. Otherwise, `x` belongs to one token.
     mean_over: Segments | None = None
-    # tokens that the gradient reaches through that mean [T]. Default: all.
+    # tokens that the gradient of `mean_over` reaches [T]. Default: all.
     gradient_tokens: NDArray[np.bool_] | None = None
     clipped: NDArray[np.bool_] | None = None  # tokens whose loss is decided by the clip [T], for a loss with a clip
     # tokens whose loss is decided by the dual clip [T], for a loss with a dual clip
@@ -146,7 +146,7 @@ def _multiply(factors: Array, losses: Array) -> Array:
 def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
     """Estimate the KL per token from x = policy minus reference log-prob [T]: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x.
 
-    The result keeps the dtype of `log_ratio`. As in frameworks, no series is used near zero.
+    The result keeps the dtype of `log_ratio`. Like in the frameworks, no series is used near zero.
     """
     if kind == "k1":
         return log_ratio
@@ -170,6 +170,6 @@ def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floa
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """Return the tokens that OPSM masks [T]: negative advantages, in sequences with a drift above `delta`."""
+    """Return the tokens that OPSM masks [T]: negative advantages in sequences with a drift above `delta`."""
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

@@ -17,7 +17,7 @@ LOG_RATIO_BOUND = 20.0
 BAND = (0.999, 1.002)
 """Range of ratios that count as 1 in a parity check."""
 TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""Factors of the ratio's distance from 1 in F(tau)."""
+"""Values of tau in F(tau): factors by which a ratio differs from 1."""
 INTERVALS = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
 """Lower and upper ends of BAND and TAUS as log ratios [2, 1 + TAUS]. Each interval contains the previous one."""
 
@@ -26,9 +26,9 @@ DENSE_RANGE = (1e-5, 1e-3)
 MOE_RANGE = (1e-3, 1e-1)
 """Typical K3 of mixture-of-experts models."""
 K3_SCALE = (1e-8, 1.0)
-"""Ends of the drawn scale of K3."""
+"""Ends of the scale on which K3 is drawn."""
 
-_SERIES_LIMIT = 1e-2  # below it expm1(x) - x loses digits; above it the series would need more terms
+_SERIES_LIMIT = 1e-2  # below this |x|, expm1(x) - x loses digits. Above it, the series would need more terms.
 _SERIES = [1 / math.factorial(power) for power in range(2, 8)]
 
 
@@ -107,12 +107,12 @@ class Ratios:
 
     @cached_property
     def max_log_ratio(self) -> Float64s:
-        """Largest log ratio per sequence [S], -inf if it is empty."""
+        """Return the largest log ratio per sequence [S], -inf if the sequence is empty."""
         return self.segments.max(self.log_ratio)
 
     @cached_property
     def min_log_ratio(self) -> Float64s:
-        """Smallest log ratio per sequence [S], +inf if it is empty."""
+        """Return the smallest log ratio per sequence [S], +inf if the sequence is empty."""
         return self.segments.min(self.log_ratio)
 
     @cached_property
@@ -130,7 +130,7 @@ class Ratios:
 
     @cached_property
     def ratio_range(self) -> tuple[Float64s, Float64s]:
-        """Smallest and largest ratio per sequence [S], with log ratios clamped to +-20."""
+        """Return the smallest and largest ratio per sequence [S], with log ratios clamped to +-20."""
         low, high = (
             np.exp(np.clip(own, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) for own in (self.min_log_ratio, self.max_log_ratio)
         )
@@ -221,7 +221,7 @@ _PROBABILITY_MARGIN = 1e-8  # probabilities are clamped to this distance from 0 
 
 
 def _binary_kl(p: Any, q: Any) -> Any:
-    """Compute the KL from q to p of one token against all other tokens [T]."""
+    """Compute the KL from q to p of two outcomes, the sampled token and any other token [T]."""
     p, q = (
         np.clip(values, *np.array([_PROBABILITY_MARGIN, 1 - _PROBABILITY_MARGIN], values.dtype)) for values in (p, q)
     )
@@ -230,7 +230,7 @@ def _binary_kl(p: Any, q: Any) -> Any:
 
 
 def _maximum(a: Any, b: Any) -> Any:
-    """Return the larger of two values per token [T], or"""
+    """Return the larger of two values per token [T], or NaN if either value is NaN."""
     return np.where((a > b) | np.isnan(a), a, b)
 
 
@@ -251,7 +251,7 @@ STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
         _binary_kl(r.reference_prob, r.policy_prob), _binary_kl(r.policy_prob, r.reference_prob)
     ),
 }
-"""Per-token statistics of gates in addition to the ratio. They aggregate arithmetically."""
+"""Per-token statistics of gates in addition to the ratio. Their levels are ARITHMETIC_LEVELS."""
 
 STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "ratio": lambda r: r.log_ratio_sum,

@@ -15,7 +15,7 @@ from mismatchctl.core.machine_code import CompiledLoop, compiled_loops_in_use
 
 scan_sequences = CompiledLoop("mismatchctl.core.file_loops", "scan_sequences")
 LEVEL_CAP = 1.0
-"""Cap of a |log ratio| in the level of a sequence."""
+"""Maximum value of each |log ratio| in `RowScan.levels`."""
 _COLUMNS = "train_log_probs", "rollout_log_probs"
 
 
@@ -30,12 +30,12 @@ class RowScan:
 
     @property
     def levels(self) -> tuple[Ints, Float64s, Float64s]:
-        """Tokens with a finite log ratio, their capped |log ratio| and their train probability, per sequence [S]."""
+        """Return the first three sums: tokens, capped |log ratio| and train probability of each row [S]."""
         return self.sums[0].astype(np.int64), self.sums[1], self.sums[2]
 
     @property
     def identical(self) -> Ints:
-        """Valid tokens with the same log-prob on each side, per sequence [S]."""
+        """Return the number of valid tokens whose rollout and train log-probs are equal, per sequence [S]."""
         found: Ints = self.sums[3].astype(np.int64)
         return found
 

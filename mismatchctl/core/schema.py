@@ -1,4 +1,4 @@
-"""The schema of a dump as data: columns with their kind, unit and meaning."""
+"""The schema of a dump: its columns with their type, unit and meaning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 MIN_LOG_PROB = -1e40
-"""Smallest value that counts as a log-prob. Masks such as the lowest float32 are still larger."""
+"""Smallest value that counts as a log-prob. Masking values such as the lowest float32 are above it and count."""
 POSITIVE_TOLERANCE = 1e-3
 """A log-prob up to this far above zero counts as rounding. A larger value is not a log-prob."""
 
@@ -29,7 +29,7 @@ class ColumnKind(Enum):
 
 
 NESTED_KINDS = (ColumnKind.EXPERTS, ColumnKind.TOP_IDS, ColumnKind.TOP_LOG_PROBS)
-"""Kinds with a list per token. All lists of a column have the same length."""
+"""Types of columns with a list per token. All lists in a column have the same length."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DumpColumn:
 
     @property
     def per_token(self) -> bool:
-        """Return True if a row per sequence always has a list in this column."""
+        """Return True if the column has a list in dumps with one row per sequence."""
         return self.kind in (ColumnKind.LOG_PROBS, ColumnKind.MASK, ColumnKind.TOKENS, *NESTED_KINDS)
 
 
@@ -116,7 +116,7 @@ PARTIAL_COLUMNS: tuple[str, ...] = (
     *VERSION_COLUMNS,
     TURN_COLUMN,
 )
-"""Columns that may be missing in some sequences. Their metrics are measured on the other sequences."""
+"""Columns that may lack values for some sequences. Their metrics are measured on the other sequences."""
 REQUIRED_COLUMNS: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.required)
 LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED_COLUMNS, "sequence_id", "position")
 

@@ -101,7 +101,8 @@ _POWERS = np.array([float(10**power) for power in range(23)])
 def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
     """Round finite values to at most 15 significant digits.
 
-    If the power of ten is exact, the value is rounded once, by multiplication. Other values are formatted and parsed.
+    If the power of ten is exact, the value is rounded by one multiplication. Otherwise, the value is formatted and
+    parsed.
     """
     size: NDArray[np.float64] = np.abs(values)
     with np.errstate(all="ignore"):

@@ -40,7 +40,7 @@ class Selection:
         return np.where(self.sequences, self.segments.sum(masked), 0.0)
 
     def sum_log_ratio(self, log_ratio: NDArray[Any]) -> Float64s:
-        """Sum the log ratios of selected tokens like trainers: a non-finite value gives NaN, also if unselected."""
+        """Sum the log ratios of selected tokens. As in trainers, any non-finite log ratio gives NaN."""
         masked = log_ratio if self.tokens is None else log_ratio * self.tokens
         return self.segments.sum(masked) * self.sequences
 
@@ -49,7 +49,7 @@ class Selection:
         return spread if self.tokens is None else spread & self.tokens
 
     def divide(self, segments: Segments) -> Selection:
-        """Return the same selection over other segments."""
+        """Return the selected tokens as a selection over other segments."""
         return Selection(segments, np.ones(len(segments), np.bool_), self.expand())
 
     def exclude(self, rejected: Selection) -> Selection:
@@ -61,12 +61,12 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """The values that a gate with `over: batch` compares. Values inside the bound are never dropped."""
+    """Collects the values that a gate with `over: batch` compares. The gate never drops values inside the bound."""
 
     gate: Gate
     count: int = 0  # number of the values inside the bound
-    total: float = 0.0  # their sum
-    outside_values: tuple[Float64s, ...] = ()  # the other values
+    total: float = 0.0  # sum of the values inside the bound
+    outside_values: tuple[Float64s, ...] = ()  # the values outside the bound
 
     def add_values(self, values: NDArray[Any]) -> Trim:
         """Add values of the batch. NaN counts as infinity."""
@@ -83,7 +83,7 @@ class Trim:
         """Return the smallest dropped value, how many values equal to it are dropped, and whether smaller ones stay."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
-        stays = max(int(self._inside(means).sum()), int(self.count == 0))  # one token always stays
+        stays = max(int(self._inside(means).sum()), int(self.count == 0))  # at least one token always stays
         if stays >= len(ascending):
             return math.inf, 0, True
         least = float(ascending[stays])
@@ -146,7 +146,7 @@ def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch)
 
 
 _PROBABILITY_STATISTICS = ("prob_diff", "abs_prob_diff", "train_prob", "rollout_prob", "binary_kl", "binary_kl_max")
-"""Statistics that a log ratio of -inf does not determine. They ignore the tokens that are not in the batch."""
+"""Statistics that a log ratio of -inf does not determine. These statistics ignore tokens of train probability 0."""
 
 
 def _add_impossible_tokens(gate: Gate, measured: Float64s, view: Selection, batch: TokenBatch) -> Float64s:
@@ -193,13 +193,13 @@ def _running_counts(view: Selection) -> Float64s:
 
 
 def _sequence_age(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return the age of each sequence [S]. A gate fails for an unknown age, unless the gate keeps undefined values."""
+    """Return the age of each sequence [S]. A gate rejects an unknown age, unless the gate keeps undefined values."""
     unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
     return np.where(np.isnan(batch.age), unknown, batch.age)
 
 
 def gate_bounds(gate: Gate) -> tuple[float, float]:
-    """Return the bounds of a gate's statistic. For ratios, these are logarithms."""
+    """Return the bounds of a gate's statistic, as logarithms for ratios."""
     low, high = gate.bounds
     if math.isnan(low) or math.isnan(high):  # some frameworks accept NaN and reject all tokens
         return math.inf, -math.inf
@@ -231,7 +231,7 @@ def adjacent_segments(batch: TokenBatch) -> Segments:
 
 
 def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
-    # Other classes compute their terms without log_ratio.
+    # Subclasses compute their terms without log_ratio.
     kind = Float32Ratios if isinstance(ratios, Float32Ratios) else Ratios
     changed = kind(*ratios.log_probs, ratios.segments)
     changed.log_ratio = log_ratio
@@ -239,9 +239,9 @@ def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
 
 
 def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
-    """Compute the statistic: one value per token, per segment or per prefix."""
+    """Compute the statistic of a gate: one value per token, per segment or per prefix."""
     segments, level = view.segments, gate.level
-    whole = view.tokens is None and segments is ratios.segments  # then known sums and extremes can be used
+    whole = view.tokens is None and segments is ratios.segments  # then known sums can be used
     defined = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # NaN must not decide for its sequence
     if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence" and defined:
         return ratios.min_log_ratio if level == "min" else ratios.max_log_ratio
@@ -293,7 +293,7 @@ def _segment_values(segments: Segments, values: NDArray[Any]) -> Iterator[NDArra
 
 
 def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tuple[Bools, Bools]:
-    """Return flags of the values below and above an interval."""
+    """Return flags of the values below an interval, and flags of the values above it."""
     lower: Any
     upper: Any
     lower, upper = gate_bounds(gate)
@@ -344,7 +344,7 @@ def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenB
     known = np.where(np.isnan(values), np.inf, values)
     least, number, _ = Trim(gate).add_values(known[seen]).find_cut()
     dropped: Bools = seen & (known > least)
-    dropped[np.flatnonzero(seen & (known == least))[:number]] = True  # of equal values, the first are dropped
+    dropped[np.flatnonzero(seen & (known == least))[:number]] = True  # among equal values, the first values are dropped
     return dropped
 
 
@@ -385,7 +385,7 @@ class Weights:
     """Importance weights per token [T] or per sequence [S], before they are normalized."""
 
     rule: Weight  # the weight rule
-    ratios: Ratios  # the ratios that it uses
+    ratios: Ratios  # the ratios that the rule uses
     all_inside: bool = False  # True if no token can be outside a bound
     selection: Selection | None = None  # tokens to aggregate over. Default: all.
     turns: Segments | None = None  # segments of a rule with `over: segment`
@@ -544,7 +544,7 @@ def _compute_weights(
 
 
 _BOUND_TOLERANCE = 1e-9
-"""A log ratio closer to a bound than this might be outside it, so that the exact rule must decide."""
+"""A log ratio that is closer to a bound than this may be outside the bound, so the exact rule must decide."""
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:

@@ -1,7 +1,7 @@
-"""Labels of corrections and thresholds, by their meaning.
+"""Labels that describe what corrections and thresholds do.
 
-A label names the condition to keep data, such as "token weight ≤ 2; geometric mean within 0.1%". The label of a veto
-names the condition to reject.
+A label describes the condition for keeping data, such as "token weight ≤ 2; geometric mean within 0.1%". The label of a
+veto describes the condition for rejecting data.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LARGEST_PERCENT_BOUND = 1.1
 """Symmetric ratios up to this bound are shown in percent, larger ones as a factor."""
 _SMALLEST_PLAIN = 1e-3
 _EQUAL_DISTANCES = 0.005
-"""Largest relative difference of two bounds' distances from the middle that are shown as one number."""
+"""Bounds are shown as one number if their distances from the middle differ by at most this share."""
 
 
 def correction_label(correction: Correction) -> str:

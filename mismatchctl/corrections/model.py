@@ -31,19 +31,20 @@ LOSSES: dict[str, dict[str, float]] = {
 }
 """Loss names, their parameters and the frameworks' defaults.
 
-ppo clips current/train, ppo_bypass current/rollout. dual_clip also bounds the loss for negative advantages, two_sided
-the unclipped ratio. cispo is REINFORCE with the bounded ratio as a constant. gspo uses the geometric mean ratio of the
-sequence, gspo_token its value with the gradient of each token, gmpo the geometric mean of ratios that are clipped on
-one side (in log space). sapo replaces the clip by a sigmoid, vespo by a gate on the product of current/rollout. topr
-bounds the ratio for negative advantages. importance_sampling, dppo, ipo and quadratic weight with current/rollout.
-dppo drops tokens whose probability moved too far in the direction of the advantage, ipo in any direction. quadratic
-adds tau times the squared log ratio. All of them bound ratios at exp(+-20), even if the framework has no bound.
+ppo clips the ratio current/train, and ppo_bypass clips current/rollout. dual_clip also bounds the loss for negative
+advantages. two_sided also bounds the unclipped ratio. cispo is REINFORCE with the bounded ratio as a constant. gspo
+uses the geometric mean ratio of the sequence. gspo_token uses the same value with the gradient of each token. gmpo uses
+the geometric mean of ratios that are clipped on one side (in log space). sapo replaces the clip by a sigmoid, and vespo
+by a gate on the product of current/rollout. topr bounds the ratio for negative advantages. importance_sampling, dppo,
+ipo and quadratic weight with current/rollout. dppo drops tokens whose probability moved too far in the direction of the
+advantage. ipo drops tokens whose probability moved too far in any direction. quadratic adds tau times the squared log
+ratio. All losses bound ratios at exp(+-20), even if the framework has no bound.
 """
 
 OWN_RATIO_LOSSES = frozenset(
     ("ppo_bypass", "cispo_bypass", "vespo", "topr", "importance_sampling", "dppo", "ipo", "quadratic")
 )
-"""Losses with the ratio current/rollout, which already contain weights of that ratio."""
+"""Losses that use the ratio current/rollout and therefore already contain its importance weight."""
 SEQUENCE_LOSSES = frozenset(("gspo", "gmpo"))
 """Losses whose gradient flows from each token to all tokens of its sequence."""
 
@@ -72,15 +73,15 @@ def parse_loss(text: str) -> tuple[str, dict[str, float]]:
 
 RatioSource = Literal["train/rollout", "current/rollout", "current/train", "proximal/rollout"]
 MISMATCH_SOURCE: RatioSource = "train/rollout"
-"""Trainer's recomputation over rollout engine."""
+"""Ratio of the trainer's recomputed probability to the rollout engine's probability."""
 BYPASS_SOURCE: RatioSource = "current/rollout"
-"""Policy being updated over rollout engine, for training without a recomputation."""
+"""Ratio of the current policy's probability to the rollout engine's, for training without a recomputation."""
 ClampLevel = Literal["aggregate", "token", "none"]
 Interval = tuple[float | None, float | None]
 
 ARITHMETIC_LEVELS = ("token", "sum", "mean", "min", "max")
 STATISTIC_LEVELS = {"ratio": ("token", "sequence", "geometric", "mean", "min", "max"), "age": ("sequence",)}
-"""Levels of statistics that do not have ARITHMETIC_LEVELS."""
+"""Levels that each statistic supports, if these are not ARITHMETIC_LEVELS."""
 
 
 class _CorrectionModel(BaseModel):
@@ -130,7 +131,7 @@ _SEGMENT_DESCRIPTION = "over the sequence, or over each run of adjacent valid to
 
 
 class Gate(_CorrectionModel):
-    """Keeps tokens or sequences whose statistic is inside a closed interval and rejects the others."""
+    """A gate keeps tokens or sequences whose statistic is inside a closed interval, and rejects the others."""
 
     statistic: Literal[
         "ratio",
@@ -239,7 +240,7 @@ class Gate(_CorrectionModel):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the interval that is kept, (lower, upper). A missing bound is infinite."""
+        """Return the interval (lower, upper) of values that the gate keeps. A missing bound is infinite."""
         low, high = self.keep
         return (-math.inf if low is None else low), (math.inf if high is None else high)
 

@@ -78,7 +78,7 @@ _NAMED_RULES: dict[str, tuple[tuple[float, ...], Callable[..., dict[str, Any]]]]
     "geo": ((1.001,), lambda high: {"gates": [_ratio_gate("geometric", 1 / high, high)]}),
     "veto": ((1e-4,), lambda low: {"gates": [_ratio_gate("min", low, None) | {"clamp": "none"}]}),
 }  # fmt: skip
-"""Default bounds and fields of a correction for them, by name.
+"""Rules by name, with their default bounds and a function that makes a rule's fields from bounds.
 
 A bound follows the name (`geo_1.01`), and rules are joined by `_` (`geo_1.01_token_truncate_2`).
 """
@@ -195,9 +195,9 @@ def _count_policies(correction: Correction) -> int:
 
 
 SEVERITIES = ("negligible", "moderate", "severe")
-"""Classes of the mismatch in the docs: implementation differences, stale weights, data of other policies."""
+"""Severity classes in the docs, caused by implementation differences, stale weights, and data of other policies."""
 _MIN_ESS = (0.99, 0.9)
-"""Minimum ESS of token weights for a negligible and for a moderate mismatch. These bounds are mismatchctl's own."""
+"""Minimum ESS of token weights for a negligible and for a moderate mismatch. mismatchctl chose these bounds."""
 
 
 def classify_severity(ess_token: float) -> str:

@@ -198,7 +198,7 @@ def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Seq
 
 
 def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
-    """Return the rows of each micro-batch: all rows, a fixed number of rows, or the rows with the same name."""
+    """Return the rows of each micro-batch: all rows, a fixed number of rows, or rows with the same micro-batch name."""
     if micro_batches is None:
         return [np.arange(rows)]
     if isinstance(micro_batches, int) and micro_batches > 0:
@@ -213,7 +213,7 @@ def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]
 
 
 def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
-    """Return columns of weight versions that give each row its age."""
+    """Return columns of weight versions from which the age of each row is computed."""
     if age is None:
         return {}
     ages = _to_floats(_to_numpy(age), "age")
@@ -239,7 +239,7 @@ def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
 def _check_log_probs(values: Floats, name: str) -> None:
     """Raise an error for values of valid tokens that are not log-probs.
 
-    A train log-prob of -inf is allowed: the probability is 0.
+    A train log-prob of -inf is allowed, because the probability may be 0.
     """
     if name == "train":
         values = values[values != -np.inf]

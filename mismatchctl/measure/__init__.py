@@ -1,1 +1,1 @@
-"""One pass over the tokens: sums per cluster, groups, metrics and threshold grids."""
+"""Measurement in one pass over the tokens: sums per cluster, groups, metrics and threshold grids."""

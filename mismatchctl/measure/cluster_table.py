@@ -21,11 +21,11 @@ KeyT = TypeVar("KeyT")
 PartT = TypeVar("PartT")
 
 GROUP_CAP = 4096
-"""Exact clusters per group. More are folded by their hash."""
+"""Maximum number of exact clusters per group. Further clusters are merged by their hash."""
 OVERALL_CAP = 1024
-"""Exact rows (cluster and group) of a whole run."""
+"""Maximum number of exact rows (one per cluster and group) of a whole run."""
 DETAILED_CAP = 1 << 14
-"""Exact rows of a run if all clusters are needed."""
+"""Maximum number of exact rows of a run if all clusters are needed."""
 
 _WIDE = 512  # number of columns from which adding whole rows is faster than `reduceat`
 _SHORT = 32  # rows per sum up to which it is faster to add all first rows, then all second rows, ...
@@ -52,7 +52,7 @@ def find_distinct(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
 
 
 def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
-    """Combine hashes with a salt (finalizer of splitmix64). Not symmetric."""
+    """Combine hashes with a salt (finalizer of splitmix64). The order of the arguments matters."""
     with np.errstate(over="ignore"):
         x = (hashes * np.uint64(0xD1342543DE82EF95) ^ salt) + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -112,12 +112,12 @@ def merge_rows(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> t
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
-    """Merge two mappings. Values with the same key are added. Keys keep the order in which they first occur."""
+    """Merge two mappings. Values with the same key are added, and keys keep their order."""
     return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
 ColumnSubject = str | int
-"""Owner of a column: the name of a policy pair, or the number of a correction."""
+"""The owner of a column: the name of a pair of policies, or the number of a correction."""
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,14 @@ class TableAxis:
 
     @cached_property
     def _joint_names(self) -> dict[str, int]:
-        """Return the columns of pairs by their joint name, such as drift_square."""
+        """Return the columns of pairs of policies by pair and name, such as drift_square."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of a column: of this owner, else of the mismatch, else by its joint name."""
+        """Return the position of the owner's column, else of the mismatch's column, else by its joint name."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
@@ -151,9 +151,9 @@ class TableAxis:
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Sums by cluster and scope, in sorted order.
+    """Sums by cluster and scope (micro-batch), in sorted order.
 
-    If weights are normalized within micro-batches, a scope is a micro-batch.
+    Micro-batches only matter if weights are normalized within micro-batches. Otherwise, the scope is 0.
     """
 
     clusters: Hashes  # hash of the cluster of each row [R]
@@ -189,7 +189,7 @@ class ClusterTable:
     def fold(self, cap: int) -> ClusterTable:
         """Return the table with at most `cap` rows. If there are more clusters, clusters are merged by their hash."""
         if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
-            return self  # once folded, always folded, so that clusters meet
+            return self  # a folded table stays folded, so that equal clusters share a row
         return ClusterTable.from_rows(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
     def with_scope(self, scope: np.uint64) -> ClusterTable:
@@ -243,7 +243,7 @@ class BatchTable(BatchRows):
     """Cluster tables for the groups of a batch, which are filled block by block."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """Create zeros for the clusters in each sequence's group [S], which must be sorted."""
+        """Create tables of zeros. The groups of the sequences [S] must be sorted."""
         super().__init__(cells, clusters, scopes)
         self._sums = np.zeros((sums, len(self)))
         self._maxima = np.full((maxima, len(self)), -np.inf)
@@ -269,7 +269,7 @@ class BatchTable(BatchRows):
 
 
 class PromptCounter:
-    """The prompts of a run that have been counted. A prompt is counted once over all steps."""
+    """The prompts of a run that were already counted. A prompt is counted once over all steps."""
 
     def __init__(self) -> None:
         self._known: Hashes = np.zeros(0, np.uint64)
@@ -278,9 +278,9 @@ class PromptCounter:
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
         """Add the clusters of another step [R].
 
-        The result is the change of the number of prompts [R] and of empty prompts [R, ...].
+        Return the change of the number of prompts [R] and of empty prompts [R, ...].
 
-        Only clusters with a token are `counted`. A correction rejects all tokens of `emptied` clusters [R, ...].
+        Clusters with a token are `counted`. If a correction rejects all tokens of a cluster, it is `emptied` [R, ...].
         """
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
@@ -312,7 +312,7 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
 
 
 def _is_constant(values: NDArray[Any]) -> bool:
-    """Return True if all values are equal, as the runs of most batches are."""
+    """Return True if all values are equal, which is the usual case for runs."""
     if not len(values):
         return True
     if values.dtype == object:

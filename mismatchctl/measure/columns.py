@@ -29,9 +29,9 @@ LOSS_NAMES = (
     "loss", "loss_mean", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted",
     "loss_sequences", "loss_tokens",
 )  # fmt: skip
-"""Columns of the loss with a correction."""
+"""Names of columns of the loss with a correction."""
 PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
-"""Columns of the uncorrected loss."""
+"""Names of columns of the uncorrected loss."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TokenLoss:
     def weighted_gradient(self, weights: Float64s | float, kept: Selection) -> Floats:
         """Return the derivative of the weighted losses of kept tokens by the current log-probs [T].
 
-        If gradients stay within tokens, rejected tokens also have a value.
+        If the gradient of a token's loss stays within the token, rejected tokens also have a value.
         """
         if self.term is None:
             return weights * self.gradient
@@ -98,7 +98,7 @@ def _surrogate_term(
         )
         return losses.factor_loss(advantages, current, np.where(advantages >= 0, up, down)), none
     plain = losses.weighted_loss(advantages, x)
-    if kind in ("dppo", "ipo"):  # the change of the token's probability since sampling decides
+    if kind in ("dppo", "ipo"):  # the gate depends on the change of the token's probability since sampling
         moved = np.exp(current) - np.exp(batch.rollout.astype(np.float64))
         if kind == "ipo":
             dropped = np.abs(moved) > numbers["eps"]
@@ -143,13 +143,13 @@ _CANCELLATION_LIMIT = 1e-4  # a smaller mean of w^2 loses digits in 1 + 2 (w - 1
 Side = Literal["low", "high"]
 SIDES: tuple[Side, Side] = ("low", "high")
 COMPARED_COLUMNS = ("reward", "advantage", "length")
-"""Outcomes that are compared between kept and rejected sequences."""
+"""Columns that are compared between kept and rejected sequences."""
 
 
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
-    """Return the sum of w^2 per sequence from sums of w - 1, or directly if digits would be lost."""
+    """Return the sum of w^2 per sequence, from sums of w - 1 unless that would lose digits."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
@@ -158,7 +158,7 @@ def _squared_sums(
 
 
 class PairFacts:
-    """Quantities of the sequences of a block for a pair of policies, from the sums over tokens [S]."""
+    """Quantities per sequence of a block [S] for a pair of policies, computed from sums over tokens."""
 
     def __init__(self, ratios: Ratios, sums: Columns) -> None:
         self.ratios, self.sums = ratios, sums
@@ -168,7 +168,7 @@ class PairFacts:
         self.some: Float64s = (self.length > 0).astype(np.float64)
         self.mean: Float64s = -log_ratio / self.n
         bounded = np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        self.product: Float64s = np.exp(bounded) * self.some  # too small for 1 + excess
+        self.product: Float64s = np.exp(bounded) * self.some  # the sum is too small to be computed as 1 + excess
         self.product_excess: Float64s = np.expm1(bounded) * self.some
 
     def exp(self, values: Float64s) -> Float64s:
@@ -218,7 +218,7 @@ class CorrectionFacts:
 
     @cached_property
     def share(self) -> Columns:
-        """Return the shares of kept and rejected tokens per sequence. An empty sequence has 0."""
+        """Return the shares of kept and rejected tokens per sequence, 0 for an empty sequence."""
         kept = self.kept / self.token_divisor
         return {"kept": kept, "rejected": (self.length > 0) - kept}
 
@@ -288,7 +288,7 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
         for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
             if flags.any():
                 columns[name] = weights.total(flags, everything)
-    if kept.tokens is None:  # whole sequences: the sums above apply to kept sequences
+    if kept.tokens is None:  # if whole sequences are rejected, the sums above apply to kept sequences
         columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
         columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
     else:
@@ -350,7 +350,7 @@ class SumColumn(Generic[FactsT]):
     name: str  # unique within its pair of policies or correction
     # function of the facts of a block that returns the values [S]. Null for columns of kernels.
     compute: ColumnFunction[FactsT] | None = None
-    scope: Literal["token", "sequence"] = "sequence"  # what it is a sum over or a function of
+    scope: Literal["token", "sequence"] = "sequence"  # whether tokens or sequences are summed
     # how the values of sequences combine. A minimum is a maximum of negated values.
     merge: Literal["sum", "largest"] = "sum"
     stored: bool = True  # False for a column that only other columns are computed from
@@ -514,7 +514,7 @@ def correction_columns(
 ) -> tuple[Columns, Columns]:
     """Return the sum columns and maximum columns of a correction per sequence, before normalization.
 
-    Tokens are evaluated only in sequences where a token reaches a bound. For other sequences, known sums are used.
+    Tokens are evaluated only in sequences in which a token reaches a bound. For other sequences, known sums are used.
     """
     reached = (
         np.arange(len(batch)) if all_tokens or losses else np.flatnonzero(sequences_near_bounds(correction, ratios))
@@ -551,12 +551,12 @@ def _replace_sequences(columns: Columns, where: Ints, values: Columns) -> Column
 class Pair:
     """Two policies. The log ratio x is `policy` minus `reference`."""
 
-    name: str  # of its columns and metrics. The mismatch uses names without it.
-    policy: str  # added in x
-    reference: str  # subtracted in x
+    name: str  # prefix of the pair's columns and metrics. The mismatch uses names without a prefix.
+    policy: str  # policy whose log-probs are added in x
+    reference: str  # policy whose log-probs are subtracted in x
     title: str  # short label
-    meaning: str  # what its metrics measure, as a phrase after "of"
-    section: str  # heading of its part of a page
+    meaning: str  # the quantity that the pair's metrics measure, as a phrase after "of"
+    section: str  # heading of the pair's section on a page
 
     @property
     def source(self) -> str:
@@ -579,7 +579,7 @@ class Pair:
 
 
 _MISMATCH_COLUMNS = {"rollout_log_probs", "train_log_probs"}
-_METRIC_NAMES = {("drift", "ratio_mean"): "ois", ("drift", "ratio_mean_z"): "ois_z"}  # the usual names
+_METRIC_NAMES = {("drift", "ratio_mean"): "ois", ("drift", "ratio_mean_z"): "ois_z"}  # the mismatch has no prefix
 
 MISMATCH = Pair("mismatch", "train", "rollout", "mismatch", "what engine and trainer disagree on", "The mismatch")
 DRIFT = Pair(
@@ -601,9 +601,9 @@ TRAIN_ERROR = Pair(
     "The trainer's error, from reference to train",
 )  # fmt: skip
 PAIRS = (MISMATCH, DRIFT, TOTAL, ROLLOUT_ERROR, TRAIN_ERROR)
-"""All pairs. A dump has the pairs whose columns it contains."""
+"""All pairs of policies. A dump has the pairs whose columns it contains."""
 WHOLE_COLUMNS = ("log_ratio", "square", "k3")
-"""Sums of the mismatch that every other pair also stores, over the sequences that it covers."""
+"""Sums of the mismatch that every other pair also stores, over the sequences that have the pair's columns."""
 
 
 def whole_column_names(pair: Pair) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from mismatchctl.measure.sums import CellSums, PairSums
 
 _EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1 -> column with the number of tokens
 _LINEAR_COLUMNS = ("sequence_weight", "loss", "loss_mean", "gradient_product")
-"""Columns linear in the weights. Losses only if the dump has them."""
+"""Columns that are linear in the weights. Columns of the loss only exist if the dump allows losses."""
 _LOSS_COLUMNS = ("loss", "loss_mean", "gradient_product", "squared_gradient")
 _CANCELLATION_LIMIT = 1e-14  # a smaller sum of squares, relative to the one around 1, is rounding
 _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
@@ -68,7 +68,7 @@ class ClosedSums:
         return CellSums(ClusterTable.from_rows(self.clusters, scopes, self.sums, self.maxima, folded), pairs)
 
     def count_prompts(self, prompts: PromptCounter, places: Ints) -> ClosedSums:
-        """Replace the number of clusters in each step by the change of the number of prompts."""
+        """Replace the number of clusters in each step by the number of prompts that were not in earlier steps."""
         sums, first, rest = self.sums.copy(order="K"), int(places[0]), places[1:]
         for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
             rows = slice(start, start + size)
@@ -119,7 +119,7 @@ class GroupScopes:
         """Return the divisor of the weights in each micro-batch, from the columns of all rows."""
         names = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
         excess, number = (columns[name] for name in names)
-        if counts_empty(rule):  # their weight is 0
+        if counts_empty(rule):  # the weight of the added rows is 0
             excess, number = excess - columns["empty_sequences"], number + columns["empty_sequences"]
         apart = rule.normalize_over == "micro_batch"
         where = self._rows if apart else self._groups[self._rows]
@@ -143,7 +143,7 @@ def _sum_by_index(values: Float64s, where: Ints) -> Float64s:
 
 
 class SumsCloser:
-    """Closes the raw sums of many groups at once. The normalization factors belong to whole groups."""
+    """Computes the final sums of many groups at once. Normalization factors belong to whole groups."""
 
     def __init__(self, groups: Sequence[ClusterTable], plan: MeasurePlan) -> None:
         self.plan = plan
@@ -161,7 +161,7 @@ class SumsCloser:
         clusters = np.concatenate([table.clusters for table in tables])
         maxima = np.concatenate([table.maxima for table in tables])
         width, corrections = len(self.plan.sums), len(self.plan.corrections)
-        sums = np.zeros((width + 2 * corrections + 1, len(clusters))).T  # of closed_axis: closed columns are last
+        sums = np.zeros((width + 2 * corrections + 1, len(clusters))).T  # of closed_axis, where added columns are last
         np.concatenate([table.sums for table in tables], out=sums[:, :width])
         scopes = np.concatenate([table.scopes for table in tables])
         cell = table_numbers(tables)
@@ -244,7 +244,7 @@ def closed_axis(plan: MeasurePlan) -> TableAxis:
 
 CellT = TypeVar("CellT")
 GroupCells = dict[tuple[LabelValue, ...], CellT]
-"""Cells of a group, by the values of the `--by` columns."""
+"""The cells of a group, by the values of the `--by` columns."""
 
 
 def group_by_value(
@@ -259,7 +259,7 @@ def group_by_value(
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Merges the sums of groups in input order. Metrics of a complete group replace its sums, which limits memory."""
+    """Merges the sums of groups in input order. To limit memory, metrics of a complete group replace its sums."""
 
     # approximate number of sums that are closed together, so that formulas are evaluated together
     closing_size: ClassVar[int] = 1 << 22
@@ -281,7 +281,7 @@ class GroupMerger(ABC, Generic[CellT]):
 
     @abstractmethod
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[CellT]]) -> None:
-        """Close the complete groups of a run, ordered by the text of their labels."""
+        """Compute the final sums of a run's complete groups, ordered by the text of their labels."""
 
     def merge(self, run: str, step: LabelValue, values: tuple[LabelValue, ...], cell: CellT) -> None:
         """Add sums to a group. A complete group becomes open again."""
@@ -298,7 +298,7 @@ class GroupMerger(ABC, Generic[CellT]):
             check_breakdown_values([column], len(known))
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Close groups that cannot grow, if there are enough of them."""
+        """Compute the final sums of groups that cannot grow, if there are enough such groups."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)

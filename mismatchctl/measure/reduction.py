@@ -67,8 +67,8 @@ class MeasurePlan:
     corrections: tuple[Correction, ...] = ()  # all are applied in the same pass
     by: tuple[str, ...] = ()  # columns to break down by
     available_columns: frozenset[str] = frozenset()  # optional columns of the dump, which decide what can be measured
-    sequences: bool = False  # True to return a row per sequence too
-    kernel: Kernel = NUMPY_KERNEL  # does the arithmetic over tokens
+    sequences: bool = False  # True to also return one row per sequence
+    kernel: Kernel = NUMPY_KERNEL  # computes the sums over tokens
     # True to keep large cluster tables per run, with all columns, instead of the size for a file
     every_cluster: bool = False
     by_prompt: bool = False  # True if the dump has prompt ids, so that a prompt is one cluster over all steps
@@ -95,7 +95,7 @@ class MeasurePlan:
 
     @cached_property
     def row_columns(self) -> TableAxis:
-        """Return the columns of the file with a row per sequence. All columns would need ten times the memory."""
+        """Return the columns of the file of `--sequences`. All columns would need ten times the memory."""
         own = ((index, name) for index in range(len(self.corrections)) for name in ("kept", "mean_excess"))
         return TableAxis((*((MISMATCH_NAME, name) for name in ROW_COLUMNS), *own))
 
@@ -206,7 +206,7 @@ def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> tuple[TokenB
 
 
 def check_breakdown_values(by: Sequence[str], values: int) -> None:
-    """Raise an error for a `--by` column with too many values, because each value needs the memory of a run."""
+    """Raise an error if a `--by` column has too many values, because each value needs as much memory as a run."""
     if values > MOST_VALUES:
         raise ConfigError(
             f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "
@@ -308,7 +308,7 @@ def _pair_column_names(pair: Pair) -> tuple[str, ...]:
 def _optional_pair_columns(
     pair: Pair, known: Bools, batch: TokenBatch, places: SequencePlaces, collector: PairCollector, plan: MeasurePlan
 ) -> tuple[Columns, Columns]:
-    """Return the columns of a pair of policies that only some sequences have. The others get zeros."""
+    """Return the columns of a pair of policies that only some sequences have, with zeros for the other sequences."""
     columns = {name: np.zeros(len(batch)) for name in _pair_column_names(pair)}
     maxima = {name: np.full(len(batch), -np.inf) for name in column_names(PAIR_COLUMNS, "largest")}
     chosen = np.flatnonzero(known)

@@ -25,7 +25,7 @@ from mismatchctl.measure.kernels.kernel import (
 )
 
 TAIL_VALUES = 4097
-"""Number of largest log ratios that are stored: a tail of 4,096 and the value at its cut."""
+"""Number of largest log ratios that are stored: a tail of 4,096 log ratios, and the next largest log ratio."""
 WORST_COUNT = 50
 """Number of worst tokens and sequences that are stored with their position."""
 
@@ -85,7 +85,7 @@ class WorstRows:
 
     @property
     def threshold(self) -> float:
-        """Smaller scores cannot enter."""
+        """Rows with a smaller score are dropped."""
         return float(self.score[-1]) if len(self) == WORST_COUNT else 0.0
 
 
@@ -96,7 +96,7 @@ def _worst_field(worst: WorstRows, name: str) -> NDArray[Any]:
 MAX_ROWS = 2 * BUCKETS
 """Maximum rows (cell and bucket) of the kernels' tables, so that they fit the cache with the tokens."""
 _FEW_PLACES = 1 << 13
-"""Number of entries up to which histograms are added by sorting instead of in a full table."""
+"""Histograms with at most this number of entries are added by sorting, not in a full table."""
 
 
 def _empty_places() -> Ints:
@@ -154,7 +154,7 @@ class Histogram:
 def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]], size: int) -> list[NDArray[Any]]:
     """Add parts of (positions, columns), with positions below `size`.
 
-    The result is all positions and the sums of the columns.
+    Return all positions and the sums of the columns.
     """
     if sum(len(places) for places, *_ in parts) <= _FEW_PLACES:
         places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
@@ -221,7 +221,7 @@ class PairCollector:
         places: SequencePlaces,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """Reduce a block to TOKEN_SUMS and TOKEN_MAXIMA, and collect its tokens. Arguments as in TokenReduction."""
+        """Reduce a block to TOKEN_SUMS and TOKEN_MAXIMA, and collect its tokens, like `Kernel.reduce_tokens`."""
         sums, maxima = self._kernel.reduce_tokens(ratios, position, places, self._tables, run)
         cells = self._tables.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
@@ -230,7 +230,7 @@ class PairCollector:
         return sums, maxima
 
     def _add_tails(self, cell: int, ratios: Ratios, start: int, stop: int) -> None:
-        """Collect the largest values of the sequences of one group."""
+        """Collect the largest log ratios of one group's sequences."""
         known, segments = self._tokens[cell], ratios.segments
         first, last = segments.offsets[start], segments.offsets[stop]
         threshold = known.threshold
@@ -311,7 +311,7 @@ class RunCollector:
         summed = [columns["tokens"], columns["abs"], columns["k3"], columns["log_ratio"], uncertain]
         for sums, values in zip(
             table.reshape(-1, len(summed)).T, summed, strict=True
-        ):  # ten times as fast as all columns together
+        ):  # ten times as fast as sorting all columns together
             np.add.at(sums, where, values)
 
     def sums(self) -> RunSums:

@@ -1,4 +1,4 @@
-"""Compare a sample with a baseline: is a metric significantly worse than allowed, and in which part?"""
+"""Test whether a metric is significantly worse than allowed compared with a baseline, and for which tokens."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
 
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
-"""Share of the baseline's tokens above the K3 cap of the bulk and of the shoulder."""
+"""Share of the baseline's tokens above the upper K3 cap of the bulk (most tokens) and of the shoulder (next tokens)."""
 LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
-"""Shares of the level for bulk, shoulder, evened K3, lost tokens and total K3. Each detects changes that the others
-miss. With too few lost tokens for a decision, the others get their share."""
+"""How the level is divided among the tests of bulk, shoulder, evened K3, lost tokens and total K3.
+
+Each test detects changes that the other tests miss. If there are too few lost tokens for a decision, the other tests
+get their share.
+"""
 EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
 """Weights of the probability bins: about 1 / (1 - p), because the effect of a logit error is proportional to 1 - p."""
 _CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # clusters are clipped this many median deviations from the median
-_MIN_CLIPPED_CLUSTERS = 8  # of the baseline, whose median deviation is too uncertain with fewer
+_MIN_CLIPPED_CLUSTERS = 8  # with fewer clusters in the baseline, its median deviation is uncertain
 # A token is lost from |log ratio| 2^_LOST_EXPONENT on, if at most this share of the baseline's tokens is there.
 _LOST_EXPONENT, _MOST_LOST_SHARE = -2, 1e-4
-_LOST_LEVELS = 3.0  # lost tokens count if chance puts all of them on one side with at most this multiple of the level
+_LOST_LEVELS = 3.0  # lost tokens count if chance puts all of them in one sample with at most this multiple of the level
 _ROUNDING = 1e-6  # relative to the sum of all |excess|
-_TIE_WEIGHT = 0.02  # weight of the bulk's norm in lost tokens: a tie-breaker
-_MOST_BULK_WEIGHT = 0.4  # maximum of the bulk in lost tokens, so that a large allowance cannot outweigh them
+_TIE_WEIGHT = 0.02  # weight of the bulk's norm in lost tokens, which breaks ties
+_MOST_BULK_WEIGHT = 0.4  # maximum of the bulk in lost tokens, so that a large allowance cannot outweigh the lost tokens
 
 
 class Allowance(BaseModel):
@@ -73,9 +76,9 @@ ROUNDING_TOLERANCE = 1e-4
 
 
 class K3Part(FiniteModel):
-    """One part of K3: most tokens (bulk), tokens with a large K3 up to a cap (shoulder), or K3 above the cap (tail).
+    """One layer of K3: most tokens (bulk), tokens with a large K3 up to a cap (shoulder), or K3 above the cap (tail).
 
-    `share` is the part's share of the baseline's K3, and `rise` its relative rise per token at the same probabilities.
+    `share` is the layer's share of the baseline's K3, and `rise` its relative rise per token at the same probabilities.
     `rose` is true if a one-sided test at 5% finds the rise significant. The bound of this test is narrower than the
     interval.
     """
@@ -89,7 +92,7 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """Excess of each cluster over its share of the limit: in the new sample [n] and in the baseline [m]."""
+    """Excess of each cluster over its share of the limit, in the new sample [n] and in the baseline [m]."""
 
     new: Float64s
     old: Float64s
@@ -104,7 +107,7 @@ class ExcessStatistic:
 
 @dataclass
 class BaselineComparison:
-    """Outcome of a comparison."""
+    """Outcome of a comparison with a baseline."""
 
     exchange: SampleExchange
     statistics: list[ExcessStatistic]
@@ -146,7 +149,7 @@ def compare_samples(
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
-    """Return True if layers are compared, as for a rise of K3."""
+    """Return True if the comparison uses layers of K3, as for a rise of K3."""
     return metric.metric.key == "k3" and not metric.prefix and not lower
 
 
@@ -212,7 +215,7 @@ def _clip(
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
     """Count the tokens per cluster with a larger K3 than nearly all tokens of the baseline.
 
-    If the baseline has many such tokens, the result is 0.
+    Return 0 if the baseline has many tokens with such a K3.
     """
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
@@ -223,7 +226,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the number of such tokens per cluster, with the bulk to order equal numbers."""
+    """Return the number of lost tokens per cluster. The bulk of K3 breaks ties."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
@@ -232,9 +235,9 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """Return the number of clusters with such tokens that can decide a test at this level."""
+    """Return the number of clusters with lost tokens that can decide a test at this level."""
     places = np.arange(new)
-    all_new = np.cumprod((new - places) / (new + old - places))  # probability for the first 1, 2, ... clusters
+    all_new = np.cumprod((new - places) / (new + old - places))  # for the first 1, 2, ... clusters
     reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)
     return float(reached[0]) + 1 if len(reached) else math.inf
 
@@ -248,7 +251,7 @@ def linear_statistic(
     lower: bool = False,
     factor: float = 1.0,
 ) -> ExcessStatistic:
-    """Return the linearized excess of a smooth metric. Exact for a mean.
+    """Return the linearized excess of a smooth metric, which is exact for a mean.
 
     A mean is linearized at the values of each sample, which keeps the test monotone. Weight metrics are linearized at
     the value of the pooled sample, because a few large weights distort the slope.

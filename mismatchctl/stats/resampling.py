@@ -16,14 +16,14 @@ from mismatchctl.measure.cluster_table import Hashes, mix_hashes
 from mismatchctl.stats.samples import ClusterSample, TableMetric
 
 REPLICATES = 1 << 15
-"""Number of replicates: enough for a few hundred simultaneous comparisons."""
+"""Number of bootstrap replicates, enough for a few hundred simultaneous comparisons."""
 _BITS = 64  # replicates per hash
 _BLOCK = 1 << 20  # weights drawn at once
 _SALT = np.uint64(0x6D69736D61746368)
 
 
 def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
-    """Return weights 0 or 2 of clusters in the replicates `start` to `stop` [stop - start, N]."""
+    """Return the weights of clusters, 0 or 2, in the replicates `start` to `stop` [stop - start, N]."""
     first = start // _BITS
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
@@ -37,7 +37,7 @@ def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
 def resample_metrics(
     samples: Sequence[ClusterSample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
 ) -> list[list[Float64s]]:
-    """Evaluate metrics on samples in the same replicates: `[sample][metric]`, [R] each, NaN if undefined."""
+    """Evaluate metrics on samples with the same replicates, as `[sample][metric]` of shape [R], NaN if undefined."""
     every = np.unique(np.concatenate([sample.keys for sample in samples]))
     positions = [[metric.columns(sample) for metric in metrics] for sample in samples]
     wanted = [np.unique(np.concatenate([np.asarray(columns) for columns in rows])) for rows in positions]
@@ -48,7 +48,7 @@ def resample_metrics(
         drawn = bootstrap_weights(every, start, stop)
         for sample, used, rows, outs in zip(samples, wanted, positions, found, strict=True):
             own = drawn if len(sample) == len(every) else drawn[:, np.searchsorted(every, sample.keys)]
-            sums = _replicate_sums(own, sample.sums[:, used])  # all columns together, so that weights are read once
+            sums = _replicate_sums(own, sample.sums[:, used])  # all columns at once, so that weights are read once
             for metric, columns, out in zip(metrics, rows, outs, strict=True):
                 out[start:stop] = metric.evaluate(sums[:, np.searchsorted(used, columns)], sample, columns)
     return found
@@ -101,7 +101,7 @@ def adjust_fdr(p_values: Sequence[float]) -> list[float]:
 
 
 LEAST_RELABELINGS, MOST_RELABELINGS = 1 << 12, 1 << 16
-"""Minimum and maximum number of relabelings."""
+"""Minimum and maximum number of relabelings in a permutation test."""
 _PER_LEVEL = 5  # minimum number of more extreme relabelings at the level
 _PERMUTATION_BLOCK = 1 << 20  # labels drawn at once
 _PERMUTATION_SALT = np.uint64(0x7065726D75746564)
@@ -111,7 +111,7 @@ Labels = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SampleExchange:
-    """Clusters of a new and an old sample that can be exchanged."""
+    """Clusters of a new and an old sample whose labels can be exchanged."""
 
     new: Hashes
     old: Hashes
@@ -127,7 +127,7 @@ class SampleExchange:
 
     @property
     def least_p(self) -> float:
-        """Smallest possible p-value."""
+        """Return the smallest possible p-value."""
         return 1 / self.relabelings
 
     @property
@@ -141,7 +141,7 @@ class SampleExchange:
         return np.concatenate([seen, *found])
 
     def resolve_tails(self, new: Float64s, old: Float64s, shares: Float64s) -> Float64s:
-        """Return one-sided p-values of the observed totals [K], also below one by the number of draws."""
+        """Return one-sided p-values of the observed totals [K], which may be smaller than 1 / draws."""
         found = shares.copy()
         if self.relabelings <= self._drawn:
             return found
@@ -210,13 +210,13 @@ _TAIL_MARGIN = 3.0  # the approximation is up to this much too small if values a
 
 
 def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total: float) -> float:
-    """Return the share of all relabelings with at least this total, without drawing them.
+    """Estimate the share of all relabelings with at least this total, without random draws.
 
     The result is the saddlepoint approximation of Skovgaard (1987), at most the Chernoff bound. `differences` are new
     minus old of shared clusters, whose signs a relabeling changes.
     """
     largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
-    if not 0 < largest < math.inf:  # also for NaN
+    if not 0 < largest < math.inf:  # the test is also true for NaN
         return 1.0
     half, single, total, size = differences / largest / 2, single / largest, total / largest, len(single)
     log_ways, log_chance, share = len(half) * math.log(2), 0.0, chosen / max(size, 1)
@@ -242,7 +242,7 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
 
 @dataclass(frozen=True)
 class _Saddlepoint:
-    """The largest exponent of the Chernoff bound, its slope, and the relative curvature."""
+    """The largest exponent of the Chernoff bound, with its slope and relative curvature."""
 
     exponent: float
     slope: float
@@ -305,7 +305,7 @@ def smallest_p_values(shares: Float64s, weights: Sequence[float] | Float64s) -> 
     """Return the smallest weighted p-value of several statistics in each relabeling [1 + R] (Westfall and Young 1993).
 
     The first value is the observed one. The joint p-value is the share of relabelings with at most this value. If one
-    statistic has a p-value of at most its share of the weights times a level, so has the joint p-value.
+    statistic's p-value is at most its share of the weights times a level, the joint p-value is at most the level.
     """
     smallest: Float64s = (shares / (np.asarray(weights) / np.sum(weights))).min(axis=1)
     return smallest

@@ -1,4 +1,4 @@
-"""Samples: the cluster table of a Result as named columns, metrics of its totals, and K3 layers."""
+"""Samples: the cluster table of a Result as named columns, metrics of the table's totals, and K3 layers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DUMP_REMEDY = "pass the dump instead of the Result"
 
 @dataclass(frozen=True)
 class ClusterSample:
-    """Sums by cluster of a run, or of a part of it."""
+    """Sums by cluster of a run, of one step, or of one value of a column."""
 
     keys: Hashes  # identify each cluster across Results [N], ascending
     names: tuple[str, ...]  # of the columns [K]
@@ -95,7 +95,7 @@ def _build_sample(
     """Add up the rows of each cluster. A cluster that is not a prompt is identified together with its step."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
-    sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # the stored cap stands for an overflow
+    sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # the largest stored value means an overflow
     if table.by != "prompt" and table.groups and steps is not None:
         keys = mix_hashes(keys, hash_values(np.array(list(map(str, steps.labels))))[table.groups])
     keys, where = np.unique(keys[rows], return_inverse=True)
@@ -107,7 +107,7 @@ def _build_sample(
 
 @dataclass(frozen=True)
 class TableMetric:
-    """A metric with the prefix of its columns: "" for the mismatch, else a pair or a correction."""
+    """A metric with the prefix of its columns: "" for the mismatch, otherwise a pair of policies or a correction."""
 
     metric: Metric
     prefix: str = ""  # a column without the prefix is the fallback
@@ -209,13 +209,13 @@ def compute_interval(sample: ClusterSample, metric: TableMetric) -> tuple[tuple[
 
 
 _CAP_STEPS = np.diff(K3_CAPS)
-_LOWEST_K3 = K3_CAPS[0] / 4.0**8  # far below the lowest cap, where nearly all tokens exceed it
+_LOWEST_K3 = K3_CAPS[0] / 4.0**8  # far below the lowest cap, which nearly all tokens exceed
 _SCARCE_SHARE = 0.005  # minimum share of tokens for a separate mean
 
 
 @dataclass(frozen=True)
 class K3Layers:
-    """K3 of each cluster in layers, by probability and cap."""
+    """K3 of each cluster by rollout probability and by cap on the K3 of a token."""
 
     k3: Float64s  # total [N]
     tokens: Float64s  # by bin of the rollout probability [N, B]
@@ -250,7 +250,7 @@ class K3Layers:
         return found
 
     def scale(self, factor: float) -> K3Layers:
-        """Return the layers that a K3 of `factor` times the size would give.
+        """Return the layers as if the K3 of each token were multiplied by `factor`.
 
         Between two caps, the sum over all clusters is interpolated in logarithms by a cubic polynomial. The difference
         is divided among the clusters in proportion to their K3.
@@ -280,7 +280,7 @@ class K3Layers:
 
 
 def merge_bins(tokens: Float64s) -> list[slice]:
-    """Merge neighboring probability bins until each has enough tokens of the baseline [B] for a mean."""
+    """Merge neighboring probability bins [B] until each bin has enough tokens of the baseline for a mean."""
     found, start, least = [], 0, _SCARCE_SHARE * tokens.sum()
     for stop in range(1, len(tokens) + 1):
         if tokens[start:stop].sum() >= least and tokens[stop:].sum() >= least:

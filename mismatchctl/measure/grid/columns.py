@@ -62,7 +62,7 @@ def block_columns(
 
 
 class _BinnedPoints:
-    """Evaluates the points of a family with bins. `rejected` has the axes of the grid [S, ...]."""
+    """Evaluates the points of a family of corrections with bins. `rejected` has the axes of the grid [S, ...]."""
 
     def __init__(
         self, family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
@@ -114,7 +114,7 @@ class _BinnedPoints:
         return facts
 
     def failing(self, passing: CorrectionFacts) -> CorrectionFacts:
-        """Return the values of sequences that a gate rejects: no token is kept."""
+        """Return the columns of sequences that a gate rejects completely."""
         none = np.zeros_like(self.length)
         return replace(
             passing,
@@ -136,7 +136,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return flags of sequences that pass all gates on whole sequences, if one fails, and record the rejections."""
+        """Return flags of sequences that pass all gates on whole sequences, or None. Record the rejections."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
@@ -187,7 +187,7 @@ class _BinnedPoints:
         return {name: self._wide(values) if values.ndim == 1 else values for name, values in sums.items()}
 
     def _along_weights(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Reshape values [parts] or [parts, W] to the grid."""
+        """Reshape values [parts] or [parts, weights] to the grid."""
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
     def _token_weights(self, weights: Weights) -> Arrays:

@@ -1,4 +1,4 @@
-"""Sums of each family along the grid: reduce batches, close groups, evaluate metrics."""
+"""Sums of each family of corrections along the grid: reduce batches, finish groups, evaluate metrics."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def standard_errors(
 
 
 SHARED_COLUMNS = ("tokens", "sequences")
-"""Columns that corrections do not change, in every table."""
+"""Columns of every table that corrections do not change."""
 EMPTY_COLUMN = "empty_sequences"
-"""Sequences without tokens, in the tables of totals. They are not in the blocks."""
+"""Column with the number of sequences without tokens, in the tables of totals."""
 CLUSTER_COLUMNS = (
     "kept",
     "touched",
@@ -83,7 +83,7 @@ CLUSTER_COLUMNS = (
 )
 """Columns that are also stored by cluster, for standard errors of the main metrics and for empty prompts."""
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
-"""Larger than elsewhere, because a block causes many calls per family. Values per point should still fit the cache."""
+"""Blocks are larger than elsewhere, because a block causes many calls per family. Values per point fit the cache."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
 """Minimum number of sequences per block, and the limit of memory: 8 MiB per column."""
 
@@ -144,7 +144,7 @@ class FamilyLayouts:
 class FamilySums:
     """Sums of one family in one group."""
 
-    totals: ClusterTable  # all columns, one row per micro-batch if it matters, else one row
+    totals: ClusterTable  # all columns: one row per micro-batch if weights are normalized, else one
     rows: tuple[ClusterTable, ...]  # columns stored by cluster, in parts that are not merged yet
 
     @property
@@ -156,7 +156,7 @@ class FamilySums:
         return self.totals.sums.size + sum(table.sums.size for table in self.rows)
 
     def __add__(self, other: FamilySums) -> FamilySums:
-        """Add two sums. Rows are merged only if the new parts are large, which saves time."""
+        """Add two sums. To save time, rows are merged only if the new parts are large."""
         totals = self.totals + other.totals
         first, *more = rows = self.rows + other.rows
         if 2 * sum(map(len, more)) <= len(first):
@@ -253,7 +253,7 @@ class _FamilyTable:
 
 
 _BLOCK_VALUES = 1 << 17
-"""Number of values that are processed together, so that they and their temporaries fit the cache."""
+"""Number of values that are processed together, so that the values and their temporaries fit the cache."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class FamilyCloser:
             self._factors = self._scopes.factors(rule, layouts.totals.arrays(_stack_rows([t.sums for t in groups])))
 
     def close(self, cells: Sequence[FamilySums], groups: Ints, *, keep: bool) -> ClosedFamily:
-        """Normalize the parts of groups [G] and count their clusters.
+        """Normalize the sums of groups [G] and count their clusters.
 
         Rows are changed in place unless `keep` is set.
         """
@@ -357,7 +357,7 @@ class FamilyCloser:
         return ClosedFamily(totals, largest, rows, cell_of, counted, emptied)
 
     def _factors_of(self, groups: Ints, tables: Sequence[ClusterTable]) -> Float64s | None:
-        """Return the divisors of the weights of each row, if weights are normalized."""
+        """Return the divisors of the weights in each row, if weights are normalized."""
         if self._factors is None:
             return None
         return self._factors[self._scopes.find(groups, np.concatenate([table.scopes for table in tables]))]

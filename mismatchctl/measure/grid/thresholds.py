@@ -20,7 +20,7 @@ from mismatchctl.measure.columns import GridAxis
 
 Arrays = dict[str, NDArray[Any]]
 _WIDE_ROWS = 64
-"""Number of values per row from which rows are added one by one."""
+"""Rows with at least this number of values are added one by one."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class BlockParts:
 
     @classmethod
     def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Divide sequences by their table row [S]. The result is the parts, and the row of each part [count]."""
+        """Divide sequences by their table row [S]. Return the parts, and the row of each part [count]."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -83,7 +83,7 @@ def as_slice(places: Ints) -> Ints | slice:
 
 
 _FEW_VARIANTS = 4
-"""Sequences per part from which matrix products are faster than sums."""
+"""With at least this number of variants, matrix products are faster than sums."""
 
 
 @dataclass
@@ -91,7 +91,7 @@ class BlockColumns:
     """The columns of one block along the grid."""
 
     parts: BlockParts  # micro-batches of its cells
-    # sequences that pass the gates on whole sequences [S, 1, ..., variants]. Default: all.
+    # sequences that pass the gates on whole sequences [S, 1, ..., variants]. Default: all sequences.
     flags: Float64s | None = None
     passing: Arrays = field(default_factory=dict)  # columns by name for sequences that pass
     failing: Arrays = field(default_factory=dict)  # nonzero columns for sequences that do not pass
@@ -160,12 +160,12 @@ def _sum_product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite
 
 
 _SAMPLE_SIZE = 64
-SMALL_WEIGHT = -5.0  # log of the weight below which 1 + (w - 1) loses digits
+SMALL_WEIGHT = -5.0  # log of a weight. Below this weight, 1 + (w - 1) loses digits.
 
 
 @dataclass(frozen=True)
 class BinIntervals:
-    """Intervals of adjacent bins, from `starts` [V] to `stops` [V], without the last.
+    """Intervals of adjacent bins, from `starts` [V] up to but not including `stops` [V].
 
     An interval is empty if start >= stop.
     """
@@ -194,7 +194,7 @@ class BinIntervals:
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
         """Sum `table` over each interval along `axis`, which then has length V.
 
-        Sums are only added, starting inside the interval, so that values outside cannot cost digits.
+        Sums are only added and never subtracted, so that values outside the interval cannot cost digits.
         """
         table = np.moveaxis(table, axis, -1)
         if len(self.starts) == 1:
@@ -305,7 +305,7 @@ class WeightBounds:
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
     def maxima(self, weights: Weights, segments: Segments, parts: BlockParts) -> dict[str, Float64s]:
-        """Return the largest and smallest weight of each part, before and after the bounds."""
+        """Return the largest and smallest weight of each part, before and after the bounds are applied."""
         ratios = weights.ratios
         ends = -parts.largest(-ratios.min_log_ratio), parts.largest(ratios.max_log_ratio)
         low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
@@ -316,7 +316,7 @@ class WeightBounds:
         return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
 
     def _within(self, weights: Weights, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
-        """Return the smallest and largest weight of each part if weights outside become 0 [count, W]."""
+        """Return the smallest and largest weight of each part if weights outside the bounds become 0 [count, W]."""
         thresholds = self.thresholds
         places = parts * thresholds.bins + thresholds.bin(weights.raw_excess + 1.0)
         low, high = np.full((count, thresholds.bins), np.inf), np.full((count, thresholds.bins), -np.inf)
@@ -335,7 +335,7 @@ class WeightBounds:
 
 
 class BoundedWeightSums:
-    """Sums of bounded weights over bins [S, bins, ...]: unchanged inside, the bound outside."""
+    """Sums of bounded weights over bins [S, bins, ...]. Weights outside the bounds are replaced by the bound."""
 
     def __init__(self, bounds: WeightBounds, table: Mapping[str, Float64s]) -> None:
         self.bounds, self.table = bounds, table
@@ -366,7 +366,7 @@ class BoundedWeightSums:
 
 
 ThresholdRule = tuple[Float64s, IntervalVariants]
-"""A quantity per token, and thresholds on it."""
+"""A quantity per token, and thresholds on the quantity."""
 
 
 def sum_token_table(
@@ -400,14 +400,14 @@ def sum_token_table(
 
 
 _MOST_CELLS = 1 << 14
-"""Maximum number of bins of a token table over all its rules. With more, points are evaluated one by one."""
+"""Maximum number of joint bins of all rules in a token table. If there are more, points are evaluated one by one."""
 
 
 @dataclass(frozen=True)
 class CorrectionGrid:
     """Corrections that combine variants of their rules. Each point has one variant of each rule."""
 
-    base: Correction  # a correction. The others differ from it in their rules only.
+    base: Correction  # a correction. The other corrections differ from it only in their rules.
     weights: tuple[Weight | None, ...]  # variants of the weight rule
     losses: tuple[str, ...]  # variants of the loss
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate
@@ -529,7 +529,7 @@ def _gate_kind(gate: Gate) -> Hashable:
 
 
 def _can_be_binned(correction: Correction) -> bool:
-    """Return True if gates are independent, judge tokens or whole sequences, and have the same effect."""
+    """Return True if gates are independent, have the same effect, and each judge tokens or whole sequences."""
     effects = {gate.effect for gate in correction.gates}
     if correction.weight is not None and not correction.weight.is_usual:
         return False

@@ -10,12 +10,18 @@ from mismatchctl.io.stores import first_error_line
 from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel
 
 MIN_COMPILED_TOKENS = 2_000_000
-"""Tokens from which the compiled kernel is used. It loads in 0.05 s, which 0.3 M tokens save, and saves two fifths of
-the command (0.7 s) on 2 M tokens. It compiles in 8 s, once per machine or fresh container."""
+"""The compiled kernel is used for at least this number of tokens.
+
+The kernel loads in 0.05 s, which it saves on 0.3 M tokens. On 2 M tokens, it saves two fifths of the time of the
+command (0.7 s). The kernel compiles in 8 s, once per machine or fresh container.
+"""
 
 MIN_DEVICE_TOKENS = 1_000_000_000
-"""Tokens from which a device is used. Torch and a CUDA context start in about 5 s. A device saves the arithmetic: about
-15 ns per token with five corrections, divided by the number of threads."""
+"""A GPU is used for at least this number of tokens.
+
+Torch and a CUDA context start in about 5 s. A GPU saves the time of the arithmetic: about 15 ns per token with five
+corrections, divided by the number of threads.
+"""
 Device = Literal["auto", "cpu", "cuda"]
 
 

@@ -29,7 +29,7 @@ search_sequences = CompiledLoop(_LOOPS, "search_sequences")
 _NO_PLACES, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0)
 _NO_RUN, _NO_PAIR = RunTables(new_layer_table(0)), PairTables(_NO_PLACES, _NO_PLACES)
 _SEARCH_BUFFER_SIZE = 1 << 14
-"""Usual maximum of tokens in a search. A buffer for all tokens would be newly allocated each time, in huge pages."""
+"""Usual maximum number of tokens that a search finds. A buffer for all tokens would be allocated for each search."""
 
 
 def _sum_property(name: str) -> Any:
@@ -127,7 +127,7 @@ class CompiledKernel(Kernel):
         pair: PairTables,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """See Kernel. Tables without rows do not change."""
+        """See `Kernel.reduce_tokens`. Tables without rows do not change."""
         assert isinstance(ratios, CompiledRatios)
         sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
         maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)

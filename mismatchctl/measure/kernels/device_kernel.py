@@ -104,7 +104,7 @@ def _to_operand(value: Any) -> Any:
 
 
 def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
-    """Select values. Two numbers give float64, as in numpy."""
+    """Select values as `np.where` does. If the two values are numbers, the result is float64."""
     if not isinstance(one, Tensor) and not isinstance(other, Tensor):
         one = torch.as_tensor(one, dtype=torch.float64, device=condition.device)
     return torch.where(condition, one, other)
@@ -178,8 +178,7 @@ def to_tensor(values: NDArray[Any]) -> Tensor:
 
 
 BLOCK_TOKENS = 1 << 20
-"""Tokens per block: enough to occupy a device. A thread uses about 150 MB of its memory, 350 MB with current log-
-probs."""
+"""Tokens per block, enough to occupy a GPU. A thread uses about 150 MB of GPU memory, 350 MB with current log-probs."""
 
 
 def accelerators() -> tuple[str, ...]:
@@ -187,7 +186,7 @@ def accelerators() -> tuple[str, ...]:
 
 
 class DeviceKernel(Kernel):
-    """The arithmetic on devices. Each thread uses one."""
+    """The arithmetic over tokens on GPUs. Each thread uses one GPU."""
 
     evaluates_all_tokens = True
 
@@ -200,7 +199,7 @@ class DeviceKernel(Kernel):
         return _device_blocks(batch, self._devices)
 
     def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
-        """See Kernel. Sorted first, so that the order of additions is fixed."""
+        """See `Kernel.add_by_bin`. Tokens are sorted first, so that the order of additions is fixed."""
         bin_of = to_tensor(where)
         counts = torch.bincount(bin_of, minlength=len(table))
         order = torch.argsort(bin_of, stable=True) if columns else None
@@ -208,7 +207,7 @@ class DeviceKernel(Kernel):
         table += to_host(torch.stack([counts.to(torch.float64), *sums], dim=1)).astype(table.dtype)
 
     def find_outside(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-        """See Kernel. The sequences must be in order."""
+        """See `Kernel.find_outside`. The sequences must be in order."""
         chosen = np.zeros(len(ratios.segments), np.bool_)
         chosen[sequences] = True
         outside = (ratios.log_ratio <= low) | (ratios.log_ratio >= high)
@@ -225,7 +224,7 @@ class _DeviceThread(threading.local):
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
     def streams(self, device: torch.device) -> tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]:
-        """Return streams, or empty streams for a device without streams."""
+        """Return the streams for copies and arithmetic, or empty contexts for a device without streams."""
         if device.type != "cuda":
             return None, None
         if device not in self._streams:
@@ -259,7 +258,7 @@ def _copy_blocks(
     def copy(values: NDArray[Any]) -> NDArray[Any]:
         tensor = to_device(values, device)
         if user is not None:
-            tensor.record_stream(user)  # so that its memory is not reused during the copy
+            tensor.record_stream(user)  # so that the memory of the block is not reused during the copy
         return to_device_array(tensor)
 
     for start, block in batch.blocks(BLOCK_TOKENS):

@@ -1,4 +1,4 @@
-"""The arithmetic over tokens in numpy, which other kernels partly replace."""
+"""The arithmetic over tokens in numpy. Other kernels replace parts of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.measure.columns import Columns, TokenLoss, correction_columns
 
 BUCKETS = 64
-"""Clusters are also counted in this number of buckets by hash, to resample histograms."""
+"""Number of buckets into which clusters are divided by hash, to resample histograms."""
 LANES = 4
 """Consecutive tokens of one bin are added to this number of sums in turn, so that no addition waits for another."""
 JOINT_CELLS = 128
@@ -68,8 +68,8 @@ class SequencePlaces:
     """The table rows of each sequence."""
 
     rows: Ints  # row of the pair's tables [S]
-    buckets: Ints  # bucket of its cluster [S], the row of the run's tables
-    clusters: Ints  # row of its cluster in the cluster table [S]
+    buckets: Ints  # bucket of the sequence's cluster [S], which is the row of the run's tables
+    clusters: Ints  # row of the sequence's cluster in the cluster table [S]
 
     def part(self, start: int, stop: int) -> SequencePlaces:
         return SequencePlaces(self.rows[start:stop], self.buckets[start:stop], self.clusters[start:stop])
@@ -90,7 +90,7 @@ class Kernel:
 
     def reduce_tokens(
         self,
-        ratios: Ratios,  # made by the same kernel
+        ratios: Ratios,  # ratios made by the same kernel
         # position of each token in its response [T]. Null if no tokens are masked between valid ones.
         position: Ints | None,
         places: SequencePlaces,
@@ -128,7 +128,7 @@ class Kernel:
                 np.add.at(sums, where, 1 if values is None else values)
 
     def find_outside(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-        """Return the tokens [N] of some sequences with a log ratio <= `low` or >= `high`, in order."""
+        """Return the indices [N] of tokens of some sequences with a log ratio <= `low` or >= `high`, in order."""
         tokens = ratios.segments.token_indices(sequences)
         x = ratios.log_ratio[tokens]
         return tokens[(x <= low) | (x >= high)]
@@ -149,7 +149,7 @@ class Kernel:
 
 
 def _sum_tokens(ratios: Ratios, position: Ints) -> tuple[Float64s, Float64s]:
-    """Return TOKEN_SUMS and TOKEN_MAXIMA."""
+    """Return TOKEN_SUMS and TOKEN_MAXIMA of a block."""
     total = ratios.segments.sum
     x, difference = ratios.log_ratio, np.abs(ratios.prob_diff)
     before = np.roll(x, 1)

@@ -41,7 +41,7 @@ _LOG2_E = 1 / math.log(2)
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 to 33 more bits
 _ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
 SMALLEST_EXPONENT, _LARGEST_EXPONENT = -708.0, 709.4
-"""Range of exp: smaller arguments give 0, larger ones overflow."""
+"""Range of exponents. exp of a smaller exponent gives 0, and exp of a larger exponent overflows."""
 _FAR_LIMIT = 700.0
 """exp of arguments with a larger magnitude may lose digits."""
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
@@ -91,7 +91,7 @@ def make_terms(
 ) -> None:
     """Compute the terms [T] of Ratios from the log-probs of policy and reference [T].
 
-    Without buffers for probabilities, they are not computed, which saves half of the time.
+    Probabilities are only computed if there are buffers for them. Without probabilities, the loop takes half the time.
     """
     use_wide_vectors()
     if not len(reference_prob):
@@ -222,7 +222,7 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
 
 @compile_loop
 def _clamp(value: Any, most: int) -> int:
-    """Truncate a number to an integer from 0 to most with 32 bits, which is faster in vector code."""
+    """Truncate a number to a 32-bit integer from 0 to `most`. 32 bits are faster in vector code."""
     found: int = min(max(int32(value), int32(0)), int32(most))
     return found
 
@@ -268,7 +268,7 @@ def _place_surprisal(reference: Any, x: Any, where: Any) -> None:
 
 @compile_loop
 def _close_surprisal(lanes: Any, table: Any) -> None:
-    """Add the sums of a bucket to its table, and set them to 0."""
+    """Add the sums of a bucket to its table, and set the sums to 0."""
     size = 4 * LANES
     for place in range(0, len(lanes), size):
         for number in range(4, size):
@@ -287,7 +287,7 @@ def _close_surprisal(lanes: Any, table: Any) -> None:
 _SURPRISAL_BINS_ABOVE = tuple(
     int(np.count_nonzero(place < PROBABILITY_BIN_BY_SURPRISAL)) for place in range(len(PROBABILITY_EDGES))
 )
-"""Number of surprisal bins above each probability bin except the last. Surprisal bins start at certain tokens."""
+"""Number of surprisal bins above each probability bin except the last. The lowest surprisal bin has certain tokens."""
 _CAP_COUNT = len(K3_CAPS)
 _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 """Values per cluster in the table of layers."""
@@ -429,7 +429,7 @@ def search_sequences(
 ) -> int:
     """Write the tokens with a log ratio <= `low` or >= `high` to `found`, and return their number.
 
-    If `found` is too small, it contains the first of them. `marks` [TILE] is a buffer.
+    If `found` is too small, it contains the first matching tokens. `marks` [TILE] is a buffer.
     """
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:

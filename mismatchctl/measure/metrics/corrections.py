@@ -184,7 +184,7 @@ COST_METRICS: tuple[Metric, ...] = (
         undefined=NO_TOKEN, formula=chi2("weight_excess", "tokens"), better="", own_scale=CHI2_SCALE,
     ),
 )  # fmt: skip
-"""Cost and effect of bounds, shown in sweeps. They follow from means and deviations that a Result contains."""
+"""Metrics of the cost and effect of bounds, for sweeps. Means and deviations in a Result determine these metrics."""
 
 
 def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Metric, ...]:

@@ -38,11 +38,11 @@ from mismatchctl.measure.sums import CellSums, RunSums
 
 Estimates = dict[str, Estimate]
 IMAGINARY_STEP = 1e-100
-"""Step of the complex-step derivative: exact because it vanishes next to every total, even 1e-15 squared."""
+"""Step of the complex-step derivative. The derivative is exact because the step is negligible next to every total."""
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
-    """List the metrics of a pair of policies, with the names of the pair."""
+    """List the metrics of a pair of policies, with the prefix of the pair in their names."""
     own = tuple(
         replace(
             metric,
@@ -82,11 +82,11 @@ def _join_estimates(parts: Sequence[Estimates]) -> Estimates:
 
 
 _Section = tuple[tuple[Metric, ...], Collection[str]]
-"""Metrics, and the keys of metrics without errors."""
+"""The metrics of a section, and the keys of metrics without standard errors."""
 
 
 class Evaluator:
-    """Evaluates each metric of a plan, each formula once for all groups."""
+    """Evaluates each metric of a plan. Each formula is evaluated once for all groups."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         self.plan = plan
@@ -108,7 +108,7 @@ class Evaluator:
             yield index, (own, {key for key in keys if key not in METRICS_WITH_GROUP_ERRORS})
 
     def evaluate(self, cells: ClosedSums, excluded: frozenset[str] | None = None) -> EstimateRow:
-        """Evaluate all metrics. For values by step, most errors and the `excluded` metrics are left out."""
+        """Evaluate all metrics. Values by step lack most standard errors and the `excluded` metrics."""
         totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
         done = {
@@ -221,7 +221,7 @@ class Evaluator:
 
 
 class ColumnReader:
-    """Columns by name. The reader records the names, and can add an imaginary part to a column."""
+    """A mapping of columns by name that records the names read and can add an imaginary part to a column."""
 
     def __init__(self, read: Callable[[str], Any], moved: str = "") -> None:
         self._read, self._moved = read, moved
@@ -234,7 +234,7 @@ class ColumnReader:
 
 
 def evaluate_metric(metric: Metric, totals: Totals, maxima: Mapping[str, Any], shape: tuple[int, ...]) -> Float64s:
-    """Evaluate a metric from sums and maxima. The result is NaN if it needs other data."""
+    """Evaluate a metric from sums and maxima. Return NaN if the metric needs other data."""
     value: Any = np.nan
     if metric.formula is not None:
         value = metric.formula(totals)
@@ -275,16 +275,16 @@ REPEATED_METRICS = frozenset(
         *("ppl_ratio", "log_ppl_diff_min", "log_ppl_diff_max", "khat_token", "khat_sequence"),
     )
 )
-"""Metrics of other pairs that are only kept overall: per step they repeat others, or need more tokens."""
+"""Metrics of other pairs that are not kept per step, because they repeat other metrics or need more tokens."""
 _SPREAD_KEYS = frozenset(metric.key for metric in SPREAD_METRICS)
 METRICS_NOT_BY_STEP = (
     REPEATED_METRICS
     | frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("autocorr_lag1", "inflation", "k3_worst_share"))
     | _SPREAD_KEYS - {"beyond_2", "parity_tokens"}
 )
-"""Metrics that are left out per step, since there may be a thousand steps: REPEATED_METRICS and others."""
+"""Metrics that are not kept per step, because there may be a thousand steps: REPEATED_METRICS and further metrics."""
 OTHER_PAIR_METRICS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD_KEYS
-"""Metrics of other pairs, and of the spread of ratios."""
+"""Metrics of pairs other than the mismatch, and of the spread of ratios."""
 METRICS_WITH_GROUP_ERRORS = frozenset(
     ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 )
@@ -299,7 +299,7 @@ NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
 
 @dataclass
 class RunTotals:
-    """Final sums of the groups of one run, and over all groups."""
+    """Final sums of each group of a run, and of all groups together."""
 
     steps: list[LabelValue] = field(default_factory=list)  # the groups, in the order in which they were closed
     groups: list[EstimateRow] = field(default_factory=list)  # their estimates, in the same order, in parts
@@ -369,7 +369,7 @@ def _extend_total(total: CellSums | None, closed: ClosedSums, salts: Hashes, pla
     """Add groups to the sums of a run as separate rows. If there are too many rows, clusters are merged."""
     merged, cap = closed.merge(salts), plan.max_clusters
     if total is not None:
-        across = not total.table.scopes.any()  # once folded, always folded, so that clusters meet
+        across = not total.table.scopes.any()  # a folded table stays folded, so that equal clusters share a row
         table = merged.table.fold_across_scopes(cap, by_prompt=plan.by_prompt) if across else merged.table
         merged = total + CellSums(table, merged.pairs)
     if len(merged.table) <= cap:

@@ -31,14 +31,14 @@ from mismatchctl.measure.metrics.mismatch import nonzero_variance, sequence_mean
 
 ROLLOUT_TOP_COLUMN = "rollout_top_log_probs"
 OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")
-"""Columns that the rollout is compared with: the trainer's, else those of the scorer, which has the same weights."""
+"""Columns that the rollout is compared with: the trainer's, or else those of a scorer with the same weights."""
 DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
 MIN_REST = 1e-6
-"""Minimum probability of the remaining tokens, since sums of float32 equal 1 only with this precision."""
+"""Minimum probability of the remaining tokens, because a sum of float32 probabilities is only this precise."""
 MIN_TOP_LOG_PROB = -700.0
 """Smaller log-probs count as this value, whose exp is still above 0."""
 MAX_ROUNDED_LOG_PROB = 1e-3
-"""Largest log-prob that counts as rounding. A larger one makes the distribution of its position invalid."""
+"""Largest log-prob that counts as rounding. A larger log-prob makes the distribution at its position invalid."""
 
 
 def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
@@ -48,7 +48,7 @@ def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
     known: NDArray[Any] = np.all(
         (rollout <= MAX_ROUNDED_LOG_PROB) & (train <= MAX_ROUNDED_LOG_PROB), axis=1
-    )  # False for NaN
+    )  # the comparison is False for NaN
     values = {"top": np.ones(len(known)), **compare_distributions(rollout, train)}
     segments = block.segments
     return {name: segments.sum(segments.from_host(np.where(known, values[name], 0.0))) for name in DISTRIBUTION_NAMES}
@@ -94,7 +94,7 @@ VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
 
 
 def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the age of tokens. Tokens with known and with positive ages, and sequences with versions, are counted."""
+    """Sum the age of tokens. Count tokens with a known age, tokens with a positive age and sequences with versions."""
     segments = Segments(block.segments.offsets)  # versions stay on the host
     unknown = np.full(len(block), np.nan)
 
@@ -159,7 +159,7 @@ def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Fl
 
 
 LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
-"""Possible numbers of experts per layer. The width is the largest one without a repeated expert in a layer."""
+"""Possible numbers of experts per layer. The largest number without a repeated expert in a layer is used."""
 WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = (
     "routed",
@@ -172,7 +172,7 @@ ROUTING_NAMES = (
 def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     """Count tokens with known experts, and sum their K3.
 
-    For each number of layers, tokens with other experts are counted.
+    For each possible number of experts per layer, tokens with different experts on the two sides are counted.
 
     A token is rerouted if the sets of experts differ in a layer.
     """
@@ -200,12 +200,12 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
-    """Return for each token [T] whether no layer repeats an expert, and whether both sides agree."""
+    """Return two flags per token [T]: no layer repeats an expert, and rollout and trainer have the same experts."""
     tokens, chosen = rollout.shape
     if chosen % width:
         never = np.zeros(tokens, np.bool_)
         return never, never
-    layers = tokens, chosen // width  # explicit, since numpy cannot infer it without tokens
+    layers = tokens, chosen // width  # the shape is explicit, because numpy cannot infer it without tokens
     a, b = (np.sort(side.reshape(*layers, width), axis=2) for side in (rollout, train))
     return (np.diff(a, axis=2) != 0).all(axis=(1, 2)), (a == b).all(axis=(1, 2))
 
@@ -513,8 +513,8 @@ class Facet:
 
     section: str  # heading
     needs: frozenset[str]  # required columns of the schema
-    names: tuple[str, ...]  # of its sums, in order
-    columns: Callable[[TokenBatch, Ratios], Columns]  # computes its sums
+    names: tuple[str, ...]  # names of the facet's sums, in order
+    columns: Callable[[TokenBatch, Ratios], Columns]  # function that computes the facet's sums
     metrics: tuple[Metric, ...]
     either: tuple[str, ...] = ()  # one of these columns is also required, unless empty
 
@@ -537,5 +537,5 @@ FACETS = (
         either=OTHER_TOP_COLUMNS,
     ),
 )
-"""All facets. A dump has the facets whose columns it contains."""
+"""All groups of optional metrics. A dump has the facets whose columns it contains."""
 FACET_METRICS: tuple[Metric, ...] = sum((facet.metrics for facet in FACETS), ())

@@ -45,9 +45,9 @@ def _inverse_log_odds(place: Any) -> Any:
 
 LINEAR_SCALE = IntervalScale(lambda v: v, lambda v: np.ones_like(v), lambda y: y)
 LOG_SCALE = IntervalScale(np.log, lambda v: 1 / v, np.exp)
-"""Scale of positive means."""
+"""Scale for positive means."""
 ODDS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds)
-"""Scale of shares."""
+"""Scale for shares."""
 ESS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds, ess=lambda v: v, covers=0.75)
 CHI2_SCALE = IntervalScale(
     np.log1p, lambda v: 1 / (1 + v), np.expm1, ess=lambda v: 1 / (1 + np.maximum(v, 0)), covers=0.75
@@ -63,7 +63,7 @@ def compute_intervals(
         width = t_quantile(INTERVAL_Z, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
         centre = scale.transform(value)
         ends = np.stack([scale.inverse(centre - width), scale.inverse(centre + width)], axis=-1)
-        heavy = effective < np.minimum(_FEW_CLUSTERS, _FEW_SHARE * clusters)  # too few dominate for the coverage
+        heavy = effective < np.minimum(_FEW_CLUSTERS, _FEW_SHARE * clusters)  # too few clusters dominate
         if scale.ess is not None:
             heavy |= (scale.ess(value) ** -4.0 - 1) / clusters > _MEAN_SQUARE_ERROR
     ends[~known | ~np.isfinite(ends).all(axis=-1)] = np.nan
@@ -128,11 +128,11 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """The definition of a number in comparable parts."""
+    """The definition of a number in parts, so that definitions can be compared."""
 
     quantity: Quantity  # what is measured
     over: str = VALID_TOKENS  # the tokens or sequences
-    reduction: str = "mean"  # how their values become one number
+    reduction: str = "mean"  # how the values of tokens or sequences become one number
     basis: str = "train/rollout"  # a pair of policies, or weights at a stage
 
     def is_like(self, other: Measure) -> bool:
@@ -181,7 +181,7 @@ class Estimate:
 
     value: Float64s  # [G], not finite if undefined
     undefined: str  # reason for an undefined value
-    empty: Bools  # True for cells without tokens [G], which then is the reason
+    empty: Bools  # True for cells without tokens [G], where the missing tokens are the reason
     se: Float64s | None = None  # standard errors [G], NaN if unknown
     interval: Float64s | None = None  # [G, 2], NaN if unknown
     covers: Float64s | None = None  # actual coverage of the interval if its tail is heavy [G], else NaN
@@ -208,7 +208,7 @@ class Estimate:
         return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
-        """Return value, standard error, interval and status in one group."""
+        """Return the metric's value, standard error, interval and status in one group."""
         value, status = float(self.value[cell]), self.status(cell)
         if status != "ok":
             return None, None, None, status
@@ -221,7 +221,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MetricTails:
-    """Data of a metric besides sums: extremes by name, and histograms."""
+    """Data of a metric in addition to sums: extremes by name, and histograms."""
 
     maxima: Mapping[str, float]
     pair: PairSums | None
@@ -242,11 +242,11 @@ class Metric:
     formula: Callable[[Totals], Number] | None = None
     has_error: bool = True  # False for counts, which have no standard error
     extreme: Callable[[Mapping[str, Any]], Any] | None = None  # function of the maxima
-    quantile: float | None = None  # share of tokens below it
+    quantile: float | None = None  # share of tokens below the quantile
     tail: Callable[[Totals, MetricTails], float] | None = None  # function of sums and tails, without a standard error
     better: Literal["low", "high", "one", ""] = "low"  # desirable direction: "low", "high", "one", or "" for neither
     measure: Measure | None = None  # definition in parts, to match names of frameworks
-    own_scale: IntervalScale | None = None  # scale of its interval, if it differs from the scale of its unit
+    own_scale: IntervalScale | None = None  # scale of the interval, if it differs from the scale of the unit
 
     @property
     def scale(self) -> IntervalScale:
@@ -274,13 +274,13 @@ def aggregation_formula(name: str, tokens: str, sequences: str, aggregation: str
 
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
-"""Observed coverage of `heavy_tail` intervals of quantiles, and with few tokens in the tail (docs/methods/gate.md)."""
-_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # tokens above a quantile: with fewer, it is poorly known, or unknown
-_ROUNDING = 1e-9  # relative, for token counts
+"""Observed coverage of `heavy_tail` intervals of quantiles, and with few tail tokens (docs/methods/gate.md)."""
+_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # with fewer tokens above a quantile, it is inaccurate or unknown
+_ROUNDING = 1e-9  # relative rounding of token counts
 
 
 class Quantile(NamedTuple):
-    """A quantile, its interval, and its coverage if the tail is heavy. NaN if unknown."""
+    """A quantile, its interval, and the coverage of the interval if the tail is heavy. NaN if unknown."""
 
     value: float
     interval: tuple[float, float]
@@ -329,7 +329,7 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
     total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
     above = np.stack([counts[:, own + 1 :].sum(axis=1) for own in reached.tolist()])
     inside = counts[:, reached].T
-    part = (tails * total - above.sum(axis=1)) / inside.sum(axis=1)  # part of the bin above the quantile
+    part = (tails * total - above.sum(axis=1)) / inside.sum(axis=1)  # the part of the bin that is above the quantile
     apart = (above + np.clip(part, 0.0, 1.0)[:, None] * inside - tails[:, None] * sizes) / total
     squares = np.sum(apart**2, axis=1)
     with np.errstate(all="ignore"):
@@ -337,13 +337,13 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
     ends, covers = compute_intervals(
         ODDS_SCALE, tails, np.sqrt(squares * clusters / (clusters - 1)), effective, clusters
     )
-    ends = np.where(np.isfinite(ends), ends, tails[:, None])  # without scatter
+    ends = np.where(np.isfinite(ends), ends, tails[:, None])  # all buckets agree
     few = np.isfinite(covers) | (total * tails < _FEW_TAIL_TOKENS)
     return ends, np.select([total * tails < _NO_TAIL_TOKENS, few], [LOWEST_COVERAGE, COVERAGE], np.nan)
 
 
 def _merge_buckets(pair: PairSums) -> tuple[Ints, Float64s]:
-    """Return `Histogram.by_bucket` with all buckets added up."""
+    """Return the tokens of `Histogram.by_bucket`, summed over the buckets."""
     tokens = fold_signs(pair.histogram.by_bin()[0])
     filled = np.flatnonzero(tokens)
     return filled, tokens[None, filled].astype(np.float64)
@@ -352,7 +352,7 @@ def _merge_buckets(pair: PairSums) -> tuple[Ints, Float64s]:
 def worst_share(pair: PairSums, tokens: float) -> float:
     """Return the share of K3 that belongs to the tokens with the largest K3.
 
-    The result is NaN if K3 is 0 or overflows.
+    Return NaN if K3 is 0 or overflows.
     """
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()

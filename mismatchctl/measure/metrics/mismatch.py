@@ -26,7 +26,7 @@ from mismatchctl.measure.metrics.metric import (
 )
 
 WORST_TOKENS = 0.001
-"""Share of tokens that counts as the worst."""
+"""Share of tokens that count as the worst tokens."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 _ROUNDING = 1e-13  # a smaller variance, relative to the mean square, is rounding
@@ -47,7 +47,7 @@ def sequence_mean(column: str) -> Callable[[Totals], Number]:
 def extreme_value(column: str, sign: float = 1.0) -> Callable[[Mapping[str, float]], float]:
     """Return a function that returns the largest value of a maximum column.
 
-    With sign -1 and a negated column, it is the smallest value.
+    With sign -1 and a negated column, the function returns the smallest value.
     """
     return lambda maxima: sign * maxima[column] + 0.0  # avoids -0
 
