@@ -274,9 +274,10 @@ def known(folders: Iterable[Path]) -> Iterator[str]:
             more += sum(one.confidence == "high" and one.cause not in truth for one in found[1:])
             if not right:
                 rivals = {rival.cause for rival in found[0].rivals} & truth
-                also = ", with the planted cause as a rival" if rivals else ""
+                also = ", which lists the planted cause as possible" if rivals else ""
                 planted = " or ".join(sorted(truth))
-                wrong.append(f"- {name}: {planted} is called {found[0].cause} ({found[0].confidence}){also}.")
+                finding = f"{found[0].cause} ({found[0].confidence}){also}"
+                wrong.append(f"- In the dump {name}, the finding for {planted} is {finding}.")
         cells = [percent(counts[level, True], counts[level, True] + counts[level, False]) for level in CONFIDENCES[:2]]
         right = sum(count for (_, good), count in counts.items() if good)
         title = folder.name.replace("_", " ")
@@ -313,22 +314,29 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         "",
         *calibration({name: [(row.found, row.truth, row.felt) for row in own] for name, own in groups.items()}),
         "",
-        f"The first finding names the planted cause in {percent(sum(right[True]), len(right[True]))} of the dumps",
-        f"whose cause is in the list, and in {percent(sum(right[False]), len(right[False]))} of the others, where",
-        "`unexplained` is right too.",
+        "If `diagnose` has a test for the planted cause, the first finding names this cause in "
+        f"{percent(sum(right[True]), len(right[True]))} of the",
+        "dumps. If it has no such test, `unexplained` is right too, and the first finding is right in "
+        f"{percent(sum(right[False]), len(right[False]))}",
+        "of the dumps.",
         "",
-        "False alarms in clean dumps. Their workers, steps and version lags are drawn at random, "
-        "with as little as one row for each:",
+        "The table shows false alarms in clean dumps. The workers, steps and version lags of these dumps are drawn at "
+        "random, so",
+        "that some have a single row:",
         "",
         *alarms(clean),
         "",
-        "Percentage of dumps whose first finding names the planted cause, by number of rows. A dump without a drawn "
-        "faulty row counts as",
-        "clean. A fault outside the list that multiplies the engine's own K3 by less than 1.5 may be called noise.",
+        "The next table shows the percentage of dumps whose first finding names the planted cause, by number of rows. "
+        "A dump",
+        "that happens to have no faulty row counts as clean. If `diagnose` has no test for a fault, and the fault "
+        "multiplies the",
+        "engine's own K3 by less than 1.5, a noise finding also counts as right.",
         "",
         *detection(rows),
         "",
-        "Share of the 95 % intervals that contain the planted value, by the number of rows in the dump:",
+        "The next table shows the share of the 95 % intervals that contain the planted value, by the number of rows "
+        "in the",
+        "dump:",
         "",
         *coverage(rows),
         "",

@@ -30,15 +30,15 @@ from tests.factories.sampled import CORRUPTIONS, SHARES, Dump, Fault, Model, Set
 PAGE = ROOT / "docs/methods/accuracy.md"
 BEGIN, END = "<!-- reported faults: begin -->", "<!-- reported faults: end -->"
 KINDS = {
-    "64 tokens, unsure": (64, 2.0),
+    "64 tokens (uncertain model)": (64, 2.0),
     "256 tokens": (256, 4.0),
-    "512 tokens, sure": (512, 9.0),
+    "512 tokens (confident model)": (512, 9.0),
     "1,024 tokens": (1024, 5.0),
 }
 FIRST_SEED = 8000
 """Apart from the seeds that rules were tried on."""
 HEALTHY_SEEDS = 12
-SEVERITY_KINDS = ("512 tokens, sure",)
+SEVERITY_KINDS = ("512 tokens (confident model)",)
 CALM = {"numerical_noise", "identical", "moe_routing", "batch_dependent_kernels", "log_densities"}
 RANK = {"low": 1, "medium": 2, "high": 3}
 QUIET, NOISE = {"numerical_noise", "identical"}, frozenset({"numerical_noise", "moe_routing"})
@@ -228,8 +228,9 @@ def settings_line(rows: list[Judged]) -> str:
     ]
     close = sum(value is not None and abs(value - truth) <= 0.03 for truth, value in told)
     return (
-        f"Sampler settings: {percent(right, len(own))} of the first findings are right, and {high} wrong ones have "
-        f"high confidence. Top-p is estimated within 0.03 in {percent(close, len(told))}."
+        f"For dumps with a sampler setting, {percent(right, len(own))} of the first findings are right, and {high} "
+        f"wrong findings have high confidence.\nThe estimate of top-p is within 0.03 of the planted value in "
+        f"{percent(close, len(told))} of the dumps."
     )
 
 
@@ -248,10 +249,11 @@ def main() -> None:
     falls = [(name, kind, own) for name, kind, own in severities if own != sorted(own)]
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     lines = [
-        f"{len(rows):,} dumps of random recurrent models with {', '.join(KINDS)}, {seeds} of each kind and "
-        f"{HEALTHY_SEEDS * seeds} if healthy. Tokens are",
-        f"really sampled, and one fault is planted. The seeds start at {FIRST_SEED}. Other seeds were used to develop "
-        "the tests.",
+        f"The test uses {len(rows):,} dumps of random recurrent models with four vocabularies: {', '.join(KINDS)}. "
+        "Each fault and severity has",
+        f"{seeds} dump per vocabulary, and healthy data have {HEALTHY_SEEDS * seeds}. Tokens are really sampled, and "
+        "one fault is planted. The seeds",
+        f"start at {FIRST_SEED}. Other seeds were used to develop the tests.",
         "",
         *fault_table(rows),
         "",

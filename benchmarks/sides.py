@@ -269,9 +269,9 @@ def tables(rows: list[Judged]) -> list[str]:
         *lines, "", "Wrong findings at medium or high confidence:", "", *(said or ["- no cases"]), "",
         f"`faulty_reference` is found in {percent(sum(one.reference for one in faulty), len(faulty))} of the dumps "
         "whose reference is at fault,",
-        f"in {percent(sum(one.reference for one in shared), len(shared))} of the dumps whose sides share a fault, "
-        "which looks the same, and in",
-        f"{percent(sum(one.reference for one in sound), len(sound))} of all others.", "",
+        f"in {percent(sum(one.reference for one in shared), len(shared))} of the dumps whose two sides share a fault "
+        "(such a fault looks like a faulty reference), and in",
+        f"{percent(sum(one.reference for one in sound), len(sound))} of all other dumps.", "",
     ]  # fmt: skip
 
 
@@ -291,9 +291,11 @@ def main() -> None:
     for plan in sorted(plans, key=lambda plan: plan.name in TRIED):
         rows = list(judged(plan, folder)) if (folder / "sides" / plan.name).is_dir() else []
         if rows:
-            title = "Used to develop the tests" if plan.name in TRIED else "Not used to develop the tests"
+            use = "was" if plan.name in TRIED else "was not"
             lines += [
-                f"{title}: the model `{plan.name}` of `benchmarks/strangers.py`, {len(rows):,} dumps.",
+                f"The table shows {len(rows):,} dumps of the model `{plan.name}` of `benchmarks/strangers.py`, which "
+                f"{use} used to develop the",
+                "tests.",
                 "",
                 *tables(rows),
             ]

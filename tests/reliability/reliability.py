@@ -27,17 +27,17 @@ from tests.paths import ROOT
 LIMITS = """
 - pyarrow decodes Parquet and Arrow in this process, so a forged file could crash the process. Fuzzing found one such
   crash: a footer that contradicts its schema. mismatchctl therefore parses the footer itself before pyarrow reads it.
-  Read untrusted dumps in a process that may crash.
-- The full test suite runs on Python 3.11 only. The other versions in the table passed a part of it. Older versions of
-  torch are not tested.
+  Read an untrusted dump in a separate process, because this process may crash.
+- The full test suite runs on Python 3.11 only. The other Python versions in the table passed a part of the suite.
+  Older versions of torch are not tested.
 - A framework file above 64 MB is read through a memory map. If another process truncates this file during the
   reading, mismatchctl crashes.
-- pyarrow 26 cannot read some lists of flags in small version 2 pages, which it wrote itself. mismatchctl refuses such
-  a file.
+- pyarrow 26 cannot read some lists of flags in small version 2 pages, which pyarrow wrote itself. mismatchctl refuses
+  a file with such lists.
 - A file of 36 KB with 2 million sequences of one row occupies `compare` for 50 s. A file of 109 KB with 20 million
   empty rows occupies `analyze` for 45 s.
-- If SIGKILL arrives while a command renames several outputs, some outputs can be new and others old. Each of them is
-  complete.
+- If SIGKILL arrives while a command renames several outputs, some outputs can be new and others old. Each output
+  is complete.
 """
 
 
@@ -144,8 +144,8 @@ def document(folder: Path, earlier: str = "") -> str:
         "",
         "For every input, mismatchctl must end with an answer, or with one error message and exit code 2, 3 or 4. The",
         "process must not print a traceback, run longer than 30 s, use more than 2 GB for a file of a few kilobytes,",
-        "or leave a partial output file. The tests below check these rules. Each try has its own random seed, and a",
-        "broken rule counts as a failure. The exceptions that we know are listed under [Limits](#limits).",
+        "or leave a partial output file. The tests in the table check these rules. Each try has its own random seed, and",
+        "a broken rule counts as a failure. The exceptions that we know are listed under [Limits](#limits).",
         "",
         f"The tries ran on Python {platform.python_version()} with pyarrow {pyarrow.__version__}, on several commits.",
         "After a fix, the seeds that had failed were run again. `make reliability` repeats all tries.",
@@ -160,7 +160,7 @@ def document(folder: Path, earlier: str = "") -> str:
         "## Versions",
         "",
         "`make versions` runs a part of the tests with other versions of Python and with the oldest supported version",
-        "of each dependency. Tests that need torch are not among them.",
+        "of each dependency. Tests that need torch are not included.",
         "",
         *(versions(found) if found else [table[0] if table else "Not run."]),
         "",
