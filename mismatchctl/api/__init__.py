@@ -1,1 +1,1 @@
-"""One module or package per command."""
+"""The commands and the public Python API, with one module or package per command."""

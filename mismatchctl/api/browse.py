@@ -36,7 +36,7 @@ _OPTIONAL_COLUMNS = (
 _TOKEN_COLUMNS = ("token_ids", "rollout_experts", "train_experts", "entropy")
 BadDataPolicy = Literal["error", "skip", "mask"]
 MAX_TOKENS = 4_096
-"""Maximum tokens of one sequence. Longer sequences are cut around their largest log ratio."""
+"""Maximum number of tokens shown per sequence. A longer sequence is cut around its largest log ratio."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ AXIS_POINTS = 41
 MAX_THRESHOLDS = 8
 """Maximum number of movable bounds on one page."""
 _AXIS_REACH = 30.0
-"""Range of a bound, as a factor on its distance from the neutral value in either direction."""
+"""Range of a movable bound: its distance from the neutral value is divided and multiplied by at most this factor."""
 STATE_KEPT, STATE_REJECTED, STATE_BOUNDED = range(3)
 TOTAL_METRICS = ("rejected_tokens", "rejected_sequences", "ess_token", "weight_bounded_low", "weight_bounded_high")
 
 
 @dataclass(frozen=True)
 class MovableThreshold:
-    """One bound of one correction, with arrays of each sequence."""
+    """One bound of one correction, with its effect on each shown sequence."""
 
     correction: Correction
     path: str  # path of the field that moves
@@ -214,7 +214,7 @@ def _build_axis(path: str, bound: float, ratio: bool, interval: Sequence[float |
     if other is not None:
         values = np.minimum(values, other) if side == 0 else np.maximum(values, other)
     rising = sorted({float(value) for value in values})
-    if bound in rising:  # the same number on either side keeps the configured value in the middle
+    if bound in rising:  # the same number of values on each side keeps the configured value in the middle
         place = rising.index(bound)
         reach = min(place, len(rising) - 1 - place) or 0
         rising = rising[place - reach : place + reach + 1]
@@ -251,7 +251,7 @@ def _rejection_reasons(applied: CorrectedBlock) -> list[str]:
 MAX_SEQUENCES = 20
 """Number of worst sequences that are shown by default."""
 SequencePlace = tuple[str, int]
-"""(path as given, row)."""
+"""The place of a sequence: the path of the file as given, and the row."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class TokenView:
 def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
     """Parse `PATH:ROW` arguments.
 
-    Without any, return the worst sequences by the absolute sum of log ratios.
+    Without arguments, return the sequences with the largest absolute sum of log ratios.
     """
     if not texts:
         worst = [

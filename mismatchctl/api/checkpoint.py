@@ -1,4 +1,4 @@
-"""A local transformers checkpoint that computes the log-probs of one sequence at a time."""
+"""A local transformers checkpoint. It computes the log-probs of one sequence at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Checkpoint:
             raise ConfigError(
                 f"{folder}: transformers cannot load this checkpoint: {_load_error_text(error)}"
             ) from error
-        if lacking := sorted(loaded["missing_keys"]):  # transformers fills them with random weights
+        if lacking := sorted(loaded["missing_keys"]):  # transformers fills missing weights with random numbers
             raise ConfigError(
                 f"{folder}: {lacking[0]} is one of {len(lacking)} model weights that config.json requires and the "
                 "checkpoint lacks"
@@ -89,7 +89,7 @@ class Checkpoint:
         return values, None if others is None else every[:, 1:]
 
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield the logits from position `first` in blocks.
+        """Yield the logits from position `first` on, in blocks of positions.
 
         The layers run once for the whole sequence, and the head runs once per block.
         """

@@ -33,12 +33,12 @@ def diagnose(
     """Diagnose the mismatch of each run. Values that other commands reject are used as evidence.
 
     Args:
-        paths: files, folders, globs. Each is a run unless a `run` column says otherwise.
+        paths: files, folders, globs. Each is one run, unless a `run` column names the runs.
         rename: canonical column -> name in the files.
-        by: columns that, like `worker`, may identify a deviating worker, rank or data source.
-        threads: units read at the same time in this process, without an `engine`.
+        by: columns that may identify a deviating worker, rank or data source, as `worker` does.
+        threads: blocks of rows read at the same time in this process, without an `engine`.
         progress: called with (tokens read, tokens expected).
-        engine: where units are read. The findings do not depend on it.
+        engine: reads the dump. The findings do not depend on the engine.
 
     Raises:
         DataError: a dump cannot be read, has no tokens, or has only masked tokens without findings.

@@ -35,7 +35,7 @@ PACKAGE_NAME = "mismatchctl"
 
 @dataclass(frozen=True)
 class Dependency:
-    """A required or optional package. `wanted` are the accepted versions, empty for any."""
+    """A required or optional package. `wanted` contains the accepted versions, empty for any version."""
 
     name: str
     wanted: str
@@ -69,7 +69,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class SelfTestCheck:
-    """One number of the self-test: the metric, the stored and the computed value, or a problem."""
+    """One number of the self-test: the metric, and the stored and the computed value, or a problem."""
 
     part: str
     metric: str
@@ -88,7 +88,7 @@ TEST_ROWS: tuple[dict[str, Any], ...] = (
     {"rollout": [-0.125, -4.0], "train": [-0.1875, -2.5], "mask": [1, 1], "step": 1},
     {"rollout": [-1.0, -1.0, -0.75, -2.5], "train": [-1.0625, -0.9375, -0.75, -9.0], "mask": [1, 1, 1, 0], "step": 1},
 )
-"""Data of the self-test, exact in binary and decimal. One token is masked."""
+"""Data of the self-test. The numbers are exact in binary and decimal, and one token is masked."""
 TEST_CORRECTIONS = (
     Correction(name="truncated", weight=Weight(level="token", truncate=2.0)),
     Correction(name="rejected", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),)),

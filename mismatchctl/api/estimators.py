@@ -74,21 +74,23 @@ def weights(
     The weights are detached from the gradient of the log-probs.
 
     Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the layout of `rollout`.
+        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
         correction: A preset, a file, a mapping or a Correction. Example: `{"weight": {"clip": [0.5, 2.0]}}`.
         current: Log-probs of the policy being updated, if the correction uses them.
-        advantages: One per token or per row, if the correction uses them.
-        age: Weight updates since each row was sampled, or one number for all, if the correction uses it.
+        advantages: One advantage per token or per row, if the correction uses them.
+        age: Number of weight updates since each row was sampled, or one number for all rows, if the correction uses
+            ages.
         micro_batches: Rows per micro-batch, or one name per row, for weights that are normalized within micro-batches.
-            Default: all rows together.
+            Default: all rows are one micro-batch.
 
     Returns:
-        Weights (0 where masked) and flags (false where masked or rejected), in the kind, dtype and device of `train`.
+        Weights, and flags of the kept tokens, in the library, dtype and device of `train`. The weight of a masked token
+        is 0. The flag of a masked or rejected token is false.
 
     Raises:
-        DataError: The values are not log-probs, or do not fit each other.
+        DataError: The values are not log-probs, or differ in shape.
         ConfigError: An argument is wrong or missing.
     """
     from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
@@ -154,19 +156,20 @@ def keep(
     """Return flags of the tokens that a correction keeps.
 
     Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the layout of `rollout`.
+        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
         correction: A preset, a file, a mapping or a Correction. Example: `{"gates": [{"keep": [0.5, 2.0]}]}`.
         current: Log-probs of the policy being updated, if the correction uses them.
-        advantages: One per token or per row, if the correction uses them.
-        age: Weight updates since each row was sampled, or one number for all, if the correction uses it.
+        advantages: One advantage per token or per row, if the correction uses them.
+        age: Number of weight updates since each row was sampled, or one number for all rows, if the correction uses
+            ages.
 
     Returns:
-        Flags with the kind and device of `train`. Masked and rejected tokens are false.
+        Flags in the library and on the device of `train`. Masked and rejected tokens are false.
 
     Raises:
-        DataError: The values are not log-probs, or do not fit each other.
+        DataError: The values are not log-probs, or differ in shape.
         ConfigError: An argument is wrong or missing.
     """
     from mismatchctl.corrections.tensors import TensorBatch
@@ -182,9 +185,16 @@ def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """Return the mean of rollout minus train log-prob over the valid tokens, in nats.
 
     Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the layout of `rollout`.
+        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
+
+    Returns:
+        A float. NaN if there are no valid tokens.
+
+    Raises:
+        DataError: The values are not log-probs, or differ in shape.
+        ConfigError: An argument is wrong.
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
@@ -196,9 +206,16 @@ def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """Return the mean of half the squared log ratio over the valid tokens, in nats.
 
     Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the layout of `rollout`.
+        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
+
+    Returns:
+        A float. NaN if there are no valid tokens.
+
+    Raises:
+        DataError: The values are not log-probs, or differ in shape.
+        ConfigError: An argument is wrong.
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
@@ -210,9 +227,16 @@ def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """Return the mean of exp(x) - 1 - x over the valid tokens in nats, where x is train minus rollout log-prob.
 
     Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the layout of `rollout`.
+        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
+
+    Returns:
+        A float. NaN if there are no valid tokens.
+
+    Raises:
+        DataError: The values are not log-probs, or differ in shape.
+        ConfigError: An argument is wrong.
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
@@ -226,10 +250,17 @@ def ess(
     """Return the effective sample size of the importance ratios, as a share of the number of ratios.
 
     Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the layout of `rollout`.
+        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
         level: "token" for the ratios of tokens, "sequence" for their products over sequences.
+
+    Returns:
+        A float. NaN if there are no valid tokens.
+
+    Raises:
+        DataError: The values are not log-probs, or differ in shape.
+        ConfigError: An argument is wrong.
     """
     values = _importance_ratios(rollout, train, mask, level)
     return float(values.sum() ** 2 / (len(values) * (values**2).sum())) if len(values) else float("nan")
@@ -242,10 +273,17 @@ def chi2(
     """Return the mean squared importance ratio minus 1.
 
     Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the layout of `rollout`.
+        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
         level: "token" for the ratios of tokens, "sequence" for their products over sequences.
+
+    Returns:
+        A float. NaN if there are no valid tokens.
+
+    Raises:
+        DataError: The values are not log-probs, or differ in shape.
+        ConfigError: An argument is wrong.
     """
     return _mean_or_nan(_importance_ratios(rollout, train, mask, level) ** 2) - 1
 

@@ -58,11 +58,11 @@ class PandasTable(Protocol):
 
     @property
     def columns(self) -> object:
-        """Names of the columns."""
+        """Return the names of the columns."""
 
     @property
     def iloc(self) -> object:
-        """Rows by their position."""
+        """Return the rows by their position."""
 
 
 class FormattedDataset(Protocol):
@@ -77,39 +77,39 @@ class TorchTensor(Protocol):
 
     @property
     def is_nested(self) -> bool:
-        """True if the rows may have different lengths."""
+        """Return True if the rows may have different lengths."""
 
     def detach(self) -> object:
         """Return the tensor without its gradient."""
 
 
 StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
-"""A path."""
+"""A path as text or as a path object."""
 Values: TypeAlias = Union["NDArray[np.generic]", TorchTensor, ArrowTable, Sequence[object]]
 """One number per token: an array or tensor [B, T], a nested tensor, a list of rows, or a column of lists."""
 Columns: TypeAlias = Mapping[str, Values]
 """A table as a mapping of columns. `rollout`, `train`, `mask` and `current` stand for the dump's column names."""
 Table: TypeAlias = Union[ArrowTable, PandasTable, "pl.LazyFrame", FormattedDataset, Columns]
-"""One row per sequence."""
+"""A table with one row per sequence."""
 Source: TypeAlias = StrPath | Table
-"""A path (file, folder or glob) or a table in memory. Each is a run."""
+"""A path (file, folder or glob) or a table in memory. Each source is a run."""
 Sources: TypeAlias = Source | Iterable[Source]
-"""One or several of them."""
+"""One or several sources."""
 CorrectionLike: TypeAlias = Union[str, "os.PathLike[str]", "Correction", Mapping[str, object]]
 """The name of a preset, a YAML or TOML file, a Correction or a mapping."""
 Corrections: TypeAlias = CorrectionLike | Iterable[CorrectionLike]
-"""One or several of them."""
+"""One or several corrections."""
 Texts: TypeAlias = str | Iterable[str]
-"""One text or several."""
+"""One string or several strings."""
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (tokens read, tokens expected)."""
+"""A function, called with (tokens read, tokens expected)."""
 
 SHORT_NAMES = {"rollout": "rollout_log_probs", "train": "train_log_probs", "mask": "response_mask"}
 SHORT_NAMES |= {"current": "current_log_probs"}
 
 
 def list_sources(given: object) -> list[DumpSource]:
-    """Return the dumps of a call: paths, and tables in memory."""
+    """Return the dumps to read: paths, and tables in memory."""
     from mismatchctl.data.formats import MemoryTable
 
     found: list[DumpSource] = []
@@ -158,7 +158,7 @@ def make_memory_table(source: object, title: str = "the table in memory", number
             return MemoryTable.of(table, title, number)
     except (NotImplementedError, TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         # a streamed dataset raises NotImplementedError when its rows are read
-        message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last one names the column
+        message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last text names the column
         why = str(message).partition("\n")[0]
         raise ConfigError(f"cannot convert {kind_of(source)} to a table: {why}") from None
     wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"

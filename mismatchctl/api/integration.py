@@ -1,4 +1,4 @@
-"""Snippets that record from a framework, and their places in the installed version.
+"""Snippets that record log-probs from a framework, and their places in the framework's installed version.
 
 The snippets are the Python blocks of docs/integrations. docs/integrations/places.yaml contains their places.
 """
@@ -24,7 +24,7 @@ from mismatchctl.io.yaml import read_data
 PAGES_FOLDER = "docs/integrations"
 CI_FOLDER = "templates/ci"
 _CI_FILES = {"record.py": "ci/record.py", "prompts.jsonl": "ci/prompts.jsonl"}
-"""Template -> file that it becomes in the user's repository."""
+"""Template -> path of the file in the user's repository."""
 BEGIN, END = "# >>> mismatchctl init", "# <<< mismatchctl init"
 _PATCHED = re.compile(rf"^[ ]*{BEGIN}\n.*?^[ ]*{END}\n", re.MULTILINE | re.DOTALL)
 
@@ -95,7 +95,7 @@ class Integration:
         return files
 
     def edits_for(self, path: Path, text: str) -> list[Edit]:
-        """Return the edits for a file, chosen by its path or by the lines that it contains."""
+        """Return the edits for a file. They are chosen by the file's path or by its lines."""
         files = self.edits_by_file()
         for file, edits in files.items():
             if file and Path(file).name == path.name and all(edit.find(text) is not None for edit in edits):

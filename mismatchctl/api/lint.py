@@ -1,4 +1,4 @@
-"""Check the configuration of a framework. With dumps, also measure its effect."""
+"""Check the configuration of a framework. With dumps, also measure the effect of the configuration."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import RunResult
 
 MUCH_REJECTION = 0.5
-"""Minimum share of rejected tokens for a warning."""
+"""Above this share of rejected tokens, lint warns."""
 MIN_ERROR_RATIO = 1.1
-"""Minimum error relative to the advised correction for a finding."""
+"""A finding needs an error of at least this multiple of the advised correction's error."""
 
 _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -42,7 +42,7 @@ _REPLAY = (
 def lint(
     config: str | Path, dumps: Sequence[DumpSource] = (), framework: str = "", rename: Mapping[str, str] | None = None
 ) -> tuple[Framework, list[LintMessage]]:
-    """Return the findings about a configuration, the worst first."""
+    """Return the findings about a configuration, most severe first."""
     all_written = read_native_configs(config, framework, of_any=True)
     found: list[LintMessage] = []
     for written in all_written:
@@ -95,7 +95,7 @@ _CHANGE_TEXTS = {
     "normalization_factor": "divides weights by {:.5f}",
     "loss_scale": "scales the loss by {:.5f}",
 }
-"""Descriptions of the metrics that a changed correction affects."""
+"""Descriptions of the metrics that show how a changed correction differs."""
 
 
 def _measure_findings(
@@ -159,7 +159,7 @@ def _loss_scale_findings(run: RunResult, name: str, where: str) -> list[LintMess
 
 
 def _advice_findings(run: str, advice: RunAdvice) -> Iterator[LintMessage]:
-    """Yield findings for a bug to fix first, and for the configured correction compared with the advised one."""
+    """Yield findings about a bug to fix first, and about the difference to the advised correction."""
     from mismatchctl.api.advise.advice import compare_with_yours
     from mismatchctl.results.summary import is_uncorrectable
 

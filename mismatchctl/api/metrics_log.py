@@ -1,4 +1,4 @@
-"""A metrics log without a dump: mismatch metrics, their trend and level, and the next step."""
+"""Analysis of a metrics log without a dump: mismatch metrics, their trend and level, and what to do next."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from mismatchctl.results.views import add_version, json_text
 Role = Literal["mismatch"] | Health
 
 _OF_LOSS = re.compile(r"loss|advantage", re.IGNORECASE)
-"""Quantities of a loss, which are not related to the mismatch."""
+"""Names of quantities of a loss, which are not related to the mismatch."""
 _KL_LIKE = re.compile(r"k3|mismatch_kl|k3_kl", re.IGNORECASE)
 _RUN = " - "
 _PREFIXES = frozenset({"train", "training", "actor", "policy", "metrics", "debug", "rl"})
@@ -54,11 +54,11 @@ class LoggedSeries(FiniteModel):
     name: str
     role: Role
     metric: str = ""  # the key of the equal metric of a dump
-    meaning: str = ""  # its quantity, and the frameworks that log it with this name
+    meaning: str = ""  # the quantity, and the frameworks that log the quantity with this name
     growth: Growth
-    level: str = ""  # comparison of its last values with documented values
+    level: str = ""  # comparison of the last values with documented values
     not_finite: int = 0  # steps with a NaN or infinite value
-    lag: Lag | None = None  # delay of the leading mismatch metric
+    lag: Lag | None = None  # lag of the leading mismatch metric
     steps: list[int | float | str]
     values: list[float | None]
 
@@ -239,7 +239,7 @@ def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
 
 
 def _runs(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
-    """Group logged names by run: logged name -> name without W&B's run prefix."""
+    """Group logged names by run. Each logged name is mapped to its name without W&B's run prefix."""
     if not all(_RUN in name for name in names):
         return {stem: {name: name for name in names}}
     found: dict[str, dict[str, str]] = {}
@@ -278,7 +278,7 @@ def _step(text: str) -> int | float | str:
 
 
 def _meanings(name: str) -> dict[LoggedMetric, list[str]]:
-    """Return the mismatch metrics that a logged name means in any framework."""
+    """Return the mismatch metrics that frameworks log under this name."""
     first, _, rest = name.partition("/")
     for candidate in (name, *([rest] if rest and first.lower() in _PREFIXES else [])):
         found = {

@@ -1,4 +1,4 @@
-"""Predict rejection and metrics that a dump does not contain: next batch, later steps, other response lengths."""
+"""Predict rejection and metrics of data that a dump lacks: next batch, later steps, other response lengths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STANDARD_NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class BackTest:
-    """Check of a prediction model on the dump: the first tokens of responses predict the rest."""
+    """Check of a prediction model on the dump. The model predicts the rest of responses from their first tokens."""
 
     start: int  # number of first tokens used
     lengths: tuple[int, ...]  # predicted lengths [K]
@@ -64,7 +64,7 @@ class BackTest:
 class Prediction:
     """One predicted number."""
 
-    question: str  # the predicted case, such as "a batch of 64 sequences"
+    question: str  # the case that is predicted, such as "a batch of 64 sequences"
     quantity: str  # key of the metric, such as `rejected_sequences`
     value: float | None
     interval: tuple[float, float] | None  # central 95% interval
@@ -86,19 +86,19 @@ def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
 
 FIRST_OCTAVE, OCTAVES = 4, 17
 LENGTH_GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)
-"""Measured lengths: 16, 32, ... 2^20 tokens."""
+"""Lengths in tokens at which sequences are measured: 16, 32, ... 2^20."""
 MAX_SEQUENCES = 1 << 15
 """Maximum sequences per run. Larger runs keep the clusters with the smallest hashes."""
 
 
 @dataclass(frozen=True)
 class SequenceSample:
-    """A sample of sequences [S] in any order."""
+    """A sample of sequences of a dump [S]."""
 
     run: NDArray[Any]
-    step: Hashes  # hash of the group of each
-    cluster: Hashes  # hash of the prompt (else of the sequence) and the group of each
-    tokens: Ints  # valid tokens of each
+    step: Hashes  # hash of the group of each sequence
+    cluster: Hashes  # hash of the prompt (else of the sequence) and the group of each sequence
+    tokens: Ints  # valid tokens of each sequence
     kept: Float64s  # tokens that each correction keeps [S, corrections]
     # sums of log ratio, K3 and ratio minus 1 over the first tokens, by `LENGTH_GRID` [S, OCTAVES, 3]. Shorter sequences
     # have the sums of all their tokens.
@@ -249,7 +249,7 @@ def predict_fresh_batch(
 ) -> FreshBatch:
     """Predict the rejected share of tokens in a batch as large as the steps of a run, which has `sequences`.
 
-    If there are enough steps, this is the predicted share at the next step. Otherwise, a batch is drawn from the
+    If there are enough steps, the result is the predicted share at the next step. Otherwise, batches are drawn from the
     prompts. `table` contains the rejected and valid tokens by cluster and step [N, 2], and `shares` the rejected share
     at each step.
     """
@@ -382,7 +382,7 @@ def predict_at_step(
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
-    """Return the value of the growth curve at `where`, half the width of its interval, and the status."""
+    """Return the value of the growth curve at position `where`, half the width of the interval, and the status."""
     ramps = Ramps.fit(x, y)
     if not ramps.has_change(len(y)):
         effective = effective_residuals(y - y.mean(), len(y))
@@ -422,7 +422,7 @@ def student_quantile(probability: float, freedom: float) -> float:
     return math.sqrt(freedom) * math.tan(float(np.interp(2 * probability - 1, area / area[-1], angles)))
 
 
-_MAX_K3 = 1.0  # above it, the drift is the mean log ratio, because the mean ratio is not reliable
+_MAX_K3 = 1.0  # above this value, the drift is the mean log ratio, because the mean ratio is not reliable
 _ZERO_BIAS_SHARE = 0.01  # share of replicates without a growing bias above which the dump is assumed to have none
 
 
@@ -448,7 +448,7 @@ def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
     The fit is least squares over products of the deviations of parts of a response (MINQUE of Rao).
     """
     found = _fit_components(sample, weights, (0, 1, 2, 3))
-    if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # it grows fastest and must not be fitted to noise
+    if (found[:, 3] == 0).mean() >= _ZERO_BIAS_SHARE:  # this component grows fastest and must not be fitted to noise
         found = _fit_components(sample, weights, (0, 1, 2))
     return found
 
@@ -542,10 +542,10 @@ def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, F
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """Return how a drift that changes with the position changes the sum over `length` tokens [R, S].
+    """Return the change of the sum over `length` tokens [R, S] due to a mean log ratio that changes with the position.
 
-    A K3 that grows with the position continues to grow. A K3 that falls keeps the value of later tokens, which are
-    those after the last length of the grid within the sequence.
+    A K3 that grows with the position continues to grow. A K3 that falls keeps its value on the tokens after the last
+    grid length within the sequence.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
@@ -568,7 +568,7 @@ _FRAILTIES = np.array([1e-6, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0])
 _RATES = np.geomspace(1e-7, 1.0, 100)
 _POWERS = (1.0, 0.7, 1.5, 2.0, 3.0)
 _MIN_LIKELIHOOD_GAIN = 2.0
-"""Log likelihood that another power than 1 must gain. A free parameter gains this by chance in one case of twenty."""
+"""Gain of log likelihood that a power other than 1 needs. One free parameter in twenty gains this by chance."""
 
 
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
@@ -604,7 +604,7 @@ def _fit_survival(
 
 
 def _first_exceedance(sample: SequenceSample, beyond: Bools) -> tuple[Float64s, Float64s, Bools]:
-    """Return the two grid lengths between which each sequence first leaves the bounds, and whether it does [S]."""
+    """Return the two grid lengths between which each sequence first leaves the bounds, and flags of them [S]."""
     first = beyond.argmax(axis=1)
     grid = np.minimum(LENGTH_GRID[: beyond.shape[1]], sample.tokens[:, None])
     rows, has_ended = np.arange(len(sample)), beyond[:, -1]
@@ -615,7 +615,7 @@ def _first_exceedance(sample: SequenceSample, beyond: Bools) -> tuple[Float64s, 
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""Minimum number of sequences of a length for a validation."""
+"""Minimum number of sequences that are long enough to check the model at a length."""
 _LENGTH_MODEL = (
     "a sequence's log ratio drifts by minus K3 (plus bias beyond noise) per token. Its deviation is noise, "
     "which grows with the square root of the length, and a bias, which grows with the length. Tokens beyond "
@@ -626,18 +626,18 @@ MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
 for gates on its smallest or largest ratio.
 """
 MAX_INTERVAL_WIDTH = 0.9
-"""Maximum width of a 90% interval, above which the prediction is refused. The 95% interval is shown."""
+"""A prediction is refused if its 90% interval is wider than this. The 95% interval is shown."""
 _LARGE_MISS = 0.10
 CHECK_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Quantiles that the validation uses as bounds."""
+"""Quantiles of the ratios that the check of the model uses as bounds."""
 _SUMMED_LEVELS = ("sequence", "geometric")
 
 
 def predict_at_length(sample: SequenceSample, correction: Correction, length: int) -> list[Prediction]:
     """Predict `rejected_sequences`, and `ess_sequence` for sequence weights, at a response length.
 
-    Token gates do not reject sequences and are ignored. If the model does not cover a gate or a weight, the value is
-    missing.
+    Token gates do not reject sequences and are ignored. If the model does not support a gate or a weight, the
+    prediction has no value.
     """
     question = f"{length:,} tokens a response"
     gates, rule = [gate for gate in correction.gates if gate.level != "token"], correction.weight
@@ -754,7 +754,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Check the model on the dump: predict two and four times the number of tokens that were used."""
+    """Check the model on the dump, with predictions for two and four times the number of tokens that the model used."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)

@@ -94,7 +94,7 @@ _PLACE_COLUMN = "\0place"
 
 @dataclass(frozen=True)
 class TrimThresholds:
-    """Smallest value that a gate with `over: batch` drops, by gate and step."""
+    """The smallest value that a gate with `over: batch` drops, by gate and step."""
 
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 
@@ -170,7 +170,7 @@ OPTIONAL_COLUMNS = (
     "run",
     *VERSION_COLUMNS,
 )
-"""Optional columns that a pass uses."""
+"""Optional columns that are read if a correction or metric uses them."""
 GroupMayGrow = Callable[[str, LabelValue], bool]
 """Returns True if more data of (run, step) may follow."""
 MergeableT = TypeVar("MergeableT", bound=MergeablePart)
@@ -191,7 +191,7 @@ class UnitBatches:
         return self.read(None)
 
     def read(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
-        """Yield the batches. `watch` first gets the rows as they are stored."""
+        """Yield the batches. `watch` is first called with the rows as they are stored."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
             if self._micro_batches is not None:
@@ -212,10 +212,10 @@ class UnitBatches:
 
 
 class BatchTask(Protocol):
-    """A computation on the batches of a unit. Its fields determine the result."""
+    """A computation on the batches of a block of rows. The task's fields determine the result."""
 
     def __call__(self, batches: UnitBatches, run: str, /) -> Any:
-        """Compute the result of one unit."""
+        """Compute the result of one block of rows."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class DumpReading:
         progress: Callable[[int, int], None] | None = None,
         micro_batches: MicroBatches | None = None,
     ) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """Yield the results in input order, with a test whether a run and step can occur again."""
+        """Yield the results in input order, with a function that returns True if a run and step can occur again."""
         later, done = _OpenGroups(self.dump.units), 0
         reading = _UnitTask(work, micro_batches, find_trims(self.dump, self._corrections))
         for shard, read in engine.map(reading, self.dump, list_shards(self.dump)):
@@ -303,7 +303,7 @@ class DumpReading:
 
 
 class _OpenGroups:
-    """Runs and steps that can still occur in later parts of the dump, according to the file footers.
+    """The runs and steps that can still occur in later parts of the dump, according to the file footers.
 
     For each run: its parts, and the range of steps in each part and in all later parts.
     """
@@ -320,7 +320,7 @@ class _OpenGroups:
             self._indices.setdefault(run, []).append(-unit.index)  # negated, so that bisect can search it
 
     def after(self, unit: ReadUnit) -> Callable[[str, LabelValue], bool]:
-        """Return a test whether (run, step) can occur after part `unit`."""
+        """Return a function that returns True if (run, step) can occur after part `unit`."""
 
         def may_come(run: str, step: LabelValue) -> bool:
             key = "" if self._named else run

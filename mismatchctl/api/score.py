@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PROMPT_COLUMN, RESPONSE_COLUMN = "prompt_token_ids", TOKEN_IDS_COLUMN
 TOP_IDS_COLUMN, REFERENCE_TOP_COLUMN = "rollout_top_ids", "reference_top_log_probs"
 ROWS_PER_PIECE = 128
-"""Sequences per piece, the maximum that an interrupted run loses."""
+"""Number of sequences per piece of a file. An interrupted run loses at most one piece."""
 _REMEDIES = {
     PROMPT_COLUMN: "record the prompt's tokens, or take them from another file with `mismatchctl convert --join`",
     RESPONSE_COLUMN: "record the sampled tokens, or take them from another file with `mismatchctl convert --join`",
@@ -99,7 +99,7 @@ class SequencePiece:
 
     @cached_property
     def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
-        """Return the segments, train minus rollout of all tokens [T], and flags of valid tokens [T]."""
+        """Return the segments, train minus rollout log-probs of all tokens [T], and flags of valid tokens [T]."""
         train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
         segments = Segments.from_lengths(ListColumn.of(rollout).lengths)
         x = to_numpy(train.flatten()).astype(np.float64) - to_numpy(rollout.flatten()).astype(np.float64)
@@ -135,7 +135,7 @@ def read_pieces(file: DumpFile) -> Iterator[SequencePiece]:
 
 
 RowScores = tuple[Float64s, Float64s | None]
-"""Log-probs of a sequence's tokens [T], and of the rollout's most likely tokens [T, k] if present."""
+"""Log-probs of a sequence's tokens [T], and of the rollout's most likely tokens [T, k] if the dump has them."""
 _METADATA_KEY = b"mismatchctl.score"
 _FILE_PATTERN = re.compile(r"\d{5}_\d{5}\.parquet")
 _VERSION_COLUMN = "reference_version"
@@ -147,7 +147,7 @@ class ScoreSettings:
     """Settings that determine the scores."""
 
     model: str  # hash of the checkpoint
-    dtype: Literal["float32", "float64"] = "float32"  # of its weights and of the column
+    dtype: Literal["float32", "float64"] = "float32"  # dtype of the weights and of the column
     temperature: float = 1.0  # divisor of the logits, equal to the rollout's
     version: int | None = None  # weight version of the checkpoint, written as `reference_version`
 
@@ -175,7 +175,7 @@ class ScoreFolder:
     """The output folder with the scored parts of a dump."""
 
     def __init__(self, place: Path, settings: ScoreSettings, *, force: bool = False) -> None:
-        """Check the folder without writing to it. A folder with other files is refused."""
+        """Check the output folder without a change. A folder with other files is refused."""
         self._place, self._settings, self._force = place, settings, force
         if place.exists() and not place.is_dir():
             raise ConfigError(f"{place}: this is a file; choose a folder for the scored sequences")
@@ -289,7 +289,7 @@ def _sequence_hashes(piece: SequencePiece) -> Float64s:
 
 
 REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN)
-"""Optional columns of a replay line, in addition to file and row."""
+"""Optional columns of a line of `write_replay`, in addition to file and row."""
 
 
 def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:
@@ -309,9 +309,9 @@ def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None)
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """Scored sequences and tokens.
+    """Numbers of scored sequences and tokens.
 
-    `kept` sequences had been scored before, and `left_out` were not chosen.
+    `kept` sequences had already been scored, and `left_out` sequences were not chosen.
     """
 
     sequences: int

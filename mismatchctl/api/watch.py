@@ -21,11 +21,11 @@ from mismatchctl.results.model import Result
 from mismatchctl.results.summary import get_summary, skipped_data_notes
 
 DEFAULT_INTERVAL = 10.0
-"""Seconds between checks."""
+"""Seconds between two checks for new data."""
 _MAX_FAILED_LOOKS = 2
-"""Maximum consecutive failures, because a file may be removed or replaced while it is read."""
+"""Maximum number of consecutive failures. A check may fail if a file is replaced while it is read."""
 _MAGIC_BYTES = {b"PAR1": b"PAR1", b"ARRO": b"ROW1"}
-"""First and last four bytes of formats with a final index. Complete files have both."""
+"""First and last four bytes of file formats that end with an index. Complete files have both."""
 
 StepKey = tuple[str, int]
 """(run, index of the step)."""
@@ -33,11 +33,11 @@ StepKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Result of one check."""
+    """Result of one check for new data."""
 
     result: Result
-    steps: tuple[StepKey, ...]  # new, or with more data
-    again: frozenset[StepKey]  # of these, the steps that existed before
+    steps: tuple[StepKey, ...]  # steps that are new or have more data
+    again: frozenset[StepKey]  # the steps among `steps` that existed before
     answered: tuple[str, ...]  # runs whose answer changed
     verdict: Verdict | None
     waiting: tuple[str, ...]
@@ -46,7 +46,7 @@ class Snapshot:
 
 @dataclass
 class DumpWatcher:
-    """Watches dumps."""
+    """Watches the dumps of a running job."""
 
     paths: Sequence[str]
     corrections: Sequence[Correction] = ()
@@ -61,7 +61,7 @@ class DumpWatcher:
     unfinished: tuple[str, ...] = field(default=(), init=False)
 
     def snapshots(self) -> Iterator[Snapshot | None]:
-        """Yield the result of each look at the files that found new data.
+        """Yield the result of each check that found new data.
 
         If there are no files yet, yield None once.
         """

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class RankedCorrection(FiniteModel):
-    """One correction and its cost.
+    """A ranked correction, with its errors and costs.
 
-    All errors are errors of the gradient of one update of `batch` sequences, in units of the surrogate, after the
-    gradient is scaled by the best factor. `mse` is `bias2` (at least 0) plus `variance`. `gain` is the share of the
-    uncorrected error that the correction removes, with its standard error. `loss_scale` is the factor by which the
-    correction scales the loss. `ties` is true if the error of the correction does not differ significantly from the
-    error of the first correction. `why` explains the rank. `config` contains the keys of the framework, and `outcome`
-    the result of a published run with this correction.
+    All errors are squared errors of the policy gradient of one update, after the gradient is scaled by the best factor.
+    The gradient is computed for a simple surrogate policy. `mse` is `bias2` (at least 0) plus `variance`. `gain` is the
+    share of the uncorrected error that the correction removes, with its standard error. `loss_scale` is the factor by
+    which the correction scales the loss. `ties` is true if the error of the correction does not differ significantly
+    from the error of the first correction. `why` explains the rank. `config` contains the keys of the framework, and
+    `outcome` the result of a published run with this correction.
     """
 
     name: str
@@ -57,13 +57,15 @@ class RunAdvice(TextView, FiniteModel):
 
     Attributes:
         fix_first: a bug to fix before any correction, if there is one. The ranking only applies until it is fixed.
-        growth: factor by which K3 grew within the dump, null if it did not. The advice is for the mean of the dump.
+        growth: factor by which K3 grew within the dump, null if K3 did not grow. The advice is for the mean over the
+            dump.
         advice: at most five corrections.
-        yours: the user's corrections, compared with the ranking in the same units and without limits.
-        default: the correction that documents recommend by default (token weights up to 2), if it was a candidate.
-        framework: framework of the configurations, empty if the corrections are in our own syntax.
+        yours: the user's corrections, measured like the ranked corrections but without limits.
+        default: token weights up to 2, which frameworks' documents recommend by default, if this correction was a
+            candidate.
+        framework: framework of the configurations, empty if the corrections are in mismatchctl's own syntax.
         severity: class of the mismatch, from the effective sample size of token weights up to 2.
-        batch: sequences of one update. Errors are estimated for this size.
+        batch: number of sequences per update, for which errors are estimated.
         basis: basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities if the
             dump lacks ids. "none" if a ranking is not possible.
         reference: the least biased correction that converges, used as unbiased.
@@ -96,7 +98,7 @@ class RunAdvice(TextView, FiniteModel):
 
     @property
     def uncorrected(self) -> float:
-        """Return the error without a correction, in units of the surrogate, or 1 if this error is 0."""
+        """Return the error without a correction, or 1 if this error is 0."""
         bias2, variance, _ = self.front["none"]
         return bias2 + variance or 1.0
 
@@ -116,7 +118,7 @@ class RunAdvice(TextView, FiniteModel):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
-    """The advice for each run: `advice["run"]` has a bug to fix first and a ranking, best first."""
+    """The advice for each run. `advice["run"]` contains a bug to fix first, and a ranking of corrections."""
 
     runs: dict[str, RunAdvice]
 
@@ -127,7 +129,7 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
         return len(self.runs)
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data for JSON: the advice of a single run, or of several by name."""
+        """Return plain data for JSON: the advice of a single run, or the advice of several runs by name."""
         data = {run: advice.model_dump(mode="json") for run, advice in self.runs.items()}
         return add_version(next(iter(data.values())) if len(data) == 1 else {"runs": data})
 
@@ -136,7 +138,7 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
         return json_text(self.to_data())
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a row per run and correction: name, errors, gain, rejected shares, ESS, ties, why."""
+        """Return one row per run and correction, with name, errors, gain, rejected shares, ESS, ties and why."""
         rows = [{"run": run, **vars(own)} for run, found in self.runs.items() for own in (*found.advice, *found.yours)]
         return make_frame(
             rows, ("String", "run name"),
@@ -155,11 +157,11 @@ class Advice(View, ByRun[RunAdvice], Mapping[str, RunAdvice]):
 
 
 MIN_LOSS_SCALE = 0.5
-"""Minimum loss scale. A correction below it is ranked last, because it mostly lowers the learning rate."""
+"""A correction with a smaller loss scale is ranked last, because it mostly lowers the learning rate."""
 
 
 MIN_SHOWN_GAIN = 1e-3
-"""Smaller gains are shown as the same error."""
+"""Below this gain, a correction is shown with the same error as no correction."""
 
 
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:

@@ -1,4 +1,4 @@
-"""Recommend a correction for each run: rank candidates and explain each."""
+"""Recommend a correction for each run: rank candidate corrections and explain each rank."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def advise(
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Advice:
-    """Rank corrections by the error of the gradient of one update for each run, and name a bug to fix first.
+    """For each run, rank corrections by the error of the gradient of one update, and report a bug to fix first.
 
     The default candidates are the corrections of the framework, or of all frameworks, over grids of thresholds.
 

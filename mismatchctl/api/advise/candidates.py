@@ -113,7 +113,7 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
 
 
 MAX_REJECTION = 0.9
-"""Maximum rejection of an advised correction. Rejecting everything would have zero variance."""
+"""Maximum rejection of an advised correction, because a correction that rejects everything would have no variance."""
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,12 @@ _SEQUENCE_REFERENCE, _TOKEN_REFERENCE = (
     for name, level, bound in (("seq_truncate_10", "sequence", 10.0), ("token_truncate_5", "token", 5.0))
 )
 CONVERGENCE_RANGE = (0.5, 1.5)
-"""Range of the mean truncated sequence weight. Outside of it, weights per token are the reference."""
+"""Range of the mean truncated sequence weight. Outside this range, token weights are the reference."""
 
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction that counts as unbiased."""
+    """The correction that is treated as unbiased."""
 
     correction: Correction
     sequence_mean: float  # mean over tokens of the sequence weights truncated at 10
@@ -153,16 +153,16 @@ class BiasReference:
 
     @property
     def lower_bound(self) -> bool:
-        """True if the reference omits bias that the sample cannot show."""
+        """Return True if the reference omits bias that the sample cannot show."""
         return self.is_heavy or self.is_per_token
 
 
 def choose_reference(sample: RunSample) -> BiasReference:
     """Choose the least biased correction whose estimate converges.
 
-    Sequence weights truncated at 10 have a finite variance at any length. Their mean shows how much truncation removes.
-    If this mean is outside `CONVERGENCE_RANGE`, the reference uses token weights. If k-hat exceeds its limit, the
-    sample lacks the important part of the tail, so a mean near 1 does not prove that little is missing.
+    Sequence weights truncated at 10 have a finite variance at any length. Their mean shows how much of the weights the
+    truncation removes. If this mean is outside `CONVERGENCE_RANGE`, the reference uses token weights. If k-hat exceeds
+    its limit, the sample lacks the important part of the tail, so a mean near 1 does not prove that little is missing.
     """
     k_hat = sequence_k_hat(sample)
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))

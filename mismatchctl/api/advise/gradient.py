@@ -1,4 +1,4 @@
-"""Error of the policy gradient under each correction, and the choice of the best one."""
+"""Error of the policy gradient under each correction, and the choice of the best correction."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mismatchctl.api.advise.sample import MIN_SEQUENCES, RunSample
 from mismatchctl.core.batch import Float64s, Ints, Segments
 
 MAX_CONTEXTS, MAX_CHOICES = 256, 128
-"""Size of the table of logits: previous tokens and tokens. Larger numbers of them are hashed to this size."""
+"""Size of the table of logits: previous tokens and tokens. Larger numbers of ids are hashed to this size."""
 
 
 _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5
 """Standard errors that are subtracted from an estimated projection."""
 _MIN_PROJECTION = 0.1
-"""Smallest projection. It bounds the factor on noisy gradients."""
+"""Smallest projection. This limits the factor by which noisy gradients are multiplied."""
 PROBABILITY_BINS = 8
 """Number of quantile bins of the trainer's log-probs that replace missing token ids."""
 
@@ -41,8 +41,8 @@ class GradientMoments:
 class GradientProducts:
     """Inner products [batches, batches] of the gradients of batches, which determine all moments.
 
-    `own` contains products of the correction's gradients, `reference` of the reference gradients, `across` of one
-    gradient of each kind, and `apart` of their differences.
+    `own` contains products of the correction's gradients, and `reference` of the reference gradients. `across` contains
+    products of one gradient of each kind, and `apart` of differences between the two kinds.
     """
 
     own: Float64s
@@ -59,7 +59,7 @@ class GradientProducts:
 
     def scaled(self, factor: float) -> GradientProducts:
         """Return the products after the correction's gradients are multiplied by `factor`."""
-        # from the difference, so that small ones stay exact
+        # from the difference, so that small differences stay exact
         mixed = self.across - self.reference
         apart = factor**2 * self.apart + factor * (factor - 1) * (mixed + mixed.T) + (factor - 1) ** 2 * self.reference
         return GradientProducts(factor**2 * self.own, factor * self.across, apart, self.reference)
@@ -103,7 +103,7 @@ class GradientReference:
     def inner_products(self, gradients: Float64s) -> GradientProducts:
         """Return the inner products of a correction's gradients.
 
-        They are computed from the small difference to the reference, without rounding errors.
+        To avoid rounding errors, the products are computed from the small difference to the reference.
         """
         difference = gradients - self.gradients
         apart, across = difference @ difference.T, difference @ self.gradients.T
@@ -115,7 +115,7 @@ class Surrogate:
     """Policy gradients of the batches of a sample, for any token weights.
 
     The policy is a table of logits by (previous token, token). The score of a token is (1 - p) at the logit of the
-    token, and -(1 - p) in total at the other logits. With this rule, the mean score is nearly 0, as in a real policy.
+    token, and -(1 - p) in total at the other logits. As in a real policy, the mean score is nearly 0.
     """
 
     def __init__(self, sample: RunSample, batch: Ints) -> None:
@@ -152,7 +152,7 @@ class Surrogate:
             flat = np.bincount(self.feature[start:stop], terms[start:stop], found.shape[1]) / counted[row]
             table = flat.reshape(self._contexts, self._choices)
             share = table / np.maximum(self._others, _SMALLEST_ALTERNATIVE)
-            # the sum of each context's logits moves to the alternatives of each token
+            # the sum over each context's logits moves to the logits of other tokens
             found[row] = (table - self._alternatives * (share.sum(axis=1, keepdims=True) - share)).ravel()
         return found
 
@@ -197,9 +197,9 @@ def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
 SIGNIFICANT_STANDARD_ERRORS = 2.0
 """Minimum advantage over "no correction" in a paired comparison, in standard errors."""
 _CAUTION_FACTOR = 0.5
-"""Share of its standard error added to each error before the least is chosen (alternatives: docs/methods/advice.md)."""
+"""Share of the standard error that is added to each error before errors are compared (docs/methods/advice.md)."""
 RELIABLE_SEQUENCES = 320
-"""With fewer sequences the advice was wrong in cases with a known truth (docs/methods/advice.md)."""
+"""With fewer sequences, the advice was wrong in simulations with a known best correction (docs/methods/advice.md)."""
 RANDOM_SPLITS = 20
 _MIN_BATCHES = 8
 _MIN_GAIN = 1e-3
@@ -286,14 +286,14 @@ def choose_correction(
 
 
 def required_standard_errors(sequences: int) -> float:
-    """Return the number of standard errors that counts as significant. Small samples need more."""
+    """Return the number of standard errors that counts as significant, which is larger for small samples."""
     return SIGNIFICANT_STANDARD_ERRORS * max(1.0, math.sqrt(MIN_SEQUENCES / max(sequences, 1)))
 
 
 def split_stability(
     products: Mapping[str, GradientProducts], scale: float, critical: float, shrinking: Collection[str] = ()
 ) -> float | None:
-    """Return the share of random halves of the batches that give the same advice or a tie.
+    """Return the share of random halves of the batches that give the same first correction or a tie with it.
 
     Batches contain whole prompts in the order of their hashes. The random halves only depend on the number of batches.
     """

@@ -20,9 +20,9 @@ from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.measure.cluster_table import cluster_hashes, hash_values, mix_hashes
 
 MAX_TOKENS = 1 << 21
-"""Maximum tokens of a run. Larger runs are reduced to whole prompts with the smallest hashes."""
+"""Maximum number of tokens per run. Of a larger run, only the prompts with the smallest hashes are sampled."""
 MIN_SEQUENCES = 640
-"""Minimum sequences, regardless of their tokens. The advice was reliable at this size in cases with a known truth."""
+"""Minimum number of sequences, even if they exceed MAX_TOKENS. At this size, the advice was reliable in simulations."""
 OPTIONAL_COLUMNS = (
     "current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run", "reward", "micro_batch",
     "rollout_version", "train_version",
@@ -41,7 +41,7 @@ class RunSample:
     cluster: Ints  # index of the (step, prompt) of each sequence [S], in hash order
     step: Ints  # index of the step of each sequence [S], in step order
     steps: tuple[Any, ...] = ()  # labels of the steps, empty if the dump lacks them
-    dump_sequences: int = 0  # including those beyond the cap
+    dump_sequences: int = 0  # including sequences that were left out of the sample
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -100,8 +100,8 @@ def _add_ids_and_hashes(batch: TokenBatch, rows: Rows) -> TokenBatch:
 class PromptSample:
     """The sequences of a run whose prompts have the smallest hashes.
 
-    A prompt is left out because of the prompts before it, and more data only adds to those. So a cut is final, and
-    larger hashes stay excluded in any reading order.
+    A prompt is left out if prompts with smaller hashes fill the sample. More data only adds such prompts, so a prompt
+    that was left out stays out in any reading order.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class PromptSample:
 
 def _concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
     def joined(name: str, fill: Callable[[TokenBatch], NDArray[Any]] | None = None) -> NDArray[Any] | None:
-        """Join an attribute. If some batches lack it, `fill` computes theirs, or it is left out."""
+        """Join an attribute of all batches. If a batch lacks the attribute, `fill` computes it, or it is left out."""
         arrays = [getattr(batch, name) for batch in batches]
         if all(array is None for array in arrays):
             return None
@@ -173,7 +173,7 @@ def _build_sample(found: PromptSample) -> RunSample:
     """Order the sequences by the hash of prompt and step, which does not depend on the reading order."""
     found.shrink()
     joined = _concatenate(found.parts)
-    found.parts.clear()  # free memory before making another copy
+    found.parts.clear()  # free memory before the next copy
     named = joined.columns.get("step")
     steps = np.zeros(len(joined)) if named is None else named
     labels, step = np.unique(steps.astype(str) if steps.dtype == object else steps, return_inverse=True)

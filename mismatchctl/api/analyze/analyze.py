@@ -46,7 +46,7 @@ from mismatchctl.results.summary import fit_run_growth, summarize_runs
 
 
 def has_turn_parts(dump: Dump) -> bool:
-    """Return True if turns are parts of sequences, False if the dump has one turn per sequence."""
+    """Return True if sequences contain several turns, False if the dump has one sequence per turn."""
     for file in dump.files:
         if TURN_COLUMN in file.ignored:
             problem = f"{option('by', TURN_COLUMN)}: the column turn {file.ignored[TURN_COLUMN]} in {file.path}"
@@ -144,7 +144,7 @@ def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel
 
 
 def analyze(
-    # files, folders, globs, tables in memory. Each is a run unless a `run` column says otherwise.
+    # files, folders, globs, tables in memory. Each is one run, unless a `run` column names the runs.
     paths: Sequence[DumpSource],
     corrections: Sequence[Correction] = (),  # corrections to compare, with unique names
     *,
@@ -154,7 +154,7 @@ def analyze(
     # "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and counts the
     # tokens that are NaN or null
     on_bad: Literal["error", "skip", "mask"] = "error",
-    threads: int | None = None,  # units read at the same time in this process, without an `engine`
+    threads: int | None = None,  # blocks of rows read at the same time in this process, without an `engine`
     progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
     # replay each step with each correction that the framework supports. Memory grows by one step.
@@ -167,11 +167,11 @@ def analyze(
     # keep complete cluster tables, including drift and corrections. The Result can then be judged without limits, but
     # its size is not limited either.
     every_cluster: bool = False,
-    findings: bool = True,  # also look for causes of the mismatch
+    findings: bool = True,  # True to also find causes of the mismatch
     # device for the arithmetic. auto: a GPU of this process if there is one and the dump is large.
     device: Device = "auto",
-    engine: Engine | None = None,  # where units are read. The result does not depend on it.
-    # name of an accepted Result, and the Result. The answer compares K3 with it.
+    engine: Engine | None = None,  # reads the dump. The result does not depend on the engine.
+    # name of an accepted Result, and the Result. The summary compares K3 with its K3.
     baseline: tuple[str, Result] | None = None,
     # surrogate losses to measure every correction with, instead of its own (see `correction.losses`). Several losses
     # give one correction each, called `NAME [LOSS]`. A replayed framework has its own loss.

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
-"""Significant digits of sums in the cluster table, and of the layers of K3, which are only compared."""
+"""Significant digits of sums in the cluster table, and of the layers of K3."""
 
 
 class ClusterTables:
@@ -96,9 +96,7 @@ class ClusterTables:
         return self._clusters(merged, merged.scopes.tolist())
 
     def _clusters(self, table: ClusterTable, groups: list[int]) -> model.Clusters:
-        bounded = (
-            table.is_folded and not self._plan.every_cluster
-        )  # layers would be a third of the Result of a long run
+        bounded = table.is_folded and not self._plan.every_cluster  # the layers would be a third of a long run's Result
         names = [name for name in self._columns if not (bounded and name in LAYER_COLUMNS)]
         return model.Clusters(
             by=self._by,  # type: ignore[arg-type]
@@ -122,7 +120,7 @@ def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dic
     """Yield each worst sequence with its file and row as plain values, and its token ids if the dump has them."""
     ids: dict[tuple[int, int], NDArray[Any]] = {}
     if dump.has("token_ids"):
-        for file in np.unique(worst.place[:, 0]).tolist():  # only the units that contain them are read
+        for file in np.unique(worst.place[:, 0]).tolist():  # only the blocks that contain these sequences are read
             rows = np.unique(worst.place[worst.place[:, 0] == file, 1]).tolist()
             ids |= {(file, row): own for row, own in dump.token_ids(file, rows).items()}
     for index, (file, row, position) in enumerate(worst.place.tolist()):
@@ -148,19 +146,20 @@ def _python_value(value: Any) -> Any:
 
 
 VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
-"""Significant digits of series over groups: mismatch metrics, other pairs, corrections, errors. Keeps results with a
-thousand steps small.
+"""Significant digits of series over groups, for mismatch metrics, other pairs, corrections and standard errors.
+
+Few digits keep a Result with a thousand steps small.
 """
 GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_sequence"))
 """Mismatch metrics whose heavy tails are recorded per group."""
 TYPED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
-"""Columns whose storage types are stored, because they decide which Results can be compared."""
+"""Columns whose data types are stored, because Results with different data types may not be comparable."""
 BINS_PER_BIN = 8
-"""Fine bins of the log ratio per bin of the stored distribution."""
+"""Number of counted bins of the log ratio per bin of the stored distribution."""
 HEXAGONS = 26
-"""Number of hexagons across the joint distribution."""
+"""Number of hexagons along each side of the joint distribution."""
 CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
-"""Token ids stored before a worst token, and of a worst sequence."""
+"""Number of token ids that are stored before a worst token, and for a worst sequence."""
 
 
 def build_result(

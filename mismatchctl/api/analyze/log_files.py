@@ -20,12 +20,12 @@ from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MAX_LOG_BYTES = 1 << 30
 """Largest log that is read."""
-_MIN_DIGITS = 4  # a series that shows fewer may have lost zeros: it has the digits of the whole log
+_MIN_DIGITS = 4  # a series with fewer digits may have lost zeros, so it gets the digits of the whole log
 _REMEDY = "name the run's log: JSON lines, events or CSV"
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "-infinity"})
 
 STEP_NAMES = ("step", "_step", "global_step", "training/global_step")
-"""Names of the step. Upper and lower case are equal."""
+"""Names of the step, in upper or lower case."""
 _WANDB_SUFFIXES = ("__MIN", "__MAX")
 """Suffixes of the columns that W&B adds to each metric."""
 _CSV_KEYS = {"Wall time", "Step", "Value"}
@@ -55,7 +55,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 def _metric_names(heads: list[str], called: str) -> list[str]:
     """Return the metric name of each column.
 
-    If there is one run, the run name that W&B adds is removed. Empty for other columns.
+    If there is one run, the run name that W&B adds is removed. Columns that are not metrics get an empty name.
     """
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
@@ -70,7 +70,7 @@ def parse_decimal(text: str) -> Decimal:
     """Parse a number and keep its printed digits. Other text becomes NaN."""
     try:
         return Decimal(text.strip())
-    except InvalidOperation:  # or an exponent beyond every float's
+    except InvalidOperation:  # or an exponent that no float has
         return Decimal("nan")
 
 
@@ -126,7 +126,7 @@ def read_run_log(path: str | Path) -> RunLog:
     """Read scalars by step from rows of JSON, TensorBoard event files (one, or a folder of them), or a CSV export.
 
     A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of the same step are merged.
-    Values that are not finite are counted and left out.
+    Values that are not finite are counted but not returned.
     """
     place = Path(path)
     if place.is_dir() or is_event_file(place):
@@ -151,7 +151,7 @@ def is_event_file(path: Path) -> bool:
 def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
     """Read step, name and value of every scalar with the `tensorboard` package.
 
-    A damaged record ends the reading of its file.
+    Reading of a file stops at a damaged record.
     """
     try:
         from google.protobuf.message import DecodeError
@@ -171,7 +171,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
                     scalar = _scalar_of(value)
                     if value.tag and scalar is not None:
                         yield str(event.step), value.tag, scalar
-        except (DecodeError, OSError, ValueError, MemoryError, OverflowError) as error:  # a made-up record length
+        except (DecodeError, OSError, ValueError, MemoryError, OverflowError) as error:  # a damaged record length
             raise DataError(
                 f"this is not an event file of TensorBoard ({error})", file=str(file), remedy=_REMEDY
             ) from None

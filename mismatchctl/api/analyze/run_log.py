@@ -44,9 +44,9 @@ _HEALTH: dict[Health, tuple[re.Pattern[str], ...]] = {
     ),
     "entropy": (re.compile(r"entropy(_mean|/mean)?$", re.IGNORECASE), re.compile(r"entropy", re.IGNORECASE)),
 }
-"""Names of health metrics, the most reliable first."""
+"""Logged names of health metrics, the most reliable name first."""
 _LARGEST = 1e150
-"""Larger values are not metrics, and their squares overflow."""
+"""Larger values are not used, because their squares overflow."""
 PARTS = re.compile(r"/(min|max|std|p\d+)$|_(min|max|std)$", re.IGNORECASE)
 
 
@@ -107,7 +107,7 @@ def _describe_change(growth: Growth) -> str:
 
 
 def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> Lag:
-    """Estimate by how many steps a logged series follows the mismatch. Positive: K3 follows it."""
+    """Estimate the lag between a logged series and K3. If the lag is positive, K3 follows the series."""
     ours = np.array([math.log(value) if value else np.nan for value in k3], np.float64)
     theirs = np.array([np.nan if value is None else value for value in logged], np.float64)
     known = np.isfinite(ours) & np.isfinite(theirs)
@@ -146,7 +146,7 @@ def _ranked_changes(values: Float64s) -> Float64s:
 
 
 def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
-    """Correlate x with y `shift` steps earlier."""
+    """Return the correlation of x with y `shift` steps earlier."""
     if shift > 0:
         x, y = x[shift:], y[:-shift]
     elif shift < 0:
@@ -165,7 +165,7 @@ def _correlation_scale(x: Float64s, y: Float64s) -> float:
 StepKey = tuple[str, LabelValue]
 """(run, step)."""
 REPLAY_COLUMNS = ("micro_batch", "rollout_ids")
-"""Columns that a framework sums over."""
+"""Columns whose values define the groups of rows that a framework sums over."""
 StepTables = list[tuple[StepKey, pa.Table]]
 """Rows by step, in the order of the input."""
 
@@ -228,7 +228,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
 
     @property
     def log_step_offset(self) -> int:
-        """Return the framework's step number in a log minus the step number in the dump."""
+        """Return the difference between the framework's step number in a log and the step number in the dump."""
         return self._framework.log_step_offset
 
     def _replay(self, table: pa.Table, correction: Correction) -> dict[str, float]:
@@ -255,11 +255,11 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
 
 
 FLOAT32_TOLERANCE = 2e-6
-"""Relative difference of float32 sums in trainers, regardless of their order."""
+"""Relative difference that float32 sums in trainers may have, regardless of the order of summation."""
 REPLAY_SPREAD = 2.0
-"""Allowed multiple of the difference between the float32 and the float64 replay."""
+"""The difference to the log may be this multiple of the difference between the float32 and the float64 replay."""
 FLOAT64_TOLERANCE = 1e-9
-"""Relative difference of float64 sums."""
+"""Relative difference that float64 sums may have."""
 METRIC_TOLERANCE = 1e-8
 """Relative rounding error of a step's metric."""
 _FLOAT32_EPSILON = 2.0**-24
@@ -381,7 +381,7 @@ def _compared_values(
     log: RunLog, digits: Mapping[str, PrintedDigits], steps: Sequence[str], spellings: Sequence[str],
     values: Sequence[float | None], rounded: Sequence[float | None], tolerance: float = 0.0,
 ) -> Iterator[_ComparedValue]:  # fmt: skip
-    """Iterate over one name in every step with a value and a logged value."""
+    """Yield the values of a name in every step with a computed and a logged value."""
     for step, value, other in zip(steps, values, rounded, strict=True):
         row = log.rows.get(step, {})
         called = next((spelling for spelling in spellings if spelling in row), None)

@@ -1,4 +1,4 @@
-"""Compare several runs with the first one."""
+"""Compare several runs with the first run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def compare(
     engine: Engine | None = None,
     micro_batch_size: int | None = None,
 ) -> Comparison:
-    """Compare every run of every argument with the first one."""
+    """Compare every run of every argument with the first run."""
 
     def analyze_source(path: DumpSource) -> Result:
         return analyze(
@@ -186,7 +186,7 @@ NOT_RESAMPLED_REASON = (
 TOO_FEW_CLUSTERS_REASON = "no interval: too few clusters"
 _RELATIVE_UNITS = ("nats", "nats/token")
 _EQUALITY_TOLERANCE = 1e-12
-"""Relative difference that is possible for the same rows in another order."""
+"""Relative difference that the same rows in another order may have."""
 
 
 def compare_metrics(
@@ -259,7 +259,7 @@ def _find_table_metric(key: str, correction: Correction | None) -> TableMetric |
     try:
         return find_metric(key, correction)
     except ConfigError:
-        return None  # a metric of another version
+        return None  # the metric belongs to another version of mismatchctl
 
 
 def _has_columns(metric: TableMetric, samples: Sequence[ClusterSample]) -> bool:
@@ -350,13 +350,13 @@ def _onsets_differ(first: Growth, second: Growth) -> bool | None:
 
 
 MIN_CARRIED_SHARE = 0.75
-"""Minimum share of the change for a carrier."""
+"""A carrier (the part of the data that causes a change) has at least this share of the change."""
 MIN_CARRIED_RATIO = 1.5
-"""Minimum ratio of this share to the carrier's share of the reference's K3: a proportional change has no carrier."""
+"""Minimum ratio of the carrier's share of the change to its share of the first run's K3."""
 MIN_STANDARD_ERRORS = 3.0
-"""Minimum standard errors for a carrier, because it was selected among many parts."""
+"""Minimum size of a carrier's change in standard errors. A carrier is selected from many parts."""
 _REPLICATES = 2048
-"""Replicates for standard errors. P-values do not use them."""
+"""Number of bootstrap replicates for standard errors."""
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,7 @@ class PartMeans:
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return the change of K3 of each part [..., B] from its share of tokens (mix) and from its own K3 (level).
+    """Return the change of K3 [..., B] due to each part's share of tokens (mix) and due to each part's own K3 (level).
 
     The contributions of all parts add up to the difference of the means.
     """
@@ -485,7 +485,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | None:
-    """Find the parts that contribute most of the change, and more than their share of K3."""
+    """Find the parts of the data that contribute most of the change, and more than their share of K3."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None
@@ -506,7 +506,7 @@ def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | Non
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """Return the contiguous parts whose contribution to the change exceeds their share of K3 most."""
+    """Return the contiguous parts whose share of the change exceeds their share of K3 most."""
     excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
     start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = 3
-"""Version of this format. It increases if a key changes its meaning or is removed."""
+"""Version of the JSON format. The version increases if a key changes its meaning or is removed."""
 CONFIDENCE = INTERVAL_LEVEL
 """Confidence level of intervals. The significance level is one minus this."""
 
@@ -82,10 +82,11 @@ class Change(FiniteModel):
 class Contribution(FiniteModel):
     """Contribution of one bin, step or value to the change of K3.
 
-    `level` is the change because K3 of these tokens is larger or smaller. `mix` is the change because the run has more
-    or fewer of these tokens. A bin contains the tokens with `low` <= quantity < `high`, where null means no limit. A
-    value has a `label` instead. `tokens` are the shares of the tokens on each side. `se` is the standard error of the
-    contribution if there are cluster tables for steps or values, and otherwise the standard error of `level`.
+    `level` is the change because K3 of the bin's tokens is larger or smaller. `mix` is the change because the compared
+    run has more or fewer of the bin's tokens. A bin contains the tokens with `low` <= quantity < `high`, where null
+    means no limit. A value has a `label` instead. `tokens` are the shares of the tokens on each side. `se` is the
+    standard error of the contribution if there are cluster tables for steps or values, and otherwise the standard error
+    of `level`.
     """
 
     label: PartLabel = None
@@ -103,7 +104,7 @@ class Contribution(FiniteModel):
 
 
 class Carrier(FiniteModel):
-    """Adjacent bins or steps, or a few values, that contribute an especially large part of a change.
+    """Adjacent bins or steps, or a few values, that contribute a large part of a change.
 
     `carried` is the share of the change, `weight` the share of the reference's K3, and `tokens` the share of the
     compared run's tokens.
@@ -118,7 +119,7 @@ class Carrier(FiniteModel):
 
 
 class Decomposition(FiniteModel):
-    """The change of K3 divided by one quantity, such as the position.
+    """The change of K3, split by the bins of a quantity, such as the position.
 
     The sum of `mix` and `level` over all parts is the difference. The parts are sorted by size.
     """
@@ -135,7 +136,7 @@ class Decomposition(FiniteModel):
 class MovedToken(FiniteModel):
     """A token with a large change of K3.
 
-    Row and position are those in the compared dump. Log-probs are pairs (reference, compared run).
+    Row and position refer to the compared dump. Log-probs are pairs (reference, compared run).
     """
 
     file: str
@@ -163,9 +164,9 @@ class TopShare(FiniteModel):
 class PairedTokens(FiniteModel):
     """Comparison of the same tokens on the two sides, token by token.
 
-    `matched_by` names the content that identified equal sequences. `same_rollout` and `same_train` are true if the
-    log-probs of this side are bitwise equal in both runs. `k3_change` is the mean change over tokens, with a standard
-    error over clusters. `correlation` is the correlation of the log ratios of the two runs.
+    `matched_by` is the content by which equal sequences were found. `same_rollout` is true if the rollout log-probs are
+    bitwise equal in the two runs, and `same_train` if the train log-probs are. `k3_change` is the mean change over
+    tokens, with a standard error over clusters. `correlation` is the correlation of the log ratios of the two runs.
     """
 
     matched_by: Literal["token_ids", "rollout_log_probs", "train_log_probs"]
@@ -201,7 +202,7 @@ class Contrast(FiniteModel):
     """One run compared with the reference run. `paired` describes the clusters that the two runs share.
 
     `corrections` contains the changes of the metrics of each correction that both runs have. `growth` is the growth of
-    K3 over the steps. `says` are the messages. The first contrast decides the answer.
+    K3 over the steps. `says` contains the messages. The answer is about the first contrast.
     """
 
     other: str
@@ -250,7 +251,7 @@ class Comparison(View, FiniteModel):
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a row per run, correction (null without one) and metric: the two values and their difference."""
+        """Return one row per run, correction (null: none) and metric, with the two values and their difference."""
         rows = [
             {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
              "other": change.other.value, "difference": change.difference, **interval_bounds(change.interval),
@@ -291,11 +292,11 @@ MAX_LABELS = 6
 EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
 """Metrics that are zero for a correction without any effect."""
 UNCLEAR_RISE = 0.25
-"""Rise of K3 that must be excluded by its interval for a run without a significant change."""
+"""If a change is not significant, its interval must exclude this rise of K3 to call the runs equal."""
 MIN_MIX_SHARE = 0.1
-"""Minimum share of the change for a reported change of mix."""
+"""A change of mix is reported if it is at least this share of the change of K3."""
 TOP_TOKENS = 100
-"""Number of tokens whose contribution is reported."""
+"""Number of most changed tokens whose joint contribution is reported."""
 
 
 def k3_change(contrast: Contrast) -> Change:
@@ -312,7 +313,7 @@ class ContrastStatus:
 
 
 def judge_contrast(contrast: Contrast) -> ContrastStatus:
-    """Judge two runs by the first primary metric that changed significantly, else by K3 and other metrics."""
+    """Compare two runs by the first primary metric that changed significantly, else by K3 and other metrics."""
     for key in PRIMARY_METRICS:
         change = contrast.changes.get(key, UNMEASURED_CHANGE)
         if change.significant:
@@ -440,7 +441,7 @@ def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
     """Format the bins, steps or values that carry a change: `positions from 512`, `steps 4 to 8`, `worker 3`."""
     if not carrier.labels:
         nouns = {"surprisal": "probabilities", "position": "positions", "length": "response lengths"}
-        parts = sorted(decomposition.parts, key=lambda part: part.low or 0.0)  # bounds are open if no token is beyond
+        parts = sorted(decomposition.parts, key=lambda part: part.low or 0.0)  # open bounds have no tokens beyond
         low = 0.0 if carrier.low == (parts[0].low or 0.0) else carrier.low or 0.0
         high = None if carrier.high == parts[-1].high else carrier.high
         noun = nouns.get(decomposition.quantity, decomposition.quantity)

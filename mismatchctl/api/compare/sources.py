@@ -38,7 +38,7 @@ DumpOpener = Callable[[DumpSource], Dump]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run to compare: a part of a Result.
+    """One run to compare, which is a part of a Result.
 
     `is_only_run` is true if the argument of the run contains no other run. `corrections` are the corrections that were
     analyzed. `reopen` opens the dump of the run again. `storage` contains the data type of the stored log-probs by
@@ -124,7 +124,7 @@ def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 TOP_COUNTS = (1, 10, 100, 1000)
-"""Numbers of tokens whose contribution is reported."""
+"""Numbers of most changed tokens whose joint contribution is reported."""
 CONTEXT_TOKENS = 12
 """Token ids stored before a token that changed."""
 _K3_LIMIT = 1e150  # maximum K3 of a token, so that its square does not overflow
@@ -132,7 +132,7 @@ IDENTITY_COLUMNS = ("step", "sequence_id", "prompt_id")
 
 
 class PairedTokenSums:
-    """Sums over paired tokens, added in blocks. The sums need a few numbers of memory per sequence."""
+    """Sums over paired tokens, which are added block by block."""
 
     def __init__(self, dump: Dump) -> None:
         self._dump = dump
@@ -242,9 +242,9 @@ def _most_changed(before: Ratios, after: Ratios, change: Float64s, block: TokenB
 
 
 MAX_TOKENS_IN_MEMORY = 1 << 22
-"""Approximate maximum of reference tokens in memory."""
+"""Approximate maximum number of reference tokens in memory."""
 MIN_MATCHED_SHARE = 0.1
-"""Minimum share of the smaller side's sequences for a pairing, to exclude chance matches."""
+"""Tokens are paired if at least this share of the smaller run's sequences match, which excludes chance matches."""
 
 MatchKey = Literal["token_ids", "rollout_log_probs", "train_log_probs"]
 MATCH_KEYS: tuple[MatchKey, ...] = ("token_ids", "rollout_log_probs", "train_log_probs")
@@ -254,7 +254,7 @@ _MISSING = np.uint64(0)
 
 @dataclass(frozen=True)
 class _SequenceIndex:
-    """Hash of each nonempty sequence in reading order [S]. 0 means that the content is missing.
+    """Hashes of the nonempty sequences in reading order [S], 0 if the content is missing.
 
     `units` contains the index of the block of rows that each sequence belongs to.
     """
@@ -369,7 +369,7 @@ def _match_keys(index: _SequenceIndex, content: str, with_name: bool, side: int)
 
     Sequences with equal content are numbered by the rest of their content, in any row order.
 
-    A sequence without the content gets a key that does not occur in the other run.
+    A sequence that lacks the content gets a key that does not occur in the other run.
     """
     own = index.hashes[content]
     keys = mix_hashes(own, index.hashes["name"]) if with_name else own.copy()

@@ -48,7 +48,7 @@ def find_incompatibility(
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Limits of the gate's checks on the data, which do not belong to a rule."""
+    """Limits of the gate's checks on the data. They do not belong to a rule."""
 
     max_skipped: float = 0.01  # share of sequences, tokens or files left out as bad, or of repeated sequences
     max_missing: float = 0.05  # share of the baseline's steps, prompts or responses that the dump lacks
@@ -56,21 +56,21 @@ class Tolerances:
 
 
 _MUCH_SMALLER_SHARE = 0.75
-"""Share of the baseline's tokens, sequences or steps below which a note is added."""
+"""A note is added if the dump has less than this share of the baseline's tokens, sequences or steps."""
 _MIN_SMALLER_PROMPTS = 8
-"""Minimum number of shared prompts with fewer tokens. By chance, all have fewer in one of 2^8 dumps."""
+"""Minimum number of shared prompts with fewer tokens. By chance, all 8 have fewer tokens in one of 2^8 dumps."""
 _PAIRED_SHARE = 0.5
-"""Share of the clusters of one side that the other side must have for a paired baseline."""
+"""The baseline is paired if one dump has at least this share of the other dump's clusters."""
 _WHOLE_FILE = "file"
 """Reason for skipped files in a Result."""
 Match = tuple[str, RunResult, "RunResult | None"]
-"""A run with its name, and the baseline's run, if any."""
+"""The name of a run, the run, and the baseline's run, if there is one."""
 
 
 def check_coverage(
     result: Result, rules: Sequence[Rule], baseline: Result | None, limits: Tolerances
 ) -> Iterator[Check]:
-    """Yield checks of skipped, unread, missing, repeated and masked data, and of data that only looks good."""
+    """Yield checks of skipped, unread, missing, repeated and masked data, and of data that hides a mismatch."""
     yield from _check_left_out(result, limits.max_skipped)
     yield from _check_unread(result)
     yield from _check_finite_counts(result)
@@ -94,7 +94,7 @@ def _match_runs(result: Result, baseline: Result | None) -> Iterator[Match]:
 
 
 def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Check]:
-    """Check that each run has the responses of its baseline, by token ids if both have ids."""
+    """Check that each run has the responses of its baseline. Token ids are compared if both dumps have ids."""
     for name, run, accepted in _match_runs(result, baseline):
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:
@@ -134,7 +134,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
     """Check the shares of skipped sequences, tokens and files.
 
-    If each file belongs to one run, each run is checked by itself. If a whole file was skipped, the number of its
+    If each file belongs to one run, each run is checked separately. If a whole file was skipped, the number of its
     sequences and tokens is estimated from its size.
     """
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
@@ -205,7 +205,7 @@ def _check_finite_counts(result: Result) -> Iterator[Check]:
 
 def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
     matched = {find_run(baseline, name) for name in result.runs}
-    if matched != {None}:  # without any match, each check reports it
+    if matched != {None}:  # if no step matches, each check reports this
         for name in baseline.runs:
             if name not in matched:
                 yield undecided_check(name, f"run {name}", "the baseline has this run, the dump does not")
@@ -303,12 +303,12 @@ def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iter
 
 
 _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
-"""Masked tokens count as hidden if their share exceeds the baseline's by this much and by this factor."""
+"""Masked tokens count as hidden if their share exceeds the baseline's share by this difference and by this factor."""
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
-"""Without a baseline: masked tokens hide the mismatch if half of them are louder than 99.9% of the others."""
+"""Without a baseline, masked tokens hide the mismatch if half of them exceed 99.9% of valid tokens."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15
 _RARE_IDENTICAL_RISE, _RARE_IDENTICAL_FACTOR = 0.02, 3.0
-"""Allowed share of bit-identical tokens above the baseline's. If they are rare, a few more are suspicious."""
+"""Allowed rise and factor of the share of bit-identical tokens. If such tokens are rare, a small rise is suspicious."""
 _TOO_GOOD_GAP, _TOO_GOOD_K3, _TOO_GOOD_Z = 3.0, 30.0, 4.0
 _SCALE, _SCALE_OF_SAME_TOKENS, _PROBABILITY_DISTANCE = 2.0, 1.05, 0.25
 _LENGTH_RANGE, _LENGTH_Z = 0.75, 4.0
@@ -331,7 +331,7 @@ def undecided_check(run: str, title: str, reason: str, *, place: str = "overall"
 def _check_plausible(
     name: str, run: RunResult, accepted: RunResult | None, rules: Sequence[Rule], limits: Tolerances
 ) -> Iterator[Check]:
-    """Yield an undecided check for each reason why data may only look good."""
+    """Yield an undecided check for each reason why the data may hide a mismatch."""
     new, old = run.content, None if accepted is None else accepted.content
     if old is not None and new is None:
         remedy = "Analyze the dump again, or name the dump itself"
@@ -339,7 +339,7 @@ def _check_plausible(
     if new is not None:
         yield from _check_repeated(name, new, old, limits.max_skipped)
         yield from _check_masks(name, new, old)
-        if accepted is None or old is not None:  # earlier versions did not record it
+        if accepted is None or old is not None:  # earlier versions did not record this value
             yield from _check_recording(name, new, old)
     yield from _check_copies(name, run, accepted, rules)
     if accepted is not None:
@@ -490,12 +490,12 @@ def _check_identity(name: str, new: RunContent, old: RunContent) -> Iterator[Che
 
 
 def _shares_distance(here: Float64s, there: Float64s) -> float:
-    """Return the share of counts that lie in other bins than the other's."""
+    """Return the distance of two distributions: the share of counts that would have to change bins."""
     return float(np.abs(here / max(here.sum(), 1.0) - there / max(there.sum(), 1.0)).sum() / 2)
 
 
 def _compare_vocabularies(new: RunContent, old: RunContent) -> str:
-    """Describe how the token ids of two dumps differ, "" if they do not."""
+    """Describe how the token ids of two dumps differ. "" if the token ids do not differ."""
     counts = [np.array(each.vocabulary, np.float64) for each in (new, old)]
     if new.id_p95 is None or old.id_p95 is None or len(counts[0]) != len(counts[1]) or not len(counts[0]):
         return ""

@@ -111,7 +111,7 @@ def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | 
 def write_baseline(baseline: Result, place: Path) -> Path:
     """Write a baseline with sorted keys and one row of numbers per line.
 
-    In a folder, the file name is the next free number.
+    If the path is a folder, the file name is the next free number.
     """
     content = ("".join(_format_json_lines(baseline.to_data())) + "\n").encode()
     write_atomically(NextNumber(place) if place.is_dir() else place, content)
@@ -136,7 +136,7 @@ def _format_compact_json(data: Any) -> str:
 
 
 _HISTORY_NAME = re.compile(r"\d[\d_-]*\.json")
-"""Names that `--save-baseline` writes into a folder, and dates."""
+"""Names of accepted Results in a folder: numbers as `--save-baseline` writes them, and dates."""
 
 
 def _read_history(folder: Path, last: int) -> tuple[dict[str, Result], list[str]]:
@@ -201,7 +201,7 @@ def _is_saved(source: DumpSource) -> bool:
 
 
 def _replay_framework(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework | None:
-    """Return the framework whose logged metrics the rules need, and add corrections for rules that need them."""
+    """Return the framework whose logged metrics the rules need, and add the corrections that the rules need."""
     found: dict[str, Rule] = {}
     for rule in rules:
         target = find_target(rule.metric, rule.framework, named[rule.correction] if rule.correction else None)
@@ -226,7 +226,7 @@ def read_baselines(
     *,
     fixed_tokens: bool = False,
 ) -> AcceptedResults:
-    """Read the last accepted Results of a folder. The baseline, if given, is the last of them."""
+    """Read the last accepted Results of a folder. If a baseline is given, the baseline is the last Result."""
     if baseline is None or isinstance(baseline, Result):
         pass
     elif is_remote(str(baseline)):
@@ -313,7 +313,7 @@ def _judge_log(rule: Rule, run: LoggedValues, kind: BoundKind) -> Check:
 
 
 def _find_name(metric: str, run: LoggedValues) -> str | None:
-    """Find the logged name that a rule means: the same name, the name without its panel, or the same quantity."""
+    """Find the logged name that a rule means: the same name, the name without its prefix, or the same quantity."""
     if metric in run.values:
         return metric
     same = [name for name in run.values if name.rpartition("/")[2] == metric]

@@ -1,4 +1,4 @@
-"""Judge every rule at every place: passed, failed, or undecided."""
+"""Judge every rule at every place (run, step or value of a column) as passed, failed or undecided."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class JudgedPlace:
         return series[key].value_at(self.index) if key in series else NOT_RECORDED
 
     def value(self) -> Value:
-        """Return the judged value. For a logged metric, this is the mean over the steps."""
+        """Return the judged value. For a logged metric, the judged value is the mean over the steps."""
         if not self.target.logged_by:
             return self.recorded(self.target.key, self.target.correction)
         values = logged_values(self.target, self.run)
@@ -117,7 +117,7 @@ def list_places(rule: Rule, target: RuleTarget, run: RunResult) -> list[JudgedPl
 
 
 def baseline_place(place: JudgedPlace, baseline: RunResult) -> JudgedPlace:
-    """Return the place of the baseline to compare with: the same value of a column, or for a step the whole."""
+    """Return the place of the baseline to compare with: the same value of a column, or the whole run for a step."""
     if place.per in ("overall", "step") or place.groups is None:
         return JudgedPlace(baseline, place.target)
     groups, label = baseline.by.get(place.per), place.groups.labels[place.index]
@@ -130,20 +130,19 @@ def baseline_place(place: JudgedPlace, baseline: RunResult) -> JudgedPlace:
 DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
 """Default and maximum false-failure rate over all checks."""
 BASELINE_MARGIN = 1.25
-"""Factor on the p-values of comparisons. Caps and bins come from the baseline, so that up to 6.2% of healthy pairs had
-p-values of at most 5%."""
+"""Factor on the p-values of comparisons. Without it, up to 6.2% of healthy pairs had p-values of at most 5%."""
 _NOISE_REASON = "beyond the limit, but within noise"
 _NOT_FINITE_REASON = "the value or its limit is not finite"
 _NIGHT_NOISE_REASON = "accepted results differ by this much"
 _FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of this size cannot judge"
 _FAR_FACTOR = 3.0
-"""A value above this multiple of its limit never passes."""
+"""A value above its limit times this factor never passes."""
 _DILUTED_REASON = "the prompts of the baseline alone are worse than allowed, and other prompts hide that"
 _DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
 _BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
 _DILUTED_SHARE = 0.2
-"""Share of new clusters above which the baseline's clusters are also judged alone."""
+"""If the share of new clusters is above this value, the baseline's clusters are also judged alone."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class AcceptedResults:
 
 @dataclass
 class _Case:
-    """One bound of a rule at one place, with the same place in the accepted Results, newest last.
+    """One bound of a rule at one place, and the same place in the accepted Results, newest last.
 
     If the bound cannot be judged, `reason` has the reason.
     """
@@ -177,12 +176,12 @@ class _Case:
 
     @property
     def is_resampled(self) -> bool:
-        """Return True if the test resamples clusters to account for noise.
+        """Return True if the test accounts for noise by resampling clusters.
 
         Logged metrics have no noise, unless they are compared with a baseline.
         """
         if self.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
-            return False  # a single token exceeds a limit of 0
+            return False  # a single bad token exceeds a limit of 0
         return self.target.table.is_resampled and (not self.target.logged_by or isinstance(self.bound, Allowance))
 
 
@@ -304,7 +303,7 @@ def _comparable_runs(
 
 
 class _CaseJudge:
-    """Judges all cases that share one false-failure rate."""
+    """Judges all bounds that share one false-failure rate."""
 
     def __init__(self, level: float, against: AcceptedResults) -> None:
         self._level, self._against = level / BASELINE_MARGIN, against
@@ -460,9 +459,9 @@ def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
 
 
 def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
-    """Judge a value without resampling.
+    """Judge a value by its limit and its interval, without resampling.
 
-    If the value exceeds the limit but its interval does not, the case is undecided.
+    If the value exceeds the limit but the lower end of its interval does not, the case is undecided.
     """
     found, lower = place.value(), case.kind in LOWER_KINDS
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
@@ -481,7 +480,7 @@ def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
 
 
 def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None:
-    """Return the limit, and the lowest and highest limit that the error of the baseline allows."""
+    """Return the limit, and its lowest and highest value given the standard error of the baseline."""
     bound = case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound

@@ -25,14 +25,16 @@ from mismatchctl.stats.resampling import count_relabelings
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence
 
 MIN_CLUSTERS = 5
-"""Minimum number of clusters. With fewer, permutations are never significant at the usual level."""
+"""Minimum number of clusters. With fewer clusters, permutation tests are never significant at the usual level."""
 STATED_POWER, TARGET_POWER = 0.8, 0.9
-"""Stated share of dumps with a detected regression, and the estimate that it needs, which is up to ten points too high
-for heavy tails."""
-_MAX_FACTOR = 100.0  # larger factors are not searched
+"""Power that the gate reports, and the estimated power that it requires.
+
+The estimate is up to ten points too high for heavy tails.
+"""
+_MAX_FACTOR = 100.0  # larger changes are not searched
 _POWER_DRAWS = 1024
-_MAX_EXACT_CLUSTERS = 64  # clusters per side. More are merged by hash, which hardly affects means
-_MIN_RESOLVED_LEVEL = 0.01  # smallest level that the draws resolve. The family's share is assumed equal below it
+_MAX_EXACT_CLUSTERS = 64  # clusters per dump. More clusters are merged by hash, which has little effect on means
+_MIN_RESOLVED_LEVEL = 0.01  # smallest level that the draws resolve, also used for smaller levels
 _SEED = 20251122  # fixed, so that equal sums give equal answers
 _POWER_QUANTILE = NormalDist().inv_cdf(STATED_POWER)
 _LOST_INDEX = 3  # index of lost tokens in the statistics
@@ -52,7 +54,7 @@ class ClusterSizes:
         return ClusterSizes(new, old, shared)
 
     def fold(self, known: int) -> int:
-        """Return how many clusters are merged into one, given the known clusters of the smaller dump."""
+        """Return the number of clusters that are merged into one, given the known clusters of the smaller dump."""
         return max(min(self.new, self.old, known) // _MAX_EXACT_CLUSTERS, 1)
 
     @property
@@ -92,7 +94,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 @dataclass(frozen=True)
 class _ClusterValues:
-    """Values of each cluster in each statistic [P, K]: with a planted change, and without it.
+    """Values of each cluster in each statistic [P, K], with a planted change and without it.
 
     `lost` are the shares of new and old clusters with lost tokens.
     """
@@ -107,7 +109,7 @@ PlantedValues = Callable[[float], _ClusterValues]
 
 
 def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: Allowance) -> PlantedValues | None:
-    """Return a function that plants a relative change into cluster values, if the metric is positive."""
+    """Return a function that adds a relative change to cluster values, if the metric is positive."""
     sample = population.sample
     known = K3Layers.from_sample(sample) if is_layered(metric, lower=False) else None
     value = metric.of(sample)
@@ -134,7 +136,7 @@ def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: 
 
 
 def _center_values(values: Float64s, of_new: int) -> Float64s:
-    """Shift the values of the new sample to the mean of the baseline. The noise stays."""
+    """Shift the values of the new sample to the mean of the baseline, without a change of the noise."""
     blocks = [each for each in (values[:of_new], values[of_new:]) if len(each)]
     middle = blocks[-1].mean(axis=0)
     return np.concatenate([middle + _inflated_deviations(each) for each in blocks])
@@ -192,7 +194,7 @@ def _draw_scores(
         degrees += n + m - 1
     with np.errstate(all="ignore"):
         share = np.minimum(np.nan_to_num(total**2 / np.maximum(spread, 0.0)) / (degrees + 1), 1 - 1e-12)
-    bend = (8 * degrees + 1) / (8 * degrees + 3)  # Student's t as a normal number: Wallace 1959
+    bend = (8 * degrees + 1) / (8 * degrees + 3)  # converts Student's t to a normal number (Wallace 1959)
     found: Float64s = np.sign(total) * np.sqrt(-degrees * np.log1p(-share)) * bend
     return found
 
@@ -236,7 +238,7 @@ def detectable_factor(
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
-    """Return the smallest number above 1 that fulfills `found`, to 0.5%. `found` must be monotone."""
+    """Return the smallest number above 1 for which `found` is true, to 0.5%. `found` must be monotone."""
     low, high = 1.0, 2.0
     while not found(high):
         low, high = high, high * 2

@@ -1,4 +1,4 @@
-"""Rules of the gate, and the metric that each rule judges."""
+"""Rules of the gate, and the search for the metric that each rule judges."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.samples import ClusterSample, TableMetric, find_metric
 
 ANY_CORRECTION = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
-"""Placeholder correction with every kind of metric."""
+"""Placeholder correction for which every metric of corrections is defined."""
 PLAIN_PRESETS = ("none", "token_is")
-"""Presets for metrics that do not depend on the correction. Some are only logged with token weights."""
+"""Presets for metrics that do not depend on the correction. Some metrics are only logged with token weights."""
 _REMEDY = "name a correction with which it is logged; values of a loss need current_log_probs and advantages"
 _STEP_MEAN_COLUMNS = ("value", "steps", "sequences")
 
 
 @dataclass(frozen=True)
 class RuleTarget:
-    """The metric that a rule judges: one of mismatchctl, or one that a framework logs."""
+    """The metric that a rule judges: a metric of mismatchctl, or a metric that a framework logs."""
 
     key: str  # in a Result
     table: TableMetric = field(repr=False)  # of a logged number: one row per step
@@ -82,7 +82,7 @@ def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
 
 
 def logged_sample(target: RuleTarget, run: RunResult, index: int | None = None) -> ClusterSample:
-    """Return the steps of a run as clusters of a test, or one step by index.
+    """Return the steps of a run, or one step by index, as the clusters of a test.
 
     If a value is not finite, all totals are undefined.
     """
@@ -109,7 +109,7 @@ def _parse_number(value: Any) -> Any:
 FiniteNumber = Annotated[float, BeforeValidator(_parse_number), Field(allow_inf_nan=False)]
 Count = Annotated[int, BeforeValidator(_parse_number), Field(ge=0)]
 _SHARE_UNITS = frozenset({"fraction", "probability", "ratio", "correlation", "0/1", "-", ""})
-"""Units that accept percentages: 5% is 0.05. A percentage of nats or of a count is an error."""
+"""Units that accept percentages, so that 5% is 0.05. A percentage of nats or of a count is an error."""
 
 
 class Rule(BaseModel):
@@ -150,7 +150,7 @@ class Rule(BaseModel):
 
 
 DEFAULT_RULES = (Rule(increase=Allowance(relative=DEFAULT_TOLERANCE)), Rule(metric="bitwise_all", max=0.0))
-"""Default rules: K3 against the baseline, and log-probs that are not copies of one column."""
+"""Default rules: K3 must not rise by more than the default, and rollout and train log-probs must not be copies."""
 BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
 
 
@@ -234,7 +234,7 @@ def _add_default_bound(rule: Rule, where: str) -> Rule:
 def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
     """Find the metric of a Result that a rule judges.
 
-    If the rule names no correction, the first correction with this logged metric is used.
+    If the rule does not contain a correction, the first correction with this logged metric is used.
     """
     found = {correction.name: correction for correction in result.corrections}
     also = result.provenance.framework or ""

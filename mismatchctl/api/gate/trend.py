@@ -34,10 +34,10 @@ _K3_PARTS: tuple[Literal["shoulder", "bulk"], ...] = ("shoulder", "bulk")
 
 @dataclass(frozen=True)
 class LevelChange:
-    """Result of the test."""
+    """Result of the test for a change over time."""
 
-    p: float  # of a change beyond the allowance at any time
-    p_last: float  # of the last result exceeding the allowance, given the spread of the others
+    p: float  # p-value of a change beyond the allowance at any time
+    p_last: float  # p-value of an excess of the last Result, given the spread of the other Results
     first: int  # index of the first result after the change, 0 for a linear trend
     part: K3Part | None  # part of K3 with the change
     rise: float  # change of the metric: after minus before, or along the line
@@ -76,9 +76,9 @@ def detect_change(
 
 
 def _layered_series(samples: Sequence[ClusterSample], factor: float) -> list[tuple[Float64s, Allowance]]:
-    """Return shoulder and bulk of K3 relative to the oldest result, if all have layers.
+    """Return shoulder and bulk of K3 relative to the oldest Result, if all Results have layers of K3.
 
-    Their allowance is their rise if K3 of every token is `factor` times as large.
+    The allowed rise of shoulder and bulk is their rise if K3 of every token is multiplied by `factor`.
     """
     layers = [K3Layers.from_sample(sample) for sample in samples]
     known = [each for each in layers if each is not None]
@@ -141,7 +141,7 @@ def _null_distribution(nights: int) -> tuple[Float64s, Float64s]:
 
 
 def _tail_probability(null: Float64s, value: float, nights: int, tests: int = 1) -> float:
-    """Return the probability of a value at least this large, by Student's t if the draws are too few."""
+    """Return the probability of a value at least this large. If there are too few draws, Student's t is used."""
     above = int(len(null) - np.searchsorted(null, value)) + 1
     drawn = above / (len(null) + 1)
     if above >= _MIN_ABOVE:

@@ -28,7 +28,7 @@ LOWER_KINDS: tuple[BoundKind, ...] = ("min", "decrease", "falling trend")
 TREND_KINDS: tuple[BoundKind, ...] = ("rising trend", "falling trend")
 """Bounds relative to a history."""
 COVERAGE_RULE = "coverage"
-"""Rule name of checks that do not belong to a rule."""
+"""The rule name of checks that do not belong to a rule."""
 FIRST_BASELINE_REASON = "no baseline existed. This dump is the first one, and later dumps are compared with it"
 FIRST_BASELINE_HEADLINE = "baseline recorded: commit it, and later dumps are compared with it"
 STATISTIC_REASONS = {
@@ -37,7 +37,7 @@ STATISTIC_REASONS = {
     "evened": "K3 with more weight on sure tokens (evened) is beyond its limit",
     "lost": "more tokens are far off than in the baseline, and rules do not allow for that",
 }
-"""Reasons for a failure if K3 itself does not exceed its limit."""
+"""Reasons for a failure in which K3 itself does not exceed its limit."""
 
 _OUTCOME_ORDER: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
@@ -52,20 +52,20 @@ class Check(FiniteModel):
     title: str
     unit: str
     kind: BoundKind
-    meaning: str = ""  # of a framework's name
-    value: float | None = None  # for a trend: its rise
+    meaning: str = ""  # meaning of a framework's name
+    value: float | None = None  # for a trend, the rise over time
     interval: Interval | None = None  # 95% interval
-    limit: float | None = None  # including the baseline and its allowance
+    limit: float | None = None  # limit, including the baseline and its allowance
     allowance: str = ""
     baseline: float | None = None
     baseline_interval: Interval | None = None
     covers: float | None = None  # actual coverage of the interval if the tail is heavy
     baseline_covers: float | None = None
-    p: float | None = None  # one-sided, of exceeding the limit, adjusted for all checks
+    p: float | None = None  # one-sided p-value of exceeding the limit, adjusted for all checks
     clusters: int = 0
     clustered_by: str = ""
     sequences: int = 0
-    pairing: Pairing = "none"  # which of the clusters the baseline has
+    pairing: Pairing = "none"  # which clusters the baseline also has
     detectable: float | None = None  # smallest value that is detected in four of five such dumps
     statistic: str = ""  # statistic of K3 with the most significant excess
     parts: list[K3Part] = Field(default_factory=list)
@@ -83,7 +83,7 @@ class Verdict(View, FiniteModel):
         baseline: path of the baseline, if any.
         notes: messages that do not change the outcome, such as far less data than in the baseline.
         growth: growth of K3 over the steps of each run, without runs of one step.
-        says: the summary.
+        says: the messages of the summary.
     """
 
     format: Literal[1] = 1
@@ -103,14 +103,14 @@ class Verdict(View, FiniteModel):
 
     @property
     def passed(self) -> bool:
-        """True if every check passed. An undecided verdict counts as not passed."""
+        """Return True if every check passed. An undecided verdict counts as not passed."""
         return self.outcome == "passed"
 
     def __bool__(self) -> bool:
         return self.passed
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a row per check: rule, run, place, metric, outcome, reason, value, limit, baseline, p."""
+        """Return one row per check, with rule, run, place, metric, outcome, reason, value, limit, baseline and p."""
         names = ("String", "rule run place metric outcome reason"), ("Float64", "value limit baseline p")
         return make_frame(map(vars, self.checks), *names)
 
@@ -123,7 +123,7 @@ class Verdict(View, FiniteModel):
 
 
 def worst_outcome(outcomes: list[Outcome]) -> Outcome:
-    """Return the worst outcome. Without any, undecided."""
+    """Return the worst outcome, or "undecided" without outcomes."""
     return max(outcomes, key=_OUTCOME_ORDER.index, default="undecided")
 
 
@@ -196,7 +196,7 @@ def check_name(check: Check) -> str:
 def metric_label(check: Check) -> str:
     """Return the label of a metric with its correction, for example `ESS of geo_rs`.
 
-    A check without a rule has a title instead.
+    For a check without a rule, the title of the check is returned.
     """
     if check.rule == COVERAGE_RULE:
         return check.title
@@ -269,7 +269,7 @@ _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder", "tail": "ta
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
     """Describe whether K3 of rare or of typical tokens rose, and by how much, with 95% intervals.
 
-    Empty without layers.
+    Return "" if the Result has no layers of K3.
     """
     found = []
     for part in check.parts:
@@ -311,7 +311,7 @@ def outcome_label(check: Check) -> str:
 
 
 def verdict_answer(verdict: Verdict) -> str:
-    """Return the verdict in one line: the metric that got worse, the passed rules, or the reason for undecided."""
+    """Return the verdict in one line: the metric that got worse, the passed rules, or why the verdict is undecided."""
     checks = verdict.checks
     if not checks:
         return "no check was made"
@@ -365,7 +365,7 @@ def _describe_doubt(check: Check) -> str:
 
 
 def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
-    """Return the checks of a rule and run to show, and the number of the other checks, which passed."""
+    """Return the checks of a rule and run to show, and the number of passed checks that are not shown."""
     if len(checks) <= MAX_SHOWN_CHECKS:
         return list(checks), 0
     shown = sorted(checks, key=lambda check: -_OUTCOME_ORDER.index(check.outcome))

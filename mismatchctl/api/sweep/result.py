@@ -1,4 +1,4 @@
-"""The Sweep model: a table of points, Pareto front, marked presets and predictions."""
+"""The Sweep model: a table of points (combinations of thresholds), Pareto front, marked presets and predictions."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     import polars as pl
 
 MAX_FORECAST_POINTS = 8
-"""Maximum number of points of a study that are predicted, spread evenly."""
+"""Maximum number of points per study for which predictions are made. The points are evenly spaced."""
 REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
 
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """Requested predictions."""
+    """The predictions that the user requested."""
 
     batch: int | None = None  # sequences of a future batch
     lengths: tuple[int, ...] = ()  # response lengths in tokens
-    ahead: float | None = None  # steps after the last one
+    ahead: float | None = None  # number of steps after the last step
 
     @property
     def needs_sequences(self) -> bool:
@@ -81,7 +81,7 @@ def forecast_corrections(chosen: Sequence[Study]) -> list[Correction]:
 def make_forecasts(
     outlook: ForecastRequest, chosen: Sequence[Study], runs: Sequence[str], sample: SequenceSample, groups: pl.LazyFrame
 ) -> tuple[Forecast, ...]:
-    """Predict all chosen points on each run, from the sample of sequences."""
+    """Predict all chosen points on each run from the sample of sequences."""
     found = []
     for run in runs:
         own, number = sample.of_run(run), 0
@@ -118,11 +118,11 @@ def _numeric_label(label: object) -> object:
 
 
 FORMAT = 2
-"""Version of the JSON format. It increases if a key changes its meaning or is removed."""
+"""Version of the JSON format. The version increases if a key changes its meaning or is removed."""
 METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
-"""Metrics with a standard error over clusters in overall rows, in a column `<key>_se`."""
+"""Metrics whose standard error over clusters is in a column `<key>_se` of overall rows."""
 OVERALL_SCOPE = "overall"
-"""`scope` of rows over a whole run. Rows of a training step have `group`, rows of `--by` the column's name."""
+"""Value of `scope` in rows of a whole run. Rows of a step have `group`, and rows of `--by` the column's name."""
 GROUP_SCOPE = "group"
 _K1_RATIO_LEVELS = {"k1": {"mean": "geometric", "sum": "sequence", "token": "token"}}
 """Gates on k1 (minus the log ratio) that equal gates on the ratio: statistic -> level -> level of the ratio."""
@@ -171,7 +171,7 @@ class Sweep(View):
     """The result of `sweep`.
 
     Attributes:
-        studies: corrections with their axes, in order. `points` of a study are rows in that order.
+        studies: corrections with their varied fields, in order. The rows of a study are in the order of its `points`.
         metrics: registry metrics by key, in column order.
         overall: rows of scope "overall" in memory: run, correction, point, one column per axis (by its path), scope,
             group (null), tokens, sequences, the metrics by key, `<key>_se` of METRICS_WITH_ERRORS, and `pareto`.
@@ -205,12 +205,12 @@ class Sweep(View):
 
     @property
     def runs(self) -> list[str]:
-        """Names of the runs, in order."""
+        """Return the names of the runs, in order."""
         return list(self.overall["run"].unique(maintain_order=True))
 
     @property
     def axis_paths(self) -> list[str]:
-        """Return the fields that vary in any study. Each is a column."""
+        """Return the fields that vary in any study. Each field is a column."""
         return list(dict.fromkeys(axis.path for study in self.studies for axis in study.axes))
 
     def place(self, correction: str, point: int) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class Sweep(View):
         )
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a row per run, correction and point: the varied values, all metrics and `pareto`."""
+        """Return one row per run, correction and point, with the varied values, all metrics and `pareto`."""
         return self.overall
 
     def _lines(self) -> list[str]:
@@ -319,7 +319,7 @@ def preset_values(preset: Correction, base: Correction, path: str) -> list[float
 
 
 def _bounds_at(found: Any, rest: Sequence[str], *, signed: bool) -> list[float]:
-    """Return the number at a bound: an end of an interval, or the upper bound of a symmetric interval."""
+    """Return the number that a bound contains: an end of an interval, or the upper bound of a symmetric interval."""
     if isinstance(found, tuple):
         low, high = found
         if rest:
@@ -351,7 +351,7 @@ _ROUNDING_BITS = 33  # ten significant digits
 def pareto_mask(costs: Float64s) -> Bools:
     """Return flags of the rows [P, objectives] that no other row dominates.
 
-    Low values are good. Of equal rows, the first one is flagged.
+    Low values are good. Of equal rows, only the first row is flagged.
     """
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
@@ -461,7 +461,7 @@ TARGET_TEXTS = {
 }
 _THRESHOLD_DIGITS = 6
 _WIDE_INTERVAL, _MIN_DISTANCE = 0.02, 1e-3
-"""If an interval is wider than the first, its ends are shown no closer to 0 or 1 than the second."""
+"""If an interval is wider than _WIDE_INTERVAL, its ends are shown at least _MIN_DISTANCE from 0 and 1."""
 
 SweepRow = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -492,7 +492,7 @@ def format_point(study: Study, point: int) -> str:
 
 
 def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """Return the metrics and units that differ among rows, and two metrics that are always shown."""
+    """Return the metrics (with units) that differ among rows, and two metrics that are always shown."""
     always = ("rejected_tokens", "ess_token")
     differing = (key for key in POINT_METRICS if key in always or any(row[key] != rows[0][key] for row in rows))
     return [(key, POINT_METRICS[key][0]) for key in differing]

@@ -1,4 +1,4 @@
-"""Write a Sweep as Parquet, CSV or JSON and read it back from JSON."""
+"""Write a Sweep as Parquet, CSV or JSON, and read a Sweep from JSON."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _SweepData(BaseModel):
     warnings: list[str]
     says: dict[str, list[str]] = Field(default_factory=dict)
     studies: list[_StudyData] = Field(min_length=1)
-    presets: list[Any] = Field(default_factory=list)  # of format 1
+    presets: list[Any] = Field(default_factory=list)  # a file of format 1
     targets: list[SolvedThreshold]
     predictions: list[Forecast]
     table: dict[str, ColumnValues]

@@ -1,4 +1,4 @@
-"""Studies: corrections whose fields vary along axes."""
+"""Studies: corrections with varied fields, called axes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mismatchctl.measure.grid.thresholds import CorrectionGrid
 
 AxisValue = float | str | bool | None
 MAX_POINTS = 100_000
-"""Maximum number of points, to catch typing errors."""
+"""Maximum number of points of all studies, to catch typing errors."""
 
 INTERVAL_FIELDS = ("clip", "zero", "keep")
 _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false": False}
@@ -43,7 +43,7 @@ class ThresholdAxis:
 
     @classmethod
     def parse(cls, path: str, text: str, where: str = "--vary") -> ThresholdAxis:
-        """Parse the values of an axis: `a:b:n`, `a:b:n:log` or `a,b,c`."""
+        """Parse the values of an axis: a list `a,b,c`, or a range `a:b:n` or `a:b:n:log` of n values from a to b."""
         if ":" not in text:
             values = tuple(
                 dict.fromkeys(_parse_value(part.strip(), f"{where} {path}={text}") for part in text.split(","))
@@ -167,7 +167,7 @@ class Study:
         return self.correction.model_dump(mode="json")
 
     def _data(self, values: Mapping[str, AxisValue]) -> dict[str, Any]:
-        """Return the correction as plain data, with these values of its fields."""
+        """Return the correction as plain data with the given values of its varied fields."""
         data = {**self._whole}
         for path, value in values.items():
             _set_at_path(data, path, value, self._where)
@@ -278,7 +278,7 @@ def _is_geometric(values: Sequence[AxisValue]) -> bool:
 
 
 def _default_study(correction: Correction, path: str, low: float, high: float, usual: float) -> Study:
-    """Return a study over a range that includes the frameworks' usual threshold."""
+    """Return a study over a range of thresholds that includes the frameworks' usual threshold."""
     axis = ThresholdAxis.over(path, low, high, 40, log=True)
     return Study(
         correction,

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 ROWS_IN_MEMORY = 200_000
-"""Maximum rows of groups in memory. More are written to disk."""
+"""Maximum number of rows of groups in memory. Further rows are written to disk."""
 
 
 @dataclass
@@ -236,7 +236,7 @@ class RowTable:
         return pl.DataFrame(made, nan_to_null=True)
 
     def frames(self) -> pl.LazyFrame:
-        """Return all rows. Group labels become numbers if all of them are numbers."""
+        """Return all rows. Group labels become numbers if all labels are numbers."""
         import polars as pl
 
         parts = [pl.scan_parquet(part) for part in self._parts]
@@ -250,7 +250,7 @@ class RowTable:
 
 
 MEMORY_WARNING_BYTES = 1_000_000_000
-"""Minimum estimated memory for a notice."""
+"""A notice is printed if the estimated memory is at least this number of bytes."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class _SweepPass:
 
 
 def sweep(
-    paths: Sequence[DumpSource],  # files, folders, globs. Each is a run unless a `run` column says otherwise.
+    paths: Sequence[DumpSource],  # files, folders, globs. Each is one run, unless a `run` column names the runs.
     chosen: Sequence[Study] = DEFAULT_STUDIES,  # corrections with their axes and unique names
     *,
     rename: Mapping[str, str] | None = None,  # canonical column -> name in the files
@@ -292,12 +292,12 @@ def sweep(
     # "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and counts the
     # tokens that are NaN or null
     on_bad: Literal["error", "skip", "mask"] = "error",
-    threads: int | None = None,  # units read at the same time in this process, without an `engine`
+    threads: int | None = None,  # blocks of rows read at the same time in this process, without an `engine`
     progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
     notice: Callable[[str], None] | None = None,  # called with a message before reading if much memory is needed
     wishes: Sequence[TargetValue] = (),  # targets to solve thresholds for, which takes a second pass
     outlook: ForecastRequest = NO_FORECASTS,  # predictions at some points of each study
-    engine: Engine | None = None,  # where units are read. The result does not depend on it.
+    engine: Engine | None = None,  # reads the dump. The result does not depend on the engine.
     # rows of a step in each micro-batch for the normalization of weights, if there is no `micro_batch` column. The dump
     # is then read again. None: the whole step, with a warning.
     micro_batch_size: int | None = None,

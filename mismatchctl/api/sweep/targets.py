@@ -26,7 +26,7 @@ from mismatchctl.measure.cluster_table import (
 from mismatchctl.measure.reduction import split_runs
 
 TargetValue = tuple[str, float]
-"""(registry key, target value)."""
+"""The key of a target's metric, and the target value."""
 TARGET_REJECTIONS = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
 ESS_METRIC = "ess_token"
 
@@ -38,7 +38,7 @@ class ThresholdRule:
     """A rejection rule or weight rule with one threshold."""
 
     words: str  # description for tables
-    correction: Correction  # the correction at some threshold
+    correction: Correction  # the correction with any threshold
     path: str  # path of the threshold
     threshold: Callable[[float], float]  # converts the compared distance (log scale, at least 0) to the threshold
 
@@ -112,7 +112,7 @@ def list_searches(wishes: Iterable[TargetValue]) -> tuple[tuple[str, ThresholdRu
 
 
 GridTables = dict[str, list[ClusterTable]]
-"""By run and search: one row per cluster with the mass of each bin of distances, or 1, w and w^2 for weights w."""
+"""Tables by run and search. A row has a cluster's mass per bin of distances, or sums of 1, w and w^2 of weights w."""
 _BINS = len(_DISTANCE_GRID) + 1
 
 
@@ -198,10 +198,10 @@ class TargetBracket:
     key: str
     wanted: float
     rule: ThresholdRule
-    # low, high: distances. The target is met at exactly one of them.
+    # low, high: distances. The target is met at exactly one of the two distances.
     low: float
     high: float
-    reached: float  # measured value at the distance that meets it
+    reached: float  # measured value at the distance that meets the target
     # distances within the error of the target. An end is None beyond the grid. None for a single cluster.
     interval: tuple[float | None, float | None] | None
 
@@ -287,7 +287,7 @@ def find_brackets(
 
 
 def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
-    """Return the grid points within the error of the target, None outside the grid."""
+    """Return the first and last grid point within the error of the target, None outside the grid."""
     places = np.flatnonzero(inside)
     low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
     return (None if low == 0 else float(_DISTANCE_GRID[low])), (
@@ -305,7 +305,7 @@ def _unreached_target(
 
 @dataclass(frozen=True)
 class BracketData:
-    """Sums by index of the bracket."""
+    """Sums of the second pass by index of the bracket."""
 
     between: dict[int, BracketSums] = field(default_factory=dict)
 
