@@ -70,6 +70,6 @@ def _iterate_figures(parts: Iterable[DocumentPart | None]) -> Iterator[Figure]:
     """Yield the figures in the order of the page. Later sections are built only if they are needed."""
     for part in parts:
         if isinstance(part, Figures):
-            yield from (figure for figure in part.figures if figure is not None)
+            yield from (figure for figure in part.make() if figure is not None)
         elif isinstance(part, (Section, DeferredSection)):
             yield from _iterate_figures(part.parts if isinstance(part, Section) else part.make())

@@ -60,7 +60,7 @@ def test_unknown_options_and_rules_are_reported(name: str) -> None:
     assert own.lint({"no_such_option": 1}) == own.lint({})
     stranger = Correction(gates=(Gate(statistic="train_prob", keep=(0.123, None)),))
     assert own.native(stranger)[1]
-    with pytest.raises(ConfigError, match="cannot do this"):
+    with pytest.raises(ConfigError, match="cannot express this correction"):
         own.replay(table("input_moe.parquet", 0), stranger)
 
 

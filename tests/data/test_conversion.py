@@ -110,9 +110,7 @@ def logs(tmp_path: Path) -> Path:
 def test_every_command_reads_framework_files(words: list[str], logs: Path, tmp_path: Path) -> None:
     base = tmp_path / "base.json"
     if words[0] == "gate":
-        assert run("gate", "accept", logs, "-o", base).exit_code in (0, 2)
-        if not base.exists():
-            run("analyze", logs, "-o", base, "-q", code=0)
+        run("analyze", logs, "-o", base, "-q", code=0)
     done = run(*[word.format(logs=logs, base=base) for word in words])
     assert done.exit_code in (0, 3), done.stderr
     assert done.stdout

@@ -288,7 +288,7 @@ def test_different_logs_are_reported_by_name(dump: Path, tmp_path: Path, logged:
     ("text", "words", "code", "says"),
     [
         ("{", ["--framework", "verl"], 4, "row 0: not a JSON object"),
-        ("", ["--framework", "verl"], 4, "no row"),
+        ("", ["--framework", "verl"], 4, "contains no metric"),
         ('{"loss": 1}', ["--framework", "verl"], 4, "missing step"),
         ('{"step": 9, "loss": 1}', ["--framework", "verl"], 4, "it has 9, the dump 0 to 2"),
     ],
@@ -305,7 +305,7 @@ def test_unusable_logs_are_refused(
 def test_the_report_shows_the_replayed_metrics(dump: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--html", page, code=0)
-    assert "What verl@2026-08 would have logged" in page.read_text()
+    assert "verl@2026-08 would have logged" in page.read_text()
     assert "training_log_ppl" in page.read_text().replace("<wbr>", "")
 
 

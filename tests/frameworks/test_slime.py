@@ -142,7 +142,7 @@ def test_presets_can_be_written_natively(name: str) -> None:
 )
 def test_unsupported_fields_are_named(correction: Correction, unsaid: str) -> None:
     assert unsaid in " ".join(load_framework("slime").native(correction)[1])
-    with pytest.raises(ConfigError, match="cannot do this"):
+    with pytest.raises(ConfigError, match="cannot express this correction"):
         load_framework("slime").replay(table("edge", 0), correction)
 
 

@@ -15,7 +15,7 @@ from mismatchctl.api.compare.compare import compare
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.frameworks.registry import find_preset
-from mismatchctl.report.document import EVERYWHERE, Document, Facts, Headline, Note, Section, Table
+from mismatchctl.report.document import EVERYWHERE, Column, Document, Facts, Headline, Note, Section, Table
 from mismatchctl.report.html import render_html
 from mismatchctl.report.pages import compare as compare_page
 from mismatchctl.report.pages import diagnose as diagnose_page
@@ -206,7 +206,7 @@ def test_figures_have_a_table_and_a_csv(browser: Any, pages: dict[str, str]) -> 
 def test_numbers_do_not_wrap(browser: Any, tmp_path: Path, width: int, printed: bool) -> None:
     text = " ".join(f"{'w' * (size % 20 + 1)} {size}.2345e-05" for size in range(200))
     cells = Table.of("Many", [text.split()[1::2][:12]] * 2, [
-        (f"column {place}", lambda row, place=place: row[place]) for place in range(12)
+        Column(f"column {place}", lambda row, place=place: row[place]) for place in range(12)
     ])  # fmt: skip
     section = Section("Numbers", "numbers").add(Note(text, "quiet"), Facts([("found", text)], reach=EVERYWHERE), cells)
     page = tmp_path / "numbers.html"

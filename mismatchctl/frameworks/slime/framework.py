@@ -424,5 +424,5 @@ class Slime(Framework):
     def _arguments(self, correction: Correction) -> Arguments:
         said, unsaid, _ = make_arguments(correction, self._effect)
         if unsaid:
-            raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")
+            raise ConfigError(f"{self.name} cannot express this correction: {'; '.join(unsaid)}")
         return self._checked(said)
