@@ -8,7 +8,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.losses import cispo_loss, ppo_loss, quadratic_penalty
+from mismatchctl.core.ratios import Ratios
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import ReplayOptions
+from mismatchctl.frameworks.adapter import Framework, ReplayOptions
 from mismatchctl.frameworks.registry import load_framework
+from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.verl.framework import Verl
+from mismatchctl.frameworks.verl.versions import VerlVersion
+from mismatchctl.measure.columns import compute_token_loss
 
 FOLDER = Path(__file__).parent / "verl"
 VERSIONS = ("a", "b", "c1", "c2", "d")
@@ -95,6 +102,8 @@ def compare_logged(version: str) -> Tally:
             plain = framework.replay(rows, Correction(), ReplayOptions(dtype=dtype)).logged
             debug = {key: value for key, value in plain.items() if key.startswith("training/")}
             tally.values(run["debug_metrics"], debug, dtype, where)
+            if "current_vs_rollout" in run:
+                tally.values(run["current_vs_rollout"], _replay_bypass(framework, rows, dtype), dtype, where)
             for name, values in _logged(run):
                 out = framework.replay(rows, corrections(version)[name], ReplayOptions(dtype=dtype))
                 logged = {key: value for key, value in out.logged.items() if not key.startswith("training/")}
@@ -103,6 +112,11 @@ def compare_logged(version: str) -> Tally:
                 if dtype == "float32":
                     _tokens(tally, per_token[batch, step, name], out, rows, f"{where} {name}")
     return tally
+
+
+def _replay_bypass(framework: Framework, rows: pa.Table, dtype: Any) -> Mapping[str, float]:
+    """The metrics of current_log_probs, which a correction in bypass mode without weights and rejection logs too."""
+    return framework.replay(rows, framework.correction({"bypass_mode": True}), ReplayOptions(dtype=dtype)).logged
 
 
 def _logged(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -169,6 +183,208 @@ def _tokens(tally: Tally, golden: Mapping[int, Any], out: Any, rows: pa.Table, w
         tally.check(same, f"{where}: weights of {sequence}", wanted["weights"], out.weights)
 
 
+@dataclass(frozen=True)
+class LossInput:
+    """The kept tokens of a step in the arrangement of verl's loss: `batch.train` is its old_log_prob."""
+
+    batch: TokenBatch
+    weights: Any  # weights of the kept tokens [K], or 1
+
+    @classmethod
+    def read(cls, framework: Verl, rows: pa.Table, native: Run, dtype: Any, anchor: str, mode: str) -> LossInput:
+        correction = framework.correction(native)
+        replay = framework.replay(rows, correction, ReplayOptions(dtype=dtype))
+        step = Step.read(rows, dtype, framework.columns)
+        kept, weights = np.concatenate(replay.keep)[step.mask], replay.weights
+        bypassed_ppo = anchor == "rollout" and correction.loss != "policy_gradient"
+        # The first version rejects with weights of 0. Before loss_type, PPO in bypass mode rejects nothing, and the
+        # pure loss takes the mask only if rollout_rs is set: a veto alone does nothing.
+        no_mask = bypassed_ppo or (mode == "rollout_correction" and not native.get("rollout_rs"))
+        if framework.about.zeroes_rejected or (framework.about.dialect == "ratio" and no_mask):
+            kept = np.ones_like(kept)
+        current, old, rollout, advantages = (
+            step.values(name)[kept]
+            for name in ("current_log_probs", f"{anchor}_log_probs", f"{anchor}_log_probs", "advantages")
+        )
+        batch = TokenBatch(Segments.from_lengths(step.segments.sum(kept)), rollout, old, current, None, advantages)
+        applied = weights is not None and not bypassed_ppo  # the ratio of PPO in bypass mode is the weight already
+        return cls(batch, np.concatenate(weights)[step.mask][kept] if applied else 1.0)
+
+    def losses(self, name: str, **numbers: float) -> tuple[Any, Any]:
+        """Loss and clip of each token, as `analyze` computes them."""
+        found = compute_token_loss(f"{name}:{','.join(f'{key}={value}' for key, value in numbers.items())}", self.batch)
+        assert found is not None
+        return found.losses, found.clipped
+
+    @property
+    def x(self) -> Any:
+        """Bounded log ratio in the dtype of the run, which decides at a bound that is met exactly."""
+        return np.clip(self.batch.current - self.batch.train, -20, 20)
+
+
+Losses = Callable[[LossInput, Run], tuple[Any, Any, Any]]
+"""Loss of each token, whether the clip decides it, and whether the dual clip does (None: verl logs no such share)."""
+
+
+def _clips(clip: Run) -> dict[str, float]:
+    return {"low": 1 - clip["clip_ratio_low"], "high": 1 + clip["clip_ratio_high"]}
+
+
+def _vanilla(tokens: LossInput, clip: Run) -> tuple[Any, Any, Any]:
+    dual = clip["clip_ratio_c"]
+    term = ppo_loss(tokens.batch.advantages, tokens.x, **_clips(clip), dual=dual)
+    return tokens.losses("dual_clip", **_clips(clip), dual=dual)[0], term.clipped, term.clipped_lower
+
+
+def _cispo(tokens: LossInput, clip: Run) -> tuple[Any, Any, Any]:
+    term = cispo_loss(tokens.batch.advantages, tokens.x, tokens.batch.current, **_clips(clip))
+    return tokens.losses("cispo", **_clips(clip))[0], term.clipped, False
+
+
+def _geo_mean(tokens: LossInput, clip: Run) -> tuple[Any, Any, Any]:
+    """verl counts tokens outside of either bound, so that the opposite advantages clip the others."""
+    bounds = {"low": -clip["clip_ratio_low"], "high": clip["clip_ratio_high"]}
+    opposite = replace(tokens, batch=replace(tokens.batch, advantages=-tokens.batch.advantages))
+    losses, clipped = tokens.losses("gmpo", **bounds)
+    outside, rising = clipped | opposite.losses("gmpo", **bounds)[1], tokens.batch.advantages > 0
+    return losses, outside & rising, outside & (tokens.batch.advantages < 0)
+
+
+def _dppo_tv(tokens: LossInput, clip: Run) -> tuple[Any, Any, Any]:
+    """REINFORCE with a bounded ratio (CISPO) on the tokens that DPPO's gate keeps."""
+    dropped = tokens.losses("dppo", low=clip["clip_ratio_low"], high=clip["clip_ratio_high"])[1]
+    losses, bounded = tokens.losses("cispo", low=0, high=clip["clip_ratio_c"])
+    return losses * ~dropped, dropped, bounded & ~dropped
+
+
+def _dro(tokens: LossInput, clip: Run) -> tuple[Any, Any, Any]:
+    log_ratio = Ratios(tokens.batch.current, tokens.batch.train, tokens.batch.segments).log_ratio
+    return tokens.losses("policy_gradient")[0] + quadratic_penalty(log_ratio, 0.05).losses, None, None
+
+
+def _reinforce(tokens: LossInput, clip: Run) -> tuple[Any, Any, Any]:
+    return *tokens.losses("policy_gradient"), False
+
+
+LOSSES: dict[str, Losses] = {
+    "vanilla": _vanilla,
+    "gspo": lambda tokens, clip: (*tokens.losses("gspo", **_clips(clip)), False),
+    "gpg": _reinforce,
+    "rollout_correction": _reinforce,
+    "geo_mean": _geo_mean,
+    "sapo": lambda tokens, clip: (*tokens.losses("sapo"), False),
+    "cispo": _cispo,
+    "dppo_tv": _dppo_tv,
+    "dro": _dro,
+}
+"""verl's losses in the product's terms. The product has no DPPO with a binary KL (dppo_kl)."""
+UNBOUNDED_KL = ("gspo", "geo_mean", "dro", "rollout_correction")
+"""Losses whose ppo_kl is the mean of unbounded log ratios."""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How verl makes one number of the losses of tokens."""
+
+    mode: str  # loss_agg_mode
+    width: float  # padded length
+    sizes: tuple[float, float] | None = None  # tokens and sequences that the trainer divides by. None: the kept ones.
+
+    @classmethod
+    def read(cls, entry: Run, run: Run) -> Aggregation:
+        padded = run["padded_length"] if entry["padded_length"] == "batch" else entry["padded_length"]
+        sizes = (run["n_valid_tokens"], run["n_sequences"]) if entry["global_batch_info"] else None
+        return cls(entry["agg"], float(padded), sizes)
+
+    def value(self, losses: Any, segments: Segments, about: VerlVersion) -> float:
+        tokens, sequences = self.sizes or (segments.tokens, segments.nonempty.sum())
+        if self.mode == "seq-mean-token-mean":
+            losses = segments.mean(losses)
+        if self.mode == "seq-mean-token-sum-norm":  # the golden numbers of 2026 divide by a factor of 256 instead
+            width = 256.0 if self.sizes else self.width
+            divisor = sequences * width if about.dialect == "estimator" else self.width
+        else:
+            divisor = {"token-mean": tokens, "token-sum": 1}.get(self.mode, sequences)
+        if not divisor:  # since 2025-11-25 nan. The trainer of 2026 passes sizes, the golden numbers do not.
+            return math.nan if about.empty_loss_is_nan or about.dialect == "estimator" else 0.0
+        return float(losses.sum() / divisor)
+
+
+def measure_loss(
+    tokens: LossInput, mode: str, clip: Run, aggregation: Aggregation, about: VerlVersion
+) -> dict[str, float]:
+    """Compute the loss and the actor's metrics, as far as the product has them."""
+    batch, segments = tokens.batch, tokens.batch.segments
+    distance = -Ratios(batch.current, batch.train, segments).log_ratio
+    kl = distance if mode in UNBOUNDED_KL else np.clip(distance, -20, 20)
+    found = {} if mode == "gpg" else {"actor/ppo_kl": float(kl.sum() / max(kl.size, 1))}
+    if mode not in LOSSES:
+        return found
+    losses, clipped, dual = LOSSES[mode](tokens, clip)
+    for name, share in (("actor/pg_clipfrac", clipped), ("actor/pg_clipfrac_lower", dual)):
+        if share is not None:
+            found[name] = float(np.sum(share) / max(kl.size, 1))
+    if mode == "geo_mean":  # a mean over all sequences, times the geometric mean of their weights
+        weights = np.broadcast_to(tokens.weights, losses.shape)
+        means = segments.mean(losses) * np.exp(segments.mean(np.log(weights + 1e-10)))
+        return found | {"loss": float(means.mean())}
+    return found | {"loss": aggregation.value(losses * tokens.weights, segments, about)}
+
+
+def compare_losses(version: str) -> Tally:
+    """Losses as `analyze` computes them, and the actor's metrics beside them."""
+    tally, framework = Tally(), load_framework(f"verl@{version}")
+    assert isinstance(framework, Verl)
+    losses, configs = expected(version)["losses"], expected(version)["configs"]["configs"]
+    described = {meaning.name for meaning in framework.meanings()}
+    for run in losses["runs"]:
+        rows, dtype = table(run["batch"], run["step"]), run["dtype"]
+        inputs: dict[str, LossInput] = {}
+        for index, entry in enumerate(losses["entries"]):
+            where = f"{run['batch']} {run['step']} {dtype} {entry}"
+            native = configs[entry["correction"]]["kwargs"] if entry["correction"] else {}
+            native = native | entry.get("overrides", {})
+            mode = _find_mode(entry)
+            key = f"{native} {entry['anchor']} {mode}"
+            if key not in inputs:
+                inputs[key] = LossInput.read(framework, rows, native, dtype, entry["anchor"], mode)
+            wanted = {"loss": float(run["loss"][index])} | _column(run["metrics"], index)
+            tally.check(wanted.keys() - {"loss"} <= described, f"{where}: names", sorted(wanted), sorted(described))
+            aggregation = Aggregation.read(entry, run)
+            if mode in ("gspo", "sapo"):  # whatever loss_agg_mode says
+                aggregation = replace(aggregation, mode="seq-mean-token-mean")
+            clip = losses["clip_settings"][entry["clip"]]
+            found = measure_loss(inputs[key], mode, clip, aggregation, framework.about)
+            for name in wanted.keys() & found.keys():
+                same = _losses_agree(name, float(wanted[name]), found[name], run, entry, dtype)
+                tally.check(same, f"{where}: {name}", wanted[name], found[name])
+        added = run.get("bypass_rollout_corr_metrics", {"keys": ()})
+        for index, key in enumerate(added["keys"]):
+            name, _, loss_type = key.partition("|")
+            override = {"loss_type": loss_type} if loss_type else {"use_policy_gradient": True}
+            correction = framework.correction(configs[name]["kwargs"] | {"bypass_mode": True} | override)
+            logged = framework.replay(rows, correction, ReplayOptions(dtype=dtype)).logged
+            wanted_all = added["common_metrics"] | _column(added["metrics"], index)
+            tally.values(wanted_all, logged, dtype, f"{run['batch']} {run['step']} {dtype} {key}")
+    return tally
+
+
+def _find_mode(entry: Run) -> str:
+    if entry["loss_mode"] != "bypass_mode":
+        return str(entry["loss_mode"])
+    return "vanilla" if entry["overrides"]["loss_type"] == "ppo_clip" else "rollout_correction"
+
+
+def _losses_agree(name: str, wanted: float, found: float, run: Run, entry: Run, dtype: str) -> bool:
+    """A float32 loss is a sum of terms of about 1 that cancel: it is known to 1e-6 of their number."""
+    if name.startswith("actor/pg_clipfrac"):  # verl counts in float32 in either dtype
+        return agree(name, wanted, found, "float32")
+    if name != "loss" or dtype == "float64" or not math.isfinite(wanted):
+        return agree(name, wanted, found, dtype if name != "loss" else "float64")
+    terms = {"token-sum": run["n_valid_tokens"], "seq-mean-token-sum": run["n_valid_tokens"] / run["n_sequences"]}
+    return abs(wanted - found) <= 3e-6 * abs(wanted) + 1e-6 * terms.get(entry["agg"], 1.0)
+
+
 def compare_errors(version: str) -> Tally:
     """What verl rejects, in its words; what it accepts although nobody should write it."""
     tally, framework = Tally(), load_framework(f"verl@{version}")
@@ -193,6 +409,7 @@ def compare_errors(version: str) -> Tally:
 
 PARTS: dict[str, Callable[[str], Tally]] = {
     "logged values, masks, weights": compare_logged,
+    "losses": compare_losses,
     "rejected configurations": compare_errors,
 }
 
