@@ -19,12 +19,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatchctl.core.batch import Segments, TokenBatch
-from mismatchctl.core.ratios import Ratios
+from mismatchctl.core.losses import off_policy_mask
+from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.corrections.application import Selection, apply_correction
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import Framework, Replay, ReplayOptions
 from mismatchctl.frameworks.registry import load_framework
+from mismatchctl.frameworks.slime.arguments import SlimeVersion
+from mismatchctl.frameworks.slime.framework import Slime
+from mismatchctl.frameworks.step import Step
+from mismatchctl.measure.columns import compute_token_loss
 
 FOLDER = Path(__file__).parent / "slime"
 VERSIONS = {"slime_seed": "slime@seed", "slime_head": "slime@head", "miles_head": "miles@head"}
@@ -204,6 +209,71 @@ def _each_token(tally: Tally, key: tuple[Any, ...], rows: pa.Table, out: Replay)
         tally.check(golden["mask"] == keep, key, f"kept tokens of {sequence}", golden["mask"], keep, last_bit)
 
 
+def compare_losses(impl: str) -> Tally:
+    """The policy loss as `analyze` computes it, with the replayed weights and kept tokens.
+
+    Left out: the configurations of `LAST_BIT`, and the losses of ratios beyond exp(+-20), which slime does not bound.
+    """
+    tally, own = Tally(), framework(impl)
+    assert isinstance(own, Slime)
+    for key, expected in _metrics(impl).items():
+        batch, step, name, dtype, reducer = key
+        config = configs()[name]
+        if (batch, dtype, name) in LAST_BIT:
+            continue
+        rows = table(batch, step, "rollout_groups" in config)
+        per_token = reducer == "token_mean"
+        out = own.replay(rows, correction(impl, name, per_token), ReplayOptions(config.get("micro_batches"), dtype))
+        taken = Step.read(rows, dtype, own.columns | {"log_probs": "train_log_probs"})
+        kept, segments, given = np.concatenate(out.keep)[taken.mask], taken.segments, config["loss"]
+        old = taken.values(f"{'rollout' if given.get('use_rollout_logprobs') else 'train'}_log_probs")
+        tokens = TokenBatch(segments, old, old, taken.values("current_log_probs"), None, taken.values("advantages"))
+        beyond = not own.about.finite and np.abs(tokens.current - old).max() > LOG_RATIO_BOUND
+        losses, clipped = _policy_loss(given, tokens, own.about)
+        if out.weights is not None:
+            losses = losses * np.concatenate(out.weights)[taken.mask]
+        for metric, values in (("pg_loss", losses), ("pg_clipfrac", clipped)):
+            found = _reduce(values * kept, rows, segments, kept, own.about, per_token)
+            if metric == "pg_loss" and beyond:
+                continue
+            same = agree(metric, expected[metric], found, "float32" if metric == "pg_clipfrac" else dtype)
+            tally.check(same, key, metric, expected[metric], found)
+    return tally
+
+
+def _policy_loss(given: Mapping[str, Any], tokens: TokenBatch, about: SlimeVersion) -> tuple[Any, Any]:
+    """Loss of each token in the product's terms, and whether the clip decides it."""
+    low = given.get("eps_clip", 0.2)
+    numbers = f"low={1 - low},high={1 + given.get('eps_clip_high', low)}"
+    estimator, dual = given.get("advantage_estimator"), given.get("eps_clip_c") if about.dual_clip else None
+    name = {"gspo": "gspo", "cispo": "cispo"}.get(str(estimator), "ppo")
+    found = compute_token_loss(f"{name}:{numbers}", tokens)
+    assert found is not None and tokens.current is not None and tokens.advantages is not None
+    losses, clipped = found.losses, found.clipped
+    if dual:  # the share counts only the clip
+        found = compute_token_loss(f"dual_clip:{numbers},dual={dual}", tokens)
+        assert found is not None
+        losses = found.losses
+    if given.get("use_opsm"):
+        drift = tokens.segments.mean(tokens.train - tokens.current)
+        masked = off_policy_mask(tokens.advantages, drift, tokens.segments, given["opsm_delta"])
+        losses = np.where(masked, 0, losses)
+    return losses, clipped
+
+
+def _reduce(values: Any, rows: pa.Table, segments: Segments, kept: Any, about: SlimeVersion, per_token: bool) -> float:
+    """Reduce a metric of kept tokens as slime does: by tokens, by sequences, or since 2026-08 by rollouts."""
+    sums = segments.sum(values)
+    if per_token:  # rejected tokens count, and an empty sequence is one
+        return float(sums.sum() / np.maximum(segments.lengths, 1).sum())
+    if not about.rollout_denominators:
+        return float((sums / np.maximum(segments.sum(kept), 1)).mean())
+    ids = rows["rollout_ids"].to_pylist() if "rollout_ids" in rows.column_names else range(len(rows))
+    names, index = np.unique(ids, return_inverse=True)
+    totals, lengths = (np.bincount(index, weights=each) for each in (sums, segments.lengths))
+    return float((totals / np.maximum(lengths, 1)).sum() / len(names))
+
+
 def compare_errors(impl: str) -> Tally:
     """What is rejected, with slime's message; everything else is accepted."""
     tally = Tally()
@@ -266,6 +336,7 @@ def _on_a_veto(own: Correction, sequences: TokenBatch) -> Any:
 
 PARTS: dict[str, Callable[[str], Tally]] = {
     "logged values, masks, weights": compare_logged,
+    "losses": compare_losses,
     "rejected configurations": compare_errors,
     "as corrections": compare_corrections,
 }
