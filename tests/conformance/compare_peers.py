@@ -6,7 +6,7 @@ import json
 import lzma
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,11 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.core.losses import sum_terms
+from mismatchctl.corrections.application import Selection
 from mismatchctl.corrections.model import Correction
 from mismatchctl.frameworks.adapter import Dtype, Framework, ReplayOptions
 from mismatchctl.frameworks.options import PlainFramework
 from mismatchctl.frameworks.registry import load_framework
+from mismatchctl.frameworks.step import ConfiguredStep
+from mismatchctl.measure.columns import compute_token_loss
 
 FOLDER = Path(__file__).parent / "peers"
 FRAMEWORKS = {
@@ -118,6 +122,156 @@ def compare(name: str) -> Tally:
     return tally
 
 
+@dataclass(frozen=True)
+class ProductLoss:
+    """A framework's policy loss in the product's terms: the sum of losses times the same factors."""
+
+    losses: Sequence[str]  # as `analyze --loss` takes them
+    factors: Any  # weights, mask and denominators of the framework [T]
+    over: Any = None  # tokens in the means over sequences [T]. None: all.
+    scale: float = 1.0  # of the advantages
+    subtracted: Sequence[str] = ()  # losses that are subtracted
+    bypassed: bool = False  # the rollout stands for the trainer's recomputation
+
+    def gradient(self, run: ConfiguredStep) -> Any:
+        """The derivative by each current log-prob [T], as `analyze` computes it."""
+        over = np.ones(run.segments.tokens, np.bool_) if self.over is None else self.over
+        segments = Segments.from_lengths(run.segments.sum(over))
+        train = run.rollout if self.bypassed else run.train
+        values = (run.rollout[over], train[over], run.current[over], None, run.advantages[over] * self.scale)
+        found, every = np.zeros(run.segments.tokens), Selection.everything(segments)
+        for sign, names in ((1, self.losses), (-1, self.subtracted)):
+            for name in names:
+                loss = compute_token_loss(name, TokenBatch(segments, *values))
+                assert loss is not None
+                found[over] += sign * loss.weighted_gradient(self.factors[over], every)
+        return found
+
+
+def _clip_loss(low: float, high: float, dual: float | None, cap: float | None = None) -> str:
+    bounds = f"low={low},high={high}"
+    if cap is not None:
+        return f"two_sided:{bounds},cap={cap}"
+    return f"ppo:{bounds}" if dual is None else f"dual_clip:{bounds},dual={dual}"
+
+
+def _trl(run: ConfiguredStep, options: Any, factors: Any) -> ProductLoss | None:
+    low, high = options["eps"]
+    if options["loss_type"] == "sapo" and options["level"] == "token":
+        positive, negative = options["sapo"]
+        return ProductLoss([f"sapo:positive={positive},negative={negative}"], factors)
+    if options["loss_type"] == "cispo":
+        return ProductLoss([f"cispo:low=0,high={high}"], factors)
+    if options["loss_type"] in ("sapo", "vespo"):
+        return None
+    if options["level"] == "sequence":
+        return ProductLoss([f"gspo:low={1 - low},high={1 + high}"], factors)
+    return ProductLoss([_clip_loss(1 - low, 1 + high, None, options["delta"])], factors)
+
+
+def _nemo(run: ConfiguredStep, options: Any, factors: Any) -> ProductLoss:
+    given = options["loss"]
+    low, high = 1 - given["ratio_clip_min"], 1 + given["ratio_clip_max"]
+    if given["sequence_level_importance_ratios"]:
+        return ProductLoss([f"gspo:low={low},high={high}"], factors)
+    if given["use_cispo"]:
+        return ProductLoss([f"cispo:low={low},high={high}"], factors)
+    return ProductLoss([_clip_loss(low, high, given["ratio_clip_c"])], factors)
+
+
+def _openrlhf(run: ConfiguredStep, options: Any, factors: Any) -> ProductLoss:
+    low, high = 1 - options["clip_eps_low"], 1 + options["clip_eps_high"]
+    gspo = options["policy_loss_type"] == "gspo"
+    name = f"gspo:low={low},high={high}" if gspo else _clip_loss(low, high, options["dual_clip"])
+    return ProductLoss([name], factors, bypassed=gspo and options["correct"])
+
+
+def _prime(run: ConfiguredStep, options: Any, factors: Any) -> ProductLoss | None:
+    kind, tau, scale = options["type"], options["kl_tau"], options["adv_tau"]
+    cap = options.get("max_importance_ratio")
+    if cap is not None and kind != "cispo" and (np.exp(run.v) > cap).any():
+        return None
+    if kind == "ipo" and not options["eps"] and run.single:  # any rounding of a float32 probability is a change
+        return None
+    if kind == "icepop":  # its gate stands in the factors
+        return ProductLoss(["importance_sampling"], factors, scale=scale)
+    share = run.each(1 / max(run.tokens, 1))
+    low, high = options.get("ratio_low"), options.get("ratio_high")
+    name = {
+        "ipo": f"ipo:eps={options.get('eps')}",
+        "default": f"dppo:low={options.get('dppo_mask_low')},high={options.get('dppo_mask_high')}",
+        "ppo": f"ppo_bypass:low={0.8 if low is None else low},high={1.2 if high is None else high}",
+        "cispo": f"cispo_bypass:low={0.0 if low is None else low},high={5.0 if high is None else high}",
+    }[kind]
+    if kind in ("ppo", "cispo") or not tau:
+        return ProductLoss([name], share, scale=scale)
+    return ProductLoss([name, f"quadratic:tau={tau}"], share, scale=scale, subtracted=["importance_sampling"])
+
+
+def _areal(run: ConfiguredStep, options: Any, factors: Any) -> ProductLoss:
+    higher = options["eps_clip_higher"]
+    low, high = 1 - options["eps_clip"], 1 + (options["eps_clip"] if higher is None else higher)
+    sequence = options["importance_sampling_level"] == "sequence"
+    if options["use_cispo_loss"]:
+        return ProductLoss([f"cispo:low={low},high={high}"], factors)
+    name = f"gspo:low={low},high={high}" if sequence else _clip_loss(low, high, options["c_clip"])
+    return ProductLoss([name], factors, run.keep if sequence else None)
+
+
+def _skyrl(run: ConfiguredStep, options: Any, factors: Any) -> ProductLoss:
+    low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
+    kind, cispo, dppo = options["policy_loss_type"], options["cispo"], options["dppo"]
+    over = factors != 0 if kind == "gspo" else None
+    bounds = f"low={1 - cispo['cispo_eps_clip_low']},high={1 + cispo['cispo_eps_clip_high']}"
+    name = {
+        "cispo": f"cispo{'_bypass' if cispo['cispo_anchor'] == 'rollout' else ''}:{bounds}",
+        "gspo": f"gspo_token:low={low},high={high}",  # the mean takes no gradient
+        "dppo": f"dppo:low={dppo['delta_low']},high={dppo['delta_high']}",
+        "rollout_is": "cispo_bypass:low=0,high=1e9",  # REINFORCE with a ratio, and a gate in the factors
+    }.get(kind)
+    if kind == "dppo" and dppo["dppo_type"] == "binary_tv":  # the product's loss drops tokens
+        factors = 1.0 * run.passed(lambda gate: gate.source == "train/rollout")
+    elif kind == "dppo":  # the binary KL is a gate, in the factors
+        name = "importance_sampling"
+    dual = options["clip_ratio_c"] if kind == "dual_clip" else None
+    return ProductLoss([name or _clip_loss(low, high, dual)], factors, over)
+
+
+def _open_instruct(run: ConfiguredStep, options: Any, factors: Any) -> ProductLoss:
+    low, high = 1 - options["clip_lower"], 1 + options["clip_higher"]
+    name = f"cispo:low=0,high={high}" if options["loss_fn"] == "cispo" else _clip_loss(low, high, None)
+    return ProductLoss([name], factors)
+
+
+def _swift(run: ConfiguredStep, options: Any, factors: Any) -> ProductLoss:
+    low, higher, level = options["epsilon"], options["epsilon_high"], options["importance_sampling_level"]
+    high = low if higher is None else higher
+    if options["loss_type"] == "cispo":
+        return ProductLoss([f"cispo:low=0,high={high}"], factors)
+    if options["loss_type"] == "sapo":
+        return ProductLoss([f"sapo:positive={options['tau_pos']},negative={options['tau_neg']}"], factors)
+    bounds = f"low={1 - low},high={1 + high}"
+    names = {"sequence": f"gspo:{bounds}", "sequence_token": f"gspo_token:{bounds}"}
+    name = names.get(level) or _clip_loss(1 - low, 1 + high, None, options["delta"])
+    return ProductLoss([name], factors, None if level == "token" else run.counted)
+
+
+PRODUCT_LOSSES: dict[str, Callable[[ConfiguredStep, Any, Any], ProductLoss | None]] = {
+    "trl": _trl, "nemo": _nemo, "openrlhf": _openrlhf, "prime": _prime, "areal": _areal, "skyrl": _skyrl,
+    "openinstruct": _open_instruct, "swift": _swift,
+}  # fmt: skip
+"""The product's loss of a configuration. None: the product has no such loss."""
+
+
+def product_gradient(name: str, own: Framework, rows: pa.Table, correction: Correction) -> list[Any] | None:
+    """The derivative of the framework's loss by each current log-prob, with the loss that `analyze` computes."""
+    assert isinstance(own, PlainFramework)
+    run = own.configure(rows, correction, "float32")
+    with np.errstate(all="ignore"):
+        found = PRODUCT_LOSSES[name.partition("_")[0]](run, run.options, own.terms(run)[0][1])
+        return None if found is None else run.step.by_row(found.gradient(run))
+
+
 def loss_gradient(own: Framework, rows: pa.Table, correction: Correction, dtype: Dtype) -> list[Any]:
     """The derivative of the logged loss by each current log-prob, per row."""
     assert isinstance(own, PlainFramework)
@@ -138,7 +292,7 @@ def _values(tally: Tally, where: Any, wanted: Mapping[str, Any], found: Mapping[
 
 
 def _rows(tally: Tally, where: Any, case: Any, rows: pa.Table, replay: Any, own: Framework, correction: Any) -> None:
-    gradient: list[Any] = []
+    gradients: dict[str, list[Any]] = {}
     for row, sequence in enumerate(rows["sequence_id"].to_pylist()):
         golden = case["per_sequence"].get(sequence)
         if golden is None:
@@ -158,7 +312,10 @@ def _rows(tally: Tally, where: Any, case: Any, rows: pa.Table, replay: Any, own:
                 )
                 tally.check(kind, same, where, f"{kind}", wanted, (sequence, place, found))
         if golden.get("grad") is not None:
-            gradient = gradient or loss_gradient(own, rows, correction, "float32")
+            if not gradients:
+                gradients["gradients"] = loss_gradient(own, rows, correction, "float32")
+                product = product_gradient(where[0].partition(" ")[0], own, rows, correction)
+                gradients |= {} if product is None else {"gradients of analyze": product}
             wanted_grads = np.array([number(value) if value is not None else 0.0 for value in golden["grad"]])
             every = [
                 abs(number(value))
@@ -167,13 +324,14 @@ def _rows(tally: Tally, where: Any, case: Any, rows: pa.Table, replay: Any, own:
                 if value is not None
             ]
             scale = max((value for value in every if math.isfinite(value)), default=0.0)
-            for place, wanted in enumerate(wanted_grads):
-                found = float(gradient[row][place])
-                same = close(wanted, found, scale, GRADIENT)
-                tally.check("gradients", same, where, "gradient", wanted, (sequence, place, found))
+            for kind, gradient in gradients.items():
+                for place, wanted in enumerate(wanted_grads):
+                    found = float(gradient[row][place])
+                    same = close(wanted, found, scale, GRADIENT)
+                    tally.check(kind, same, where, kind, wanted, (sequence, place, found))
 
 
-KINDS = ("values", "weights", "keep", "gradients")
+KINDS = ("values", "weights", "keep", "gradients", "gradients of analyze")
 
 
 def line(name: str, tally: Tally) -> str:
