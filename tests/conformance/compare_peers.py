@@ -272,12 +272,15 @@ def product_gradient(name: str, own: Framework, rows: pa.Table, correction: Corr
         return None if found is None else run.step.by_row(found.gradient(run))
 
 
-def loss_gradient(own: Framework, rows: pa.Table, correction: Correction, dtype: Dtype) -> list[Any]:
-    """The derivative of the logged loss by each current log-prob, per row."""
+def framework_loss(
+    own: Framework, rows: pa.Table, correction: Correction, dtype: Dtype = "float64"
+) -> tuple[float, list[Any]]:
+    """The loss that the framework logs, and its derivative by each current log-prob, per row."""
     assert isinstance(own, PlainFramework)
     run = own.configure(rows, correction, dtype)
     with np.errstate(all="ignore"):
-        return run.step.by_row(sum_terms(own.terms(run))[1])
+        value, gradient = sum_terms(own.terms(run))
+        return value, run.step.by_row(gradient)
 
 
 def _values(tally: Tally, where: Any, wanted: Mapping[str, Any], found: Mapping[str, float]) -> None:
@@ -313,7 +316,7 @@ def _rows(tally: Tally, where: Any, case: Any, rows: pa.Table, replay: Any, own:
                 tally.check(kind, same, where, f"{kind}", wanted, (sequence, place, found))
         if golden.get("grad") is not None:
             if not gradients:
-                gradients["gradients"] = loss_gradient(own, rows, correction, "float32")
+                gradients["gradients"] = framework_loss(own, rows, correction, "float32")[1]
                 product = product_gradient(where[0].partition(" ")[0], own, rows, correction)
                 gradients |= {} if product is None else {"gradients of analyze": product}
             wanted_grads = np.array([number(value) if value is not None else 0.0 for value in golden["grad"]])

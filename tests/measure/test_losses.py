@@ -24,6 +24,7 @@ from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
+from tests.conformance.compare_peers import framework_loss
 from tests.conformance.compare_peers import table as golden_table
 
 Floats = NDArray[np.float64]
@@ -175,7 +176,7 @@ def test_losses_match_a_framework_with_goldens(
     pl.from_arrow(rows).write_parquet(tmp_path / "moe.parquet")  # type: ignore[union-attr]
     (run,) = analyze([str(tmp_path / "moe.parquet")], [Correction()], losses=[name], findings=False).runs.values()
     own = load_framework(framework)
-    expected = own.loss(rows, own.correction(config)).value
+    expected, _ = framework_loss(own, rows, own.correction(config))
     assert run.overall.corrections["correction"]["loss"].value == pytest.approx(expected, rel=1e-9)
 
 
