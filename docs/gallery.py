@@ -105,21 +105,21 @@ PARTS = (
     ),
     Shown(
         "Position and probability",
-        "The distribution of the log ratios, and K3 by position in the response and by probability of the token.",
+        "The figures show the distribution of the log ratios, and K3 by position in the response and by token probability.",
         f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()),
         ("distribution", "joint", "k3_by_position", "k3_by_surprisal"),
     ),
     Shown(
-        "Corrections", "Rejected data, effective sample size, and the rewards of kept and rejected responses.",
+        "Corrections", "The figures show rejected data, effective sample size, and the rewards of kept and rejected responses.",
         f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()), ("corrections", "kept-reward"),
     ),
     Shown(
-        "Thresholds", "Rejection, ESS and bias of each threshold, and the Pareto front.",
+        "Thresholds", "The figures show rejection, ESS and bias of each threshold, and the Pareto front.",
         f"{SWEEP} \\\n    --figures figures", swept,
         ("tis-geo-gates.0.keep-rejected", "tis-geo-map-rejected_tokens", "tis-geo-front"),
     ),
     Shown(
-        "Two runs", "The metrics that changed, and the steps and tokens that cause the change.",
+        "Two runs", "The figures show the metrics that changed, and the steps and tokens that cause the change.",
         f"{COMPARE} --figures figures", compared,
         ("change_by_step", "change_by_surprisal", "distribution", "k3_by_position"),
     ),
