@@ -105,12 +105,12 @@ PARTS = (
     ),
     Shown(
         "Position and probability",
-        "The figures show the distribution of the log ratios, and K3 by position in the response and by token probability.",
+        "The figures show the distribution of log ratios, and K3 by position in the response and by token probability.",
         f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()),
         ("distribution", "joint", "k3_by_position", "k3_by_surprisal"),
     ),
     Shown(
-        "Corrections", "The figures show rejected data, effective sample size, and the rewards of kept and rejected responses.",
+        "Corrections", "Rejected data, effective sample size, and the rewards of kept and rejected responses are shown.",
         f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()), ("corrections", "kept-reward"),
     ),
     Shown(
