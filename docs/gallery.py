@@ -110,7 +110,7 @@ PARTS = (
         ("distribution", "joint", "k3_by_position", "k3_by_surprisal"),
     ),
     Shown(
-        "Corrections", "Rejected data, effective sample size, and the rewards of kept and rejected responses are shown.",
+        "Corrections", "The figures show rejected data, ESS, and the rewards of kept and rejected responses.",
         f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()), ("corrections", "kept-reward"),
     ),
     Shown(

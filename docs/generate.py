@@ -297,7 +297,8 @@ def _layout(layout: FileLayout) -> str:
         f"| `{column}` | `{name}` | {_about(layout, column) if column in TOKEN_COLUMNS else ''} |"
         for column, name in layout.columns.items()
     ]
-    missing = [f"- No log-prob is written as {', '.join(map(str, layout.missing))}: masked out, and counted."]
+    marks = ", ".join(map(str, layout.missing))
+    missing = [f"- A missing log-prob is written as {marks}. Its token is masked and counted."]
     return "\n".join(
         [
             "",
