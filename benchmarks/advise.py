@@ -1,4 +1,4 @@
-"""Writes the figures of docs/methods/advice.md: the advice against the truth, on policies whose true gradient is known.
+"""Write the figures of docs/methods/advice.md, which compare the advice with the truth on known policies.
 
     python benchmarks/advise_models.py TRUTH        # trains small models and measures what corrections do to them
     python benchmarks/advise.py TRUTH [FIRST] [BUGS]

@@ -1,4 +1,4 @@
-"""What advice costs beside analyze, in CPU seconds and memory: a made dump with token ids and rewards, by its size.
+"""Measure CPU seconds and memory of `advise` and `analyze` on synthetic dumps of several sizes.
 
     python benchmarks/advise_cost.py FOLDER [TOKENS ...]
 

@@ -1,4 +1,4 @@
-"""Small policies whose true gradient is known, and what each correction makes of it: made once, kept in a folder.
+"""Train small policies with a known true gradient, and measure the gradient under each correction.
 
     python benchmarks/advise_models.py FOLDER [MODEL | MODEL-MISMATCH ...]
 

@@ -1,4 +1,4 @@
-"""The policies of benchmarks/advise_models.py: what they are taught, how they sample, and how a rollout may differ.
+"""The policies of benchmarks/advise_models.py: their task, their sampling, and the mismatches of their rollouts.
 
 The task is to continue a sequence in steps that the prompt names; the reward is the share of right steps.
 """

@@ -1,4 +1,4 @@
-"""What `analyze` costs: against a bare decode of the same columns, and its start.
+"""Measure the time of `analyze` compared with a bare decode of the same columns, and its start-up time.
 
     python benchmarks/analyze.py --write benchmarks/results.md
     python benchmarks/analyze.py --start --write benchmarks/results.md

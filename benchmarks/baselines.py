@@ -1,4 +1,4 @@
-"""What users do today beside `analyze` and `sweep`: padded torch tensors, for the same outputs.
+"""Compare `analyze` and `sweep` with torch code on padded tensors that computes the same outputs.
 
     python benchmarks/baselines.py --write benchmarks/results.md
 

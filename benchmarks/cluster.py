@@ -1,4 +1,4 @@
-"""Ray against threads, with and without a worker that is killed. Writes a Markdown table.
+"""Compare Ray with threads, with and without a killed worker, and write a Markdown table.
 
 python benchmarks/cluster.py [--files 32] [--tokens 4000000] [--repeats 5] [--write benchmarks/results.md]
 

@@ -1,4 +1,4 @@
-"""What an accelerator gives: the arithmetic alone against the copy of its tokens, and whole analyses against the CPU's.
+"""Compare an accelerator with the CPU: the arithmetic alone, the copy of the tokens, and whole analyses.
 
     python benchmarks/device.py --write benchmarks/results.md
 

@@ -1,4 +1,4 @@
-"""What Arrow files save and cost beside Parquet: bytes, a bare decode, reading with all checks, and an analysis.
+"""Compare Arrow files with Parquet: bytes, a bare decode, reading with all checks, and an analysis.
 
     python benchmarks/formats.py --write benchmarks/results.md
 

@@ -1,4 +1,4 @@
-"""How often the gate fails without a cause, and how often it finds a planted one: the tables of docs/methods/gate.md.
+"""Measure how often the gate fails without a change and with a planted change, for docs/methods/gate.md.
 
 Usage: python benchmarks/gate_calibration.py FOLDER [--splits 2000] [--detect MODEL ... --detect-splits 100]
                                              [--write docs/methods/gate.md]

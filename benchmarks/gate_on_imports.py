@@ -1,4 +1,4 @@
-"""How often the gate fails healthy pairs of imported dumps: 16 prompts x 8 responses, with and without prompt ids.
+"""Measure how often the gate fails healthy pairs of imported dumps (16 prompts x 8 responses).
 
 Usage: python benchmarks/gate_on_imports.py [--pairs 200] [--dumps 50] [--write docs/methods/gate.md]
 

@@ -1,4 +1,4 @@
-"""Whether the gate finds what it says it could find: two tables of docs/methods/gate.md.
+"""Measure whether the gate detects the changes that it claims to detect: two tables of docs/methods/gate.md.
 
 Usage: python benchmarks/gate_power.py FOLDER [--splits 120] [--said 12] [--models MODEL ...] [--plans]
                                        [--write docs/methods/gate.md]

@@ -1,4 +1,4 @@
-"""How often 95 % intervals hold the truth: a table of docs/methods/gate.md.
+"""Measure how often 95% intervals contain the true value: a table of docs/methods/gate.md.
 
 Usage: python benchmarks/intervals.py FOLDER ... [--draws 200] [--write docs/methods/gate.md]
 Each FOLDER holds dumps: files of Parquet, or one folder of them for a run, with columns rollout_log_probs,

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a made dump, and cases measured in fresh processes."""
+"""Code that the benchmarks share: a synthetic dump, and cases that are measured in fresh processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peak memory of every verb that reads tokens, as dumps grow.
+"""Measure the peak memory of every command that reads tokens, for dumps of several sizes.
 
     python benchmarks/memory.py --write benchmarks/results.md
 

@@ -1,4 +1,4 @@
-"""What an analysis pays for pairs of policies, of which a dump with current log-probs has three.
+"""Measure the cost of pairs of policies in an analysis. A dump with current log-probs has three pairs.
 
     python benchmarks/pairs.py --write benchmarks/results.md
 

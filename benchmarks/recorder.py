@@ -1,4 +1,4 @@
-"""What recording costs a training loop, and which settings of a file are read fastest.
+"""Measure the cost of recording in a training loop, and the file settings that are fastest to read.
 
     python benchmarks/recorder.py --tokens 4e6 --repeat 7 --write benchmarks/results.md
 

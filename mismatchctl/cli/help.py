@@ -12,9 +12,9 @@ from typing import Any, get_args, get_origin
 from typer.core import TyperCommand, TyperGroup
 
 ADVANCED = "Advanced"
-"""Panel of the options that few users need. It comes last."""
+"""Name of the last panel of the help, with options that few users need."""
 EXAMPLES_FILE = Path(__file__).with_name("examples.txt")
-"""Command lines, three for each help page."""
+"""File with example command lines, three for each help page."""
 METAVARS = {
     "correction": "NAME|FILE|YAML", "config": "FILE", "study_file": "FILE", "framework": "NAME", "by": "COLUMN",
     "column": "COLUMN=NAME", "loss": "LOSS", "kl": "KIND", "loss_agg": "KIND", "vary": "PATH=VALUES",
@@ -22,7 +22,7 @@ METAVARS = {
     "tokenizer": "NAME|FILE", "on": "COLUMNS", "address": "ADDRESS", "device": "DEVICE", "geo": "X", "out": "FILE",
     "replay": "FILE", "join": "FILE", "against": "FILE", "copy": "FOLDER",
 }  # fmt: skip
-"""Placeholders of values by parameter. Others depend on the type."""
+"""Placeholders of option values by parameter. Other placeholders depend on the type."""
 _TYPE_METAVARS = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
 _WIDEST = 100
 
@@ -106,7 +106,7 @@ def option_metavar(option: Any) -> str:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """Yield the types in an annotation such as `list[Path]`."""
+    """Yield all types in an annotation such as `list[Path]`."""
     if get_origin(annotation) is None:
         yield annotation
     for inner in get_args(annotation):
@@ -114,7 +114,7 @@ def _types(annotation: Any) -> Iterator[Any]:
 
 
 def _option_help(option: Any) -> str:
-    """Return the help with the default."""
+    """Return the help text of an option, followed by its default."""
     text, value = " ".join((getattr(option, "help", None) or "").split()), option.default
     shown = not (option.required or callable(value) or option.show_default is False or "[default" in text)
     if shown and value not in (None, "", (), [], False):

@@ -47,7 +47,7 @@ STDOUT_NAME = "stdout"
 
 _LONG_WORD = re.compile(r"(\S{200})\S{300,}(\S{100})")
 _MAX_ERROR_LENGTH = 1000
-"""Maximum characters of an error, which may repeat the user's input."""
+"""Maximum number of characters of an error message, which may repeat the user's input."""
 
 
 class _NamedStdout(io.FileIO):
@@ -115,11 +115,11 @@ class _CommandGroup(HelpGroup):
             _print_error("out of memory; use fewer --threads, or set --memory-limit")
             raise typer.Exit(EXIT_USAGE) from None
         except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":  # torch's class, without importing torch
+            if type(error).__name__ != "OutOfMemoryError":  # torch's error class, without importing torch
                 raise
             _print_error("out of GPU memory; use fewer --threads, or --device cpu")
             raise typer.Exit(EXIT_USAGE) from None
-        except BrokenPipeError:  # the reader closed the pipe
+        except BrokenPipeError:  # the process that reads stdout closed the pipe
             _discard_stdout()
             raise typer.Exit(EXIT_BROKEN_PIPE) from None
         except OSError as error:

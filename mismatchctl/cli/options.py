@@ -116,7 +116,7 @@ def _may_be_log(path: str) -> bool:
 
 @dataclass(frozen=True)
 class PairOptions:
-    """Options for two files, one per side."""
+    """Options for two files: the rollout's file and the trainer's file."""
 
     rollout: Annotated[
         Path | None, pair_option(help="Read the rollout side: responses of an engine, or a table with log-probs.")
@@ -130,7 +130,7 @@ class PairOptions:
 
     @property
     def keys(self) -> list[str]:
-        """The columns of --on."""
+        """Return the columns of --on."""
         return [name.strip() for name in self.on.split(",") if name.strip()]
 
     def sides(self) -> tuple[Path, Path] | None:
@@ -160,12 +160,12 @@ class InputOptions(PairOptions):
 
     @property
     def files(self) -> list[str | Path]:
-        """The files that are read, which no output may overwrite."""
+        """Return the files that are read, which no output may overwrite."""
         return [*self.names, *(self.sides() or ())]
 
     @property
     def words(self) -> list[str]:
-        """The arguments that pass the same data to another command."""
+        """Return the arguments that pass the same data to another command."""
         sides = self.sides()
         on = ["--on", self.on] if self.on else []
         return self.names if sides is None else ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
@@ -285,7 +285,7 @@ class OutputOptions:
 
     @property
     def printed(self) -> list[str]:
-        """The options that print to stdout instead of the screen."""
+        """Return the options that print other output than the screen to stdout."""
         places = {"-o": self.output, "--markdown": self.markdown}
         return [*["--json"] * self.json, *(f"{flag} -" for flag, place in places.items() if str(place) == "-")]
 
@@ -294,7 +294,7 @@ class OutputOptions:
         return not (self.quiet or self.printed)
 
     def check(self, *more: Path | None, inputs: Iterable[str | Path | None], baseline: Path | None = None) -> None:
-        """Check the outputs before any work."""
+        """Check the output options and paths before the dump is read."""
         folder, inputs = self.figures, list(inputs)
         if len(self.printed) > 1:
             raise ConfigError(f"{self.printed[0]} and {self.printed[1]} both write to stdout: give one of them")

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from mismatchctl.report.document import Document
 
 PIPED_WIDTH = 140
-"""Columns if the width of the terminal is unknown."""
+"""Width in characters if the width of the terminal is unknown."""
 MIN_WIDTH = 40
-"""Minimum columns of a readable table."""
+"""Minimum width of a readable table in characters."""
 
 
 @contextlib.contextmanager

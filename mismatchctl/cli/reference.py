@@ -1,4 +1,4 @@
-"""`mismatchctl metrics`, `schema`, `lint`, `presets` and `doctor`: what needs no analysis of a dump."""
+"""`mismatchctl metrics`, `schema`, `lint`, `presets` and `doctor`: commands that do not analyze a dump."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def metrics(
         if not meanings:
             raise
         found = {}
-    if json:  # loads every framework for the names it uses
+    if json:  # this loads the metric names of every framework
         out.print_json([*metrics_as_data(found), *meanings_as_data(meanings)])
     elif name is None:
         out.print_page(reference.metrics_document(found) if verbose else reference.metrics_screen(found))

@@ -14,7 +14,7 @@ VARIABLE_PREFIX = "MISMATCHCTL_"
 
 
 def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
-    """Return the default options of each command, with their origin: a variable, or a file and a key."""
+    """Return the default options of each command, with their origin: an environment variable, or a file and a key."""
     flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
     settings: dict[str, dict[str, tuple[Any, str]]] = {verb: {} for verb in flags}
     for where, verbs, name, value in (*_entries_from_file(flags), *_entries_from_environment(flags)):
@@ -41,7 +41,7 @@ def has_settings() -> bool:
 
 
 def find_unread_variables(group: Any) -> list[str]:
-    """Return the environment variables with our prefix that belong to no command."""
+    """Return the environment variables with mismatchctl's prefix that do not belong to a command."""
     prefixes = tuple(f"{VARIABLE_PREFIX}{verb.upper()}_" for verb in group.commands)
     return sorted(name for name in os.environ if name.startswith(VARIABLE_PREFIX) and not name.startswith(prefixes))
 

@@ -37,7 +37,7 @@ def _is_list_view(kind: pa.DataType) -> bool:
 
 
 def describe_type(kind: pa.DataType) -> str:
-    """Describe the values of a type. Two columns fit together if their descriptions are equal."""
+    """Describe the values of a type. Two columns are compatible if their descriptions are equal."""
     kind = plain_type(kind)
     if is_list(kind):
         return f"lists of {describe_type(kind.value_type)}"
@@ -212,8 +212,8 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
 def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
     """Convert values per sequence to int64, float64 (NaN for null) or objects (None for null).
 
-    Ids that are null or above int64 become Python ints, so that an id is equal in all files. `column` is None for a
-    `--by` column.
+    If a column of ids has nulls or ids above int64, the ids become Python ints, so that an id is equal in all files.
+    `column` is None for a `--by` column.
     """
     kind = array.type
     number = column is not None and column.kind is not ColumnKind.ID

@@ -69,7 +69,7 @@ class DecodedBlock:
 
     @cached_property
     def look(self) -> RowScan | None:
-        """Return a scan of the log-probs, or None if separate passes are faster."""
+        """Return a scan of the log-probs, or None if checks without a scan are faster."""
         reference, policy = (self.tokens[column] for column in REQUIRED_COLUMNS)
         if any(array.null_count or not pa.types.is_floating(array.type) for array in (policy, reference)):
             return None
@@ -228,7 +228,7 @@ def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Float
 
 
 def _is_sound(column: str, extent: Extent) -> bool:
-    """Return True if the smallest and largest value are finite and in the range of log-probs. NaN is not."""
+    """Return True if the smallest and largest value are finite (not NaN) and in the range of log-probs."""
     lowest, highest = (-math.inf, math.inf) if column == ADVANTAGES_COLUMN else (MIN_LOG_PROB, POSITIVE_TOLERANCE)
     return extent[0] > lowest and extent[1] <= highest and extent[1] < math.inf
 
@@ -422,7 +422,7 @@ class Rows:
         )
 
     def is_within(self, side: str, lowest: float, highest: float) -> bool:
-        """Return True if all values of rollout or train are between two numbers. NaN is not."""
+        """Return True if all values of rollout or train are between two numbers, which is False for NaN."""
         if side in self.extents and lowest <= self.extents[side][0] and self.extents[side][1] <= highest:
             return True
         low, high = compute_extent(self.rollout if side == "rollout" else self.train)

@@ -1,4 +1,4 @@
-"""The files of a dump: footers, columns, layouts, agreement of all files, units of work, and decoding in pieces."""
+"""The files of a dump: their footers, columns and layouts, checks that they agree, and their division into parts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RowLayout = Literal["wide", "long"]
 HiveValue = int | str | None
 
 STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
-"""Columns besides the per-token ones that must be usable if present. Other optional columns can be ignored."""
+"""Per-sequence columns that must be usable if a file has them. Other unusable optional columns are ignored."""
 
 _SHOWN_COLUMNS = 12
 
@@ -89,7 +89,7 @@ class DumpFile:
     partition: Mapping[str, HiveValue]  # canonical name -> value of a Hive folder such as `step=12/`
     ignored: Mapping[str, str] = field(default_factory=dict)  # optional columns that cannot be used -> reason
     location: str = field(default="", repr=False)  # absolute path or object address, empty for a table in memory
-    version: str = field(default="", repr=False)  # changes if the file is written again
+    version: str = field(default="", repr=False)  # version of the file, which changes if the file is written again
     contents: FileContents = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     types: Mapping[str, pa.DataType] = field(default_factory=dict, repr=False, compare=False)
 
@@ -165,7 +165,7 @@ def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
     except (pa.ArrowException, *store.error_types) as error:
         if store.remote and not isinstance(error, (ValueError, pa.ArrowException)):
             raise store.explain(error, path) from error
-        if isinstance(error, OSError) and error.errno:  # an error of the system, not of the content
+        if isinstance(error, OSError) and error.errno:  # an error of the system, not of the file's content
             explained = store.explain(error, location)
             remedy = f"{explained.remedy}, or {_skip()}" if explained.remedy else _skip()
             raise DataError(explained.problem, file=path, remedy=remedy) from error
@@ -239,7 +239,7 @@ def _column_option(column: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Names of columns from `--column`, from aliases of frameworks and from `--by`."""
+    """Names of columns that `--column`, aliases of frameworks and `--by` define."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -432,7 +432,7 @@ def _partition_values(footers: Sequence[FileFooter], names: ColumnNames) -> list
 
 
 def _check_by(found: Catalog, names: ColumnNames) -> None:
-    """Raise an error if a `--by` column is missing or has more than one value per sequence."""
+    """Raise an error if a `--by` column is missing, or if it has several values per sequence."""
     for name in names.by:
         holders = [file for file in found.files if name in file.columns]
         for file in [] if name in VERSION_COLUMNS else holders:
@@ -505,7 +505,7 @@ def _format_paths(paths: Sequence[str]) -> str:
 
 
 SEQUENCE_KEYS = ("sequence_id", "step", "run")
-"""Columns that identify a sequence. A new sequence begins if one of them changes."""
+"""Columns that identify a sequence. A new sequence begins if one of these columns changes."""
 
 _PIECE_ROWS = 1 << 21
 UNIT_TOKENS = 3 << 20

@@ -1,6 +1,6 @@
 """Convert files of frameworks, and Parquet dumps, to one Parquet dump, join columns of other files, and pair two files.
 
-A pair has one file per side: the rollout's log-probs and the trainer's, matched by an id.
+A pair is a file with the rollout's log-probs and a file with the trainer's log-probs, matched by an id.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class JoinedColumns:
             )
         added = [name for name in COLUMN_TYPES if name in self.columns and name not in batch.schema.names]
         derived = "prompt_id" in batch.schema.names and batch.schema.field("prompt_id").metadata == DERIVED
-        if "prompt_id" in self.columns and derived:  # ids of another file are better
+        if "prompt_id" in self.columns and derived:  # ids of another joined file are better
             batch = batch.drop_columns(["prompt_id"])
             added.append("prompt_id")
         partial = all(name in (*PARTIAL_COLUMNS, "reference_version") for name in added)
@@ -107,7 +107,7 @@ class JoinedColumns:
             raise DataError(f"{problem}: {first_error_line(error)}", file=str(self._place)) from error
 
     def _find(self, keys: tuple[str, ...], key: SequenceKey, path: Path, partial: bool) -> int | None:
-        """Return the row of a sequence. With `partial`, the sequence may be missing."""
+        """Return the row of a sequence. With `partial`, the sequence may be missing in the joined files."""
         if keys not in self._rows:
             index = self._rows[keys] = {}
             for row, own in enumerate(_keys(self._table, [self.columns[name] for name in keys])):
@@ -283,7 +283,7 @@ def _count_tokens(batch: pa.RecordBatch) -> int:
 IDS = ("sequence_id", "id", "request_id", "custom_id")
 """Groups of equivalent names. An id is searched under each name of its group."""
 _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logprob", "log_prob")
-"""Names of log-probs that do not name a side. The option of the file determines the side."""
+"""Names of log-probs without a side. The option that names the file determines the side."""
 _SHOWN = 5
 
 
@@ -350,7 +350,7 @@ def _common_id(rollout: _Side, train: _Side) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Side:
-    """One file."""
+    """One of the two files."""
 
     path: Path
     canonical: str

@@ -34,11 +34,11 @@ from mismatchctl.io.process import container_bytes, system_bytes
 SHARD_TOKENS = 1 << 24
 """Approximate tokens per shard. Large files become several shards, so that few groups are open at a time."""
 TOKENS_PER_SEQUENCE = 16
-"""Tokens that take as much memory as the sums of a sequence. Sequences without tokens count too."""
+"""The sums of a sequence take as much memory as this number of tokens."""
 
 
 class MergeablePart(Protocol):
-    """Result of a unit. Two parts are merged with `+` in input order."""
+    """The result of one part of a dump. Results are merged with `+` in input order."""
 
     def __add__(self, other: Any, /) -> Any:
         """Merge two parts."""
@@ -57,7 +57,7 @@ class Work(Protocol[PartT]):
     """A computation on one part of a dump. It can be pickled, and its fields determine the result."""
 
     def __call__(self, dump: Dump, unit: ReadUnit, /) -> PartT:
-        """Compute the result of one unit."""
+        """Compute the result of one part of the dump."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ def list_shards(dump: Dump) -> Iterator[Shard]:
 
 
 PROCESS_BYTES = 450_000_000
-"""Memory of the process without units: the interpreter, libraries, and sums of open groups."""
+"""Memory of the process before data is read: the interpreter, libraries, and sums of open groups."""
 BYTES_PER_TOKEN = 90
-"""Peak memory per token of a unit that is being read."""
+"""Peak memory per token while a part of the dump is read, in bytes."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|k|m|g|t)(?:i?b)?", re.IGNORECASE)
 
 
@@ -142,8 +142,8 @@ def default_threads() -> int:
 class LocalEngine:
     """Runs work in threads of this process."""
 
-    threads: int | None = None  # units read at the same time, by default one per processor
-    memory: int | None = None  # limit in bytes, by default half of the machine, which may reduce the number of threads
+    threads: int | None = None  # parts read at the same time, by default one per processor
+    memory: int | None = None  # limit in bytes, by default half of the memory, which may reduce the number of threads
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
         """Yield the result of each shard. Parts of several shards are read at the same time."""
@@ -161,10 +161,10 @@ class LocalEngine:
 def ordered_map(
     work: Callable[[ItemT], ResultT], units: Iterable[ItemT], threads: int
 ) -> Iterator[tuple[ItemT, ResultT]]:
-    """Apply `work` to units in `threads` threads and yield (unit, result) in input order.
+    """Apply `work` to parts of a dump in `threads` threads and yield (part, result) in input order.
 
-    At most `threads + 1` results are pending, so memory does not grow with the dump. The first exception in
-    input order is raised, and later units are cancelled.
+    At most `threads + 1` results are pending, so memory does not grow with the dump. The first exception in input order
+    is raised, and later parts are cancelled.
     """
     if threads <= 1:
         for unit in units:
@@ -219,7 +219,7 @@ _SHARDS_AHEAD = 3
 """Shards in flight per processor of the cluster, including finished shards that wait for their turn."""
 
 _CONNECT_SECONDS = 10.0
-"""Seconds to wait for the cluster."""
+"""Maximum number of seconds to wait for a connection to the cluster."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def _connect(address: str | None) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster started by this process
         try:
             host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-            if colon and port.isdecimal():  # if no process listens there, Ray itself retries for many minutes
+            if colon and port.isdecimal():  # if no process listens at the address, Ray retries for many minutes
                 socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # Ray raises a plain Exception if a node dies while it starts

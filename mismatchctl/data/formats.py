@@ -78,12 +78,12 @@ class FileContents(ABC):
 
 
 MOST_SEQUENCE_TOKENS = 1 << 21
-"""Tokens of the longest sequence that is read."""
+"""Maximum number of tokens of a sequence that is read."""
 ARROW_MAGIC = b"ARROW1"
 _FIRST_READ = 4096
 _STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", bytes(4))
 _SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
-"""Message types. All others are dictionaries."""
+"""Types of Arrow messages. All other messages are dictionaries."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class ArrowContents(FileContents):
         return cls(schema, tuple(batch.rows for batch in batches), stream, batches, others)
 
     def elements(self, group: int, column: str) -> int:
-        """Return the length of the second array of a list column, which are its values, or of the only array."""
+        """Return the number of values of a list column, or the length of another column."""
         number, kinds = self.schema.get_field_index(column), self.schema.types
         first = sum(_count_arrays(kind) for kind in kinds[:number])
         return self.batches[group].lengths[first + is_list(_storage_type(kinds[number]))]
@@ -167,7 +167,7 @@ class ArrowContents(FileContents):
 
 
 GROUP_VALUES = 1 << 20
-"""Values of the longest column per group of an in-memory table. Groups are read in parallel."""
+"""Number of values of the longest column per row group of an in-memory table. Row groups are read in parallel."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ BATCH_TOKENS = 1 << 21
 _COMPARED_ROWS = 64
 """Maximum number of rows whose list ends are compared."""
 BATCH_ROWS = 1 << 16
-"""Sequences per batch, at most: each takes about 500 bytes, with or without tokens."""
+"""Maximum number of sequences per batch. Each sequence takes about 500 bytes, even without tokens."""
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
@@ -126,7 +126,7 @@ def _build_wide_block(
 def _unequal(
     file: DumpFile, lists: dict[str, ListColumn], named: pa.Array | None, rows: Ints
 ) -> dict[str, LengthMismatch]:
-    """Return the rows whose lists have different lengths, by run."""
+    """Return by run the rows whose lists have different lengths."""
     null = np.any([own.missing for own in lists.values()], axis=0)
     reference = lists[REQUIRED_COLUMNS[0]].lengths
     places = np.flatnonzero(np.any([mine.lengths != reference for mine in lists.values()], axis=0) & ~null)
@@ -205,7 +205,7 @@ def read_long(
 
 
 def _read_sequences(unit: ReadUnit, columns: Collection[str]) -> Iterator[LongSequences]:
-    """Yield whole sequences of a unit, about `BATCH_TOKENS` rows at a time."""
+    """Yield whole sequences of a part of a file, about `BATCH_TOKENS` rows at a time."""
     columns = dict.fromkeys([*columns, *(column for column in SEQUENCE_KEYS if column in unit.file.columns)])
     parts: list[pa.Table] = []
     first, rows, enough = unit.start, 0, BATCH_TOKENS

@@ -1,6 +1,6 @@
 """Read list columns of Parquet page by page, about twice as fast as pyarrow.
 
-Without it, `analyze` of 30 M tokens takes 12 to 30% more processor time (benchmarks/analyze.py).
+Without this module, `analyze` of 30 M tokens takes 12 to 30% more processor time (benchmarks/analyze.py).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "c
 _RUN_WORDS = frozenset({"run", "seed", "exp", "experiment", "trial", "job", "v", "version", "rep", "arm", "model"})
 """Words before a number in names of runs."""
 _MANY = 8
-"""Minimum number of files whose names differ in one number to be one run, unless the word before it names runs."""
+"""At least this many files whose names differ in one number are one run, unless the word before it names runs."""
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
 
@@ -85,7 +85,7 @@ _skipped_locations: ContextVar[frozenset[str]] = ContextVar("_passed_over", defa
 
 @contextlib.contextmanager
 def skip_locations(locations: Iterable[str]) -> Iterator[None]:
-    """Ignore these files in this block, because they are still being written."""
+    """Ignore these files inside the `with` block, because they are still being written."""
     token = _skipped_locations.set(frozenset(locations))
     try:
         yield
@@ -266,7 +266,7 @@ def _is_series(names: Sequence[str], files: bool) -> bool:
 
 
 def _steps(files: Sequence[str]) -> list[int | None]:
-    """Return the step in the name of each file or folder, or None for all."""
+    """Return the step in the name of each file or folder, or None if a name has no step."""
     found = [int(steps[-1]) if (steps := _STEP.findall(file)) else None for file in files]
     return found if None not in found and len(set(found)) > 1 else [None] * len(files)
 

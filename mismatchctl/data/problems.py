@@ -81,7 +81,7 @@ class Fault:
 
 
 _FEWEST_ROWS = 2
-"""Minimum number of rows for a fault in all of them to be described as a fault of the column."""
+"""A fault in all rows is described as a fault of the column if there are at least this many rows."""
 EXAMPLE_ROWS = 32
 """Maximum number of rows with lists of different lengths whose values are kept."""
 _FEWEST_TOKENS, _AGREES, _CAP = 8, 0.5, 1.0
@@ -228,15 +228,15 @@ class ProblemExample(NamedTuple):
 class Problems:
     """Data left out by `--on-bad skip` or `mask`, by file path.
 
-    Each thread has its own object, and they are added at the end.
+    Each thread has its own object, and the objects are added at the end.
     """
 
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason. One may have several.
-    examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first, by reason
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason, sometimes several
+    examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first example by reason
     skipped: Counter[str] = field(default_factory=Counter)  # sequences
     files: dict[str, str] = field(default_factory=dict)  # files left out, and the reason
     masked: Counter[tuple[str, str]] = field(default_factory=Counter)  # valid tokens without a value, by column
-    tokens: Counter[str] = field(default_factory=Counter)  # in the sequences left out
+    tokens: Counter[str] = field(default_factory=Counter)  # tokens in the sequences that were left out
 
     def __bool__(self) -> bool:
         return bool(self.counts or self.files or self.masked)

@@ -150,7 +150,7 @@ class Dump:
             try:
                 block = next(blocks, None)
             except DataError as error:
-                if unit.row_groups > 1:  # find the bad one
+                if unit.row_groups > 1:  # find the bad row
                     for part in split_unit(unit):
                         yield from self.read(part, problems, watch)
                     return
@@ -294,7 +294,7 @@ class BadValues:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """Result of the check of one file."""
+    """The result of checking one file."""
 
     path: str
     run: str

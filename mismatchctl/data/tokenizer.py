@@ -29,7 +29,7 @@ class Vocabulary:
     pieces: Mapping[int, bytes]
 
     def texts(self, ids: Ints | None) -> list[str]:
-        """Decode each token. Decode tokens one by one. Incomplete characters are shown as bytes."""
+        """Decode tokens one by one. Incomplete characters are shown as bytes."""
         if ids is None:
             return []
         return [

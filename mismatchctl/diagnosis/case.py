@@ -55,11 +55,11 @@ class Case:
         return case.relabelled(whole_k3=float(case.k3.sum()))
 
     def without(self, tokens: Bools) -> Case:
-        """Remove some tokens [T]. Without any, return the case itself."""
+        """Return the case without some tokens [T]."""
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def relabelled(self, **labels: Any) -> Case:
-        """Return the case with other labels. The cached statistics stay."""
+        """Return the case with other labels and the same cached statistics."""
         other = replace(self, **labels)
         measured = {name: value for name, value in self.__dict__.items() if name not in _FIELD_NAMES}
         other.__dict__.update(measured)
@@ -195,11 +195,11 @@ class Case:
         return self.segments.sum(values)
 
     def means(self, values: NDArray[Any]) -> Float64s:
-        """Return the mean over the unexplained tokens of each sequence [S], or 0 for a sequence without any."""
+        """Return the mean over the unexplained tokens of each sequence [S], or 0 for a sequence without such tokens."""
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean over some unexplained tokens of each sequence [S], or 0 for a sequence without any."""
+        """Return the mean over some unexplained tokens of each sequence [S], or 0 if there are no such tokens."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -275,7 +275,7 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Detection:
-    """Result of a test.
+    """Result of a test for a cause.
 
     `tokens` has flags of the explained tokens [T], which determine `share` and `leaves`. Without `tokens`, `share` is
     the explained share of the summed |log ratio|, and `leaves` is the remaining case. `k3` is the explained share of

@@ -34,12 +34,12 @@ RECORDING_DOUBTS = frozenset({
     "clamped", "wrong_log_base", "probabilities_not_logs", "cumulative", "sequence_means", "constant_column",
     "unmasked_padding", "log_densities", "wrong_sign", "packed_columns", "length_mismatch",
 })  # fmt: skip
-"""Causes that mean that a column has other contents than its name."""
+"""Causes that mean that a column does not contain what its name says."""
 
 
 @dataclass(frozen=True)
 class SequenceHashes:
-    """Hashes of the valid tokens of about a million sequences, the ones with the lowest hashes.
+    """Hashes of the valid tokens of the sequences with the lowest hashes, about a million.
 
     Each part contains hash, number of tokens, file index and row [S]. `total` is the number of sequences with valid
     tokens. `responses` is the sum of the hashes of the token ids modulo 2^64, over `identified` sequences.

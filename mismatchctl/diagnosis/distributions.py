@@ -110,7 +110,7 @@ def estimate_truncation(case: Case) -> Truncation | None:
 
 
 def _find_top_k(a: Float64s, kept: Bools) -> int | None:
-    """Return k if all lists have k tokens, or more with ties."""
+    """Return k of top-k if all lists have k tokens. Lists with ties may have more tokens."""
     counts = kept.sum(axis=1)
     k = int(np.quantile(counts, _TRUNCATION_QUANTILE))
     ranked = -np.sort(-a, axis=1)
@@ -352,7 +352,7 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     colder = likely < 0
     if fitted is not None and (fitted.exponent > 1) == colder:
         temperature, interval = known.temperature, known.interval
-        if interval is not None:  # the direction is known
+        if interval is not None:  # the direction of the temperature is known
             interval = (interval[0], min(interval[1], 1.0)) if colder else (max(interval[0], 1.0), interval[1])
     else:
         interval, exponents = None, _exponents(case)

@@ -23,7 +23,7 @@ _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
 """Prior for the scatter of steps: 10%, with the weight of 8 steps."""
 _MAX_LOG_WAYS = 500.0
 MIN_ROWS = 4
-"""Fewer sequences do not define the level of a group."""
+"""Minimum number of sequences from which the level of a group is estimated."""
 StepCells = dict[tuple[GroupValue, GroupValue], Float64s]
 """(step, value) -> sums of `sum_levels`."""
 
@@ -203,7 +203,7 @@ def _add_term(table: Float64s, at: Float64s) -> Float64s:
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
-    """Regress the first variable on the last, and on the others if there is enough data. Returns slope and z."""
+    """Regress the first variable on the last, and on the others if there is enough data. Return slope and z-score."""
     last = len(products) - 1
     others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])

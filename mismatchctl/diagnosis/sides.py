@@ -22,11 +22,11 @@ from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
 
 MIN_RMS = 1e-4
-"""Smaller errors may come from float32."""
+"""Smaller errors (root mean square, nats) may come from float32."""
 WRONG_SIDE_FACTOR = 2.0
 SHARED_ERROR_FACTOR = 5.0
 LOUD_RMS = 0.05
-"""Larger errors than bfloat16 causes on both sides of most models."""
+"""Error (root mean square, nats) above the error that bfloat16 causes in most models."""
 OWNER_SHARE = 0.75
 _MAX_WIDTH = 2.0  # between the bounds of a share, if the gap is small compared with shared errors
 _ONE_SIDED = (0.05, 0.95)  # one-sided 95% bounds: decisions do not use the wider interval
@@ -276,12 +276,12 @@ def assign_sides(
     reference = few.tokens[REFERENCE_COLUMN]
     few = replace(few, extents={})  # the reference has other extents
     pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
-    strongest = sides.confidence == "high"  # the first finding is then where the error is, whatever shows there
+    strongest = sides.confidence == "high"  # the first finding then belongs to the side with the error
     alike = sides.side == "both" and min(sides.rollout_rms, sides.train_rms) > max(
         SHARED_ERROR_FACTOR * sides.gap_rms, NOTICEABLE_RMS
     )
     rest = found[1:] if strongest else found
-    one = strongest and sides.side in ("rollout", "trainer")  # then what is found at low confidence is there, too
+    one = strongest and sides.side in ("rollout", "trainer")  # then findings of low confidence also have this side
     ask = alike or any(finding.confidence != "low" or not one for finding in rest)
     shown = {side: _find_pair_causes(pair, evidence, files) if ask else set() for side, pair in pairs.items()}
 

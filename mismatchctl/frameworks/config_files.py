@@ -1,4 +1,4 @@
-"""Read the configuration files of frameworks as corrections, and write corrections in their keys."""
+"""Read configuration files of frameworks as corrections, and write corrections in the frameworks' keys."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ _COMMANDS = ("run", "command")
 UNPACKED = "the ** of the call"
 """Options that a call unpacks."""
 _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})
-"""Flags that name a training configuration. The empty flag is a positional argument."""
+"""Flags whose value is the path of a training configuration. The empty flag is a positional argument."""
 
 
 def detect_form(path: Path) -> FileForm:
@@ -338,10 +338,7 @@ def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
 
 
 def _select_keys(said: RawConfig, framework: Framework) -> dict[str, Any]:
-    """Return the keys.
-
-    Select the keys of a call. If only the class is known, these are the keys that the framework knows.
-    """
+    """Return the keys of a call. If only the class is known, return only the keys that the framework knows."""
     if not said.whose or recognize(said.keys) is not None:
         return said.keys
     return {key: value for key, value in said.keys.items() if framework.accepts_keys({key: value})}

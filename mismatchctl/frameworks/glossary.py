@@ -38,7 +38,7 @@ class RelatedName:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """The place of the number that a name refers to."""
+    """The place in a Result of the number that a metric name refers to."""
 
     name: str  # the requested name
     framework: str  # the framework and version. Empty: the name is a key of the registry.

@@ -20,7 +20,7 @@ GatePlace = Callable[[Gate], str]
 """Returns the place of a gate's bounds in a configuration."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "advice", "unknown", "info")
-"""Worst first.
+"""Severities of findings, most severe first.
 
 error: the framework refuses to start, or its behavior differs from the file. warning: a documented trap. advice: a
 documented recommendation. unknown: a value that the file does not contain. info: background."""
@@ -35,7 +35,7 @@ _STATISTIC_LIMITS = {
 
 @dataclass(frozen=True)
 class LintMessage:
-    """One finding of `lint`."""
+    """One finding of `lint` about a configuration."""
 
     level: Level  # severity
     place: str  # the dotted key in the configuration. Empty: the whole configuration.

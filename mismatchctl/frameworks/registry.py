@@ -37,7 +37,7 @@ CONFIG_CLASSES = {"RolloutCorrectionConfig": "verl", "GRPOConfig": "trl", "Confi
 """Python classes whose calls contain a configuration, with their framework."""
 
 DEFAULT_CORRECTIONS = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
-"""Compared by default: one correction of each kind."""
+"""Presets that `analyze` compares by default, one for each kind of correction."""
 
 _COMMON_ALIASES = {
     "sampling_logprobs": "rollout_log_probs",

@@ -1,4 +1,4 @@
-"""Local files: limited reads, atomic writes, temporary folders, and recognition of our own output files."""
+"""Local files: limited reads, atomic writes, temporary folders, and recognition of mismatchctl's output files."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
 
 
 def open_regular_file(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading. Never waits for a pipe."""
+    """Open a regular file for reading. The function never waits for a pipe."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
@@ -223,7 +223,7 @@ def _process_mark() -> str:
 
 
 def _machine_id() -> str:
-    """Identify the machine or container. Process ids are unique in it."""
+    """Identify the machine or container in which process ids are unique."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -274,9 +274,9 @@ _SIGNATURES = (
     rb"\x89PNG\r\n\x1a\n[\s\S]*Software\0mismatchctl ",
     rb"run,correction,point,",
 )
-"""Start of our JSON, HTML, SVG and Markdown, JUnit, PNG and sweep CSV files."""
+"""Patterns of the first bytes of mismatchctl's JSON, HTML, SVG, Markdown, JUnit, PNG and sweep CSV files."""
 _ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{')
-"""Marks an accepted baseline, which only `--save-baseline` may overwrite."""
+"""Pattern of an accepted baseline, which only `--save-baseline` may overwrite."""
 
 
 def is_own_output(path: Path) -> bool:

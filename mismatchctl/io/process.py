@@ -88,7 +88,7 @@ def system_bytes(name: str) -> int | None:
 
 
 def container_bytes() -> int | None:
-    """Return the memory limit of this process's container, if any. cgroup v1 writes a huge number for none."""
+    """Return the memory limit of this process's container, if there is one."""
     for path in _CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
             limit = int(file.read())
@@ -144,7 +144,7 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 
 def release_memory() -> None:
-    """Return the freed memory of numpy and Arrow to the system, which stays reserved otherwise."""
+    """Return the freed memory of numpy and Arrow to the system. Otherwise, this memory stays reserved."""
     import pyarrow as pa
 
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc

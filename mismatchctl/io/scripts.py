@@ -43,7 +43,7 @@ _KEYWORDS = frozenset(
     {"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "for", "case", "esac", "in", "{", "}", "!"}
     | {"export", "declare", "local", "readonly", "env", "time", "exec", "nohup", "sudo", "set"}
 )
-"""Words that a command or an assignment may follow."""
+"""Keywords after which a command or an assignment may follow."""
 _PRINTS = frozenset(
     {"echo", "printf", "exit", "return", "source", ".", "cat", "tee", "cp", "mv", "rm", "mkdir", "ls", "cd", "sed"}
     | {"ln", "grep", "wget", "curl", "git", "pip", "tar", "unzip", "sleep", "kill", "pkill", "chmod", "read"}
@@ -52,7 +52,7 @@ _PRINTS = frozenset(
 _MOST_WORDS = 200_000
 _MOST_NESTED = 4
 _MOST_CHARACTERS = 10_000
-"""Longest word after substitution: `A=$A$A` grows without end."""
+"""Maximum length of a word after substitution, because `A=$A$A` grows without end."""
 
 
 @dataclass
@@ -318,7 +318,7 @@ def _parse_override_value(text: str) -> Any:
     if "$" in text or "`" in text:
         return Unknown(text)
     if text[:1] in ("[", "{"):
-        from mismatchctl.io.yaml import parse_yaml  # loaded where YAML is read
+        from mismatchctl.io.yaml import parse_yaml  # imported when YAML is read
 
         try:
             return parse_yaml(text)

@@ -208,10 +208,10 @@ class Store:
         import pyarrow as pa
 
         require_regular_file(location)  # opening a pipe would wait for its writer
-        return pa.OSFile(os.fsencode(location))  # as bytes, which need not be UTF-8
+        return pa.OSFile(os.fsencode(location))  # the path as bytes, which may not be UTF-8
 
     def retry(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run a read operation, and repeat it in stores that need this."""
+        """Run a read operation, and repeat it after an error if the store needs this."""
         return work()
 
     def read_start(self, path: str, length: int) -> bytes:
@@ -323,7 +323,7 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 _PARALLEL_REQUESTS = 16
 """Number of requests in flight at the same time."""
 MOST_BYTES = 1 << 30
-"""Largest file that is read whole."""
+"""Maximum size of a file that is read at once."""
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
 _LOCAL_DISK = Store()
 ItemT = TypeVar("ItemT")
@@ -382,7 +382,7 @@ def walk_files(folder: Path) -> Iterator[Path]:
 
 
 def map_requests(question: Callable[[ItemT], AnswerT], of: Sequence[ItemT], *, over_network: bool) -> Iterator[AnswerT]:
-    """Yield the answers in order. Over a network, requests run in parallel."""
+    """Yield the results of requests in order. Over a network, requests run in parallel."""
     if not over_network:
         yield from map(question, of)
         return

@@ -441,7 +441,7 @@ def _explain(where: str) -> Iterator[None]:
 
 
 _NEEDS_QUOTES = ("\n", "\r", "\x85", "\u2028", "\u2029", "::", "##")
-"""Line breaks, and starts of commands of CI systems. In double quotes, none of them begins a line."""
+"""Line breaks, and starts of commands of CI systems. Strings with them are written in double quotes."""
 
 
 class _YamlDumper(yaml.SafeDumper):

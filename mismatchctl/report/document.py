@@ -27,7 +27,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell with a footnote, a key for sorting, a CSS class (by default of its column), a link, and a shorter text.
+    """A cell of a table, with a footnote, a key for sorting, a CSS class, a link and a short text.
 
     If the cell has a series, it is drawn as a sparkline.
     """
@@ -258,7 +258,7 @@ class DeferredSection(DocumentPart):
 
 
 def is_shown(part: DocumentPart, reach: int) -> bool:
-    """Return True if a medium shows the part, or a part of the section."""
+    """Return True if the medium shows the part, or any part of a section."""
     return part.reach <= reach and (not isinstance(part, Section) or any(is_shown(one, reach) for one in part.parts))
 
 
@@ -303,7 +303,7 @@ class Document:
         return replace(self, sections=list(_resolve_parts(self.sections)))
 
     def parts(self, kind: type[Any]) -> Iterator[Any]:
-        """Yield the parts of one type in the order of the page. Sections after the last one asked for stay unbuilt."""
+        """Yield the parts of one type in the order of the page. Sections are only built when they are reached."""
         return (part for part in _flatten_parts(_resolve_parts(self.sections)) if isinstance(part, kind))
 
 

@@ -64,7 +64,7 @@ def by_severity(statuses: Mapping[str, Status]) -> list[str]:
 
 
 def count_runs(statuses: Iterable[Status], calm: str = "", verb: str = "need", what: str = "attention") -> str:
-    """Count the runs that are not OK, as "2 of 3 runs need attention". `calm` is the text if all are."""
+    """Count the runs that are not OK, as "2 of 3 runs need attention". If all runs are OK, return `calm`."""
     found = list(statuses)
     bad = sum(status != "OK" for status in found)
     return f"{bad} of {len(found)} runs {verb}{'s' * (bad == 1)} {what}" if bad or not calm else calm

@@ -101,7 +101,7 @@ def break_name(name: str, length: int) -> str:
 
 @dataclass(frozen=True)
 class _TerminalColumn:
-    """A column with its heading and its cells, and the same for a narrow terminal."""
+    """A column with its heading and cells, and with the heading and cells for a narrow terminal."""
 
     head: doc.Column
     texts: Sequence[str]

@@ -1,6 +1,6 @@
 """Read pickles and torch files of plain values, arrays and tensors without running their code.
 
-torch.load cannot replace it. It needs torch, and it hashes any key, such as a tuple that contains itself 64 times.
+torch.load is not used. It needs torch, and it hashes any key, such as a tuple that contains itself 64 times.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_INTEGER_KEY = 1 << 24
 _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
 """Time limit for reading a pickle, plus an allowance per byte of the file."""
 _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
-"""Times that the tensors of a file may repeat its bytes, and bytes that are always allowed."""
+"""Tensors may take this multiple of the file's size, and this number of bytes in any case."""
 
 
 class DamagedError(Exception):
@@ -133,7 +133,7 @@ class _ByteBudget:
 
     @classmethod
     def of(cls, size: int) -> _ByteBudget:
-        """Return the budget of a file of `size` bytes. Some tensors repeat theirs."""
+        """Return the budget of a file of `size` bytes, with an allowance for tensors that repeat their bytes."""
         return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:
@@ -280,7 +280,7 @@ class _Memo(dict[int, Any]):
 class _DataUnpickler(pickle._Unpickler):
     """Unpickler of plain values, numpy arrays and the replacements in `names`.
 
-    It is Python's unpickler, because the one in C allocates memory for any memo index that a file contains.
+    Python's unpickler is used, because the unpickler in C allocates memory for any memo index that a file contains.
     """
 
     stack: list[Any]
@@ -372,7 +372,7 @@ def load_torch(path: Path, content: Any = None) -> Any:
 
 @contextmanager
 def _explain_refusals(path: Path) -> Iterator[None]:
-    """Raise errors with our own text, because the library's may advise to trust the file."""
+    """Raise errors with mismatchctl's own text, because the library's text may advise to trust the file."""
     try:
         yield
     except OSError:

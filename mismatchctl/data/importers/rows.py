@@ -59,7 +59,7 @@ def _find_compressed(place: Path, framework: str) -> list[Path]:
 
 
 def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
-    """Return a note that compressed files are not read."""
+    """Return a note about compressed files, which are not read."""
     if not (lost := _find_compressed(place, framework)):
         return []
     more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
@@ -173,7 +173,7 @@ class OpenFile:
         return _load_file(self.path, status.st_size, status.st_mtime_ns)
 
     def first_line(self) -> Mapping[str, Any]:
-        """Return the first JSON object, or an empty one."""
+        """Return the first JSON object, or an empty object."""
         try:
             return next(self.lines(), {})
         except DataError:
@@ -315,7 +315,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
     prompt = row.get("prompt_token_ids")
     if layout.prompt and "token_ids" in given and prompt is None:
         prompt = _prompt_tokens(given["token_ids"], mask, raw.get("attention_mask"))
-        if "token_ids" not in layout.next_token:  # else the first token is unknown
+        if "token_ids" not in layout.next_token:  # otherwise the first token is unknown
             row["prompt_token_ids"] = prompt
     if "prompt_id" in row and row["prompt_id"] is None:
         row["prompt_id"] = prompt_hash(prompt)
@@ -384,7 +384,7 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
         return bool(value)
     if int(value) != value:
         raise ValueError(f"{value!r} is not whole")
-    return int(np.int64(int(value)))  # refuses values outside its range
+    return int(np.int64(int(value)))  # the conversion refuses values outside the range of the type
 
 
 def _contains_text(value: Any) -> bool:

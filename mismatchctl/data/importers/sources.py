@@ -81,7 +81,7 @@ class ForeignRun:
                 yield batch
 
     def finish(self) -> None:
-        """Raise if all files together have no sequence."""
+        """Raise an error if all files together have no sequence."""
         if self._first is None and self._alone is not None:
             raise _incomplete_error("train", *self._alone)
         if self._first is None or not self._sequences:
@@ -167,7 +167,7 @@ def convert_foreign_files(
         stamps = tuple(_file_stamp(one) for one in run)
         if stamps not in _converted:
             _converted[stamps] = _convert_run(run, skip, sum(size for _, size, _ in stamps) <= _MOST_IN_MEMORY)
-        outcomes, notes = _converted[stamps] = _converted.pop(stamps)  # moved to the end: the most recent one
+        outcomes, notes = _converted[stamps] = _converted.pop(stamps)  # the most recent entry is last
         sizes = [sum(one.nbytes for one in made if isinstance(one, pa.Table)) for made, _ in _converted.values()]
         while len(sizes) > 1 and sum(sizes) > _MOST_KEPT:
             del _converted[next(iter(_converted))], sizes[0]

@@ -1,8 +1,8 @@
 """Dumps in common formats as Arrow tables: JSONL, JSON, CSV, NPZ, safetensors, and dicts that torch or pickle saved.
 
-Also responses of inference engines: OpenAI-compatible completions and chat, vLLM and SGLang. Each choice becomes a row.
-Columns keep the names of the file. No code in a file is executed. The importers need little more memory than the size
-of the file.
+Responses of inference engines are also read: OpenAI-compatible completions and chat, vLLM and SGLang. Each choice
+becomes a row. Columns keep the names of the file. No code in a file is executed. The importers need little more memory
+than the size of the file.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ def _from_content(content: Any, path: Path) -> pa.Table:
 
 
 def _known(names: Iterable[Any]) -> list[str]:
-    """Return the names of log-probs to compare."""
+    """Return the names of the columns of log-probs to compare."""
     return [name for name in names if canonical_name(name) in REQUIRED_COLUMNS]
 
 
@@ -421,7 +421,7 @@ def _ragged(rows: Sequence[Any]) -> pa.Array:
 def _from_frame(frame: Any) -> pa.Table:
     import polars as pl
 
-    frame = frame.select([name for name in frame.columns if "\0" not in name])  # names that Arrow cannot have
+    frame = frame.select([name for name in frame.columns if "\0" not in name])  # Arrow does not support these names
     wide = {name: kind for name, kind in frame.schema.items() if "128" in str(kind)}  # neither has it such integers
     frame = frame.drop([name for name, kind in wide.items() if kind not in (pl.Int128, pl.List(pl.Int128))])
     frame = frame.with_columns(
@@ -458,7 +458,7 @@ def with_prompt_ids(table: pa.Table) -> pa.Table:
 
 
 PROMPT_LOG_PROBS = "prompt_log_probs"
-"""Log-probs of the prompt's tokens without the first, which has none."""
+"""Log-probs of the prompt's tokens without the first token, which has no log-prob."""
 _WRAPPERS = ("response", "body", "result", "output")
 """Keys under which scripts and batch jobs store the response, next to an id."""
 _IDS = ("custom_id", "id", "request_id", "rid", "sequence_id")

@@ -32,7 +32,7 @@ from mismatchctl.results.model import Confidence
 
 _NOISE_MIN_TOKENS = 200
 _FLOAT32_SPREAD, _BFLOAT16_SPREAD = 1e-3, 0.05
-"""The same bounds for `Case.spread`."""
+"""Upper bounds of `Case.spread` for float32 and bfloat16."""
 _TAIL_FACTOR, _TAIL_MIN_NOISE = 12.0, 0.012
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
 """Share of K3 beyond the tail: dense models below, mixtures of experts from and to."""
@@ -439,7 +439,7 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
 
 _QUANTIZED_MIN_SHARE, _QUANTIZED_TRACE_SHARE, _QUANTIZED_Z, _QUANTIZED_FAR_Z = 0.012, 0.04, 6.0, 6.0
 _QUANTIZED_SLIGHT_BIAS, _QUANTIZED_MAX_DRIFT, _QUANTIZED_MAX_NOISE = 0.03, 0.6, 0.4
-"""Quantization to 4 bits makes less."""
+"""Limits for quantized weights, which quantization to 4 bits does not reach."""
 
 
 def detect_quantized_rollout(case: Case) -> Detection | None:

@@ -73,9 +73,9 @@ _NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR, _NUCLEUS_MISS_RATE = 20, 6, 0.05
 _TRUNCATED_QUANTILE, _NUCLEUS_CONTRADICTION = 0.005, 0.15
 _KEPT_MIN_CUT, _KEPT_NOISE, _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 0.1, 0.03, 30, 4.0
 _KEPT_MAX_INTERVAL_FACTOR = 3.0
-"""Mass cut off that noise does not cause; places; z of different list lengths."""
+"""Probability mass that noise cannot cut off, number of positions, and z of different list lengths."""
 _TRUNCATED_MIN_CUT, _TRUNCATED_MIN_KEPT, _TRUNCATED_FEW_SHARE = 1e-6, 1e-6, 0.05
-"""Samplers cut more than rounding does, and keep more than this in all but a few places."""
+"""Samplers cut off more mass than rounding, and keep more than this mass at nearly all positions."""
 _GAIN_Z, _GAIN_LEAST, _GAIN_LEAST_TOKENS, _GAIN_SHARE, _GAIN_LOSSES = 7.5, 0.02, 50, 0.05, 0.02
 """A truncation of little mass does not move tokens where it cuts less than the noise."""
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
@@ -511,7 +511,7 @@ def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tup
 
 
 def detect_sampling_settings(case: Case) -> Detection | None:
-    """Combine several sampler settings to one cause, because one configuration sets them."""
+    """Combine several sampler settings into one cause, because one configuration sets them."""
     names = [name for name in _SETTINGS if name in case.explained]
     if len(names) < 2 or "sampling_settings" in case.explained:
         return None

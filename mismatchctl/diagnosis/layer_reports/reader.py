@@ -1,6 +1,6 @@
 """Read layer reports of Miles, SGLang, slime and msprobe, and find the first bad and the first diverging tensor.
 
-The reader of a format returns None for another format.
+Each format has a reader, which returns None for a file of another format.
 """
 
 from __future__ import annotations
@@ -502,7 +502,7 @@ def read_layers(path: str) -> list[LayerReport]:
     """Read the reports at a path: a file, or a folder with reports of ranks or steps.
 
     Raises:
-        DataError: it cannot be read, or is this file is not a report of a supported layer comparator.
+        DataError: The path cannot be read, or is not a report of a supported layer comparator.
     """
     place = Path(path)
     if not place.is_dir():

@@ -62,7 +62,7 @@ class OpenInstruct(PlainFramework):
         return weight, (gate,)
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Prepare the step. Prepare the step: NaN log-probs become 1 before open-instruct checks for NaN."""
+        """Prepare the step. NaN log-probs become 1 before open-instruct checks for NaN."""
         return ConfiguredStep(step, options, correction, unknown=1.0)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:

@@ -25,7 +25,7 @@ from mismatchctl.io.yaml import Unknown, read_data
 
 @dataclass(frozen=True)
 class SlimeVersion:
-    """One version."""
+    """One version of slime or Miles."""
 
     framework: str  # slime or Miles
     name: str  # name of the version
@@ -57,7 +57,7 @@ class SlimeVersion:
 
 
 VERSIONS = tuple(SlimeVersion(**fields) for fields in read_data(Path(__file__).with_name("versions.yaml")))
-"""Oldest first."""
+"""All versions, oldest first."""
 
 
 def list_months(framework: str) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ class VerlVersion:
 
 _DATA = read_data(Path(__file__).with_name("versions.yaml"))
 VERSIONS = tuple(VerlVersion(name, **fields) for name, fields in _DATA["snapshots"].items())
-"""Oldest first."""
+"""All versions, oldest first."""
 
 _BY_NAME = {version.name: version for version in VERSIONS}
 RELEASES = {

@@ -16,7 +16,7 @@ from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 
 MAX_RUNS = 6
 _MAX_CELLS = 110
-"""Steps of a drawn distribution. Finer bins would contain single tokens."""
+"""Maximum number of bins of a drawn distribution, because finer bins would contain single tokens."""
 _X_TITLE, _Y_TITLE = "log ratio, train − rollout (nats)", "share of tokens per nat"
 _FAR = 1.0
 _MIN_SHARE = 0.0005
@@ -62,7 +62,7 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str = "distrib
     edges = np.unique([edge for found in shown.values() for edge in found.edges])
     if len(edges) < 4:
         return None
-    # a bin that the common edges split is shared by width
+    # a bin that the common edges split is divided by width
     counts = [np.diff(np.interp(edges, found.edges, np.cumsum([0.0, *found.tokens]))) for found in shown.values()]
     middle = linear_threshold(edges, np.sum(counts, axis=0))
     cells, joined = merge_bins(edges, middle, *counts)
@@ -168,7 +168,7 @@ def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | Non
 
 
 def _peak_message(breakdown: Breakdown, noun: str) -> str:
-    """Return the bin with the largest K3, if it is far above the mean."""
+    """Describe the bin with the largest K3, if its K3 is far above the mean."""
     tokens, k3 = np.array(breakdown.tokens, np.float64), np.nan_to_num(to_floats(breakdown.k3))
     counted = np.where(tokens >= _MIN_SHARE * tokens.sum(), k3, -1.0)
     place, mean = int(np.argmax(counted)), float((tokens * k3).sum() / max(tokens.sum(), 1))

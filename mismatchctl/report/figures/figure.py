@@ -25,12 +25,12 @@ Cell = Number | str
 Scale = Literal["linear", "log", "symlog", "band"]
 MarkKind = Literal["line", "stairs", "dots", "cells", "hexagons"]
 MUTED = -1
-"""Color number of gray, which is not one of the ten series colors."""
+"""Color number of gray. Gray is not one of the ten series colors."""
 MAX_SCREEN_POINTS = 480
 """Maximum points of a line on a page. A longer series keeps the smallest and the largest value of each interval."""
 _BAND_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
 MANY_FIGURES = 100
-"""With this many figures on a page or more, numbers are rounded to three digits."""
+"""If a page has at least this many figures, numbers are rounded to three digits."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Figure:
 
     @property
     def alt(self) -> str:
-        """Alternative text. The table of the figure contains the numbers."""
+        """Return the alternative text. The table of the figure contains the numbers."""
         names = ", ".join(mark.name for mark in self.marks[:8] if mark.name)
         axes = " by ".join(filter(None, (self.y.label, self.x.label)))
         return escape_terminal(f"{self.title}: {axes}{f' for {names}' if names else ''}.")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mismatchctl.api.sweep.result import Sweep
 
 BRIEF_RUN_COUNT = 9
-"""With this many runs or more, the page shows only the main figures of each run."""
+"""If there are at least this many runs, the page shows only the main figures of each run."""
 MAX_DETAILED_RUNS = 3
 """Maximum runs with their own tables on the page, and with their own section in the terminal."""
 MAX_COLORED_RUNS = 8
@@ -45,7 +45,7 @@ MAIN_METRICS = (
     "khat_token", "khat_sequence", "chi2_token", "chi2_sequence", "prob_corr", "k3_worst_share", "bitwise_share",
 )  # fmt: skip
 ALWAYS_SHOWN = frozenset(MAIN_METRICS[:11])
-"""Main metrics that are always shown, also within their limits."""
+"""Main metrics that are shown even if they are within their limits."""
 _Row = tuple[str, str]
 
 
@@ -53,7 +53,7 @@ def analyze_screen(
     result: Result, paths: Sequence[str], *, asked: bool = True, page: doc.Document | None = None, following: str = "",
     report: str = "--html report.html",
 ) -> doc.Document:  # fmt: skip
-    """Build the first screen of a Result, or with `page` all of it.
+    """Build the first screen of a Result, or the whole page with `page`.
 
     `asked` is false if the corrections are the default corrections. `following` is the next command, by default a
     command that reads the dump in `paths`. `report` is the file of the report, or the option that writes it.

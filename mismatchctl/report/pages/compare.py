@@ -23,7 +23,7 @@ MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 12
 
 
 def compare_screen(comparison: api.Comparison, page: doc.Document | None = None) -> doc.Document:
-    """Build the first screen of a comparison, or with `page` all of it."""
+    """Build the first screen of a comparison, or the whole page with `page`."""
     worst = min(comparison.contrasts, key=_severity)
     screen = doc.Document(_headline(comparison))
     if page is None:

@@ -23,7 +23,7 @@ _Row = tuple[str, str]
 def diagnose_screen(
     found: Diagnosis, paths: Sequence[str], page: doc.Document | None = None, notes: Sequence[str] = ()
 ) -> doc.Document:
-    """Build the first screen of a diagnosis, or with `page` all of it."""
+    """Build the first screen of a diagnosis, or the whole page with `page`."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     screen = doc.Document(_headline(judged))
     screen.sections += [_answer_section(found, judged)] if page is None else page.sections[1:]

@@ -22,7 +22,7 @@ _STATUSES: Mapping[str, Status] = {"passed": "OK", "undecided": "CHECK", "failed
 def gate_screen(
     verdict: api.Verdict, paths: Sequence[str], *, page: doc.Document | None = None, saved: str = ""
 ) -> doc.Document:
-    """Build the first screen of a verdict, or with `page` all of it.
+    """Build the first screen of a verdict, or the whole page with `page`.
 
     `saved` is the path of the new baseline, if the dump was accepted with --accept.
     """

@@ -1,4 +1,4 @@
-"""Saved results of has_result commands on one page."""
+"""Saved results of several commands on one page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_saved(paths: Sequence[Path]) -> list[SavedFile]:
 
 
 def combine_results(found: Sequence[SavedFile]) -> Result:
-    """Merge the Results. Runs with the same name get the file name as a suffix, other results become sections."""
+    """Merge the Results. Runs with the same name get the file name as a suffix. Other results become sections."""
     results = [(path.stem, kept) for path, _, kept in found if isinstance(kept, Result)]
     if not results:
         problem = "expected at least one Result, found only results of other commands"
@@ -91,7 +91,7 @@ def _parse_sections(data: Mapping[str, Any]) -> SavedResult | None:
 
 
 def combined_document(found: Sequence[SavedFile]) -> Document:
-    """Build one page of has_result results. A single result gets the page of its command."""
+    """Build one page of several results. A single result gets the page of its command."""
     if len(found) == 1:
         return _SECTION_KINDS[type(found[0][2])][1](found[0][2])
     doc = Document(Headline(f"{len(found)} results", subtitle="report"))
@@ -102,7 +102,7 @@ def combined_document(found: Sequence[SavedFile]) -> Document:
     for number, kept in enumerate(kept for _, _, kept in found if not isinstance(kept, Result)):
         title, page = _SECTION_KINDS[type(kept)]
         own_page, anchor = page(kept), f"part-{number}"
-        if isinstance(kept, Verdict):  # a verdict comes first
+        if isinstance(kept, Verdict):  # the verdict of the gate comes first
             card = Card(kept.outcome, kept.outcome, own_page.headline.title.replace(kept.outcome, "The gate", 1))
             opening.insert(has_result, Section("", f"verdict-{number}").add(card))
         section = Section(title, anchor, note=own_page.headline.title)

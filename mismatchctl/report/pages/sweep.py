@@ -131,7 +131,7 @@ def _points_screen_table(heading: str, rows: Iterable[tuple[str, Mapping[str, An
 
 
 def _runs_table(sweep: api.Sweep) -> doc.Table:
-    """Return the tokens that each run rejects at the usual threshold, or at the strictest if there is none."""
+    """Return the tokens that each run rejects at the usual threshold, or else at the strictest threshold."""
 
     def cell(study: Study, point: int) -> Callable[[str], str]:
         return lambda run: percent(
@@ -421,7 +421,7 @@ def _config_data(study: Study, runs: Sequence[Sequence[api.SweepRow]]) -> dict[s
         points = api.thin_rows(sorted({row["point"] for row in rows if row["pareto"]}), MAX_CONFIGS)
     found: dict[int, list[list[int]]] = {}
     for point in points:
-        correction = study.correction_at(point).model_copy(update={"about": ""})  # it describes another point
+        correction = study.correction_at(point).model_copy(update={"about": ""})  # the text describes another point
         texts = (format_native(correction, framework, nearest=True) for framework in frameworks)
         found[point] = [
             [lines.setdefault(line, len(lines)) for line in text.splitlines()]
