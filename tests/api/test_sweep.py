@@ -35,6 +35,7 @@ from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
 from mismatchctl.measure.grid.thresholds import (
     BinIntervals,
     IntervalVariants,
+    TokenBins,
     group_families,
     sum_token_table,
 )
@@ -74,7 +75,7 @@ def test_bins_match_comparisons(values: list[float], seed: int) -> None:
     cuts = np.sort(rng.integers(0, len(x) + 1, 2))
     segments = Segments(np.array([0, *cuts, len(x)]))
     thresholds = IntervalVariants.from_gates(gates)
-    (counts,) = sum_token_table([(x, thresholds)], [None], segments)
+    (counts,) = sum_token_table([TokenBins.find(x, thresholds)], [None], segments)
     found = thresholds.inside.sums(counts)
     for number, gate in enumerate(gates):
         above = x >= 0 if gate.inclusive[0] else x > 0

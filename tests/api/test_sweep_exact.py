@@ -185,15 +185,6 @@ def test_random_studies_match_single_analyses(data: st.DataObject, binned: bool)
     few_studies(data, binned=binned)
 
 
-@settings(MANY, max_examples=10)
-@given(st.data())
-def test_random_ladders_match_single_analyses(data: st.DataObject) -> None:
-    """Few bounds of a token gate take the code path of many bounds."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mismatchctl.measure.grid.thresholds.MIN_NESTED_GATES", 2)
-        few_studies(data, binned=True)
-
-
 def few_studies(data: st.DataObject, *, binned: bool) -> None:
     shape = data.draw(shapes())
     rows = make_rows(shape)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Float64s, TokenBatch
+from mismatchctl.core.batch import Float64s, Ints, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.corrections.application import Selection, Weights, measure_gate
 from mismatchctl.corrections.model import MISMATCH_SOURCE
@@ -24,10 +25,12 @@ from mismatchctl.measure.columns import (
 from mismatchctl.measure.grid.thresholds import (
     SMALL_WEIGHT,
     Arrays,
+    BinIntervals,
     BlockColumns,
     BlockParts,
-    BoundedWeightSums,
     CorrectionFamily,
+    Term,
+    TokenBins,
     sum_products,
     sum_token_table,
 )
@@ -46,10 +49,12 @@ def block_columns(
         )
     binned = _BinnedPoints(family, ratios, batch, parts)
     passing, flags = binned.passing(), binned.flags
-    made = BlockColumns(parts, flags, summed=binned.summed, maxima=binned.maxima)
+    made = BlockColumns(
+        parts, flags, binned.kept, {}, binned.fixed, binned.summed, binned.maxima, binned.variants, binned.terms
+    )
     failing = binned.failing(passing)
     for column in list_columns(family.correction, losses=False):
-        if column.merge == "largest" or column.name in made.summed:
+        if column.merge == "largest" or column.name in (made.summed | made.terms):
             continue
         assert column.compute is not None
         if column.depends_on not in ("kept", "all"):
@@ -59,6 +64,11 @@ def block_columns(
         if flags is not None and (rest := column.compute(failing)).any():
             made.failing[column.name] = rest
     return made
+
+
+def _sum_others(table: NDArray[Any], axis: int) -> NDArray[Any]:
+    """Sum a table [S, ...] over the other axes of bins [S, bins]."""
+    return table if table.ndim == 2 else table.sum(axis=tuple(set(range(1, table.ndim)) - {axis}))
 
 
 class _BinnedPoints:
@@ -75,10 +85,20 @@ class _BinnedPoints:
         gates = [self.correction.gates[gate] for gate in family.order]
         everything = Selection.everything(batch.segments)
         measured = [measure_gate(gate, ratios[gate.source], everything, batch) for gate in gates]
-        rules = list(zip(measured, family.thresholds, strict=True))
-        self.on_tokens, self.on_sequences = rules[: family.token_gates], rules[family.token_gates :]
+        tokens = family.token_gates
+        bins = [TokenBins.find(*rule).narrow() for rule in zip(measured[:tokens], family.thresholds, strict=False)]
+        of_sequences = [
+            rule.narrow(rule.bin(values))[:2]
+            for values, rule in zip(measured[tokens:], family.thresholds[tokens:], strict=True)
+        ]
+        self.on_tokens = [rule for rule, _ in bins]
+        self.on_sequences = [(values, rule) for values, (rule, _) in zip(measured[tokens:], of_sequences, strict=True)]
+        self.variants: tuple[Ints | None, ...] = (None, *(of for _, of in (*bins, *of_sequences)))
         self.rejected: dict[tuple[int, Side], NDArray[Any]] = {}
         self.summed: Arrays = {}
+        self.kept: Arrays = {}  # terms that depend on the gates
+        self.fixed: Arrays = {}  # terms that do not
+        self.terms: dict[str, list[Term]] = {}
         self.maxima: Arrays = {}
         self.flags = self._sequence_gates()
         rule = self.correction.weight
@@ -89,7 +109,7 @@ class _BinnedPoints:
         made = self._weights(kept)
         counted = self.length if self.zeroes else kept["count"]
         wide = {name: (self._wide(known), self._wide(values)) for name, (known, values) in self.batch.outcomes.items()}
-        if self.parts.count == 1:
+        if self.parts.count == 1 and "weight_excess" in made:
             self.summed["mean_excess"] = np.tensordot(1 / self.segments.sizes, made["weight_excess"], 1)[None]
         facts = CorrectionFacts(
             length=self.length,
@@ -158,14 +178,31 @@ class _BinnedPoints:
             small = self.weights.ratios.extent[0] < SMALL_WEIGHT
             wanted |= {"excess": self.weights.excess}
             wanted |= {"square": (self.weights.bounded if small else self.weights.excess + 1.0) ** 2}
-        table = sum_token_table(self.on_tokens, list(wanted.values()), self.segments)
-        for axis, (_, thresholds) in enumerate(self.on_tokens):
-            others = tuple(1 + other for other in range(len(self.on_tokens)) if other != axis)
-            counts = table[0].sum(axis=others)
-            self._note(axis + 1, thresholds.below.sums(counts), thresholds.above.sums(counts))
-        for axis, (_, thresholds) in enumerate(self.on_tokens):
-            table = thresholds.inside.sums(table, axis=axis + 2)
-        return {name: self._from_tokens(sums, False) for name, sums in zip(wanted, table, strict=True)}
+        made = dict(zip(wanted, sum_token_table(self.on_tokens, list(wanted.values()), self.segments), strict=True))
+        axis, last = len(self.on_tokens), self.on_tokens[-1].thresholds.inside
+        for gate in range(axis):
+            self._note_tokens(gate, _sum_others(made["count"], 1 + gate))
+        for gate, rule in enumerate(self.on_tokens[:-1], 1):
+            made = {name: rule.thresholds.inside.sums(sums, axis=gate) for name, sums in made.items()}
+        made = {name: self._from_tokens(sums, False) for name, sums in made.items()}
+        for name, column in (("k3", "kept_k3"), ("square", "squared_kept_weight")):
+            if name in made:
+                self.kept[name] = made[name]
+                self.terms[column] = [Term(name, last, axis + 1)]
+        return made | {name: last.sums(made[name], axis=axis + 1) for name in ("count", "excess") if name in made}
+
+    def _note_tokens(self, axis: int, counts: NDArray[Any]) -> None:
+        """Record the rejections of a gate on tokens, given the tokens by bin [S, bins]."""
+        gate, thresholds, some = self.family.order[axis], self.on_tokens[axis].thresholds, counts > 0
+        rows = self.parts.index * thresholds.bins
+        ends = {"low": some.argmax(axis=1), "high": thresholds.bins - 1 - some[:, ::-1].argmax(axis=1)}
+        tokens = self.parts.sum(counts)
+        for side, runs in (("low", thresholds.below), ("high", thresholds.above)):
+            extremes = np.bincount(rows + ends[side], minlength=tokens.size).reshape(tokens.shape)
+            for name, values in (("tokens", tokens), ("sequences", extremes)):
+                column, term = f"gate{gate}_{name}_{side}", f"gate{gate} {name} {side}"
+                self.summed[term] = self._wide(values, axis + 1)
+                self.terms[column] = [Term(term, runs, axis + 2)]
 
     def _weights(self, kept: Arrays) -> Arrays:
         zero = np.zeros_like(self.length)
@@ -194,47 +231,67 @@ class _BinnedPoints:
         """Sum the weights per token, with bins for the weight and for token gates."""
         bounds = self.family.bounds
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
-        weight = weights.raw if weights.ratios.extent[0] < SMALL_WEIGHT else ratio
-        wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess, "ww": weight**2}
-        table = sum_token_table([(ratio, bounds.thresholds), *self.on_tokens], list(wanted.values()), self.segments)
-        of_each = dict(zip(wanted, table, strict=True))
-        of_all = of_each
-        if self.on_tokens:
-            of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in wanted}
-        every = BoundedWeightSums(bounds, of_all)
-        whole = BoundedWeightSums(bounds, {name: self.parts.sum(sums) for name, sums in of_all.items()})
-        high = whole.sum_beyond("above", "count")
-        made = {"weight_excess": self._wide(every.sum("e", "count", origin=1.0))}
+        wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess}
+        if weights.ratios.extent[0] < SMALL_WEIGHT:  # 1 + 2 (w - 1) + (w - 1)^2 would lose digits
+            wanted["ww"] = weights.raw**2
+        rule, of = TokenBins.find(ratio, bounds.thresholds).narrow()
+        self.variants = of, *self.variants[1:]
+        tables = sum_token_table([rule, *self.on_tokens], list(wanted.values()), self.segments)
+        kept: Arrays = dict(zip(wanted, tables, strict=True))
+        every = {name: self._wide(_sum_others(sums, 1)) for name, sums in kept.items()}
+        for axis, gate in enumerate(self.on_tokens, 2):
+            kept = {name: gate.thresholds.inside.sums(sums, axis=axis) for name, sums in kept.items()}
+        kept = {name: self._from_tokens(sums, True) for name, sums in kept.items()}
+        if "ww" not in kept:
+            kept["ww"] = kept["count"] + 2 * kept["e"] + kept["ee"]
+        kept["mean"], kept["share"] = (kept["count"] + kept["e"]) / self.length, kept["count"] / self.length
+        self.kept = {f"kept {name}": values for name, values in kept.items()}
+        self.fixed = {name: every[name] for name in ("count", "e")}
+        self.summed["ee"] = self.parts.sum(every["ee"])
+        self.summed["mean"], self.summed["share"] = (
+            self.parts.sum(every[name] / self.length) for name in ("e", "count")
+        )
+        sides = {(1, 0): rule.thresholds.below, (0, 1): rule.thresholds.above}
+        sides = {powers: runs for powers, runs in sides.items() if not runs.are_empty}
+        for name, inside, outside, power, origin in (
+            ("weight_excess", "e", "count", 1, 1.0),
+            ("mean_excess", "mean", "share", 1, 1.0),
+            ("squared_weight_excess", "ee", "count", 2, 1.0),
+            ("kept_excess", "kept e", "kept count", 1, 1.0),
+            ("squared_kept_weight", "kept ww", "kept count", 2, 0.0),
+            ("sequence_weight", "kept mean", "kept share", 1, 0.0),
+        ):
+            self._add_term(name, inside, rule.thresholds.inside, (0, 0))
+            for (low, high), runs in sides.items():
+                self._add_term(name, outside, runs, (power * low, power * high), origin)
+        means = {(0, 0): rule.thresholds.inside.sums(kept["mean"], axis=1)}
+        means |= {powers: runs.sums(kept["share"], axis=1) for powers, runs in sides.items()}
+        for ((a, b), x), ((c, d), y) in combinations_with_replacement(means.items(), 2):
+            term = f"kept mean {(a, b)} times {(c, d)}"
+            self.kept[term] = x * y if x is y else 2 * x * y
+            self._add_term("squared_sequence_weight", term, None, (a + c, b + d))
+        self._add_term("weight_high", "count", rule.thresholds.above, (0, 0))
+        (watched,) = sum_token_table([TokenBins.find(ratio, bounds.watched)], [None], self.segments)
         self.summed |= {
-            "raw_weight_excess": self._along_weights(whole.table["e"].sum(axis=1)),
-            "squared_raw_weight_excess": self._along_weights(whole.table["ee"].sum(axis=1)),
-            "squared_weight_excess": self._along_weights(whole.sum("ee", "count", power=2, origin=1.0)),
-            "weight_low": self._along_weights(bounds.watched.sums(whole.table["count"])),
-            "weight_high": self._along_weights(np.zeros(self.parts.count) if high is None else high),
+            "raw_weight_excess": self.parts.sum(every["e"].sum(axis=1, keepdims=True)),
+            "squared_raw_weight_excess": self.summed["ee"].sum(axis=1, keepdims=True),
+            "weight_low": self._along_weights(bounds.watched.below.sums(self.parts.sum(watched))),
         }
-        left, made["kept_excess"] = every, made["weight_excess"]
-        if self.on_tokens:
-            left = BoundedWeightSums(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
-            made["kept_excess"] = self._kept(left.sum("e", "count", origin=1.0))
-        made["squared_kept_weight"] = self._kept(left.sum("ww", "count", power=2))
-        return made
+        return {"squared_kept_weight": self.length}  # no column uses it
 
-    def _narrowed(self, table: NDArray[Any]) -> NDArray[Any]:
-        """Apply gates without variants to a table of bins."""
-        for axis, (_, thresholds) in enumerate(self.on_tokens):
-            table = thresholds.inside.sums(table, axis=axis + 3) if thresholds.variants == 1 else table
-        return table
-
-    def _kept(self, sums: NDArray[Any]) -> NDArray[Any]:
-        """Apply the other gates to sums [S, weights, bins of token gates ...]."""
-        for axis, (_, thresholds) in enumerate(self.on_tokens):
-            sums = thresholds.inside.sums(sums, axis=axis + 2) if thresholds.variants > 1 else sums
-        return self._from_tokens(sums, True)
+    def _add_term(
+        self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
+    ) -> None:
+        """Add a term to a column: sums over bins, times powers of the lower and upper bound of each weight."""
+        factor = None
+        if any(powers):
+            factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
+        self.terms.setdefault(name, []).append(Term(term, runs, factor=factor))
 
     def _sequence_weights(self, weights: Weights, kept: Arrays) -> Arrays:
         bounds, raw, lengths = self.family.bounds, weights.raw_excess[:, None], self.segments.sizes[:, None]
         low, high = bounds.thresholds.sides(weights.raw_excess + 1.0)
-        watched = bounds.thresholds.bin(weights.raw_excess + 1.0)[:, None] < bounds.watched.stops
+        watched, _ = bounds.watched.sides(weights.raw_excess + 1.0)
         excess = np.where(low, bounds.low - 1.0, np.where(high, bounds.high - 1.0, raw))
         product = np.exp(np.clip(weights.log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None]
         weight = np.where(low, bounds.low, np.where(high, bounds.high, product))

@@ -28,6 +28,7 @@ from mismatchctl.measure.columns import list_columns
 from mismatchctl.measure.grid.columns import block_columns
 from mismatchctl.measure.grid.thresholds import (
     Arrays,
+    BlockColumns,
     BlockParts,
     CorrectionFamily,
     as_slice,
@@ -219,8 +220,8 @@ def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -
             made.fixed["tokens"] = block.segments.sizes.reshape(trivial)
             made.fixed["sequences"] = block.segments.nonempty.astype(np.float64).reshape(trivial)
             own = made.sum_by(layouts.rows.shapes, clusters)
-            by_cluster.add(of, own)
-            totals.add(rows, made.totals(own, within), made.maxima)
+            by_cluster.add(of, own, made)
+            totals.add(rows, made.totals(own, within), made)
     return [
         [FamilySums(whole, (rows,)) for whole, rows in zip(totals.split(count), by_cluster.split(count), strict=True)]
         for totals, by_cluster in tables
@@ -239,14 +240,14 @@ class _FamilyTable:
         if empty is not None:
             layout.arrays(self._sums)[EMPTY_COLUMN].T[...] = empty
 
-    def add(self, rows: Ints, sums: Arrays, maxima: Arrays | None = None) -> None:
+    def add(self, rows: Ints, sums: Arrays, block: BlockColumns) -> None:
         where = as_slice(rows)
         for name, known in self._layout.arrays(self._sums).items():
             if name != EMPTY_COLUMN:
-                known[where] += sums[name]
-        if self._largest is not None and maxima is not None:
+                known[where] += block.expand(name, sums)
+        if self._largest is not None:
             for name, known in self._largest.arrays(self._maxima).items():
-                known[where] = np.maximum(known[where], maxima[name])
+                known[where] = np.maximum(known[where], block.maxima[name])
 
     def split(self, cells: int) -> Iterator[ClusterTable]:
         return self._rows.split(cells, self._sums, self._maxima)

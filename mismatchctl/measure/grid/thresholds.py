@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,12 +15,9 @@ from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.application import Weights, gate_bounds
 from mismatchctl.corrections.model import Correction, Gate, Weight
-from mismatchctl.measure.cluster_table import add_rows
 from mismatchctl.measure.columns import GridAxis
 
 Arrays = dict[str, NDArray[Any]]
-_WIDE_ROWS = 64
-"""Rows with at least this number of values are added one by one."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +44,6 @@ class BlockParts:
         return np.searchsorted(self.index[self.order], np.arange(self.count))
 
     @cached_property
-    def members(self) -> list[slice | Ints]:
-        if np.all(self.index[1:] >= self.index[:-1]):  # sorted: slices need no copy
-            ends = [*self.firsts[1:].tolist(), len(self.index)]
-            return [slice(*bounds) for bounds in zip(self.firsts.tolist(), ends, strict=True)]
-        return [*np.split(self.order, self.firsts[1:])]
-
-    @cached_property
     def by_size(self) -> list[tuple[Ints, Ints | slice]]:
         """Return the parts grouped by their number of sequences."""
         sizes = np.diff(self.firsts, append=len(self.index))
@@ -62,11 +52,9 @@ class BlockParts:
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """Sum values [S, ...] over each part [count, ...]."""
-        if self.count > 1 and (values[0].size < _WIDE_ROWS or self.count == len(values)):
-            return add_rows(values[self.order], self.firsts)
         found: NDArray[Any] = np.empty((self.count, *values.shape[1:]))
-        for row, own in zip(found, self.members, strict=True):  # wide rows stay in the cache
-            np.add.reduce(values[own], axis=0, out=row)
+        for own, members in self.by_size:
+            found[own] = values[members].reshape(len(own), -1, *values.shape[1:]).sum(axis=1)
         return found
 
     def largest(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -86,6 +74,16 @@ _FEW_VARIANTS = 4
 """With at least this number of variants, matrix products are faster than sums."""
 
 
+@dataclass(frozen=True)
+class Term:
+    """A part of a column: another column, which may have bins along an axis of the grid."""
+
+    name: str
+    runs: BinIntervals | None = None  # intervals that the bins are summed over
+    axis: int = 1  # axis of the bins
+    factor: Float64s | None = None  # factor of each weight rule [W, 1, ...]
+
+
 @dataclass
 class BlockColumns:
     """The columns of one block along the grid."""
@@ -99,6 +97,27 @@ class BlockColumns:
     # columns that are not stored by cluster, summed over each part [parts, ...]
     summed: Arrays = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)  # maxima of each part [parts, weights, 1, ...]
+    # variants that columns have along each axis of the grid, as the number of each variant of the family among them
+    variants: Sequence[Ints | None] = ()
+    # columns that are sums of others
+    terms: dict[str, list[Term]] = field(default_factory=dict)
+
+    def expand(self, name: str, sums: Arrays) -> NDArray[Any]:
+        """Return the sums [parts, ...] of a column at each point of the grid."""
+        if name not in self.terms:
+            return self._at_points(sums[name])
+        parts = []
+        for term in self.terms[name]:
+            values = sums[term.name] if term.runs is None else term.runs.sums(sums[term.name], axis=term.axis)
+            values = self._at_points(values)
+            parts.append(values if term.factor is None else values * term.factor)
+        return np.asarray(sum(parts[1:], parts[0]))
+
+    def _at_points(self, sums: NDArray[Any]) -> NDArray[Any]:
+        for axis, of in enumerate(self.variants, 1):
+            if of is not None and 1 < sums.shape[axis] < len(of):
+                sums = sums.take(of, axis=axis)
+        return sums
 
     def totals(self, known: Arrays, within: BlockParts) -> Arrays:
         """Sum each column over each part [parts, weights, gate variants ...], given some sums `within` the parts."""
@@ -107,6 +126,7 @@ class BlockColumns:
 
     def sum_by(self, names: Collection[str], parts: BlockParts) -> Arrays:
         """Sum some columns over other parts [parts, weights, gate variants ...]."""
+        names = [*dict.fromkeys(term.name for name in names for term in self.terms.get(name, [Term(name)]))]
         if self.flags is None or not (parts.count == 1 or parts.count * _FEW_VARIANTS < len(parts.index)):
             return {name: parts.sum(self._of_sequences(name)) for name in names}
         found = {name: parts.sum(self.fixed[name]) for name in names if name in self.fixed}
@@ -160,7 +180,7 @@ def _sum_product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite
 
 
 _SAMPLE_SIZE = 64
-SMALL_WEIGHT = -5.0  # log of a weight. Below this weight, 1 + (w - 1) loses digits.
+SMALL_WEIGHT = -3.0  # log of the weight below which sums of w - 1 and its square lose digits of w^2
 
 
 @dataclass(frozen=True)
@@ -172,6 +192,10 @@ class BinIntervals:
 
     starts: Ints
     stops: Ints
+
+    @property
+    def are_empty(self) -> bool:
+        return not bool((self.starts < self.stops).any())
 
     @cached_property
     def _pivots(self) -> list[tuple[int, Ints]]:
@@ -206,16 +230,19 @@ class BinIntervals:
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
             up, down = self.stops[runs] - pivot, pivot - self.starts[runs]
-            found = _take_entries(_cumulative_sums(table[..., pivot : pivot + up.max()]), up)
+            sums: list[NDArray[Any]] = []
+            if up.any():
+                sums.append(_take_entries(_cumulative_sums(table[..., pivot : pivot + up.max()]), up))
             if down.any():
-                found = found + _take_entries(_cumulative_sums(table[..., pivot - down.max() : pivot][..., ::-1]), down)
-            result[..., as_slice(runs)] = found
+                sums.append(_take_entries(_cumulative_sums(table[..., pivot - down.max() : pivot][..., ::-1]), down))
+            result[..., as_slice(runs)] = sum(sums)
         return np.moveaxis(result, -1, axis)
 
 
 def _cumulative_sums(values: Float64s) -> Float64s:
     """Return the sums of the first 0, 1, 2, ... entries along the last axis."""
-    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+    sums = np.empty((*values.shape[:-1], values.shape[-1] + 1))
+    sums[..., 0] = 0.0
     np.cumsum(values, axis=-1, out=sums[..., 1:])
     return sums
 
@@ -267,15 +294,20 @@ class IntervalVariants:
     def bin(self, values: Float64s) -> Ints:
         return np.searchsorted(self.edges, values, side="right")
 
-    def common_bin(self, values: Float64s) -> tuple[int, float, float]:
-        """Return a bin that contains many values, and its edges.
+    def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
+        """Return the variants that differ if values are in these bins only.
 
-        Most tokens are in this bin, so they need no search.
+        A block has values in few bins of many thresholds. Also returns the number of each variant among them (null: all
+        variants are kept), and the number of each bin.
         """
-        sample = self.bin(values[:: max(len(values) // _SAMPLE_SIZE, 1)])
-        common = int(np.bincount(sample).argmax()) if len(sample) else 0
-        padded = np.concatenate([[-np.inf], self.edges, [np.inf]])
-        return common, float(padded[common]), float(padded[common + 1])
+        some = np.zeros(self.bins, np.bool_)
+        some[bins] = True
+        before, filled = np.append(0, np.cumsum(some)), np.flatnonzero(some)
+        starts, stops = before[self.inside.starts], before[self.inside.stops]
+        _, firsts, of = np.unique(starts * len(before) + stops, return_index=True, return_inverse=True)
+        kept = slice(None) if len(firsts) == self.variants else firsts
+        narrowed = IntervalVariants(self.edges[filled[1:] - 1], BinIntervals(starts[kept], stops[kept]))
+        return narrowed, of if narrowed.variants < self.variants else None, before[:-1]
 
     def sides(self, values: Float64s) -> tuple[Bools, Bools]:
         """Return flags of the values [S] below and above each interval, [S, V] each."""
@@ -294,13 +326,10 @@ class WeightBounds:
     def __init__(self, rules: Sequence[Weight]) -> None:
         bounds = np.array([rule.bounds for rule in rules])
         watched = np.array([rule.watch_low or rule.bounds[0] for rule in rules])
-        lows = np.concatenate([bounds[:, 0], watched])
-        lows[lows <= 0] = -np.inf  # weights are never negative
-        highs = [*map(_exclusive_bound, bounds[:, 1]), *[np.nan] * len(rules)]
-        both, count = IntervalVariants.from_bounds(lows, np.array(highs)), len(rules)
-        starts, stops = both.inside.starts, both.inside.stops
-        self.thresholds = IntervalVariants(both.edges, BinIntervals(starts[:count], stops[:count]))
-        self.watched = BinIntervals(np.zeros_like(starts[:count]), starts[count:])
+        highs = np.array([_exclusive_bound(high) for high in bounds[:, 1]])
+        none, unbounded = np.full(len(rules), np.nan), -np.inf  # weights are never negative
+        self.thresholds = IntervalVariants.from_bounds(np.where(bounds[:, 0] > 0, bounds[:, 0], unbounded), highs)
+        self.watched = IntervalVariants.from_bounds(np.where(watched > 0, watched, unbounded), none)
         self.zeroes = np.array([rule.zero is not None for rule in rules])
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
@@ -314,6 +343,15 @@ class WeightBounds:
             within = self._within(weights, segments.spread(parts.index), parts.count)
             least, most = (np.where(self.zeroes, *both) for both in zip(within, (least, most), strict=True))
         return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
+
+    def factor(self, low: int, high: int, origin: float = 0.0) -> Float64s:
+        """Return the product of powers of the lower and upper bounds, minus `origin` [W].
+
+        0 if it is infinite, because no weight is outside such bounds.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            made: Float64s = (self.low - origin) ** low * (self.high - origin) ** high
+        return np.where(np.isfinite(made), made, 0.0)
 
     def _within(self, weights: Weights, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
         """Return the smallest and largest weight of each part if weights outside the bounds become 0 [count, W]."""
@@ -334,69 +372,76 @@ class WeightBounds:
         return least, most
 
 
-class BoundedWeightSums:
-    """Sums of bounded weights over bins [S, bins, ...]. Weights outside the bounds are replaced by the bound."""
-
-    def __init__(self, bounds: WeightBounds, table: Mapping[str, Float64s]) -> None:
-        self.bounds, self.table = bounds, table
-        self._beyond: dict[tuple[str, str], Float64s] = {}
-
-    def sum(self, inside: str, outside: str, *, power: int = 1, origin: float = 0.0) -> Float64s:
-        """Sum (w - origin)^power times a factor. The column `inside` contains the product, and `outside` the factor."""
-        total = self.bounds.thresholds.inside.sums(self.table[inside], axis=1)
-        for side in ("below", "above"):
-            bound = self.bounds.low if side == "below" else self.bounds.high
-            beyond = self.sum_beyond(side, outside)
-            if beyond is not None:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    factor = np.where(np.isfinite(bound), bound - origin, 0.0) ** power
-                    made = beyond * factor.reshape(-1, *(1,) * (beyond.ndim - 2))
-                # No weight exceeds a bound whose square overflows.
-                total += made if np.isfinite(factor).all() else np.where(beyond == 0, 0.0, made)
-        return total
-
-    def sum_beyond(self, side: str, column: str) -> Float64s | None:
-        """Sum a column over the weights outside the bounds, if there are bounds."""
-        runs = self.bounds.thresholds.below if side == "below" else self.bounds.thresholds.above
-        if not (runs.starts < runs.stops).any():
-            return None
-        if (side, column) not in self._beyond:
-            self._beyond[side, column] = runs.sums(self.table[column], axis=1)
-        return self._beyond[side, column]
+_CELLS_PER_EDGE, _MOST_EDGES_PER_CELL = 4, 4
+"""Size of the table that finds bins, and the density of edges from which a binary search is faster."""
 
 
-ThresholdRule = tuple[Float64s, IntervalVariants]
-"""A quantity per token, and thresholds on the quantity."""
+def _bin_many(edges: Float64s, values: Float64s) -> Ints:
+    """Count the edges up to each value. A table of equal cells is several times as fast as a binary search."""
+    cells, width = _CELLS_PER_EDGE * len(edges), (edges[-1] - edges[0]) if len(edges) else 0.0
+    if not (1e-300 < width < np.inf and len(values) > cells):
+        return np.searchsorted(edges, values, side="right")
+    first, scale = edges[0], (cells - 1) / width
+    starts = np.searchsorted(((edges - first) * scale).astype(np.int64), np.arange(cells))
+    if np.diff(starts, append=len(edges)).max() > _MOST_EDGES_PER_CELL:
+        return np.searchsorted(edges, values, side="right")
+    bins: Ints = starts[((np.clip(values, first, edges[-1]) - first) * scale).astype(np.int64)]
+    padded = np.append(edges, np.nan)
+    while (more := values >= padded[bins]).any():
+        bins += more
+    return bins
+
+
+@dataclass(frozen=True)
+class TokenBins:
+    """Bins of a quantity per token. Most tokens are in one bin, so they need no search."""
+
+    thresholds: IntervalVariants
+    common: int  # bin of most tokens
+    found: Ints  # tokens in other bins [F]
+    bins: Ints  # their bins [F]
+
+    @classmethod
+    def find(cls, values: Float64s, thresholds: IntervalVariants) -> TokenBins:
+        sample = thresholds.bin(values[:: max(len(values) // _SAMPLE_SIZE, 1)])
+        common = int(np.bincount(sample).argmax()) if len(sample) else 0
+        low, high = np.concatenate([[-np.inf], thresholds.edges, [np.inf]])[common : common + 2]
+        found = np.flatnonzero((values < low) | (values >= high))
+        return cls(thresholds, common, found, _bin_many(thresholds.edges, values[found]))
+
+    def narrow(self) -> tuple[TokenBins, Ints | None]:
+        """See IntervalVariants.narrow."""
+        thresholds, of, number = self.thresholds.narrow(np.append(self.bins, self.common))
+        return TokenBins(thresholds, int(number[self.common]), self.found, number[self.bins]), of
 
 
 def sum_token_table(
-    rules: Sequence[ThresholdRule], columns: Sequence[NDArray[Any] | None], segments: Segments
-) -> NDArray[np.float64]:
-    """Sum per sequence and bin: [columns, S, bins of the first rule, bins of the second, ...]. Null counts tokens."""
-    sizes = [thresholds.bins for _, thresholds in rules]
-    cells, count = int(np.prod(sizes)), len(segments)
-    away, common = np.zeros(segments.tokens, np.bool_), 0
-    for values, thresholds in rules:
-        usual, low, high = thresholds.common_bin(values)
-        common = common * thresholds.bins + usual
-        if thresholds.bins > 1:
-            away |= (values < low) | (values >= high)
-    searched = np.flatnonzero(away)
-    place = np.repeat(np.arange(count), segments.lengths)[searched]
-    unusual = np.bincount(place, minlength=count)
-    for values, thresholds in rules:
-        place = place * thresholds.bins + thresholds.bin(values[searched])
-    table = np.empty((len(columns), count, cells)) if len(searched) else np.zeros((len(columns), count, cells))
-    for sums, column in zip(table, columns, strict=True):
-        rest = column
-        if len(searched):
-            weights = None if column is None else column[searched]
-            sums[...] = np.bincount(place, weights, minlength=count * cells).reshape(count, cells)
-            if column is not None:
-                rest = column.astype(np.float64)
-                rest[searched] = 0.0
+    rules: Sequence[TokenBins], columns: Sequence[NDArray[Any] | None], segments: Segments
+) -> list[Float64s]:
+    """Sum each column per sequence and bin [S, bins of the first rule, bins of the second, ...]. Null counts tokens."""
+    sizes = [rule.thresholds.bins for rule in rules]
+    cells, count, common, found = int(np.prod(sizes)), len(segments), 0, rules[0].found
+    if len(rules) > 1:
+        away = np.zeros(segments.tokens, np.bool_)
+        for rule in rules:
+            away[rule.found] = True
+        found = np.flatnonzero(away)
+    unusual = np.diff(np.searchsorted(found, segments.offsets))
+    place = np.repeat(np.arange(count), unusual)
+    for rule in rules:
+        bins = np.full(len(found), rule.common)
+        bins[slice(None) if rule.found is found else np.searchsorted(found, rule.found)] = rule.bins
+        place, common = place * rule.thresholds.bins + bins, common * rule.thresholds.bins + rule.common
+    made = []
+    for column in columns:
+        rest, weights = column, None
+        if column is not None:
+            rest, weights = column.astype(np.float64), column[found]
+            rest[found] = 0.0
+        sums = np.bincount(place, weights, count * cells).astype(np.float64, copy=False).reshape(count, cells)
         sums[:, common] += segments.lengths - unusual if rest is None else segments.sum(rest)
-    return table.reshape(len(columns), count, *sizes)
+        made.append(sums.reshape(count, *sizes))
+    return made
 
 
 _MOST_CELLS = 1 << 14
