@@ -316,7 +316,8 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         "",
         "If `diagnose` has a test for the planted cause, the first finding names this cause in "
         f"{percent(sum(right[True]), len(right[True]))} of the",
-        "dumps. If it has no such test, `unexplained` is right too, and the first finding is right in "
+        "dumps. If `diagnose` has no test for the planted cause, `unexplained` is right too, and the first finding is "
+        "right in "
         f"{percent(sum(right[False]), len(right[False]))}",
         "of the dumps.",
         "",
