@@ -3,13 +3,13 @@
     python benchmarks/advise_models.py TRUTH        # trains small models and measures what corrections do to them
     python benchmarks/advise.py TRUTH [FIRST] [BUGS]
 
-TRUTH contains the output of the first command: the rule was chosen on some of its models (`CHOSEN_ON`), the others are
-held out. FIRST has the same layout: a policy that was made by another script. BUGS contains dumps with one known cause
-each and a labels.json.
+TRUTH contains the output of the first command. The rule was chosen on the models in `CHOSEN_ON`, and the other models
+are held out. FIRST has the same layout: a policy that was made by another script. BUGS contains dumps with one known
+cause each and a labels.json.
 
-The error of a correction is the one that the best step size leaves, as a share of the true gradient's squared norm:
-1 - cos^2 of the gradient of an update to the true gradient. Shrinking a gradient does not change it. Regret is the
-error of the advised correction over that of the best one that keeps a tenth of the tokens and half of the loss.
+The error of a correction is the error that remains with the best step size, as a share of the true gradient's squared
+norm: 1 - cos^2 of the gradient of an update to the true gradient. Shrinking a gradient does not change it. Regret is
+the error of the advised correction over that of the best one that keeps a tenth of the tokens and half of the loss.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from mismatchctl.results.summary import find_fixable, is_uncorrectable  # noqa: 
 
 BATCHES = (64, 512, 4096)
 BAR = (1.05, 1.15, 1.5)
-"""Wanted median, 90th percentile and worst regret at 512."""
+"""Required median, 90th percentile and maximum of the regret at a batch of 512."""
 STABLE = 0.8
 SHOWN = ("none", "token_truncate_2", "seq_truncate_2", "seq_mis", "seq_mis_2", "decoupled_k3_rs_token_tis", "slime-mis")
 WORSE = 1.05
-"""Times the error of no correction beyond which advice did harm."""
+"""Advice did harm if its error is more than this multiple of the error without a correction."""
 OF_A_BATCH = 64
 BEGIN, FINISH = "<!-- figures: benchmarks/advise.py -->", "<!-- end of figures -->"
 CHOSEN_ON = frozenset({"dense-44", "moe-40", "parallel-36"})
@@ -75,11 +75,11 @@ class Case:
         return self.errors[batch][name] / min(allowed)
 
     def own_regret(self, batch: int) -> float:
-        """Of the advised correction."""
+        """Return the regret of the advised correction."""
         return self.regret(batch, self.choices[batch].first)
 
     def is_worse(self, batch: int) -> bool:
-        """Whether no correction would have been better than the advised one."""
+        """Return True if no correction would have been better than the advised correction."""
         return self.own_regret(batch) > WORSE * self.regret(batch, "none")
 
 
@@ -92,7 +92,7 @@ def true_error(found: dict[str, Any], norm2: float, batch: int) -> float:
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """All cases of a folder."""
+    """Return all cases of a folder."""
     for path in sorted(folder.glob("*/truth.json")):
         truth = json.loads(path.read_text())
         own = truth["corrections"]
@@ -132,7 +132,7 @@ def _always(name: str) -> Callable[[Case, int], float | None]:
 
 
 def regrets(title: str, found: Sequence[Case]) -> Iterator[str]:
-    """Regrets of the advice, and of always taking one correction."""
+    """Yield a table of regrets of the advice, and of each correction if it is always used."""
     yield f"{title} ({len(found)} mismatches): median / 90th percentile / worst regret at a batch of"
     yield ""
     yield f"| correction | {' | '.join(f'{batch:,}' for batch in BATCHES)} |"
@@ -179,7 +179,7 @@ def _stable(found: Sequence[Case]) -> str:
 
 
 def _parts(groups: dict[str, list[Case]]) -> Iterator[str]:
-    """Estimated projections and variances against the true ones."""
+    """Yield lines that compare estimated projections and variances with the true values."""
     yield "| mismatches | part | estimated v true, median | range of 80% of the cases |"
     yield "|---|---|---|---|"
     for group, found in groups.items():
@@ -200,7 +200,7 @@ def _parts(groups: dict[str, list[Case]]) -> Iterator[str]:
 
 
 def _fixed(folder: Path) -> Iterator[str]:
-    """Whether planted bugs come first."""
+    """Yield lines about planted bugs that the advice must name first."""
     labels, missed, alarms, bugs = json.loads((folder / "labels.json").read_text()), [], [], 0
     for name, label in labels.items():
         (findings,) = diagnose([str(folder / name)]).runs.values()
@@ -217,7 +217,7 @@ def _fixed(folder: Path) -> Iterator[str]:
 
 
 def main(truth: Path, policy: Path | None, bugs: Path | None) -> None:
-    """Put the figures between the marks of docs/methods/advice.md."""
+    """Write the figures between the marks of docs/methods/advice.md."""
     found, first = list(cases(truth)), [] if policy is None else list(cases(policy))
     held, chosen = ([case for case in found if (case.facts["model"] in CHOSEN_ON) == own] for own in (False, True))
     groups = {"held out": held, "first policy": first, "chosen on": chosen}

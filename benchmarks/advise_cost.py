@@ -21,7 +21,7 @@ NOISE = 0.03
 
 
 def made(path: Path, tokens: int) -> None:
-    """Responses of about `LENGTH` tokens, eight to a prompt, in ten steps."""
+    """Write responses of about `LENGTH` tokens, eight per prompt, in ten steps."""
     random = np.random.default_rng(7)
     count = max(tokens // LENGTH // RESPONSES, STEPS) * RESPONSES
     lengths = random.integers(LENGTH // 2, LENGTH * 3 // 2, count)
@@ -37,7 +37,7 @@ def made(path: Path, tokens: int) -> None:
 
 
 def cost(*arguments: str) -> tuple[float, float]:
-    """CPU seconds, and the largest memory in MiB."""
+    """Return CPU seconds, and the peak memory in MiB."""
     command = [sys.executable, "-m", "mismatchctl", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     _, status, used = os.wait4(process.pid, 0)

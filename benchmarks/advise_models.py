@@ -60,11 +60,11 @@ DEFAULTS = (
     "slime-tis", "miles-moe-2", "trl-sequence-mask", "nemo-icepop", "openrlhf-tis", "areal-token-mask",
     "skyrl-sequence-tis", "roll-tis", "open-instruct-rho", "swift-token-truncate",
 )  # fmt: skip
-"""What frameworks ship first, or their documents name first."""
+"""Default presets of frameworks, or the presets that their documents name first."""
 
 
 def candidates() -> list[Correction]:
-    """The grid of `advise` and what frameworks ship, whatever its loss."""
+    """Return the grid of `advise` and the presets of frameworks, regardless of their loss."""
     shipped = [load_presets()[name].correction for name in DEFAULTS]
     plain = [Correction(name=own.name, weight=own.weight, gates=own.gates) for own in shipped]
     return [*default_candidates(), *plain]
@@ -80,12 +80,12 @@ class Truth:
 
 
 def flat(gradients: Any) -> Tensor:
-    """All parameters in a row."""
+    """Return all parameters as one vector."""
     return torch.cat([each.flatten() for each in gradients])
 
 
 def true_gradient(plan: Plan, policy: Policy) -> Truth:
-    """From samples of the policy, every prompt equally often, rewards less the mean of the prompt's others."""
+    """Estimate the true gradient from samples of the policy, with the same number of samples per prompt."""
     prompts, parts, lengths, means = every_prompt(plan), [], [], []
     each = 8
     chunk = prompts.repeat_interleave(each, 0)
@@ -129,7 +129,7 @@ def sequence_gradients(policy: Policy, prompts: Tensor, tokens: Tensor, factors:
 
 
 def as_sample(told: Tensor, rollout: Tensor, mask: Tensor) -> RunSample:
-    """A batch as the tool sees it."""
+    """Return a batch as the sample that `advise` reads."""
     lengths = mask.sum(1).numpy()
     segments = Segments.from_lengths(lengths)
     batch = TokenBatch(segments, rollout[mask].numpy(), told[mask].numpy(), rows=np.arange(len(mask)))
@@ -209,14 +209,14 @@ def measured(
 
 
 def _left_out(gram: np.ndarray[Any, Any]) -> float:
-    """Standard error of the squared bias, leaving out a batch at a time."""
+    """Return the jackknife standard error of the squared bias over batches."""
     count, own = len(gram), np.diag(gram)
     without = (gram.sum() - own.sum() - 2 * (gram.sum(1) - own)) / ((count - 1) * (count - 2))
     return float(np.sqrt((count - 1) / count * np.square(without - without.mean()).sum()))
 
 
 def _batches(plan: Plan, engine: Engine, count: int, random: np.random.Generator) -> Iterator[tuple[Tensor, Drawn]]:
-    """Prompts of so many batches, and what an engine samples, many at a time: a step of many costs little more."""
+    """Yield prompts and sampled responses of many batches, which are sampled together to save time."""
     several = max(1, 8192 // plan.most // 8)
     for start in range(0, count, several):
         every = every_prompt(plan)
@@ -264,13 +264,13 @@ def _prepared(plan: Plan, folder: Path) -> tuple[list[Policy], Truth]:
 
 
 def _save(what: Any, path: Path) -> None:
-    """Whole or not at all: what is cut off starts there again."""
+    """Save a file completely or not at all, so that an interrupted run can continue."""
     torch.save(what, path.with_suffix(".part"))
     path.with_suffix(".part").rename(path)
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Make what is missing."""
+    """Write the missing files."""
     torch.set_num_threads(1)
     corrections, start = candidates(), time.process_time()
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 Drawn = tuple[Tensor, Tensor, Tensor]
-"""Tokens, where they are, and the log-probs that they were drawn with [B, T]."""
+"""Tokens, the mask of valid tokens, and the log-probs with which they were sampled [B, T]."""
 PROMPTS, RESPONSES, STEP = 16, 4, 8
 """Prompts of a batch, responses to each, and batches of a step of the dump."""
 SLIPS, BACKWARD = 0.06, 0.1
@@ -83,7 +83,7 @@ PLANS = (
 
 @dataclass(frozen=True)
 class Engine:
-    """How a rollout differs from the policy that samples in it."""
+    """The mismatch between a rollout engine and the policy that it samples."""
 
     policy: Policy
     temperature: float = 1.0
@@ -93,7 +93,7 @@ class Engine:
 
 
 class Policy(nn.Module):
-    """A transformer, dense or a mixture of experts of which each token takes two."""
+    """A transformer, dense or with a mixture of experts. Each token uses two experts."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Policy(nn.Module):
             route = block["router"](y)
             best = route.topk(3, -1).values
             taken = route >= best[..., 1:2]
-            if flipped is not None:  # the third in place of the second
+            if flipped is not None:  # use the third expert instead of the second
                 other = (route >= best[..., :1]) | (route == best[..., 2:])
                 taken = torch.where(flipped[..., None], other, taken)
             hidden = hidden * route.masked_fill(~taken, -torch.inf).softmax(-1)[..., None]
@@ -174,7 +174,7 @@ class Policy(nn.Module):
         return fed
 
     def log_probs(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Of response tokens [B, T] after prompts [B, 2]."""
+        """Return the log-probs of response tokens [B, T] after prompts [B, 2]."""
         logits = self(torch.cat([prompts, tokens[:, :-1]], 1))[:, prompts.shape[1] - 1 :]
         return logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
 
@@ -206,7 +206,7 @@ def taught(plan: Plan, prompts: Tensor, random: np.random.Generator) -> tuple[Te
 
 
 def rewards(plan: Plan, prompts: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-    """Share of right steps [B]."""
+    """Return the share of right steps [B]."""
     stride = prompts[:, :1] - plan.symbols + 1
     before = torch.cat([prompts[:, 1:], tokens[:, :-1]], 1)
     written = mask & (tokens < plan.symbols)
@@ -293,7 +293,7 @@ def _fp8(weight: Tensor) -> Tensor:
 
 
 def engines(versions: list[Policy]) -> dict[str, Engine]:
-    """One for each mismatch."""
+    """Return one engine per mismatch."""
     policy = versions[-1]
     same = Engine(policy)
     return {

@@ -59,7 +59,7 @@ CASES = (DECODE, OWN, BARE, FIVE, WITHOUT, SUMS, CORE)
 
 
 def run_case(case: str, folder: Path, threads: int) -> None:
-    """One case, in this process."""
+    """Run one case in this process."""
     if case in (DECODE, OWN):
         if case == OWN:
             load_loops()
@@ -81,7 +81,7 @@ def run_case(case: str, folder: Path, threads: int) -> None:
 
 
 def decode(folder: Path, threads: int, by_page: bool = False) -> None:
-    """Every row group of the two columns, read and let go: by pyarrow, or page by page. Footers are read once."""
+    """Decode every row group of the two columns, with pyarrow or page by page. Footers are read once."""
 
     def read(place: tuple[Path, pq.FileMetaData, int]) -> None:
         path, footer, group = place
@@ -152,7 +152,7 @@ def core_sums(batch: TokenBatch, plan: MeasurePlan) -> ClusterTable:
 
 
 def load_loops() -> None:
-    """Compile the kernel's loops, or load them from where they are kept."""
+    """Compile the kernel's loops, or load the stored machine code."""
     import numpy as np
 
     from mismatchctl.core.batch import Segments
@@ -194,7 +194,7 @@ def against_decode(folder: Path, tokens: int, mean: int, repeat: int, threads: i
 
 
 def children_seconds() -> float:
-    """Processor time of the processes that have ended."""
+    """Return the processor time of the child processes that have ended."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 
@@ -228,7 +228,7 @@ def start(tokens: int, repeat: int) -> str:
                 before, clock = children_seconds(), time.perf_counter()
                 subprocess.run(words, check=True, capture_output=True, env=environment | kept)
                 spent = children_seconds() - before, time.perf_counter() - clock
-                if turn:  # what the first one compiles and fetches from the disk is there for the others
+                if turn:  # the first run compiles loops and reads files from disk for the other runs
                     found.setdefault(name, []).append(spent)
     bare = statistics.median(spent for spent, _ in found["python -c pass"])
     heads = "command", "processor seconds, median [least]", "against the bare interpreter", "seconds by the clock"
@@ -254,7 +254,7 @@ def main() -> None:
     tokens, sections = int(given.tokens), [HEAD]
     for mean in (2500, 400):
         with made_dump(tokens, mean) as folder:
-            measure(__file__, "--case", FIVE, "--folder", str(folder))  # loops that are not compiled yet are now
+            measure(__file__, "--case", FIVE, "--folder", str(folder))  # compile the missing loops
             for threads in (1, 2):
                 sections.append(against_decode(folder, tokens, mean, given.repeat, threads))
                 print(sections[-1], flush=True)

@@ -24,18 +24,18 @@ import pyarrow.parquet as pq
 from measure import COLUMNS, in_rounds, make_dump, parser_of, publish, reported, table
 
 Outputs = list[dict[str, float]]
-"""The mismatch, then one row per correction."""
+"""Outputs of the mismatch, followed by one row per correction."""
 
 TRUNCATIONS, BANDS = np.geomspace(1.05, 4, 10).tolist(), np.geomspace(1.0003, 1.01, 5).tolist()
 ONE, FIFTY = [(2.0, 1.001)], [(truncate, band) for truncate in TRUNCATIONS for band in BANDS]
 BATCH = 512
 """Sequences per padded tensor, as a trainer's mini-batch."""
 BUCKETED_CELLS = 1 << 20
-"""Tokens and padding per tensor where sequences are sorted by length first."""
+"""Tokens and padding per tensor, if sequences are first sorted by length."""
 MISMATCH = ("k1", "k3", "chi2_token", "ess_token", "abs_diff_mean", "abs_diff_max", "log_ppl_diff", "log_ppl_abs_diff")
 CORRECTION = ("rejected_tokens", "rejected_sequences", "weight_mean", "weight_bounded_high", "ess_token", "k3_kept")
 TOLERANCE = 1e-4
-"""Relative difference of outputs that are the same: tensors are float32."""
+"""Largest relative difference of equal outputs, because tensors are float32."""
 
 PADDED, BUCKETED, OURS = "padded torch", "torch, bucketed by length", "mismatchctl"
 CASES = {
@@ -61,7 +61,7 @@ def padded_batches(folder: Path) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def bucketed_batches(folder: Path) -> Iterator[tuple[Any, Any, Any]]:
-    """The same with sequences of like length together."""
+    """Yield the same batches with sequences of similar length together."""
     for rollout, train in lists_of(folder):
         order = sorted(range(len(rollout)), key=lambda row: len(rollout[row]))
         while order:
@@ -129,7 +129,7 @@ def by_torch(batches: Iterator[tuple[Any, Any, Any]], corrections: list[tuple[fl
 
 
 def evaluated(m: dict[str, float], corrected: list[dict[str, float]]) -> Outputs:
-    """Outputs from sums."""
+    """Return the outputs, computed from sums."""
     n = m["tokens"]
     first = {
         "k1": -m["x"] / n, "k3": m["k3"] / n, "chi2_token": (2 * m["excess"] + m["squared"]) / n,
@@ -177,7 +177,7 @@ def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: 
 
 
 def run_case(case: str, number: int, folder: Path) -> None:
-    """One case, in this process."""
+    """Run one case in this process."""
     import torch
 
     torch.set_num_threads(1)
@@ -199,7 +199,7 @@ def analysis_once() -> None:
 
 
 def check(found: dict[str, Outputs]) -> None:
-    """Refuse cases that do not give the same numbers."""
+    """Raise an error if the cases do not give the same numbers."""
     names, rows = list(found), list(found.values())
     for name, outputs in zip(names[1:], rows[1:], strict=True):
         assert len(outputs) == len(rows[0])
@@ -218,7 +218,7 @@ def outputs_of(case: str, number: int, folder: Path) -> Outputs:
 
 
 def compared(folder: Path, tokens: int, number: int, repeat: int) -> str:
-    """Markdown of the cases with so many corrections."""
+    """Return the Markdown table of the cases with this number of corrections."""
     given = ("--number", number, "--folder", folder)
     rounds = in_rounds(__file__, {title: ("--case", case, *given) for title, case in CASES[number].items()}, repeat)
     heads = (

@@ -43,15 +43,15 @@ def case(dump: str, engine: str, workers: int, result: str) -> None:
         analyze([dump], corrections, engine=RayEngine())  # workers start and load what they need
     if engine == "killed":
         threading.Thread(target=_kill_a_worker, daemon=True).start()
-    with reported(), contextlib.redirect_stdout(sys.stderr):  # Ray tells of the lost worker there
+    with reported(), contextlib.redirect_stdout(sys.stderr):  # Ray reports the lost worker on this stream
         made = analyze([dump], corrections, engine=LocalEngine(workers) if engine == "local" else RayEngine()).to_json()
     Path(result).write_text(hashlib.sha256(made.encode()).hexdigest())
     sys.stdout.flush()
-    os._exit(0)  # nothing that Ray has to say any more goes behind the report
+    os._exit(0)  # no later message of Ray may follow the report
 
 
 def _kill_a_worker() -> None:
-    """Kill one process of this cluster that is at work on a shard."""
+    """Kill one process of this cluster that is working on a shard."""
     while True:
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
@@ -85,7 +85,7 @@ def main(
         dump.mkdir()
         for step in range(files):
             make_step(dump, step, tokens)
-        measure(__file__, "case", str(dump), "local", "1", str(root / "hash"))  # compiles; disks warm up
+        measure(__file__, "case", str(dump), "local", "1", str(root / "hash"))  # compiles, and fills the page cache
         for _ in range(repeats):
             for engine, workers in cases:
                 cost = measure(__file__, "case", str(dump), engine, str(workers), str(root / "hash"))

@@ -25,7 +25,7 @@ from mismatchctl.measure.kernels.device_kernel import BLOCK_TOKENS, DeviceKernel
 
 COUNTS = (0, 5, 50)
 BYTES = 8
-"""Of a token, which are copied: two log-probs in float32."""
+"""Bytes per token that are copied: two log-probs in float32."""
 NOT_MEASURED = "not measured"
 
 
@@ -47,7 +47,7 @@ def run_case(device: str, number: int, folder: Path, threads: int) -> None:
 
 
 def rate(work: Callable[[], object], repeat: int, finish: Callable[[], None]) -> float:
-    """How often a second something is done, when the device has finished it: the median."""
+    """Return the median rate per second of a computation that the device has finished."""
     work()
     finish()
     seconds = []
@@ -75,7 +75,7 @@ def arithmetic(device: str, repeat: int) -> list[float]:
     batch = TokenBatch(Segments(offsets), rollout, train, rows=np.arange(len(offsets) - 1))
     buckets, pair, run = np.arange(len(batch)) % BUCKETS, PairTables(), RunTables(new_layer_table(len(batch)))
     places = SequencePlaces(buckets, buckets, np.arange(len(batch)))
-    blocks = kernel.split_blocks(batch)  # as long as it lives, work is done on its stream
+    blocks = kernel.split_blocks(batch)  # while the object exists, work runs on its stream
     _, block = next(blocks)
 
     def finish() -> None:

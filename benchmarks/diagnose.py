@@ -38,9 +38,9 @@ from mismatchctl.diagnosis.findings import CONFIDENCES  # noqa: E402
 from mismatchctl.results.model import Finding  # noqa: E402
 
 SIZES = {8: 2, 32: 1, 128: 1, 512: 1}
-"""Rows of a dump, and how many are drawn of each, no row twice."""
+"""Number of rows of a dump -> number of dumps that are drawn with this number of rows. No row is drawn twice."""
 OFTEN = {8: 6, 32: 4, 128: 1}
-"""The same of plants whose estimates have an interval."""
+"""The same numbers for planted causes whose estimates have an interval."""
 ESTIMATES = {
     "temperature": ("temperature", "temperature"),
     "raw": ("raw_logprobs", "temperature"),
@@ -94,12 +94,12 @@ class Judged:
 
     @property
     def right(self) -> bool:
-        """Whether the first finding, beyond low confidence, names the cause."""
+        """Return True if the first finding, above low confidence, is the planted cause."""
         return bool(self.alarms) and self.alarms[0].cause in self.truth
 
 
 def judged(plans: Iterable[Architecture], folder: Path) -> Iterator[Judged]:
-    """Draws of the dumps of some models."""
+    """Yield random draws of the dumps of some models."""
     there = [
         (plan, plant.name, folder)
         for plan in plans
@@ -184,7 +184,7 @@ def _of_clean(plan: Architecture, name: str, folder: Path) -> list[Judged]:
 
 
 def alarms(rows: list[Judged]) -> Iterator[str]:
-    """Clean dumps with a finding other than noise, by rows."""
+    """Count clean dumps with a finding other than noise, by number of rows."""
     yield "| rows | dumps with an alarm at medium or high | at high |"
     yield "|---|---|---|"
     for size in SIZES:
@@ -249,7 +249,7 @@ def coverage(rows: list[Judged]) -> list[str]:
 
 
 def _planted(row: Judged, name: str) -> float:
-    """What the interval of a fact should hold."""
+    """Return the value that the interval of a fact should contain."""
     if name in ("sequences", "ends"):
         return row.share
     return ONSET if name == "onset" else float(row.plant.split(" ")[1])

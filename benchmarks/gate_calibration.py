@@ -38,12 +38,12 @@ RULES = ("k3", "abs_diff_mean", "ess_token", "k2", "chi2_token", "prob_diff_mean
 """A family of 8; its first 3 are one of 3."""
 HIGH = ("ess_token", "ess_sequence")
 RELABELINGS = 1023
-"""Besides the one that was seen: a quarter of what the gate draws, for the sake of time."""
+"""Number of relabelings besides the observed one, a quarter of the gate's number to save time."""
 
 
 @dataclass
 class Run:
-    """Tokens of a run, those of a prompt together, and within it those of a response."""
+    """The tokens of a run, ordered by prompt and response."""
 
     rollout: Array
     log_ratio: Array
@@ -77,14 +77,14 @@ class Run:
         )
 
     def by_prompt(self, layers: K3Layers, responses: NDArray[np.bool_] | None = None) -> K3Layers:
-        """Some responses, added up by prompt."""
+        """Return sums of some responses by prompt."""
         starts = np.searchsorted(self.prompts[np.unique(self.responses, return_index=True)[1]], np.arange(self.count))
         chosen = np.ones(len(layers.k3)) if responses is None else responses.astype(float)
         k3, tokens, capped = layers.k3 * chosen, layers.tokens * chosen[:, None], layers.capped * chosen[:, None, None]
         return K3Layers(*(np.add.reduceat(each, starts, axis=0) for each in (k3, tokens, capped)))
 
     def halves(self, random: np.random.Generator) -> NDArray[np.bool_]:
-        """Half of the responses to each prompt."""
+        """Return flags of half of the responses to each prompt."""
         owner = self.prompts[np.unique(self.responses, return_index=True)[1]]
         order = np.lexsort((random.random(len(owner)), owner))
         place = np.arange(len(owner)) - np.searchsorted(owner, owner)
@@ -98,7 +98,7 @@ def some(layers: K3Layers, rows: NDArray[np.int64]) -> K3Layers:
 
 
 class Design:
-    """So many new prompts against so many others, or the same ones."""
+    """A number of new prompts compared with other prompts or with the same prompts."""
 
     def __init__(self, new: int, old: int, *, paired: bool = False) -> None:
         self.new, self.old, self.paired = new, old, paired
@@ -170,7 +170,7 @@ def held_out(runs: dict[str, Run], splits: int) -> str:
 
 
 def rate(design: Design, run: Run, new: K3Layers, old: K3Layers, splits: int, seed: int) -> str:
-    """Percent that fail at allowance 0, with its standard error."""
+    """Return the percentage that fails at allowance 0, with its standard error."""
     if run.count < design.new + design.old:
         return "-"
     p = [design.judge(some(new, i), some(old, j), 0.0)[0] for i, j in design.splits(run, splits, seed)]
@@ -244,7 +244,7 @@ def sample_of(run: Run) -> ClusterSample:
 
 
 def families(runs: dict[str, Run], splits: int) -> str:
-    """Nothing changed: how often any of so many rules fails."""
+    """Measure how often any of several rules fails without a change."""
     rows = []
     for new, old in ((16, 16), (8, 40), (40, 8)):
         design, failed = Design(new, old), []

@@ -26,7 +26,7 @@ SIZES = (16, 64)
 SHARES = (0.5, 0.9, 0.99, 0.999)
 METRICS = ("k3", "abs_diff_mean", "ratio_mean", "ess_token", "chi2_token", "ess_sequence", "chi2_sequence")
 SILENT = 0.08
-"""Misses without a warning that are too many: 5 %, and 3 points."""
+"""Largest acceptable share of misses without a warning: 5% and 3 points."""
 _STEP = 1e-4
 
 

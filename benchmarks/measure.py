@@ -42,7 +42,7 @@ def make_dump(folder: Path, tokens: int, mean: int) -> int:
 
 @contextmanager
 def made_dump(tokens: float, mean: int) -> Iterator[Path]:
-    """The folder of such a dump, for a while."""
+    """Yield the temporary folder of a synthetic dump."""
     with tempfile.TemporaryDirectory() as place:
         make_dump(Path(place), int(tokens), mean)
         yield Path(place)
@@ -75,7 +75,7 @@ def write_lists(path: Path, lengths: NDArray[np.int64], rng: np.random.Generator
 
 @dataclass(frozen=True)
 class Cost:
-    """What a process took: seconds by the clock, seconds of processor time, and its peak of resident memory in MB."""
+    """The cost of a process: wall-clock seconds, seconds of processor time, and peak resident memory in MB."""
 
     wall: float
     processor: float
@@ -98,15 +98,15 @@ class Rounds:
     costs: list[dict[str, Cost]]
 
     def each(self, what: str, case: str, against: str = "") -> list[float]:
-        """A number of each round."""
+        """Return one number per round."""
         return [getattr(one[case], what) / (getattr(one[against], what) if against else 1) for one in self.costs]
 
     def median(self, what: str, case: str, against: str = "") -> float:
-        """The one in the middle."""
+        """Return the median over the rounds."""
         return statistics.median(self.each(what, case, against))
 
     def spread(self, what: str, case: str, against: str = "") -> str:
-        """The same with the least and the most."""
+        """Return the median, with the minimum and the maximum."""
         values = self.each(what, case, against)
         return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
@@ -128,14 +128,14 @@ def report(wall: float, processor: float) -> None:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Report what is done in it."""
+    """Report the cost of the code in the block."""
     wall, processor = time.perf_counter(), time.process_time()
     yield
     report(time.perf_counter() - wall, time.process_time() - processor)
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Markdown, with a blank line behind it."""
+    """Return a Markdown table that ends with a blank line."""
     lines = [[*heads], *(map(str, row) for row in rows)]
     head, *body = (f"| {' | '.join(cells)} |" for cells in lines)
     return "\n".join([head, "|" + "---|" * len(lines[0]), *body]) + "\n"

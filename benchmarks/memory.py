@@ -42,7 +42,7 @@ SHAPES: dict[str, tuple[int, Callable[[int], NDArray[np.int64]]]] = {
 
 
 def case(*words: str) -> None:
-    """One command, as a shell would run it."""
+    """Run one command, as a shell would run it."""
     from mismatchctl.cli.main import main as command
 
     sys.argv = ["mismatchctl", *words]
@@ -50,11 +50,11 @@ def case(*words: str) -> None:
         try:
             command()
         except SystemExit as end:
-            assert end.code in (None, 0, 4), f"{words}: exit code {end.code}"  # 4: of one sequence nothing is judged
+            assert end.code in (None, 0, 4), f"{words}: exit code {end.code}"  # 4: one sequence gives no verdict
 
 
 def grown(folder: Path, times: int, to: Path) -> Path:
-    """The files of a folder, so many times, as links."""
+    """Link the files of a folder several times under other names."""
     to.mkdir()
     for number in range(times):
         for file in sorted(folder.iterdir()):
@@ -70,7 +70,7 @@ def shaped(to: Path, lengths: NDArray[np.int64]) -> Path:
 
 
 def of(dump: Path) -> dict[str, Cost]:
-    """What each verb takes on a dump."""
+    """Return the cost of each command on a dump."""
     costs = {}
     for name, words in VERBS.items():
         with tempfile.TemporaryDirectory(dir=dump.parent) as out:

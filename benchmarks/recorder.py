@@ -24,7 +24,7 @@ from measure import COLUMNS, STEPS, made_dump, parser_of, publish, table
 from mismatchctl.recorder.recorder import ROW_GROUP_TOKENS, Recorder, write_arrow, write_parquet
 
 STEP_SECONDS = 100
-"""The training step that shares are of."""
+"""Duration of the training step to which costs are compared."""
 CHOSEN = "as recorded: required lists, byte-stream-split, zstd 1, a million tokens a row group, checksums"
 
 
@@ -64,7 +64,7 @@ def settings(table: pa.Table) -> dict[str, tuple[pa.Table, dict[str, Any]]]:
 
 
 def required(table: pa.Table) -> pa.Table:
-    """The table with lists as the recorder makes them."""
+    """Return the table with lists in the form that the recorder writes."""
     kind = pa.list_(pa.field("element", pa.float32(), nullable=False))
     types = [kind if field.name in COLUMNS else field.type for field in table.schema]
     names = table.column_names

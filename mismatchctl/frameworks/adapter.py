@@ -239,7 +239,7 @@ Dtype = Literal["float32", "float64"]
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Options of a replay."""
+    """Options of a replay (the framework's computation, repeated on the rows of a dump)."""
 
     # consecutive rows per micro-batch without a column `micro_batch`. None: all rows of a step.
     micro_batch_size: int | None = None
@@ -258,7 +258,7 @@ DEFAULT_REPLAY_OPTIONS = ReplayOptions()
 
 @dataclass(frozen=True)
 class Replay:
-    """Results of a framework's own computation for one training step."""
+    """Results of a framework's computation for one training step."""
 
     logged: dict[str, float]  # the names and values that the framework logs for the step and configuration
     # importance weights of each row over all its tokens, 0 where masked. None without weights.
@@ -283,7 +283,7 @@ class LoggedMetric:
 
     @property
     def measure(self) -> Measure | None:
-        """The metric in parts that can be compared with the metrics of the registry."""
+        """Return the metric in parts that can be compared with the metrics of the registry."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
@@ -322,7 +322,7 @@ def read_metrics(folder: Path) -> dict[str, tuple[LoggedMetric, ...]]:
 
 @dataclass(frozen=True)
 class Hidden:
-    """Values of a configuration that its file does not contain."""
+    """Places of values that a configuration reads but that its file does not contain."""
 
     places: tuple[str, ...] = ()  # dotted places whose value comes from another source
     rest: bool = False  # True if another file may set everything that is missing

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Meant = TypeVar("Meant")
 Place = tuple[str, ...]
 FoundOption = tuple[Place, str, Any]
-"""Place of an option, its name, its value."""
+"""An option of a configuration: its place, its name and its value."""
 _NEGATED_FLAG = re.compile(r"--no[-_](.+)", re.DOTALL)
 
 
@@ -107,7 +107,7 @@ def merge_options(parts: Iterable[Options]) -> Options:
 
 
 _MAX_STACKS = 64
-"""Maximum number of combinations of forms."""
+"""Maximum number of combinations of forms that are tried."""
 
 Rules = tuple[Weight | None, tuple[Gate, ...]]
 
@@ -119,7 +119,7 @@ class ConfiguredCorrection(Correction):
 
 
 class Watched(dict[str, Any]):
-    """Options that record which of them were read."""
+    """Options that record which options were read."""
 
     def __init__(self, options: Mapping[str, Any], seen: set[tuple[str, ...]] | None = None, above: str = "") -> None:
         super().__init__(options)
@@ -255,7 +255,7 @@ class PlainFramework(Framework):
         return found
 
     def _distinct(self, spelt: Iterable[str]) -> list[str]:
-        """Return the names that only a correction has. Other names are similar to common keys."""
+        """Return the option names that only a correction has. Other option names are similar to common keys."""
         return [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
 
     def read(self, native: Mapping[str, Any]) -> Options:
@@ -344,7 +344,7 @@ class PlainFramework(Framework):
             raise ConfigError(f"{self.title} does not take these values: {error}") from error
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Return the options of a Correction: those it was read from, or a combination of forms."""
+        """Return the options of a Correction: the options it was read from, or a combination of forms."""
         options = self._options_of(correction)
         if options is not None:
             return self.written(options), []
@@ -419,7 +419,7 @@ class PlainFramework(Framework):
         return any(seen[-1] in spelt for seen in watched.seen)
 
     def _off(self, native: Mapping[str, Any], made: Correction) -> list[LintMessage]:
-        """Report that the option that enables the correction is missing."""
+        """Report a configuration without the option that enables the correction."""
         if self.is_on(native) or made.weight is None or not self.recognizes(native):
             return []
         return [load_traps(self._folder)["switched_off"].message(self.source)]

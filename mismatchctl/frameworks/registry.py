@@ -203,9 +203,9 @@ def column_aliases() -> Mapping[str, str]:
 
 
 _NAMED = 4
-"""Weight of a name that only one framework has."""
+"""Score of a name that only one framework uses."""
 _CLEAR = 2
-"""Minimum lead of the best guess over the second."""
+"""Minimum difference in score between the first and the second guess."""
 
 _PACKAGE = re.compile(r"""^\s*name\s*=\s*["']([\w.-]+)["']""", re.MULTILINE)
 _MOST_PARENTS = 8
@@ -215,7 +215,7 @@ _OTHERS = {
     "RLinf": r"\brlinf\b",
     "torchforge": r"\btorchforge\b|\bfrom forge\b|\bapps/grpo\b.*\bforge\b|-m apps\.grpo",
 }
-"""Trainers without an adapter."""
+"""Trainers that mismatchctl has no adapter for, with patterns of their names."""
 
 
 def _signs(framework: str) -> dict[str, Any]:

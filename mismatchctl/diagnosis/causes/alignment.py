@@ -610,7 +610,7 @@ _NOISY = 0.04
 _RELATED, _NEAR_END = 0.2, 16
 _SAME, _ROWS, _FEW, _BESIDE = 0.8, 5, 3, 3
 _MANY, _ROUGH = 300, 0.6
-"""Number of tokens, and error of E[ratio], that are enough to call the tokens sampled."""
+"""Tokens count as sampled with this number of tokens and this error of E[ratio]."""
 _MEMBERS, _IMPROBABLE = 3, 1e-4
 
 

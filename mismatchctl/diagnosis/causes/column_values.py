@@ -133,8 +133,7 @@ _LOG_READINGS = (
 """Factors that restore natural log-probs."""
 _LOG_BASE_MIN_SHARE, _MUCH_BETTER_FACTOR = 0.05, 0.15
 _CLOSE, _QUIET, _LOUD, _CALIBRATED_Z, _CALIBRATED = 0.02, 0.1, 0.3, 4.0, 0.01
-"""Limits for an interpretation of the values to be accepted: remaining over previous difference, logit noise, z and
-E[ratio] - 1."""
+"""Limits for an interpretation of values: remaining over previous difference, logit noise, z and E[ratio] - 1."""
 _MIN_LOG_MULTIPLE, _MAX_MULTIPLE_SPREAD = 0.03, 0.005
 _MULTIPLE_CERTAIN, _MULTIPLE_LIKELY, _MULTIPLE_UNLIKELY, _MULTIPLE_MIN_TOKENS = -0.02, -0.7, -1.0, 30
 _MULTIPLE_RANGES = (
@@ -245,7 +244,7 @@ _LATTICE_MAX_LOG_PROB = -0.25
 """Log-probs closer to 0 are differences of large logits with few significant bits."""
 _ROUNDING_SHARE = 0.25
 _LATTICE_MIN_VALUES = 10
-"""Fewer values are placeholders."""
+"""Minimum number of different values. Fewer values are placeholders."""
 
 
 def _lies_on_lattice(values: Floats, bits: int) -> Bools:

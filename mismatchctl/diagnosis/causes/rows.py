@@ -128,7 +128,7 @@ def detect_identical(case: Case) -> Detection | None:
 
 
 def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
-    """Report that all tokens agree, or all but a few."""
+    """Report that all or nearly all tokens have equal log-probs on the two sides."""
     tokens = case.evidence.tokens
     other, away = tokens - same, np.abs(case.x[case.x != 0])
     text = f"all {tokens:,} valid tokens are bit-identical in the two columns"

@@ -27,14 +27,14 @@ from mismatchctl.diagnosis.measures import (
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 """A gross token is off by this many nats and multiples of the noise, on at most this share of tokens."""
 _TAIL_Z, _TAIL_COUNT_FACTOR = 12.0, 3
-"""The tail starts at this multiple of the noise."""
+"""The tail contains differences above this multiple of the noise."""
 _LOUD_Z, _LOUD_COUNT_FACTOR, _SEAT_MIN_TOKENS = 5.0, 1.5, 5
 _FEW_GROSS, _NEARLY_ALL, _FLIP_Z, _FLIP_SHARE, _FEW_FLIPS = 0.05, 0.9, 4.0, 0.2, 0.01
 _CALIBRATED_MEAN = 2.0
 """E[ratio] - 1 of a possible sampling distribution. Unrelated columns have far more."""
 _MIN_K3_SHARE, _MIN_TOKENS = 0.05, 200
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
-"""Fewer rows with less variance may be prompts of two kinds."""
+"""With fewer rows and less variance, the cause may be two kinds of prompts."""
 _BROKEN_Z, _LOUD_NOISE, _CALIBRATED_Z = 8.0, 0.2, 3.0
 
 

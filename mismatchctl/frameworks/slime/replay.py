@@ -89,14 +89,14 @@ class MicroBatch:
 
     @cached_property
     def raw_weights(self) -> Floats:
-        """Weights before their bound. slime's own functions do not clamp the log ratio."""
+        """Return the weights without a bound. slime's functions do not clamp the log ratio."""
         if self.arguments.function == "mis":
             return self.ratio(self.arguments.tis_level)
         return exp(self.log_ratio)
 
     @cached_property
     def weight_bounds(self) -> tuple[Any, Any]:
-        """Bounds of the weights. `truncate` has no lower bound."""
+        """Return the bounds of the weights. `truncate` has no lower bound."""
         given = self.arguments
         if given.function != "mis":
             return self.rounded((given.tis_clip_low, given.tis_clip))
@@ -105,7 +105,7 @@ class MicroBatch:
 
     @cached_property
     def bounded_weights(self) -> Floats:
-        """Weights after their bound.
+        """Return the bounded weights.
 
         In mask mode, weights have no bound. IcePop sets weights outside the bounds to 0.
         """
@@ -191,7 +191,7 @@ class MicroBatch:
 
     @cached_property
     def ppo_kl(self) -> Floats:
-        """Old minus current log-prob. For GSPO, this is the mean over the sequence."""
+        """Return old minus current log-prob. For GSPO, return the mean over the sequence."""
         difference = self.old - self.current
         if self.arguments.advantage_estimator == "gspo":
             difference = self.spread(self.mean(difference))
@@ -199,7 +199,7 @@ class MicroBatch:
 
     @cached_property
     def surrogate(self) -> LossTerm:
-        """Clipped loss per token. Miles uses a float32 ratio within exp(±20)."""
+        """Return the clipped loss per token. Miles uses a float32 ratio within exp(±20)."""
         given = self.arguments
         low, high = 1 - given.eps_clip, 1 + (given.eps_clip if given.eps_clip_high is None else given.eps_clip_high)
         x = -self.ppo_kl
@@ -308,7 +308,7 @@ VALUES: dict[str, Callable[[MicroBatch], Any]] = {
     "zeroed_weights": lambda c: np.where(c.zeroed, 0, c.bounded_weights).astype(c.dtype),
     "kept_weights": lambda c: (c.bounded_weights * c.kept).astype(c.dtype),
 }
-"""Values that names.yaml refers to, besides attributes of MicroBatch."""
+"""Values that names.yaml refers to, in addition to attributes of MicroBatch."""
 
 CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "": lambda a: True,

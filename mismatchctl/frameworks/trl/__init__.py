@@ -161,7 +161,7 @@ class Trl(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any]:
-    """Return the options in a call of the configuration class. Computed ones are Unknown."""
+    """Return the options in a call of the configuration class. Computed options are Unknown."""
     given = dict(call.given)
     given |= {name: Unknown("computed in the script") for name in call.computed if name in Trl.aliases}
     return given

@@ -28,7 +28,7 @@ ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
 _FULL_CONFIG_SECTIONS = frozenset({"actor_rollout_ref", "trainer"})
 """Sections that only a full verl configuration has."""
 _COMMON = frozenset({"loss_type", "bypass_mode"})
-"""Keys of the block that other sections have too."""
+"""Keys of the block that other sections also have."""
 _RLLM = {"tis_mode": "rollout_is", "tis_cap": "rollout_is_threshold"}
 """rLLM's names of verl's keys."""
 
@@ -421,7 +421,7 @@ class VerlConfig:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """The known keys. Numbers in quotes are converted."""
+        """Return the known keys. Numbers in quotes are converted."""
         known = {key: value for key, value in self.section.items() if key in self.version.keys}
         return {key: float(known[key]) if key in self.texts else known[key] for key in known}
 

@@ -227,7 +227,7 @@ def _weight_table(level: str, version: VerlVersion) -> Metrics:
 
 
 def _factor_table(level: str, version: VerlVersion) -> Metrics:
-    """The mean that weights are divided by. #4070 includes empty rows, which lower the mean, #3980 leaves them out."""
+    """Return the mean that divides the weights. #4070 includes empty rows, which lower the mean. #3980 does not."""
     return _join_tables(f"{'token' if level == 'token' else 'row' if version.normalizes_empty else 'filled'}_factor")
 
 
