@@ -314,10 +314,9 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         "",
         *calibration({name: [(row.found, row.truth, row.felt) for row in own] for name, own in groups.items()}),
         "",
-        "If `diagnose` has a test for the planted cause, the first finding names this cause in "
+        "For causes that `diagnose` claims to identify, the first finding names the planted cause in "
         f"{percent(sum(right[True]), len(right[True]))} of the",
-        "dumps. If `diagnose` has no test for the planted cause, `unexplained` is right too, and the first finding is "
-        "right in "
+        "dumps. For all other causes, `unexplained` also counts as right, and the first finding is right in "
         f"{percent(sum(right[False]), len(right[False]))}",
         "of the dumps.",
         "",
@@ -329,9 +328,9 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         "",
         "The next table shows the percentage of dumps whose first finding names the planted cause, by number of rows. "
         "A dump",
-        "that happens to have no faulty row counts as clean. If `diagnose` has no test for a fault, and the fault "
-        "multiplies the",
-        "engine's own K3 by less than 1.5, a noise finding also counts as right.",
+        "that happens to have no faulty row counts as clean. If `diagnose` does not claim to identify a fault, and the "
+        "fault",
+        "multiplies the engine's own K3 by less than 1.5, a noise finding also counts as right.",
         "",
         *detection(rows),
         "",
