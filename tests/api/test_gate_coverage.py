@@ -15,7 +15,7 @@ from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.recorder.recorder import Recorder
-from mismatchctl.results.model import Result, SkippedData
+from mismatchctl.results.model import InputFile, Result, SkippedData
 from mismatchctl.results.reader import read_result
 from tests.cli import command
 from tests.factories.cluster_results import noisy, result, table
@@ -90,6 +90,13 @@ def test_skipped_files_count() -> None:
     assert found.outcome == "undecided" and found.checks[-1].title == "files left out as bad"
     assert found.checks[-1].value == pytest.approx(1 / 3)
     assert verdict(made, made, limits=Tolerances(0.34)).outcome == "passed"
+
+
+def test_skipped_sequences_of_earlier_results_count_by_reason() -> None:
+    made = result(noisy(16, 1.0, 1))
+    made.provenance.inputs = [InputFile(path="a", run="run", size=1, rows=9, tokens=9, layout="wide", dtypes={})]
+    made.provenance.left_out = [SkippedData(file="a", reason="NaN", count=10**6, example="row 1")]
+    assert verdict(made, made).outcome == "undecided"
 
 
 def test_runs_of_the_baseline_must_be_present() -> None:

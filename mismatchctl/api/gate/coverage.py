@@ -140,15 +140,15 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
-    runs = {file.path: file.run for file in inputs if file.skipped or file.skipped_tokens}
-    apart = not files and result.runs.keys() >= {*runs.values()}
+    skipped = _list_skipped(result)
+    apart = not files and result.runs.keys() >= {run for run, _, _ in skipped}
     size, kept = sum(file.size for file in inputs), {}
     lost_size = sum(item.size or (size / max(len(inputs), 1)) for item in files)
     for name, run in result.runs.items():
         kept[name] = _count_sequences(run), _value(run, "tokens") or 0.0
     for names in [[name] for name in kept] if apart else [[*kept]]:
-        own = [file for file in inputs if not apart or file.run in names]
-        losses = sum(file.skipped for file in own), sum(file.skipped_tokens for file in own)
+        own = [counts for run, *counts in skipped if not apart or run in names]
+        losses = sum(sequences for sequences, _ in own), sum(tokens for _, tokens in own)
         for place, what in enumerate(("sequences", "tokens")):
             total = sum(kept[name][place] for name in names) + losses[place]
             estimate = total * lost_size / size if size and files else 0.0
@@ -164,6 +164,17 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
         yield _check_share(first, "files left out as bad", len(files), len(files) + len(inputs), most)
         if not lost_size:
             yield undecided_check(first, "files left out as bad", "the size of the files left out is unknown")
+
+
+def _list_skipped(result: Result) -> list[tuple[str, int, int]]:
+    """Return run, sequences and tokens of the skipped data. Older Results only count skipped sequences by reason."""
+    inputs, left_out = result.provenance.inputs, result.provenance.left_out
+    found = [(file.run, file.skipped, file.skipped_tokens) for file in inputs if file.skipped or file.skipped_tokens]
+    if any(sequences for _, sequences, _ in found):
+        return found
+    runs = {file.path: file.run for file in inputs}
+    reasons = (_WHOLE_FILE, MASKED_TOKENS)
+    return found + [(runs.get(item.file, ""), item.count, 0) for item in left_out if item.reason not in reasons]
 
 
 def _count_sequences(run: RunResult) -> float:
