@@ -271,6 +271,14 @@ def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:
     return correction | {"gates": [gate | {"keep": [inwards(bound) for bound in gate["keep"]]}]}
 
 
+@pytest.mark.parametrize(
+    ("target", "answer"), [("0.5", "every threshold meets it"), ("0.9999", "no threshold meets it")]
+)
+def test_the_first_line_says_if_all_or_no_thresholds_meet_a_target(target: str, answer: str) -> None:
+    done = run(SAMPLE, "-c", "token_tis", "--vary", "weight.truncate=1.5,2", "--target-ess", target)
+    assert done.stdout.splitlines()[0].endswith(f": {answer}")
+
+
 def test_unreachable_targets_are_reported() -> None:
     found = sweep(
         [SAMPLE],

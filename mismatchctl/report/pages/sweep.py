@@ -170,12 +170,14 @@ def target_screen(sweep: api.Sweep, paths: Sequence[str], prices: Sequence[Mappi
         section.add(doc.Note(f"{len(rows) - MAX_RUNS} more runs: -v") if len(rows) > MAX_RUNS else None)
         missed = [target for target in targets if target.correction is None]
         screen.add(section.add(*(doc.Note(f"{target.rule}: {target.status}") for target in missed[:2])))
+    is_met = any(target.status.startswith(api.MET_EVERYWHERE) for target in wishes[first])
+    unsolved = "every threshold meets it" if is_met else "no threshold meets it"
     if alone:
-        answer = correction_label(ranked[0]) if ranked else "no threshold meets it"
+        answer = correction_label(ranked[0]) if ranked else unsolved
         screen.headline.title = f"{_describe_wish(*first)} of {sweep.runs[0]}: {answer}"
         screen.add(doc.Section("", "usual").add(_usual_note(sweep)), doc.Section("", "paste").add(_paste_lines(ranked)))
     else:
-        threshold = "one threshold per run" if ranked else "no threshold meets it"
+        threshold = "one threshold per run" if ranked else unsolved
         screen.headline.title = f"{_describe_wish(*first)} of each of {len(sweep.runs)} runs: {threshold}"
     screen.commands = [("Details", "-v"), ("Next", form.format_command("advise", paths))]
     return screen
