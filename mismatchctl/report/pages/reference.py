@@ -107,8 +107,13 @@ def presets_document(found: Mapping[str, Preset]) -> doc.Document:
 
 
 def methods_document(found: Mapping[str, Preset]) -> doc.Document:
-    rows = (row.values() for row in list_traits(found))
-    return _make_document(_table("Effect, cost and assumptions of each preset", TRAIT_TITLES.values(), rows))
+    name, *traits = TRAIT_TITLES
+    half = traits.index("corrects")  # one table of all traits is too wide for a terminal
+    tables = []
+    for title, keys in (("Effect", traits[:half]), ("Cost and assumptions", traits[half:])):
+        rows = ([row[key] for key in (name, *keys)] for row in list_traits(found))
+        tables.append(_table(f"{title} of each preset", [TRAIT_TITLES[key] for key in (name, *keys)], rows))
+    return _make_document(*tables)
 
 
 def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = True) -> doc.Document:
