@@ -94,7 +94,9 @@ def _find_file(dump: Dump, path: str) -> DumpFile:
     same = [file for file in dump.files if file.path == path or file.location == os.path.abspath(path)]
     same = same or [file for file in dump.files if file.location.endswith(os.sep + path.lstrip("./"))]
     if len(same) != 1:
-        problem = "several files are called so" if same else "no file of the dump is called so"
+        problem = (
+            "several files of the dump have this name" if same else "the dump does not contain a file of this name"
+        )
         raise DataError(
             problem, file=path, remedy="write the file and the row of the sequence, as in dump/step_3.parquet:17"
         )
@@ -278,7 +280,7 @@ def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
     for text in texts:
         path, colon, row = text.rpartition(":")
         if not (colon and path and row.isdecimal()):
-            raise ConfigError(f"--browse {text}: write PATH:ROW, rows counted from 0, as in dump/step_3.parquet:17")
+            raise ConfigError(f"--browse {text}: write PATH:ROW with rows counted from 0, as in dump/step_3.parquet:17")
         found.append((path, int(row)))
     return found
 

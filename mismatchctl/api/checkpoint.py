@@ -104,7 +104,7 @@ class Checkpoint:
 
 def _load_error_text(error: Exception) -> str:
     if "ignore_mismatched_sizes" in str(error):
-        return "its weights do not have the shapes of its config.json"
+        return "the weights do not have the shapes in config.json"
     first_line, *more = str(error).split("\n")
     return f"{first_line} {more[0].strip()}" if first_line.endswith(":") and more else first_error_line(error)
 

@@ -66,14 +66,18 @@ def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
         yield LintMessage("unknown", "defaults", consequence, "put the file at this path", name)
     for place, value in written.unknown:
         consequence = f"is {value}, whose value is not in the file: unknown"
-        yield LintMessage("unknown", place, consequence, "write the value in the file to have it checked", "the file")
+        yield LintMessage(
+            "unknown", place, consequence, "write the value in the file, so that it can be checked", "the file"
+        )
     for place in written.branching:
         consequence = "depends on a branch of the script: the last value in the script is read"
         yield LintMessage("info", place, consequence, "check each branch on its own", "the script")
     if written.descendant:
-        consequence = f"{written.descendant} reuses the keys of {written.framework.name}: it is read as that"
+        consequence = (
+            f"{written.descendant} reuses the keys of {written.framework.name}: the file is read with these keys"
+        )
         yield LintMessage(
-            "info", "", consequence, f"pass {option('framework')} to read it otherwise", written.descendant
+            "info", "", consequence, f"pass {option('framework')} to read it as another framework", written.descendant
         )
 
 
@@ -197,7 +201,7 @@ def _rejection_finding(run: RunResult, correction: Correction, what: str, place:
     if empty:
         named = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         count = f"{len(empty)} of {len(steps)} steps" + (f" ({named})" if empty != [None] else "")
-        consequence = "rejects everything" if share == 1 else f"rejects everything in {count}: these steps are lost"
+        consequence = "rejects everything" if share == 1 else f"rejects all tokens of {count}, which training loses"
         return LintMessage("error", place, f"{what} {consequence}", fix, "the dumps given")
     if share > MUCH_REJECTION:
         return LintMessage("warning", place, f"{what} rejects {share:.1%} of all tokens", fix, "the dumps given")
@@ -231,11 +235,11 @@ def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator
     place, mode = found.get("logprobs_mode", ("", None))
     if mode in _RAW and changes:
         names = ", ".join(name for name, _, _ in changes)
-        consequence = f"the engine returns log-probs before {names}, not of the sampling distribution"
+        consequence = f"the engine returns log-probs from before {names}, not from the sampling distribution"
         yield LintMessage("warning", place, consequence, "set it to processed_logprobs", source)
     place, wanted = found.get("logprobs", ("", 0))
     if wanted is None:
-        consequence = "null asks the engine for no log-probs, which the correction needs"
+        consequence = "with null, the engine returns no log-probs, but the correction needs log-probs"
         yield LintMessage("info", place, consequence, "set it to 1", source)
 
 

@@ -355,7 +355,7 @@ def predict_at_step(
     ]
     different = len({step for step, _ in pairs})
     if different < MIN_TREND_STEPS:
-        why = f"{different} steps with a number: too few for a trend"
+        why = f"{different} steps have a number, too few for a trend"
         return Prediction(question, quantity, None, None, why, _TREND_MODEL.format(scale=scale))
     x, y = np.array(sorted(pairs)).T
     if is_fraction and (y == y[0]).all() and y[0] in (0.0, 1.0):  # log odds are not finite

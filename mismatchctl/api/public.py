@@ -166,7 +166,7 @@ def analyze(
         _list_dumps(sources, arrays),
         default_corrections() if corrections is None else parse_corrections(corrections),
         rename=check_columns(columns),
-        by=list_texts(by, "by: give names"),
+        by=list_texts(by, "by: pass names of columns"),
         on_bad=on_bad,
         progress=progress,
         sequences=None if sequences is None else os.fspath(sequences),
@@ -178,7 +178,7 @@ def analyze(
         device=device,
         engine=_make_engine(engine, threads),
         baseline=_read_baseline(baseline),
-        losses=list_texts(losses, "losses: give names"),
+        losses=list_texts(losses, "losses: pass names of losses"),
     )
 
 
@@ -200,7 +200,7 @@ def pair(rollout: StrPath, train: StrPath, on: Texts = ()) -> pa.Table:
     """
     from mismatchctl.data.conversion import pair as match
 
-    found = match(Path(rollout), Path(train), list_texts(on, "on: give names"))
+    found = match(Path(rollout), Path(train), list_texts(on, "on: pass names of columns"))
     return found.table.replace_schema_metadata({"notes": "\n".join(found.notes)} if found.notes else None)
 
 
@@ -267,7 +267,7 @@ def sweep(
         _list_dumps(sources, {}),
         studies or DEFAULT_STUDIES,
         rename=check_columns(columns),
-        by=list_texts(by, "by: give names"),
+        by=list_texts(by, "by: pass names of columns"),
         on_bad=on_bad,
         progress=progress,
         wishes=_list_targets(target_rejection, target_ess),
@@ -323,7 +323,7 @@ def compare(
         given,
         corrections=parse_corrections(corrections),
         rename=check_columns(columns),
-        by=list_texts(by, "by: give names"),
+        by=list_texts(by, "by: pass names of columns"),
         on_bad=on_bad,
         progress=progress,
         engine=_make_engine(engine, threads),
@@ -444,7 +444,7 @@ def diagnose(
     return diagnose_dump(
         _list_dumps(sources, {}),
         rename=check_columns(columns),
-        by=list_texts(by, "by: give names"),
+        by=list_texts(by, "by: pass names of columns"),
         progress=progress,
         engine=_make_engine(engine, threads),
     )
@@ -597,14 +597,14 @@ def _make_studies(
     if vary is not None and not (isinstance(vary, Mapping) and vary):
         raise ConfigError("vary: expected a mapping from a field of the correction to values")
     if correction is None and vary is not None:
-        raise ConfigError("vary needs the correction whose fields it changes")
+        raise ConfigError("vary needs a correction, whose fields it varies")
     if correction is None:
         return []
     if vary is None:
         raise ConfigError("missing vary, for example vary={'weight.truncate': [1.5, 2.0, 4.0]}")
     from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
 
-    list_texts(vary.keys(), "vary: name fields by strings")
+    list_texts(vary.keys(), "vary: fields must be strings")
     axes = []
     for path, values in vary.items():
         if isinstance(values, str):

@@ -83,7 +83,8 @@ def add_whole_step_warning(result: Result, corrections: Iterable[Correction]) ->
     known = [f"{factor:.6g}" for factor in factors if factor is not None]
     divided = f"weights of {names[0]} are divided by {', '.join(known)} in the mean; " if known else ""
     result.warnings.append(
-        f"{whole_step_warning(corrections)}: {divided}with one row in each, the mean weight of every sequence becomes 1"
+        f"{whole_step_warning(corrections)}: {divided}with one row in each micro-batch, the "
+        f"mean weight of every sequence becomes 1"
     )
 
 

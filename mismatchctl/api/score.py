@@ -109,7 +109,7 @@ class SequencePiece:
 
 
 _CHECKPOINT_REMEDY = "name the checkpoint that sampled these tokens"
-_BOS_REMEDY = "record the token that begins every text as the prompt's"
+_BOS_REMEDY = "record the token that begins every text as the prompt's first token"
 
 
 def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[DumpFile]:
@@ -181,7 +181,7 @@ class ScoreFolder:
             raise ConfigError(f"{place}: this is a file; choose a folder for the scored sequences")
         other = next((path for path in sorted(place.glob("*")) if not _FILE_PATTERN.fullmatch(path.name)), None)
         if other is not None:
-            raise ConfigError(f"{place}: holds {other.name}, which score did not write; choose an empty folder")
+            raise ConfigError(f"{place}: holds {other.name}, which `score` did not write; choose an empty folder")
 
     def tokens(self, piece: SequencePiece, chosen: Bools) -> int | None:
         """Return the number of tokens in an existing part, or None if the part must be scored."""

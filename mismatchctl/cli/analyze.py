@@ -31,7 +31,8 @@ def analyze(
     framework: Annotated[
         str,
         typer.Option(
-            help="Compute the metrics that this framework logs, and read --config as its file: NAME or NAME@VERSION."
+            help="Compute the metrics that this framework logs, and read --config as a "
+            "file of it: NAME or NAME@VERSION."
         ),
     ] = "",
     micro_batch_size: opt.MicroBatchOption = None,

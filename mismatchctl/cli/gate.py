@@ -52,7 +52,8 @@ def gate(
         str,
         typer.Option(
             metavar="SHARE",
-            help="Return the verdict undecided if a larger share of sequences, tokens or files is skipped as bad, "
+            help="Return the verdict undecided if more than this share of sequences, "
+            "tokens or files is skipped as bad, "
             "or repeated.",
         ),
     ] = "1%",
@@ -60,7 +61,8 @@ def gate(
         str,
         baseline_option(
             metavar="SHARE",
-            help="Return the verdict undecided if a larger share of the baseline's steps, prompts or responses is "
+            help="Return the verdict undecided if more than this share of the baseline's "
+            "steps, prompts or responses is "
             "missing.",
         ),
     ] = "5%",
@@ -84,7 +86,7 @@ def gate(
     ] = None,
     last: Annotated[int, baseline_option(min=1, help="Use the last N Results of --history.")] = 10,
     fixed_tokens: Annotated[
-        bool, baseline_option("--fixed-tokens", help="Require that the dump has the baseline's tokens, scored again.")
+        bool, baseline_option("--fixed-tokens", help="Require that the dump scores the baseline's tokens again.")
     ] = False,
     save_baseline: Annotated[
         Path | None,

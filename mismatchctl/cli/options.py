@@ -394,7 +394,7 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
     for written, correction in configurations:
         notes += written.framework.remarks(correction)
         if "@" not in framework:
-            notes.append(f"read as {written.framework.dated}; choose another one with --framework")
+            notes.append(f"read as {written.framework.dated}; choose another framework with --framework")
         if written.missing:
             notes.append(f"{', '.join(written.missing)} was not found; its keys count as not set")
         if written.branching:

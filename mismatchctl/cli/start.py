@@ -197,7 +197,7 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
         if path.stat().st_mode != mode:
             path.chmod(mode)
     if not written:
-        print_message("already there: no file was changed", quiet)
+        print_message("the code is already there: no file was changed", quiet)
     if integration.note:
         print_message(integration.note, quiet)
     print_message(f"After the first step: mismatchctl init {integration.name} --check dumps/", quiet)
@@ -250,7 +250,7 @@ def _check_dump(path: str) -> None:
     columns = {column.name for column in files[0].recognized}
     missing = ", ".join(name for name in ("prompt_id", "response_mask", "step") if name not in columns)
     size = f"{sum(file.sequences for file in files):,} sequences, {sum(file.tokens for file in files):,} tokens"
-    verdict = f"look at this first: {grave.title}" if grave else "both log-probs belong together"
+    verdict = f"look at this first: {grave.title}" if grave else "the two log-probs belong to the same tokens"
     typer.echo(f"{path}: usable, {size}{f', without {missing}' if missing else ''}; {verdict}")
 
 

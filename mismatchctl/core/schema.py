@@ -52,8 +52,8 @@ COLUMNS: tuple[DumpColumn, ...] = (
     DumpColumn("rollout_log_probs", ColumnKind.LOG_PROBS, "nats",
         "log-prob of each sampled token, as the inference engine reported it", required=True),
     DumpColumn("train_log_probs", ColumnKind.LOG_PROBS, "nats",
-        "the trainer's recomputation for the same tokens with the weights that sampled them; -inf (probability 0) "
-        "counts for vetoes and is left out of means", required=True),
+        "log-prob of the same tokens, recomputed by the trainer with the weights that sampled them; -inf "
+        "(probability 0) counts for vetoes and is left out of means", required=True),
     DumpColumn("response_mask", ColumnKind.MASK, "0/1",
         "1 on tokens that the policy sampled and trains on; absent: all valid"),
     DumpColumn("run", ColumnKind.ID, "-", "which run a row belongs to; absent: the path argument names the run"),
@@ -74,18 +74,19 @@ COLUMNS: tuple[DumpColumn, ...] = (
     DumpColumn("reward", ColumnKind.NUMBER, "reward", "the sequence's reward"),
     DumpColumn("rollout_version", ColumnKind.PER_TOKEN_OR_SCALAR, "updates",
         "weight version that sampled the sequence, or each token"),
-    DumpColumn("train_version", ColumnKind.PER_TOKEN_OR_SCALAR, "updates", "weight version that recomputed it"),
+    DumpColumn("train_version", ColumnKind.PER_TOKEN_OR_SCALAR, "updates", "weight version with which the "
+    "trainer recomputed the log-probs"),
     DumpColumn("reference_version", ColumnKind.NUMBER, "updates", "weight version that scored `reference_log_probs`"),
     DumpColumn("worker", ColumnKind.ID, "-", "which rollout worker sampled the sequence"),
     DumpColumn("turn", ColumnKind.PER_TOKEN_OR_SCALAR, "-",
-        "which turn of its response each token belongs to, for `--by turn`; absent: masked tokens part turns"),
+        "which turn of its response each token belongs to, for `--by turn`; absent: masked tokens separate turns"),
     DumpColumn("micro_batch", ColumnKind.ID, "-", "which micro-batch of its step the sequence was trained in"),
     DumpColumn("rollout_ids", ColumnKind.ID, "-",
         "rollout of the sequence, if a rollout is split into several sequences; means can be over rollouts"),
     DumpColumn("truncated", ColumnKind.NUMBER, "0/1",
         "whether the response was cut off at the maximum length; for `--by truncated`"),
     DumpColumn("model", ColumnKind.ID, "-",
-        "name of the model; the gate does not compare different ones"),
+        "name of the model; the gate does not compare different models"),
     DumpColumn("engine", ColumnKind.ID, "-",
         "name of the inference engine, with or without its version; the gate does not compare different names"),
     DumpColumn("entropy", ColumnKind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
@@ -94,12 +95,13 @@ COLUMNS: tuple[DumpColumn, ...] = (
     DumpColumn("rollout_experts", ColumnKind.EXPERTS, "-",
         "experts chosen by the rollout engine, layers x k ids per token"),
     DumpColumn("train_experts", ColumnKind.EXPERTS, "-", "experts chosen by the trainer, layers x k ids per token"),
-    DumpColumn("rollout_top_ids", ColumnKind.TOP_IDS, "-", "the k most likely tokens by the rollout, at each place"),
+    DumpColumn("rollout_top_ids", ColumnKind.TOP_IDS, "-", "the k most likely tokens of the rollout at each position"),
     DumpColumn("rollout_top_log_probs", ColumnKind.TOP_LOG_PROBS, "nats",
         "their log-probs by the rollout, k per token"),
     DumpColumn("train_top_log_probs", ColumnKind.TOP_LOG_PROBS, "nats", "log-probs of the same tokens by the trainer"),
     DumpColumn("reference_top_log_probs", ColumnKind.TOP_LOG_PROBS, "nats",
-        "log-probs of the same tokens from the model of `reference_log_probs`; used if the trainer's are missing"),
+        "log-probs of the same tokens from the model of `reference_log_probs`; used if the trainer's log-probs "
+        "are missing"),
 )  # fmt: skip
 
 COLUMNS_BY_NAME: dict[str, DumpColumn] = {column.name: column for column in COLUMNS}

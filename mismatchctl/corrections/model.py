@@ -266,7 +266,7 @@ class Weight(_CorrectionModel):
         default="token",
         description="token ratio, product over the sequence, or geometric mean over the sequence",
     )
-    truncate: float | None = Field(default=None, description="upper bound; weights above it become it")
+    truncate: float | None = Field(default=None, description="upper bound; larger weights become the bound")
     clip: Interval | None = Field(default=None, description="[lower, upper]; weights outside become the nearer bound")
     zero: Interval | None = Field(default=None, description="[lower, upper]; weights outside become 0 (IcePop)")
     watch_low: float | None = Field(
@@ -280,7 +280,7 @@ class Weight(_CorrectionModel):
     )
     normalize_over: Literal["group", "micro_batch"] = Field(
         default="group",
-        description="tokens of that mean, always with the mask before rejection",
+        description="tokens over which the mean is taken, always with the mask before rejection",
     )
     normalize_empty: Literal["skip", "count"] = Field(
         default="skip",
@@ -301,7 +301,8 @@ class Weight(_CorrectionModel):
         description="what becomes of a weight that is NaN or infinite: it stays, or is 0; one: such ratios count as 1",
     )
     bound_where: Gate | None = Field(
-        default=None, description="bounded in the sequences only that this gate would reject; null: everywhere"
+        default=None,
+        description="weights are bounded only in sequences that this gate would reject; null: in all sequences",
     )
 
     @field_validator("clip", "zero")
@@ -351,7 +352,9 @@ class Correction(_CorrectionModel):
     Weights and rejection are independent: gates never change weights, and weights never change the mask.
     """
 
-    name: str = Field(default="correction", min_length=1, max_length=80, description="how tables and files call it")
+    name: str = Field(
+        default="correction", min_length=1, max_length=80, description="name of the correction in tables and files"
+    )
     about: str = Field(default="", description="source and purpose")
     weight: Weight | None = Field(default=None, description="null: every weight is 1")
     gates: tuple[Gate, ...] = Field(

@@ -38,7 +38,7 @@ class TensorLayout:
         single = shape is not None and len(shape) == 0
         rows = tuple(() if single else values.unbind() if nested else values if whole is None else whole)
         if any(isinstance(each, np.ma.MaskedArray) for each in (values, *rows)):
-            unread = "a masked array's own mask is not read: give its data, and what is valid as mask"
+            unread = "the mask of a masked array is not read: pass the array's data, and the valid positions as mask"
             raise ConfigError(f"{name}: {unread}")
         made = tuple(map(_to_numpy, rows))
         if single or (made and made[0].ndim == 0):

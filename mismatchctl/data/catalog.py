@@ -285,7 +285,7 @@ class ColumnNames:
         if describe_type(footer.types.get(actual, pa.int8())) == NULL_TYPE:
             if not any(footer.contents.rows):  # without values, the type is unknown
                 return DataError("the file does not contain rows", file=path, remedy=NO_ROW_REMEDY)
-            return DataError("holds only nulls", file=path, column=shown, remedy=remedy)
+            return DataError("contains only nulls", file=path, column=shown, remedy=remedy)
         near = escape_unprintable(suggestion(actual, [name for name in footer.types if name not in columns.values()]))
         named = f" (named with {option('columns', {column: shown})})" if column in self.rename else ""
         need = " of the long layout (one row per token)" if column not in REQUIRED_COLUMNS else ""
@@ -303,7 +303,7 @@ class ColumnNames:
                 return ""
             name = os.path.basename(footer.found.path)
             sides = (name, "FILE") if column == "train_log_probs" else ("FILE", name)
-            return "if another file has them, use --rollout {} --train {} --on id; else ".format(*sides)
+            return "if another file has the log-probs, use --rollout {} --train {} --on id; else ".format(*sides)
         scalars = not any(is_list(kind) for kind in footer.types.values())
         if scalars and any(name.lower().removeprefix("_").endswith("step") for name in footer.types):
             return "if this is a metrics log, pass it to `mismatchctl analyze` or `gate` alone; else "

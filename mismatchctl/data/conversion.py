@@ -401,7 +401,7 @@ class _Side:
         for name, value in found:
             numbers = isinstance(value, list) and all(one is None or isinstance(one, (int, float)) for one in value)
             if value is not None and not numbers:
-                problem = "the row holds something else than a list of numbers"
+                problem = "the row does not contain a list of numbers"
                 raise DataError(problem, file=str(self.path), row=row, column=name, remedy="write log-probs as numbers")
         return [(name, value) for name, value in found if value is not None]
 

@@ -150,10 +150,10 @@ def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]
         notes.append(f"{count} ignored by convention: {_format_names(sorted(hidden))}")
     packed = [path for path in unread if path.endswith(COMPRESSED_SUFFIXES) and not Path(path).with_suffix("").exists()]
     if packed:
-        notes.append(f"{_format_names(sorted(packed))}: packed, so not read; unpack what belongs to the run")
+        notes.append(f"{_format_names(sorted(packed))}: archives are not read; unpack archives that belong to the run")
     if others := sorted({*unread} - {*packed}):
         verb = "look like dumps and are" if len(others) > 1 else "looks like a dump and is"
-        remedy = "Rename what belongs to the dump, for example to NAME.parquet, and move the rest away"
+        remedy = "Rename files of the dump, for example to NAME.parquet, and move other files away"
         notes.append(f"{_format_names(others)} {verb} not read because of the name. {remedy}")
     return sorted(map(escape_unprintable, unread)), notes
 

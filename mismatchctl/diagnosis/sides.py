@@ -254,7 +254,7 @@ def _list_notes(rows: Rows, column: float, error: float | None, likeness: float 
         )
     scored, trained = (rows.columns.get(name) for name in ("reference_version", "train_version"))
     if scored is not None and trained is not None and (scored != trained).any():
-        notes.append("the reference is of other weights than the trainer's: the weights differ")
+        notes.append("the reference was scored with other weights than the trainer's")
     return notes
 
 
@@ -303,7 +303,8 @@ def _make_reference_finding(sides: Sides, named: Sequence[str]) -> Finding:
         cause="faulty_reference",
         confidence="medium" if named else "low",
         title="The reference, or both sides alike",
-        summary=f"the reference is {far:.2g} from both sides (rms, nats), and these are {sides.gap_rms:.2g} from each "
+        summary=f"the reference is {far:.2g} from both sides (rms, nats), and the two sides are "
+        f"{sides.gap_rms:.2g} from each "
         f"other{shows}. Either the reference is wrong, or both sides have the same error.",
         evidence=[
             Fact(name="from_reference", value=far, meaning="the smaller of the two root mean square errors, nats"),

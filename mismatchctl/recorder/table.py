@@ -48,7 +48,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
             found = "single values" if name in cells else "None"
             raise ValueError(f"{name}: needs one list of values per sequence, got {found}")
         if reference != "response_mask" and not isinstance(cells[name], list):
-            raise ValueError("response_mask: missing; padded log-probs need one (a list of rows does not)")
+            raise ValueError("response_mask: missing; padded log-probs need a mask (a list of rows does not)")
     responses = Responses.from_mask(reference, cells[reference])
     arrays = {}
     for name, value in cells.items():
@@ -174,7 +174,7 @@ def _scalar_array(values: Cells, count: int) -> pa.Array:
     values = values if values.ndim else np.repeat(values, count)
     if len(values) != count:
         raise ValueError(f"{len(values)} rows for {count} sequences")
-    wanted = "needs numbers, booleans or strings, of one kind and without gaps"
+    wanted = "needs numbers, booleans or strings, all of one type and none missing"
     try:
         array = pa.array(values.tolist() if values.dtype.kind in "OU" else values)
     except (pa.ArrowException, OverflowError, UnicodeError) as error:

@@ -327,7 +327,7 @@ def fit_growth(
         fit, bad = fit_onset(where, height, relative, bad)
         found = _describe_change(fit, names, metric, count, float(value[-1]))
     bad_names = [_label_name(names[i]) for i in np.flatnonzero(bad)]
-    note = f"; without the bad {_format_steps(bad_names)}" if bad_names else ""
+    note = f"; left out: the bad {_format_steps(bad_names)}" if bad_names else ""
     return found.model_copy(update={"value": last, "text": found.text + note, "bad_steps": bad_names})
 
 

@@ -133,7 +133,7 @@ def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> Basel
     low, high = ends = factor * math.exp(-INTERVAL_Z * error), factor * math.exp(INTERVAL_Z * error)
     text = f"{format_number(factor)} times the baseline's {format_number(then)}"
     text += f" ({format_number(low)} to {format_number(high)})"
-    text += ": no change beyond the errors" if abs(math.log(factor)) <= ONE_SIDED_Z * error else ""
+    text += ": no change beyond the standard errors" if abs(math.log(factor)) <= ONE_SIDED_Z * error else ""
     return BaselineRatio(baseline=path, k3=then, factor=factor, interval=ends, text=text)
 
 
@@ -170,7 +170,7 @@ def _answer_since_when(growth: Growth, run: RunResult) -> Answer:
     if growth.factor is not None:
         facts.append(Fact(name="growth", value=growth.factor, interval=growth.interval, meaning="K3 after over before"))
     if growth.onset is not None:
-        facts.append(Fact(name="onset", value=growth.onset, meaning="first step that is off the level before"))
+        facts.append(Fact(name="onset", value=growth.onset, meaning="first step that differs from the level before"))
     cause = headline_finding(run.findings)
     # The errors of steps with few prompts are too small, so that steps of a healthy run look uneven.
     harmless = cause is not None and cause.cause in HARMLESS_CAUSES and cause.confidence != "low"
@@ -193,7 +193,7 @@ def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
     second = next((found for found in findings if found is not first), None)
     share = f", {percent(first.share_k3)} of the K3" if first.share_k3 is not None else ""
     level: AnswerLevel = "good" if first.cause in HARMLESS_CAUSES else "unknown" if first.confidence == "low" else "bad"
-    facts = [Fact(name="share_k3", value=first.share_k3, meaning="its part of the K3")]
+    facts = [Fact(name="share_k3", value=first.share_k3, meaning="share of the K3 that the cause explains")]
     text = f"{first.title} ({first.confidence} confidence{share}): {first.summary}"
     if second is not None and second.share_k3 and second.confidence != "low":
         text += f" Then: {second.title}, {percent(second.share_k3)}."
@@ -269,8 +269,8 @@ def first_sentence(advice: str) -> str:
 
 
 JUDGEMENT_TEXTS = {
-    "wrong_log_probs": f"E[ratio] is more than {Z_LIMIT:g} standard errors off 1: these are not the log-probs that "
-    "sampled; look for the cause before correcting",
+    "wrong_log_probs": f"E[ratio] is more than {Z_LIMIT:g} standard errors off 1: the rollout log-probs are not from "
+    "the sampling distribution; look for the cause before correcting",
     "heavy_tokens": "Pareto k-hat of tokens is above its limit: means of token ratios cannot be trusted",
     "heavy_sequences": "Pareto k-hat of sequences is above its limit: sequence-level weights do not converge",
     "nothing_left": "a correction rejects all tokens of some steps",
@@ -484,7 +484,7 @@ def _describe_doubt(run: RunResult, summary: RunSummary) -> str:
     if summary.answer("how bad").key == "undefined":
         return summary.answer("how bad").text
     if any(judged.key == "wrong_log_probs" for judged in summary.judgements):
-        return "the mean ratio is not 1: these are not the log-probs that sampled the tokens"
+        return "the mean ratio is not 1: the rollout log-probs are not from the sampling distribution"
     if run.findings and run.findings[0].confidence == "low":
         return f"possibly {lower_first(run.findings[0].title)}"
     if summary.growth.verdict == "uneven":

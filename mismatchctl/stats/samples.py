@@ -23,7 +23,7 @@ from mismatchctl.measure.metrics.metric import Metric, Number, compute_intervals
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.results.model import Clusters, Groups, RunResult
 
-RECORD_REMEDY = "record the log-probs that it compares, and pass the dump instead of a Result"
+RECORD_REMEDY = "record the log-probs that the metric compares, and pass the dump instead of a Result"
 """Remedy if log-probs of a policy pair are missing."""
 DUMP_REMEDY = "pass the dump instead of the Result"
 """Remedy if a Result lacks the requested data."""
@@ -126,7 +126,7 @@ class TableMetric:
     def columns(self, sample: ClusterSample) -> list[int]:
         assert self.metric.formula is not None
         if self.needs and self.needs not in sample.columns:
-            problem = f"no {self.metric.key}: the dump lacks log-probs, or its Result their clusters"
+            problem = f"no {self.metric.key}: the dump lacks log-probs, or its Result lacks clusters"
             raise DataError(problem, remedy=RECORD_REMEDY)
         asked = _PrefixedTotals(self.prefix, dict.fromkeys(sample.names, np.float64(1.0)))
         with np.errstate(all="ignore"):

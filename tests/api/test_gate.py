@@ -180,7 +180,7 @@ def test_incomparable_results_name_the_first_difference() -> None:
     rule = "rejected_tokens:correction=mine,increase=10%"
     assert "does not have the correction mine" in only(verdict(new, base, rule)).reason
     base.corrections = [Correction(name="mine", about="another")]
-    assert "correction mine is defined otherwise" in only(verdict(new, base, rule)).reason
+    assert "correction mine has another definition" in only(verdict(new, base, rule)).reason
 
 
 def test_exact_values_are_judged_without_noise() -> None:

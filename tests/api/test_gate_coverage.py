@@ -297,4 +297,4 @@ def test_other_prompts_do_not_dilute_those_of_the_baseline() -> None:
     mixed = worse.model_copy(update={name: [*getattr(worse, name), *getattr(good, name)]
                                      for name in ("hashes", "groups", "sums")})  # fmt: skip
     found = verdict(result(mixed), base, "k3:increase=50%").checks[0]
-    assert found.outcome == "undecided" and "the prompts of the baseline alone are worse than allowed" in found.reason
+    assert found.outcome == "undecided" and "the baseline's prompts alone exceed the limit" in found.reason

@@ -69,7 +69,7 @@ VERL = [
      "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode, rollout_correction: {rollout_is: null}}}}",
      "error", "actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type", ["'ppo_clip'", "'reinforce'"]),
     ("d", "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode}}}\ntrainer: {nnodes: 1}", "error",
-     "actor_rollout_ref.actor.policy_loss.loss_mode", ["recomputed log-probs for the rollout's"]),
+     "actor_rollout_ref.actor.policy_loss.loss_mode", ["recomputed log-probs as the rollout's"]),
     ("d", "rollout_is: token\nbypass_mode: 'false'", "error", "bypass_mode", ["text 'false'", "any text is true"]),
     ("d", "rollout_is: token\nbypass_mode: '${oc.env:BYPASS}'", "unknown", "bypass_mode", ["${oc.env:BYPASS}"]),
     ("d", "bypass_mode: true\nrollout_is: token\ntrainer: {use_v1: false}", "warning", "rollout_is", ["only logged"]),

@@ -268,7 +268,7 @@ def test_missing_trends_are_reported() -> None:
     assert constant.status == "no trend"
     few = predict_at_step("k3", [1, 2, "three", None], [1.0, 2.0, 3.0, None], 5)
     assert (few.value, few.interval) == (None, None)
-    assert few.status == "2 steps with a number: too few for a trend"
+    assert few.status == "2 steps have a number, too few for a trend"
 
 
 @pytest.mark.parametrize("end", [12, 20])

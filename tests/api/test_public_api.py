@@ -294,11 +294,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mm.k3(torch.tensor(-1.0), torch.tensor(-1.0)),
         "expected an array .B, T. or a list of rows",
     ),
-    "a masked array": (lambda: mm.k3(np.ma.masked_array(ROW, [[0, 1]]), ROW), "rollout: a masked array's own mask"),
-    "masked rows": (lambda: mm.k3(ROW, [np.ma.masked_array(ROW[0], [0, 1])]), "train: a masked array's own mask"),
+    "a masked array": (lambda: mm.k3(np.ma.masked_array(ROW, [[0, 1]]), ROW), "rollout: the mask of a masked array"),
+    "masked rows": (lambda: mm.k3(ROW, [np.ma.masked_array(ROW[0], [0, 1])]), "train: the mask of a masked array"),
     "a tuple of masked rows": (
         lambda: mm.analyze({"rollout": (np.ma.masked_array(ROW[0], [0, 1]),), "train": ROW}),
-        "rollout: a masked array's own mask",
+        "rollout: the mask of a masked array",
     ),
     "a column by two names": (
         lambda: mm.analyze({"rollout": ROW, "train": ROW, "rollout_log_probs": ROW}),
@@ -379,7 +379,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "at most 0.5",
     ),
     "no baseline": (lambda: mm.gate({"rollout": ROW, "train": ROW}, []), "baseline: expected a Result .* found a list"),
-    "by numbers": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, by=[1]), "by: give names, not an int"),
+    "by numbers": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, by=[1]), "by: pass names of columns, not an int"),
     "a flag for columns": (
         lambda: mm.analyze({"rollout": ROW, "train": ROW}, columns="a=b"),
         "columns: expected a mapping",
@@ -503,7 +503,7 @@ def test_errors_use_python_terms() -> None:
     (advice,) = mm.advise(table).values()
     assert any(note.endswith("the size of an update is unknown. Pass batch=N") for note in advice.notes)
     (check,) = mm.gate(table, rules="k3:increase=10%").checks
-    assert check.reason == "no baseline: give a Result, or the file of one, as baseline"
+    assert check.reason == "no baseline: pass a Result or the path of a Result as baseline"
     bad = pa.table({"rollout_log_probs": [[-1.0], [1.0]], "train_log_probs": [[-1.0], [-1.0]]})
     verdict = mm.gate(mm.analyze(bad, on_bad="skip"), rules="k3:max=1")
     assert any(check.reason.endswith("Correct the dump, or allow more with max_skipped") for check in verdict.checks)
@@ -529,7 +529,7 @@ def test_empty_tables_are_refused() -> None:
             match=r"the table in memory: (no row found in the file|the file does not contain rows); name a dump",
         ):
             mm.analyze(table)
-    with pytest.raises(mm.DataError, match="holds only nulls"):
+    with pytest.raises(mm.DataError, match="contains only nulls"):
         mm.analyze({name: [None] for name in columns})
 
 

@@ -276,7 +276,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "an unknown architecture": (configured(model_type="nonsense"), 2, "nonsense"),
     "no language model": (configured(model_type="vit"), 2, "Unrecognized configuration"),
     "words for numbers": (configured(hidden_size="many"), 2, "hidden_size"),
-    "other shapes": (configured(hidden_size=64), 2, "do not have the shapes of its config.json"),
+    "other shapes": (configured(hidden_size=64), 2, "do not have the shapes in config.json"),
     "more words than there are weights": (configured(vocab_size=10**12), 2, "do not have the shapes"),
     "layers without weights": (configured(num_hidden_layers=5), 2, "requires and the checkpoint lacks"),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5000), 2, "cannot load"),

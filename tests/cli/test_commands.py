@@ -385,7 +385,7 @@ def test_compressed_files_get_one_note(tmp_path: Path) -> None:
     (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(f"{row}\n".encode()))
     done = run("analyze", tmp_path, "-c", "none", COLUMNS="1000", code=0)
     assert done.stdout.count("1.jsonl.gz") == 1
-    assert f"{tmp_path}/1.jsonl.gz: packed, so not read; unpack what belongs to the run" in done.stdout
+    assert f"{tmp_path}/1.jsonl.gz: archives are not read; unpack archives that belong to the run" in done.stdout
 
 
 @pytest.mark.parametrize("target", [("--target-rejection", "5%"), ("--target-ess", "0.5")])

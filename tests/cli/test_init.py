@@ -196,7 +196,7 @@ def test_check_prints_one_line(tmp_path: Path) -> None:
     for step in range(3):
         shutil.copy(ROOT / f"sample_data/dense/step_{step:05d}.parquet", tmp_path)
     done = run("init", "trl", "--check", tmp_path, code=0)
-    assert done.stdout.endswith("both log-probs belong together\n")
+    assert done.stdout.endswith("the two log-probs belong to the same tokens\n")
     (tmp_path / "step_00001.parquet").write_bytes(b"PAR1")
     done = run("init", "trl", "--check", tmp_path, code=4)
     assert "cannot be used yet: " in done.stderr and done.stderr.count("\n") == 1

@@ -251,7 +251,7 @@ def test_two_aliases_of_one_column_are_refused(tmp_path):
         ({**wide((1,)), MASK: [["x"]]}, MASK, "where 0/1 or true/false are needed"),
         ({**wide((1,)), MASK: [True]}, MASK, "holds true/false where lists"),
         ({**wide((1,)), "step": [[1]]}, "step", "holds lists of numbers"),
-        ({**wide((1,)), TRAIN: pa.nulls(1)}, TRAIN, "holds only nulls"),
+        ({**wide((1,)), TRAIN: pa.nulls(1)}, TRAIN, "contains only nulls"),
     ],
 )
 def test_columns_of_wrong_types_are_refused(tmp_path, columns, column, words):

@@ -268,10 +268,13 @@ def test_skipped_pickle_files_are_reported(ending: str, tmp_path: Path) -> None:
     (source / "train_data_step2.jsonl").write_bytes(lines)
     for words in (["analyze", source, "-v"], ["convert", source, out]):
         done = run(*words, code=0, COLUMNS="1000")
-        assert f"{packed}: packed, so not read; unpack" in done.stdout + done.stderr
-    assert f"{ending}: packed, so not read; unpack what belongs to the run" in run("analyze", source, code=0).stdout
+        assert f"{packed}: archives are not read; unpack" in done.stdout + done.stderr
+    assert (
+        f"{ending}: archives are not read; unpack archives that belong to the "
+        f"run" in run("analyze", source, code=0).stdout
+    )
     (source / "train_data_step1.jsonl").write_bytes(lines)
-    assert "packed, so not read" not in run("analyze", source, code=0).stdout
+    assert "archives are not read" not in run("analyze", source, code=0).stdout
 
 
 @pytest.mark.parametrize(

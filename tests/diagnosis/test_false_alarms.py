@@ -96,7 +96,7 @@ def test_slightly_noisier_expert_tails_raise_no_alarm(far: float, rows: int, tmp
     findings = found(planted.sure_experts(some(rows, 1), 0.05, 0.02, far), tmp_path)
     assert set(alarms(findings)) <= {"numerical_noise"}
     if rows > 8:
-        assert "larger or surer" in findings[0].summary
+        assert "larger or more certain" in findings[0].summary
 
 
 def test_wrong_ends_are_found_despite_expert_tails(tmp_path: Path) -> None:

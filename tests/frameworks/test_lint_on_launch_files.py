@@ -248,7 +248,7 @@ def test_deprecated_options_with_null_are_ignored(order: int, tmp_path: Path) ->
 
 def test_refusals_name_the_function_of_the_framework(tmp_path: Path) -> None:
     rules = {
-        "{action: clamp, metric: kl_k1, upper: 1.0}": "metric ratio only",
+        "{action: clamp, metric: kl_k1, upper: 1.0}": "works with metric ratio",
         "{upper: 0.9}": "above 1",
         "{upper: 2.0, lower: -1}": "must be positive",
         "{metric: kl_k3, upper: -1}": "must be positive",

@@ -38,7 +38,7 @@ def test_bad_steps_are_reported_and_excluded() -> None:
     values[[40, 41]] *= 50
     steady = fit_growth(list(range(100)), values.tolist(), (0.1 * values).tolist())
     assert (steady.verdict, steady.bad_steps) == ("steady", [40, 41])
-    assert steady.text.endswith("without the bad steps 40, 41")
+    assert steady.text.endswith("left out: the bad steps 40, 41")
     values[70:] *= 3
     grown = fit_growth(list(range(100)), values.tolist(), (0.1 * values).tolist())
     assert (grown.onset, grown.bad_steps) == (70, [40, 41])

@@ -135,7 +135,8 @@ def test_step_labels_can_be_text() -> None:
 
 def finding(cause: str, confidence: str = "high", share: float = 0.9) -> Finding:
     return Finding(
-        cause=cause, confidence=confidence, title=f"Title of {cause}", summary=f"What shows {cause}.",  # type: ignore[arg-type]
+        cause=cause, confidence=confidence, title=f"Title of {cause}", summary=f"What shows "
+        f"{cause}.",  # type: ignore[arg-type]
         share_k3=share, evidence=[], advice=f"Mend {cause}.",
     )  # fmt: skip
 
@@ -236,7 +237,7 @@ def test_k3_shows_its_interval_and_the_baseline() -> None:
     assert facts["over_baseline"].interval == pytest.approx((4 * math.exp(-spread), 4 * math.exp(spread)))
     assert first.level == "bad" and "4.00 times the baseline's 1.00e-4" in first.text
     summarize_runs(result, ("night.json", result))
-    assert "no change beyond the errors" in get_summary(result.runs["run-a"]).answers[0].text
+    assert "no change beyond the standard errors" in get_summary(result.runs["run-a"]).answers[0].text
 
 
 @pytest.mark.parametrize(("error", "level"), [(0.05, "bad"), (0.09, "bad"), (0.12, "fair")])

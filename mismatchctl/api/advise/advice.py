@@ -231,7 +231,7 @@ def advice_answer(advice: RunAdvice) -> Answer:
     best = advice.advice[0]
     facts = [
         Fact(name="correction", value=best.name, meaning="advised correction"),
-        Fact(name="gain", value=best.gain, meaning="share of the gradient error that it removes"),
+        Fact(name="gain", value=best.gain, meaning="share of the gradient error that the correction removes"),
         Fact(name="loss_scale", value=best.loss_scale, meaning="factor on the loss"),
         Fact(name="rejected_tokens", value=best.rejected_tokens, meaning="share of rejected tokens"),
         Fact(name="ess", value=best.ess, meaning="effective sample size of the tokens"),

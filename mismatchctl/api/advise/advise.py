@@ -97,7 +97,7 @@ def _explain_rank(name: str, loss_scale: float, choice: CandidateRanking) -> str
             else f"less {_compare_errors(none, own)} than no correction"
         )
     if choice.ties(name):
-        return "not significantly worse than the first"
+        return "not significantly worse than the first correction"
     if name != "none" and name not in choice.better:
         return "not significantly better than no correction"
     return "less error" if choice.mse[name] < choice.mse[choice.first] else f"more {_compare_errors(own, first)}"

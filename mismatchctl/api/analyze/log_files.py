@@ -21,7 +21,7 @@ from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 MAX_LOG_BYTES = 1 << 30
 """Largest log that is read."""
 _MIN_DIGITS = 4  # a series with fewer digits may have lost zeros, so it gets the digits of the whole log
-_REMEDY = "name the run's log: JSON lines, events or CSV"
+_REMEDY = "pass the run's log: JSON lines, TensorBoard events or CSV"
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "-infinity"})
 
 STEP_NAMES = ("step", "_step", "global_step", "training/global_step")

@@ -113,7 +113,7 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
     known = np.isfinite(ours) & np.isfinite(theirs)
     count = int(known.sum())
     if count < MIN_STEPS:
-        return Lag(compared=count, status=f"only {count} steps have both: a lag takes {MIN_STEPS}")
+        return Lag(compared=count, status=f"only {count} steps have both metrics: a lag needs {MIN_STEPS}")
     first, last = np.flatnonzero(known)[[0, -1]]
     if count < last - first + 1:
         return Lag(compared=count, status="steps are missing in between")

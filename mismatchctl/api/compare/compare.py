@@ -181,7 +181,7 @@ def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[Decomp
 
 
 NOT_RESAMPLED_REASON = (
-    "no interval: a maximum, a quantile, a count or a tail index does not follow from sums by cluster"
+    "no interval: a maximum, a quantile, a count or a tail index cannot be computed from sums per cluster"
 )
 TOO_FEW_CLUSTERS_REASON = "no interval: too few clusters"
 _RELATIVE_UNITS = ("nats", "nats/token")

@@ -35,7 +35,7 @@ def find_incompatibility(
         if not there:
             return f"the baseline does not have the correction {target.correction}"
         if here != there:
-            return f"correction {target.correction} is defined otherwise in the baseline"
+            return f"correction {target.correction} has another definition in the baseline"
     version_here, version_there = result.provenance.framework, baseline.provenance.framework
     if version_here and version_there and version_here != version_there:
         return f"framework version: {version_here} here, {version_there} in the baseline"
@@ -98,7 +98,7 @@ def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Chec
     for name, run, accepted in _match_runs(result, baseline):
         here, there = (None if each is None else each.content for each in (run, accepted))
         if accepted is None:
-            reason = "no baseline has these tokens"
+            reason = "no baseline contains the dump's tokens"
         elif here is not None and there is not None and here.responses and there.responses:
             reason = "" if here.responses == there.responses else "the token ids differ from the baseline's"
         else:
@@ -185,7 +185,7 @@ def _count_sequences(run: RunResult) -> float:
 def _check_share(run: str, title: str, lost: float, total: float, most: float) -> Check:
     share = lost / total
     remedy = f"Correct the dump, or allow more with {option('max_skipped')}"
-    reason = "" if share <= most else f"the left-out part may be the worse part. {remedy}"
+    reason = "" if share <= most else f"the left-out data may be the worse data. {remedy}"
     return Check(
         rule=COVERAGE_RULE, run=run, place="overall", metric=COVERAGE_RULE, title=title, unit="fraction", kind="max",
         value=share, limit=most, outcome="undecided" if reason else "passed", reason=reason,
@@ -199,7 +199,7 @@ def _check_unread(result: Result) -> Iterator[Check]:
         verb = "look like dumps and were" if len(found) > 1 else "looks like a dump and was"
         reason = (
             f"{', '.join(found[:3])}{more} {verb} not read because of the name. "
-            "Rename what belongs to the dump to NAME.parquet, and move the rest away"
+            "Rename files of the dump to NAME.parquet, and move other files away"
         )
         yield undecided_check(next(iter(result.runs), ""), "files not read", reason)
 
@@ -211,7 +211,7 @@ def _check_finite_counts(result: Result) -> Iterator[Check]:
         columns = sample.columns.keys() & {"tokens", "sequences", "squared_length"}
         counts = np.stack([sample.column(column) for column in columns])
         if not (np.isfinite(counts) & (counts >= 0)).all():
-            yield undecided_check(name, "counts", "the Result's numbers of tokens or sequences are not counts")
+            yield undecided_check(name, "counts", "the Result's numbers of tokens or sequences are not whole numbers")
 
 
 def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
@@ -252,7 +252,7 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
     if empty[0] - empty[1] > most:
         reason = f"{100 * empty[0]:.3g}% of the responses lack a valid token, in the baseline {100 * empty[1]:.3g}%"
         yield undecided_check(name, "empty responses", f"{reason}. Check response_mask")
-    remedy = f"Record the missing ones, or allow more with {option('max_missing')}"
+    remedy = f"Record the missing data, or allow more with {option('max_missing')}"
     here, there = set(run.groups.labels), accepted.groups.labels
     absent = [label for label in there if label not in here]
     if len(absent) < len(there) and len(absent) > most * len(there):
@@ -307,7 +307,8 @@ def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iter
     many = same_content >= fewer or (fewer >= _MIN_SMALLER_PROMPTS and fewer > equal)
     if fewer and 20 * more <= fewer and many:
         reason = (
-            f"{fewer:,} of {len(rise):,} prompts of the baseline have fewer tokens than there, and {more:,} have more. "
+            f"{fewer:,} of {len(rise):,} prompts of the baseline have fewer tokens than in "
+            f"the baseline, and {more:,} have more. "
             "Check response_mask, or save a new baseline"
         )
         yield undecided_check(name, "tokens of the same prompts", reason)
@@ -329,7 +330,7 @@ _VOCABULARY_DISTANCE, _VOCABULARY_FACTOR, _MIN_IDS = 0.35, 3.0, 2_000
 
 def accept_remedy() -> str:
     how = wording(python="save the Result as the new baseline", command="accept it: --save-baseline FILE --accept")
-    return f"If this is right, {how}"
+    return f"If this change is intended, {how}"
 
 
 def undecided_check(run: str, title: str, reason: str, *, place: str = "overall", rule: str = COVERAGE_RULE) -> Check:
@@ -345,7 +346,7 @@ def _check_plausible(
     """Yield an undecided check for each reason why the data may hide a mismatch."""
     new, old = run.content, None if accepted is None else accepted.content
     if old is not None and new is None:
-        remedy = "Analyze the dump again, or name the dump itself"
+        remedy = "Analyze the dump again, or pass the dump itself"
         yield undecided_check(name, "content", f"the Result does not describe its rows. {remedy}")
     if new is not None:
         yield from _check_repeated(name, new, old, limits.max_skipped)
@@ -368,7 +369,8 @@ def _check_repeated(name: str, new: RunContent, old: RunContent | None, most: fl
         return
     reason = (
         f"{new.repeated:,} of {new.sequences:,} sequences repeat another one, with {_percent(shares[1])} of the tokens "
-        f"({new.example or 'equal log-probs'}). Keep one of each, or allow more with {option('max_skipped')}"
+        f"({new.example or 'equal log-probs'}). Keep one copy of each sequence, or "
+        f"allow more with {option('max_skipped')}"
     )
     yield undecided_check(name, "repeated sequences", reason)
 
@@ -385,7 +387,7 @@ def _check_masks(name: str, new: RunContent, old: RunContent | None) -> Iterator
             ("tokens inside the responses are masked", new.holes, old.holes),
         ):
             if share - before > _HIDDEN_RISE and share > _HIDDEN_FACTOR * before:
-                reason = f"{_percent(share)} of the {what}, in the baseline {_percent(before)}. {remedy}"
+                reason = f"{_percent(share)} of the {what}, compared with {_percent(before)} in the baseline. {remedy}"
                 yield undecided_check(name, "masked tokens", reason)
                 return
     seen = old is not None and old.loud > _LOUD_SHARE / 2 and old.hidden > 0.5 * new.hidden
@@ -455,7 +457,10 @@ def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Che
         if distance > _PROBABILITY_DISTANCE:
             found.append(f"{_percent(distance)} of the tokens have another probability than in the baseline")
     if found:
-        reason = f"{found[0]}. Are these other units, another model or other data? {accept_remedy()}"
+        reason = (
+            f"{found[0]}. Do these log-probs have other units, or come from another "
+            f"model or other data? {accept_remedy()}"
+        )
         yield undecided_check(name, "scale of the log-probs", reason)
 
 
@@ -472,8 +477,8 @@ def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[C
     z = abs(here - there) / max(np.hypot(error_here, error_there), 1e-12)
     if there > 0 and not _LENGTH_RANGE <= here / there <= 1 / _LENGTH_RANGE and z > _LENGTH_Z:
         reason = (
-            f"{here:.3g} valid tokens per response, in the baseline {there:.3g}. Does a mask or a cut hide some, "
-            f"or does padding count? {accept_remedy()}"
+            f"{here:.3g} valid tokens per response, in the baseline {there:.3g}. Does a mask or a cut remove "
+            f"tokens, or does padding count as tokens? {accept_remedy()}"
         )
         yield undecided_check(name, "length of the responses", reason)
 
@@ -485,7 +490,7 @@ def count_responses(sample: ClusterSample) -> Float64s:
 
 
 def _check_identity(name: str, new: RunContent, old: RunContent) -> Iterator[Check]:
-    remedy = f"Compare like with like, or add {option('allow_different_model')}"
+    remedy = f"Compare dumps of the same model and engine, or add {option('allow_different_model')}"
     engines = [
         {(re.match("[A-Za-z][A-Za-z_-]*", text) or [text])[0].lower().rstrip("_-v") for text in each.engines}
         for each in (new, old)

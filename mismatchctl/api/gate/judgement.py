@@ -137,7 +137,7 @@ _NIGHT_NOISE_REASON = "accepted results differ by this much"
 _FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of this size cannot judge"
 _FAR_FACTOR = 3.0
 """A value above its limit times this factor never passes."""
-_DILUTED_REASON = "the prompts of the baseline alone are worse than allowed, and other prompts hide that"
+_DILUTED_REASON = "the baseline's prompts alone exceed the limit, and the dump's other prompts hide the rise"
 _DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
 _BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
@@ -280,7 +280,8 @@ def _baseline_cases(case: _Case, place: JudgedPlace, accepted: list[RunResult], 
 
 def no_baseline() -> str:
     remedy = wording(
-        python="give a Result, or the file of one, as baseline", command="save one with --save-baseline FILE --accept"
+        python="pass a Result or the path of a Result as baseline",
+        command="save one with --save-baseline FILE --accept",
     )
     return f"no baseline: {remedy}"
 
@@ -485,7 +486,7 @@ def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None
     if not isinstance(bound, Allowance):
         return bound, bound, bound
     if case.target.metric.quantile is None:
-        check.reason = check.reason or f"{check.metric} does not have a known error: give it max or min"
+        check.reason = check.reason or f"{check.metric} has no known standard error, so write max or min in the rule"
     if not case.accepted or check.reason:
         return None
     baseline = case.accepted[-1].value()
@@ -494,7 +495,7 @@ def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None
         check.reason = f"the baseline's value: {baseline.status}"
         return None
     if baseline.interval is None:
-        check.reason = "the baseline does not contain a 95% interval of this percentile: save a new one"
+        check.reason = "the baseline does not contain a 95% interval of this percentile: save a new baseline"
         return None
     sign = -1 if case.kind in LOWER_KINDS else 1
     ends = (baseline.value, *baseline.interval)

@@ -120,12 +120,14 @@ class Rule(BaseModel):
     metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
     framework: str = Field(default="", description="framework of the name, NAME or NAME@VERSION; empty: any framework")
     correction: str | None = Field(default=None, description="the correction whose metric it is")
-    per: str = Field(default="overall", min_length=1, description="overall, step, or a column: each of its values")
+    per: str = Field(
+        default="overall", min_length=1, description="overall, step, or a column: one check for each value"
+    )
     max: FiniteNumber | None = Field(default=None, description="largest value")
     min: FiniteNumber | None = Field(default=None, description="smallest value")
     increase: Allowance | None = Field(default=None, description="largest rise over the baseline: 20%, 1e-4, 20%+1e-4")
     decrease: Allowance | None = Field(default=None, description="largest fall below the baseline")
-    sequences: Count = Field(default=0, description="fewer sequences than this cannot be judged")
+    sequences: Count = Field(default=0, description="a check with fewer sequences cannot be judged")
 
     @model_validator(mode="after")
     def _in_order(self) -> Rule:

@@ -35,7 +35,7 @@ STATISTIC_REASONS = {
     "bulk": "K3 of most tokens (the bulk) is beyond its limit",
     "shoulder": "K3 up to the shoulder is beyond its limit",
     "evened": "K3 with more weight on sure tokens (evened) is beyond its limit",
-    "lost": "more tokens are far off than in the baseline, and rules do not allow for that",
+    "lost": "more tokens have a large log ratio than in the baseline, and the rules do not allow this",
 }
 """Reasons for a failure in which K3 itself does not exceed its limit."""
 

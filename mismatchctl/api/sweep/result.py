@@ -544,7 +544,7 @@ def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
     cost = f"rejects {format_number(lost, 'fraction')} of tokens" if lost else "rejects nothing"
     gain = f"ESS {format_number(row['ess_token'], 'fraction')}"
     if study.correction.weight is not None:
-        gain += f", mean weight moved by {format_number(row['weight_bias'], 'ratio')}"
+        gain += f", changes the mean weight by {format_number(row['weight_bias'], 'ratio')}"
     return f"{study.name} at {format_point(study, row['point'])} {cost} ({gain})"
 
 

@@ -238,7 +238,7 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
                 raise ConfigError(f"{where}: {path} is not a field of a correction; unknown key {part!r}{hint}")
             key = part
         else:
-            missing = "it has no weight rule" if so_far == "weight" else f"{so_far} is not set"
+            missing = "the correction has no weight rule" if so_far == "weight" else f"{so_far} is not set"
             raise ConfigError(f"{where}: {path} cannot vary: {missing}")
         if depth == len(parts) - 1:
             both = part in INTERVAL_FIELDS and isinstance(value, (int, float))

@@ -63,7 +63,7 @@ def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
     if not (lost := _find_compressed(place, framework)):
         return []
     more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-    return [f"{escape_unprintable(str(lost[0]))}{more}: packed, so not read; unpack what belongs to the run"]
+    return [f"{escape_unprintable(str(lost[0]))}{more}: archives are not read; unpack archives that belong to the run"]
 
 
 def _find_by_name(place: Path, framework: str) -> list[Path]:
@@ -307,7 +307,9 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
         raise refuse(f"a mask must contain only 0 and 1, found {what}", "response_mask", "save 0 and 1")
     given["response_mask"] = mask = given["response_mask"] > 0
     if problem := _find_row_misfit(layout, mask, raw.get("attention_mask")):
-        raise refuse(problem, "response_mask", "another framework wrote it: name it with convert --from")
+        raise refuse(
+            problem, "response_mask", "if another framework wrote the file, name this framework with convert --from"
+        )
     window = slice(0, length)
     if layout.prompt or layout.padding != "none":
         inside = np.flatnonzero(mask)
@@ -426,7 +428,7 @@ def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.Recor
     """Return the columns of `schema`. A column that the batch lacks is null."""
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
-            problem = f"has {name}, while what was read before it has none"
+            problem = f"has {name}, but the files read before do not"
             raise DataError(problem, file=str(path), column=name, remedy="convert the other files separately")
     columns = [batch[one.name] if one.name in batch.schema.names else pa.nulls(len(batch), one.type) for one in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

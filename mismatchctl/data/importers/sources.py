@@ -87,7 +87,7 @@ class ForeignRun:
         if self._first is None or not self._sequences:
             remedy = f"name its framework with convert --from: {', '.join(all_layouts())}"
             if self._first and self._first[1].duplicates:
-                remedy = "name its folder: what several ranks hold is read from the file of one"
+                remedy = "pass the folder: data that several ranks hold is read from one rank's file"
             problem = "does not contain sequences" if self._first else "does not contain a file of a known format"
             raise DataError(problem, file=self._place, remedy=remedy)
 

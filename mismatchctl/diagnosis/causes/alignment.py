@@ -86,7 +86,7 @@ def detect_edited_response(case: Case) -> Detection | None:
     share, examples = float(found.sum() / max(long.sum(), 1)), find_loudest(case, found, breaks.level)
     agrees = float(np.median(np.abs(case.x[~breaks.after & case.each(found)])))
     rest = case.without(case.marked(breaks.after))
-    meaning = "share of sequences that agree up to a position and not after it"
+    meaning = "share of sequences whose two sides agree up to a position and not after it"
     noisy = rest.spread > _EDIT_NOISY_SPREAD and "truncated_sampling" not in case.explained
     confidence: Confidence = "high" if share > _EDIT_SURE_SHARE else "medium"
     if noisy:
@@ -95,14 +95,15 @@ def detect_edited_response(case: Case) -> Detection | None:
         confidence = "low" if noisy else "medium"
     return Detection(
         confidence,
-        f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and not "
-        f"after it ({level:.2g} nats): the response was changed after it was sampled",
+        f"in {percent(share)} of the sequences, both sides agree up to a position (median difference "
+        f"{agrees:.2g} nats) "
+        f"and not after it ({level:.2g} nats): the response was changed after it was sampled",
         share=case.share(case.marked(breaks.after)),
         evidence=(
             make_share_fact("sequences", found, long, meaning),
-            make_fact("difference_before", agrees, "median |log ratio| before that position, nats"),
-            make_fact("difference_after", level, "mean |log ratio| after it, nats"),
-            make_fact("tokens_after", breaks.tokens_left, "tokens from there to the end, median"),
+            make_fact("difference_before", agrees, "median |log ratio| before the position, nats"),
+            make_fact("difference_after", level, "mean |log ratio| after the position, nats"),
+            make_fact("tokens_after", breaks.tokens_left, "median number of tokens from the position to the end"),
             make_fact("spread_of_the_rest", rest.spread, "noise of the logits elsewhere", against=noisy),
         ),
         where=_describe_breaks(breaks, share, examples),
@@ -144,14 +145,15 @@ def _match_edited_spans(case: Case) -> Detection | None:
     share, span = percent(float(rows / max(used.sum(), 1))), int(np.median(length[found]))
     return Detection(
         "high" if rows >= _SPAN_SURE_ROWS else "medium",
-        f"{share} of the sequences agree before and after a span of about {span} tokens (median difference "
-        f"{agrees:.2g} nats) and not in it ({level:.2g} nats): these tokens were changed after sampling",
+        f"in {share} of the sequences, both sides agree before and after a span of about {span} tokens (median "
+        f"difference "
+        f"{agrees:.2g} nats) and not in the span ({level:.2g} nats): the span was changed after sampling",
         tokens=tokens,
         evidence=(
             make_share_fact("sequences", found, used, "share of sequences that disagree in one span only"),
             make_fact("difference_before", agrees, "median |log ratio| outside the span, nats"),
-            make_fact("difference_inside", level, "mean |log ratio| in it, nats"),
-            make_fact("tokens_inside", span, "tokens of the span, median"),
+            make_fact("difference_inside", level, "mean |log ratio| in the span, nats"),
+            make_fact("tokens_inside", span, "median number of tokens in the span"),
         ),
         where={"sequences": share, "positions": f"from {format_list(at[examples], 3)} on in the examples"},
         examples=examples,
@@ -295,8 +297,10 @@ def detect_misaligned(case: Case) -> Detection | None:
         share=case.share(found[case.sequence]),
         evidence=(
             make_fact("shift", common, "rollout[i + shift] belongs to train[i]"),
-            make_fact("shifts", format_list(f"{values[i]:+d}: {counts[i]}" for i in order), "sequences by shift"),
-            make_fact("agreement", fit, "mean difference at that shift over the original one"),
+            make_fact(
+                "shifts", format_list(f"{values[i]:+d}: {counts[i]}" for i in order), "number of sequences by shift"
+            ),
+            make_fact("agreement", fit, "mean difference with the shift / without a shift"),
             make_share_fact("sequences", found, long, "share of sequences, of sufficient length, that are shifted"),
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
@@ -323,18 +327,18 @@ def detect_retokenized(case: Case) -> Detection | None:
     used, meaning = case.counts > 0, "sequences by shift: rollout[i + shift] belongs to train[i] after the position"
     return Detection(
         "high" if moved.sum() > _RETOKENIZED_MIN_ROWS else "medium",
-        f"{percent(float(found.sum() / max(used.sum(), 1)))} of the sequences agree up to a position, and from there "
-        "on again when one column is shifted: both sides have the same text there in other tokens",
+        f"{percent(float(found.sum() / max(used.sum(), 1)))} of the sequences agree up to a position, and after it "
+        "only if one column is shifted: after it, both sides have the same text in different tokens",
         tokens=after,
         evidence=(
             make_share_fact("sequences", found, used, "share of sequences that disagree from a position on"),
             make_fact("shifts", shifts, meaning),
-            make_fact("agreement", fit, "mean difference at that shift over the original one"),
+            make_fact("agreement", fit, "mean difference with the shift / without a shift"),
         ),
         where=_describe_breaks(breaks, float(found.mean()), examples),
         examples=examples,
         positions=breaks.position[examples],
-        rivals={"misaligned": "number of token ids on each side: does one side drop or repeat tokens there?"},
+        rivals={"misaligned": "number of token ids on each side: does one side drop or repeat tokens?"},
     )
 
 
@@ -395,8 +399,8 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
         tokens=runs.tokens(case),
         evidence=(
             make_share_fact("sequences", sequences, case.counts > 0, meaning),
-            make_fact("tokens_each", float(runs.length.mean()), "tokens in such a beginning"),
-            make_fact("difference", float(runs.off.mean()), "mean |log ratio| there, nats"),
+            make_fact("tokens_each", float(runs.length.mean()), "tokens in the constant beginning"),
+            make_fact("difference", float(runs.off.mean()), "mean |log ratio| in the constant beginning, nats"),
         ),
         where={"positions": "the beginning of the response"},
         examples=find_loudest(case, sequences),
@@ -435,7 +439,7 @@ def _match_shared_prefix(case: Case) -> Detection | None:
         share=case.share(prefix),
         evidence=(
             make_fact("prompts", len(hits) / len(pairs), "share of prompts whose responses begin with the same tokens"),
-            make_fact("tokens_each", float(np.mean(lengths)), "tokens that they share"),
+            make_fact("tokens_each", float(np.mean(lengths)), "number of shared tokens"),
             make_fact(
                 "nats", _PREFIX_MIN_SURPRISE, "no two samples share a beginning less probable than e^-20 by chance"
             ),
@@ -546,7 +550,7 @@ def _match_placeholders(case: Case, cleaned: Case, tallies: dict[str, Tally], ta
         values = cleaned.rollout[tail]
         constant = f" (rollout: {values[0]:g})" if np.all(values == values[0]) else ""
         share = percent(float(ended.sum() / max(used.sum(), 1)))
-        phrases.append(f"{share} of the sequences end in tokens that only one side knows{constant}")
+        phrases.append(f"{share} of the sequences end in tokens with a log-prob on one side only{constant}")
     counted = sum(tally.tokens for tally in tallies.values()) / max(case.evidence.tokens, 1)
     return Detection(
         "high",
@@ -589,11 +593,11 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
         f"constant rollout log-prob {value:g}, {runs.off.mean():.3g} nats above the trainer's: they were not sampled",
         tokens=tokens,
         evidence=(
-            make_fact("tokens", share, "share of valid tokens with a constant log-prob that the other side denies"),
+            make_fact("tokens", share, "share of valid tokens with a constant log-prob far above the other side's"),
             make_share_fact("sequences", sequences, case.counts > 0, "share of sequences that contain such tokens"),
             make_fact("constant", value, "the constant, nats"),
-            make_fact("run_length", float(runs.length.mean()), "tokens in a row"),
-            make_fact("difference", float(runs.off.mean()), "mean |log ratio| there, nats"),
+            make_fact("run_length", float(runs.length.mean()), "number of adjacent tokens with the constant"),
+            make_fact("difference", float(runs.off.mean()), "mean |log ratio| in the constant beginning, nats"),
         ),
         where={"sequences": percent(float(sequences.mean())), "positions": "inside the response"},
         examples=examples,
@@ -644,17 +648,17 @@ def detect_engine_state(case: Case) -> Detection | None:
         else f"{'all samples of some prompts' if by_prompt else f'{percent(share)} of the rows'}, from a position on"
     )
     proof = (
-        f". The tokens are the sampled ones: E[ratio] is {mean:.2g} there, and text that was changed after sampling "
-        "would leave far more than 1"
+        f". These tokens were sampled: their E[ratio] is {mean:.2g}, and it would be far above 1 if the text had been "
+        "changed after sampling"
     )
     rivals = {"edited_response": "do the two sides have the same token_ids in these rows?"}
     if not at_limit:
         rivals["context_mismatch"] = "the prompt's token ids and their positions on each side"
     meanings = {
-        "sequences": "share of rows that agree up to a position and not after it",
+        "sequences": "share of rows whose two sides agree up to a position and not after it",
         "ratio_mean": "E[ratio] after that position: 1 if these tokens were sampled",
-        "tokens_after": "tokens from there to the end of the row, median",
-        "at_limit": "1 if only rows of the greatest length are affected, at one distance from their end",
+        "tokens_after": "median number of tokens from the position to the end of the row",
+        "at_limit": "1 if only the longest rows are affected, at one distance from the end of the row",
         "by_prompt": "1 if all samples of some prompts are affected and no others",
     }
     return Detection(

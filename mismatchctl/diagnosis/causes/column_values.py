@@ -49,7 +49,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
             return _match_reading(
                 case, case.reread(side, values, found), side, found, f"{side}_log_probs are probabilities: their "
                 "logarithms are {after:.3g} nats from the other side, not {before:.3g}",
-                "difference_of_logs", f"the same with the logarithm of {side}_log_probs",
+                "difference_of_logs", f"median |log ratio| with the logarithm of {side}_log_probs",
             )  # fmt: skip
     return None
 
@@ -110,10 +110,10 @@ def detect_cumulative(case: Case) -> Detection | None:
         after = left.distance(everywhere)
         return Detection(
             "high",
-            f"{side}_log_probs are running sums: their differences are {after:.2g} nats from the other side, not "
-            f"{np.median(np.abs(case.x)):.2g}",
+            f"{side}_log_probs are running sums: the differences of neighboring values are "
+            f"{after:.2g} nats from the other side, the values themselves {np.median(np.abs(case.x)):.2g}",
             evidence=(
-                make_fact("falls", falling, "share of tokens no higher than the one before"),
+                make_fact("falls", falling, "share of values no higher than the value before"),
                 make_fact("difference_of_steps", after, f"median |log ratio| with the differences of {side}_log_probs"),
             ),
             where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
@@ -165,8 +165,10 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
     if after > _CLOSE * before and not signed and not fits:
         return None  # too large a rest, and not the sampling distribution either
     found = _match_reading(
-        case, left, side, best, _describe_reading(side, reading, 1 / factor) + "; read so, the median difference is "
-        "{after:.3g} nats, not {before:.3g}", "difference_reread", f"the same with {side}_log_probs times {factor:.4g}",
+        case, left, side, best, _describe_reading(side, reading, 1 / factor) + "; after this conversion, the "
+        "median difference is "
+        "{after:.3g} nats, not {before:.3g}", "difference_reread", f"median |log ratio| with {side}_log_probs "
+        f"times {factor:.4g}",
     )  # fmt: skip
     unsure = np.minimum(np.abs(case.r), np.abs(case.t)) > -_MULTIPLE_CERTAIN
     slope = float(np.median(case.r[unsure] / case.t[unsure])) if unsure.any() else 1.0
@@ -293,15 +295,15 @@ def _match_low_precision(case: Case, side: str, name: str, share: float, chance:
     as_noise = float(np.median(spacing / 4 / doubt)) / 0.6745
     return Detection(
         "high",
-        f"{percent(share)} of the {side} log-probs are exact in {name}: they were stored in it. Rounding alone makes a "
-        f"mean difference of {rounding:.2g} nats, of {seen:.2g} seen",
+        f"{percent(share)} of the {side} log-probs are exact in {name}: they were stored in this format. Rounding "
+        f"alone makes a mean difference of {rounding:.2g} nats, and the observed one is {seen:.2g} nats",
         share=explained * (share if partly else 1.0),
         k3=explained * (share if partly else 1.0),
         everywhere=explained > _ROUNDING_SHARE or as_noise > _ROUNDING_SHARE / 2 * case.noise,
         evidence=(
             make_fact("on_lattice", share, f"share of {side} log-probs below {bound} that {name} holds exactly"),
-            make_fact("by_chance", chance, "the share that would be by chance"),
-            make_fact("rounding", rounding, "mean difference that such rounding makes, nats"),
+            make_fact("by_chance", chance, "share of exact values expected by chance"),
+            make_fact("rounding", rounding, "mean difference that this rounding causes, nats"),
             make_fact("difference", seen, "mean |log ratio|, nats", against=seen > 2 * rounding),
         ),
         where={"column": f"{side}_log_probs"} | ({"tokens": percent(share)} if partly else {}),
@@ -336,7 +338,7 @@ def detect_sequence_means(case: Case) -> Detection | None:
             + (": the mean of its log-probs" if mean else ""),
             tokens=one_value[case.sequence],
             evidence=(
-                make_fact("constant_rows", constant.sum() / long.sum(), "share of rows with one value throughout"),
+                make_fact("constant_rows", constant.sum() / long.sum(), "share of rows whose values are all equal"),
                 make_fact("off_the_mean", float(np.median(far)), "median distance from the other column's mean, nats"),
             ),
             where={"sequences": percent(float(constant.mean())), "column": f"{side}_log_probs"},
@@ -364,12 +366,12 @@ def detect_clamped(case: Case) -> Detection | None:
         rows = np.bincount(case.where[at], minlength=case.size) > 0
         return Detection(
             "high",
-            f"{side}_log_probs end at {bound:.6g}: {count:,} tokens ({percent(count / len(values))}) have it exactly, "
-            f"and {percent(beyond)} of these are as low or lower on the other side: they were clamped",
+            f"{side}_log_probs end at {bound:.6g}: {count:,} tokens ({percent(count / len(values))}) have exactly this "
+            f"value, and {percent(beyond)} of these are as low or lower on the other side: they were clamped",
             tokens=case.marked(at),
             evidence=(
                 make_fact("bound", bound, f"lowest of the {side} log-probs, nats"),
-                make_fact("tokens", count, "tokens exactly there"),
+                make_fact("tokens", count, "tokens with exactly this value"),
                 make_fact("beyond", beyond, "share of these tokens that are not higher on the other side"),
             ),
             where={"tokens": percent(count / len(values)), "column": f"{side}_log_probs"},
@@ -447,20 +449,22 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         "likeliest token was sampled",
         evidence=(
             make_fact("tokens", count, f"tokens whose {side} log-prob is far above the other side's"),
-            make_fact("share", count / len(case.x), "share of all tokens"),
+            make_fact("share", count / len(case.x), "share of such tokens among all tokens"),
             make_fact("affected", affected, "estimated share of tokens with the likeliest token's log-prob"),
             make_fact(
                 "other_way",
                 other_way,
-                "tokens as far off in the other direction, per such token; 0.5 or more for noise",
+                "tokens as far below the other side, per token far above; 0.5 or more for noise",
             ),
             make_fact(
                 "sum_of_both",
                 float(np.quantile(sums, 0.99)),
-                "exp(rollout) + exp(train) there, 99% quantile: two different tokens have 1 at most",
+                "99% quantile of exp(rollout) + exp(train) on such tokens: two different tokens have 1 at most",
             ),
             make_fact(
-                "between", between, "tokens off by more than noise but less, per such token: few if the others agree"
+                "between",
+                between,
+                "tokens off by more than noise but less, per token far above: few if all other tokens agree",
             ),
             make_fact("ratio_mean_minus_one", mean, f"{name}: 0 if the column belongs to the sampled tokens"),
             make_fact("z", z, "the value above, in standard errors"),

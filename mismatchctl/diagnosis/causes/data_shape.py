@@ -79,7 +79,7 @@ def detect_constant_column(case: Case) -> Detection | None:
     return Detection(
         "high",
         f"{names} {'is' if len(found) == 1 else 'are'} {value:g} on {percent(share)} of the tokens: "
-        "no log-probs were recorded there",
+        "no log-probs were recorded for these tokens",
         k3=1.0,
         evidence=tuple(
             make_fact(f"constant_{side}", value, f"value of {percent(share)} of {side}_log_probs")
@@ -118,10 +118,10 @@ def detect_unmasked_padding(case: Case) -> Detection | None:
         evidence=(
             make_fact("padding", share, "share of valid tokens that are padding"),
             make_share_fact("sequences", rows, case.counts > 0, "share of rows that are padded"),
-            make_fact("constant_rollout", found.rollout, "value of rollout_log_probs there"),
-            make_fact("constant_train", found.train, "value of train_log_probs there"),
+            make_fact("constant_rollout", found.rollout, "value of rollout_log_probs on padding"),
+            make_fact("constant_train", found.train, "value of train_log_probs on padding"),
             make_fact("k3_with_padding", before, "mean K3 of all valid tokens"),
-            make_fact("k3_without_padding", after, "mean K3 of the other tokens"),
+            make_fact("k3_without_padding", after, "mean K3 of the valid tokens without padding"),
         ),
         where={"sequences": percent(float(rows.mean())), "positions": f"the {found.end} of the row"},
         examples=find_loudest(case, rows, case.sums(found.tokens[case.index])),
@@ -265,13 +265,15 @@ def detect_packed_columns(case: Case) -> Detection | None:
     return Detection(
         "high" if share > 0.1 or better.sum() > 10 else "medium",
         f"in {percent(share)} of the rows with masked gaps, {side}_log_probs follow each other from {start} on, "
-        f"without the gaps: read so, the mean difference is {after:.2g} nats, not {before:.2g}. The shift grows with "
-        "every gap",
+        f"without the gaps: with the gaps, the mean difference is {after:.2g} nats instead of {before:.2g}. The shift "
+        "grows with every gap",
         share=case.share(better[case.sequence]),
         evidence=(
             make_fact("difference_as_given", before, "mean |log ratio| of the unchanged columns, each below 5 nats"),
-            make_fact("difference_unpacked", after, f"the same with {side}_log_probs moved to the valid positions"),
-            make_share_fact("sequences", better, gapped[0], "share of rows with gaps that agree better so"),
+            make_fact(
+                "difference_unpacked", after, f"mean |log ratio| with {side}_log_probs moved to the valid positions"
+            ),
+            make_share_fact("sequences", better, gapped[0], "share of rows with gaps that agree better after the move"),
         ),
         where={"sequences": percent(share), "column": f"{side}_log_probs", "positions": "after a masked gap"},
         examples=find_loudest(case, better),
@@ -333,7 +335,7 @@ def detect_batch_dependent_kernels(case: Case) -> Detection | None:
     return Detection(
         "high" if recorded else "medium",
         f"{percent(share)} of the rows agree to the bit, and the others only differ by noise ({rest.noise:.2g} in the "
-        f"logits); {how} agree or differ together: the kernels give other results for another batch",
+        f"logits); {how} agree or differ together: the results of the kernels depend on the batch",
         share=case.share(other[case.sequence]),
         k3=float(rest.k3.sum() / case.k3.sum()) if case.k3.sum() > 0 else 0.0,
         evidence=tuple(evidence),

@@ -99,11 +99,11 @@ def detect_numerical_noise(case: Case) -> Detection | None:
         f"{_describe_arithmetic(case)}; K3 {k3:.2g} is {place} what {models} usually show"
     )
     if confidence == "medium" and tailed:
-        summary += f", but {percent(far)} of the tokens hold {percent(share)} of the K3 beyond its tail"
+        summary += f", but {percent(far)} of the tokens hold {percent(share)} of the K3, beyond the tail of the noise"
     if confidence != "low":
         summary += _describe_trace(case)
     if cached:
-        summary += ". Its size differs from place to place, as a cache in 8 bits makes it"
+        summary += ". Its size differs between positions, as with an 8-bit cache"
     if few:
         summary += f". {len(case.x):,} tokens are too few to exclude other causes"
     rivals = {"moe_routing": "is this a mixture of experts? Record rollout_experts and train_experts"} if tailed else {}
@@ -120,13 +120,16 @@ def detect_numerical_noise(case: Case) -> Detection | None:
         summary,
         evidence=(
             make_fact("noise", case.noise, bounds),
-            make_fact("spread", case.spread, "noise of the logits that would make this K3, tails and all"),
+            make_fact("spread", case.spread, "noise of the logits that would cause the whole K3, its tail included"),
             make_fact("unevenness", uneven, kurtosis, against=cached),
             make_fact("difference", mean, "mean |log ratio|, nats"),
             make_fact("k3", k3, ranges, against=k3 > MOE_RANGE[1]),
             make_fact("tail_k3", share, beyond, against=tailed),
             make_fact(
-                "ratio_mean_z", z, "E[ratio] - 1 in standard errors: both sides are distributions", against=not balanced
+                "ratio_mean_z",
+                z,
+                "E[ratio] - 1 in standard errors: near 0 if the rollout column is the sampling distribution",
+                against=not balanced,
             ),
         ),
         rivals=rivals,
@@ -148,8 +151,8 @@ def _describe_arithmetic(case: Case) -> str:
         return "as bfloat16 arithmetic makes it"
     if may_be_larger(case):
         return (
-            "more than bfloat16 arithmetic makes in small models; in larger or surer ones, or with experts, it may "
-            "make this, and so may a cache in low precision"
+            "more than bfloat16 arithmetic causes in small models; larger or more certain models, experts or a cache "
+            "in low precision can cause it"
         )
     return "above what bfloat16 arithmetic makes"
 
@@ -161,8 +164,8 @@ def _describe_trace(case: Case) -> str:
     if shared < _NOISE_TRACE_SHARE or z < 4:
         return ". Weights or a cache in 8 bits can make the same noise: check the engine's settings"
     return (
-        f". {percent(shared)} of the variance belongs to tokens of the vocabulary: the weights are rounded otherwise, "
-        "in bfloat16 or in 8 bits; at this size they look the same"
+        f". {percent(shared)} of the variance depends on the token alone: the sides round the weights differently, "
+        "to bfloat16 or to 8 bits; both look the same at this size"
     )
 
 
@@ -205,15 +208,15 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     meanings = {
         "late": "noise in the last third of a response over the noise in its middle third",
         "shared": "share of the variance tied to tokens of the vocabulary: small, so the weights agree",
-        "tail": "share of the K3 on tokens beyond 12 times the noise: a cache leaves most of it below",
-        "ratio": "E[ratio] - 1 in standard errors: noise leaves it at 0",
+        "tail": "share of the K3 on tokens beyond 12 times the noise: a quantized cache has most of the K3 below",
+        "ratio": "E[ratio] - 1 in standard errors: near 0 for noise",
     }
     return Detection(
         confidence,
         f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 "
         "makes, not tied to tokens of the vocabulary"
         + (f" and {times:.3g} times larger late in the response than in its middle" if grows else "")
-        + (", and of one size in all contexts, as arithmetic in 8 bits makes it" if even else ""),
+        + (", and of one size in all contexts, as with 8-bit arithmetic" if even else ""),
         evidence=(
             make_noise_fact(case),
             make_fact("late_over_middle", times, meanings["late"], against=not grows),
@@ -274,16 +277,16 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
     return Detection(
         "high" if sure else "medium" if share > 0.1 else "low",
         f"both sides chose different experts for {percent(rate)} of the tokens, which hold {percent(share)} of the K3 "
-        f"({inside:.2g} there, {outside:.2g} elsewhere)",
+        f"(mean K3 {inside:.2g} on these tokens, {outside:.2g} on others)",
         share=case.share(case.marked(flipped)),
         k3=share * max(0.0, 1 - outside / inside) if inside > 0 else 0.0,
         evidence=(
-            make_fact("disagreement", rate, "share of tokens with another set of experts in some layer"),
-            make_fact("k3_where_they_differ", inside, "mean K3 there"),
-            make_fact("k3_where_they_agree", outside, "mean K3 elsewhere"),
-            make_fact("k3_share", share, "share of the K3 that comes from there"),
-            make_fact("z", z, "K3 there beyond that elsewhere, in standard errors"),
-            make_fact("by_layer", ", ".join(rates), "tokens with another set, by layer"),
+            make_fact("disagreement", rate, "share of tokens whose experts differ in some layer"),
+            make_fact("k3_where_they_differ", inside, "mean K3 of these tokens"),
+            make_fact("k3_where_they_agree", outside, "mean K3 of other tokens"),
+            make_fact("k3_share", share, "share of the K3 on these tokens"),
+            make_fact("z", z, "K3 of these tokens minus K3 of other tokens, in standard errors"),
+            make_fact("by_layer", ", ".join(rates), "tokens whose experts differ, by layer"),
         ),
         where={
             "layers": f"most in layer {int(np.argmax(layer_rates))} of {layers}, counted from 0",
@@ -328,7 +331,7 @@ def _match_tails(case: Case) -> Detection | None:
         ),
         where={"tokens": percent(far)},
         examples=find_loudest(case, case.counts > 0, case.sums(tail * case.k3)),
-        rivals={"numerical_noise": "rollout_experts and train_experts: do these tokens meet other experts?"},
+        rivals={"numerical_noise": "rollout_experts and train_experts: do the experts of these tokens differ?"},
     )
 
 
@@ -384,8 +387,9 @@ def _match_impossible_tokens(case: Case) -> Detection | None:
     return Detection(
         "medium",
         f"{format_count(tally.tokens, 'sampled token')} in {format_count(tally.sequences, 'row')} "
-        f"{'have' if tally.tokens > 1 else 'has'} probability 0 in the trainer (log-prob -inf): it masks tokens that "
-        "the engine can sample. K3 does not include them",
+        f"{'have' if tally.tokens > 1 else 'has'} probability 0 in the trainer (log-prob -inf): the trainer "
+        f"masks tokens that "
+        "the engine can sample. K3 does not include these tokens",
         share=share,
         evidence=(
             make_fact("tokens", tally.tokens, "valid tokens whose train log-prob is -inf"),
@@ -501,14 +505,14 @@ def detect_weights_differ(case: Case) -> Detection | None:
     meanings = {
         "ratio": "E[ratio] - 1 in standard errors: 0 if the rollout column is the sampling distribution",
         "late": "median difference late in responses over that at the start",
-        "likely": "coherence of log ratios of likely tokens: 0 for noise, +-1 one way",
+        "likely": "coherence of log ratios of likely tokens: 0 for noise, +-1 if all have one sign",
     }
     rivals = {"position_mismatch": _POSITION_SETTINGS} if placed else {}
     rivals |= {
         "stale_policy": "rollout_version and train_version of each side, or current_log_probs",
         "quantized_rollout": "the engine's --quantization, and the dtype of the checkpoint that it loads",
         "other_model": "checkpoint names, adapters and weight checksums of the two sides",
-        "logit_bias": "the engine's logit_bias and penalties: are a few tokens all of it?",
+        "logit_bias": "the engine's logit_bias and penalties: do a few tokens explain the whole mismatch?",
     }
     if turned:
         rivals["logit_softcap"] = "temperature and softcap of each side: all likely tokens move one way"
@@ -516,7 +520,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
         "high" if sure else "low" if rises or slight else "medium",
         f"the two sides have different weights{', or positions' if placed else ''}: {percent(shared)} of the variance "
         f"of the log ratio depends on the token alone, at every position, and the noise ({case.noise:.2g} in the "
-        f"logits) is {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes",
+        f"logits) is {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 causes",
         evidence=(
             make_fact("systematic", shared, SYSTEMATIC_MEANING),
             make_fact("z", z, "the value above, in standard errors"),

@@ -57,7 +57,7 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
         outside_k3=True,
         evidence=(
             make_share_fact("duplicates", again, long, "share of rows with the same log-probs as another row"),
-            make_fact("same_id", float(same_id), "share of these rows that have the same sequence_id"),
+            make_fact("same_id", float(same_id), "share of the repeated rows that have the same sequence_id"),
         ),
         where={"sequences": share},
         examples=np.flatnonzero(again)[:3],
@@ -140,7 +140,7 @@ def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
     different = case.evidence.tallies.get("different") if other else None
     evidence = [fact, make_fact("differing_tokens", other, "valid tokens whose two log-probs differ")]
     if different is not None:
-        evidence.append(make_fact("differing_rows", different.sequences, "rows that hold them"))
+        evidence.append(make_fact("differing_rows", different.sequences, "rows that contain such tokens"))
     return Detection(
         "high",
         text,
@@ -170,12 +170,13 @@ def detect_reversed_rows(case: Case) -> Detection | None:
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
-        f"read from its end to its start, one column agrees with the other: {after:.2g} nats apart, not {before:.2g}, "
+        f"read from its end to its start, one column agrees with the other: they are {after:.2g} nats apart, "
+        f"not {before:.2g}, "
         f"in {share} of the sequences",
         share=case.share(found[case.sequence]),
         evidence=(
             make_fact("difference_as_given", before, "median |log ratio| without a change, nats"),
-            make_fact("difference_reversed", after, "the same with one column reversed within its row"),
+            make_fact("difference_reversed", after, "median |log ratio| with one column reversed within its row"),
         ),
         where={"sequences": share},
         examples=find_loudest(case, found),
@@ -214,14 +215,14 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     return Detection(
         "high" if (count > 2 and not most) or matched.mean() > _SWAPPED_SURE_SHARE else "medium",
         f"the rollout log-probs of {format_count(count, 'row')} fit the trainer's of another row: {there:.2g} nats "
-        f"apart there, {here:.2g} in their own",
+        f"from the other row, {here:.2g} nats from their own",
         tokens=found[case.sequence],
         evidence=(
             make_fact("rows", count, "rows whose rollout log-probs fit another row"),
             make_share_fact("sequences", found, long, meaning, perhaps=off > _SWAPPED_MIN_DISTANCE),
             make_fact("difference_own", here, "mean |log ratio| without a change (at most 1), nats"),
-            make_fact("difference_other", there, "the same compared with the row that fits"),
-            make_fact("pairs", format_list(pairs, 6), "which row holds whose log-probs"),
+            make_fact("difference_other", there, "mean |log ratio| compared with the row that fits, nats"),
+            make_fact("pairs", format_list(pairs, 6), "which row contains the log-probs of which other row"),
         ),
         where={"sequences": percent(float(found.mean()))},
         examples=candidates[matched][:3],
@@ -332,7 +333,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
             make_fact("z", z, "the value above, in standard errors over rows"),
             make_fact("drift", drift, meanings["drift"]),
             make_fact("stays", stays, "log |difference| of later turns minus log |difference| of earlier turns"),
-            make_fact("ratio_mean", ratio, "E[ratio] after it, 1 if the tokens are the sampled ones"),
+            make_fact("ratio_mean", ratio, "E[ratio] after the turn boundary, 1 if these tokens were sampled"),
         ),
         where={"positions": f"from turn {int(first) + 1} on", "sequences": percent(share)},
         examples=find_loudest(case, concerned, case.means(np.where(late, np.abs(case.scaled), 0.0))),
@@ -406,7 +407,8 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     removed = [cause for cause in case.explained if cause in ("unsampled_tokens", "edited_response")]
     meanings = {
-        "slope": "slope of log |difference| by octave of the distance, within sequences; below 0: it fades",
+        "slope": "slope of log |difference| by octave of the distance, within sequences; below 0 if the "
+        "difference fades",
         "early_over_late": "median difference (in logits) there, relative to the last quarter; other contexts: "
         f"{_SURE_FACTOR:g} and more",
         "ratio": "E[ratio] - 1, 0 if both sides are distributions",
@@ -462,8 +464,8 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
         tokens=found.louder[case.sequence],
         evidence=(
             make_fact("prompts", prompts, "prompts with several rows"),
-            make_fact("alike", whole / prompts, "share of them whose rows are of one kind"),
-            make_fact("expected", expected / prompts, "the share above, if it were chance"),
+            make_fact("alike", whole / prompts, "share of these prompts whose rows are all far apart, or all not"),
+            make_fact("expected", expected / prompts, "share of such prompts that is expected by chance"),
             make_fact("times", found.times, "difference (in logits) of these rows relative to the others"),
         ),
         where={"sequences": percent(float(found.louder.sum()) / found.rows), "prompts": f"{loud} of {prompts}"},

@@ -54,7 +54,9 @@ def detect_temperature(case: Case) -> Detection | None:
             make_fact("steepness", found.steepness, f"{_STEEPNESS} or a shift", against=not steep),
             *([make_fact("worst_context_z", found.misfit_z, fits, against=found.refuted)] if found.misfit_z else []),
             make_fact("likely", found.likely, _LIKELY),
-            make_fact("unlikely", found.unlikely, "the same for unlikely tokens; a temperature turns the sign"),
+            make_fact(
+                "unlikely", found.unlikely, "direction of the log ratios of unlikely tokens; a temperature reverses it"
+            ),
             make_fact("ratio_mean_minus_one", found.ratio.excess, _ROLLOUT_SAMPLED, against=not told),
             make_fact("inverse_ratio_mean_minus_one", found.ratio.inverse, _TRAINER_SAMPLED),
         ),
@@ -150,12 +152,12 @@ def _share_below(case: Case) -> float:
 
 
 def _match_truncation(case: Case, read: Truncation) -> Detection:
-    ratio, kept = calibration(case), "mean of the probability that is kept where something is cut, by the trainer"
+    ratio, kept = calibration(case), "mean of the trainer's probability that is kept, over positions with a cut"
     meaning, against = "E[ratio] - 1: minus the mass that the sampler cut off", ratio.z > _TRUNCATED_Z
     return Detection(
         "high" if read.name else "medium",
-        "the rollout's lists give no probability to tokens that the trainer could choose; it keeps "
-        f"{percent(read.mass)} of the mass if it cuts: {read.setting}",
+        "the rollout's lists give no probability to tokens that the trainer could choose; where the rollout "
+        f"cuts tokens, it keeps {percent(read.mass)} of the mass: {read.setting}",
         share=_share_below(case),
         evidence=(
             make_fact(read.name or "kept_mass", read.value, "of the sampler, from its lists", interval=read.interval),
@@ -296,7 +298,9 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
         evidence=(
             make_fact("temperature", own, known, interval=interval),
             make_fact(
-                "ratio_mean_minus_one", ratio.excess, "E[ratio] - 1: not 0, so the rollout column did not sample"
+                "ratio_mean_minus_one",
+                ratio.excess,
+                "E[ratio] - 1: not 0, so the rollout column is not the sampling distribution",
             ),
             make_fact("inverse_ratio_mean_minus_one", ratio.inverse, _TRAINER_SAMPLED),
             make_fact("z", ratio.z, "E[ratio] - 1 in standard errors"),
@@ -328,14 +332,14 @@ def _compare_entropy(case: Case) -> Detection | None:
         return None
     colder = mean < 0
     kind = (
-        "a sharper distribution sampled: a lower temperature, top-p or top-k, or greedy decoding"
+        "the sampling distribution is sharper: a lower temperature, top-p or top-k, or greedy decoding"
         if colder
-        else "a flatter distribution sampled, or the entropy is of other tokens or of another temperature"
+        else "the sampling distribution is flatter, or the entropy belongs to other tokens or to another temperature"
     )
     return Detection(
         "high" if colder and abs(z) > _SURE_Z and own / usual < _SURE else "medium",
         f"the columns agree, but they are not the sampling distribution: the mean negative log-prob is {own:.3g} nats, "
-        f"and the recorded entropy is {usual:.3g}. For sampled tokens they are equal, so {kind}",
+        f"and the recorded entropy is {usual:.3g}. For sampled tokens the two are equal, so {kind}",
         k3=0.0,
         evidence=(
             make_fact("surprise", own, "mean negative log-prob of the tokens, nats"),
@@ -364,13 +368,13 @@ def detect_logit_softcap(case: Case) -> Detection | None:
     return Detection(
         "medium",
         f"likely tokens all lose on the side of the {side} and unlikely ones gain, as at another temperature, but "
-        f"{why}: large logits are bounded there, and not on the other side",
+        f"{why}: the {side} bounds large logits, and the other side does not",
         evidence=(
             make_fact("steepness", found.steepness, _STEEPNESS),
-            make_fact("steepness_error", found.steepness_error, "its standard error"),
+            make_fact("steepness_error", found.steepness_error, "standard error of the steepness"),
             make_fact("worst_context_z", found.misfit_z, fits),
             make_fact("likely", found.likely, _LIKELY),
-            make_fact("unlikely", found.unlikely, "the same for unlikely tokens"),
+            make_fact("unlikely", found.unlikely, "direction of the log ratios of unlikely tokens"),
         ),
         where={"tokens": "all", "side": side},
         rivals={
@@ -414,13 +418,13 @@ def detect_logit_bias(case: Case) -> Detection | None:
         "high" if held > _BIAS_SURE_EXPLAINED and steady.sum() >= 2 and sampled else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
         f"{'higher' if size > 0 else 'lower'} in the rollout's logits at every position, and have {percent(held)} of "
-        f"the K3; the others move by {rest:.2g}: a bias on these, on one side",
+        f"the K3; the others move by {rest:.2g}: one side has a bias on these tokens",
         share=case.share(case.marked(chosen)),
         evidence=(
             make_fact("bias", size, "median offset of these tokens in the logits, rollout minus train"),
             make_fact("tokens", format_list(names[steady].tolist(), 8), "their ids"),
             make_fact("k3_share", held, "share of the K3 on these tokens"),
-            make_fact("others", rest, "median offset of all others"),
+            make_fact("others", rest, "median offset of all other tokens"),
         ),
         where={"tokens": f"ids {format_list(names[steady].tolist(), 4)}"},
         examples=find_loudest(case, case.counts > 0, case.sums(case.k3 * chosen)),
@@ -469,16 +473,16 @@ def detect_logit_penalty(case: Case) -> Detection | None:
     often, facts = before > 2, []
     if often.sum() > _PENALTY_MIN_TOKENS and up:
         meaning = (
-            "tokens seen three times divided by repeated tokens: 1 for presence and repetition, more for frequency"
+            "offset of tokens seen three times / of repeated tokens: 1 for presence and repetition, more for frequency"
         )
         facts = [make_fact("after_two", float(np.median(case.scaled[often])) / up, meaning)]
     side = "rollout" if apart > 0 else "trainer"
     sure = abs(z) > _PENALTY_SURE_Z and abs(apart) > _PENALTY_SURE_DIFFERENCE
     return Detection(
         "high" if sure else "low",  # other weights can change repeated tokens as little
-        f"tokens that occurred in the response before are {abs(up):.2g} lower in the logits of the {side} than the "
-        f"others ({abs(down):.2g} the other way): a repetition, presence or frequency penalty there, and not on the "
-        "other side",
+        f"tokens that occurred in the response before are {abs(up):.2g} lower in the logits of the {side} than "
+        f"the other tokens ({abs(down):.2g} the other way): the {side} has a repetition, presence or frequency "
+        "penalty, and the other side has not",
         evidence=(
             make_fact("apart", apart, "mean difference of repeated and fresh tokens, in units of the noise"),
             make_fact("z", z, "the value above, in standard errors over sequences"),

@@ -229,7 +229,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
     names = list(dict.fromkeys(prompts[mine].tolist()))
     return Detection(
         "medium",
-        f"responses to the same prompt differ alike in their first {_PREFIX_START} tokens (by a factor of "
+        f"responses to the same prompt have alike differences in their first {_PREFIX_START} tokens (by a factor of "
         f"{math.exp(math.sqrt(excess)):.3g} from prompt to prompt, beyond chance) and much less later: for some "
         "prompts the engine kept a cache of older weights, or the two sides have other prompts",
         share=0.0,
@@ -237,7 +237,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
             make_fact("between_prompts", excess, "variance of the level between prompts at the start, beyond chance"),
             make_fact("z", z, "the value above, in standard errors"),
             make_fact("size", size, "median difference (in logits) at the start of responses to those prompts"),
-            make_fact("late", late[0], "the same for later tokens: high if all of the cache has older weights"),
+            make_fact("late", late[0], "median difference of later tokens: high if all of the cache has older weights"),
         ),
         where={
             "prompts": f"{format_list(names, 4)} most ({percent(float(mine.mean()))} of the sequences)",
@@ -330,7 +330,7 @@ def _match_worker(case: Case, column: str) -> Detection | None:
     tokens = mine[case.sequence]
     others = max((abs(row.z) for row in rows if row not in high), default=0.0)
     meanings = (
-        "its |log ratio| over that of the others, geometric mean",
+        "|log ratio| of this value / of the other values, geometric mean",
         "the log of the factor, in standard errors (scatter between sequences)",
         "the largest |z| among the other values",
     )
@@ -338,8 +338,8 @@ def _match_worker(case: Case, column: str) -> Detection | None:
     rival = {"quantized_rollout": f"the weight version and the settings (dtype, kernels, cache) that {column} reports"}
     return Detection(
         "high" if z > _WORKER_SURE_Z else "medium",
-        f"{column} {names} differs {factor:.3g} times more from the trainer than the others of the same steps: it has "
-        "other weights or settings",
+        f"{column} {names} differs {factor:.3g} times more from the trainer than the others in the same steps, because "
+        "its weights or settings differ",
         evidence=(
             make_fact("factor", factor, meanings[0]),
             make_fact("z", z, meanings[1]),
@@ -443,7 +443,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     tied = (shared > _NEVER_TIED and shared_z > 6) or (along > _NEVER_LEARNING and along_z > 4)
     meanings = {
         "factor": "mean difference (in logits) at the last two versions over that at the first",
-        "halfway": "the same at half of the versions: it grows throughout, not from one step on",
+        "halfway": "mean difference at half of the versions over that at the first: above 1 if the growth is steady",
         "growth_z": "growth with the trainer's version at equal lag, in standard errors",
         "growth_by_version": "slope of the log level by the log of versions since the first",
         "lag_z": "growth with the recorded lag in standard errors, 0 if these versions were not used",

@@ -81,8 +81,8 @@ def _match_tokens(case: Case) -> Detection | None:
     return Detection(
         "low" if tail or more else "high" if sure else "medium",
         f"{format_count(count, 'token')} in {format_count(sequences, 'row')} {'hold' if count > 1 else 'holds'} "
-        f"{percent(share)} of the K3: {np.median(size[chosen]):.2g} nats off where others are "
-        f"{np.median(size[~chosen]):.2g}, and no known cause explains such",
+        f"{percent(share)} of the K3: they are {np.median(size[chosen]):.2g} nats off, other tokens are "
+        f"{np.median(size[~chosen]):.2g} nats off, and no known cause explains such tokens",
         tokens=case.marked(chosen),
         evidence=(
             make_fact("tokens", count, "tokens that differ far more than the others"),
@@ -126,8 +126,9 @@ def _match_rows(case: Case) -> Detection | None:
     meaning = "variance of the rows' log levels beyond chance, below 0.6 for rows of one kind"
     return Detection(
         "high" if found.rows >= _SURE_ROWS and found.variance >= _SURE_VARIANCE else "medium",
-        f"rows are of two kinds: {percent(share)} of them are {found.times:.3g} times as far apart as the others, all "
-        "along, without a pattern in the dump's columns: they were sampled or scored differently",
+        f"rows are of two kinds: in {percent(share)} of the rows, the two sides are {found.times:.3g} times as "
+        f"far apart as "
+        "in the others, without a pattern in the dump's columns: these rows were sampled or scored differently",
         tokens=found.louder[case.sequence],
         evidence=(
             make_fact("sequences", share, "share of the rows that are farther apart"),
@@ -157,7 +158,7 @@ def _match_everywhere(case: Case) -> Detection | None:
     sure = told and (case.noise > _LOUD_NOISE or broken)
     summary = (
         f"the two sides are {np.mean(np.abs(case.x)):.2g} nats apart on average, a noise of {case.noise:.2g} in the "
-        f"logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes. It does not depend on the "
+        f"logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 causes. It does not depend on the "
         "token, position, worker or step"
     )
     if certain_tokens_differ(case):
@@ -173,7 +174,7 @@ def _match_everywhere(case: Case) -> Detection | None:
         summary,
         evidence=(
             make_noise_fact(case),
-            make_fact("spread", case.spread, "noise of the logits that would make this K3"),
+            make_fact("spread", case.spread, "noise of the logits that would cause this K3"),
             make_fact("tail_k3", share, "share of the K3 on tokens beyond the tail of noise"),
             make_fact("ratio_mean_z", ratio.z, meaning),
             make_fact("inverse_ratio_mean_z", ratio.inverse_z, _TRAINER_SAMPLED),
@@ -201,7 +202,7 @@ def _match_unrelated(case: Case) -> Detection:
             make_fact("difference", float(np.mean(np.abs(case.x))), "mean |log ratio|, nats"),
         ),
         rivals={
-            "swapped_rows": "join rollout and trainer by a sequence id, not by place",
+            "swapped_rows": "join rollout and trainer by a sequence id, not by position",
             "misaligned": "lengths, offsets and padding of each side next to token_ids",
             "edited_response": "the text of each side",
         },
@@ -209,7 +210,7 @@ def _match_unrelated(case: Case) -> Detection:
     )
 
 
-_TRAINER_SAMPLED = "the same of 1 / ratio, 0 if the trainer's column is the sampling distribution"
+_TRAINER_SAMPLED = "E[1 / ratio] - 1 in standard errors, 0 if the trainer's column is the sampling distribution"
 _BROKEN_RIVALS = {
     "other_model": "is this column a draft model's, or from before a logits processor? Score a batch with both",
     "mask_wrong": "token_ids under the mask: did the policy sample all of them?",

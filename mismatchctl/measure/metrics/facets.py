@@ -256,7 +256,7 @@ _TOTAL_METRICS = (
     Metric(
         "total_k3_together", "K3 of the interaction of mismatch and update", "nats/token",
         "K3 of the total minus K3 of the mismatch minus K3 of the drift, on the same tokens",
-        "The interaction of the two, 0 if they are independent.", "mismatchctl", "no valid token",
+        "The interaction of mismatch and update, 0 if they are independent.", "mismatchctl", "no valid token",
         lambda t: (t["k3"] - t["mismatch_k3"] - t["drift_k3"]) / t["tokens"], better="",
     ),
 )  # fmt: skip
@@ -311,7 +311,7 @@ TOP_METRICS: tuple[Metric, ...] = (
     ),
     _top_metric(
         "top_tv_most", "total variation at most", "fraction", "mean of (sum of |p - q| over the k tokens, r and s) / 2",
-        "Upper bound of the same.",
+        "Upper bound of the total variation.",
     ),
     _top_metric(
         "top_mass_rollout", "mass of the recorded tokens, rollout", "fraction", "mean of the sum of p",
@@ -393,23 +393,25 @@ _ROUTING_METRICS = (
     ),
     Metric(
         "routing_sequences", "sequences with other experts", "fraction",
-        "share of sequences with such a token, among sequences with experts of each side",
+        "share of sequences with a token whose experts differ, among sequences with experts of each side",
         "Share of affected responses.", "mismatchctl", _NO_EXPERTS,
         lambda t: _widest_column("rerouted_sequences")(t) / t["routed_sequences"],
     ),
     Metric(
-        "routing_k3", "K3 where experts differ", "nats/token", "mean of exp(x) - 1 - x over such tokens",
+        "routing_k3", "K3 where experts differ", "nats/token", "mean of exp(x) - 1 - x over tokens whose "
+        "experts differ",
         "Far above the K3 of other tokens if routing causes the mismatch.", "mismatchctl", _NO_DIFFERENCE,
         lambda t: _REROUTED_K3(t) / _REROUTED(t),
     ),
     Metric(
-        "routing_k3_elsewhere", "K3 where experts agree", "nats/token", "mean of exp(x) - 1 - x over the others",
+        "routing_k3_elsewhere", "K3 where experts agree", "nats/token", "mean of exp(x) - 1 - x over tokens "
+        "whose experts agree",
         "About the K3 that would remain with routing replay.", "mismatchctl", _NO_EXPERTS,
         lambda t: (t["routed_k3"] - _REROUTED_K3(t)) / (t["routed"] - _REROUTED(t)),
     ),
     Metric(
         "routing_k3_share", "K3 where experts differ, of all", "fraction",
-        "sum of exp(x) - 1 - x over such tokens / over all with experts of each side",
+        "sum of exp(x) - 1 - x over tokens whose experts differ / over all tokens with experts of each side",
         "Share of the mismatch that comes from routing.", "mismatchctl", _NO_DIFFERENCE,
         lambda t: _REROUTED_K3(t) / t["routed_k3"],
     ),
@@ -466,13 +468,13 @@ SPREAD_METRICS = (
     ),
     Metric(
         "bound_marginal", "trust-region bound, of T^1.5", "-", _BOUND_TEXT.format("4/3 T^1.5 D"),
-        "The same, with Pinsker's inequality for the distribution of each position.",
+        "A bound by Pinsker's inequality for the distribution of each position.",
         _LI_REFERENCE, NO_TOKEN, tail=_bound_formula(lambda t, largest: largest * t["length^1.5"] * 4 / 3),
     ),
     Metric(
         "bound_mixed", "trust-region bound, of T", "-",
         _BOUND_TEXT.format("2 T sqrt(D S)") + ", S the mean over sequences of their sum of K3",
-        "The same, with the divergence of whole sequences. The tightest of the three if that is small.",
+        "A bound by the divergence of whole sequences. The tightest of the three bounds if this divergence is small.",
         _LI_REFERENCE, NO_TOKEN,
         tail=_bound_formula(lambda t, largest: 2 * t["tokens"] * np.sqrt(largest * t["k3"] / t["sequences"])),
     ),

@@ -283,7 +283,7 @@ PAIR_METRICS: tuple[Metric, ...] = (
     Metric(
         "ess_sequence", "effective sample size of sequences", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the product of a sequence's ratios",
-        "The same for sequences. It collapses long before the value for tokens.", "Kish 1965",
+        "The share of sequences that counts. It collapses long before the value for tokens.", "Kish 1965",
         NO_TOKEN, lambda t: t["product"] ** 2 / (t["sequences"] * t["squared_product"]), better="high",
         own_scale=ESS_SCALE,
     ),

@@ -73,7 +73,8 @@ DRIFT_CHARTS = (
                "K3 between the trainer's recomputation and the current policy, compared with K3 of the mismatch.",
                (("k3", "rollout to train"), ("drift_k3", "train to current"))),
     TrendChart("drift-ois", "Mean ratio of the current policy to the trainer's recomputation", "mean ratio", "linear",
-               "1 before the first update. PPO's clipping acts on this ratio.", (("ois", "mean ratio"),), 1.0),
+               "The mean ratio is 1 before the first update. PPO's clipping acts on this "
+               "ratio.", (("ois", "mean ratio"),), 1.0),
 )  # fmt: skip
 CORRECTION_TRENDS = (
     TrendChart("rejected_tokens", "Rejected tokens", "share of tokens", "percent",

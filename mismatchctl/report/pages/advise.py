@@ -89,7 +89,7 @@ def _config_part(advice: api.RunAdvice) -> doc.Code:
     lines = dump_yaml(best.config if advice.framework else best.correction).splitlines()
     if advice.framework:
         title = f"Paste into {advice.framework}:"
-        lines = lines if best.config else [f"{advice.framework} has no keys for it"]
+        lines = lines if best.config else [f"{advice.framework} has no keys for this correction"]
     more = [f"({len(lines) - MAX_CONFIG_LINES} more lines: -v)"] if len(lines) > MAX_CONFIG_LINES else []
     return doc.Code(title, "\n".join([*lines[:MAX_CONFIG_LINES], *more]), reach=doc.TERMINAL_AND_PAGE)
 

@@ -267,7 +267,7 @@ def _correction_notes(result: Result, run: RunResult, names: Sequence[str], *, a
         yield f"steps with all tokens rejected: {', '.join(empties[:3])}"
     for warning in result.warnings:
         if NO_MICRO_BATCHES in warning:
-            text = f"{warning.partition(':')[0]}: normalized over the whole step, no micro_batch column"
+            text = f"{warning.partition(':')[0]}: weights normalized over the whole step (no micro_batch column)"
             yield f"{text}; add --micro-batch-size N" if asked else text
 
 

@@ -223,7 +223,7 @@ def _changes_table(
         return lambda key: value_cell(getattr(changes[key], name), registry.metric(key, scope).unit, errors=not brief)
 
     details = [
-        doc.Column("interval", interval, drop=1, description="95%, for this metric alone"),
+        doc.Column("interval", interval, drop=1, description="95% interval for this metric alone"),
         doc.Column("p", lambda key: number_cell(changes[key].p),
                    description="two-sided p-value, adjusted for the number of metrics"),
     ]  # fmt: skip
@@ -280,7 +280,8 @@ def _contributions_table(contrast: api.Contrast) -> doc.Table:
                    description="part of the change that occurs because the share of these tokens rose or fell"),
         doc.Column("K3 there, reference", lambda item: number_cell(item[1].k3[0]), drop=2),
         doc.Column("other", lambda item: number_cell(item[1].k3[1])),
-        doc.Column("tokens there, reference", lambda item: number_cell(item[1].tokens[0], "fraction"), drop=5),
+        doc.Column("tokens of the part in the reference "
+        "run", lambda item: number_cell(item[1].tokens[0], "fraction"), drop=5),
         doc.Column("other", lambda item: number_cell(item[1].tokens[1], "fraction")),
     ]  # fmt: skip
     items = [(found, part) for found in contrast.decompositions for part in found.parts[:MAX_PARTS]]
@@ -332,8 +333,8 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
         return None
     series: dict[str, dict[str, Interval]] = {
         "whole contribution": {row: interval_of(Value(value=part.total, se=part.se)) for row, part in parts.items()},
-        "level: K3 there is larger": {row: (part.level, None, None) for row, part in parts.items()},
-        "mix: more tokens there": {row: (part.mix, None, None) for row, part in parts.items()},
+        "level: K3 of the part is larger": {row: (part.level, None, None) for row, part in parts.items()},
+        "mix: the part has more tokens": {row: (part.mix, None, None) for row, part in parts.items()},
     }
     noun, largest = shorten(decomposition.quantity, 40), max(parts, key=lambda row: abs(parts[row].total))
     moved = " of ".join(api.format_signed(change) for change in (parts[largest].total, decomposition.difference))

@@ -113,7 +113,7 @@ def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, fu
         finding_card(found, full=full or found.confidence != "low" or len(findings) == 1, place=place)
         for place, found in enumerate(findings, start=1)
     ]
-    return doc.Section(name, anchor, note=f"{count}{explained}").add(*(cards or [doc.Note("no cause shows", "quiet")]))
+    return doc.Section(name, anchor, note=f"{count}{explained}").add(*(cards or [doc.Note("no cause found", "quiet")]))
 
 
 def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> doc.Card:
@@ -234,7 +234,7 @@ def _describe_first_difference(report: LayerReport) -> str:
 
 def _format_tensor(tensor: Tensor) -> str:
     """Format a tensor, for example `layer 3, mlp_output, 0.39 (step 1)`."""
-    place = "beside the layers" if tensor.layer is None else f"layer {tensor.layer}"
+    place = "outside the layers" if tensor.layer is None else f"layer {tensor.layer}"
     value = "" if tensor.value is None else f", {tensor.value:.2g}"
     step = "" if tensor.step is None else f" (step {tensor.step})"
     return f"{place}, {tensor.name}{value}{step}"

@@ -63,7 +63,7 @@ def worst_tokens_table(rows: Sequence[model.WorstToken], most: int | None = None
         doc.Column("rollout", lambda row: number_cell(row.rollout_log_prob), unit="log-prob",
                    description="log-prob that the rollout engine recorded"),
         doc.Column("train", lambda row: number_cell(row.train_log_prob), unit="log-prob",
-                   description="as the trainer computed it"),
+                   description="log-prob that the trainer computed"),
         doc.Column("log ratio", lambda row: number_cell(row.log_ratio), unit="nats",
                    description="train minus rollout"),
     ]  # fmt: skip
@@ -267,7 +267,8 @@ def provenance_section(
         types = ", ".join(f"{name}: {dtype}" for name, dtype in file.dtypes.items())
         return kinds.setdefault(types, f"kind {len(kinds) + 1}")
 
-    files = doc.Table.of("Files read. Those of one kind have the same columns (see below).", inputs[:MAX_FILES], [
+    files = doc.Table.of("Files read. Files of one kind have the same columns, which are listed "
+    "below.", inputs[:MAX_FILES], [
         doc.Column("file", lambda file: file.path, "path"), doc.Column("run", lambda file: file.run, "text"),
         doc.Column("size", lambda file: format_bytes(file.size)),
         doc.Column("rows", lambda file: number_cell(file.rows, "rows")),

@@ -260,7 +260,7 @@ def study_section(own: StudyRun, registry: MetricRegistry) -> doc.Section:
     chosen = api.thin_rows(best or rows, MAX_POINTS_SHOWN)
     found = "No point has values of all metrics, so there is no Pareto front"
     if best:
-        found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
+        found = f"{len(chosen)} of {len(best)} points that no other point beats in rejection, ESS and bias"
     points = _points_table(own, chosen, f"{found}.", registry)
     points.title, points.reach = found, doc.EVERYWHERE
 
@@ -356,7 +356,7 @@ def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], reg
     places = [at for at, own in enumerate(every[0]) if len(own.rows) * len(every) <= MAX_EXPLORER_POINTS]
     left = [study.name for at, study in enumerate(sweep.studies) if at not in places]
     if left:
-        lead.append(f"Too large to explore here (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
+        lead.append(f"Too large to explore on this page (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
     if any(len(sweep.studies[at].points) > MAX_CONFIGS for at in places):
         lead.append(f"With more than {MAX_CONFIGS} points, only the Pareto front is written as configurations.")
     data = explorer_data(sweep, every, places, registry)
