@@ -691,7 +691,7 @@ def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> 
         framework: Framework of the configuration: NAME or NAME@VERSION. Default: detected from the keys.
 
     Returns:
-        A list with one correction. A script gives one correction for each branch or call.
+        A list with one correction. For a script, the list has one correction for each branch or call of the trainer.
 
     Raises:
         ConfigError: The file cannot be read, belongs to no known framework, or the framework refuses it.

@@ -86,7 +86,7 @@ def gate(
     ] = None,
     last: Annotated[int, baseline_option(min=1, help="Use the last N Results of --history.")] = 10,
     fixed_tokens: Annotated[
-        bool, baseline_option("--fixed-tokens", help="Require that the dump scores the baseline's tokens again.")
+        bool, baseline_option("--fixed-tokens", help="Require log-probs for the same tokens as in the baseline.")
     ] = False,
     save_baseline: Annotated[
         Path | None,

@@ -95,7 +95,7 @@ def init(
     ] = False,
     patch: Annotated[
         Path | None,
-        typer.Option(help="Insert the code into this file: your training script, or a file of a checkout."),
+        typer.Option(help="Insert the code into this file: your training script, or a source file of the framework."),
     ] = None,
     root: Annotated[
         Path | None,

@@ -94,7 +94,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 @dataclass(frozen=True)
 class _ClusterValues:
-    """Values of each cluster in each statistic [P, K], with a planted change and without it.
+    """Values of statistics by cluster, as arrays [clusters, statistics], with a planted change and without it.
 
     `lost` are the shares of new and old clusters with lost tokens.
     """

@@ -225,8 +225,8 @@ def _describe_first_difference(report: LayerReport) -> str:
         return f"0 of {report.tensors:,} tensors are outside the tool's tolerance"
     words = [f"{_format_tensor(report.first_bad)}: {report.first_bad.why}"]
     if report.before is not None:
-        level = "equal" if report.before == 0 else f"within {report.before:.2g}"
-        words.append(f"all tensors before it are {level}")
+        level = "equal" if report.before == 0 else f"different by at most {report.before:.2g}"
+        words.append(f"all earlier tensors are {level}")
     if report.last_good is not None:
         words.append(f"last good layer {report.last_good}")
     return "; ".join(words)
