@@ -282,7 +282,7 @@ def test_documented_outcomes_are_reported(tmp_path: Path) -> None:
     (tmp_path / "mis.yaml").write_text(text.format("2.0", "geometric"))
     assert any("collapsed" in one.consequence and one.level == "warning" for one in lint(tmp_path / "mis.yaml")[1])
     (tmp_path / "mis.yaml").write_text(text.format("1.5", "geometric"))
-    assert any("which held" in one.consequence and one.level == "info" for one in lint(tmp_path / "mis.yaml")[1])
+    assert any("which was stable" in one.consequence and one.level == "info" for one in lint(tmp_path / "mis.yaml")[1])
     (tmp_path / "mis.yaml").write_text(text.format("1.5", "sequence"))
     assert any("takes the product" in one.consequence for one in lint(tmp_path / "mis.yaml")[1])
     assert any("denominators" in one.consequence for one in lint(tmp_path / "mis.yaml")[1])
