@@ -113,7 +113,7 @@ def test_rows_are_chosen_by_place_or_worst(dump: Path) -> None:
             parse_places([text], result)
     with pytest.raises(DataError, match="the dump does not contain this sequence"):
         browse([str(dump)], [(str(dump), ROWS)], [])
-    with pytest.raises(DataError, match="no file of the dump"):
+    with pytest.raises(DataError, match="does not contain a file of this name"):
         browse([str(dump)], [("other.parquet", 0)], [])
 
 

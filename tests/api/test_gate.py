@@ -189,7 +189,7 @@ def test_exact_values_are_judged_without_noise() -> None:
     metrics["abs_diff_max"].value = 3.0
     assert only(verdict(new, rule="abs_diff_max:max=3")).outcome == "passed"
     assert only(verdict(new, rule="abs_diff_max:max=2.99")).outcome == "failed"
-    assert "does not have a known error" in only(verdict(new, new, "abs_diff_max:increase=10%")).reason
+    assert "has no known standard error" in only(verdict(new, new, "abs_diff_max:increase=10%")).reason
     metrics["abs_diff_p99"].value, metrics["abs_diff_p99"].interval = 0.2, (0.15, 0.25)
     outcomes = [only(verdict(new, rule=f"abs_diff_p99:max={limit}")).outcome for limit in (0.14, 0.155, 0.2)]
     assert outcomes == ["failed", "undecided", "passed"]

@@ -358,7 +358,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a field without a name": (
         lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary={1: [2.0]}),
-        "by strings",
+        "fields must be strings",
     ),
     "no grid": (
         lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary=[1.0]),

@@ -137,7 +137,7 @@ def test_parquet_files_without_log_probs_are_refused(tmp_path: Path) -> None:
 
 
 def test_one_file_of_several_ranks_names_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not contain sequences; name its folder"):
+    with pytest.raises(DataError, match="does not contain sequences; pass the folder"):
         convert_dump(MILES / "cp2/train_data/0_1.pt", tmp_path / "out.parquet")
 
 

@@ -67,7 +67,7 @@ def test_the_90_percent_intervals_of_format_1_are_dropped(tmp_path: Path, dump: 
         assert (overall["k3"].interval is not None) == (number == 2) and overall["k3"].se is not None
         done = run("gate", dump, "--baseline", COMPAT / f"baseline_{number}.json", *rule, "--json", "-q")
         check = json.loads(done.stdout)["checks"][0]
-        assert check["outcome"] == outcome and ("save a new one" in check["reason"]) == (number == 1)
+        assert check["outcome"] == outcome and ("save a new baseline" in check["reason"]) == (number == 1)
     older = tmp_path / "older.json"
     older.write_text(json.dumps(json.loads(RESULTS[1].read_text()) | {"format": 1}))
     assert next(iter(read_result(older).runs.values())).overall.metrics["abs_diff_p50"].interval is None

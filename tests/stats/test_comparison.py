@@ -242,7 +242,9 @@ def test_failing_parts_besides_k3_are_named(lost: bool) -> None:
     check = found.checks[0]
     assert check.outcome == "failed" and check.value < check.limit and check.says.endswith(f": failed, {check.reason}")
     assert (
-        ("far off" in check.reason and "do not allow" in check.reason) if lost else "beyond its limit" in check.reason
+        ("large log ratio" in check.reason and "do not allow" in check.reason)
+        if lost
+        else "beyond its limit" in check.reason
     )
     assert check.statistic == "lost" if lost else check.statistic in ("bulk", "shoulder", "evened")
     said = [describe_basis(check.model_copy(update={"detectable": share * check.limit})) for share in (0.9, 1.1)]

@@ -245,7 +245,7 @@ class _BinnedPoints:
         if "ww" not in kept:
             kept["ww"] = kept["count"] + 2 * kept["e"] + kept["ee"]
         kept["mean"], kept["share"] = (kept["count"] + kept["e"]) / self.length, kept["count"] / self.length
-        self.kept = {f"kept {name}": values for name, values in kept.items()}
+        self.kept |= {f"kept {name}": values for name, values in kept.items()}
         self.fixed = {name: every[name] for name in ("count", "e")}
         self.summed["ee"] = self.parts.sum(every["ee"])
         self.summed["mean"], self.summed["share"] = (
