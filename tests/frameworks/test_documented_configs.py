@@ -218,7 +218,11 @@ ADVICE = [
     ("rollout_is: token\n  rollout_is_threshold: 1.2", "range, 1.5 to 5", "leaves an effective sample size of"),
     ("rollout_rs: geometric\n  rollout_rs_threshold: 1.5", "range, 1.0002 to 1.001", "rejects"),
     ("rollout_token_veto_threshold: 0.5", "outside 1e-06 to 0.0001", "rejects"),
-    ("rollout_is: token\n  rollout_is_threshold: 1.5\n  rollout_is_batch_normalize: true", "stable", "divides weights"),
+    (
+        "rollout_is: token\n  rollout_is_threshold: 1.5\n  rollout_is_batch_normalize: true",
+        "Of two runs",
+        "divides weights",
+    ),
 ]
 
 
