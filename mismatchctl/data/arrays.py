@@ -235,7 +235,7 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Convert ids that were stored as floats to integers. NaN becomes None.
+    """Convert ids stored as floats to integers. NaN becomes None.
 
     A fractional step stays a number. Other fractional ids become strings.
     """

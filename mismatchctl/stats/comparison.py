@@ -149,7 +149,7 @@ def compare_samples(
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
-    """Return True if the comparison uses layers of K3, as for a rise of K3."""
+    """Return True if the comparison uses layers of K3."""
     return metric.metric.key == "k3" and not metric.prefix and not lower
 
 

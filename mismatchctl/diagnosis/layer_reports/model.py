@@ -227,7 +227,9 @@ def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
     needed = high / last
     said = f"{asked}; layers {last:.2g} apart at the end cause this if a token's logits spread by {needed:.2g}"
     if needed > USUAL_LOGIT_SPREAD[1]:
-        return f"{said}, more than models have: the layers explain too little of the noise, look for a second cause"
+        return (
+            f"{said}. In models they spread less, so the layers explain only part of the noise: look for a second cause"
+        )
     if needed < USUAL_LOGIT_SPREAD[0]:
-        return f"{said}, less than models have: the compared runs differ more than the two sides of the dump"
-    return f"{said}, as models have: the layers explain the dump"
+        return f"{said}. In models they spread more, so the compared runs differ more than the two sides of the dump"
+    return f"{said}, which is usual for models: the layers explain the dump"

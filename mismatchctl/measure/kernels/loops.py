@@ -116,7 +116,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Compute again the few terms for which exp overflows or loses digits."""
+    """Recompute the few terms for which exp overflows or loses digits."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:
@@ -128,11 +128,10 @@ def _recompute_far_terms(
             over = x > _LARGEST_EXPONENT
             exp_minus_one[j] = np.inf if over else excess
             k3[j] = np.inf if over else whole
-            if len(reference_prob):
-                reference_prob[j] = probability
-                policy_prob[j] = (
-                    math.exp(policy[j]) if q < -_FAR_LIMIT else probability + probability * exp_minus_one[j]
-                )
+            if len(reference_prob) and q < -_FAR_LIMIT:  # equal log-probs have equal probabilities
+                reference_prob[j], policy_prob[j] = math.exp(q), math.exp(float64(policy[j]))
+            elif len(reference_prob):
+                reference_prob[j], policy_prob[j] = probability, probability + probability * exp_minus_one[j]
 
 
 @compile_sums

@@ -109,10 +109,10 @@ def presets_document(found: Mapping[str, Preset]) -> doc.Document:
 def methods_document(found: Mapping[str, Preset]) -> doc.Document:
     name, *traits = TRAIT_TITLES
     half = traits.index("corrects")  # one table of all traits is too wide for a terminal
-    tables = []
-    for title, keys in (("Effect", traits[:half]), ("Cost and assumptions", traits[half:])):
-        rows = ([row[key] for key in (name, *keys)] for row in list_traits(found))
-        tables.append(_table(f"{title} of each preset", [TRAIT_TITLES[key] for key in (name, *keys)], rows))
+    tables, rows = [], [*list_traits(found)]
+    for title, keys in (("Effect", [name, *traits[:half]]), ("Cost and assumptions", [name, *traits[half:]])):
+        cells = ([row[key] for key in keys] for row in rows)
+        tables.append(_table(f"{title} of each preset", [TRAIT_TITLES[key] for key in keys], cells))
     return _make_document(*tables)
 
 
