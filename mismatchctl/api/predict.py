@@ -690,7 +690,7 @@ def _build_prediction(
     status = "ok" if check is not None else "not checked: no response is twice as long as enough others"
     if check is not None and check.excess > _LARGE_MISS:
         status = (
-            f"the model misses: by {check.excess:.0%} on this dump's own longer responses, which the interval holds"
+            f"the model misses: by {check.excess:.0%} on this dump's own longer responses, which the interval includes"
         )
     if not sample.is_complete:
         status = f"{status}; from a subsample of the prompts"

@@ -181,7 +181,7 @@ class ScoreFolder:
             raise ConfigError(f"{place}: this is a file; choose a folder for the scored sequences")
         other = next((path for path in sorted(place.glob("*")) if not _FILE_PATTERN.fullmatch(path.name)), None)
         if other is not None:
-            raise ConfigError(f"{place}: holds {other.name}, which `score` did not write; choose an empty folder")
+            raise ConfigError(f"{place}: contains {other.name}, which `score` did not write; choose an empty folder")
 
     def tokens(self, piece: SequencePiece, chosen: Bools) -> int | None:
         """Return the number of tokens in an existing part, or None if the part must be scored."""

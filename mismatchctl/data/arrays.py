@@ -60,14 +60,14 @@ def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str 
     kind = plain_type(kind)
     if layout == "wide" and (column.per_token or (column.kind is ColumnKind.PER_TOKEN_OR_SCALAR and is_list(kind))):
         if not is_list(kind):
-            return f"holds {describe_type(kind)} where lists, one element per token, are needed"
+            return f"contains {describe_type(kind)} where lists, one element per token, are needed"
         kind = plain_type(kind.value_type)
         if pa.types.is_null(kind):
             return None  # lists that are all empty may have the null type
     wanted, fits = _ELEMENT_TYPES.get(
         column.kind, (column.kind.value.partition(",")[0], lambda kind: _is_list_of(kind, "is_integer"))
     )
-    return None if fits(kind) else f"holds {describe_type(kind)} ({kind}) where {wanted} are needed"
+    return None if fits(kind) else f"contains {describe_type(kind)} ({kind}) where {wanted} are needed"
 
 
 def _is_number_or_flag(kind: pa.DataType) -> bool:

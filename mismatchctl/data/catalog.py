@@ -147,7 +147,7 @@ def read_footer(found: UnopenedFile) -> FileFooter:
         return FileFooter(found, size, version, contents, dict(zip(names, contents.schema.types, strict=True)))
 
 
-NO_ROW_REMEDY = "name a dump that holds sequences"
+NO_ROW_REMEDY = "name a dump that contains sequences"
 
 
 def _skip() -> str:
@@ -440,7 +440,7 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
             if pa.types.is_nested(plain_type(file.types[name])) or long_list:
                 what = "one value per token" if file.layout == "long" else describe_type(file.types[name])
                 raise ConfigError(
-                    f"{option('by', escape_unprintable(name))}: the column holds {what} in {file.path}; "
+                    f"{option('by', escape_unprintable(name))}: the column contains {what} in {file.path}; "
                     "--by needs a column with one value per sequence"
                 )
         if found.files and not holders and name != "run" and not any(name in file.partition for file in found.files):
@@ -480,7 +480,10 @@ def _find_deviating_files(files: Sequence[DumpFile], column: str) -> Iterator[tu
     remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
     for file in files:
         if kinds.get(id(file), usual) != usual:
-            problem, name = f"holds {kinds[id(file)]} here but {usual} in {example.path}{others}", file.columns[column]
+            problem, name = (
+                f"contains {kinds[id(file)]} here but {usual} in {example.path}{others}",
+                file.columns[column],
+            )
             yield file, DataError(problem, file=file.path, column=escape_unprintable(name), remedy=remedy)
 
 

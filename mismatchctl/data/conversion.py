@@ -196,7 +196,7 @@ def _remove_nulls(batch: pa.RecordBatch, file: DumpFile) -> pa.RecordBatch:
         kind = field.type
         if field.name in file.columns and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             if column.flatten().null_count:
-                raise DataError("a list holds nulls", file=file.path, column=field.name, remedy=_REMEDY)
+                raise DataError("a list contains nulls", file=file.path, column=field.name, remedy=_REMEDY)
             kind = pa.list_(pa.field("element", kind.value_type, nullable=False))
             column = column.cast(kind)
         fields.append(pa.field(field.name, kind, nullable=field.nullable))

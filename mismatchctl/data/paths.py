@@ -400,7 +400,7 @@ def _suggest_path(path: str) -> str:
     close = difflib.get_close_matches(name, names, n=_SHOWN_NAMES)
     if close:
         return f"near names in {where}: {_format_names(close)}"
-    return f"{where} holds {_format_names(sorted(names, key=natural_key))}" if names else f"{where} is empty"
+    return f"{where} contains {_format_names(sorted(names, key=natural_key))}" if names else f"{where} is empty"
 
 
 def _format_names(names: Sequence[str]) -> str:
@@ -455,7 +455,7 @@ def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile
         name, folders = max(places.items(), key=lambda item: len(item[1]))
         if len(folders) > 1:
             yield (
-                f"{escape_unprintable(argument.shown)} is read as one run, but {len(folders)} of its folders hold a "
+                f"{escape_unprintable(argument.shown)} is read as one run, but {len(folders)} of its folders contain a "
                 f"file {escape_unprintable(name)}; name the folders one by one to set them side by side as runs"
             )
     for location, times in Counter(file.location for file in found if file.location).items():

@@ -62,18 +62,21 @@ class Fault:
         """Describe a column whose rows all have this fault, and the remedy."""
         every = f"all {rows:,} rows"
         absent = "check response_mask: it may be 1 on padding, or the column was not recorded"
-        span = f"{every} hold values from {low + 0.0:.3g} to {high:.3g}: these look like negative log-probs"
-        above = f"{every} hold values above 0", "check the column: a log-prob is at most 0"
+        span = f"{every} contain values from {low + 0.0:.3g} to {high:.3g}: these look like negative log-probs"
+        above = f"{every} contain values above 0", "check the column: a log-prob is at most 0"
         if low >= 0:
             above = span, "store them with the opposite sign"
         if low >= 0 and high <= 1:
-            above = f"{every} hold values between 0 and 1: these look like probabilities", "store their logarithm"
+            above = f"{every} contain values between 0 and 1: these look like probabilities", "store their logarithm"
         return {
             "log-prob above 0": above,
-            "log-prob below all": (f"{every} hold values that no policy gives", "set response_mask to 0 for sentinels"),
-            "NaN": (f"{every} hold NaN in valid tokens", absent),
-            "null element": (f"{every} hold nulls in valid tokens", absent),
-            "infinite": (f"{every} hold infinite values in valid tokens", absent),
+            "log-prob below all": (
+                f"{every} contain values that no policy gives",
+                "set response_mask to 0 for sentinels",
+            ),
+            "NaN": (f"{every} contain NaN in valid tokens", absent),
+            "null element": (f"{every} contain nulls in valid tokens", absent),
+            "infinite": (f"{every} contain infinite values in valid tokens", absent),
             "null list": (f"the list is null in {every}", "record the column, or leave it out"),
             "mask is not 0 or 1": (f"{self.problem}; so it is in {every}", "store 0 and 1: weights are not a mask"),
             "missing": (f"the value is missing or not finite in {every}", "record the column, or leave it out"),

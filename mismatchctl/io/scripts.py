@@ -371,7 +371,7 @@ def find_python_calls(text: str, name: str) -> list[PythonCall]:
     except SyntaxError as error:
         raise TextError(error.msg, error.lineno, error.offset) from None
     except (ValueError, RecursionError, MemoryError):
-        raise TextError("nested too deeply, or holds a null character") from None
+        raise TextError("nested too deeply, or contains a null character") from None
     calls = ((node, _function_name(node.func, name)) for node in ast.walk(tree) if isinstance(node, ast.Call))
     found = [_build_call(node, function) for node, function in calls if function is not None]
     return sorted(found, key=lambda call: call.line)

@@ -147,5 +147,5 @@ def group_table(caption: str, first: str, groups: Groups, columns: Sequence[Colu
     names = Column(first, lambda index: format_label(groups.labels[index]), "name")
     table = Table.of(caption, range(min(len(groups.labels), MAX_ROWS)), [names, *columns], sortable=True)
     if len(groups.labels) > MAX_ROWS:
-        table.left_out = f"The first {MAX_ROWS} of {len(groups.labels):,} rows; the JSON result holds all of them."
+        table.left_out = f"The first {MAX_ROWS} of {len(groups.labels):,} rows; the JSON result contains all of them."
     return table

@@ -204,7 +204,7 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
     fix = find_fixable(findings, MIN_HEADLINE_SHARE)
     if fix is not None:
         hopeless = is_uncorrectable(fix)
-        head = "fix this first, no correction can repair it" if hopeless else "fix this first; weights hold until then"
+        head = "fix this first, no correction can repair it" if hopeless else "fix this first; weights help until then"
         return Answer(
             question="what to do",
             key="fix_first" if hopeless else "fix",

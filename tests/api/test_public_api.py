@@ -411,7 +411,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "by a list": (
         lambda: mm.analyze({"rollout": ROW, "train": ROW, "token_ids": [[1, 2]]}, by="token_ids"),
-        "^by='token_ids': the column holds lists of numbers in the table in memory; ",
+        "^by='token_ids': the column contains lists of numbers in the table in memory; ",
     ),
     "a rule that is none": (
         lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:up"),

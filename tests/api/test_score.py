@@ -190,7 +190,7 @@ def test_wrong_paths_are_refused(
     assert "the device is not available" in run("score", model[0], dump, "-o", out, "--device", "warp", code=2).stderr
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    assert "holds mine.txt" in run("score", model[0], dump, "-o", out, "--force", code=2).stderr
+    assert "contains mine.txt" in run("score", model[0], dump, "-o", out, "--force", code=2).stderr
     (out / "mine.txt").unlink()
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "mismatchctl[score]" in run("score", model[0], dump, "-o", out, code=2).stderr

@@ -244,13 +244,13 @@ def test_two_aliases_of_one_column_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "column", "words"),
     [
-        ({ROLLOUT: [["a"]], TRAIN: lists([[-1]])}, ROLLOUT, "holds text (string) where floats are needed; change"),
+        ({ROLLOUT: [["a"]], TRAIN: lists([[-1]])}, ROLLOUT, "contains text (string) where floats are needed; change"),
         ({ROLLOUT: ["a"], TRAIN: [-1.0]}, ROLLOUT, "sequence_id"),
         ({ROLLOUT: lists([[-1]]), TRAIN: [-1.0]}, TRAIN, "contains numbers, but rollout_log_probs contains lists"),
-        ({ROLLOUT: [[-1]], TRAIN: lists([[-1]])}, ROLLOUT, "holds numbers (int64) where floats are needed"),
+        ({ROLLOUT: [[-1]], TRAIN: lists([[-1]])}, ROLLOUT, "contains numbers (int64) where floats are needed"),
         ({**wide((1,)), MASK: [["x"]]}, MASK, "where 0/1 or true/false are needed"),
-        ({**wide((1,)), MASK: [True]}, MASK, "holds true/false where lists"),
-        ({**wide((1,)), "step": [[1]]}, "step", "holds lists of numbers"),
+        ({**wide((1,)), MASK: [True]}, MASK, "contains true/false where lists"),
+        ({**wide((1,)), "step": [[1]]}, "step", "contains lists of numbers"),
         ({**wide((1,)), TRAIN: pa.nulls(1)}, TRAIN, "contains only nulls"),
     ],
 )
@@ -272,15 +272,15 @@ def test_wrong_optional_columns_are_ignored_with_a_warning(tmp_path):
     dump = open_dump([path], wanted=["worker"])
     assert set(content(dump)) == {"rollout", "train", "positions", "rows", "run"}
     assert len(dump.warnings) == 2
-    assert "reward: ignored, since it holds text (string) where numbers are needed" in " ".join(dump.warnings)
+    assert "reward: ignored, since it contains text (string) where numbers are needed" in " ".join(dump.warnings)
 
 
 @pytest.mark.parametrize(
     ("odd", "column", "words"),
     [
-        (to_long(wide((1,), step=[1])), ROLLOUT, "holds numbers here but lists of numbers in"),
-        (wide((1,), step=["one"]), "step", "holds text here but numbers in"),
-        (wide((1,), step=[1], advantages=[1.0]), "advantages", "holds numbers here but lists of numbers in"),
+        (to_long(wide((1,), step=[1])), ROLLOUT, "contains numbers here but lists of numbers in"),
+        (wide((1,), step=["one"]), "step", "contains text here but numbers in"),
+        (wide((1,), step=[1], advantages=[1.0]), "advantages", "contains numbers here but lists of numbers in"),
     ],
 )
 def test_files_with_other_columns_than_the_rest_are_refused(tmp_path, odd, column, words):
@@ -326,7 +326,7 @@ def test_dumps_without_valid_tokens_are_refused(tmp_path):
         dump.require_tokens(total)
     dump.require_tokens(1)
     empty = write(tmp_path / "b.parquet", pa.table(wide((2,))).slice(0, 0))
-    with pytest.raises(DataError, match=r"b\.(parquet|arrow): no row found in the file; name a dump that holds"):
+    with pytest.raises(DataError, match=r"b\.(parquet|arrow): no row found in the file; name a dump that contains"):
         open_dump([empty]).require_tokens(0)
 
 

@@ -137,9 +137,9 @@ def test_skipped_rows_of_a_source_are_reported(tmp_path: Path) -> None:
     shutil.copytree(DUMPS / "slime_miles/slime_seed/train_data", place)
     shutil.copy(place / "0_0.pt", place / "0_2.pt")
     result = json.loads(run("analyze", place, "--json", "--on-bad", "skip").stdout)
-    assert f"{place}: 4 sequences that several files hold are read once" in result["warnings"]
+    assert f"{place}: 4 sequences that several files contain are read once" in result["warnings"]
     done = run("convert", place, tmp_path / "out.parquet")
-    assert "4 sequences that several files hold are read once" in done.stderr
+    assert "4 sequences that several files contain are read once" in done.stderr
 
 
 def test_paths_are_shown_as_given(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,12 +59,15 @@ COMMON = "train_log_probs has one entry more than rollout_log_probs in every row
     [
         (
             lambda r, t: (exp(r), exp(t)),
-            "all 64 rows hold values between 0 and 1: these look like probabilities; store",
+            "all 64 rows contain values between 0 and 1: these look like probabilities; store",
         ),
         (lambda r, t: (minus(r), minus(t)), "these look like negative log-probs; store them with the opposite sign"),
-        (lambda r, t: ([[*x[:-1], np.nan] for x in r], t), "all 64 rows hold NaN in valid tokens; check response_mask"),
-        (lambda r, t: ([[*x[:-1], None] for x in r], t), "all 64 rows hold nulls in valid tokens"),
-        (lambda r, t: ([[*x[:-1], -np.inf] for x in r], t), "all 64 rows hold infinite values in valid tokens"),
+        (
+            lambda r, t: ([[*x[:-1], np.nan] for x in r], t),
+            "all 64 rows contain NaN in valid tokens; check response_mask",
+        ),
+        (lambda r, t: ([[*x[:-1], None] for x in r], t), "all 64 rows contain nulls in valid tokens"),
+        (lambda r, t: ([[*x[:-1], -np.inf] for x in r], t), "all 64 rows contain infinite values in valid tokens"),
         (lambda r, t: (r, [[*x, -1.0] for x in t]), f"{COMMON} last; cut the last entry off train_log_probs"),
         (lambda r, t: (r, [[-1.0, *x] for x in t]), f"{COMMON} first; cut the first entry off train_log_probs"),
         (lambda r, t: ([[-1.0, -1.0, *x] for x in r], t), "rollout_log_probs has 2 entries more than train_log_probs"),

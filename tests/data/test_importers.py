@@ -115,7 +115,7 @@ def test_lines_with_two_samples_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train_data_step3.jsonl").write_text(json.dumps(line))
     with pytest.raises(
         DataError,
-        match="row 0, column token_loss_mask: holds 2 samples in one line, but each line must contain one sample",
+        match="row 0, column token_loss_mask: contains 2 samples in one line, but each line must contain one sample",
     ):
         convert_dump(tmp_path / "train_data_step3.jsonl", tmp_path / "out.parquet")
 

@@ -157,12 +157,12 @@ def test_bad_values_are_named(column: str, bad: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "says"),
     [
-        ("loss_masks", [1, float("nan"), 1], "the mask holds NaN or null"),
-        ("loss_masks", [1, None, 1], "the mask holds NaN or null"),
+        ("loss_masks", [1, float("nan"), 1], "the mask contains NaN or null"),
+        ("loss_masks", [1, None, 1], "the mask contains NaN or null"),
         ("loss_masks", [1, 0.5, 1], "a mask must contain only 0 and 1, found 0.5"),
         ("loss_masks", torch.tensor([1, 2, 1]), "a mask must contain only 0 and 1, found 2"),
         ("loss_masks", [1, -1, 1], "a mask must contain only 0 and 1, found -1"),
-        ("log_probs", torch.tensor([-1, -2, -3]), r"holds numbers \(int64\) where floats are needed"),
+        ("log_probs", torch.tensor([-1, -2, -3]), r"contains numbers \(int64\) where floats are needed"),
         ("rollout_log_probs", torch.tensor([-1.0, -2.0, -3.0]).bfloat16().view(torch.uint16), r"numbers \(uint16\)"),
         ("tokens", [1, 2, "3", 4], "contains a value that is not a number: a text"),
         ("tokens", [1, 2, 10**30, 4], "contains a value that is not a number"),

@@ -117,7 +117,7 @@ def test_hive_runs_and_run_columns_are_read(tmp_path):
     [
         ("dumqs", ["dumqs", "the file or folder does not exist", "near names", "dumps"]),
         ("dumps/rnu_1/x", ["dumps/rnu_1/x", "near names in dumps", "run_1"]),
-        ("dumps/run_1/zzz.parquet", ["does not exist", "dumps/run_1 holds data.jsonl"]),
+        ("dumps/run_1/zzz.parquet", ["does not exist", "dumps/run_1 contains data.jsonl"]),
         ("dumps/run_1", ["dumps/run_1/data.jsonl", "contains no log-probs", "The columns are none"]),
         ("dumps/empty", ["dumps/empty", "is empty", "Parquet"]),
         ("dumps/*.parquet", ["dumps/*.parquet", "matches nothing", "empty"]),
@@ -172,7 +172,7 @@ def test_wrong_paths_get_hints(tmp_path):
     assert "2 paths like d/run_*.parquet" in hint
     assert "name the folder d" in hint
     (hint,) = open_dump(["e"]).warnings
-    assert "2 of its folders hold a file s.parquet" in hint
+    assert "2 of its folders contain a file s.parquet" in hint
     (hint,) = open_dump(["d", "d/run_1.parquet"]).warnings
     assert "belongs to 2" in hint
     assert open_dump(["d"]).warnings == []

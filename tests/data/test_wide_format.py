@@ -204,10 +204,10 @@ def test_impossible_breakdown_columns_are_refused(tmp_path):
     path = write(tmp_path / "a.parquet", wide((2,), temperature=[1.0], token_ids=[[1, 2]]))
     with pytest.raises(ConfigError, match=r"by='temprature': no file has.*did you mean 'temperature'"):
         open_dump([path], by=["temprature"])
-    with pytest.raises(ConfigError, match="by='token_ids': the column holds lists of numbers"):
+    with pytest.raises(ConfigError, match="by='token_ids': the column contains lists of numbers"):
         open_dump([path], by=["token_ids"])
     path = write(tmp_path / "b.parquet", to_long(wide((2,), token_ids=[[1, 2]])))
-    with pytest.raises(ConfigError, match="by='token_ids': the column holds one value per token"):
+    with pytest.raises(ConfigError, match="by='token_ids': the column contains one value per token"):
         open_dump([path], by=["token_ids"])
 
 

@@ -138,7 +138,7 @@ _FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of
 _FAR_FACTOR = 3.0
 """A value above its limit times this factor never passes."""
 _DILUTED_REASON = "the baseline's prompts alone exceed the limit, and the dump's other prompts hide the rise"
-_DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
+_DIFFERENT_TOKENS_REASON = "the dump does not contain the baseline's tokens: score the same prompts and responses again"
 _ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
 _BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
 _DILUTED_SHARE = 0.2

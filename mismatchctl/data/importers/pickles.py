@@ -272,7 +272,7 @@ _LIBRARY_HANDLERS: Mapping[int, Callable[[Any], None]] = pickle._Unpickler.dispa
 class _Memo(dict[int, Any]):
     def __getitem__(self, index: int) -> Any:
         if index not in self:
-            raise DamagedError("refers to a value that it does not hold")
+            raise DamagedError("refers to a value that it does not contain")
         value = super().__getitem__(index)
         return value.value if isinstance(value, _PickledArray) and value.value is not None else value
 

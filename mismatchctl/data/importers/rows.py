@@ -280,7 +280,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
         value = raw.get(layout.columns.get(name, name))
         if name in _LOG_PROB_COLUMNS and isinstance(value, np.ndarray) and value.dtype.kind in "biu":
             remedy = "save them as float32: the bits of bfloat16 are not its values"
-            raise refuse(f"holds numbers ({value.dtype}) where floats are needed", name, remedy)
+            raise refuse(f"contains numbers ({value.dtype}) where floats are needed", name, remedy)
         try:
             row[name] = _column_value(name, value, name in layout.token_versions)
         except (ArithmeticError, TypeError, ValueError) as error:
@@ -300,7 +300,7 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
         remedy = "save columns of the same tokens"
         raise refuse(f"lists differ in length: {lengths}", other, remedy)
     if np.isnan(given["response_mask"]).any():
-        raise refuse("the mask holds NaN or null", "response_mask", "save 0 and 1, or false and true")
+        raise refuse("the mask contains NaN or null", "response_mask", "save 0 and 1, or false and true")
     odd = (given["response_mask"] != 0) & (given["response_mask"] != 1)
     if odd.any() and not layout.weighted:
         what = f"{given['response_mask'][odd][0]:g}"
@@ -415,7 +415,8 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
         tokens += sum(len(row["response_mask"]) for row in rows)
         if path.suffix in (".pt", ".pkl") and tokens > most:  # they may refer to the same values any number of times
             raise DataError(
-                f"holds {tokens:,} tokens in {most:,} bytes, so it refers to the same values repeatedly", file=str(path)
+                f"contains {tokens:,} tokens in {most:,} bytes, so it refers to the same values repeatedly",
+                file=str(path),
             )
         columns = [pa.array([row[one.name] for row in rows], one.type) for one in layout_schema(layout)]
         batch = pa.RecordBatch.from_arrays(columns, schema=layout_schema(layout))

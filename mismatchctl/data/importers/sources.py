@@ -87,7 +87,7 @@ class ForeignRun:
         if self._first is None or not self._sequences:
             remedy = f"name its framework with convert --from: {', '.join(all_layouts())}"
             if self._first and self._first[1].duplicates:
-                remedy = "pass the folder: data that several ranks hold is read from one rank's file"
+                remedy = "pass the folder: data that several ranks contain is read from one rank's file"
             problem = "does not contain sequences" if self._first else "does not contain a file of a known format"
             raise DataError(problem, file=self._place, remedy=remedy)
 
@@ -126,7 +126,7 @@ class ForeignRun:
 
 def skipped_notes(missing: int, copies: int) -> list[str]:
     notes = [f"{missing:,} tokens without a log-prob in the source are masked out"] if missing else []
-    return [*notes, f"{copies:,} sequences that several files hold are read once"] if copies else notes
+    return [*notes, f"{copies:,} sequences that several files contain are read once"] if copies else notes
 
 
 def _incomplete_error(what: str, path: Path, layout: FileLayout) -> DataError:

@@ -237,7 +237,7 @@ def _read_npz(path: Path) -> pa.Table:
         problem = f"this is not a complete NPZ file ({first_error_line(error)})"
         remedy = "save plain arrays: rows padded to one length, with a response_mask"
         if "allow_pickle" in str(error):
-            problem = "holds Python objects"
+            problem = "contains Python objects"
         raise DataError(problem, file=str(path), remedy=remedy) from None
     return _from_columns(columns, path)
 
@@ -316,7 +316,7 @@ def _from_content(content: Any, path: Path) -> pa.Table:
                 return _from_content(rows[0], path)
         return _from_columns(content, path)
     what = "a list" if isinstance(content, (list, tuple)) else f"a {type(content).__name__}"
-    raise DataError(f"holds {what}. Expected a table of columns", file=str(path), remedy=_TABLE_REMEDY)
+    raise DataError(f"contains {what}. Expected a table of columns", file=str(path), remedy=_TABLE_REMEDY)
 
 
 def _known(names: Iterable[Any]) -> list[str]:
@@ -367,7 +367,7 @@ def _arrays(columns: Mapping[str, Any], rows: int, path: Path) -> dict[str, pa.A
             found[name] = _array(value, rows)
         except (ArithmeticError, TypeError, ValueError, pa.ArrowException) as error:
             if _known([name]):
-                problem = f"holds values that are not lists of numbers ({first_error_line(error)})"
+                problem = f"contains values that are not lists of numbers ({first_error_line(error)})"
                 raise DataError(problem, file=str(path), column=name) from None
     return found
 

@@ -261,7 +261,7 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
         return None
     for side, own, _ in case.sides:
         values, decimals = getattr(case.rows, side), _find_decimals(own)
-        if decimals is not None:  # before formats of few bits, which hold many short decimals
+        if decimals is not None:  # before formats of few bits, which contain many short decimals
             step = np.full(len(case.x), 10.0**-decimals)
             return _match_low_precision(case, side, format_count(decimals, "decimal"), 1.0, 1e-3, step)
         unsure = values[case.sound & (values < _LATTICE_MAX_LOG_PROB)]
@@ -301,7 +301,7 @@ def _match_low_precision(case: Case, side: str, name: str, share: float, chance:
         k3=explained * (share if partly else 1.0),
         everywhere=explained > _ROUNDING_SHARE or as_noise > _ROUNDING_SHARE / 2 * case.noise,
         evidence=(
-            make_fact("on_lattice", share, f"share of {side} log-probs below {bound} that {name} holds exactly"),
+            make_fact("on_lattice", share, f"share of {side} log-probs below {bound} that {name} stores exactly"),
             make_fact("by_chance", chance, "share of exact values expected by chance"),
             make_fact("rounding", rounding, "mean difference that this rounding causes, nats"),
             make_fact("difference", seen, "mean |log ratio|, nats", against=seen > 2 * rounding),
@@ -334,7 +334,7 @@ def detect_sequence_means(case: Case) -> Detection | None:
         mean = float(np.median(far)) < _MEANS_TOLERANCE * max(float(np.median(np.abs(first[constant]))), 0.1)
         return Detection(
             "high",
-            f"{side}_log_probs hold one number per sequence, repeated on its tokens"
+            f"{side}_log_probs contain one number per sequence, repeated on its tokens"
             + (": the mean of its log-probs" if mean else ""),
             tokens=one_value[case.sequence],
             evidence=(

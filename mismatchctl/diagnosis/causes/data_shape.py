@@ -207,9 +207,9 @@ def detect_log_densities(case: Case) -> Detection | None:
     sure = above > 0.05 and apart < 0.1 * max(spread, 0.1)
     return Detection(
         "high" if sure else "medium",
-        f"both columns hold log-densities, not log-probs of tokens: {percent(above)} of the values are above 0 on both "
+        f"both columns contain log-densities, not log-probs: {percent(above)} of the values are above 0 on both "
         f"sides, and the sides agree (median |log ratio| {apart:.2g}). Values above 0 are correct for a continuous "
-        "policy; limits and causes that hold for tokens do not apply to them",
+        "policy; limits and causes for tokens do not apply to them",
         k3=1.0,
         evidence=(
             make_fact("above_zero", above, "share of values above 0 on both sides"),

@@ -99,7 +99,7 @@ def detect_numerical_noise(case: Case) -> Detection | None:
         f"{_describe_arithmetic(case)}; K3 {k3:.2g} is {place} what {models} usually show"
     )
     if confidence == "medium" and tailed:
-        summary += f", but {percent(far)} of the tokens hold {percent(share)} of the K3, beyond the tail of the noise"
+        summary += f", but {percent(far)} of the tokens cause {percent(share)} of the K3, beyond the tail of the noise"
     if confidence != "low":
         summary += _describe_trace(case)
     if cached:
@@ -276,7 +276,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
     )
     return Detection(
         "high" if sure else "medium" if share > 0.1 else "low",
-        f"both sides chose different experts for {percent(rate)} of the tokens, which hold {percent(share)} of the K3 "
+        f"both sides chose different experts for {percent(rate)} of the tokens, which cause {percent(share)} of the K3 "
         f"(mean K3 {inside:.2g} on these tokens, {outside:.2g} on others)",
         share=case.share(case.marked(flipped)),
         k3=share * max(0.0, 1 - outside / inside) if inside > 0 else 0.0,
@@ -321,7 +321,7 @@ def _match_tails(case: Case) -> Detection | None:
     meaning = "share of tokens beyond 12 times the noise; dense models at this noise: below 0.0005"
     return Detection(
         "low",
-        f"{percent(far)} of the tokens differ by more than 12 times the usual noise and hold {percent(share)} of the "
+        f"{percent(far)} of the tokens differ by more than 12 times the usual noise and cause {percent(share)} of the "
         "K3, as they do if the two sides choose different experts",
         share=case.share(case.marked(tail)),
         evidence=(

@@ -114,7 +114,7 @@ def detect_identical(case: Case) -> Detection | None:
         where["worker"] = format_list(sorted(set(workers[same].tolist()), key=str))
     return Detection(
         "medium",
-        f"{where['sequences']} of the sequences agree to the bit, the others do not: some rows hold a copy",
+        f"{where['sequences']} of the sequences agree to the bit, the others do not: some rows contain a copy",
         share=0.0,
         evidence=(
             fact,
@@ -208,7 +208,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
         found = case.counts > 0 if found.mean() > _SWAPPED_SURE_SHARE else off > _SWAPPED_MIN_DISTANCE
     ids = case.column("sequence_id")
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
-    pairs = [f"{names[candidates[i]]} holds {names[candidates[best[i]]]}'s" for i in np.flatnonzero(matched)]
+    pairs = [f"{names[candidates[i]]} contains {names[candidates[best[i]]]}'s" for i in np.flatnonzero(matched)]
     there, here, count = float(np.median(reached[matched])), float(np.median(own[matched])), int(matched.sum())
     meaning = "share of sequences with another row's log-probs; the other row can be missing: at most all that "
     meaning += "disagree throughout"

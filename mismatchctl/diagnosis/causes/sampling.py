@@ -82,7 +82,9 @@ _GAIN_Z, _GAIN_LEAST, _GAIN_LEAST_TOKENS, _GAIN_SHARE, _GAIN_LOSSES = 7.5, 0.02,
 """A truncation of little mass does not move tokens where it cuts less than the noise."""
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
 """Probability of tokens with nuclei of about p; tolerance and spread of equal masses."""
-_MIN_P_NOTE = "its value is relative to the likeliest token, whose probability only lists hold (rollout_top_log_probs)"
+_MIN_P_NOTE = (
+    "its value is relative to the likeliest token, whose probability only lists contain (rollout_top_log_probs)"
+)
 
 
 def detect_truncated_sampling(case: Case) -> Detection | None:

@@ -80,7 +80,7 @@ def _match_tokens(case: Case) -> Detection | None:
     size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
     return Detection(
         "low" if tail or more else "high" if sure else "medium",
-        f"{format_count(count, 'token')} in {format_count(sequences, 'row')} {'hold' if count > 1 else 'holds'} "
+        f"{format_count(count, 'token')} in {format_count(sequences, 'row')} {'cause' if count > 1 else 'causes'} "
         f"{percent(share)} of the K3: they are {np.median(size[chosen]):.2g} nats off, other tokens are "
         f"{np.median(size[~chosen]):.2g} nats off, and no known cause explains such tokens",
         tokens=case.marked(chosen),

@@ -212,7 +212,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         row = {name: _unwrap(name, value) for name, value in line.items()}
         if several := next((name for name in PADDED_COLUMNS if _holds_several(row.get(name))), None):
             raise DataError(
-                f"holds {len(row[several])} samples in one line, but each line must contain one sample",
+                f"contains {len(row[several])} samples in one line, but each line must contain one sample",
                 file=str(file.path),
                 row=number,
                 column=several,

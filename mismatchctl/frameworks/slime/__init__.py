@@ -94,7 +94,7 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
 def check_complete(file: File, row: int, have: int, length: int, remedy: str) -> None:
     """Raise an error for an incomplete response."""
     if have < length:
-        problem = f"holds {have} of the {length} tokens of a response, and not which: a context-parallel slice"
+        problem = f"contains {have} of the {length} tokens of a response, and not which: a context-parallel slice"
         raise DataError(
             problem, file=str(file.path), row=row, remedy=f"{remedy}, or record the run with one context-parallel rank"
         )
@@ -117,7 +117,7 @@ def _join_slices(
             remedy = "only zigzag slices are known: save with one context-parallel rank"
             raise DataError(problem, file=str(paths[rank]), row=row, column=name, remedy=remedy)
     if sum(map(len, places)) != length:
-        problem = f"the slices of all ranks hold {sum(map(len, places))} of the response's {length} tokens"
+        problem = f"the slices of all ranks contain {sum(map(len, places))} of the response's {length} tokens"
         raise DataError(problem, file=str(paths[0]), row=row, column=name)
     whole = np.empty(length, slices[0].dtype)
     whole[np.concatenate(places)] = np.concatenate(slices)

@@ -301,7 +301,7 @@ TOP_METRICS: tuple[Metric, ...] = (
     _top_metric(
         "top_kl", "KL of the recorded distributions", "nats/token",
         "mean of sum of p log(p/q) over the k tokens, and r log(r/s) of the rest; p, r rollout, q, s train",
-        "The quantity that K3 estimates, without sampling noise. Exact if the k tokens hold all mass, "
+        "The quantity that K3 estimates, without sampling noise. Exact if the k tokens contain all mass, "
         "a lower bound otherwise.",
     ),
     _top_metric(

@@ -194,7 +194,7 @@ def bin_positions(breakdown: Breakdown) -> list[float]:
     """Return the centers of the bins on a log10 axis. Surprisal is mirrored, so that likely tokens are on the right."""
     low, high = np.array(breakdown.low), to_floats(breakdown.high)
     high = np.where(np.isnan(high), 2 * np.maximum(low, 1), high)
-    if breakdown.quantity == "length":  # bins hold whole numbers
+    if breakdown.quantity == "length":  # bins contain whole numbers
         high = np.maximum(high - 1, low)
     where = np.log10(np.sqrt(np.maximum(low, high / 2) * high))
     places: list[float] = (-where if breakdown.quantity == "surprisal" else where).tolist()

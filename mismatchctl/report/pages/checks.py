@@ -45,7 +45,7 @@ def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole:
 
 def _file_card(alike: Sequence[FileCheck], *, whole: bool) -> Card:
     first, facts, faults = alike[0], list(_file_facts(alike)), list(_file_faults(alike[0]))
-    brief = [fact for fact in facts if fact[0] in ("holds", "layout", "unknown")]
+    brief = [fact for fact in facts if fact[0] in ("contains", "layout", "unknown")]
     lines = [*facts, *faults] if whole else [*((name, shorten(text, _FAULT_LENGTH)) for name, text in faults), *brief]
     if first.sound:
         more = f" and {len(alike) - 1} more like it" if len(alike) > 1 else ""
@@ -60,7 +60,7 @@ def _file_facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
     )
     if size:
         counts = [(rows, "row"), (sequences, "sound sequence"), (tokens, "valid token")]
-        yield "holds", ", ".join([format_bytes(size), *(format_count(*each) for each in counts)])
+        yield "contains", ", ".join([format_bytes(size), *(format_count(*each) for each in counts)])
     yield "run", first.run
     if first.layout is not None:
         meaning = "one row per sequence" if first.layout == "wide" else "one row per token"

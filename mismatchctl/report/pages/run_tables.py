@@ -168,7 +168,7 @@ def logged_table(run: model.RunResult, framework: str) -> doc.Table:
     columns += [doc.Column(f"step {format_label(run.groups.labels[index])}", value(index)) for index in chosen]
     caption = f"The values that {framework} would have logged, computed with its own formulas."
     rows = [(name, *item) for name, names in run.logged.items() for item in names.items()]
-    left_out = f"{len(chosen)} of {steps:,} steps; the JSON result holds all of them." if len(chosen) < steps else ""
+    left_out = f"{len(chosen)} of {steps:,} steps; the JSON result contains all of them." if len(chosen) < steps else ""
     return doc.Table.of(caption, rows, columns, left_out=left_out)
 
 
@@ -276,7 +276,7 @@ def provenance_section(
         doc.Column("layout", lambda file: file.layout, "text"), doc.Column("columns", kind, "text"),
     ])  # fmt: skip
     if len(inputs) > MAX_FILES:
-        files.left_out = f"The first {MAX_FILES} of {len(inputs):,} files; the JSON result holds all of them."
+        files.left_out = f"The first {MAX_FILES} of {len(inputs):,} files; the JSON result contains all of them."
     types = doc.Facts([(name, text) for text, name in kinds.items()], reach=doc.PAGE_ONLY)
     codes = [
         doc.Code(one.name, dump_yaml({"name": one.name} | one.to_mapping(), inner=True).rstrip("\n"))
