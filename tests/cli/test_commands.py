@@ -385,7 +385,8 @@ def test_compressed_files_get_one_note(tmp_path: Path) -> None:
     (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(f"{row}\n".encode()))
     done = run("analyze", tmp_path, "-c", "none", COLUMNS="1000", code=0)
     assert done.stdout.count("1.jsonl.gz") == 1
-    assert f"{tmp_path}/1.jsonl.gz: archives are not read; unpack archives that belong to the run" in done.stdout
+    note = "1.jsonl.gz: archives are not read; unpack archives that belong to the run"
+    assert note in " ".join(done.stdout.split())  # a long temporary path wraps the line
 
 
 @pytest.mark.parametrize("target", [("--target-rejection", "5%"), ("--target-ess", "0.5")])
