@@ -15,31 +15,31 @@ import yaml
 from tests.paths import ROOT
 
 METRIC = """
-    Metric(
-        "k3_in_millis", "K3 in thousandths", "millinats", "1000 times the mean K3", "The same, for small numbers.",
-        "this recipe", NO_TOKEN, lambda t: 1000 * t["k3"] / t["tokens"], better="low",
-    ),
+  k3_sequence_mean:
+    title: K3 per sequence
+    unit: nats
+    definition: mean over sequences of the sum of K3
+    meaning: The same, for whole responses.
+    formula: k3 / sequences
 """
 
 
 @pytest.mark.process
 def test_the_recipe_for_a_metric_works(tmp_path: Path) -> None:
     copytree(ROOT / "mismatchctl", tmp_path / "mismatchctl", ignore=lambda *_: ["__pycache__"])
-    registry = tmp_path / "mismatchctl/measure/metrics/mismatch.py"
-    text = registry.read_text()
-    place = re.search(r"^BASE_METRICS: [^\n]*= \($", text, re.MULTILINE)
-    assert place is not None
-    registry.write_text(text[: place.end()] + METRIC + text[place.end() :])
+    registry = tmp_path / "mismatchctl/measure/metrics/metrics.yaml"
+    table, rest = registry.read_text().split("\npair:")
+    registry.write_text(f"{table}{METRIC}pair:{rest}")
     code = (
         "import json, mismatchctl as mm; r = mm.metrics([[-1.0, -2.0]], [[-1.1, -1.8]]);"
-        "print(json.dumps([r['k3_in_millis'], r['k3']]))"
+        "print(json.dumps([r['k3_sequence_mean'], r['k3']]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    millis, k3 = json.loads(done.stdout)
-    assert abs(millis - 1000 * k3) < 1e-9 and k3 > 0
+    summed, k3 = json.loads(done.stdout)
+    assert abs(summed - 2 * k3) < 1e-12 and k3 > 0
 
 
 def test_paths_in_contributing_exist() -> None:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from functools import lru_cache
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.bins import fold_signs, magnitude_edges
 from mismatchctl.core.formatting import INTERVAL_Z
+from mismatchctl.io.yaml import read_data
 from mismatchctl.measure.sums import TAIL_VALUES, PairSums
 
 _FEW_CLUSTERS, _FEW_SHARE = 4.0, 0.25  # minimum effective number of clusters, and its share of all clusters
@@ -52,6 +54,9 @@ ESS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds, ess=lam
 CHI2_SCALE = IntervalScale(
     np.log1p, lambda v: 1 / (1 + v), np.expm1, ess=lambda v: 1 / (1 + np.maximum(v, 0)), covers=0.75
 )
+
+
+_SCALES = {"": None, "log": LOG_SCALE, "ess": ESS_SCALE, "chi2": CHI2_SCALE}
 
 
 def compute_intervals(
@@ -95,8 +100,7 @@ VALID_TOKENS = "valid tokens"
 KEPT_TOKENS = "tokens that rejection leaves"
 VALID_SEQUENCES = "sequences with a valid token"
 
-RAW_WEIGHTS, BOUNDED_WEIGHTS, FINAL_WEIGHTS = "weights before their bound", "weights after their bound", "final weights"
-ALL_GATES = "all gates"
+BOUNDED_WEIGHTS, FINAL_WEIGHTS = "weights after their bound", "final weights"
 
 
 class Quantity(str, Enum):
@@ -253,24 +257,49 @@ class Metric:
         return self.own_scale or (ODDS_SCALE if self.unit == "fraction" else LINEAR_SCALE)
 
 
-AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
-"""Ways to aggregate a loss per token, as in configurations."""
-AGGREGATION_SUFFIXES = dict(zip(AGGREGATIONS, ("", "_seq_sum", "_seq_mean"), strict=True))
-"""Suffix of a metric's key for each aggregation."""
-AGGREGATION_TEXTS = {
-    "token-mean": "mean over tokens",
-    "seq-mean-token-sum": "sum over tokens of a sequence, mean over sequences with a token",
-    "seq-mean-token-mean": "mean over tokens of a sequence, mean over sequences with a token",
-}
-"""Descriptions of the aggregations."""
+Formula = Callable[[Totals], Number]
+Extreme = Callable[[Mapping[str, Any]], Any]
+Tail = Callable[[Totals, MetricTails], float]
 
 
-def aggregation_formula(name: str, tokens: str, sequences: str, aggregation: str) -> Callable[[Totals], Number]:
-    """Return the formula that aggregates column `name`. `name_mean` contains means over sequences."""
-    if aggregation == "token-mean":
-        return lambda t: t[name] / t[tokens]
-    column = name if aggregation == "seq-mean-token-sum" else f"{name}_mean"
-    return lambda t: t[column] / t[sequences]
+def read_formula(text: str) -> Formula:
+    """Return the formula `A / B` (a sum over a sum) or `A` of columns by name."""
+    column, _, number = text.partition(" / ")
+    return (lambda t: t[column] / t[number]) if number else lambda t: t[column]
+
+
+def _read_extreme(column: str) -> Extreme:
+    sign = -1.0 if column.startswith("-") else 1.0
+    return lambda maxima: sign * maxima[column] + 0.0  # avoids -0
+
+
+@cache
+def _read_tables() -> dict[str, dict[str, dict[str, Any]]]:
+    found: dict[str, dict[str, dict[str, Any]]] = read_data(Path(__file__).with_name("metrics.yaml"))
+    return found
+
+
+def read_metrics(
+    table: str,
+    formulas: Mapping[str, Formula] | None = None,
+    *,
+    extremes: Mapping[str, Extreme] | None = None,
+    tails: Mapping[str, Tail] | None = None,
+) -> tuple[Metric, ...]:
+    """Read a table of metrics.yaml, with the functions of metrics whose formula is not a ratio of columns, by key."""
+    rows = dict(_read_tables()[table])
+    defaults, metrics = {"undefined": NO_TOKEN} | rows.pop("defaults", {}), []
+    for key, row in rows.items():
+        fields = defaults | row
+        formula, extreme, measure = (fields.pop(name, None) for name in ("formula", "extreme", "measure"))
+        if measure is not None:
+            parts = {"quantity": measure} if isinstance(measure, str) else measure
+            fields["measure"] = Measure(**parts | {"quantity": Quantity[parts["quantity"]]})
+        fields["formula"] = (formulas or {}).get(key) if formula is None else read_formula(formula)
+        fields["extreme"] = (extremes or {}).get(key) if extreme is None else _read_extreme(extreme)
+        scale = _SCALES[fields.pop("scale", "")]
+        metrics.append(Metric(key, **fields, tail=(tails or {}).get(key), own_scale=scale))
+    return tuple(metrics)
 
 
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.6
@@ -290,7 +319,7 @@ class Quantile(NamedTuple):
 NO_QUANTILE = Quantile(np.nan, (np.nan, np.nan), np.nan)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _bin_middles() -> Float64s:
     edges: Float64s = magnitude_edges()
     middles: Float64s = (edges[:-1] + edges[1:]) / 2
