@@ -151,10 +151,12 @@ class Lag(FiniteModel):
 
 
 FORMAT = 2
-"""Version of the file format. The version increases when the meaning of a key changes or a key is removed.
+"""Version of the file format. The version increases when the meaning of a key changes or a key is removed."""
 
-Files of format 1 have 90% intervals, which are dropped when the file is read.
-"""
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+StandardError = Annotated[float, Field(ge=0)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 
 class Value(FiniteModel):
@@ -165,7 +167,7 @@ class Value(FiniteModel):
     """
 
     value: float | None
-    se: float | None = None
+    se: StandardError | None = None
     interval: tuple[float, float] | None = None
     status: str = "ok"
     tail: Literal["heavy_tail"] | None = None
@@ -234,7 +236,7 @@ class Clusters(FiniteModel):
 
     by: Literal["prompt", "sequence", "content"]
     columns: list[str]
-    hashes: list[str]
+    hashes: list[Hash]
     groups: list[int] = Field(default_factory=list)
     folded: bool = False
     sums: list[Annotated[list[float], PlainSerializer(_drop_decimal_points, when_used="json")]]
@@ -265,7 +267,7 @@ class Distribution(FiniteModel):
     """Tokens and their K3 by bins of the log ratio (train minus rollout, nats). `edges` are the edges of the bins."""
 
     edges: list[float]
-    tokens: list[int]
+    tokens: list[Count]
     k3: list[float]
 
 
@@ -279,7 +281,7 @@ class Breakdown(FiniteModel):
     quantity: str
     low: list[float]
     high: list[float | None]
-    tokens: list[int]
+    tokens: list[Count]
     k3: list[float | None]
     k3_se: list[float | None]
     abs_diff: list[float | None]
@@ -297,7 +299,7 @@ class JointDistribution(FiniteModel):
     width: float
     x: list[float]
     y: list[float]
-    tokens: list[int]
+    tokens: list[Count]
 
 
 class WorstToken(FiniteModel):
@@ -408,19 +410,19 @@ class RunContent(FiniteModel):
         models: names of models in the rows. `engines` are the names of the inference engines.
     """
 
-    sequences: int = 0
-    tokens: int = 0
-    repeated: int = 0
-    repeated_tokens: int = 0
+    sequences: Count = 0
+    tokens: Count = 0
+    repeated: Count = 0
+    repeated_tokens: Count = 0
     example: str = ""
-    hidden: float = 0.0
-    hidden_abs_diff: float = 0.0
-    shown_abs_diff: float = 0.0
-    loud: float = 0.0
-    holes: float = 0.0
-    clipped: float = 0.0
+    hidden: Share = 0.0
+    hidden_abs_diff: Share = 0.0
+    shown_abs_diff: Share = 0.0
+    loud: Share = 0.0
+    holes: Share = 0.0
+    clipped: Share = 0.0
     doubts: list[str] = Field(default_factory=list)
-    vocabulary: list[int] = Field(default_factory=list)
+    vocabulary: list[Count] = Field(default_factory=list)
     id_p95: int | None = None
     responses: str = ""
     models: list[str] = Field(default_factory=list)
@@ -564,9 +566,9 @@ class InputFile(FiniteModel):
 
     path: str
     run: str
-    size: int
-    rows: int
-    tokens: int
+    size: Count
+    rows: Count
+    tokens: Count
     layout: str
     dtypes: dict[str, str]
     skipped: int = 0
@@ -585,7 +587,7 @@ class SkippedData(FiniteModel):
 
     file: str
     reason: str
-    count: int
+    count: Count
     example: str
     size: int = 0
 

@@ -128,7 +128,7 @@ def _run(
         joint=_joint(),
         worst_tokens=[_worst_token(index, text) for index in range(30)],
         worst_sequences=[_worst_sequence(index, text) for index in range(30)],
-        clusters=Clusters(by="prompt", columns=["tokens"], hashes=["00"], sums=[[1.0]]),
+        clusters=Clusters(by="prompt", columns=["tokens"], hashes=["0" * 16], sums=[[1.0]]),
     )
 
 

@@ -22,7 +22,7 @@ from tests.paths import ROOT
 
 TESTS = (
     *("io/test_text_parsing", "data/test_wide_format", "data/test_unusual_dumps"),
-    *("measure/test_accuracy", "api/test_sweep_exact", "results/test_compatibility", "recorder/test_files"),
+    *("measure/test_accuracy", "api/test_sweep_exact", "results/test_damaged_results", "recorder/test_files"),
     *("cli/test_gate", "cli/test_extreme_values"),
 )
 WITH = (

@@ -106,6 +106,23 @@ def test_damaged_results_are_refused(damage: str, whole: dict[str, Any], tmp_pat
     assert done.exit_code == 4 and done.stderr.startswith(f"error: {path}: damaged result: ")
 
 
+@pytest.mark.parametrize(("version", "advice"), [(1, "analyze the dump again"), (3, "install a newer mismatchctl")])
+def test_other_formats_are_refused(version: int, advice: str, whole: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(whole | {"format": version}))
+    for words in (["report", path], ["gate", path, "--baseline", path], ["compare", path, path]):
+        done = run(*words, code=4)
+        assert f"result format {version}, this version reads 2; {advice}" in done.stderr
+
+
+def test_results_without_a_summary_get_one(whole: dict[str, Any], tmp_path: Path) -> None:
+    data, path = copy.deepcopy(whole), tmp_path / "r.json"
+    story = only(data).pop("story")
+    path.write_text(json.dumps(data))
+    found = next(iter(read_result(path).to_data()["runs"].values()))
+    assert found["story"] == story
+
+
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", "[" * 3000])
 def test_non_finite_numbers_in_results_are_refused(text: str, whole: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "r.json"

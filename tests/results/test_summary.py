@@ -33,7 +33,7 @@ from mismatchctl.results.model import Answer, Finding, Result, RivalCause, Value
 from mismatchctl.results.reader import read_result
 from mismatchctl.results.summary import classify_k3, get_summary, run_status, summarize_run, summarize_runs
 from tests.factories.results import make_result
-from tests.paths import FIXTURES, SAMPLE_DATA
+from tests.paths import SAMPLE_DATA
 
 MOE = str(SAMPLE_DATA / "moe")
 
@@ -316,10 +316,3 @@ WRITERS: dict[str, Callable[[Document], str]] = {
     "Markdown": render_markdown,
     "page": render_html,
 }
-
-
-def test_older_results_get_a_summary_when_read() -> None:
-    path = FIXTURES / "earlier_versions" / "result_1.json"
-    assert '"story":' not in path.read_text()
-    for run in read_result(path).runs.values():
-        assert run.story is not None and run.story == summarize_run(run)
