@@ -253,7 +253,7 @@ def main() -> None:
         "Each fault and severity has",
         f"{seeds} dump per vocabulary, and healthy data have {HEALTHY_SEEDS * seeds}. Tokens are really sampled, and "
         "one fault is planted. The seeds",
-        f"start at {FIRST_SEED}. Other seeds were used to develop the tests.",
+        f"start at {FIRST_SEED}. Other seeds were used to develop the tests of `diagnose`.",
         "",
         *fault_table(rows),
         "",

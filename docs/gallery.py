@@ -1,6 +1,6 @@
 """Draw the figures of docs/guides/reports.md from sample_data (`make gallery`).
 
-A command of mismatchctl writes each of these figures, and the page names the command.
+The page names the command that writes each figure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ font-size: {char_height}px; line-height: {line_height}px }}</style>
 <g transform="translate({terminal_x}, {terminal_y})">{backgrounds}<g class="{unique_id}-matrix">{matrix}</g></g>
 </svg>
 """
-"""A picture of a terminal that asks no network for a font."""
+"""A picture of a terminal that loads no font from a network."""
 
 
 FIGURES = ROOT / "docs/guides/gallery"
@@ -62,7 +62,7 @@ MARK = "<!-- Below this line, `make gallery` (docs/gallery.py) writes the page f
 
 @dataclass(frozen=True)
 class Shown:
-    """Figures of one command, and the question that they answer."""
+    """The figures of one command, with a title and a question."""
 
     title: str
     why: str
@@ -73,13 +73,13 @@ class Shown:
 
 @cache
 def of_moe() -> Result:
-    """The run with experts, under three corrections."""
+    """Analyze the run `moe` with three corrections."""
     return analyze([MOE], corrections=[find_preset(name) for name in CORRECTIONS])
 
 
 @cache
 def swept() -> dict[str, Figure]:
-    """Token weights and geometric rejection, over both thresholds."""
+    """Sweep the thresholds of token weights and of geometric rejection."""
     both = Correction.model_validate(
         {"name": "tis-geo", "weight": {"level": "token", "truncate": 2.0},
          "gates": [{"level": "geometric", "keep": [0.5, 2.0]}]}
@@ -93,7 +93,7 @@ def swept() -> dict[str, Figure]:
 
 @cache
 def compared() -> dict[str, Figure]:
-    """Both runs."""
+    """Compare the two runs."""
     return figures_of_page(compare_page.document(compare([DENSE, MOE])))
 
 

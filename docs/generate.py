@@ -1,4 +1,4 @@
-"""Writes the contract, the metric reference and the Result's schema from the code; a test holds the files to it."""
+"""Write the reference pages and the JSON Schemas from the code. A test checks that the files are up to date."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -
 
 
 def contract() -> str:
-    """The dump contract as Markdown."""
+    """Return the page on the dump format."""
     names: dict[str, list[str]] = {}
     for alias, canonical in column_aliases().items():
         names.setdefault(canonical, []).append(f"`{alias}`")
@@ -68,43 +68,47 @@ def contract() -> str:
         [
             "# Dump format",
             NOTICE,
-            "Parquet, one row per sequence (lists per token), or one row per token (the same names as scalars, plus",
-            "`sequence_id` and `position`). Any other scalar column can be named with `--by`, if it has "
-            f"{MOST_VALUES:,} values at most.",
+            "This page lists the columns that a dump can have. A dump has one row per sequence, with lists of",
+            "values per token, or one row per token, with single values. If it has one row per token, the columns",
+            "`sequence_id` and `position` are required.",
+            f"You can add your own column with at most {MOST_VALUES:,} different values, and use it with `--by`.",
             "",
-            "| column | required | holds | unit | meaning | also known as |",
+            "| column | required | values | unit | meaning | also known as |",
             "|---|---|---|---|---|---|",
             *rows,
             "",
-            "- Lists may be list, large_list or fixed_size_list; floats of 16, 32 or 64 bits; masks boolean, integer",
-            "  or float.",
-            "- Rows may be padded on either side: the mask says what is valid. Masked positions may hold anything.",
-            "- On valid tokens log-probs are finite and not above zero by more than "
+            "- The Arrow type of a list can be list, large_list or fixed_size_list. Floats can have 16, 32 or 64",
+            "  bits. A mask can be boolean, integer or float.",
+            "- Rows may be padded on either side, because the mask marks the valid tokens. Masked positions may",
+            "  have any value, including NaN.",
+            "- The log-probs of valid tokens must be finite, and must not exceed 0 by more than "
             f"{POSITIVE_TOLERANCE:g} (rounding).",
-            "- Each path argument is a run unless a `run` column says otherwise; rows of one step form a group;",
-            "  sequences of one prompt form a cluster. Ids are compared within a run only.",
-            "- An optional column without a value in any row of a file counts as absent there.",
-            "- Files, folders (recursive, natural order), globs and Hive folders (`step=12/`) can be named.",
+            "- Each path that you pass is a run, unless the dump has a `run` column. Rows of one step form a group,",
+            "  and sequences of one prompt form a cluster. Ids are only compared within a run.",
+            "- If an optional column of a file is empty in all rows, mismatchctl treats the column as absent.",
+            "- You can pass files, folders (read recursively, in natural order), globs and Hive folders (`step=12/`).",
             "",
         ]
     )
 
 
 def metrics() -> str:
-    """The metric reference as Markdown."""
+    """Return the page on metrics."""
     example = Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),))
     return "\n".join(
         [
             "# Metrics",
             NOTICE,
-            "x is the log ratio of a token: train minus rollout log-prob, in nats. Keys are stable. Means have",
-            "a standard error clustered by prompt (by sequence without prompt ids) and a 95% interval.",
-            "`heavy_tail` means that few clusters or rare weights dominate, so that the interval covers less,",
-            "and `covers` gives its coverage ([methods](../methods/gate.md#intervals)). An undefined value is",
-            "null, and its status gives the reason.",
+            "This page defines every metric. x is the log ratio of a token: train minus rollout log-prob, in nats.",
+            "The key of a metric never changes. Means have a 95% interval and a standard error that is clustered by",
+            "prompt, or by sequence if there are no prompt ids. The status `heavy_tail` means that few clusters or",
+            "rare weights dominate the value. The field `covers` then contains the real coverage of the interval",
+            "([methods](../methods/gate.md#intervals)). An undefined value is null, and its status contains the",
+            "reason.",
             "",
-            "The last column lists the frameworks' names of exactly this number, and after *unlike it* names of",
-            "similar numbers with the difference. `mismatchctl metrics NAME` looks up a name.",
+            "The last column lists the names under which frameworks log the metric. The names after *unlike it*",
+            "belong to similar metrics, and the difference follows the name. `mismatchctl metrics NAME` explains a",
+            "logged name.",
             "",
             "## Mismatch",
             *_table(MISMATCH_METRICS),
@@ -118,16 +122,17 @@ def metrics() -> str:
                 )
             ),
             "## Corrections",
-            "The rows of gates are those of one gate, a veto. Others are named `gate1_...` and so on.",
+            "The table shows a correction with one gate, a veto. The metrics of a second gate begin with `gate1_`.",
             "",
             *_table(correction_metrics(example)),
             "",
             "## Accuracy",
-            "Compared with 50 digits over log ratios of 1e-12 to 1e2 (`tests/measure/test_accuracy.py`), in",
-            f"float64. A value is within the relative error below, or within {ABSOLUTE_TOLERANCE:g}. Counts are",
-            "exact. k-hat, z and the worst share are fits and tests, and their error follows from their sums.",
+            "`tests/measure/test_accuracy.py` compares float64 values with values of 50 digits, for log",
+            "ratios of 1e-12 to 1e2. The error of a value is at most the relative error in the table, or at most",
+            f"{ABSOLUTE_TOLERANCE:g}. Counts are exact. The table does not contain k-hat, z and the worst share,",
+            "because they are computed from other metrics.",
             "",
-            "| relative error, at most | metrics |",
+            "| largest relative error | metrics |",
             "|---|---|",
             *(
                 f"| {bound:g} | {', '.join(f'`{key}`' for key, own in RELATIVE_TOLERANCES.items() if own == bound)} |"
@@ -139,7 +144,7 @@ def metrics() -> str:
 
 
 def _pair_table(pair: Pair) -> list[str]:
-    """The metrics of a pair: each is a metric of the mismatch with other policies, except those of its split."""
+    """Return the metrics of a pair of policies: a list of the metrics of the mismatch, and a table of the others."""
     ending = f"{pair.reference} for rollout)"
     same = [metric for metric in pair_metrics(pair) if metric.definition.endswith(ending) and not _names(metric)]
     names = ", ".join(f"`{metric.key}`" for metric in same)
@@ -180,28 +185,29 @@ def _table(found: Iterable[Metric]) -> list[str]:
 
 
 def _names(metric: Metric) -> str:
-    """The names that frameworks have for it; after unlike it, those that are another number, and in what."""
+    """Return the frameworks' names of a metric, then the names of similar metrics after "unlike it"."""
     lines = describe_names(metric)
     return "<br>".join([*lines.get("known as", []), *(f"unlike it: {line}" for line in lines.get("unlike it", []))])
 
 
 def _cell(text: str) -> str:
-    """A vertical bar, as in |x|, must not end the cell."""
+    """Escape vertical bars, which would end the cell."""
     return text.replace("|", "\\|")
 
 
 def presets() -> str:
-    """What each preset does, costs and assumes, as Markdown."""
+    """Return the page on presets and correction files."""
     every = list_traits(all_presets())
     rows = ["| " + " | ".join(_cell(str(value)) for value in row.values()) + " |" for row in every]
     return "\n".join(
         [
             "# Presets and correction files",
             NOTICE,
-            "A preset is a correction with a name. `mismatchctl presets --table` prints the table below, and",
-            "`presets show NAME` prints a preset as YAML. There are three policies: *rollout* sampled the tokens,",
-            "*train* is the trainer's recomputation, and *current* is the policy that is being updated. In bypass mode",
-            "there is no recomputation, so PPO's ratio or the importance weight compares the current policy with the",
+            "A preset is a correction with a name. This page lists all presets and the fields of a correction file.",
+            "`mismatchctl presets --table` prints the same table, and `presets show NAME` prints a preset as YAML.",
+            "The table distinguishes three policies: *rollout* sampled the tokens, *train* is the trainer's",
+            "recomputation, and *current* is the policy that is being updated. In bypass mode, the trainer does not",
+            "recompute log-probs, so PPO's ratio or the importance weight compares the current policy with the",
             "rollout policy.",
             "",
             "| " + " | ".join(TRAIT_TITLES.values()) + " |",
@@ -214,23 +220,17 @@ def presets() -> str:
 
 
 def causes() -> str:
-    """Return every cause as Markdown."""
-    every = {cause.id: cause for cause in CAUSES}
-    return "\n".join(
-        [
-            "# Causes",
-            NOTICE,
-            "`mismatchctl diagnose` distinguishes these causes. Their error rates: [accuracy](../methods/accuracy.md).",
-            "",
-            "| cause | how it shows | what to do |",
-            "|---|---|---|",
-            *(
-                f"| `{key}`<br>{_cell(c.title)} | {_cell(c.shows)} | {_cell(c.advice)} |"
-                for key, c in sorted(every.items())
-            ),
-            "",
-        ]
+    """Return the guide on causes with a new table of all causes."""
+    text, mark, _ = (
+        (Path(__file__).parent / "guides/causes.md")
+        .read_text(encoding="utf-8")
+        .partition("<!-- docs/generate.py writes the table below. -->\n")
     )
+    every = {cause.id: cause for cause in CAUSES}
+    rows = [
+        f"| `{key}`<br>{_cell(c.title)} | {_cell(c.shows)} | {_cell(c.advice)} |" for key, c in sorted(every.items())
+    ]
+    return "\n".join([text + mark, "| cause | how it shows | what to do |", "|---|---|---|", *rows, ""])
 
 
 def _correction_files() -> list[str]:
@@ -262,7 +262,7 @@ def _correction_files() -> list[str]:
 
 
 def _values(field: dict[str, Any]) -> str:
-    """The values that a field of a JSON Schema accepts, in a few words."""
+    """Describe the values that a field of a JSON Schema accepts."""
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if "$ref" in field:
@@ -276,12 +276,12 @@ def _values(field: dict[str, Any]) -> str:
 
 
 def importers() -> str:
-    """The page about files of frameworks, what each layout declares written anew between its marks."""
+    """Return the page on framework files, with a new table for each layout between its marks."""
     text = (Path(__file__).parent / "reference/framework-files.md").read_text(encoding="utf-8")
     for layout in all_layouts().values():
         before, begin, rest = text.partition(f"<!-- {layout.framework}, from its layout -->\n")
         if not begin:
-            raise ValueError(f"docs/reference/framework-files.md says nothing of {layout.framework}")
+            raise ValueError(f"docs/reference/framework-files.md has no mark for {layout.framework}")
         _, end, after = rest.partition("<!-- end -->\n")
         text = before + begin + _layout(layout) + end + after
     return text
@@ -298,7 +298,7 @@ def _layout(layout: FileLayout) -> str:
         for column, name in layout.columns.items()
     ]
     marks = ", ".join(map(str, layout.missing))
-    missing = [f"- A missing log-prob is written as {marks}. Its token is masked and counted."]
+    missing = [f"- The framework writes a missing log-prob as {marks}. mismatchctl masks the token and counts it."]
     return "\n".join(
         [
             "",
@@ -306,9 +306,13 @@ def _layout(layout: FileLayout) -> str:
             f"- Rows: {axis}, {padding}.",
             f"- Mask: {layout.mask}.",
             *(missing if layout.missing else []),
-            *(["- Copies in the files of other ranks are read once."] if layout.duplicates else []),
+            *(
+                ["- If the files of several ranks have the same row, the row is read once."]
+                if layout.duplicates
+                else []
+            ),
             "",
-            "| column | read from | entry t is about |",
+            "| column | read from | entry t belongs to |",
             "|---|---|---|",
             *columns,
             "",
@@ -322,13 +326,14 @@ def _about(layout: FileLayout, column: str) -> str:
 
 
 def cli() -> str:
-    """Every verb with its arguments and options, as --help has them."""
+    """Return the page on commands, with the arguments and options of `--help`."""
     head = [
         "# Commands",
         NOTICE,
-        "`mismatchctl COMMAND -h` prints the options. [Python](python.md) has the same functions. Options can also be",
-        "set in `[tool.mismatchctl]` of `pyproject.toml`, in `mismatchctl.toml`, or in environment variables",
-        "(`MISMATCHCTL_*`). The command line has priority. `mismatchctl doctor` lists the settings and their origin.",
+        "This page lists the options of each command, as `mismatchctl COMMAND -h` does. [Python](python.md) has the",
+        "same functions. You can also set options in `[tool.mismatchctl]` of `pyproject.toml`, in",
+        "`mismatchctl.toml`, or in environment variables (`MISMATCHCTL_*`). An option on the command line has",
+        "priority. `mismatchctl doctor` lists the settings and their origin.",
         "",
     ]
     return "\n".join([*head, *_commands(get_command(app), "mismatchctl")])
@@ -380,12 +385,12 @@ def comparison() -> str:
 
 
 def diagnosis() -> str:
-    """The JSON Schema of what `diagnose` writes."""
+    """The JSON Schema of a diagnosis."""
     return json.dumps(diagnosis_schema(), indent=1) + "\n"
 
 
 def python_reference() -> str:
-    """Every public name of the Python API with its signature, as Markdown."""
+    """Return the page on the Python API, with the signature of each public name."""
     functions = [name for name in mm.__all__ if not inspect.isclass(getattr(mm, name))]
     classes = [name for name in mm.__all__ if name not in functions]
     lines = [
@@ -406,7 +411,7 @@ def python_reference() -> str:
 
 
 def _aliases() -> dict[str, str]:
-    """The types that signatures name, each with the sentence below it."""
+    """Return the type aliases that signatures use, each with its docstring."""
     tree = ast.parse(inspect.getsource(inputs)).body
     pairs = itertools.pairwise(tree)
     return {
@@ -418,7 +423,7 @@ def _aliases() -> dict[str, str]:
 
 
 def _type(text: str) -> str:
-    """A type as it reads best: alternatives with bars, and quotes only around literals."""
+    """Format a type: bars between alternatives, and quotes only around literals."""
     text = text if "Literal" in text else re.sub(r"[\"']", "", text)
     match = re.fullmatch(r"Union\[(.*)\]", text)
     return " | ".join(re.split(r", (?![^\[]*\])", match[1])) if match else text
@@ -441,7 +446,7 @@ def _class(name: str, kind: type) -> list[str]:
 
 
 def _callable(name: str, function: Any, level: int) -> list[str]:
-    """Signature, text, and a table of the parameters."""
+    """Return the signature, the text and a table of the parameters."""
     found = inspect.signature(function)
     given = [one for one in found.parameters.values() if one.name != "self"]
     text, sections = _docstring(function)
@@ -471,7 +476,7 @@ def _callable(name: str, function: Any, level: int) -> list[str]:
 
 
 def _parameters(given: list[inspect.Parameter]) -> Iterator[str]:
-    """Each parameter with its type and default, and the star before those that are named."""
+    """Return each parameter with its type and default, and a star before the keyword-only parameters."""
     starred = False
     for one in given:
         if one.kind is one.VAR_POSITIONAL:
@@ -485,7 +490,7 @@ def _parameters(given: list[inspect.Parameter]) -> Iterator[str]:
 
 
 def _docstring(function: Any) -> tuple[str, dict[str, list[tuple[str, str]]]]:
-    """The text of a Google-style docstring, and its sections as (name, text)."""
+    """Return the text of a Google-style docstring, and its sections as (name, text)."""
     head, *rest = re.split(r"^(Args|Returns|Raises):\n", inspect.getdoc(function) or "", flags=re.MULTILINE)
     sections: dict[str, list[tuple[str, str]]] = {}
     for title, block in zip(rest[::2], rest[1::2], strict=True):
@@ -532,7 +537,7 @@ def errors() -> str:
 
 @contextlib.contextmanager
 def workplace(files: dict[str, str]) -> Iterator[None]:
-    """Work in a temporary folder with these files."""
+    """Change to a temporary folder that contains the files."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -583,7 +588,7 @@ DOCUMENTS = {
     "reference/dump-format.md": contract,
     "reference/metrics.md": metrics,
     "reference/presets.md": presets,
-    "reference/causes.md": causes,
+    "guides/causes.md": causes,
     "reference/errors.md": errors,
     "reference/commands.md": cli,
     "reference/python.md": python_reference,

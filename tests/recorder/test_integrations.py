@@ -39,12 +39,12 @@ FRAMEWORKS = {
     "open-instruct", "ms-swift",
 }  # fmt: skip
 OUTLINE = (
-    "The place to call it",
+    "Where to put the snippet",
     "Snippet",
     "Tensors",
     "Mask",
     "Other columns",
-    "Check it",
+    "Check the dump",
     "Known traps",
 )
 MOST_LINES, WIDEST = 11, 120

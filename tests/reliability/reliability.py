@@ -1,8 +1,8 @@
 """Run the long form of the fuzz cases, the kills and the faults, and write docs/methods/reliability.md.
 
 `python -m tests.reliability.reliability --cases 20000 --kills 1000 --write docs/methods/reliability.md` runs all.
-Results are kept as lines of JSON in a folder (`--log`), and the next run continues from there. Rows of an existing
-document for which the log has no results stay as they are, so that one harness can be run again by itself.
+Results are lines of JSON in a folder (`--log`), and the next run appends to them. If the log has no results for a
+row of the table, the row of the existing page stays.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ import pyarrow
 from tests.paths import ROOT
 
 LIMITS = """
-- pyarrow decodes Parquet and Arrow in this process, so a forged file could crash the process. Fuzzing found one such
-  crash: a footer that contradicts its schema. mismatchctl therefore parses the footer itself before pyarrow reads it.
-  Read an untrusted dump in a separate process, because this process may crash.
+- pyarrow decodes Parquet and Arrow in this process, so a forged file could crash the process. Fuzzing found one
+  crash, by a footer that contradicts its schema. mismatchctl therefore parses the footer itself before pyarrow reads
+  it. Read an untrusted dump in a process of its own, which may crash.
 - The full test suite runs on Python 3.11 only. The other Python versions in the table passed a part of the suite.
   Older versions of torch are not tested.
-- A framework file above 64 MB is read through a memory map. If another process truncates this file during the
-  reading, mismatchctl crashes.
-- pyarrow 26 cannot read some lists of flags in small version 2 pages, which pyarrow wrote itself. mismatchctl refuses
-  a file with such lists.
-- A file of 36 KB with 2 million sequences of one row occupies `compare` for 50 s. A file of 109 KB with 20 million
-  empty rows occupies `analyze` for 45 s.
-- If SIGKILL arrives while a command renames several outputs, some outputs can be new and others old. Each output
-  is complete.
+- A framework file above 64 MB is read through a memory map. If another process truncates the file while mismatchctl
+  reads it, mismatchctl crashes.
+- pyarrow 26 cannot read some lists of booleans in small version 2 pages that pyarrow itself wrote. mismatchctl
+  refuses a file with such lists.
+- A file of 36 KB with 2 million sequences of one row keeps `compare` busy for 50 s. A file of 109 KB with 20 million
+  empty rows keeps `analyze` busy for 45 s.
+- If SIGKILL arrives while a command renames several outputs, some outputs can be new and others old. Each output is
+  complete.
 """
 
 
 def logged(folder: Path, name: str) -> list[dict[str, Any]]:
-    """What one of the harnesses has found so far."""
+    """Return the results of a harness so far."""
     path = folder / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def extend(folder: Path, name: str, script: str, *words: str) -> None:
-    """Run a harness and keep what it finds."""
+    """Run a harness and append its results to the log."""
     with open(folder / f"{name}.jsonl", "a") as file:
         subprocess.run(
             [sys.executable, "-W", "default::RuntimeWarning", "-m", f"tests.reliability.{script}", *words],
@@ -59,7 +59,7 @@ def extend(folder: Path, name: str, script: str, *words: str) -> None:
 
 
 def brief(words: str) -> str:
-    """The end of what is wrong, in one line."""
+    """Return the end of an error message, in one line."""
     return " ".join(words.split())[-200:]
 
 
@@ -142,25 +142,27 @@ def document(folder: Path, earlier: str = "") -> str:
         "# Reliability",
         "<!-- Written by tests/reliability/reliability.py; run it again instead of editing. -->",
         "",
-        "For every input, mismatchctl must end with an answer, or with one error message and exit code 2, 3 or 4. The",
-        "process must not print a traceback, run longer than 30 s, use more than 2 GB for a file of a few kilobytes,",
-        "or leave a partial output file. The tests in the table check these rules. Each try has its own random seed,",
-        "and a broken rule counts as a failure. The exceptions that we know are listed under [Limits](#limits).",
+        "This page shows how mismatchctl behaves on damaged files, when it is killed, and with other versions of its",
+        "dependencies. For every input, mismatchctl must end with an answer, or with one error message and exit code",
+        "2, 3 or 4. The process must not print a traceback, run longer than 30 s, use more than 2 GB for a file of a",
+        "few kilobytes, or leave a partial output file. The tests in the table check these rules. Each try has its own",
+        "random seed, and a broken rule counts as a failure. [Limits](#limits) lists the known exceptions.",
         "",
         f"The tries ran on Python {platform.python_version()} with pyarrow {pyarrow.__version__}, on several commits.",
-        "After a fix, the seeds that had failed were run again. `make reliability` repeats all tries.",
+        "After each repair, the seeds that had failed were run again. `make reliability` repeats all tries.",
         "",
         "| test | tries | failures |",
         "|---|---|---|",
         *rows,
         "",
-        "After a kill, each output file is either complete and new, or the earlier file. The outputs of one command",
-        "appear together, except after SIGKILL. No temporary file remains after the next run of the command.",
+        "If a command is killed, each of its output files is either new and complete, or still the earlier file.",
+        "Except after SIGKILL, all outputs of one command appear together. The next run of the command removes",
+        "temporary files.",
         "",
         "## Versions",
         "",
         "`make versions` runs a part of the tests with other versions of Python and with the oldest supported version",
-        "of each dependency. Tests that need torch are not included.",
+        "of each dependency. These runs do not include the tests that need torch.",
         "",
         *(versions(found) if found else [table[0] if table else "Not run."]),
         "",
