@@ -104,12 +104,14 @@ const drawMark = (mark, spec, place, size) => {
   }
   const shown = rows.filter((row) => row.x !== null && row.y !== null);
   const dy = mark.shift ?? 0;
+  const listed = mark.hollow && mark.labels.length; // small points, named in a tooltip only
+  const small = mark.color === -1 || listed;
   const bar = { stroke, strokeOpacity: 0.5, strokeWidth: 1.6, dy };
   const bars = shown.filter((row) => finite(row.low) && finite(row.high) && row.high > row.low);
   return [
     mark.across ? Plot.link(bars, { x1: "low", x2: "high", y1: "y", y2: "y", ...bar }) : Plot.ruleX(bars, { x: "x", y1: "low", y2: "high", ...bar }),
-    Plot.dot(shown, { x: "x", y: "y", r: mark.color === -1 ? 2.5 : 4.5, fill: mark.hollow ? "var(--surface)" : stroke, stroke, strokeWidth: 1.4, dy, title, tip: true }),
-    Plot.text(shown.filter((row) => row.label), { x: "x", y: "y", text: "label", dx: 8, textAnchor: "start", className: "point-label", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 3 }),
+    Plot.dot(shown, { x: "x", y: "y", r: small ? 2.5 : 4.5, fill: mark.hollow ? "var(--surface)" : stroke, stroke, strokeWidth: 1.4, dy, title, tip: true }),
+    Plot.text(listed ? [] : shown.filter((row) => row.label), { x: "x", y: "y", text: "label", dx: 8, textAnchor: "start", className: "point-label", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 3 }),
   ];
 };
 const drawRules = (spec, [x, y], marks) => {
@@ -163,7 +165,7 @@ const placeLabels = (svg) => {
   if (!svg.querySelector(".point-label")) return;
   const frame = svg.getBoundingClientRect();
   const taken = all("text.rule-label, .rule-label text, [data-mark$='tick label'] text", svg).map((text) => text.getBoundingClientRect());
-  for (const text of all(".point-label text", svg)) {
+  for (const text of all(".point-label text", svg).reverse()) {
     const free = [[0, 0, "start"], [-16, 0, "end"], [-8, -13, "middle"], [-8, 13, "middle"]].some(([x, y, anchor]) => {
       text.setAttribute("x", x);
       text.setAttribute("y", y);

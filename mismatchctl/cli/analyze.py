@@ -103,7 +103,7 @@ def analyze(
     from mismatchctl.api.analyze.log_files import read_run_log
     from mismatchctl.api.scan import NO_MICRO_BATCHES
     from mismatchctl.frameworks.adapter import ReplayOptions
-    from mismatchctl.frameworks.registry import default_corrections
+    from mismatchctl.frameworks.registry import default_corrections, load_presets
     from mismatchctl.report.pages.analyze import analyze_screen, document
     from mismatchctl.results.reader import read_result
     from mismatchctl.results.summary import data_notes
@@ -118,6 +118,7 @@ def analyze(
                 framework=_replayed_framework(framework, config or []) if framework else None,
                 micro_batch_size=micro_batch_size, replay=ReplayOptions(micro_batch_size), log=log, device=device,
                 losses=loss or [], baseline=accepted,
+                presets=[preset.correction for preset in load_presets().values()] if outputs.html else (),
             )  # fmt: skip
         if advise:
             from mismatchctl.api.advise.advice import set_advice_answers

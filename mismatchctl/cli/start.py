@@ -54,13 +54,15 @@ def demo(
     report, saved = folder / "report.html", folder / "result.json"
     out.check_output_paths(report, saved, force=force)
     from mismatchctl.api.analyze.analyze import analyze
-    from mismatchctl.frameworks.registry import default_corrections
+    from mismatchctl.frameworks.registry import default_corrections, load_presets
     from mismatchctl.io.files import find_packaged_folder
     from mismatchctl.report.pages.analyze import analyze_screen, document
 
     samples = find_packaged_folder(SAMPLE_FOLDER)
     with write_together(quiet), out.progress_bar(quiet) as progress:
-        result = analyze([str(samples / run) for run in RUNS], default_corrections(), progress=progress)
+        presets = [preset.correction for preset in load_presets().values()]
+        runs = [str(samples / run) for run in RUNS]
+        result = analyze(runs, default_corrections(), progress=progress, presets=presets)
         write_files(out.render_page_files(lambda: document(result), report))
         write_files([(saved, result.to_json().encode())])
     if open_:

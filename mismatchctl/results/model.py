@@ -345,6 +345,18 @@ class FreshBatch(FiniteModel):
     status: str = "ok"
 
 
+class PresetPoint(FiniteModel):
+    """The share of tokens that a preset rejects, and K3 of the tokens that it keeps."""
+
+    rejected_tokens: float
+    k3_kept: float | None
+
+    @classmethod
+    def from_sums(cls, tokens: float, kept: float, kept_k3: float) -> PresetPoint:
+        rejected, k3 = (float(f"{share:.6g}") for share in (1 - kept / tokens, kept_k3 / kept if kept else math.nan))
+        return cls(rejected_tokens=rejected, k3_kept=k3)
+
+
 class SideShare(FiniteModel):
     """The rollout's share of the mismatch, with a 95% interval. The rest is the trainer's share."""
 
@@ -501,7 +513,7 @@ class RunResult(TextView, FiniteModel):
     contains the values of the run's own log (`--against`), `order` describes which series changed first, `lags` is the
     lag of K3 after each logged series, and `against` compares the log with `logged` by correction. `against_metrics`
     compares series of the log that correspond to a metric but are not in `logged`. `fresh_batches` has a prediction per
-    correction.
+    correction. `presets` has a point per preset, if a page was written.
     """
 
     overall: OverallMetrics
@@ -515,6 +527,7 @@ class RunResult(TextView, FiniteModel):
     clusters: Clusters
     content: RunContent | None = None
     fresh_batches: dict[str, FreshBatch] = Field(default_factory=dict)
+    presets: dict[str, PresetPoint] = Field(default_factory=dict)
     findings: list[Finding] = Field(default_factory=list)
     sides: Sides | None = None
     story: RunSummary | None = None

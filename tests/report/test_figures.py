@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.frameworks.registry import find_preset, load_presets
 from mismatchctl.report.figures.figure import (
     MAX_SCREEN_POINTS,
     Axis,
@@ -28,7 +29,7 @@ from mismatchctl.report.figures.figure import (
 )
 from mismatchctl.report.figures.files import figure_content
 from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
-from mismatchctl.report.figures.runs import k3_figure, run_figures
+from mismatchctl.report.figures.runs import corrections_figure, k3_figure, run_figures
 from mismatchctl.results.model import RunResult, Series
 from mismatchctl.results.summary import get_summary, summarize_run
 from tests.factories.results import HOSTILE, make_corrections, make_result
@@ -249,3 +250,36 @@ def test_rows_keep_apart_names_that_look_alike() -> None:
     figure = rows_figure("f", "t", "s", "", Axis("x"), {"one": names, "two": {}})
     assert figure is not None and rows_figure("f", "t", "s", "", Axis("x"), {"one": {}}) is None
     assert len(figure.marks) == 1 and len(set(figure.marks[0].y)) == 2
+
+
+def test_presets_and_their_pareto_front_are_drawn() -> None:
+    """Rejected shares and the remaining K3 are computed again from the file's columns."""
+    every = [preset.correction for preset in load_presets().values()]
+    run = analyze([str(SAMPLE_DATA / "moe")], [find_preset("geo_rs")], presets=every).runs["moe"]
+    assert "skyrl-icepop" in run.presets and "areal-m2po" not in run.presets  # needs the whole step
+    columns = ["train_log_probs", "rollout_log_probs", "response_mask"]
+    tables = [pq.read_table(file, columns=columns) for file in sorted((SAMPLE_DATA / "moe").glob("*.parquet"))]
+    responses = [
+        (np.array(train) - np.array(rollout))[np.array(mask, bool)]
+        for table in tables for train, rollout, mask in zip(*(table[key].to_pylist() for key in columns), strict=True)
+    ]  # fmt: skip
+    x = np.concatenate(responses)
+    k3, sizes = np.expm1(x) - x, [len(own) for own in responses]
+    sums = np.repeat([own.sum() for own in responses], sizes)
+    worst_k3 = np.repeat([(np.expm1(own) - own).max() for own in responses], sizes)
+    for name, kept in {
+        "token_tis": x == x, "skyrl-icepop": (np.exp(x) >= 0.5) & (np.exp(x) <= 5),
+        "trust-region-mask": worst_k3 <= 0.05, "skyrl-product-mask": np.abs(sums) <= math.log(2),
+    }.items():  # fmt: skip
+        point = run.presets[name]
+        assert point.rejected_tokens == pytest.approx(1 - kept.mean(), abs=1e-6), name
+        assert point.k3_kept == pytest.approx(k3[kept].mean(), rel=1e-5), name
+    figure = corrections_figure({"moe": run}, "corrections")
+    assert figure is not None
+    front, *others = figure.marks
+    shown = {(a, b) for mark in others for a, b in zip(mark.x, mark.y, strict=True)}
+    assert {(point.rejected_tokens, point.k3_kept) for point in run.presets.values() if point.k3_kept} <= shown
+    assert all(any(a <= x and b <= y for a, b in zip(front.x, front.y, strict=True)) for x, y in shown)
+    assert not any(
+        a <= x and b <= y and (a, b) != (x, y) for x, y in zip(front.x, front.y, strict=True) for a, b in shown
+    )

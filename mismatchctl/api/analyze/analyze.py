@@ -26,7 +26,7 @@ from mismatchctl.api.analyze.run_log import (
     require_shared_steps,
 )
 from mismatchctl.api.scan import DumpReading, UnitBatches, add_whole_step_warning, number_micro_batches
-from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.batch import Float64s, Segments, TokenBatch
 from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
 from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.corrections.model import Correction, parse_loss
@@ -36,12 +36,12 @@ from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import DEFAULT_REPLAY_OPTIONS, Dtype, Framework, ReplayOptions
-from mismatchctl.measure.cluster_table import cluster_hashes
+from mismatchctl.measure.cluster_table import cluster_hashes, merge_parts
 from mismatchctl.measure.kernels import Device, choose_kernel
 from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.measure.metrics.evaluation import Accumulator
-from mismatchctl.measure.reduction import MeasurePlan, Sums, reduce_batch, split_steps
-from mismatchctl.results.model import Result
+from mismatchctl.measure.reduction import MeasurePlan, Sums, correction_ratios, reduce_batch, split_runs, split_steps
+from mismatchctl.results.model import PresetPoint, Result
 from mismatchctl.results.summary import fit_run_growth, summarize_runs
 
 
@@ -77,6 +77,23 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
     )
 
 
+GateSums = dict[str, Float64s]
+"""Kept tokens and their sum of K3 of each preset [P, 2], by run."""
+
+
+def _measure_gates(batch: TokenBatch, run: str, presets: MeasurePlan) -> GateSums:
+    found: GateSums = {}
+    for name, part in split_runs(batch, run):
+        found[name] = np.zeros((len(presets.corrections), 2))
+        for _, block in part.blocks():
+            ratios = correction_ratios(block, presets)
+            k3 = ratios["train/rollout"].k3_sum
+            for sums, preset in zip(found[name], presets.corrections, strict=True):
+                columns, _ = presets.kernel.correction_columns(preset, ratios, k3, block)
+                sums += columns["kept"].sum(), columns["kept_k3"].sum()
+    return found
+
+
 @dataclass(frozen=True)
 class _AnalysisPart:
     causes: EvidenceCollector
@@ -84,15 +101,17 @@ class _AnalysisPart:
     turns: Sums
     parts: StepTables
     rows: tuple[bytes, ...]  # see `encode_rows`
+    gates: GateSums
 
     def __add__(self, other: _AnalysisPart) -> _AnalysisPart:
         sums, turns = self.sums + other.sums, self.turns + other.turns
         parts, rows = self.parts + other.parts, self.rows + other.rows
-        return _AnalysisPart(self.causes + other.causes, sums, turns, parts, rows)
+        gates = merge_parts(self.gates, other.gates)
+        return _AnalysisPart(self.causes + other.causes, sums, turns, parts, rows, gates)
 
     def moved(self, by: int) -> _AnalysisPart:
         sums, turns = self.sums.shift_files(by), self.turns.shift_files(by)
-        return _AnalysisPart(self.causes.moved(by), sums, turns, self.parts, self.rows)
+        return replace(self, causes=self.causes.moved(by), sums=sums, turns=turns)
 
 
 @dataclass(frozen=True)
@@ -102,10 +121,12 @@ class _AnalysisPass:
     causes: EvidenceCollector
     watches: bool
     replays: bool
+    presets: MeasurePlan
 
     def __call__(self, batches: UnitBatches, run: str) -> _AnalysisPart:
         causes, sums, turns, parts = self.causes.empty(), Sums(), Sums(), StepTables()
         rows: tuple[bytes, ...] = ()
+        gates: GateSums = {}
         for batch in batches.read(causes.watch) if self.watches else batches:
             reduced = reduce_batch(batch, run, self.plan)
             if self.plan.sequences:
@@ -113,9 +134,11 @@ class _AnalysisPass:
             sums = sums + replace(reduced, sequences=())
             if self.turns is not None:
                 turns = turns + reduce_batch(split_by_turn(batch), run, self.turns)
+            if self.presets.corrections:
+                gates = merge_parts(gates, _measure_gates(batch, run, self.presets))
             if self.replays:
                 parts += [((name, step), build_replay_table(part)) for name, (step, _), part in split_steps(batch, run)]
-        return _AnalysisPart(causes, sums, turns, parts, rows)
+        return _AnalysisPart(causes, sums, turns, parts, rows, gates)
 
 
 def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str]) -> Sequence[Correction]:
@@ -176,6 +199,9 @@ def analyze(
     # surrogate losses to measure every correction with, instead of its own (see `correction.losses`). Several losses
     # give one correction each, called `NAME [LOSS]`. A replayed framework has its own loss.
     losses: Sequence[str] = (),
+    # corrections of which only the rejected share and the remaining K3 are measured, for a figure. Those that need
+    # other columns or a whole step are left out.
+    presets: Sequence[Correction] = (),
 ) -> Result:
     """Measure the mismatch of a dump and the effect of each correction, in one pass."""
     replayed, corrections = corrections, _combine_with_losses(corrections, losses)
@@ -216,13 +242,22 @@ def analyze(
     kept: list[tuple[Any, str]] = [(accumulator, "sums"), *((logged, "parts") for logged in replays)]
     kept += [] if by_turn is None else [(by_turn, "turns")]
     causes = make_collector(dump, plan.by)
-    work = _AnalysisPass(plan, turns, causes.empty(), findings, framework is not None)
+    drawn = [
+        preset for preset in presets if all(gate.over != "batch" for gate in preset.gates)
+        and all(column in (*file.columns, *file.partition) for column in preset.needed_columns for file in dump.files)
+    ]  # fmt: skip
+    rules = {preset.gates: Correction(name=preset.name, gates=preset.gates) for preset in drawn}
+    gates: GateSums = {}
+    work = _AnalysisPass(
+        plan, turns, causes.empty(), findings, framework is not None, replace(plan, corrections=(*rules.values(),))
+    )
     with SequenceFile(sequences, plan) as rows:
         for done, may_grow in reading.parts(work, engine or LocalEngine(threads), progress, micro_batches):
             for groups, what in kept:
                 groups.add(getattr(done, what))
                 groups.close(may_grow)
             rows.write(done.rows)
+            gates = merge_parts(gates, done.gates)
             causes.add(done.causes)
         reading.require_tokens()
         for groups, _ in kept:
@@ -233,6 +268,11 @@ def analyze(
             files = [file.path for file in dump.files]
             run.findings, run.sides = causes.findings(name, files, growth)
             run.content = causes.content(name, files, run.findings)
+            points = dict(zip(rules, gates.get(name, ()), strict=False))
+            tokens = run.overall.metrics["tokens"].value or 0
+            run.presets = {
+                preset.name: PresetPoint.from_sums(tokens, *points[preset.gates].tolist()) for preset in drawn if tokens
+            }
         summarize_runs(result, baseline)
         if unnamed and micro_batches is None:
             add_whole_step_warning(result, corrections)

@@ -178,7 +178,7 @@ def _draw_dots(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) 
     face = SURFACE if mark.hollow else color
     axes.plot(x, y, "o", color=color, markerfacecolor=face, markersize=4, label=mark.name, transform=place)
     for across, up, text in zip(x, y, mark.labels, strict=False):
-        if text and np.isfinite((across, up)).all():
+        if text and not mark.hollow and np.isfinite((across, up)).all():
             axes.annotate(text, (across, up), (5, 4), textcoords="offset points", fontsize="x-small")
 
 

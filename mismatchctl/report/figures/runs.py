@@ -18,8 +18,8 @@ from mismatchctl.results.model import NOT_RECORDED, Groups, RunResult, Series, V
 from mismatchctl.results.summary import get_summary
 
 K3_AXIS = "K3 (nats/token)"
-MAX_CORRECTIONS, MAX_LOGGED = 12, 24
-"""Maximum corrections in one figure, and maximum figures of a run's log."""
+MAX_CORRECTIONS, MAX_LOGGED, MAX_PRESET_RUNS = 12, 24, 3
+"""Maximum corrections in one figure, figures of a run's log, and runs with presets in one figure."""
 
 
 @dataclass(frozen=True)
@@ -187,48 +187,93 @@ def log_figures(run: RunResult, prefix: str) -> Iterator[Figure]:
             yield Figure(f"{prefix}-{key}", escape_terminal(title), title, "", steps.axis, Axis(label), marks)
 
 
+REJECTED_AXIS = Axis(
+    "tokens rejected", "symlog", (0.0, 1.0), percent=True, linear_to=0.005,
+    ticks=tuple((share, f"{100 * share:g}%") for share in (0.0, 1.0, 0.1, 0.01, 0.5, 0.2, 0.05, 0.02, 0.005)),
+)  # fmt: skip
+"""Axis of rejected shares from 0 to 1. Small shares have more space."""
 FrontPoint = tuple[str, float | None, float | None]
 """A point on a sweep's Pareto front: name, rejected share of the tokens, K3 of the kept tokens."""
+_Point = tuple[float, float, str]
 
 
-def corrections_figure(
-    runs: Mapping[str, Mapping[str, Mapping[str, Value]]], name: str, front: Sequence[FrontPoint] = ()
-) -> Figure | None:
-    """Draw rejection against the remaining K3 per run and correction, or against the ESS without rejection."""
-    every = [values for corrections in runs.values() for values in corrections.values()]
+def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence[FrontPoint] = ()) -> Figure | None:
+    """Draw rejection against the remaining K3 per run and correction, or against the ESS without rejection.
+
+    For a few runs, also draw all presets that the Result has, and the Pareto front.
+    """
+    presets = {run: _preset_points(found) for run, found in runs.items()} if len(runs) <= MAX_PRESET_RUNS else {}
+    every = [values for found in runs.values() for values in found.overall.corrections.values()]
     rejects = any((values.get("rejected_tokens", NOT_RECORDED).value or 0) > 0 for values in every)
+    rejects |= any(x > 0 for points in presets.values() for x, _, _ in points)
     x_key, y_key = ("rejected_tokens", "k3_kept") if rejects else ("loss_scale", "ess_token")
     marks: list[Marks] = []
     known = sorted((x, y, shorten(text, fig.MAX_NAME)) for text, x, y in front if x is not None and y)
     if known and rejects:
-        points = [list(column) for column in zip(*known, strict=True)]
-        marks.append(
-            Marks("line", "Pareto front of the sweep", points[0], points[1], color=fig.MUTED, labels=points[2])
-        )
-    for place, (run, corrections) in enumerate(runs.items()):
+        marks.append(_point_marks("line", "Pareto front of the sweep", known, fig.MUTED))
+    for place, (run, result) in enumerate(runs.items()):
         found = [
             (shorten(key, fig.MAX_NAME), across.value, *fig.interval_of(up, log=rejects))
-            for key, values in corrections.items()
+            for key, values in result.overall.corrections.items()
             if (across := values.get(x_key, NOT_RECORDED)).value is not None
             and (up := values.get(y_key, NOT_RECORDED)).value is not None
             and (up.value > 0 or not rejects)
         ]
+        alone = len(runs) == 1
+        label, index, of = ("corrections", None, "") if alone else (shorten(run, 24), place, f", {shorten(run, 24)}")
+        if own := presets.get(run):
+            points = [*own, *((x, y, text) for text, x, y, *_ in found if x is not None and y is not None)]
+            best = _pareto_front(points)
+            color = fig.MUTED if alone else place
+            marks.append(replace(_point_marks("line", f"Pareto front{of}", best, color), dashed=True, run=index))
+            others = [point for point in own if point not in best or not alone]
+            marks.append(replace(_point_marks("dots", f"presets{of}", others, color), hollow=True, run=index))
+            if alone:
+                marks.append(_point_marks("dots", "", [point for point in own if point in best], color))
         if found:
             labels, x, y, low, high = (list(column) for column in zip(*found, strict=True))
-            label, index = (shorten(run, 24), place) if len(runs) > 1 else ("corrections", None)
             marks.append(Marks("dots", label, x, y, low, high, labels=labels, color=place, run=index))
     if sum(len(mark.y) for mark in marks) < 2:
         return None
     if rejects:
         title, subject = "Rejected data and remaining mismatch", "rejected tokens against the K3 of the kept tokens"
         caption = "Left: a correction rejects less. Lower points leave less mismatch in training."
-        axes = Axis("tokens rejected", percent=True), Axis("K3 of the kept tokens (nats/token)", "log")
+        crowded = any(presets.values())
+        if crowded:
+            caption += " The small points are the presets. No point is better than the Pareto front in both."
+        axis = REJECTED_AXIS if crowded else Axis("tokens rejected", percent=True)
+        axes = axis, Axis("K3 of the kept tokens (nats/token)", "log")
     else:
         title, subject = "Loss scale and effective sample size", "loss scale against the effective sample size"
         caption = "A loss scale of 1 is unbiased. Higher points use more of the data."
         axes = Axis("loss scale"), Axis("effective sample size", percent=True)
     rules = () if rejects else (ReferenceLine("x", 1.0, "", None, "limit"),)
     return Figure(name, title, subject, caption, *axes, tuple(marks), rules, "wide")
+
+
+def _point_marks(kind: fig.MarkKind, name: str, points: Sequence[_Point], color: int) -> Marks:
+    x, y, labels = (list(column) for column in zip(*points, strict=True)) if points else ([], [], [])
+    return Marks(kind, name, x, y, color=color, labels=labels)
+
+
+def _preset_points(run: RunResult) -> list[_Point]:
+    """Return the point of each preset. Presets at the same point share a name."""
+    names: dict[tuple[float, float], list[str]] = {}
+    for name, point in run.presets.items():
+        if point.k3_kept:
+            names.setdefault((point.rejected_tokens, point.k3_kept), []).append(name)
+    return [
+        (*point, ", ".join(own[:2]) + (f" +{len(own) - 2}" if len(own) > 2 else "")) for point, own in names.items()
+    ]
+
+
+def _pareto_front(points: Iterable[_Point]) -> list[_Point]:
+    """Return the points that no other point beats in rejection and K3."""
+    front: list[_Point] = []
+    for point in sorted(points):
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    return front
 
 
 def selection_figure(
@@ -256,7 +301,7 @@ def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> dict[str
 
     first = [k3_figure({"": run}, f"{prefix}-k3", bands=not brief)] if several else []
     drift = any(key.startswith("drift_") for key in groups.metrics)
-    tradeoff = [corrections_figure({"": corrections}, f"{prefix}-corrections")] if corrections else []
+    tradeoff = [corrections_figure({"": run}, f"{prefix}-corrections")] if corrections else []
     found: dict[str, Iterable[Figure | None]] = {
         "trends": [*first, *trends(CHARTS, prefix), *(log_figures(run, prefix) if several and not brief else ())],
         "distributions": [

@@ -398,7 +398,7 @@ class _PageBuilder:
         count = len(self.result.corrections)
         section = doc.Section("Corrections", "corrections", folded=True, opened=True)
         section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, fresh batch"
-        shown = {name: run.overall.corrections for name, run in list(self.runs.items())[:MAX_COLORED_RUNS]}
+        shown = dict(list(self.runs.items())[:MAX_COLORED_RUNS])
         section.lead = self._severity()
         tradeoff = doc.Figures(lambda: [charts.corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
         yield section.add(run_tables.comparison_of_corrections(self.result, self.registry), tradeoff)
