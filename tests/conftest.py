@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and options of all tests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ settings.load_profile("house")  # speed is shown by benchmarks: a busy machine f
 
 
 def module_marks(item: pytest.Item) -> list[pytest.Mark]:
-    """Return the marks of the test's file."""
     module = item.getparent(pytest.Module)
     return module.own_markers if module is not None else []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run modules that are slow as a whole first, so that no worker waits for one of them at the end."""
+    """Run slow modules first, so that no worker waits for one of them at the end."""
     items.sort(key=lambda item: not any(mark.name == "slow" for mark in module_marks(item)))
 
 
@@ -39,7 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     scope="session", params=["compiled", "torch on the CPU", pytest.param("torch on CUDA", marks=pytest.mark.gpu)]
 )
 def kernel(request: pytest.FixtureRequest) -> Kernel:
-    """Each kernel but the plain one, which they are held to."""
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
     if request.param == "compiled":
@@ -54,7 +52,6 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
 
 @pytest.fixture(scope="module")
 def row_groups_apart() -> Iterator[None]:
-    """Every row group is a unit of its own, however small."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("mismatchctl.data.catalog.UNIT_TOKENS", 0)
         yield
@@ -62,7 +59,6 @@ def row_groups_apart() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["parquet", "arrow", "stream"])
 def file_format(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The format in which tests of the dump reader write their files."""
     token = FORMAT.set(request.param)
     yield request.param
     FORMAT.reset(token)
@@ -70,7 +66,6 @@ def file_format(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One browser for all tests that look at pages."""
     if reason := reason_to_skip():
         pytest.skip(reason)
     yield from start_browser(tmp_path_factory.mktemp("profile"))

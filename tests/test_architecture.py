@@ -1,4 +1,4 @@
-"""Layout rules: layers, import circles, file sizes, unique names, and where heavy packages and parsers are used."""
+"""Rules of the layout: layers, import cycles, file sizes, unique names, heavy packages and parsers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LAYERS = (
     *("errors", "recorder", "io", "core", "corrections", "measure", "results", "stats"),
     *("frameworks", "data", "diagnosis", "api", "report", "cli"),
 )
-"""Each imports only from itself and from the ones before it."""
+"""Folders in order. Each imports only from itself and from the folders before it."""
 LOOSE = {"__init__", "__main__", "errors"}
 MAX_FILES = 258  # the design wants at most 230: new readers and causes came on top of the move
 MAX_LINES = 800
-"""Lines of a file."""
+"""Largest number of lines of a file."""
 
 FRAMEWORKS = sorted(path.parent.name for path in (PACKAGE / "frameworks").glob("*/presets.yaml"))
 
@@ -49,7 +49,6 @@ def parse(path: Path) -> ast.Module:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Module name -> file."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -58,7 +57,7 @@ def modules() -> dict[str, Path]:
 
 
 def imported(name: str) -> Iterator[str]:
-    """Modules of the package that a module imports: anywhere in it, for type checkers only, or by a string."""
+    """Return the package's modules that a module imports, also for type checkers or by a string."""
     path = modules()[name]
     loggers = {
         id(argument)
@@ -85,7 +84,6 @@ def imported(name: str) -> Iterator[str]:
 
 @cache
 def graph() -> dict[str, set[str]]:
-    """Module -> the modules of the package that it imports."""
     return {name: {other for other in imported(name) if other in modules()} - {name} for name in modules()}
 
 
@@ -107,7 +105,7 @@ def test_imports_follow_the_layers(name: str) -> None:
 
 
 def circles() -> list[list[str]]:
-    """Strongly connected components of more than one file (Tarjan)."""
+    """Return strongly connected components of more than one file (Tarjan)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -161,12 +159,11 @@ PARSERS = {
     "ast": {"literal_eval"},
     "pickle": {"load", "loads", "Unpickler"},
 }
-"""Functions that read text (or worse) as data."""
+"""Functions that parse text or execute data."""
 
 
 @cache
 def external(path: Path) -> list[str]:
-    """Return all modules that a file imports."""
     found = []
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
@@ -227,12 +224,11 @@ NAMED = re.compile(
     rf"(?<![a-z])({'|'.join(name.replace('_', '[-_ ]?') for name in FRAMEWORKS if name != 'roll')})(?![a-z])",
     re.IGNORECASE,
 )
-"""The name of a framework in any spelling, except the one that is an English word."""
+"""The name of a framework in any spelling, except `trl` in English words."""
 ROLL = re.compile(r"\bROLL\b|^roll$|['\"]roll['\"]")
 
 
 def neutral_files() -> list[Path]:
-    """Return the files of the package, and the templates, that belong to no framework."""
     files = [path for folder in (PACKAGE, ROOT / "reports_templates") for path in folder.rglob("*") if path.is_file()]
     files = [path for path in files if "__pycache__" not in path.parts]
     return [path for path in files if not {*FRAMEWORKS, "layer_reports"} & {*path.relative_to(ROOT).parts[2:3]}]
@@ -249,7 +245,6 @@ def constants(code: types.CodeType) -> Iterator[str]:
 
 
 def named_in(path: Path, text: str) -> list[str]:
-    """Return the lines and strings that name a framework."""
     said = text.splitlines() + ([*constants(compile(text, str(path), "exec"))] if path.suffix == ".py" else [])
     return [line for line in said if NAMED.search(line) or ROLL.search(line)]
 

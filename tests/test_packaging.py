@@ -1,4 +1,4 @@
-"""`pip install .` gives a tool that works anywhere: the wheel is built, installed in an empty environment, and run."""
+"""`pip install .` gives a working tool: the wheel is built, installed in an empty environment, and run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PIP = (sys.executable, "-m", "pip", "--python")
-"""The pip at hand installs into other environments: they need none of their own."""
+"""The current pip, which installs into other environments."""
 INSTALL = ("install", "--quiet", "--no-compile", "--disable-pip-version-check")
 
 

@@ -1,4 +1,4 @@
-"""A user's program: it calls every public function with its usual arguments, and mypy reads it in strict mode."""
+"""A user's program that calls every public function with its usual arguments. mypy checks it in strict mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ DUMPS, OTHER, CONFIG = "dumps/", Path("other"), "trainer.yaml"
 
 
 def main() -> None:
-    """Measure, sweep, compare, judge, diagnose, advise, lint."""
     result: mm.Result = mm.analyze(DUMPS)
     mm.analyze(DUMPS, OTHER, corrections=["token_tis", {"weight": {"truncate": 2.0}}], by="worker", threads=2)
     mm.analyze([DUMPS, OTHER], corrections="token_tis", columns={"train_log_probs": "old"}, on_bad="skip")
@@ -63,14 +62,12 @@ def main() -> None:
 
 
 def training_step(rollout: torch.Tensor, train: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Correct a loss with weights that are tensors, as the log-probs are."""
     weights, kept = mm.weights(rollout, train, mask, "token_tis", micro_batches=8)
     also = mm.keep(rollout, train, mask, {"gates": [{"level": "geometric", "keep": [0.9, 1.1]}]})
     return -(weights * kept * also * train).sum()
 
 
 def offline(rollout: NDArray[np.float32], train: NDArray[np.float32], mask: NDArray[np.bool_]) -> dict[str, float]:
-    """Compute the estimators on arrays."""
     weights, kept = mm.weights(rollout, train, mask)
     used: NDArray[np.float32] = weights[kept]
     rows, flags = mm.weights([[-1.0]], [[-1.1]])
@@ -82,7 +79,6 @@ def offline(rollout: NDArray[np.float32], train: NDArray[np.float32], mask: NDAr
 
 
 def errors() -> None:
-    """Catch what is wrong with a call or with data."""
     try:
         mm.analyze("nowhere")
     except (mm.ConfigError, mm.DataError) as error:

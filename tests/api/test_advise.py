@@ -1,4 +1,4 @@
-"""RunAdvice where the true gradient is known, where a bug is to be fixed first, and where nothing can be said."""
+"""Advice on policies whose true gradient is known, on dumps with a bug, and on dumps that allow no ranking."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def truth(case: str) -> dict[str, Any]:
 
 
 def true_errors(case: str) -> dict[str, float]:
-    """Error after the best scalar of an update of 512, of the corrections that keep half of the loss."""
+    """Compute the best-scaled error at 512 sequences of corrections that keep half of the loss."""
     (sample,) = read_samples([str(TRUTH / case)]).values()
     scales = {
         name: evaluate_candidate(parse_correction({"name": name, **own["correction"]}), sample)[0].loss_scale
@@ -75,7 +75,7 @@ def candidates(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_advised_correction_is_nearly_the_best(case: str, candidates: str) -> None:
-    """The true error of the advised correction, over that of the best of 25."""
+    """The error of the advised correction is compared with the error of the best of 25."""
     found = run(str(TRUTH / case), "-c", candidates)
     errors = true_errors(case)
     first = found["advice"][0]
@@ -88,7 +88,7 @@ def test_the_advised_correction_is_nearly_the_best(case: str, candidates: str) -
 
 @pytest.mark.slow
 def test_estimated_errors_rank_like_true_errors(candidates: str) -> None:
-    """Ranks of the estimates against ranks of the truth, where corrections differ: Spearman's rho."""
+    """The rank correlation is Spearman's rho, for mismatches in which corrections differ."""
     names = truth("int4")
     front = run(str(TRUTH / "int4"), "-c", candidates)["front"]
     shared = [name for name in front if name in names]
@@ -181,7 +181,7 @@ def test_the_first_screen_has_24_lines(case: str, framework: str) -> None:
 
 
 def vanishing(folder: Path, *, advantages: bool) -> Path:
-    """24 long responses whose sequence weights are 2e-3 and less."""
+    """Make 24 long responses whose sequence weights are at most 2e-3."""
     random, length = np.random.default_rng(0), 900
     train = -random.exponential(1.0, (24, length))
     ratio = random.normal(-0.02, 0.05, train.shape)
@@ -217,7 +217,7 @@ def test_outcomes_of_published_runs_are_listed(name: str, outcome: str, framewor
 
 
 def test_healthy_runs_get_the_documented_view_with_its_price() -> None:
-    """Documents recommend token weights by default. The price is the effective sample size of the dump."""
+    """Documents recommend token weights by default. The price is the effective sample size."""
     text = " ".join(command.run("advise", TRUTH / "bf16", "-c", "token_tis").stdout.split())
     (sample,) = read_samples([str(TRUTH / "bf16")]).values()
     weights = np.minimum(np.exp(sample.batch.train.astype(float) - sample.batch.rollout), 2)
@@ -230,7 +230,7 @@ def test_healthy_runs_get_the_documented_view_with_its_price() -> None:
 
 @pytest.mark.slow
 def test_growing_runs_are_not_ok() -> None:
-    """The advice holds for the mean of the dump, and K3 of its last steps is far above the first ones."""
+    """K3 of the last steps is far above the mean that the ranking uses."""
     dump = SAMPLE_DATA / "moe"
     text = " ".join(command.run("advise", dump).stdout.split())
     columns = ["rollout_log_probs", "train_log_probs", "response_mask"]
@@ -243,8 +243,6 @@ def test_growing_runs_are_not_ok() -> None:
 
 
 class TestLossScaleIsReported:
-    """Sequence weights that multiply the loss by nearly 0."""
-
     CONFIG = "rollout_is: sequence\nrollout_is_threshold: 2.0\n"
 
     def test_analyze_warns_about_the_loss_scale_of_requested_corrections(self, tmp_path: Path) -> None:
@@ -269,7 +267,7 @@ class TestLossScaleIsReported:
 
     @pytest.mark.parametrize("advantages", [True, False])
     def test_advise_warns_about_the_loss_scale_of_your_configuration(self, tmp_path: Path, advantages: bool) -> None:
-        """Also if the dump does not allow a ranking."""
+        """The warning also appears if the dump does not allow a ranking."""
         dump, config = vanishing(tmp_path, advantages=advantages), tmp_path / "verl.yaml"
         config.write_text(self.CONFIG)
         text = command.run("advise", dump, "--config", config, "--batch", "24", COLUMNS="80").stdout
@@ -289,7 +287,6 @@ def test_advice_for_a_framework_uses_its_options() -> None:
 
 
 def drawn(seed: int, spread: float) -> RunSample:
-    """Responses whose log ratios are small, and now and then large."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 40, 24)
     train = -random.exponential(1.0, lengths.sum())
@@ -374,7 +371,7 @@ def without(case: str, folder: Path, *columns: str) -> str:
 
 @pytest.mark.slow
 def test_missing_token_ids_are_replaced_by_probabilities(tmp_path: Path, candidates: str) -> None:
-    """The notes call this less reliable."""
+    """The notes state that the ranking is less reliable."""
     found = run(without("top_p_95", tmp_path, "token_ids"), "-c", candidates)
     errors = true_errors("top_p_95")
     assert found["basis"] == "probabilities"
@@ -421,7 +418,7 @@ def test_few_sequences_give_a_note_and_need_larger_differences(tmp_path: Path, c
 
 
 def test_longer_responses_than_tested_give_a_note() -> None:
-    """Each response is 20 responses in a row, 551 tokens on average."""
+    """Each response joins 20 responses, 551 tokens on average."""
     (sample,) = read_samples([str(TRUTH / "stale_8")]).values()
     short = rank_corrections(sample, [parse_correction({"name": "none"})], 512, Limits(), None)
     offsets = sample.batch.segments.offsets[::20]
@@ -452,7 +449,7 @@ def test_the_order_of_rows_does_not_change_the_advice(tmp_path: Path, candidates
 
 
 class TestEstimators:
-    """Against gradients that are drawn with a known mean and covariance."""
+    """Estimates of bias and variance for gradients with a known mean and covariance."""
 
     def test_bias_and_variance_are_estimated(self) -> None:
         random = np.random.default_rng(5)
@@ -477,7 +474,7 @@ class TestEstimators:
         assert choose_correction({name: products[name] for name in ("none", "same")}, 1.0).first == "none"
 
     def test_likely_large_gains_rank_before_certain_small_ones(self) -> None:
-        """Two of forty batches have most of the error. Without them it is a tenth, by 1.4 standard errors."""
+        """Two of forty batches have most of the error. Without them, it is a tenth, 1.4 standard errors lower."""
         random = np.random.default_rng(2)
         calm = random.normal(0, 1, (40, 20))
         rare = np.isin(np.arange(40), (7, 21))[:, None]
@@ -565,7 +562,7 @@ def test_normalized_weights_have_mean_one() -> None:
 
 
 class TestReference:
-    """The least biased correction that converges, on log ratios of a known spread per sequence."""
+    """The reference gradient uses the least biased correction that converges."""
 
     @pytest.mark.parametrize(
         ("spread", "drift", "name", "mean"),
@@ -608,11 +605,9 @@ class TestReference:
 
 
 class TestLossScale:
-    """A correction gains nothing by shrinking the gradient."""
-
     @staticmethod
     def products(seed: int = 3) -> tuple[np.ndarray, GradientReference]:
-        """Gradients of 60 batches with a mean of 1 in 20 dimensions, and the reference."""
+        """Make gradients of 60 batches in 20 dimensions with a mean of 1, and the products with the reference."""
         reference = 1 + np.random.default_rng(seed).normal(0, 1, (60, 20))
         return reference, GradientReference.of(reference)
 
@@ -682,14 +677,9 @@ class TestLossScale:
 
 
 class TestSurrogate:
-    """Scores of tokens that are sampled from the trainer's policy nearly average to 0, as those of a policy do."""
-
     @pytest.mark.parametrize(("symbols", "share"), [(12, 0.05), (400, 0.01)])
     def test_scores_have_mean_zero(self, symbols: int, share: float) -> None:
-        """A policy with one distribution per previous token. With 400 symbols, pairs are hashed.
-
-        The bound is a share of the squared mean of the scores at the sampled tokens alone.
-        """
+        """With 400 symbols, pairs of tokens are hashed. The bound is relative to the scores at sampled tokens."""
         random = np.random.default_rng(0)
         table = random.dirichlet(np.full(symbols, 0.3), symbols)
         ids, log_probs, last = np.empty(24_000, np.int64), np.empty(24_000), 0
@@ -707,8 +697,6 @@ class TestSurrogate:
 
 
 class TestNames:
-    """Every name that is printed can be passed to -c."""
-
     def test_candidates_can_be_passed_by_name(self) -> None:
         for correction in default_candidates():
             named = find_preset(correction.name)

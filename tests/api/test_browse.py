@@ -1,4 +1,4 @@
-"""The page of tokens: what it reads, what a moved bound does, that totals are the sweep's, and that text stays text."""
+"""The page of single tokens: the tokens that it shows, the effect of a moved bound, its totals, and escaped text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = 12
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sequences of 30 tokens, every fifth masked, in two steps; the last token of row 7 has a ratio of exp(-3)."""
+    """Write sequences of 30 tokens, every fifth masked, in two steps. The last ratio of row 7 is exp(-3)."""
     random = np.random.default_rng(4)
     rollout = -0.5 - random.random((ROWS, 30))
     train = rollout + 0.05 * random.standard_normal((ROWS, 30))
@@ -81,7 +81,7 @@ def test_totals_match_analyze_at_each_threshold(dump: Path, found: TokenView) ->
 
 
 def test_token_states_follow_the_definition(found: TokenView) -> None:
-    """A token's ratio below the bound is rejected; a weight above the truncation is at its bound."""
+    """A ratio below the bound is rejected. A weight above the truncation is set to the bound."""
     gate, weight = found.thresholds[2:]
     ratio = np.exp(found.rows[0].log_ratio)
     for point, bound in enumerate(gate.values):

@@ -1,4 +1,4 @@
-"""Comparing runs of which it is known what differs; expected numbers are computed beside the code, token by token."""
+"""Comparison of dumps with a known difference. The expected numbers are computed token by token in the tests."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_mix_and_level_sum_to_the_difference(tmp_path: Path, quantity: str) -> N
 
 
 def test_contributions_match_hand_calculation() -> None:
-    """Half of the tokens have K3 1 and half 3, later a quarter 2 and three quarters 3: 2 rises to 2.75."""
+    """K3 is 1 or 3 in half of the tokens, later 2 in a quarter and 3 in the rest: 2 rises to 2.75."""
     mix, level = contributions(
         PartMeans(np.array([5.0, 5]), np.array([1.0, 3])), PartMeans(np.array([1.0, 3]), np.array([2.0, 3]))
     )
@@ -188,7 +188,7 @@ def test_noise_alone_is_not_significant(tmp_path: Path) -> None:
 
 
 def test_a_clear_change_is_significant_among_a_hundred_tests(tmp_path: Path) -> None:
-    """With current and reference log-probs there are more than 100 tests, which no 4,096 relabelings can resolve."""
+    """4,096 relabelings alone cannot make one of more than 100 tests significant."""
     other = BASE.scaled(lambda _, __, ___: 3.0)
     paths = []
     for name, tokens in (("base", BASE), ("other", other)):
@@ -236,7 +236,7 @@ def test_a_change_of_most_tokens_is_reported_despite_a_noisy_mean() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("new", "old"), [(16, 16), (8, 32)])
 def test_main_metrics_are_rarely_significant_by_chance(new: int, old: int, tmp_path: Path) -> None:
-    """In random splits of one dump, any main metric differs in at most 5%, within the chance of 300 splits."""
+    """In random splits of one dump, a main metric is significant in at most 5%."""
     (run,) = analyze([str(write_tokens(tmp_path / "a", make_tokens(5, prompts=300, steps=1)))]).runs.values()
     whole = build_run_sample(run)
     metrics = {key: find_metric(key) for key in PRIMARY_METRICS}
@@ -285,7 +285,7 @@ def test_the_order_of_rows_does_not_change_the_comparison(tmp_path: Path) -> Non
 
 
 def test_corrections_are_compared(tmp_path: Path) -> None:
-    """Rejections of a token gate are counted by hand. Corrections with other definitions are skipped."""
+    """Rejections are counted in a loop. Corrections with different definitions are skipped."""
     gate = parse_correction({"name": "mine", "gates": [{"level": "token", "keep": [0.95, 1.05]}]}, "here")
     other = BASE.scaled(lambda _, __, ___: 2.0)
     paths = [str(write_tokens(tmp_path / f"{n}.parquet", t)) for n, t in (("base", BASE), ("other", other))]
@@ -347,7 +347,7 @@ def test_the_runs_of_one_result_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_comparisons_share_the_level(tmp_path: Path) -> None:
-    """With more comparisons, the p-values of K3 only grow (Holm)."""
+    """With more comparisons, the p-values of K3 never fall (Holm)."""
     base = write_tokens(tmp_path / "base.parquet", BASE)
     others = [write_tokens(tmp_path / f"{seed}.parquet", make_tokens(seed, noise=0.031)) for seed in range(1, 5)]
     alone = [compare([str(base), str(other)]).contrasts[0].changes["k3"].p for other in others]
@@ -369,7 +369,7 @@ def test_json_is_strict_and_is_read_back(tmp_path: Path) -> None:
 
 
 def test_k3_is_not_called_higher_if_most_tokens_fell() -> None:
-    """Most tokens fell, and the few tokens with most of K3 rose."""
+    """K3 fell in most tokens and rose in the few tokens with most of K3."""
     rng = np.random.default_rng(0)
 
     def side(bulk: float, lost: int, first: int) -> ClusterSample:

@@ -1,4 +1,4 @@
-"""Two runs over steps: growth and onsets that differ are told, those that do not are not."""
+"""Comparison of the growth of two runs: different growth and onsets are reported, equal ones are not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def noisy(seed: int, slope: float, onset: int = 0, scale: float = 0.1) -> Any:
 
 
 def test_growth_of_one_side_is_reported() -> None:
-    """The quotient of exp(0.05 t) and a constant grows from exp(0) to exp(0.05 * 23)."""
+    """The factor is exp(0.05 * 23), because K3 grows by exp(0.05) per step for 23 steps."""
     found = compare_growth(noisy(0, 0.0), noisy(1, 0.05))
     assert (found.reference.verdict, found.other.verdict, found.quotient.verdict) == ("steady", "grew", "grew")
     low, high = found.quotient.interval or (0, 0)

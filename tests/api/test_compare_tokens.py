@@ -1,4 +1,4 @@
-"""Tokens of two dumps that are paired one by one; expected numbers are computed beside the code."""
+"""Comparison of two dumps whose tokens are paired. The expected numbers are computed in the tests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_tokens_are_paired_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("same", "column"), [("rollout", "rollout_log_probs"), ("train", "train_log_probs")])
 def test_equal_log_probs_pair_tokens_without_ids(tmp_path: Path, same: str, column: str) -> None:
-    """This covers one rollout with two trainers, and one trainer with two engines."""
+    """The cases are one rollout with two trainers, and one trainer with two engines."""
     noise = np.random.default_rng(2)
     moved = [np.minimum(row + noise.normal(0, 0.01, len(row)), 0) for row in BASE.rollout]
     other = BASE.scaled(lambda _, __, ___: 2.0) if same == "rollout" else replace(BASE, rollout=moved)

@@ -1,4 +1,4 @@
-"""`doctor`: its stored numbers are the truth, it sees what is wrong, and says where each setting comes from."""
+"""`doctor`: its stored numbers are right, it finds faults, and it names the origin of each setting."""
 
 from __future__ import annotations
 

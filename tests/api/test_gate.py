@@ -1,4 +1,4 @@
-"""The gate's judgement: its laws, what it compares, what it refuses to judge."""
+"""Verdicts of the gate: passed, failed and undecided, and the data that it refuses to judge."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RULES = st.sampled_from(
 
 @pytest.mark.parametrize("rule", ["k3:increase=25%", "k3:max=2e-3"])
 def test_a_clear_change_fails_among_any_number_of_checks(rule: str) -> None:
-    """The shared level is below the resolution of relabelings and replicates."""
+    """The level per check is below 1 / the number of relabelings."""
     base, worse = result(noisy(64, 1e-3, 0)), result(noisy(64, 4e-3, 1, first=500))
     found = only(verdict(worse, base, rule, level=1e-9))
     assert (found.outcome, found.p is not None and 0 < found.p <= 1e-9) == ("failed", True)

@@ -1,4 +1,4 @@
-"""The gate fails closed: what was left out, what is lacking and what is hidden never makes a verdict better."""
+"""Skipped, missing and masked data never improve a verdict of the gate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = range(4)
 
 
 def record(folder: Path, *, hide: bool = False, lost: int = 0, **columns: Any) -> str:
-    """64 sequences of 16 prompts in 4 steps; `hide` masks half of every second one, `lost` hold a NaN in each step."""
+    """Write 4 steps of 16 sequences. `hide` masks half of every second one, `lost` ones per step contain NaN."""
     with Recorder(folder) as recorder:
         for step in columns.pop("steps", STEPS):
             noise = np.random.default_rng(step)
@@ -171,7 +171,7 @@ def test_baselines_record_skipped_data(tmp_path: Path, baseline: Path) -> None:
 
 
 def write_rows(folder: Path, *, scale: float = 1.0, copies: int = 1, rows: int = 64, seed: int = 0) -> str:
-    """Write rows of 40 tokens, 4 per prompt, the first half of them `copies` times."""
+    """Write rows of 40 tokens, 4 per prompt. The first half of the rows is repeated `copies` times."""
     noise = np.random.default_rng(seed)
     rollout = -noise.exponential(1.0, (rows, 40))
     train = np.minimum(rollout + scale * 0.02 * noise.standard_normal((rows, 40)), 0)

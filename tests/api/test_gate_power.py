@@ -1,4 +1,4 @@
-"""What a dump could have found: planted in dumps drawn anew, and judged by the gate."""
+"""The smallest rise that a verdict states is detected in simulated dumps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVEL = 0.05
 
 
 def dump(seed: int, clusters: int, factor: float = 1.0, first: int = 0, shared: int | None = None) -> ClusterSample:
-    """Normal log ratios whose size differs by prompt; `shared` names the prompts."""
+    """Write normal log ratios whose size differs by prompt. `shared` names the prompts."""
     rng = np.random.default_rng([7, seed])
     rollout = -rng.exponential(0.6, (clusters, 60))
     size = np.exp(0.2 * np.random.default_rng([8, seed if shared is None else shared]).normal(size=(clusters, 1)))

@@ -1,4 +1,4 @@
-"""Rules by the names that frameworks log: whose number is judged, against the frameworks' own replay."""
+"""Rules that name a metric of a framework, compared with the framework's own numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def dump(folder: Path, noise: float = 0.05, seed: int = 0, steps: int = STEPS) -
 
 
 def replayed(path: str, title: str, name: str, correction: str) -> list[float]:
-    """What the framework itself computes, step by step."""
     rows = pa.concat_tables([pq.read_table(file) for file in sorted(Path(path).glob("*.parquet"))])
     framework, chosen = load_framework(title), find_preset(correction)
     found = []

@@ -1,4 +1,4 @@
-"""Changes over the nights of a history: the gate's statistics against their own definitions, and how often they err."""
+"""Slow rises in a history of baselines: the statistics match their definitions, and false failures are rare."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NONE = Allowance()
 
 
 def nights(levels: NDArray[np.float64] | list[float], clusters: int = 8):  # type: ignore[no-untyped-def]
-    """Nights of other prompts whose K3 has those levels of 1%, without layers."""
+    """Make one result per level of K3 (in units of 1%), each with other prompts and without layers."""
     return [by_hand([level] * clusters, first=100 * index) for index, level in enumerate(levels)]
 
 
@@ -101,7 +101,7 @@ def test_most_tokens_are_allowed_a_common_rise(allowance: Allowance, fails: bool
 
 
 def test_differences_between_results_do_not_fail() -> None:
-    """The last result differs from each earlier one by prompts alone, but not beyond the scatter of results."""
+    """The last result differs from all earlier results, but not by more than the scatter of results."""
     accepted = [result(table([level] * 8, hashes=range(50 * n, 50 * n + 8)))
                 for n, level in enumerate([1.0, 1.3, 0.8, 1.2, 0.9])]  # fmt: skip
     tonight = result(table([1.35] * 8, hashes=range(900, 908)))

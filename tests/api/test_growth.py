@@ -1,4 +1,4 @@
-"""Growth of a dump: the same onset, factor and text from every command, and no growth from rare tokens."""
+"""All commands report the same onset and factor of growth, and rare tokens do not count as growth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS, ROWS, TOKENS, ONSET = 180, 8, 50, 101
 
 @pytest.fixture(scope="module")
 def jump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a dump of more tokens than a diagnosis samples, whose noise grows 4x at a step."""
+    """Write a dump that is larger than the sample of a diagnosis, and whose noise grows 4x at a step."""
     draw = np.random.default_rng(1)
     path = tmp_path_factory.mktemp("growth") / "jump.parquet"
     write(path, [draw.normal(0, 0.02 * (4 if step >= ONSET else 1), (ROWS, TOKENS)) for step in range(STEPS)])

@@ -1,4 +1,4 @@
-"""`mismatchctl lint`: each trap is found at its place, with what comes of it; what is sound is left alone."""
+"""`lint` names the place and the consequence of each trap, and accepts sound configurations."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_unreadable_configurations_are_usage_errors(
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three steps; from the second on, the log ratio is 0.02 in the mean."""
+    """Write three steps. From the second step on, the mean log ratio is 0.02."""
     folder, rng = tmp_path_factory.mktemp("dumps") / "drifting", np.random.default_rng(0)
     with Recorder(folder) as recorder:
         for step in range(3):

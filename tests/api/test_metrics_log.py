@@ -1,4 +1,4 @@
-"""A metrics log without a dump: what is recognized, trend, order and level, and the gate on it."""
+"""Metrics logs without a dump: recognized names, trend, order of changes, level, and the gate on a log."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write_log(path: Path, series: dict[str, list[float]], step: int = 2) -> Path
 
 
 def planted(seed: int = 0, steps: int = 40) -> dict[str, list[float]]:
-    """The gradient norm falls at step 30, K3 rises from 36 on, the reward falls at 50."""
+    """Write a log: the gradient norm falls at step 30, K3 rises from 36 on, the reward falls at 50."""
     random = np.random.default_rng(seed)
     rise = np.clip(np.arange(steps) - 18, 0, None)
     return {

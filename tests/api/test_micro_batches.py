@@ -1,4 +1,4 @@
-"""--micro-batch-size N is as a column `micro_batch` of so many rows of each step, in every verb that takes it."""
+"""In every command, `--micro-batch-size N` equals a column `micro_batch` with N rows of a step each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CORRECTION = "miles-moe-1"
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The same sequences without and with the column, and others that are worse."""
+    """Write the same sequences with and without the column, and worse sequences."""
     folder = tmp_path_factory.mktemp("micro")
     for name, noise, named in (
         ("plain", 0.2, False),
@@ -68,7 +68,6 @@ def gated(path: str, *words: str) -> list[dict[str, float]]:
 
 
 def _numbers(found: Any, names: tuple[str, ...]) -> list[dict[str, float]]:
-    """Wherever one of these names has a number, in order."""
     if isinstance(found, list):
         return [each for item in found for each in _numbers(item, names)]
     if not isinstance(found, dict):

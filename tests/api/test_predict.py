@@ -1,4 +1,4 @@
-"""Predictions: known laws where there are some, simulations with a known truth, and what must never matter."""
+"""Predictions match known distributions and simulations with a known truth."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ CORRECTIONS = [GEOMETRIC, SEQUENCE, VETO]
 
 
 def write(folder: Path, sequences: list[Floats], prompts: list[str], steps: list[int], files: int = 1) -> str:
-    """A dump whose log ratios are the given ones to float32's rounding."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"step": step, "prompt_id": prompt, "rollout_log_probs": [-1.0] * len(x), "train_log_probs": (x - 1.0).tolist()}
@@ -47,12 +46,12 @@ def write(folder: Path, sequences: list[Floats], prompts: list[str], steps: list
 
 
 def noise(random: np.random.Generator, count: int, length: int, scale: float = 0.05) -> list[Floats]:
-    """Log ratios of which the ratio's mean is 1, as those of a rollout that sampled from its own log-probs."""
+    """Make log ratios with a mean ratio of 1."""
     return [random.normal(-(scale**2) / 2, scale, length).clip(None, 0.99) for _ in range(count)]
 
 
 def simulated(log_ratio: Floats) -> SequenceSample:
-    """What a dump whose responses have these log ratios [S, T] holds; four to a prompt, in one step."""
+    """Measure a dump with the log ratios [S, T], four responses to a prompt, in one step."""
     count, tokens = log_ratio.shape
     ends = np.minimum(LENGTH_GRID, tokens) - 1
     each = (log_ratio, np.expm1(log_ratio) - log_ratio, np.expm1(log_ratio))
@@ -199,7 +198,7 @@ def test_predictions_at_longer_lengths_match_normal_sums(plain: tuple[SequenceSa
 
 
 def planted(random: np.random.Generator, bias: Floats, length: int) -> SequenceSample:
-    """Responses of noise about a bias of their own, four to a prompt."""
+    """Make responses of noise plus a bias per response, four to a prompt."""
     return simulated(random.normal(-0.0002, 0.02, (len(bias), length)) + bias[:, None])
 
 

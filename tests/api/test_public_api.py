@@ -1,4 +1,4 @@
-"""The Python API: what each name takes, what comes back, and that nothing heavy is loaded before."""
+"""The Python API: arguments, results, and lazy imports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Unreadable:
 
 
 class Formatted:
-    """A Dataset of Hugging Face's datasets, as far as it is looked at: its rows stand in no order but its own."""
+    """A stand-in for a Dataset of Hugging Face's datasets."""
 
     def __init__(self, table: pa.Table, form: str = "") -> None:
         self.table, self.form = table, form
@@ -88,7 +88,7 @@ def test_all_public_names_can_be_imported() -> None:
 
 @pytest.mark.process
 def test_functions_keep_their_names_when_modules_are_imported() -> None:
-    """Some modules have the name of a function. The name must stay the function for any import order."""
+    """Some modules have the name of a public function. In any import order, the name must be the function."""
     code = "import mismatchctl.diagnosis.case, mismatchctl.api.diagnose, mismatchctl as mm; print(mm.diagnose.__name__)"
     for first in ("", "import mismatchctl as mm; mm.diagnose; "):
         done = subprocess.run([sys.executable, "-c", first + code], capture_output=True, text=True, check=True)
@@ -99,7 +99,7 @@ def test_functions_keep_their_names_when_modules_are_imported() -> None:
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_users_program_passes_mypy(tmp_path: Path) -> None:
-    """Every public function is called there with its usual arguments, and a wrong one is refused."""
+    """The program calls every public function, and mypy refuses a wrong argument."""
     program = Path(__file__).with_name("consumer.py")
     wrong = tmp_path / "wrong.py"
     calls = ("mm.analyze(3)", "mm.gate('a', levle=1)", "mm.k3('a', None).foo", "mm.analyze('a').k3.valu")
@@ -471,7 +471,7 @@ def test_values_per_row_can_have_any_type(values: Any) -> None:
 
 
 def test_frameworks_are_given_by_name() -> None:
-    """The names are those of `--framework`. A path used to raise Python's own error."""
+    """The names are the values of `--framework`."""
     made = mm.analyze({"rollout": ROW, "train": ROW}, framework="verl", threads=np.int64(1))
     assert made.provenance.framework.startswith("verl@")
 
@@ -616,7 +616,7 @@ def test_metrics_of_a_single_run_need_no_name() -> None:
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
-    """One of each that the functions return, of two runs where that can be."""
+    """Make one object of each type that the functions return, with two runs if possible."""
     moe, dense = (ROOT / "sample_data" / name for name in ("moe", "dense"))
     return {
         "Result": mm.analyze(moe, dense),

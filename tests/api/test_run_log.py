@@ -1,4 +1,4 @@
-"""A run's own log: reading what trackers write, comparing it with the dump, and the lag at which K3 follows it."""
+"""Logs of a run: the formats of trackers, comparison with the dump, and the lag between K3 and a metric."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ K3 = "rollout_corr/k3_kl"
 
 
 def dump_of(folder: Path, scale: float, steps: int = 2) -> Path:
-    """Log ratios of about `scale`, in float64, so that even the smallest is no rounding."""
+    """Write log ratios of about `scale` in float64, so that rounding does not matter."""
     random = np.random.default_rng(3)
     rollout = [-0.6 - random.exponential(1.0, 200) for _ in range(8 * steps)]
     train = [row + random.normal(0, scale, 200) for row in rollout]
@@ -59,7 +59,7 @@ def replayed(dump: Path, dtype: Dtype = "float64") -> Logged:
 
 
 def written(path: Path, values: Logged, form: str = "") -> Path:
-    """A log; `form` is how its numbers are printed, empty: as Python prints them."""
+    """Write a log. `form` is the number format, or empty for Python's own format."""
 
     def shown(value: float) -> str:
         return format(value, form) if form else repr(value)
@@ -191,7 +191,7 @@ EVENTS = [
     event(0, simple("train/grad_norm", 0.1), tensor("reward", 2.5)),
     event(300, simple("train/grad_norm", 3.25)),
 ]
-"""Laid out by hand from the published .proto files: the version, then scalars in both forms."""
+"""Bytes that follow the published .proto files: the version, then scalars in both forms."""
 
 
 def test_growing_event_files_are_read(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def series(seed: int, lag: int, steps: int = 120, noise: float = 0.3) -> tuple[l
 
 @pytest.mark.parametrize("lag", [-6, -1, 0, 3, 9])
 def test_planted_lags_are_found(lag: int) -> None:
-    """The logged series precedes K3 by `lag` steps."""
+    """The logged series changes `lag` steps before K3."""
     found = [estimate_lag(*series(seed, lag)) for seed in range(10)]
     assert sum(one.steps == lag for one in found) >= 8
 
@@ -315,7 +315,7 @@ def test_logs_work_without_a_framework(tmp_path: Path) -> None:
 
 
 def test_logs_one_step_late_are_shifted(tmp_path: Path) -> None:
-    """All names agree after the shift. A log without the delay is not shifted."""
+    """After the shift, all names agree. A log without a delay is not shifted."""
     dump = dump_of(tmp_path / "run", 0.05, steps=4)
     corrections, trl = [Correction(name="none")], load_framework("trl")
 

@@ -1,4 +1,4 @@
-"""Scoring with small models made here: held to the models' own logits, alone, interrupted, in parts, and by lines."""
+"""`score` gives the log-probs of small models, also in parts, after an interruption, and from a replay file."""
 
 from __future__ import annotations
 
@@ -235,14 +235,12 @@ def test_unknown_listed_tokens_are_refused(tmp_path: Path, model: tuple[Path, li
 
 
 class Code:
-    """What would run if a checkpoint were unpickled."""
-
     def __reduce__(self) -> Any:
         return Path.write_text, (Path("ran"), "code of a checkpoint")
 
 
 def configured(**values: Any) -> Callable[[Path], object]:
-    """A checkpoint whose configuration says something else."""
+    """Write a checkpoint with changed fields in its configuration."""
 
     def damage(folder: Path) -> None:
         place = folder / "config.json"
@@ -262,7 +260,6 @@ def remote(folder: Path) -> None:
 
 
 def spoilt(folder: Path) -> None:
-    """Every weight is NaN."""
     place = folder / "model.safetensors"
     content = place.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")

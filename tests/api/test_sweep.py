@@ -1,4 +1,4 @@
-"""Parts of a sweep against hand calculation, and its command line."""
+"""Parts of a sweep compared with hand calculation, and the command line of `sweep`."""
 
 from __future__ import annotations
 
@@ -260,8 +260,6 @@ def test_single_sequences_give_no_interval_of_a_target(tmp_path: Path) -> None:
 
 
 def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:
-    """The same with its threshold moved inwards by a factor on the log."""
-
     def inwards(bound: float | None) -> float | None:
         return None if bound is None else bound if factor == 1 else math.exp(math.log(bound) * factor)
 

@@ -1,4 +1,4 @@
-"""A sweep is `analyze` once per point: every key of every point, group and overall, on random dumps and sample data."""
+"""Each point of a sweep equals an analysis with the same threshold, for every metric, step and run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _all_digits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def brute_force(paths: Sequence[str], studies: Sequence[Study], by: Sequence[str] = ()) -> Any:
-    """What `analyze` says of each point: the Result, and the names that stand for (correction, point)."""
+    """Analyze each point. Return the Result, and the name of each (correction, point)."""
     named = {
         f"{study.name}-{point}": correction.model_copy(update={"name": f"{study.name}-{point}"})
         for study in studies
@@ -60,7 +60,7 @@ def brute_force(paths: Sequence[str], studies: Sequence[Study], by: Sequence[str
 
 
 def check(found: Sweep, truth: Any) -> int:
-    """Every value of a sweep against those of `analyze`; the number of values compared."""
+    """Compare every value of a sweep with `analyze`, and return the number of values."""
     groups = found.groups.collect()
     compared = 0
     for run, expected in truth.runs.items():
@@ -119,12 +119,12 @@ def check_row(found: Sweep, row: dict[str, Any], wanted: dict[str, Value], *, er
 
 
 def smallness(row: dict[str, Any]) -> float:
-    """How far below 1 weights lie on average, at most 1."""
+    """Return the mean weight if it is below 1, else 1."""
     return max(min(1.0, row["normalization_factor"] or 1.0, row["weight_mean"] or 1.0), 1e-9)
 
 
 def same(key: str, row: dict[str, Any], value: float) -> bool:
-    """Equal to 1e-9, as far as sums of w - 1 have digits: all weights may be 1e-4, and be divided by that."""
+    """Return True for equality to 1e-9 relative, or to the rounding error of a sum of w - 1."""
     scale = smallness(row)
     if not key.endswith("_std"):
         return math.isclose(row[key], value, rel_tol=1e-9, abs_tol=1e-13 / scale)
@@ -133,7 +133,6 @@ def same(key: str, row: dict[str, Any], value: float) -> bool:
 
 
 def paths_of(correction: Correction) -> list[str]:
-    """Bounds of a correction that can vary."""
     found = []
     weight = correction.weight
     if weight is not None:
@@ -146,7 +145,7 @@ def paths_of(correction: Correction) -> list[str]:
 
 @st.composite
 def a_study(draw: st.DrawFn, shape: Shape, name: str, *, binned: bool) -> Study:
-    """A correction whose bounds vary along up to three axes; combinations that are no correction are drawn anew."""
+    """Draw a correction whose bounds vary along up to three axes."""
     correction = draw(corrections(shape, name))
     if binned:  # gates that judge by themselves
         alike = {

@@ -1,4 +1,4 @@
-"""What a sweep takes: targets in bounded memory, one table for many groups, empty rows for nothing."""
+"""Memory and time of a sweep do not grow with sequences, groups or empty rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ STUDY = make_studies([find_preset("token_tis")], [ThresholdAxis.over("weight.tru
 
 
 def written(path: Path, lengths: np.ndarray, steps: int) -> str:
-    """Sequences of these lengths, the steps in turn."""
     noise = np.random.default_rng(0)
     rollout = -noise.exponential(0.5, lengths.sum()) - 0.01
     train = np.minimum(rollout + 0.1 * noise.standard_normal(len(rollout)), -1e-6)
@@ -50,7 +49,7 @@ def peak(path: str, **options: Any) -> int:
 
 @pytest.mark.slow
 def test_target_memory_is_independent_of_sequences(tmp_path: Path) -> None:
-    """Targets belong to a run, so its clusters are folded at once (170 kB each otherwise)."""
+    """A target belongs to a run, so the clusters of the run are folded at once (otherwise 170 kB each)."""
     few, many = (
         peak(written(tmp_path / f"{count}.parquet", np.ones(count, np.int64), 10), wishes=WISHES)
         for count in (2000, 6000)
@@ -112,7 +111,7 @@ def test_tables_of_groups_are_built_together(tmp_path: Path, monkeypatch: pytest
 
 
 class Sent(LocalEngine):
-    """Hands parts on as those that another process sent: read only."""
+    """Make tables read-only, like tables that another process sent."""
 
     def map(self, *given: Any) -> Any:
         for shard, part in super().map(*given):
@@ -122,7 +121,7 @@ class Sent(LocalEngine):
 
 
 def test_rows_are_normalized_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wide tables are not copied. Breakdowns and parts of other processes are."""
+    """Wide tables are not copied, breakdowns and read-only tables of other processes are."""
     path = written(tmp_path / "a.parquet", np.full(40, 9), 1)
     pq.write_table(pq.read_table(path).append_column("task", pa.array(["one"] * 40)), path)
     asked = make_studies([find_preset("slime-mis")], [ThresholdAxis.over("gates.0.keep.1", 1.01, 2.0, 9)])

@@ -1,4 +1,4 @@
-"""What a sweep predicts is what `predict` says of the same dump, and it is shown, written and explained."""
+"""`sweep` shows, writes and explains the same predictions as `predict`."""
 
 from __future__ import annotations
 

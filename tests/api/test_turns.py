@@ -1,4 +1,4 @@
-"""`--by turn`: what the turns of responses are, and that each metric is that of its turn alone."""
+"""`--by turn`: the turns of a response, and metrics per turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mismatchctl.errors import ConfigError
 from tests.cli import command
 
 TURNS: list[list[tuple[int, int]]] = [[(3, 2), (4, 1)], [(6, 0)], [], [(2, 3), (5, 1), (7, 0)], [(1, 1), (1, 0)]]
-"""Of each response: valid tokens, and masked ones behind them."""
+"""Valid tokens of each turn of a response, and the masked tokens after the turn."""
 
 
 def columns(**more: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def columns(**more: Any) -> dict[str, Any]:
 
 
 def expected(found: dict[str, Any], number: int, steps: tuple[int, ...] = (0, 1)) -> list[np.ndarray]:
-    """Log ratios of the turn of this number of each response that has one."""
+    """Return the log ratios of turn number `turn`, from each response that has this turn."""
     parts = []
     for at, turns in enumerate(TURNS):
         if len(turns) >= number and found["step"][at] in steps:

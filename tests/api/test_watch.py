@@ -1,4 +1,4 @@
-"""watch: a line per step as it arrives, whole files only, rules that end it or run a command, a page."""
+"""`watch` prints a line per step, reads complete files only, and ends if a rule fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.factories.dumps import write_dump
 
 
 def steps(folder: Path) -> list[bytes]:
-    """Files of one step each, as bytes."""
     made = []
     for seed in range(3):
         (file,) = write_dump(folder / str(seed), seed=seed, steps=1).iterdir()
@@ -28,7 +27,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 
 class Arrivals:
-    """What happens between two looks; time passes as it is slept."""
+    """Add files and advance a fake clock whenever `watch` sleeps."""
 
     def __init__(self, *events: object) -> None:
         self.events, self.now = list(events), 0.0
@@ -84,7 +83,7 @@ def test_unreadable_files_are_reported_when_idle(tmp_path: Path, files: list[byt
 
 
 def test_skipped_data_is_reported_once(tmp_path: Path, files: list[bytes]) -> None:
-    """Bad rows and files used to be skipped without a message."""
+    """Bad rows and files must not be skipped silently."""
     (tmp_path / "a.parquet").write_bytes(files[0])
     rows = pl.read_parquet(files[1])
     worse = rows.with_columns(step=pl.when(pl.int_range(pl.len()) == 1).then(None).otherwise(pl.col("step")))

@@ -1,4 +1,4 @@
-"""The command, as tests run it: in this process; and work in threads."""
+"""Run a command in the process of the test, or functions in threads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from mismatchctl.cli.main import app
 
 
 def run(*words: object, code: int | None = None, **environment: str) -> Result:
-    """What the command says of these words, in wide lines; it ends with `code`, where one is given."""
+    """Run the command with a wide terminal, and check the exit code if `code` is not None."""
     done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", **environment})
     assert code is None or done.exit_code == code, (done.output, done.exception)
     return done
 
 
 def at_once(*works: Callable[[], object]) -> None:
-    """Do them in threads of their own, all to the end."""
     threads = [Thread(target=work) for work in works]
     for thread in threads:
         thread.start()

@@ -1,6 +1,6 @@
-"""First screens of commands on five small dumps, as text files.
+"""First screens of commands on five small dumps, stored as text files.
 
-`python -m tests.cli.screens` writes the files again. Look at the difference before you commit it.
+`python -m tests.cli.screens` writes the files again. Read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ UNSTABLE = ("doctor",)
 
 @contextlib.contextmanager
 def workplace() -> Iterator[dict[str, list[str]]]:
-    """Change to a folder with the dumps, and yield their paths by name."""
     before, folder = Path.cwd(), Path(tempfile.mkdtemp())
     try:
         dumps = write_screen_dumps(folder)
@@ -72,7 +71,7 @@ def workplace() -> Iterator[dict[str, list[str]]]:
 
 
 def commands_of(name: str, paths: list[str]) -> Iterator[list[str]]:
-    """Yield the commands for a dump, without slow ones that show little more."""
+    """Yield the commands for a dump, without slow commands that show little more."""
     for verb, options in COMMANDS:
         if name == "runs" and (verb == "convert" or "--target-rejection" in options):
             continue
@@ -82,14 +81,12 @@ def commands_of(name: str, paths: list[str]) -> Iterator[list[str]]:
 
 
 def screen(words: list[str], width: int) -> str:
-    """Run a command and return what it prints, with stderr first, as a terminal shows it."""
     done = run(*words, COLUMNS=str(width))
     assert done.exit_code in (0, 3), (words, done.output, done.exception)
     return done.stderr + done.stdout
 
 
 def transcript(commands: list[list[str]], shown: list[str]) -> str:
-    """Return commands with their screens."""
     return "\n".join(f"$ mismatchctl {_shown(words)}\n{text}" for words, text in zip(commands, shown, strict=True))
 
 
@@ -99,7 +96,6 @@ def _shown(words: list[str]) -> str:
 
 
 def write_screens() -> None:
-    """Write the file of each dump and width."""
     FOLDER.mkdir(exist_ok=True)
     with workplace() as dumps:
         for width in WIDTHS:

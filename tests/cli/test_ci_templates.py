@@ -1,4 +1,4 @@
-"""The GitHub Action, workflows and the GitLab job: linted, and their shell blocks run against a stub of `gh`."""
+"""The GitHub Action, the workflows and the GitLab job are linted, and their shell code runs with a stub of `gh`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ elif words[:2] == ["run", "download"]:
         sys.exit("no artifact")
     shutil.copytree("uploaded", words[words.index("--dir") + 1])
 """
-"""The stub records its calls, and answers as the service does with one pull request and two runs."""
+"""A stub that records its calls, and answers with one pull request and two runs."""
 
 
 def named_step(steps: list[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def named_step(steps: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a baseline whose K3 is at 1e-3, and a `bin` with mismatchctl, python and the stub of gh."""
+    """Make a folder with a baseline (K3 1e-3), and a `bin` with mismatchctl, python and the stub of gh."""
     rules = parse_rules("k3:increase=25%")
     base = result(noisy(24, 1e-3, 0))
     write_baseline(make_baseline(base, judge(base, rules), rules, by_hand=True), tmp_path / "base.json")
@@ -78,7 +78,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shell(script: str, *, code: int | None = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a block as the runner does."""
     done = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
         env=os.environ | environment, capture_output=True, text=True,
@@ -88,7 +87,7 @@ def shell(script: str, *, code: int | None = 0, **environment: str) -> subproces
 
 
 def gate(level: float, **inputs: str) -> dict[str, str]:
-    """Run the step `Gate` on a Result whose K3 is at a level, and return its outputs."""
+    """Run the step `Gate` on a Result with the K3 `level`, and return the outputs of the step."""
     result(noisy(24, level, 1, first=100)).save("new_result.json")
     given = {"VERSION": "", "PATHS": "new_result.json", "BASELINE": "base.json", "RULES": "", "FIXED_TOKENS": "false"}
     given |= {"ON_UNDECIDED": "fail", "FIRST_RUN": "record"} | inputs

@@ -1,4 +1,4 @@
-"""The command line as users meet it: exit codes, stdout against stderr, files that appear whole or not at all."""
+"""Exit codes, stdout and stderr of commands, and complete output files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_errors_have_their_exit_codes(
 
 
 def test_remedies_name_options_of_the_command(tmp_path: Path) -> None:
-    """The error of `gate` once named `gate --on-bad skip`, which does not exist."""
+    """`gate` does not have the option `--on-bad`, so its error must not mention it."""
     folder = write_dump(tmp_path / "bad", bad=float("nan"))
     for verb, told in (("analyze", " with --on-bad skip"), ("gate", " with analyze --on-bad skip")):
         assert run(verb, folder, code=4).stderr.endswith(f"{told}\n")
@@ -138,7 +138,7 @@ def test_reports_are_not_overwritten_without_force(dump: Path, tmp_path: Path) -
 
 
 def test_outputs_in_the_dump_folder_are_refused(dump: Path, tmp_path: Path) -> None:
-    """Figures would mix with its files, and a Parquet output would be read as one of them."""
+    """The next command would read a Parquet output as a part of the dump."""
     before, step = sorted(dump.iterdir()), min(dump.glob("*.parquet"))
     for words in (
         ["analyze", dump, "--figures", dump],

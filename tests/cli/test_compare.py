@@ -1,4 +1,4 @@
-"""`mismatchctl compare` as users meet it: exit codes, streams, files, names that mean harm."""
+"""`mismatchctl compare`: exit codes, streams, files and hostile names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dumps(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_the_first_line_is_the_answer(dumps: tuple[Path, Path], width: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test checks the form of line 1, at most 24 lines, no trailing blanks, and the next command."""
+    """There are at most 24 lines without trailing blanks, and the last line is the next command."""
     monkeypatch.chdir(dumps[0].parent)  # short paths take one line
     done = run(dumps[0].name, dumps[1].name, "--by", "worker", COLUMNS=width, code=0)
     assert done.stderr == ""
@@ -78,7 +78,7 @@ def test_unchanged_runs_are_ok(dumps: tuple[Path, Path], tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_many_runs_fit_one_screen(dumps: tuple[Path, Path], width: str) -> None:
-    """The first run is the reference, the worst run is on top, and at most 24 lines name the omitted runs."""
+    """The first run is the reference, the worst run comes first, and omitted runs are named."""
     done = run(dumps[0], *([dumps[1], dumps[0]] * 9), COLUMNS=width, code=0)
     lines = done.stdout.splitlines()
     assert lines[0] == "FAIL   9 of 18 runs need attention"

@@ -1,4 +1,4 @@
-"""`mismatchctl demo`, and every command with torch missing or broken."""
+"""`mismatchctl demo`, and every command if torch is missing or broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row "extreme numbers": whatever the log-probs are, no output of any verb holds a number that is not finite."""
+"""No output contains NaN or an infinite number, whatever the log-probs are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTREMES = {
     "far": (-1e4, 1.0), "tiny": (-1e-300, 1.0), "rewards": (-3.0, 1e300),
     "sentinel": (-3.4e38, 1.0),
 }  # fmt: skip
-"""A log-prob of the trainer here and there, and the size of rewards and advantages."""
+"""Extreme log-probs of the trainer, and the size of rewards and advantages."""
 VERBS = {
     "analyze": ["analyze", "a.parquet", "--json", "-c", "seq_is_rs", "-c", "none", "--by", "worker"],
     "sequences": ["analyze", "a.parquet", "-q", "-o", "out/r.json", "--sequences", "out/q.parquet", "-c", "seq_is"],
@@ -49,11 +49,11 @@ PAGES = {
     "sweep": ["sweep", "a.parquet", "-q", "-c", "seq_is", "--vary", "weight.truncate=1:9:3", "--html", "out/s.html"],
 }
 NUMBER = re.compile(r"(?<![\w.-])[-+]?(?:nan|inf(?:inity)?)(?![\w-])", re.IGNORECASE)
-"""A number that is not finite, in what a page draws from or shows; `-inf` of an open side is words."""
+"""A number that is not finite in the data of a page. `-inf` as an open bound is allowed in text."""
 
 
 def dump(path: Path, value: float, size: float, seed: int) -> None:
-    """Sequences of 1 to 12 tokens in 4 steps, one of them with one sequence of one token."""
+    """Write sequences of 1 to 12 tokens in 4 steps. One step has a single sequence of one token."""
     noise = np.random.default_rng(seed)
     lengths = np.append(noise.integers(1, 12, 40), 1)
     ends = np.cumsum(lengths)[:-1]
@@ -73,7 +73,6 @@ def dump(path: Path, value: float, size: float, seed: int) -> None:
 
 
 def numbers(data: Any) -> Iterator[float]:
-    """Every float of a tree."""
     if isinstance(data, dict):
         for value in data.values():
             yield from numbers(value)
@@ -85,12 +84,11 @@ def numbers(data: Any) -> Iterator[float]:
 
 
 def without_code(page: str) -> str:
-    """The text of a page without the code of its scripts, which names NaN. Their data is in elements with a type."""
+    """Return a page without the code of its scripts, which contains the word NaN."""
     return re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
 
 
 def held(path: Path) -> Iterator[float]:
-    """Every number of an output."""
     if path.suffix == ".json":
         yield from numbers(json.loads(path.read_text()))
     elif path.suffix == ".parquet":
@@ -115,7 +113,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def met(folder: Path, argv: list[str]) -> None:
-    """Run a command and hold every number that it gives."""
     for path in (folder / "out").iterdir():
         path.unlink()
     done = run(*argv)
@@ -142,7 +139,7 @@ def test_pages_draw_only_finite_numbers(folder: Path, verb: str) -> None:
 
 
 def test_every_measuring_command_is_tested() -> None:
-    """Commands without a dump have no numbers, and `score` refuses such values elsewhere."""
+    """Commands without a dump print no numbers. `score` refuses extreme values in another test."""
     without = {"metrics", "presets", "doctor", "score", "demo", "init"}
     assert set(get_command(app).commands) == {argv[0] for argv in VERBS.values()} | without
 

@@ -1,4 +1,4 @@
-"""The gate as users and CI systems meet it: exit codes, what is written where, and the shell of docs/guides/ci.md."""
+"""`mismatchctl gate`: exit codes, written files, and the shell code in docs/guides/ci.md."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_dump(folder: Path, *, noise: float, seed: int, prompts: int = 16, dtyp
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["dense", "moe"])
 def test_dumps_pass_against_their_own_result(data: str, tmp_path: Path) -> None:
-    """Rounding in a saved Result must not make it undecided."""
+    """The rounding in a saved Result must not make the verdict undecided."""
     dump, saved = ROOT / "sample_data" / data, tmp_path / "saved.json"
     run("analyze", dump, "-q", "-c", "none", "-o", saved, code=0)
     rules = ["k3:increase=0%", "abs_diff_mean:increase=0%", "ppl_ratio:increase=0%", "ess_sequence:decrease=0%"]
@@ -208,7 +208,7 @@ def test_first_baselines_are_reported_as_recorded(places: dict[str, Path], tmp_p
 
 
 def test_the_accept_option_is_named_once(places: dict[str, Path], tmp_path: Path) -> None:
-    """It appears on stderr only if the screen does not name it."""
+    """stderr names the option only if the screen does not."""
     open_ = run("gate", places["same"], "--save-baseline", tmp_path / "a.json", code=4)
     assert open_.stderr.endswith("a.json: not written, because the verdict is undecided\n")
     assert "save one with --save-baseline FILE --accept" in open_.stdout
@@ -279,7 +279,7 @@ def test_notes_appear_in_every_report_format(places: dict[str, Path], tmp_path: 
     ],
 )
 def test_the_first_screen_answers(places: dict[str, Path], words: str, start: str, width: int) -> None:
-    """Line 1 is the answer, there are at most 24 lines, and the last one is the next command."""
+    """There are at most 24 lines, and the last line is the next command."""
     done = run("gate", *(word.format(**places) for word in words.split()), COLUMNS=str(width))
     lines = done.stdout.splitlines()
     assert lines[0].startswith(start[: width - 8]), lines[0]
@@ -339,7 +339,7 @@ def test_settings_files_set_options_and_rules(
 
 
 def scripts() -> list[str]:
-    """Every piece of shell in docs/guides/ci.md and in the template that calls the gate, in blocks and in sentences."""
+    """Yield the shell code that calls the gate in docs/guides/ci.md and in the templates."""
     text = (ROOT / "docs/guides/ci.md").read_text(encoding="utf-8")
     found = []
     for block in re.findall(r"```yaml\n(.*?)```", text, re.S):
@@ -381,7 +381,7 @@ def test_documented_shell_commands_work(script: str, places: dict[str, Path], tm
 
 
 def test_plans_within_the_tolerance_name_the_rule(places: dict[str, Path]) -> None:
-    """The default rule allows a rise of 25%, so no number of sequences can make one of 20% fail."""
+    """The default rule allows a rise of 25%, so no number of sequences can detect a rise of 20%."""
     told = run("gate", places["same"], "--plan", "20%", code=0).stdout
     assert "same k3: the rule allows a rise of 25%" in told
     assert "--rule k3:increase=10% --plan 20%" in told

@@ -1,4 +1,4 @@
-"""`mismatchctl init NAME`: the page's snippet, its place in an installed version, patches, and the check of a dump."""
+"""`mismatchctl init NAME` prints, inserts and patches a snippet, and checks a dump."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PPOTrainer:
         return batch
 """,
 }
-"""The lines of verl around the places, at their real depth."""
+"""Lines of verl around the places of the snippets."""
 SCRIPT = """\
 from trl import (
     GRPOConfig,

@@ -1,4 +1,4 @@
-"""No verb uses the network unless a path asks for it."""
+"""Commands use the network only if a path names an object store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VERBS = {
 
 
 class Refused(BaseException):
-    """Nothing catches it on its way."""
+    """A BaseException, so that no code catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of the network; each such call ends at once, and is remembered if something swallows its end."""
+    """Make each network call fail, and return the list of calls."""
     asked: list[str] = []
 
     def refuse(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Where commands write, what goes to stdout and stderr, and how presets, metrics and rules are listed."""
+"""Output files, stdout and stderr of commands, and lists of presets, metrics and rules."""
 
 from __future__ import annotations
 

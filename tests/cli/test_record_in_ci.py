@@ -1,4 +1,4 @@
-"""`mismatchctl init ci`, and its ci/record.py with a tiny local model: from an empty folder to a gate that fails."""
+"""`mismatchctl init ci`, and ci/record.py with a tiny local model, from an empty folder to a gate that fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = ("--model", "tiny", "--prompts", "small.jsonl", "--samples", "3", "--max
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama of random weights with a tokenizer, and the same one with other weights."""
+    """Write a tiny Llama with random weights and a tokenizer, and a copy with other weights."""
     folder = tmp_path_factory.mktemp("models")
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
@@ -51,7 +51,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the models and nothing else."""
     monkeypatch.chdir(tmp_path)
     for name in ("tiny", "stale"):
         (tmp_path / name).symlink_to(models / name)
@@ -62,7 +61,6 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def record(*words: str) -> None:
-    """Run ci/record.py in this process."""
     path = "ci/record.py" if Path("ci/record.py").exists() else str(ROOT / "templates/ci/record.py")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["record.py", *words])
@@ -74,7 +72,7 @@ def rows(folder: str = "dumps") -> list[dict[str, Any]]:
 
 
 def log_probs_of(model: str, prompt: list[int], tokens: list[int], dtype: torch.dtype = torch.float32) -> np.ndarray:
-    """Log-probs of a response by one forward pass per token, normalized in float64 with numpy."""
+    """Compute the log-probs of a response with one forward pass per token, normalized in float64."""
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
     found = []
     for place, token in enumerate(tokens):
@@ -156,7 +154,6 @@ def test_temperature_applies_to_both_sides_and_padding_is_removed(place: Path) -
 
 @contextmanager
 def server(answer: Any) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
-    """A server that passes path and JSON to a function, and the list of its requests."""
     asked: list[tuple[str, dict[str, Any]]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -183,7 +180,7 @@ def server(answer: Any) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]
 
 
 def sampled(prompt: list[int], number: int) -> tuple[list[int], list[float]]:
-    """Return what a stubbed engine answers: tokens and log-probs that depend on the prompt and the sample."""
+    """Return the answer of a stubbed engine. Tokens and log-probs depend on the prompt and the sample."""
     tokens = [prompt[0] + number, 40 + number, 1]
     return tokens, [-0.5 - number, -1.25, -0.125]
 

@@ -1,4 +1,4 @@
-"""First screens: the answer first, at most 24 lines that fit, no trailing blanks, and the next command last."""
+"""The first screen of each command has the answer in line 1 and at most 24 lines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def test_reference_screens_match_the_goldens(width: int, dumps: dict[str, list[s
 
 
 def check_screens(name: str, commands: list[list[str]], width: int) -> None:
-    """Compare the screens with the stored ones, and check the form of each."""
     shown = [screens.screen(words, width) for words in commands]
     stored = (screens.FOLDER / f"{name}-{width}.txt").read_text(encoding="utf-8")
     assert screens.transcript(commands, shown) == stored, "run `python -m tests.cli.screens` and look at the difference"

@@ -1,4 +1,4 @@
-"""Signals and streams that are closed or full: the right exit code, no traceback, no files left behind."""
+"""Signals and closed or full streams: the right exit code, no traceback and no leftover files."""
 
 from __future__ import annotations
 

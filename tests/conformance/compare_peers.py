@@ -1,4 +1,4 @@
-"""Compare mismatchctl with ten more frameworks' own numbers (conformance/peers/README.md); run it for one line each."""
+"""Compare mismatchctl with the numbers of ten frameworks (conformance/peers/README.md), and print a line for each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ FRAMEWORKS = {
     "swift": "ms-swift",
 }
 VALUE, WEIGHT, GRADIENT = 2e-5, 3e-6, 2e-4
-"""Relative tolerances: of a value (or of what it is the mean of), of a weight, of the largest gradient of a step."""
+"""Relative tolerances: of a value (or of the values that it averages), of a weight, and of the largest gradient of a
+step.
+"""
 UNEQUAL: dict[tuple[str, str, str], str] = {
     **{
         ("openrlhf nonfinite", kind, what): "weights were recovered from a gradient that PPO's clip had made 0"
@@ -52,13 +54,13 @@ UNEQUAL: dict[tuple[str, str, str], str] = {
         for what in ("weights", "keep")
     },
 }
-"""(goldens, configuration, what) -> why it cannot agree: docs/methods/conformance.md."""
+"""Differences that cannot be repaired, by (goldens, configuration, value), with the reason
+(docs/methods/conformance.md).
+"""
 
 
 @dataclass
 class Tally:
-    """What was compared, and what differs."""
-
     compared: dict[str, int] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     excused: list[str] = field(default_factory=list)
@@ -100,7 +102,7 @@ def close(wanted: float, found: float, scale: float = 0.0, relative: float = VAL
 
 
 def cases(name: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Batch, configuration and what is expected of it."""
+    """Yield each batch with a configuration and the expected numbers."""
     for key, golden in goldens().items():
         if key.rpartition("_")[0] == name:
             for config, case in golden["configs"].items():
@@ -108,7 +110,6 @@ def cases(name: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def compare(name: str) -> Tally:
-    """Every value, weight, kept token and gradient."""
     tally, own = Tally(), framework(name)
     for batch, config, case in cases(name):
         correction = own.correction(case["config"])
@@ -124,7 +125,7 @@ def compare(name: str) -> Tally:
 
 @dataclass(frozen=True)
 class ProductLoss:
-    """A framework's policy loss in the product's terms: the sum of losses times the same factors."""
+    """A framework's policy loss as a loss of mismatchctl, with a factor."""
 
     losses: Sequence[str]  # as `analyze --loss` takes them
     factors: Any  # weights, mask and denominators of the framework [T]
@@ -134,7 +135,7 @@ class ProductLoss:
     bypassed: bool = False  # the rollout stands for the trainer's recomputation
 
     def gradient(self, run: ConfiguredStep) -> Any:
-        """The derivative by each current log-prob [T], as `analyze` computes it."""
+        """Return the derivative by each current log-prob [T], as `analyze` computes it."""
         over = np.ones(run.segments.tokens, np.bool_) if self.over is None else self.over
         segments = Segments.from_lengths(run.segments.sum(over))
         train = run.rollout if self.bypassed else run.train
@@ -260,11 +261,11 @@ PRODUCT_LOSSES: dict[str, Callable[[ConfiguredStep, Any, Any], ProductLoss | Non
     "trl": _trl, "nemo": _nemo, "openrlhf": _openrlhf, "prime": _prime, "areal": _areal, "skyrl": _skyrl,
     "openinstruct": _open_instruct, "swift": _swift,
 }  # fmt: skip
-"""The product's loss of a configuration. None: the product has no such loss."""
+"""mismatchctl's loss for a configuration, or None if there is none."""
 
 
 def product_gradient(name: str, own: Framework, rows: pa.Table, correction: Correction) -> list[Any] | None:
-    """The derivative of the framework's loss by each current log-prob, with the loss that `analyze` computes."""
+    """Return the derivative of a framework's loss by each current log-prob, with the loss that `analyze` computes."""
     assert isinstance(own, PlainFramework)
     run = own.configure(rows, correction, "float32")
     with np.errstate(all="ignore"):
@@ -275,7 +276,7 @@ def product_gradient(name: str, own: Framework, rows: pa.Table, correction: Corr
 def framework_loss(
     own: Framework, rows: pa.Table, correction: Correction, dtype: Dtype = "float64"
 ) -> tuple[float, list[Any]]:
-    """The loss that the framework logs, and its derivative by each current log-prob, per row."""
+    """Return the loss that the framework logs, and its derivative by each current log-prob, per row."""
     assert isinstance(own, PlainFramework)
     run = own.configure(rows, correction, dtype)
     with np.errstate(all="ignore"):
@@ -338,7 +339,6 @@ KINDS = ("values", "weights", "keep", "gradients", "gradients of analyze")
 
 
 def line(name: str, tally: Tally) -> str:
-    """A row of the table in docs/methods/conformance.md."""
     cells = " | ".join(f"{tally.compared.get(kind, 0):,}" for kind in KINDS)
     compared = sum(tally.compared.values())
     equal = compared - len(tally.differences) - len(tally.excused)

@@ -1,4 +1,4 @@
-"""Compare mismatchctl with slime's and Miles' own numbers (conformance/slime/README.md); run it for one line each."""
+"""Compare mismatchctl with the numbers of slime and Miles (conformance/slime/README.md), and print a line for each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VERSIONS = {"slime_seed": "slime@seed", "slime_head": "slime@head", "miles_head"
 ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
 
 IN_FLOAT32 = {"kl_loss": 2e-5, "train_rollout_kl": 2e-5, "ess_ratio": 1e-6, "pg_loss": 1e-6, "loss": 1e-6}
-"""Relative tolerance in float64 runs of what slime (kl_loss, and so loss) or Miles (the rest) computes in float32."""
+"""Relative tolerance, in float64 runs, of values that slime or Miles computes in float32."""
 
 CANCELLING = {
     "mis_k3_kl": (2e-5, 0.0),
@@ -49,18 +49,21 @@ CANCELLING = {
     "pg_loss": (1e-6, 1e-7),
     "loss": (1e-6, 1e-7),
 }
-"""Relative and absolute tolerance in float32 runs, where terms around 1 cancel; the rest: 1e-6 relative."""
+"""Relative and absolute tolerance, in float32 runs, of sums whose terms cancel. The tolerance of other values is
+1e-6.
+"""
 
 LAST_BIT = {("dense", "float32", name) for name in ("incl-mask-token-lo1", "incl-rs-token-lo1")}
-"""A lower bound of exactly 1 looks at the last bit of a float32 exponential. One token of each step has it otherwise
-on the processor that made these numbers: docs/methods/conformance.md."""
+"""Configurations with a lower bound of exactly 1, whose decision depends on the last bit of exp
+(docs/methods/conformance.md).
+"""
 
 Config = Mapping[str, Any]
 
 
 @dataclass
 class Tally:
-    """What was compared: how many values, those that differ, and those that hang on the last bit."""
+    """Number of compared values, values that differ, and values that depend on the last bit of exp."""
 
     compared: int = 0
     differences: list[str] = field(default_factory=list)
@@ -73,7 +76,6 @@ class Tally:
 
 
 def agree(name: str, expected: float, found: float, dtype: str) -> bool:
-    """Whether two logged values agree as far as slime's arithmetic lets them."""
     relative, absolute = CANCELLING.get(name, (1e-6, 0.0))
     if dtype == "float64":
         relative, absolute = IN_FLOAT32.get(name, 1e-9), 0.0
@@ -81,7 +83,7 @@ def agree(name: str, expected: float, found: float, dtype: str) -> bool:
 
 
 def _weights_agree(expected: Any, found: Any, dtype: str) -> Any:
-    """A float32 log ratio of tens is known to 2e-6, and so is the weight that it makes."""
+    """The log ratio of a long sequence is known to 2e-6 in float32, and so is its weight."""
     return np.isclose(found, expected, rtol=1e-9 if dtype == "float64" else 4e-6, atol=0)
 
 
@@ -109,7 +111,6 @@ def _inputs() -> pa.Table:
 
 
 def correcting(config: Config) -> dict[str, Any]:
-    """What a configuration says about correction, in slime's own keys."""
     return {"custom_tis_function_path": ICEPOP} if config["correction"] == "icepop" else dict(config.get("mis", {}))
 
 
@@ -126,7 +127,7 @@ def framework(impl: str) -> Framework:
 
 @cache
 def _metrics(impl: str) -> dict[tuple[Any, ...], dict[str, float]]:
-    """(batch, step, configuration, dtype, reducer) -> what is logged."""
+    """Return the logged values by (batch, step, configuration, dtype, reducer)."""
     rows = pl.read_parquet(FOLDER / "metrics.parquet").filter(pl.col("impl") == impl)
     found: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
     for row in rows.iter_rows():
@@ -149,7 +150,6 @@ def _tokens() -> dict[tuple[Any, ...], dict[int, Any]]:
 
 
 def compare_logged(impl: str) -> Tally:
-    """Every logged value; kept tokens and sums of weights per sequence; weights and masks per token."""
     tally = Tally()
     for key, expected in _metrics(impl).items():
         batch, step, name, dtype, reducer = key
@@ -210,9 +210,9 @@ def _each_token(tally: Tally, key: tuple[Any, ...], rows: pa.Table, out: Replay)
 
 
 def compare_losses(impl: str) -> Tally:
-    """The policy loss as `analyze` computes it, with the replayed weights and kept tokens.
+    """Compare the losses of `analyze`, with the replayed weights and kept tokens.
 
-    Left out: the configurations of `LAST_BIT`, and the losses of ratios beyond exp(+-20), which slime does not bound.
+    The configurations of `LAST_BIT` and ratios beyond exp(20), which slime does not limit, are left out.
     """
     tally, own = Tally(), framework(impl)
     assert isinstance(own, Slime)
@@ -242,7 +242,7 @@ def compare_losses(impl: str) -> Tally:
 
 
 def _policy_loss(given: Mapping[str, Any], tokens: TokenBatch, about: SlimeVersion) -> tuple[Any, Any]:
-    """Loss of each token in the product's terms, and whether the clip decides it."""
+    """Return the loss of each token, and whether the clip decides it."""
     low = given.get("eps_clip", 0.2)
     numbers = f"low={1 - low},high={1 + given.get('eps_clip_high', low)}"
     estimator, dual = given.get("advantage_estimator"), given.get("eps_clip_c") if about.dual_clip else None
@@ -262,7 +262,7 @@ def _policy_loss(given: Mapping[str, Any], tokens: TokenBatch, about: SlimeVersi
 
 
 def _reduce(values: Any, rows: pa.Table, segments: Segments, kept: Any, about: SlimeVersion, per_token: bool) -> float:
-    """Reduce a metric of kept tokens as slime does: by tokens, by sequences, or since 2026-08 by rollouts."""
+    """Reduce a metric of kept tokens over tokens, sequences, or (since 2026-08) rollouts."""
     sums = segments.sum(values)
     if per_token:  # rejected tokens count, and an empty sequence is one
         return float(sums.sum() / np.maximum(segments.lengths, 1).sum())
@@ -275,7 +275,6 @@ def _reduce(values: Any, rows: pa.Table, segments: Segments, kept: Any, about: S
 
 
 def compare_errors(impl: str) -> Tally:
-    """What is rejected, with slime's message; everything else is accepted."""
     tally = Tally()
     errors = {case["config"]: case for case in goldens()["errors"] if case["impl"] == impl}
     for name in sorted(errors.keys() | {key[2] for key in _metrics(impl)}):
@@ -292,7 +291,7 @@ def compare_errors(impl: str) -> Tally:
 
 
 def compare_corrections(impl: str) -> Tally:
-    """The Correction itself, applied by the core in float64: kept tokens, and weights where nothing normalizes them."""
+    """Compare corrections in float64: kept tokens, and weights without a normalization."""
     tally = Tally()
     for key, golden in _sequences().items():
         batch, step, name, dtype = key
@@ -325,7 +324,7 @@ def _batch(batch: str, step: int) -> TokenBatch:
 
 
 def _on_a_veto(own: Correction, sequences: TokenBatch) -> Any:
-    """Sequences with a token within the float32 rounding in which slime takes the logarithm of the veto."""
+    """Return the sequences with a token so close to the veto that float32 rounding decides."""
     log_ratio = np.subtract(sequences.train, sequences.rollout, dtype=np.float64)
     near = np.zeros(len(log_ratio), np.bool_)
     for gate in own.gates:
@@ -343,7 +342,6 @@ PARTS: dict[str, Callable[[str], Tally]] = {
 
 
 def line(impl: str, tallies: Mapping[str, Tally]) -> str:
-    """A row of the table in docs/methods/conformance.md."""
     cells = " | ".join(f"{tally.compared:,}" for tally in tallies.values())
     compared = sum(tally.compared for tally in tallies.values())
     unequal = sum(len(tally.differences) + len(tally.last_bit) for tally in tallies.values())

@@ -1,4 +1,4 @@
-"""Compare mismatchctl with verl's own numbers (conformance/verl/README.md); run it to print one line per version."""
+"""Compare mismatchctl with verl's numbers (conformance/verl/README.md), and print a line per version."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ Run = Mapping[str, Any]
 
 @dataclass
 class Tally:
-    """What was compared: how many values, and those that differ."""
-
     compared: int = 0
     differences: list[str] = field(default_factory=list)
 
@@ -48,7 +46,6 @@ class Tally:
             self.differences.append(f"{what} is {wanted!r}, not {found!r}")
 
     def values(self, expected: Mapping[str, Any], found: Mapping[str, float], dtype: str, where: str) -> None:
-        """The names must be the same, the values within the tolerances of the dtype."""
         self.check(expected.keys() == found.keys(), f"{where}: names", sorted(expected), sorted(found))
         for name in expected.keys() & found.keys():
             golden, value = float(expected[name]), found[name]
@@ -56,7 +53,6 @@ class Tally:
 
 
 def agree(name: str, expected: float, found: float, dtype: str) -> bool:
-    """Whether two values agree as far as verl's arithmetic lets them."""
     if not (math.isfinite(expected) and math.isfinite(found)):
         return expected == found or (math.isnan(expected) and math.isnan(found))
     distance = abs(expected - found)
@@ -92,7 +88,6 @@ def corrections(version: str) -> dict[str, Correction]:
 
 
 def compare_logged(version: str) -> Tally:
-    """Everything that the helper logs, and the debug metrics; kept tokens, weights, per row and per token."""
     tally, framework = Tally(), load_framework(f"verl@{version}")
     per_sequence, per_token = _per_sequence(version), _per_token(version)
     for batch, runs in expected(version)["metrics"].items():
@@ -115,13 +110,12 @@ def compare_logged(version: str) -> Tally:
 
 
 def _replay_bypass(framework: Framework, rows: pa.Table, dtype: Any) -> Mapping[str, float]:
-    """The metrics of current_log_probs, which a correction in bypass mode logs beside those of its veto."""
+    """Return the metrics of current_log_probs that a correction in bypass mode logs next to its veto."""
     logged = framework.replay(rows, framework.correction({"bypass_mode": True}), ReplayOptions(dtype=dtype)).logged
     return {name: value for name, value in logged.items() if "rollout_is_" not in name}
 
 
 def _logged(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Configuration and its logged values, of both kinds."""
     for kind in ("decoupled", "bypass"):
         made = run.get(kind, {"config_ids": ()})
         for index, name in enumerate(made["config_ids"]):
@@ -148,7 +142,6 @@ def _per_token(version: str) -> Mapping[Any, Any]:
 
 
 def _rows(tally: Tally, golden: Run, out: Any, dtype: str, where: str) -> None:
-    """Kept tokens exactly; sums of weights."""
     kept = [int(keep.sum()) for keep in out.keep]
     for expected_count, count in zip(golden["kept_tokens"], kept, strict=True):
         tally.check(expected_count == count, f"{where}: kept tokens", golden["kept_tokens"], kept)
@@ -164,7 +157,7 @@ def _rows(tally: Tally, golden: Run, out: Any, dtype: str, where: str) -> None:
 
 
 def _weights_agree(wanted: Any, found: Any, dtype: str) -> Any:
-    """A float32 log ratio of tens is known to 2e-6, and so is the weight that it makes."""
+    """The log ratio of a long sequence is known to 2e-6 in float32, and so is its weight."""
     return np.allclose(found, wanted, rtol=1e-9 if dtype == "float64" else 4e-6, atol=0)
 
 
@@ -186,7 +179,7 @@ def _tokens(tally: Tally, golden: Mapping[int, Any], out: Any, rows: pa.Table, w
 
 @dataclass(frozen=True)
 class LossInput:
-    """The kept tokens of a step in the arrangement of verl's loss: `batch.train` is its old_log_prob."""
+    """The kept tokens of a step in the layout of verl's loss. `batch.train` is verl's old_log_prob."""
 
     batch: TokenBatch
     weights: Any  # weights of the kept tokens [K], or 1
@@ -212,19 +205,18 @@ class LossInput:
         return cls(batch, np.concatenate(weights)[step.mask][kept] if applied else 1.0)
 
     def losses(self, name: str, **numbers: float) -> tuple[Any, Any]:
-        """Loss and clip of each token, as `analyze` computes them."""
         found = compute_token_loss(f"{name}:{','.join(f'{key}={value}' for key, value in numbers.items())}", self.batch)
         assert found is not None
         return found.losses, found.clipped
 
     @property
     def x(self) -> Any:
-        """Bounded log ratio in the dtype of the run, which decides at a bound that is met exactly."""
+        """Limited log ratio in the dtype of the run, which decides at a bound that a ratio equals exactly."""
         return np.clip(self.batch.current - self.batch.train, -20, 20)
 
 
 Losses = Callable[[LossInput, Run], tuple[Any, Any, Any]]
-"""Loss of each token, whether the clip decides it, and whether the dual clip does (None: verl logs no such share)."""
+"""Loss of each token, whether the clip decides it, and whether the dual clip does (None: not logged)."""
 
 
 def _clips(clip: Run) -> dict[str, float]:
@@ -243,7 +235,7 @@ def _cispo(tokens: LossInput, clip: Run) -> tuple[Any, Any, Any]:
 
 
 def _geo_mean(tokens: LossInput, clip: Run) -> tuple[Any, Any, Any]:
-    """verl counts tokens outside of either bound, so that the opposite advantages clip the others."""
+    """verl counts tokens outside of either bound, with opposite signs of the advantage."""
     bounds = {"low": -clip["clip_ratio_low"], "high": clip["clip_ratio_high"]}
     opposite = replace(tokens, batch=replace(tokens.batch, advantages=-tokens.batch.advantages))
     losses, clipped = tokens.losses("gmpo", **bounds)
@@ -252,7 +244,7 @@ def _geo_mean(tokens: LossInput, clip: Run) -> tuple[Any, Any, Any]:
 
 
 def _dppo_tv(tokens: LossInput, clip: Run) -> tuple[Any, Any, Any]:
-    """REINFORCE with a bounded ratio (CISPO) on the tokens that DPPO's gate keeps."""
+    """REINFORCE with a limited ratio (CISPO) on the tokens that DPPO's gate keeps."""
     dropped = tokens.losses("dppo", low=clip["clip_ratio_low"], high=clip["clip_ratio_high"])[1]
     losses, bounded = tokens.losses("cispo", low=0, high=clip["clip_ratio_c"])
     return losses * ~dropped, dropped, bounded & ~dropped
@@ -278,16 +270,16 @@ LOSSES: dict[str, Losses] = {
     "dppo_tv": _dppo_tv,
     "dro": _dro,
 }
-"""verl's losses in the product's terms. The product has no DPPO with a binary KL (dppo_kl)."""
+"""verl's losses as losses of mismatchctl, which does not have DPPO with a binary KL (dppo_kl)."""
 UNKNOWN = {"gpg": {"actor/ppo_kl"}, "dppo_kl": {"loss", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"}}
-"""Values that are not compared: a constant 0, and a loss that the product does not have."""
+"""Values that are not compared: a constant 0, and a loss that mismatchctl does not have."""
 UNBOUNDED_KL = ("gspo", "geo_mean", "dro", "rollout_correction")
-"""Losses whose ppo_kl is the mean of unbounded log ratios."""
+"""Losses whose ppo_kl is the mean of log ratios without a limit."""
 
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How verl makes one number of the losses of tokens."""
+    """verl's reduction of the losses of tokens to one number."""
 
     mode: str  # loss_agg_mode
     width: float  # padded length
@@ -316,7 +308,6 @@ class Aggregation:
 def measure_loss(
     tokens: LossInput, mode: str, clip: Run, aggregation: Aggregation, about: VerlVersion
 ) -> dict[str, float]:
-    """Compute the loss and the actor's metrics, as far as the product has them."""
     batch, segments = tokens.batch, tokens.batch.segments
     distance = -Ratios(batch.current, batch.train, segments).log_ratio
     kl = distance if mode in UNBOUNDED_KL else np.clip(distance, -20, 20)
@@ -335,7 +326,6 @@ def measure_loss(
 
 
 def compare_losses(version: str) -> Tally:
-    """Losses as `analyze` computes them, and the actor's metrics beside them."""
     tally, framework = Tally(), load_framework(f"verl@{version}")
     assert isinstance(framework, Verl)
     losses, configs = expected(version)["losses"], expected(version)["configs"]["configs"]
@@ -380,7 +370,7 @@ def _find_mode(entry: Run) -> str:
 
 
 def _losses_agree(name: str, wanted: float, found: float, run: Run, entry: Run, dtype: str) -> bool:
-    """A float32 loss is a sum of terms of about 1 that cancel: it is known to 1e-6 of their number."""
+    """The terms of a float32 loss cancel, so its error is up to 1e-6 per term."""
     if name.startswith("actor/pg_clipfrac"):  # verl counts in float32 in either dtype
         return agree(name, wanted, found, "float32")
     if name != "loss" or dtype == "float64" or not math.isfinite(wanted):
@@ -390,7 +380,6 @@ def _losses_agree(name: str, wanted: float, found: float, run: Run, entry: Run, 
 
 
 def compare_errors(version: str) -> Tally:
-    """What verl rejects, in its words; what it accepts although nobody should write it."""
     tally, framework = Tally(), load_framework(f"verl@{version}")
     for case in expected(version)["configs"]["error_cases"]:
         try:
@@ -419,7 +408,6 @@ PARTS: dict[str, Callable[[str], Tally]] = {
 
 
 def line(version: str, tallies: Mapping[str, Tally]) -> str:
-    """A row of the table in docs/methods/conformance.md."""
     cells = " | ".join(f"{tally.compared:,}" for tally in tallies.values())
     compared = sum(tally.compared for tally in tallies.values())
     different = sum(len(tally.differences) for tally in tallies.values())

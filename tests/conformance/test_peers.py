@@ -1,4 +1,4 @@
-"""Ten more frameworks' own numbers, all of them: see conformance/peers/README.md."""
+"""Every number of ten frameworks (conformance/peers/README.md)."""
 
 from __future__ import annotations
 

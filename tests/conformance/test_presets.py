@@ -1,4 +1,4 @@
-"""Presets against what the frameworks' own code did to the same tokens: see conformance/README.md."""
+"""Presets keep the same tokens and give the same weights as the frameworks' own code (conformance/README.md)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _apply(correction: Correction, batch: TokenBatch) -> CorrectedBlock:
 def _token_weights(
     correction: Correction, applied: CorrectedBlock, batch: TokenBatch, micro_batch_size: int | None
 ) -> Any:
-    """Weights of all tokens, divided within each micro-batch by the mean of those before rejection."""
+    """Return the weights of all tokens, divided within each micro-batch by their mean before rejection."""
     weights = applied.token_weights().copy()
     if correction.weight is None or correction.weight.normalize == "none":
         return weights
@@ -87,7 +87,7 @@ def _token_weights(
 
 
 def _on_a_veto(correction: Correction, batch: TokenBatch) -> Any:
-    """Sequences whose fate hangs on rounding: the frameworks take the logarithm of the veto in float32."""
+    """Return the sequences with a token so close to the veto that float32 rounding decides."""
     near = np.zeros(batch.tokens, np.bool_)
     for gate in correction.gates:
         if gate.is_veto:
@@ -98,7 +98,7 @@ def _on_a_veto(correction: Correction, batch: TokenBatch) -> Any:
 
 
 OF_FAMILY = [name for name, item in load_presets().items() if item.framework in ("verl", "slime", "miles")]
-"""Those of other frameworks are configurations, which test_conformance_peers.py holds to goldens."""
+"""Presets of verl, slime and Miles. test_peers.py covers the presets of other frameworks."""
 
 
 @pytest.mark.parametrize("name", sorted(name for name in OF_FAMILY if name not in WITHOUT_GOLDENS))

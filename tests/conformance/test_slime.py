@@ -1,4 +1,4 @@
-"""slime's and Miles' own numbers, all of them: see conformance/slime/README.md."""
+"""Every number of slime and Miles (conformance/slime/README.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verl's own numbers, all of them: see conformance/verl/README.md."""
+"""Every number of verl (conformance/verl/README.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The losses room against torch: values and decisions per token, and sums over sequences."""
+"""Losses compared with torch: values and decisions per token, and sums over sequences."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_cispo_weights_reinforce_with_the_clipped_ratio() -> None:
 
 
 def test_the_unbiased_kl_estimates_value_and_gradient() -> None:
-    """Value and gradient equal those of KL(current, reference) for samples of another policy."""
+    """The mean over samples of another policy is KL(current, reference), for value and gradient."""
     generator = torch.Generator().manual_seed(3)
     sampler, reference, current = (
         torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(0) for _ in "abc"

@@ -1,6 +1,6 @@
-"""The compiled kernel gives the same bits in the process that compiles it and in those that load its machine code.
+"""The compiled kernel gives the same bits in the process that compiles it and in processes that load its machine code.
 
-Whatever has become of the files that machine code is kept in, it is made anew: never a crash, never another number.
+If the stored machine code is damaged or cannot be used, the kernel is compiled again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ print("numba" in sys.modules, file=sys.stderr)
 
 
 def reduced(folder: Path) -> tuple[str, bool]:
-    """The bits, and whether numba was imported for them."""
+    """Reduce a batch in a new process. Return the bytes, and whether numba was imported."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
     command = [sys.executable, "-c", REDUCED]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
@@ -67,7 +67,7 @@ def test_compiled_and_cached_loops_give_equal_bits(tmp_path: Path) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
-    """A folder of its own for machine code; one entry for each time that some is made."""
+    """Use an empty folder for machine code, and return a list with an entry per compilation."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
     counted, make = [], machine_code._compile
 
@@ -80,7 +80,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 
 
 def unsplit() -> None:
-    """Put bytes together in a loop that has not run before, and hold them to numpy."""
+    """Join bytes in a new compiled loop, and compare with numpy."""
     body = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint8)
     found = np.zeros(1000, np.uint32)
     assert CompiledLoop("mismatchctl.core.file_loops", "join_split_bytes")(body, 0, 1000, found) == 0

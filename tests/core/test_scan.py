@@ -1,4 +1,4 @@
-"""One look at a block says what many passes over it say: how far log-probs reach, where they agree, how far apart."""
+"""One scan of a block gives the extremes, agreements and distances of log-probs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Correction can say beyond a ratio in an interval, each word against a calculation of its own."""
+"""Every field of a Correction, compared with a calculation in the test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.factories.sequence_samples import read_sample
 
 LENGTHS = (7, 0, 12, 1, 30)
 MASKED = {0: (3, 4), 4: (0, 10, 11, 20)}
-"""Tokens that are masked between valid ones, by sequence."""
+"""Masked tokens between valid tokens, by sequence."""
 
 
 def made(seed: int = 0, scale: float = 0.3) -> TokenBatch:

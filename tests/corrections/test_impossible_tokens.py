@@ -1,4 +1,4 @@
-"""Tokens of train probability 0 count as ratio 0 in every gate, against loops over the rows of the file."""
+"""A token with train probability 0 has a ratio of 0 in every gate."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write(path: Path, rows: list[Row], layout: str) -> Path:
 
 
 def groups_of(over: str, row: Row) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the valid tokens whose ratios a gate aggregates, and the tokens that it judges by them."""
+    """Yield the valid tokens whose ratios a gate aggregates, and the tokens that the gate decides on."""
     valid = [place for place, (_, mask) in enumerate(row) if mask]
     if over == "sequence":
         yield from [(valid, valid)] * bool(valid)

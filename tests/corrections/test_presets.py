@@ -1,4 +1,4 @@
-"""What each preset does, on sequences small enough to work out by hand."""
+"""Every preset on small sequences, with results computed by hand."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ SEQUENCES = {
     "empty": [],
 }
 AGED = {"high": 0, "veto": 1}
-"""Those that an earlier version than 5 sampled."""
+"""Sequences that an earlier version than 5 sampled."""
 RATIOS = np.concatenate([np.array(ratios) for ratios in SEQUENCES.values()])
 
 
 def _applied(name: str) -> CorrectedBlock:
-    """The preset on the sequences above, whichever pair of policies it looks at."""
     correction = find_preset(name)
     segments = Segments.from_lengths([len(ratios) for ratios in SEQUENCES.values()])
     rollout = np.full(segments.tokens, -30.0)
@@ -176,7 +175,7 @@ NORMALIZED = {
 
 
 TABLED = [name for name, item in load_presets().items() if item.framework in ("", "verl", "slime", "miles")]
-"""Those of other frameworks are their configurations, which goldens hold: test_conformance_peers.py."""
+"""Presets of verl and slime. test_peers.py covers the presets of other frameworks."""
 
 
 def test_every_preset_has_expected_values() -> None:

@@ -1,4 +1,4 @@
-"""Arrow files beside Parquet: whoever writes them, they give the same, to the bit, and damaged ones are named."""
+"""Arrow files give the same Result as Parquet files, bit for bit, and errors name damaged files."""
 
 import json
 
@@ -24,7 +24,6 @@ SAMPLES = SAMPLE_DATA
 
 
 def copied(source, target, compression="lz4", new=pa.ipc.new_file):
-    """The file as Arrow, a record batch for every row group."""
     target.parent.mkdir(parents=True, exist_ok=True)
     parquet = pq.ParquetFile(source)
     with new(target, parquet.schema_arrow, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
@@ -83,7 +82,7 @@ def test_arrow_files_of_other_writers_are_read(tmp_path):
 
 
 def test_growing_dictionaries_in_streams_are_read(tmp_path):
-    """Each batch has its own dictionary, which replaces the one before."""
+    """Each batch has its own dictionary, which replaces the dictionary of the batch before."""
     kinds = [pa.array(words).dictionary_encode() for words in (["x"], ["y"], ["z"])]
     tables = [pa.table(wide((2,), prompt_id=kind)) for kind in kinds]
     with pa.ipc.new_stream(tmp_path / "a.arrow", tables[0].schema) as writer:

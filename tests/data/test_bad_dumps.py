@@ -154,7 +154,7 @@ def test_broken_files_are_refused(tmp_path):
 
 
 def _break_pages(path, row_group):
-    """Overwrite values of the first column in one group: the footer stays whole."""
+    """Overwrite values of the first column in one row group, without changing the footer."""
     if path.endswith(".arrow"):
         with pa.OSFile(path) as file:
             batch = ArrowContents.of(file).batches[row_group]
@@ -409,7 +409,7 @@ def test_check_files_reports_rows_and_problems(tmp_path):
 
 
 def test_check_files_reports_empty_files(tmp_path):
-    """Files that commands refuse together are not fine, even if each can be read."""
+    """Commands refuse the files together, even if each file can be read."""
     write(tmp_path / "a.parquet", wide(()))
     (only,) = check_files([str(tmp_path)])
     assert (only.error, only.sound) == ("no row found in the file", False)

@@ -1,4 +1,4 @@
-"""Verbs read what frameworks wrote as they read its conversion; convert's other ways: join, Parquet, faults."""
+"""Commands read framework files and their conversion alike, and `convert` joins files and reports faults."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def nemo(path: Path, sequences: int = 40, length: int = 30, seed: int = 1) -> Pa
 
 
 def without_places(result: Any) -> Any:
-    """A Result without what names files: paths, sizes, rows within a file, and counts per file."""
+    """Return a Result without paths, sizes, row numbers and counts per file."""
     if isinstance(result, list):
         return [without_places(one) for one in result]
     if not isinstance(result, dict):
@@ -233,7 +233,7 @@ def test_parquet_keeps_all_columns_under_schema_names(tmp_path: Path) -> None:
 
 
 def rollout_only(path: Path) -> Path:
-    """A source whose files name sequences and hold what the rollout knows."""
+    """Write framework files with sequence ids and rollout log-probs only."""
     shutil.copytree(DUMPS / "slime_miles/slime_head/train_data", path)
     return path
 
@@ -342,7 +342,7 @@ print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_conversion_memory_is_bounded(tmp_path: Path) -> None:
-    """Four times the lines need hardly more memory. benchmarks/convert.py measures larger files."""
+    """Four times as many lines need hardly more memory."""
     peaks = []
     line = nemo(tmp_path / "train_data_step0.jsonl", sequences=1, length=300).read_text()
     for step, lines in ((1, 700), (2, 2800)):

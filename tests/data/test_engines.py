@@ -1,4 +1,4 @@
-"""Where units are read does not show in what comes of them: threads, limits of memory, and a real Ray cluster."""
+"""Threads, memory limits and a real Ray cluster give the same result."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ CORRECTIONS = [find_preset(name) for name in ("token_tis", "geo_rs")]
 
 @dataclass(frozen=True)
 class Noted:
-    """The units of a part, in the order in which they were merged."""
-
     units: tuple[int, ...]
 
     def __add__(self, other: Noted) -> Noted:
@@ -57,7 +55,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class Note:
-    """Notes which units there are; the first task that finds no file at `dies` makes one and is killed."""
+    """Record the work units. The first task that does not find a file at `dies` writes it and is killed."""
 
     makes = Noted
     dies: str = ""
@@ -71,7 +69,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Killed:
-    """Some other work, but the first task is killed in the middle of its shard."""
+    """Work whose first task is killed in the middle of its shard."""
 
     work: Any
     dies: str
@@ -84,8 +82,6 @@ class Killed:
 
 @dataclass(frozen=True)
 class RayWithDeath:
-    """A Ray engine on which a worker is lost."""
-
     dies: str
 
     def map(self, work: Any, dump: Dump, shards: Any) -> Any:
@@ -94,7 +90,7 @@ class RayWithDeath:
 
 @pytest.fixture
 def grouped(tmp_path: Path, row_groups_apart: None) -> str:
-    """A file of eight row groups, which are units each."""
+    """Write a file of eight row groups, which are one work unit each."""
     table = pa.concat_tables([pq.read_table(file) for file in sorted(Path(SAMPLE).glob("*.parquet"))])
     pq.write_table(table, tmp_path / "grouped.parquet", row_group_size=-(-len(table) // 8))
     return str(tmp_path / "grouped.parquet")
@@ -161,7 +157,6 @@ def test_units_above_the_memory_limit_are_named(grouped: str) -> None:
 
 @pytest.fixture(scope="class")
 def cluster() -> Iterator[None]:
-    """Two nodes of one processor each, and a driver that is connected to them."""
     ray = pytest.importorskip("ray", reason="Ray is not there for this version of Python")
     from ray.cluster_utils import Cluster
 
@@ -288,7 +283,6 @@ FILES = 24
 
 
 def table_of(number: int) -> pa.Table:
-    """Three sequences, one of them long, one without a valid token."""
     random = np.random.default_rng(number)
     rows = []
     for row, length in enumerate((4 + number % 7, 40, 3)):

@@ -1,4 +1,4 @@
-"""Errors that concern all rows say what they have in common, and tokens without a value can be masked."""
+"""An error that concerns all rows names their common fault, and tokens without a value can be masked."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_faults_of_some_rows_name_the_first(change: Change, words: str, tmp_path
 
 
 def missing(rollout: Lists, train: Lists) -> tuple[Lists, Lists]:
-    """A value is missing in each third row, at another token of each."""
+    """Remove a value in every third row, at a different token in each."""
     for number in range(0, ROWS, 3):
         rollout[number][number % LENGTH] = None if number % 2 else float("nan")
     return rollout, train

@@ -1,4 +1,4 @@
-"""Dumps in common formats give the same result as Parquet, and everything else gets a sentence."""
+"""Dumps in common formats give the same result as Parquet, and other files give an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files in the layouts of frameworks give the true log-probs, masks and ids, token for token."""
+"""Framework files give the true log-probs, masks and ids of every token."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def valid(row: dict[str, Any], name: str) -> list[Any]:
 
 @pytest.mark.parametrize("framework", OF_PEERS)
 def test_imported_tokens_match_the_truth(framework: str, tmp_path: Path) -> None:
-    """The samples contain float32 values, or text that gives equal float32 values."""
+    """The samples contain float32 values, or text that parses to equal float32 values."""
     rows = converted(PEERS / OF_PEERS[framework], tmp_path)
     truth = pq.read_table(PEERS / "canonical_input.parquet").to_pylist()
     tokens = json.loads((PEERS / "canonical_tokens.json").read_text())
@@ -75,7 +75,7 @@ def test_imported_tokens_match_the_truth(framework: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("source", OF_SLIME)
 def test_imported_tokens_of_slime_match_the_truth(source: str, tmp_path: Path) -> None:
-    """The truth is the rollout dump before training, with train log-probs read by torch."""
+    """The truth is the rollout dump, and the train log-probs as torch reads them."""
     rows = converted(SLIME / source, tmp_path)
     rollout = torch.load(SLIME / source.split("/")[0] / "rollout_data/0.pt", weights_only=True)["samples"]
     truth = {str(sample["index"]): sample for sample in rollout}
@@ -130,7 +130,6 @@ def test_empty_responses_are_not_missing_recomputations(tmp_path: Path) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """An empty folder of train_data."""
     folder = tmp_path / "train_data"
     folder.mkdir()
     return folder
@@ -165,7 +164,6 @@ def test_pipeline_stages_without_log_probs_are_skipped(source: Path, tmp_path: P
 
 
 def plain(value: Any) -> Any:
-    """A dict that Python's own pickle writes."""
     return {name: plain(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 

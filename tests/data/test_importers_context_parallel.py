@@ -1,4 +1,4 @@
-"""Context-parallel slices of slime and Miles come back whole, token for token."""
+"""Context-parallel slices of slime and Miles are joined token for token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows_of(source: Path, out: Path) -> list[dict[str, Any]]:
 
 
 def split(values: np.ndarray, prompt: int, rank: int, size: int, axis: int) -> torch.Tensor:
-    """What a rank keeps of a response, position by position: each one's chunk decides who has its next token."""
+    """Return the slice of a rank. The chunk of a position determines the rank of the next token."""
     chunk = next(width for width in range(1, axis + 1) if width * 2 * size >= axis)
     kept = []
     for chosen in (rank, 2 * size - 1 - rank):
@@ -42,7 +42,7 @@ def split(values: np.ndarray, prompt: int, rank: int, size: int, axis: int) -> t
 
 
 def write_ranks(folder: Path, size: int, tensor_parallel: int = 1, bshd: bool = False) -> list[dict[str, Any]]:
-    """Files of two data-parallel parts, each of `size` context-parallel ranks; returns the samples they are of."""
+    """Write the files of two data-parallel ranks with `size` context-parallel ranks each. Return the samples."""
     rng = np.random.default_rng(size)
     folder.mkdir()
     shapes = [(prompt, length) for prompt in (1, 2, 7, 16) for length in (1, 2, 3, 5, 8, 13, 31, 64)]

@@ -1,4 +1,4 @@
-"""Dumps of any size, type and padding, written here as each framework lays them out, give back what was written."""
+"""Generated framework files of any size, type and padding give back the generated values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of one policy alone, Miles' micro-batches, and files that only their framework opens."""
+"""Files with one policy, Miles' micro-batches, and files that only their framework can open."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_rollout_files_name_the_missing_train_log_probs(framework: str, tmp_path
 
 
 def train_file(place: Path, rows: list[dict[str, Any]]) -> Path:
-    """Train log-probs as somebody recorded them, in another order than the rollouts."""
+    """Write train log-probs in another order than the rollouts."""
     pq.write_table(pa.Table.from_pylist(rows[::-1]), place)
     return place
 
@@ -150,7 +150,7 @@ def test_folders_with_both_dumps_of_miles_ask_for_one() -> None:
 
 
 def test_micro_batches_of_miles_contain_three_policies(tmp_path: Path) -> None:
-    """What the file calls train_log_probs is the current policy, and old_log_probs the trainer's recomputation."""
+    """In the file, train_log_probs is the current policy, and old_log_probs is the trainer's recomputation."""
     source = tmp_path / "policy_loss_debug"
     shutil.copytree(MILES / "policy_loss_debug", source)
     content = torch.load(source / "rank_0_call_0.pt", weights_only=True)
@@ -214,7 +214,7 @@ def test_hostile_files_execute_no_code(name: str, verb: str, tmp_path: Path) -> 
 
 
 def test_hostile_files_of_other_ranks_execute_no_code(tmp_path: Path) -> None:
-    """Slices are searched in the files of other ranks."""
+    """The reader looks for slices in the files of other ranks."""
     source, marker = tmp_path / "train_data", tmp_path / "ran"
     shutil.copytree(MILES / "cp2/train_data", source)
     torch.save({"rollout_id": 0, "rollout_data": Hostile(marker)}, source / "0_1.pt")

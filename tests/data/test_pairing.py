@@ -1,4 +1,4 @@
-"""Two files, one per side: engines' responses and a trainer's file, matched by an id."""
+"""Two files, the responses of an engine and the file of a trainer, are matched by an id."""
 
 from __future__ import annotations
 
@@ -173,7 +173,6 @@ def test_other_json_is_not_a_response() -> None:
 
 
 def measured(verb: str, *words: object) -> Any:
-    """What a verb prints, without its inputs."""
     text = run(verb, *words, *VERBS[verb], code=0).stdout
     for path in [f"{words[1]} with {words[3]}"] if len(words) > 1 else words:
         text = text.replace(str(path), "PATH")

@@ -1,4 +1,4 @@
-"""Lists that are read page by page, held to pyarrow: the same bytes, or pyarrow's turn; never a crash."""
+"""Our reader of Parquet list pages gives the same bytes as pyarrow or leaves the file to pyarrow, and never crashes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tests.factories.protobuf import varint
 
 LENGTHS = (3, 0, 0, 700, 1, 0, 2500, 8, 0)
 OUTSIDE: list[int] = []
-"""What a loop looked at beyond an array."""
+"""Accesses outside of an array that a compiled loop made."""
 
 
 def bounded(name: str, **called: Any) -> Any:
-    """The loop with its bounds checked, as those are that it calls."""
+    """Return a loop with bounds checks, also in the loops that it calls."""
     function = getattr(file_loops, name).py_func
     return njit(boundscheck=True)(FunctionType(function.__code__, {**function.__globals__, **called}))
 
 
 def watched(checked: Any) -> Any:
-    """A bounded loop: leaving its bounds is noted, as the reader would take it for a file's fault."""
+    """Return a loop with bounds checks that records accesses outside of an array."""
 
     def run(*given: Any) -> Any:
         try:
@@ -93,7 +93,6 @@ def read(path: Path, groups: Any = None) -> tuple[pa.Array | None, ParquetConten
 
 
 def raw(array: pa.Array) -> tuple[Any, ...]:
-    """Everything of an array, NaN and all."""
     assert array.null_count == array.values.null_count == 0
     flat = array.flatten()
     values = flat.to_numpy(zero_copy_only=False).tobytes()
@@ -101,7 +100,7 @@ def raw(array: pa.Array) -> tuple[Any, ...]:
 
 
 def same(path: Path, groups: Any = None) -> bool:
-    """Whether it was read here, and then as pyarrow reads it."""
+    """Return True if our reader read the file. Its table must then equal pyarrow's."""
     found, contents = read(path, groups)
     if found is None:
         return False
@@ -220,7 +219,7 @@ def test_stores_and_pipes_are_left_to_pyarrow(tmp_path, monkeypatch):
 
 
 class Chunk:
-    """The pages of `x` in a file of one row group: each a header's place, its length, and its body's."""
+    """The pages of column `x` in a file of one row group, as (place of the header, its length, length of the body)."""
 
     def __init__(self, path: Path) -> None:
         self.data = path.read_bytes()
@@ -234,7 +233,7 @@ class Chunk:
             at += header.at + stored
 
     def rewritten(self, path: Path, bodies: dict[int, bytes] | None = None, head: Any = None) -> Path:
-        """The file with some bodies, or headers, exchanged for others as long."""
+        """Return the file with some bodies or headers replaced by others of the same length."""
         data = bytearray(self.data)
         for index, body in (bodies or {}).items():
             at, length, stored = self.pages[index]
@@ -323,7 +322,7 @@ def test_short_frames_are_left_to_pyarrow(tmp_path):
 
 
 def levels(data: bytes, count: int) -> list[int] | None:
-    """Levels of one bit by the format's description, slowly."""
+    """Decode levels of one bit slowly, as the format describes them."""
     at, found = 0, []
     while len(found) < count:
         header = shift = 0
@@ -374,7 +373,7 @@ def signed(value: int) -> bytes:
 
 
 def encoded(rng: random.Random, found: list[int]) -> bytes:
-    """Levels as runs and groups of eight, as chance has it, with their length before them."""
+    """Encode levels as random runs and groups of eight, after their length."""
     data, at = b"", 0
     while at < len(found):
         same_level = next((n for n, level in enumerate(found[at:]) if level != found[at]), len(found) - at)
@@ -388,7 +387,7 @@ def encoded(rng: random.Random, found: list[int]) -> bytes:
 
 
 def page(body: bytes, count: int, **changed: int) -> bytes:
-    """A header in Thrift's compact protocol and its body."""
+    """Return a page: a header in Thrift's compact protocol, and the body."""
     said = {"kind": 0, "size": len(body), "stored": len(body), "encoding": 0, "levels": 3, **changed}
     data = b"".join(b"\x15" + signed(value) for value in (count, said["encoding"], said["levels"], said["levels"]))
     head = b"".join(b"\x15" + signed(said[name]) for name in ("kind", "size", "stored"))
@@ -410,7 +409,7 @@ def read_pages(parts: list[bytes], count: int, rows: int, kind: pa.DataType | No
 
 
 def lists_of(starts: list[int], held: list[int], values: list[int]) -> list[list[int]] | None:
-    """The lists that levels make of values; None where they make none."""
+    """Return the lists that levels make of values, or None if the levels are invalid."""
     rows: list[list[int]] = []
     places, is_open = iter(values), False
     for begins_no_list, holds in zip(starts, held, strict=True):

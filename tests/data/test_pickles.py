@@ -1,4 +1,4 @@
-"""Pickles from untrusted files: values are read, code is never run, and damaged or oversized files are refused."""
+"""Reading a pickle never runs code, and damaged or oversized pickles are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PICKLE, TORCH = "global_step_1_training_input.pkl", "0_0.pt"
 
 
 class Calls:
-    """A call of `os.system` that leaves a file behind."""
+    """A call of `os.system` that writes a file."""
 
     def __init__(self, marker: str) -> None:
         self.marker = marker
@@ -41,7 +41,6 @@ class Calls:
 
 
 def text(value: str) -> bytes:
-    """A short unicode string of protocol 4."""
     raw = value.encode()
     return b"\x8c" + bytes([len(raw)]) + raw
 
@@ -73,11 +72,10 @@ ROUTES: dict[str, Callable[[str], bytes]] = {
     "the torch loader": lambda m: b"ctorch\nload\n(Vx\ntR.",
     "a device that is called": lambda m: f"ctorch\ndevice\n(cposix\nsystem\nVtouch {m}\ntR.".encode(),
 }
-"""Ways to `touch` a marker, or to reach what could."""
+"""Pickles that call `touch` on a marker file, or that reach a function that could."""
 
 
 def zipped(inner: bytes) -> bytes:
-    """A torch file with this pickle in it."""
     good, out = io.BytesIO(), io.BytesIO()
     torch.save({"a": torch.zeros(2)}, good)
     with zipfile.ZipFile(good) as source, zipfile.ZipFile(out, "w") as target:
@@ -87,7 +85,7 @@ def zipped(inner: bytes) -> bytes:
 
 
 def legacy(inner: bytes) -> bytes:
-    """A torch file as before the zip format: pickles one after another."""
+    """Write a torch file of the format before zip: several pickles."""
     whole = io.BytesIO()
     torch.save({}, whole, _use_new_zipfile_serialization=False)
     begin = whole.getvalue().index(pickle.dumps({}, 2))
@@ -95,7 +93,7 @@ def legacy(inner: bytes) -> bytes:
 
 
 def tar(inner: bytes) -> bytes:
-    """A torch file as before that: a tar archive."""
+    """Write a torch file of the oldest format: a tar archive."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for name in ("storages", "tensors", "pickle"):
@@ -106,7 +104,7 @@ def tar(inner: bytes) -> bytes:
 
 
 def in_skyrl(inner: bytes) -> bytes:
-    """A torch file within a SkyRL pickle, as bfloat16 is saved."""
+    """Return a torch file within a SkyRL pickle, as SkyRL saves bfloat16."""
     mask = {"format": "torch", "data": zipped(inner)}
     return pickle.dumps({"batch_dict": {"loss_mask": mask}, "metadata": {}})
 
@@ -122,7 +120,7 @@ HOLDERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 def refused(folder: Path, verb: str = "convert") -> str:
-    """What is said about a folder that cannot be read; nothing is written, or left."""
+    """Check that a folder cannot be read, and that no file is written. Return the error."""
     out = folder.parent / "out.parquet"
     before = sorted(folder.parent.rglob("*"))
     words = [verb, str(folder), *([str(out)] if verb == "convert" else [])]
@@ -178,7 +176,6 @@ def test_forged_sizes_are_refused(lie: str, holder: str, tmp_path: Path) -> None
 
 
 def dtype(code: bytes, state: bytes = b"") -> bytes:
-    """numpy's dtype of this code, with a state if one is given, in protocol 0."""
     return b"cnumpy\ndtype\n(V" + code + b"\nI00\nI01\ntR" + (b"(" + state + b"tb" if state else b"")
 
 
@@ -207,7 +204,7 @@ FORGED: dict[str, bytes] = {
     "a key that nests itself 64 times": b"}N" + b"2\x86" * 64 + b"Ns.",
     "a whole kind as text": dtype(b"(1000000000,1000000000)f8") + b".",
 }
-"""Pickles of what is allowed, whose state is made up: each a crash, 8 GB, or an endless wait for who believes it."""
+"""Pickles of allowed types with a forged state. A reader that trusts the state crashes, needs 8 GB or does not end."""
 
 
 @pytest.mark.parametrize("holder", ["pickle", "torch"])
@@ -221,7 +218,6 @@ def test_forged_states_are_refused(forged: str, holder: str, tmp_path: Path) -> 
 
 
 def tensor(offset: int, size: str, stride: str, count: int = 2) -> bytes:
-    """A tensor of a torch file, by hand."""
     storage = f"(Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nI{count}\ntQ".encode()
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + f"I{offset}\n({size}t({stride}tI00\nNtR.".encode()
 
@@ -328,7 +324,6 @@ def save_pickle(value: object, path: Path) -> None:
 
 
 def load_skyrl(path: Path) -> Any:
-    """A pickle as SkyRL writes it."""
     return load_pickle(path, PICKLE_CLASSES)
 
 
@@ -368,7 +363,7 @@ SKYRL = "skyrl.backends.skyrl_train.training_batch"
 
 
 def calling(function: str, marker: Path) -> bytes:
-    """A pickle by hand: protocol 0 names the function, which need not exist here."""
+    """Return a pickle of protocol 0 that calls a function by name."""
     module, _, name = function.rpartition(".")
     return f"c{module}\n{name}\n(Vtouch {marker}\ntR.".encode()
 
@@ -410,7 +405,7 @@ def test_pickles_inside_byte_arrays_stay_bytes(tmp_path: Path) -> None:
 
 
 def skyrl_batch(**columns: object) -> bytes:
-    """What SkyRL's class pickles to: a call of its own function on its state."""
+    """Return the pickle of SkyRL's class, which calls its own function on its state."""
     state = pickle.dumps({"batch_dict": columns, "metadata": {}}, protocol=3)[2:-1]
     head = f"c{SKYRL}\n_rebuild_tensor_batch\n(c{SKYRL}\nTrainingInputBatch\n".encode()
     return b"\x80\x03" + head + state + b"tR."
@@ -514,13 +509,12 @@ def test_unsupported_dtypes_are_errors_only_if_needed(tmp_path: Path) -> None:
 
 
 def _colliding_keys() -> bytes:
-    """180,000 integer keys with one hash, since Python reduces integers modulo 2^61 - 1."""
+    """Return 180,000 integer keys with the same hash, because Python reduces integers modulo 2^61 - 1."""
     keys = [pickle.encode_long(number * ((1 << 61) - 1) + 1) for number in range(180_000)]
     return b"\x80\x02}(" + b"".join(b"\x8a" + bytes([len(key)]) + key + b"N" for key in keys) + b"u."
 
 
 def _copies(count: int) -> bytes:
-    """A call that makes bytes of one text, again and again."""
     text = b"X" + struct.pack("<I", 500_000) + b"a" * 500_000
     again = b"h\x00h\x01U\x06latin1\x86R"
     return b"\x80\x02c_codecs\nencode\nq\x00" + text + b"q\x01]q\x02(" + again * count + b"e."

@@ -1,4 +1,4 @@
-"""Odd dumps: ids, positions and masks in other kinds than usual give an answer or a sentence, never a traceback."""
+"""Unusual ids, positions and masks give a result or an error message, never a traceback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def run(*words: object) -> tuple[int, str]:
 
 
 def wide(path: Path, **columns: Any) -> Path:
-    """12 sequences of 8 tokens."""
     noise = np.random.default_rng(0)
     rollout = -0.5 - noise.random((12, 8))
     given = {
@@ -47,7 +46,6 @@ def test_run_names_are_one_shared_object(tmp_path: Path) -> None:
 
 
 def long(path: Path, position: Any, ids: Any = None) -> Path:
-    """4 sequences of 6 tokens."""
     values = -0.5 - np.random.default_rng(0).random(24)
     ids = np.repeat(np.arange(4), 6) if ids is None else ids
     columns = {"rollout_log_probs": values, "train_log_probs": values - 0.01, "sequence_id": ids, "position": position}
@@ -147,7 +145,7 @@ VOID: dict[str, pa.DataType] = {
     "response_mask": pa.list_(pa.bool_()), "advantages": pa.float64(), "reward": pa.float64(), "step": pa.int64(),
     "prompt_id": pa.string(), "rollout_experts": pa.list_(pa.list_(pa.int32())), "rollout_version": pa.int64(),
 }  # fmt: skip
-"""Optional columns, as a writer with a fixed schema leaves them."""
+"""Empty optional columns, as a writer with a fixed schema writes them."""
 
 
 @pytest.mark.parametrize(
@@ -223,7 +221,7 @@ def test_empty_sequences_need_no_column_values(tmp_path: Path) -> None:
 
 
 def forged(folder: Path) -> bytes:
-    """A dump in which the type of a column is one in the schema and another beside its values: found by fuzzing."""
+    """Write a dump in which the column has another type in the schema than in its values."""
     sound = make_dump(folder / "a.parquet", rows=8).read_bytes()
     start = len(sound) - 8 - struct.unpack_from("<I", sound, len(sound) - 8)[0]
     made = bytearray(sound)
@@ -244,7 +242,7 @@ def forged(folder: Path) -> bytes:
 def test_contradictory_footers_are_reported(
     place: str, command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This applies to reading and replacing files."""
+    """The error is the same for reading and for replacing a file."""
     monkeypatch.chdir(tmp_path)
     content = forged(tmp_path)
     Path(place).parent.mkdir(exist_ok=True)

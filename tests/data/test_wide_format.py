@@ -292,7 +292,7 @@ RAGGED = st.lists(
 
 
 def _columns(rows, left=0, right=0):
-    """Columns of (rollout, train, valid) tokens, padded with values that must not matter."""
+    """Return columns of (rollout, train, valid) tokens, padded with values that must not matter."""
     padded = [[(9, np.nan, False)] * left + row + [(np.inf, None, False)] * right for row in rows]
     names = [ROLLOUT, TRAIN, MASK]
     kinds = [pa.float32(), pa.float32(), pa.bool_()]

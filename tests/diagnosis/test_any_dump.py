@@ -1,4 +1,4 @@
-"""Any dump can be diagnosed: findings are valid JSON, whatever the values, masks, columns and layouts."""
+"""Any dump can be diagnosed: findings are valid JSON for all values, masks, columns and layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes planted in real dumps are found, healthy dumps raise no alarm, and evidence adds up whatever the split."""
+"""`diagnose` finds causes planted in real dumps, raises no false alarm, and does not depend on the split of files."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_top_p_is_estimated(mass: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.03])
 def test_train_log_probs_of_minus_infinity_are_probability_zero(share: float, tmp_path: Path) -> None:
-    """The trainer masks some sampled tokens. They are counted over the dump, and are not placeholders."""
+    """The trainer masks some sampled tokens. Such tokens are counted, and are not placeholders."""
     dump = planted.placeholder(healthy(), "train", -math.inf, share)
     number = int(np.isneginf(dump.tokens["train_log_probs"]).sum())
     findings = found(dump, tmp_path)
@@ -212,7 +212,7 @@ def test_the_onset_is_within_its_interval(onset: int, tmp_path: Path) -> None:
 
 
 def test_growth_by_stale_weights_is_one_finding(tmp_path: Path) -> None:
-    """Without recorded versions: the weights differ along the direction of learning, and the difference grows."""
+    """The dump has no versions. The weights differ along the direction of learning, by a growing amount."""
     findings = [one for one in found(planted.growing(healthy(), 2, 5), tmp_path) if one.confidence != "low"]
     assert [one.cause for one in findings] == ["stale_policy"]
     assert {"along_learning", "onset", "factor"} <= {fact.name for fact in findings[0].evidence}
@@ -253,7 +253,7 @@ def test_findings_do_not_depend_on_split_or_threads(tmp_path: Path) -> None:
 
 
 def test_large_dumps_are_diagnosed_from_a_sample(tmp_path: Path) -> None:
-    """Causes come from a sample, counts from all tokens."""
+    """Causes are tested on a sample, and counts use all tokens."""
     dump = planted.stale_worker(healthy(), 3)
     many = dump.rows(np.tile(np.arange(len(dump)), 12))
     jitter = many.random.normal(0, 1e-5, len(many.row))

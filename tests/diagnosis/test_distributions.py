@@ -1,4 +1,4 @@
-"""Causes that are read from recorded distributions: the settings of the sampler, with intervals that hold them."""
+"""Sampler settings estimated from recorded distributions, with intervals that contain the truth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS, K, SEQUENCES = 300, 20, 48
 
 
 def tied(k: int) -> Policy:
-    """Top-k of coarse logits, of which all that equal the k-th are kept, as samplers do it."""
+    """Keep the top k of coarse logits, and all tokens that tie with the k-th."""
 
     def policy(logits: np.ndarray) -> np.ndarray:
         coarse = np.round(16 * logits) / 16
@@ -31,7 +31,7 @@ def tied(k: int) -> Policy:
 
 
 def dump(folder: Path, policy: Policy, seed: int, noise: float = 0.01) -> Path:
-    """Sampled by a policy that is made of the trainer's logits, which have other noise on either side."""
+    """Sample tokens from a policy that is computed from the trainer's logits, with other noise on each side."""
     rng = np.random.default_rng(seed)
     given: dict[str, list[Any]] = {name: [] for name in ("rollout", "train", "ids", "a", "b")}
     for length in rng.integers(20, 60, SEQUENCES):
@@ -102,7 +102,7 @@ def test_other_differences_are_not_called_temperature_or_truncation(policy: Poli
 
 @pytest.mark.parametrize("tokens", [12, 100, 3000])
 def test_the_interval_of_top_p_contains_it(tokens: int) -> None:
-    """Single tokens in a nucleus are above log p, and their density determines the interval."""
+    """The density of tokens that are alone in their nucleus determines the interval."""
     rng = np.random.default_rng(tokens)
     held = []
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Estimates from sampled tokens alone: intervals that hold what the sampler did, whatever the contexts were."""
+"""Sampler settings estimated from sampled tokens, with intervals that contain the truth."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEQUENCES, SEEDS = 48, 4
 
 
 def sampled(policy: Policy, seed: int, *, raw: bool = False, trainer: Policy = log_softmax) -> Planted:
-    """Tokens of contexts between sure and unsure, and a little noise on the trainer's side."""
+    """Sample tokens from certain and uncertain contexts, with a little noise on the trainer's side."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(20, 60, SEQUENCES)
     logits = rng.gumbel(0, rng.uniform(0.5, 3.0, (int(lengths.sum()), 1)), (int(lengths.sum()), WORDS))
@@ -61,7 +61,7 @@ def test_the_interval_of_a_temperature_contains_it(temperature: float, raw: bool
 
 
 def test_intervals_that_reach_zero_are_handled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inverse of such an interval is unbounded and once divided by 0."""
+    """The inverse of such an interval is unbounded."""
 
     def reaching(case: Case) -> TemperatureFit | None:
         known = estimate_temperature(case)
@@ -110,7 +110,7 @@ def test_the_interval_of_a_share_of_rows_contains_it(share: float, tmp_path: Pat
 
 
 def test_retokenized_text_is_found(tmp_path: Path) -> None:
-    """The trainer has two more tokens for the same text from some position on."""
+    """From some position on, the trainer has two more tokens for the same text."""
     dump = healthy()
     values, starts = dump.tokens["train_log_probs"], np.cumsum(dump.lengths) - dump.lengths
     for row in np.flatnonzero(dump.lengths > 48)[::4]:

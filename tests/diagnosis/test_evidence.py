@@ -1,4 +1,4 @@
-"""What the pass keeps to look for causes: samples add up to the sample of all, however they were cut and added."""
+"""The sample that `diagnose` uses does not depend on how the dump is split."""
 
 from __future__ import annotations
 

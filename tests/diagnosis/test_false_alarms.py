@@ -1,4 +1,4 @@
-"""What findings may not claim: small groups, idle lags, few steps, and shares of the K3 that do not add up."""
+"""Small groups, constant version lags and few steps do not raise a false alarm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_workers_with_few_rows_raise_no_alarm(rows: int, workers: int, seed: int
 
 
 def test_rollouts_of_zeros_are_a_constant_column(tmp_path: Path) -> None:
-    """Greedy decoding looks the same, but a missing log-prob is more common."""
+    """Greedy decoding gives the same zeros, but missing log-probs are more common."""
     dump = healthy()
     dump.tokens["rollout_log_probs"] = np.zeros(int(dump.lengths.sum()))
     assert alarms(found(dump, tmp_path)) == ["constant_column"]
@@ -192,7 +192,7 @@ def test_findings_are_short_and_verbose_adds_evidence(tmp_path: Path) -> None:
 def test_weights_differ_is_certain_only_if_positions_cannot_explain_it(
     tied: float, confidence: str, tmp_path: Path
 ) -> None:
-    """Noise that depends on the token looks partly like other positions."""
+    """Noise that depends on the token can also come from wrong positions."""
     dump = healthy()
     rollout, ids = dump.tokens["rollout_log_probs"].astype(np.float64), dump.tokens["token_ids"]
     random = np.random.default_rng(3)

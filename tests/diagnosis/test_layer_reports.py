@@ -1,4 +1,4 @@
-"""Reports of layer-wise comparators: the first bad layer of real ones, and sentences for broken ones."""
+"""Reports of layer-wise comparators: the first bad layer of real reports, and errors for broken reports."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_odd_values_are_not_read_as_numbers(tmp_path: Path) -> None:
 
 
 class TestNoise:
-    """What the dump asks of the logits, against logits that were made with noise of a known size."""
+    """The noise of the logits that the log ratios imply, for logits with known noise."""
 
     @pytest.mark.parametrize("size", [0.003, 0.05])
     def test_logit_noise_is_estimated(self, size: float) -> None:
@@ -286,7 +286,7 @@ MSPROBE = "msprobe/statistics_error_from_layer/compare_result_20260822000000.csv
 
 
 def respelled(text: str) -> dict[str, tuple[str, str]]:
-    """The same report as other versions, spreadsheets and hands would write it: name -> (file name, text)."""
+    """Return the same report in the forms of other versions and spreadsheets, as name -> (file name, text)."""
     rows = list(csv.DictReader(io.StringIO(text)))
     head, _, body = text.partition("\n")
     named = {"NPU": "Target", "Bench": "Golden"}

@@ -1,4 +1,4 @@
-"""The growth of the level of the mismatch with a number, against least squares on the sequences themselves."""
+"""The regression of the size of the mismatch on a number, compared with least squares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.factories.planted_causes import healthy
 
 
 def cells_of(terms: np.ndarray, step: np.ndarray, value: np.ndarray) -> StepCells:
-    """Sums by step and value of level, length and doubt of sequences [S, 3], and of their products."""
+    """Return sums by step and value of level, length and doubt [S, 3], and of their products."""
     found: dict[tuple[int, float], np.ndarray] = defaultdict(lambda: np.zeros(10))
     for row, *key in zip(terms, step.tolist(), value.tolist(), strict=True):
         found[tuple(key)] += [1, *row, *(row[i] * row[j] for i in range(3) for j in range(i, 3))]
@@ -23,7 +23,7 @@ def cells_of(terms: np.ndarray, step: np.ndarray, value: np.ndarray) -> StepCell
 
 
 def drawn(rng: np.random.Generator, rows: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sequences whose level goes with their length and doubt, and with nothing else."""
+    """Draw sequences whose level depends on length and doubt only."""
     length, doubt = rng.normal(5, 0.5, rows), rng.normal(-1, 0.4, rows)
     level = 0.8 * length - 0.5 * doubt + rng.normal(0, 1, rows)
     return np.stack([level, length, doubt], 1), rng.integers(0, steps, rows), rng.integers(0, 3, rows).astype(float)
@@ -43,7 +43,7 @@ def test_the_slope_matches_least_squares_within_steps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "steps"), [(32, 8), (16, 4), (5, 300), (12, 2)])
 def test_constant_levels_rarely_give_a_slope(rows: int, steps: int) -> None:
-    """A normal z exceeds 3 in 0.27%. Steps of single rows were once taken for steps without scatter."""
+    """A normal z exceeds 3 in 0.27%. A step of a single row must not count as a step without scatter."""
     rng = np.random.default_rng(2)
     z = [fit_slope(cells_of(*drawn(rng, rows, steps)))[1] for _ in range(1500)]
     assert np.mean(np.abs(z) > 3) < 0.007 and max(map(abs, z)) < 4.5
@@ -59,7 +59,7 @@ def test_growth_gives_a_slope() -> None:
 
 
 def test_few_differing_sequences_give_no_slope(tmp_path: Path) -> None:
-    """All but four rows are bitwise equal, so any order of four levels is chance."""
+    """All but four rows are bit-identical, and chance can order four levels in any way."""
     dump = healthy()
     rows = len(dump)
     rollout = dump.tokens["rollout_log_probs"]

@@ -1,4 +1,4 @@
-"""Faults that people reported, planted in dumps of random models: the cause, the fix and the figures."""
+"""Faults from public bug reports, planted in dumps of random models: the cause, the advice and the numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ RANK = {"low": 1, "medium": 2, "high": 3}
 
 
 def found(dump: Dump, folder: Path) -> list[Finding]:
-    """The findings of the one run of a dump."""
     (findings,) = diagnose([str(dump.write(folder / "dump.parquet"))]).runs.values()
     return findings
 
@@ -80,7 +79,7 @@ def test_healthy_dumps_are_noise(model: str, tmp_path: Path) -> None:
 
 
 def severity_of(findings: list[Finding]) -> int:
-    """0 if nothing is said to be broken, up to 3."""
+    """Return 0 if nothing is reported as broken, up to 3."""
     causes = [RANK[one.confidence] for one in findings if one.cause not in CALM]
     if findings and findings[0].cause in CALM:
         return 0 if findings[0].confidence == "high" else min(max(causes, default=1), 1)

@@ -1,4 +1,4 @@
-"""Which side is wrong: real dumps with a third column and a known culprit, and the figures by another calculation."""
+"""The side that is wrong, in real dumps with a reference column and a known culprit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_faulty_side_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["moe_noise_both_bf16", "dense_rollout_int8"])
 def test_errors_split_by_their_definition(name: str) -> None:
-    """gap^2 = e_r^2 + e_t^2 - 2 cov for each token. The shares of the sides sum to 1 and are in their intervals."""
+    """For each token, gap^2 = e_r^2 + e_t^2 - 2 cov. The shares of the sides sum to 1."""
     found = sides_of(DUMPS / name)
     rollout, train, reference = columns(DUMPS / name)
     ours, theirs = rollout - reference, train - reference
@@ -152,7 +152,6 @@ def test_errors_are_split_by_position_and_probability(tmp_path: Path) -> None:
 
 
 def with_reference(path: Path, place: Path, values: Any) -> Path:
-    """The dump of one file with another reference."""
     table = pq.read_table(path)
     lists = table["reference_log_probs"].combine_chunks()
     found = pa.ListArray.from_arrays(lists.offsets, pa.array(values(lists.values.to_numpy().astype(np.float64))))
@@ -181,7 +180,7 @@ def test_correct_references_are_not_a_finding(name: str) -> None:
 
 
 def sides_with(rollout: np.ndarray, folder: Path) -> Any:
-    """Whose error it is, where the rollout of a dump with noise on both sides is another."""
+    """Return the wrong side if the rollout column of a dump with noise on both sides is replaced."""
     table = pq.read_table(NOISY)
     lists, where = table["rollout_log_probs"].combine_chunks(), table.schema.get_field_index("rollout_log_probs")
     changed = pa.ListArray.from_arrays(lists.offsets, pa.array(np.minimum(rollout, 0.0)))
@@ -197,7 +196,7 @@ def test_unequal_errors_of_both_sides_give_low_confidence(tmp_path: Path) -> Non
 
 
 def test_a_fault_below_common_noise_belongs_to_one_side(tmp_path: Path) -> None:
-    """Each side has the same error, and the rollout has a smaller additional one, which is the gap."""
+    """Both sides have the same error, and the rollout has a smaller additional error."""
     _, train, reference = columns(NOISY)
     found = sides_with(train + 0.3 * np.roll(train - reference, 1), tmp_path)
     assert (found.side, found.confidence) == ("both", "medium")
@@ -205,7 +204,7 @@ def test_a_fault_below_common_noise_belongs_to_one_side(tmp_path: Path) -> None:
 
 
 def test_json_and_page_name_the_next_comparison() -> None:
-    """With a layer report, the report determines the next comparison."""
+    """If there is a layer report, it determines the next comparison."""
     paths = [str(DUMPS / name) for name in ("dense_rollout_int8", "dense_clean_fp32")]
     told = json.loads(run("diagnose", *paths, "--json").stdout)
     jsonschema.validate(told, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
@@ -220,7 +219,7 @@ def test_json_and_page_name_the_next_comparison() -> None:
 
 
 def test_placeholders_in_a_reference_are_reported(tmp_path: Path) -> None:
-    """The ranges of the two sides do not describe the reference."""
+    """The ranges of the other columns do not describe the reference."""
     padded = with_reference(
         DUMPS / "moe_noise_both_bf16", tmp_path, lambda values: np.where(np.arange(len(values)) % 10, values, -9999.0)
     )

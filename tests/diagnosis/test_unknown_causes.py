@@ -1,4 +1,4 @@
-"""What no cause of the list makes is not told as one of them with confidence; nor is one of two that look alike."""
+"""A fault that no test covers, or that two causes explain, does not get a finding with high confidence."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def claimed(findings: list[Finding], levels: tuple[str, ...]) -> list[str]:
 
 
 def noisy(dump: Planted, size: float) -> Planted:
-    """The same noise on every recorded log-prob, however certain the token."""
+    """Add the same noise to every recorded log-prob."""
     random = np.random.default_rng(2)
     return by_row(dump, "rollout", lambda row: np.minimum(row + random.normal(0, size, len(row)), 0))
 
 
 def lifted(dump: Planted, epsilon: float) -> Planted:
-    """log(p + epsilon), as code does that fears log 0."""
+    """Record log(p + epsilon), as code does to avoid log 0."""
     return by_row(dump, "rollout", lambda row: np.log(np.exp(row) + epsilon))
 
 
 def one_way(dump: Planted) -> Planted:
-    """A trainer that renormalizes what it keeps, of which each token has its share."""
+    """Renormalize the trainer's probabilities by a different factor for each token."""
     kept = np.random.default_rng(4).uniform(0.6, 1.0, 300)[dump.tokens["token_ids"]]
     p = np.exp(dump.tokens["rollout_log_probs"].astype(np.float64))
     dump.tokens["train_log_probs"] = np.log(np.minimum(p / np.maximum(kept, p), 1.0))
@@ -40,7 +40,7 @@ def one_way(dump: Planted) -> Planted:
 
 
 def halves(rows: int = 80, length: int = 40) -> Planted:
-    """Tokens of which half are likely, half unlikely, some of these more so, and none sure."""
+    """Make half of the tokens likely and half unlikely."""
     random = np.random.default_rng(5)
     p = random.choice([0.7, 0.11, 0.03], rows * length, p=[0.5, 0.35, 0.15])
     p = p * np.exp(0.05 * random.standard_normal(len(p)))
@@ -51,7 +51,7 @@ def halves(rows: int = 80, length: int = 40) -> Planted:
 
 
 def other_rows(dump: Planted, change: Callable[[Planted], Planted]) -> Planted:
-    """A coin a row says which are changed, and no column does."""
+    """Change rows that a coin flip chose, which no column shows."""
     changed = change(healthy())
     heads = np.repeat(np.random.default_rng(6).random(len(dump)) < 0.5, dump.lengths)
     for name, values in dump.tokens.items():
@@ -60,7 +60,7 @@ def other_rows(dump: Planted, change: Callable[[Planted], Planted]) -> Planted:
 
 
 def sure(rows: int = 60, length: int = 12) -> Planted:
-    """A model that is nearly sure of most tokens, with noise on its logits."""
+    """Make a model that is nearly certain of most tokens, with noise on its logits."""
     random = np.random.default_rng(3)
     doubt = np.where(random.random(rows * length) < 0.85, 1e-3, 0.4) * random.random(rows * length)
     train = np.log1p(-doubt)
@@ -71,14 +71,14 @@ def sure(rows: int = 60, length: int = 12) -> Planted:
 
 
 def second_best(dump: Planted) -> Planted:
-    """Of some tokens the log-prob of the second best: off alike wherever they stand, and nobody's distribution."""
+    """Replace some log-probs by the log-prob of the second most likely token."""
     few = dump.tokens["token_ids"] < 3
     dump.tokens["rollout_log_probs"][few] = dump.tokens["train_log_probs"][few] - 9
     return dump
 
 
 def unsure(rows: int = 100, length: int = 40) -> Planted:
-    """A model that is sure of a tenth of its tokens; both columns are the same."""
+    """Make a model that is certain of a tenth of its tokens, with equal columns."""
     random = np.random.default_rng(9)
     p = np.where(random.random(rows * length) < 0.1, 0.995, random.uniform(0.02, 0.6, rows * length))
     tokens = {"rollout_log_probs": np.log(p), "train_log_probs": np.log(p)}
@@ -87,7 +87,7 @@ def unsure(rows: int = 100, length: int = 40) -> Planted:
 
 
 def deeper(dump: Planted, tied: float = 0.0) -> Planted:
-    """Noise in the logits as a model makes that is a little deeper than those of the bound, some of it by token."""
+    """Add the noise of a slightly deeper model than the bound allows, some of it by token."""
     random, rollout = np.random.default_rng(11), dump.tokens["rollout_log_probs"].astype(np.float64)
     own = random.standard_normal(300)[dump.tokens["token_ids"]] * np.sqrt(tied)
     noise = 0.04 * (own + random.standard_normal(len(rollout)) * np.sqrt(1 - tied)) * -np.expm1(rollout)
@@ -97,7 +97,7 @@ def deeper(dump: Planted, tied: float = 0.0) -> Planted:
 
 
 def gained(dump: Planted, least: float) -> Planted:
-    """A trainer that gives more to every token than the engine does, to some of the vocabulary more than to others."""
+    """Raise the trainer's log-prob of every token, and of some tokens of the vocabulary more."""
     kept = np.random.default_rng(4).uniform(least, 1.0, 300)[dump.tokens["token_ids"]]
     rollout = dump.tokens["rollout_log_probs"].astype(np.float64)
     dump.tokens["train_log_probs"] = np.minimum(rollout - np.log(kept) * -np.expm1(rollout), 0)
@@ -105,7 +105,7 @@ def gained(dump: Planted, least: float) -> Planted:
 
 
 def loud(times: float, *, lost: float = 0.0) -> Planted:
-    """Of half of the rows, whichever a coin says, the trainer's logits are noisier, or spread over fewer tokens."""
+    """Make the trainer's logits noisier in half of the rows."""
     dump, random = healthy(), np.random.default_rng(1)
     rollout = dump.tokens["rollout_log_probs"].astype(np.float64)
     heads = np.repeat(random.random(len(dump)) < 0.5, dump.lengths)
@@ -116,7 +116,7 @@ def loud(times: float, *, lost: float = 0.0) -> Planted:
 
 
 def coincidences(rows: int = 64, length: int = 14) -> Planted:
-    """Columns that have nothing to do with each other, of so few likely values that short rows agree by chance."""
+    """Make unrelated columns of few likely values, so that short rows agree by chance."""
     random = np.random.default_rng(0)
     values = (
         np.where(random.random(rows * length) < 0.7, -1e-3, -4 + 0.5 * random.standard_normal(rows * length))
@@ -204,7 +204,7 @@ def test_rows_of_one_kind_are_not_reported(kind: str, tmp_path: Path) -> None:
 
 
 def test_one_row_gives_no_high_confidence(tmp_path: Path) -> None:
-    """An edited, shifted or wrongly joined row has as many."""
+    """A single edited, shifted or wrongly joined row looks the same."""
     dump = healthy()
     dump.tokens["rollout_log_probs"][[40, 44]] -= 9
     findings = found(dump, tmp_path)
@@ -212,7 +212,7 @@ def test_one_row_gives_no_high_confidence(tmp_path: Path) -> None:
 
 
 def two_policies(sampled: bool) -> Planted:
-    """Log-probs under two policies that have nothing in common, of tokens that the rollout sampled or nobody did."""
+    """Return log-probs of two unrelated policies, for tokens that the rollout sampled or nobody did."""
     random = np.random.default_rng(8)
     rows, length, words = 60, 25, 12
     rollout, train = random.dirichlet(np.ones(words), (2, rows * length))

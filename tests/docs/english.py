@@ -38,7 +38,6 @@ PHRASES = re.compile(
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Lines of prose: docstrings and strings of three words or more in Python, text outside code blocks in Markdown."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
@@ -54,7 +53,6 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def shares() -> dict[str, float]:
-    """Return the share of such lines in each file, in percent."""
     found = {}
     for path in sorted([*(ROOT / "mismatchctl").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]):
         lines = list(lines_of(path))

@@ -1,4 +1,4 @@
-"""Recipes of CONTRIBUTING.md that need no more than a few lines: tried on a copy of the package."""
+"""The short recipes of CONTRIBUTING.md work on a copy of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No file gets more phrases that are hard to read than it was recorded with."""
+"""No file exceeds its recorded share of lines with phrases that are hard to read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.docs.english import PHRASES, RECORD, shares
 
 
 def test_no_file_exceeds_its_recorded_share() -> None:
-    """A new file has at most 6%. After an improvement, record it with `python -m tests.docs.english`."""
+    """A new file has at most 6%. `python -m tests.docs.english` records a lower share."""
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
     worse = {name: share for name, share in shares().items() if share > max(recorded.get(name, 0), 6)}
     assert not worse

@@ -1,4 +1,4 @@
-"""The error catalogue: docs/errors.toml covers every module that raises an error, and its page is complete."""
+"""docs/errors.toml covers every module that raises an error for users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ PACKAGE = ROOT / "mismatchctl"
 
 
 def family_of(module: str) -> str | None:
-    """Return the title of the family whose longest prefix fits a module."""
     fits = [
         (len(prefix), family["title"])
         for family in FAMILIES
@@ -27,7 +26,6 @@ def family_of(module: str) -> str | None:
 
 
 def raising_modules() -> set[str]:
-    """Return the modules that make an error for users, as paths without a suffix."""
     return {
         path.relative_to(PACKAGE).with_suffix("").as_posix()
         for path in PACKAGE.rglob("*.py")

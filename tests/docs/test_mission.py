@@ -1,4 +1,4 @@
-"""Every capability of the documents has a command that shows it: tests/docs/mission.toml, run here on small data."""
+"""Every capability in the documents has a command (tests/docs/mission.toml), which runs here on small data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ SHOWN = [
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders that the commands name, with little in them."""
     folder = tmp_path_factory.mktemp("mission")
     (folder / "tests").symlink_to(ROOT / "tests")
     (folder / "log.jsonl").write_text('{"step": 0, "rollout_corr/k3_kl": 2e-4, "reward": 0.5}')

@@ -1,4 +1,4 @@
-"""docs/guides/notebook.ipynb: every cell runs, and what ends a cell shows itself."""
+"""Every cell of docs/guides/notebook.ipynb runs and shows its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ NOTEBOOK = ROOT / "docs/guides/notebook.ipynb"
 
 
 def shown(source: str, names: dict[str, Any]) -> Any:
-    """What a cell ends with, as a notebook runs it."""
     body = ast.parse(source).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
     exec(compile(ast.Module(body, []), str(NOTEBOOK), "exec"), names)

@@ -35,11 +35,10 @@ ELSEWHERE = (
 )
 """Parts of commands that need a network, a cluster, a GPU, a model, a framework's own files, or another page."""
 FAILS = {"gate wandb_export.csv": 3, "--expect-bitwise": 3, "per=step,sequences=32": 4}
-"""Exit codes of commands that are meant to fail on the sample data."""
+"""Exit codes of commands that must fail on the sample data."""
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of the headings of a page, as mkdocs makes them."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
 
@@ -87,7 +86,6 @@ def test_docs_show_every_command() -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the pages name."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "sample_data").symlink_to(ROOT / "sample_data")
     (folder / "dumps").symlink_to(ROOT / "sample_data" / "moe")

@@ -18,7 +18,6 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the README's relative paths exist and outputs may be left."""
     folder = tmp_path_factory.mktemp("readme")
     for name in ("sample_data", "tests", "Makefile", "pyproject.toml", "constraints.txt"):
         (folder / name).symlink_to(ROOT / name)
@@ -43,6 +42,6 @@ def test_make_demo_works(workplace: Path) -> None:
 
 
 def test_ci_runs_make_test() -> None:
-    """`make test` cannot run inside itself, so the test checks that CI runs this target."""
+    """`make test` cannot run inside itself, so the test only checks that CI runs it."""
     assert "`make test`" in README
     assert "make test " in (ROOT / ".ci" / "run").read_text()

@@ -8,7 +8,7 @@ from mismatchctl.core.batch import Segments, TokenBatch
 
 
 def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False, scale: float = 0.2) -> TokenBatch:
-    """Heavy tails, some tokens that are the same, some that are very unlikely, advantages of both signs and none."""
+    """Make tokens with heavy tails, some equal, some very unlikely, and advantages of both signs."""
     rng, tokens = np.random.default_rng(seed), sum(lengths)
     rollout = -rng.exponential(rng.choice([1e-3, 0.4, 5.0, 300.0], tokens), tokens)
     train = np.where(rng.random(tokens) < 0.2, rollout, np.minimum(rollout + scale * rng.standard_t(2, tokens), 0.0))
@@ -26,7 +26,7 @@ def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False
 
 
 def batch_of(groups: int, sequences: int, seed: int = 0) -> TokenBatch:
-    """Sequences of 0 to 9 tokens; the steps take turns, so that they lie scattered."""
+    """Make sequences of 0 to 9 tokens, with steps in turn."""
     rng = np.random.default_rng(seed)
     number = groups * sequences
     lengths = rng.integers(0, 10, number)

@@ -1,4 +1,4 @@
-"""Results whose cluster tables are written by hand: for tests of whatever judges or compares them."""
+"""Results with cluster tables that a test defines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def table(
     k3: Sequence[float], tokens: Sequence[float] | None = None, hashes: Sequence[int] | None = None,
     groups: Sequence[int] | None = None,
 ) -> Clusters:  # fmt: skip
-    """One row per cluster: sums of K3 and tokens, one sequence each."""
+    """Return one row per cluster: sums of K3 and tokens, one sequence each."""
     counts = [100.0] * len(k3) if tokens is None else list(tokens)
     names = range(len(k3)) if hashes is None else hashes
     return Clusters(
@@ -41,6 +41,6 @@ def result(clusters: Clusters, *, name: str = "run", steps: Sequence[int] = (0,)
 
 
 def noisy(count: int, level: float, seed: int, *, first: int = 0, groups: int = 1) -> Clusters:
-    """Clusters of lognormal K3 of mean about `level`; their names start from `first`."""
+    """Return clusters with a lognormal K3 of mean `level`, named from `first` on."""
     k3 = level * 100 * np.random.default_rng(seed).lognormal(-0.125, 0.5, count)
     return table(k3.tolist(), hashes=range(first, first + count), groups=[i % groups for i in range(count)])

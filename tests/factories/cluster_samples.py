@@ -1,4 +1,4 @@
-"""Samples of clusters with known values, for the statistics that compare runs."""
+"""Samples of clusters with known values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def k3(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def layer_columns(reference: NDArray[np.float64], k3: NDArray[np.float64], segments: Segments) -> NDArray[np.float64]:
-    """The LAYER_COLUMNS of each sequence [columns, S] from rollout log-probs and K3 per token [T]."""
+    """Return the LAYER_COLUMNS [columns, S] of sequences from rollout log-probs and K3 per token."""
     table, where = new_layer_table(len(segments)), layer_bin(reference, k3, segments)
     for sums, values in zip(table.reshape(len(segments), -1, 2).T, (np.ones_like(k3), k3), strict=True):
         np.add.at(sums, (where, segments.spread(np.arange(len(segments)))), values)
@@ -29,7 +29,7 @@ def layer_columns(reference: NDArray[np.float64], k3: NDArray[np.float64], segme
 
 
 def tokens(seed: int, clusters: int = 12, each: int = 80) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Log-probs of a rollout and heavy-tailed log ratios, [clusters, each]."""
+    """Return rollout log-probs and heavy-tailed log ratios [clusters, each]."""
     rng = np.random.default_rng(seed)
     rollout = -rng.exponential(0.6, (clusters, each))
     return rollout, 0.01 * rng.standard_t(2.5, (clusters, each)) * np.sqrt(-rollout + 0.01)

@@ -1,4 +1,4 @@
-"""Writers and readers that the tests of the dump reader share."""
+"""Write dumps in each format, and read them back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump
 
 FORMAT = ContextVar("FORMAT", default="parquet")
-"""What `write` writes: parquet, arrow or stream; set by the fixture `file_format`."""
+"""The format that `write` writes (parquet, arrow or stream), set by the fixture `file_format`."""
 
 ROLLOUT, TRAIN, MASK = "rollout_log_probs", "train_log_probs", "response_mask"
 
@@ -26,7 +26,7 @@ def lists(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
 
 
 def write(path: Path, columns: Mapping[str, Any], rows: int | None = None, **options: Any) -> str:
-    """Write a file of the format that is being tested; `options` are Parquet's, and so is the file then."""
+    """Write a file in the current format. If Parquet options are passed, the file is Parquet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
     if options or FORMAT.get() == "parquet":
@@ -40,7 +40,7 @@ def write(path: Path, columns: Mapping[str, Any], rows: int | None = None, **opt
 
 
 def wide(lengths: Sequence[int] = (3, 2), **extra: Any) -> dict[str, Any]:
-    """Sequences with recognizable log-probs: the n-th token of the file has -n/64 and -n/64 - 1/4."""
+    """Make sequences in which the n-th token of the file has the log-probs -n/64 and -n/64 - 1/4."""
     starts = np.cumsum([0, *lengths])
     rollout = [[-(first + n) / 64 for n in range(length)] for first, length in zip(starts, lengths, strict=False)]
     train = [[value - 0.25 for value in row] for row in rollout]
@@ -48,7 +48,6 @@ def wide(lengths: Sequence[int] = (3, 2), **extra: Any) -> dict[str, Any]:
 
 
 def to_long(columns: Mapping[str, Any], drop_masked: bool = False) -> dict[str, Any]:
-    """The same content with one row per token."""
     table = pa.table(dict(columns))
     rows = []
     for number, row in enumerate(table.to_pylist()):
@@ -70,7 +69,7 @@ def batches(dump: Dump, problems: Problems | None = None) -> Iterator[TokenBatch
 
 
 def content(dump: Dump, problems: Problems | None = None) -> dict[str, list[Any]]:
-    """All batches joined, one entry per sequence, however they were cut."""
+    """Return all batches joined, one entry per sequence."""
     result: dict[str, list[Any]] = {}
     for batch in batches(dump, problems):
         offsets = batch.segments.offsets

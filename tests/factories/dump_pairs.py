@@ -1,4 +1,4 @@
-"""Two dumps of which it is known what differs: for tests of what compares them."""
+"""Two dumps with a known difference."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from mismatchctl.core.batch import Float64s
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a dump, sequence by sequence: what a change may look at."""
-
     rollout: list[Float64s]
     train: list[Float64s]
     worker: list[int]
@@ -29,7 +27,7 @@ class Tokens:
     ids: list[list[int]]
 
     def scaled(self, factor: Callable[[int, Float64s, Float64s], Any]) -> Tokens:
-        """Log ratios times factor(sequence, positions, rollout log-probs); the rollout stays."""
+        """Scale log ratios by factor(sequence, positions, rollout log-probs). The rollout column stays."""
         train = []
         for index, (rollout, own) in enumerate(zip(self.rollout, self.train, strict=True)):
             scale = np.broadcast_to(factor(index, np.arange(len(rollout), dtype=np.float64), rollout), rollout.shape)
@@ -37,13 +35,12 @@ class Tokens:
         return replace(self, train=train)
 
     def chosen(self, rows: Any) -> Tokens:
-        """Some of the sequences, in that order."""
         picked = {name: [values[row] for row in rows] for name, values in vars(self).items()}
         return Tokens(**picked)
 
 
 def make_tokens(seed: int = 0, *, prompts: int = 24, steps: int = 3, longest: int = 160, noise: float = 0.03) -> Tokens:
-    """Sequences of two per prompt and step on four workers, with noise about the rollout's log-probs."""
+    """Make sequences of two per prompt and step on four workers, with noise."""
     rng = np.random.default_rng(seed)
     made = Tokens([], [], [], [], [], [], [])
     for step in range(steps):
@@ -61,7 +58,6 @@ def make_tokens(seed: int = 0, *, prompts: int = 24, steps: int = 3, longest: in
 
 
 def write_tokens(path: Path, tokens: Tokens, *, leave_out: tuple[str, ...] = (), **more: Any) -> Path:
-    """One Parquet file."""
     columns = {
         "rollout_log_probs": pa.array([row.tolist() for row in tokens.rollout], pa.list_(pa.float64())),
         "train_log_probs": pa.array([row.tolist() for row in tokens.train], pa.list_(pa.float64())),
@@ -78,7 +74,7 @@ def write_tokens(path: Path, tokens: Tokens, *, leave_out: tuple[str, ...] = (),
 
 
 BASE = make_tokens()
-"""What other dumps are made from, and compared with."""
+"""The dump that other dumps are made from, and compared with."""
 
 
 def k3(tokens: Tokens) -> Float64s:
@@ -91,6 +87,5 @@ def spread(tokens: Tokens, values: list[Any]) -> Any:
 
 
 def pair(folder: Path, other: Tokens, base: Tokens = BASE, **leave_out: Any) -> Comparison:
-    """Write two dumps, and compare them."""
     paths = [write_tokens(folder / f"{n}.parquet", t, **leave_out) for n, t in (("base", base), ("other", other))]
     return compare([str(path) for path in paths], by=["worker"])

@@ -12,7 +12,6 @@ from mismatchctl.recorder.recorder import Recorder
 
 
 def make_dump(path: Path, rows: int = 64, seed: int = 0) -> Path:
-    """Sequences of 32 tokens in 4 steps."""
     noise = np.random.default_rng(seed)
     rollout = -0.5 - noise.random((rows, 32))
     train = rollout + 0.02 * noise.standard_normal((rows, 32))

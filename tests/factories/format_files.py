@@ -1,4 +1,4 @@
-"""One dump in every format that people have: the same numbers, under the names that each format has."""
+"""One dump in every supported format, with the names of each format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = list[dict[str, Any]]
 
 
 def make_rows(seed: int = 0, sequences: int = 12) -> Rows:
-    """Sequences of two steps and of prompts with three responses each."""
+    """Make sequences of two steps, and of prompts with three responses each."""
     rng = np.random.default_rng(seed)
     rows = []
     for number in range(sequences):
@@ -42,7 +42,6 @@ def make_rows(seed: int = 0, sequences: int = 12) -> Rows:
 
 
 def write_truth(path: Path, rows: Rows) -> Path:
-    """The dump as Parquet."""
     table = pa.Table.from_pylist(rows)
     for name in ("rollout_log_probs", "train_log_probs"):
         table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(pa.list_(pa.float32())))
@@ -132,24 +131,22 @@ FORMATS: dict[str, Callable[[Path, Rows], Any]] = {
     "dump.feather": lambda path, rows: feather.write_feather(pa.Table.from_pylist(rows), path),
     "hf_dataset": _hf_folder,
 }
-"""By the name of the file."""
+"""Writers by file name."""
 
 
 def completions(row: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's completions, as vLLM answers with return_tokens_as_token_ids."""
     found = {"tokens": [f"token_id:{token}" for token in row["token_ids"]], "token_logprobs": row["rollout_log_probs"]}
     return {"id": row["sequence_id"], "choices": [{"index": 0, "finish_reason": "length", "logprobs": found}]}
 
 
 def chat(row: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's chat."""
     pairs = zip(row["token_ids"], row["rollout_log_probs"], strict=True)
     content = [{"token": f"token_id:{token}", "logprob": value, "top_logprobs": []} for token, value in pairs]
     return {"id": row["sequence_id"], "choices": [{"index": 0, "message": {}, "logprobs": {"content": content}}]}
 
 
 def vllm(row: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's RequestOutput: the first entry of a position may be a likelier token than the sampled one."""
+    """A RequestOutput of vLLM, where the first entry of a position may be a likelier token than the sampled one."""
     pairs = zip(row["token_ids"], row["rollout_log_probs"], strict=True)
     found = [
         {"100000": {"logprob": -0.01, "rank": 1}, str(token): {"logprob": value, "rank": 2}} for token, value in pairs
@@ -159,7 +156,6 @@ def vllm(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def sglang(row: dict[str, Any]) -> dict[str, Any]:
-    """SGLang's /generate."""
     found = [[value, token, None] for token, value in zip(row["token_ids"], row["rollout_log_probs"], strict=True)]
     info = {
         "id": row["sequence_id"],
@@ -171,7 +167,7 @@ def sglang(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def vllm_scored(row: dict[str, Any]) -> dict[str, Any]:
-    """vLLM asked to score prompt and response: log-probs of the prompt's tokens alone."""
+    """Log-probs of vLLM as a scorer of prompt and response."""
     tokens = [5, 7, *row["token_ids"]]
     values = [None, -1.0, *row["rollout_log_probs"]]
     found = [
@@ -181,7 +177,6 @@ def vllm_scored(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def sglang_scored(row: dict[str, Any]) -> dict[str, Any]:
-    """SGLang asked to score prompt and response."""
     tokens, values = [5, 7, *row["token_ids"]], [None, -1.0, *row["rollout_log_probs"]]
     found = [[value, token, None] for token, value in zip(tokens, values, strict=True)]
     return {
@@ -191,7 +186,7 @@ def sglang_scored(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def batch_job(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of OpenAI's batch output, whose own id is the one that was asked for."""
+    """A line of OpenAI's batch output, in which `custom_id` is the id of the request."""
     body = completions(row) | {"id": "cmpl-1"}
     return {"id": "batch_req_1", "custom_id": row["sequence_id"], "response": {"status_code": 200, "body": body}}
 
@@ -205,4 +200,4 @@ ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "sglang_scored": sglang_scored,
     "batch_job": batch_job,
 }
-"""By name, the response for a row."""
+"""Functions by engine that make the response for a row."""

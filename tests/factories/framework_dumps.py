@@ -1,4 +1,4 @@
-"""Dumps of any size, type and padding, written as each framework lays them out."""
+"""Framework files of any size, type and padding."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ MASKS = {"bool": torch.bool, "int32": torch.int32, "int64": torch.int64, "float3
 
 @dataclass
 class Truth:
-    """One sequence: what a dump is made of, and what must come back."""
-
     prompt: list[int]
     tokens: list[int]
     rollout: list[float]
@@ -36,7 +34,7 @@ class Truth:
 
 @dataclass
 class Variant:
-    """How it is written: number types, what stands on padding, lists or tensors, which optional fields."""
+    """Number types, padding values, lists or tensors, and optional fields of a file."""
 
     truth: list[Truth]
     dtype: str
@@ -49,7 +47,7 @@ class Variant:
 
 
 def variant(seed: int) -> Variant:
-    """Sequences of 0 to 60 tokens with tool tokens in between, in the precision that they are saved in."""
+    """Draw sequences of 0 to 60 tokens with tool tokens, in the precision in which they are saved."""
     rng = np.random.default_rng(seed)
     dtype = list(DTYPES)[seed % len(DTYPES)]
     truth = []
@@ -82,7 +80,7 @@ def padded(rows: list[list[Any]], pad: Any, left: bool = False) -> list[list[Any
 
 
 def save_columns(v: Variant, path: Path, floats: dict[str, Any], masks: dict[str, Any], ids: dict[str, Any]) -> None:
-    """A dict of tensors, or of a list of each row's; and fields that nobody knows."""
+    """Save a dict of tensors or of lists of rows, with unknown fields."""
     content: dict[str, Any] = {name: torch.tensor(rows).to(DTYPES[v.dtype]) for name, rows in floats.items()}
     content |= {name: torch.tensor(rows).to(MASKS[v.mask]) for name, rows in masks.items()}
     content |= {name: torch.tensor(rows) for name, rows in ids.items()}
@@ -110,7 +108,6 @@ def trl(v: Variant, place: Path) -> None:
 
 
 def whole(v: Variant, values: Callable[[Truth], list[Any]], before: Any, pad: Any) -> list[list[Any]]:
-    """Rows of prompt and response."""
     return padded([[before] * len(t.prompt) + values(t) for t in v.truth], pad)
 
 
@@ -125,7 +122,7 @@ def of_whole(v: Variant) -> dict[str, list[list[Any]]]:
 
 
 def shifted(rows: list[list[Any]]) -> list[list[Any]]:
-    """Entry t about token t + 1."""
+    """Shift rows so that entry t is about token t + 1."""
     return [row[1:] for row in rows]
 
 
@@ -161,7 +158,7 @@ def skyrl_tensor(rows: list[list[Any]], kind: torch.dtype) -> dict[str, Any]:
 
 
 def skyrl(v: Variant, place: Path) -> None:
-    """The last rows are copies of the first, which fill the batch."""
+    """Write a batch whose last rows are copies of the first rows."""
     copies = v.step % 3
     truth = v.truth + v.truth[:1] * copies
     zero = 0.0 if np.isnan(v.pad) else v.pad
@@ -255,7 +252,6 @@ def slime_columns(v: Variant) -> dict[str, list[Any]]:
 
 
 def slime_seed(v: Variant, place: Path) -> None:
-    """Two tensor-parallel copies, with names of samples or without."""
     data = slime_columns(v) | {"raw_reward": [1.0] * (len(v.truth) + 5)}
     if v.optional:
         data["sample_indices"] = list(range(len(v.truth)))
@@ -309,7 +305,6 @@ WRITERS: dict[str, Callable[[Variant, Path], None]] = {
 
 
 def rollouts(v: Variant, place: Path, kind: str) -> Path:
-    """Files of the rollout alone."""
     if kind == "open-instruct":
         lines = [
             {"step": v.step, "sample_idx": number, "prompt_idx": 0, "response_tokens": t.tokens, "logprobs": t.rollout}

@@ -19,7 +19,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class GrowingRun:
-    """A simulated run and the growth that was fitted. `onset` of a ramp is the last step at the level before."""
+    """A simulated run and its fitted growth. `onset` of a ramp is the last step at the earlier level."""
 
     growth: Growth
     onset: int
@@ -28,13 +28,11 @@ class GrowingRun:
 
     @property
     def covered(self) -> bool:
-        """Return True if the interval contains the true onset."""
         low, high = (float(end) for end in self.growth.onset_interval or (0, -1))
         return low <= self.onset <= high
 
     @property
     def width(self) -> float:
-        """Return the width of the interval in steps."""
         low, high = (float(end) for end in self.growth.onset_interval or (0, 0))
         return high - low
 

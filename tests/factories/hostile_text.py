@@ -1,4 +1,4 @@
-"""Text that has a meaning in some output format."""
+"""Text with a special meaning in some output format."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ HOSTILE = (
     "`code`", "*b* _i_ [l](u)", "\x1b[31mred", "a\u202egnp.exe", "line\u2028separator\u2029", "\x00", "\ud800",
     "\ufffe", "{{7*7}}", "%0A::error::", "~~x~~",
 )  # fmt: skip
-"""Of every medium; each stands in a name, a label or a title somewhere."""
+"""A string for each output format."""

@@ -1,8 +1,9 @@
-"""Real dumps with a cause planted in them: each function changes healthy rows of sample_data in one known way.
+"""Real dumps with a planted cause. Each function changes healthy rows of sample_data.
 
-Temperature, truncation and raw log-probs act on whole distributions, of which a dump holds one value. There each real
-log-prob stands for a context: the token has its probability, and a few others share the rest. The token is drawn
-again from what the engine would sample, so that both columns are exact, and the real noise of the position is added.
+Temperature, truncation and raw log-probs act on distributions, but a dump has one log-prob per token. Each real
+log-prob therefore stands for a context in which the token has its probability and a few other tokens share the rest.
+Tokens are sampled again from the engine's distribution, so both columns are exact, and the real noise of the position
+is added.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from tests.paths import SAMPLE_DATA
 
 SAMPLES = SAMPLE_DATA
 HEALTHY = {"dense": range(9), "moe": range(8)}
-"""Steps of the sample runs in which nothing is wrong."""
+"""Steps of the sample runs without a fault."""
 OTHERS = 24
-"""Tokens that share the rest of the probability, in shares that fall like 1 / rank."""
+"""Number of tokens that share the rest of the probability, in shares that fall like 1 / rank."""
 
 
 @dataclass
 class Planted:
-    """Rows in the wide layout, flat: `lengths` cuts the per-token arrays into rows."""
+    """Rows in the wide layout as flat arrays. `lengths` divides them into rows."""
 
     lengths: np.ndarray
     tokens: dict[str, np.ndarray]
@@ -39,16 +40,13 @@ class Planted:
 
     @property
     def row(self) -> np.ndarray:
-        """The row of each token."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def place(self) -> np.ndarray:
-        """The place of each token in its row."""
         return np.arange(self.lengths.sum()) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
 
     def rows(self, chosen: np.ndarray) -> Planted:
-        """Some rows, in the order given."""
         starts = np.cumsum(self.lengths) - self.lengths
         where = np.concatenate([np.arange(starts[i], starts[i] + self.lengths[i]) for i in chosen])
         return Planted(
@@ -59,7 +57,6 @@ class Planted:
         )
 
     def write(self, path: Path) -> Path:
-        """One Parquet file."""
         offsets = pa.array(np.append(0, np.cumsum(self.lengths)).astype(np.int32))
         data = {name: pa.array(values) for name, values in self.columns.items()}
         for name, values in self.tokens.items():
@@ -69,7 +66,6 @@ class Planted:
 
 
 def healthy(kind: str = "dense", steps: range | None = None) -> Planted:
-    """The healthy steps of a sample run, as they are."""
     files = [SAMPLES / kind / f"step_{step:05d}.parquet" for step in steps or HEALTHY[kind]]
     table = pa.concat_tables([pq.read_table(file) for file in files])
     lists = ["rollout_log_probs", "train_log_probs", "current_log_probs", "token_ids", "response_mask"]
@@ -99,7 +95,7 @@ def _sides(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _contexts(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
-    """A distribution for each token [T, 1 + OTHERS], and the noise of its position in the logits [T]."""
+    """Return a distribution for each token [T, 1 + OTHERS], and the noise of its logits [T]."""
     rollout, train = _sides(dump)
     p = np.exp(np.minimum(train, -1e-6))
     shares = 1 / np.arange(1, OTHERS + 1)
@@ -112,7 +108,7 @@ def _contexts(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _resampled(dump: Planted, sampler: np.ndarray, trainer: np.ndarray, recorded: np.ndarray) -> Planted:
-    """Draw every token again from `sampler`; the trainer and the engine say what their distributions give it."""
+    """Sample every token again from `sampler`, with the log-probs of trainer and engine."""
     _, noise = _contexts(dump)
     cumulative = np.cumsum(sampler, axis=1)
     drawn = (dump.random.random(len(sampler))[:, None] * cumulative[:, -1:] > cumulative).sum(axis=1)
@@ -133,21 +129,19 @@ def _tempered(probabilities: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def temperature(dump: Planted, temperature: float) -> Planted:
-    """Sampled and recorded at a temperature, recomputed at 1."""
     p, _ = _contexts(dump)
     q = _tempered(p, temperature)
     return _resampled(dump, q, p, q)
 
 
 def raw_logprobs(dump: Planted, temperature: float) -> Planted:
-    """Sampled and recomputed at a temperature, recorded before it."""
+    """Sample and recompute at a temperature, and record the log-probs before the temperature."""
     p, _ = _contexts(dump)
     q = _tempered(p, temperature)
     return _resampled(dump, q, q, p)
 
 
 def top_p(dump: Planted, mass: float) -> Planted:
-    """The smallest set that holds `mass`, renormalized."""
     p, _ = _contexts(dump)
     order = np.argsort(-p, axis=1)
     ranked = np.take_along_axis(p, order, axis=1)
@@ -158,7 +152,6 @@ def top_p(dump: Planted, mass: float) -> Planted:
 
 
 def top_k(dump: Planted, k: int) -> Planted:
-    """The k likeliest, renormalized."""
     p, _ = _contexts(dump)
     cut = -np.sort(-p, axis=1)[:, k - 1 : k]
     kept = np.where(p >= cut, p, 0.0)
@@ -170,7 +163,7 @@ def top_k(dump: Planted, k: int) -> Planted:
 
 
 def _ahead(dump: Planted, updates: np.ndarray | int) -> Planted:
-    """The trainer, and the policy that it updates, so many updates ahead of the engine [T]."""
+    """Return log-probs [T] of a trainer that is ahead of the engine, and of the policy that it updates."""
     train, current = (dump.tokens[name].astype(np.float64) for name in ("train_log_probs", "current_log_probs"))
     step = current - train
     moved = np.minimum(train + updates * step, 0.0)
@@ -179,44 +172,42 @@ def _ahead(dump: Planted, updates: np.ndarray | int) -> Planted:
 
 
 def stale_policy(dump: Planted, lag: int, *, recorded: bool = True) -> Planted:
-    """The trainer is `lag` updates ahead."""
     dump.columns["train_version"] = dump.columns["rollout_version"] + (lag if recorded else 0)
     return _ahead(dump, lag)
 
 
 def stale_worker(dump: Planted, lag: float, worker: int = 2) -> Planted:
-    """One worker is `lag` updates behind, and nobody has noticed."""
     return _ahead(dump, lag * (dump.columns["worker"] == worker)[dump.row])
 
 
 def growing(dump: Planted, lag: float, onset: int) -> Planted:
-    """From a step on the trainer runs ahead, `lag` updates more with every step; no version says so."""
+    """From a step on, the trainer is `lag` updates further ahead with every step, without a version column."""
     return _ahead(dump, lag * np.maximum(dump.columns["step"] - onset + 1, 0)[dump.row])
 
 
 def quantized_rollout(dump: Planted, scale: float) -> Planted:
-    """Each token of the vocabulary is off in its own way."""
+    """Give each token of the vocabulary its own offset."""
     rollout, _ = _sides(dump)
     off = dump.random.normal(0, scale, 257)[dump.tokens["token_ids"]]
     return _with_rollout(dump, np.minimum(rollout + off * (1 - np.exp(rollout)), 0.0))
 
 
 def cache_quantization(dump: Planted, scale: float) -> Planted:
-    """Noise in the logits that belongs to no token and doubles over 100 positions."""
+    """Add noise to the logits that does not depend on the token and doubles over 100 positions."""
     rollout, _ = _sides(dump)
     noise = dump.random.normal(0, scale, len(rollout)) * (1 + dump.place / 100)
     return _with_rollout(dump, np.minimum(rollout + noise * (1 - np.exp(rollout)), 0.0))
 
 
 def context_mismatch(dump: Planted, scale: float, reach: float = 30.0) -> Planted:
-    """The trainer's logits are off at the start of the response and recover."""
+    """Change the trainer's logits at the start of the response, with a decreasing error."""
     _, train = _sides(dump)
     off = dump.random.normal(0, scale, len(train)) / (1 + dump.place / reach * 3)
     return _with_train(dump, np.minimum(train + off * (1 - np.exp(train)), 0.0))
 
 
 def sure_experts(dump: Planted, noise: float, rate: float, far: float) -> Planted:
-    """A larger model's noise in the logits, and a few tokens that met other experts; no column says which."""
+    """Add the noise of a larger model, and change the experts of a few tokens, without a column for experts."""
     rollout, _ = _sides(dump)
     flipped = dump.random.random(len(rollout)) < rate
     off = dump.random.normal(0, 1, len(rollout)) * np.where(flipped, far, noise)
@@ -224,7 +215,6 @@ def sure_experts(dump: Planted, noise: float, rate: float, far: float) -> Plante
 
 
 def cut(dump: Planted, length: int) -> Planted:
-    """Only the first tokens of each row."""
     kept = dump.place < length
     return replace(
         dump,
@@ -234,14 +224,14 @@ def cut(dump: Planted, length: int) -> Planted:
 
 
 def fading_weights(dump: Planted, scale: float, power: float) -> Planted:
-    """Each token of the vocabulary is off in its own way, more so in early, less certain contexts."""
+    """Give each token of the vocabulary its own offset, which is larger in early, uncertain contexts."""
     rollout, _ = _sides(dump)
     off = dump.random.normal(0, scale, 257)[dump.tokens["token_ids"]] * (1.0 + dump.place) ** -power
     return _with_rollout(dump, np.minimum(rollout + off * (1 - np.exp(rollout)), 0.0))
 
 
 def routing(dump: Planted, rate: float) -> Planted:
-    """Some tokens meet other experts, both sides record which, and their log-probs differ by 0.1 or so."""
+    """Route some tokens to other experts, with log-probs that differ by about 0.1. Both sides record the experts."""
     rollout, train = _sides(dump)
     total = len(rollout)
     experts = np.argsort(dump.random.random((total, 4, 8)), axis=2)[:, :, :2].astype(np.int8)
@@ -258,12 +248,11 @@ def routing(dump: Planted, rate: float) -> Planted:
 
 
 def identical(dump: Planted) -> Planted:
-    """One column twice."""
     return _with_train(dump, dump.tokens["rollout_log_probs"])
 
 
 def shifted(dump: Planted, by: int, share: float = 1.0) -> Planted:
-    """The rollout's log-probs moved along in their rows; what falls off the end comes in at the start."""
+    """Move the rollout's log-probs along their rows, cyclically."""
     values, starts = dump.tokens["rollout_log_probs"].copy(), np.cumsum(dump.lengths) - dump.lengths
     for i in range(len(dump)):
         if dump.random.random() < share:
@@ -273,7 +262,6 @@ def shifted(dump: Planted, by: int, share: float = 1.0) -> Planted:
 
 
 def rounded(dump: Planted, side: str, kind: str) -> Planted:
-    """One side in bfloat16 or float16, or with a few decimals."""
     values = dump.tokens[f"{side}_log_probs"].astype(np.float32)
     if kind == "bfloat16":
         bits = values.view(np.uint32)
@@ -285,19 +273,16 @@ def rounded(dump: Planted, side: str, kind: str) -> Planted:
 
 
 def other_logarithm(dump: Planted, side: str, factor: float) -> Planted:
-    """One side in another base, or with the other sign."""
     dump.tokens[f"{side}_log_probs"] = (dump.tokens[f"{side}_log_probs"] * factor).astype(np.float32)
     return dump
 
 
 def probabilities(dump: Planted, side: str) -> Planted:
-    """One side without its logarithm."""
     dump.tokens[f"{side}_log_probs"] = np.exp(dump.tokens[f"{side}_log_probs"])
     return dump
 
 
 def duplicated(dump: Planted, share: float) -> Planted:
-    """Some rows once more, at the end."""
     again = np.flatnonzero(dump.random.random(len(dump)) < share)
     return dump.rows(np.concatenate([np.arange(len(dump)), again]))
 
@@ -306,7 +291,7 @@ def duplicated(dump: Planted, share: float) -> Planted:
 
 
 def _inserted(dump: Planted, rows: np.ndarray, at: np.ndarray, count: int, values: dict[str, Any]) -> Planted:
-    """`count` tokens put into some rows at a place each."""
+    """Insert `count` tokens into some rows."""
     starts = np.cumsum(dump.lengths) - dump.lengths
     where = np.repeat(starts[rows] + at, count)
     for name in dump.tokens:
@@ -319,33 +304,31 @@ def _inserted(dump: Planted, rows: np.ndarray, at: np.ndarray, count: int, value
 
 
 def _denied(dump: Planted) -> Callable[[int], np.ndarray]:
-    """Log-probs of tokens that the trainer would hardly have sampled."""
+    """Return log-probs of tokens that the trainer would hardly sample."""
     return lambda n: -dump.random.exponential(3.0, n) - 0.3
 
 
 def unsampled_tokens(dump: Planted, count: int, share: float = 0.5) -> Planted:
-    """Tool output in the middle of some rows, not masked; the engine says 0."""
+    """Insert tool output into some rows without masking it. The engine reports 0."""
     rows = np.flatnonzero((dump.random.random(len(dump)) < share) & (dump.lengths > 10))
     values = {"train_log_probs": _denied(dump), "current_log_probs": _denied(dump), "response_mask": True}
     return _inserted(dump, rows, dump.lengths[rows] // 2, count, values)
 
 
 def mask_covers_prompt(dump: Planted, count: int) -> Planted:
-    """The prompt stands before each response, and the mask counts it."""
     rows = np.arange(len(dump))
     values = {"train_log_probs": _denied(dump), "current_log_probs": _denied(dump), "response_mask": True}
     return _inserted(dump, rows, np.zeros(len(rows), np.int64), count, values)
 
 
 def mask_inverted(dump: Planted, count: int) -> Planted:
-    """Prompt and response in each row, and the mask is 1 on the prompt."""
     dump = mask_covers_prompt(dump, count)
     dump.tokens["response_mask"] = dump.place < count
     return dump
 
 
 def edited(dump: Planted, share: float, kept: float = 0.5) -> Planted:
-    """In some rows the trainer sees other text from a place on: its log-probs there are those of another row."""
+    """From a place on, some rows have the trainer's log-probs of another row."""
     values = dump.tokens["train_log_probs"].copy()
     starts = np.cumsum(dump.lengths) - dump.lengths
     for i in np.flatnonzero((dump.random.random(len(dump)) < share) & (dump.lengths > 30)):
@@ -356,14 +339,13 @@ def edited(dump: Planted, share: float, kept: float = 0.5) -> Planted:
 
 
 def placeholder(dump: Planted, side: str, value: float, share: float) -> Planted:
-    """Some tokens hold a constant, or nothing."""
     chosen = dump.random.random(len(dump.row)) < share
     dump.tokens[f"{side}_log_probs"] = np.where(chosen, value, dump.tokens[f"{side}_log_probs"]).astype(np.float32)
     return dump
 
 
 def no_end(dump: Planted) -> Planted:
-    """The engine has no log-prob for the last token and says 0; the trainer has one."""
+    """The engine reports 0 for the last token, and the trainer a log-prob."""
     last = dump.place == dump.lengths[dump.row] - 1
     dump.tokens["train_log_probs"] = np.where(last, -2.5, dump.tokens["train_log_probs"]).astype(np.float32)
     return _with_rollout(dump, np.where(last, 0.0, dump.tokens["rollout_log_probs"]))
@@ -373,34 +355,28 @@ def no_end(dump: Planted) -> Planted:
 
 
 def by_row(dump: Planted, side: str, change: Callable[[np.ndarray], np.ndarray]) -> Planted:
-    """A column of one side, changed row by row."""
     parts = np.split(dump.tokens[f"{side}_log_probs"].astype(np.float64), np.cumsum(dump.lengths)[:-1])
     dump.tokens[f"{side}_log_probs"] = np.concatenate([change(part) for part in parts]).astype(np.float32)
     return dump
 
 
 def reversed_rows(dump: Planted) -> Planted:
-    """The rollout's log-probs from the end to the start."""
     return by_row(dump, "rollout", lambda row: row[::-1])
 
 
 def cumulative(dump: Planted, side: str = "rollout") -> Planted:
-    """Running sums."""
     return by_row(dump, side, np.cumsum)
 
 
 def sequence_means(dump: Planted) -> Planted:
-    """The mean of each row on all of its tokens."""
     return by_row(dump, "rollout", lambda row: np.full(len(row), row.mean()))
 
 
 def clamped(dump: Planted, bound: float) -> Planted:
-    """No log-prob of the rollout below a bound."""
     return by_row(dump, "rollout", lambda row: np.maximum(row, bound))
 
 
 def swapped(dump: Planted, share: float) -> Planted:
-    """The rollout's log-probs of some rows stand in the next of these."""
     parts = np.split(dump.tokens["rollout_log_probs"], np.cumsum(dump.lengths)[:-1])
     chosen = np.flatnonzero(dump.random.random(len(dump)) < share)
     new = list(parts)
@@ -411,14 +387,13 @@ def swapped(dump: Planted, share: float) -> Planted:
 
 
 def wrong_ends(dump: Planted, share: float) -> Planted:
-    """The trainer is far off on the last token of some rows."""
     ends = np.cumsum(dump.lengths) - 1
     dump.tokens["train_log_probs"][ends[dump.random.random(len(dump)) < share]] = -6.0
     return dump
 
 
 def penalized(dump: Planted, size: float, freed: float = 0.6) -> Planted:
-    """Tokens that stood in their row before are `size` lower in the rollout's logits, others `freed` times it up."""
+    """Lower the rollout's logits of tokens that occurred before by `size`, and raise others to `freed` times that."""
     rollout, _ = _sides(dump)
     p = np.exp(rollout)
     seen = np.zeros(len(p), np.bool_)
@@ -430,7 +405,6 @@ def penalized(dump: Planted, size: float, freed: float = 0.6) -> Planted:
 
 
 def biased(dump: Planted, size: float) -> Planted:
-    """A few tokens of the vocabulary are higher in the rollout's logits."""
     rollout, _ = _sides(dump)
     logit = rollout - np.log(-np.expm1(np.minimum(rollout, -1e-6)))
     moved = logit + size * np.isin(dump.tokens["token_ids"], (101, 116))
@@ -438,12 +412,12 @@ def biased(dump: Planted, size: float) -> Planted:
 
 
 def one_step_off(dump: Planted, lag: float, step: int) -> Planted:
-    """The trainer is `lag` updates ahead in one step, and nobody has noticed."""
+    """In one step the trainer is `lag` updates ahead, without a version column."""
     return _ahead(dump, lag * (dump.columns["step"] == step)[dump.row])
 
 
 def farther(dump: Planted, scale: float) -> Planted:
-    """The trainer's logits go off with the square of the distance from the start."""
+    """Change the trainer's logits by the square of the distance from the start."""
     _, train = _sides(dump)
     off = dump.random.normal(0, scale, len(train)) * np.minimum((dump.place / 60) ** 2, 4)
     return _with_train(dump, np.minimum(train + off * (1 - np.exp(train)), 0.0))

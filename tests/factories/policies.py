@@ -1,4 +1,4 @@
-"""Distributions over tokens, and samplers that change them."""
+"""Distributions over tokens, and sampler settings that change them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def top(rollout: np.ndarray, train: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids of the k most likely tokens by the rollout, and both sides' log-probs of them."""
+    """Return the ids of the k most likely tokens of the rollout, and the log-probs of both sides."""
     ids = np.argsort(-rollout, axis=-1, kind="stable")[..., :k]
     return ids, np.take_along_axis(rollout, ids, -1), np.take_along_axis(train, ids, -1)
 
@@ -26,8 +26,6 @@ def tempered(temperature: float) -> Policy:
 
 
 def truncated(*, k: float = np.inf, p: float = 1.0, least: float = 0.0) -> Policy:
-    """Keep the most likely tokens and scale them to sum 1, as samplers do."""
-
     def policy(logits: np.ndarray) -> np.ndarray:
         whole = log_softmax(logits)
         order = np.argsort(-whole, axis=-1, kind="stable")

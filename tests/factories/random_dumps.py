@@ -1,4 +1,4 @@
-"""Random ragged dumps and Corrections for property tests, and the Parquet files that hold them."""
+"""Random ragged dumps and Corrections for property tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mismatchctl.corrections.model import Correction
 Rows = list[dict[str, Any]]
 COLUMNS = {"rollout": "rollout_log_probs", "train": "train_log_probs", "current": "current_log_probs"}
 PARTIAL = {"reference": "reference_log_probs"}
-"""What some sequences of a file may lack."""
+"""Columns that some sequences of a file may lack."""
 TYPES = {"worker": pa.string(), "prompt_id": pa.int64()}
 JUNK = (math.nan, math.inf, -math.inf, 0.0, 7.5, -9999.0)
 FLAVOURS = ("noise", "heavy", "extreme", "tiny", "equal", "grid", "constant", "stuck")
@@ -28,8 +28,6 @@ FLAVOURS = ("noise", "heavy", "extreme", "tiny", "equal", "grid", "constant", "s
 
 @dataclass(frozen=True)
 class Shape:
-    """What kind of dump to make."""
-
     seed: int
     sequences: int = 8
     longest: int = 10
@@ -51,7 +49,7 @@ class Shape:
 
 @dataclass
 class Files:
-    """Where rows go: files are lists of rows, in the order in which they are read."""
+    """Rows by file, in the order in which they are read."""
 
     folder: Path
     row_group: int = 3
@@ -60,7 +58,6 @@ class Files:
 
 
 def shapes(**fixed: Any) -> st.SearchStrategy[Shape]:
-    """Shapes of dumps; whatever is given is fixed."""
     one_or_all = st.one_of(st.just(FLAVOURS), st.sampled_from(FLAVOURS).map(lambda name: (name,)))
     free: dict[str, st.SearchStrategy[Any]] = {
         "seed": st.integers(0, 2**32 - 1),
@@ -85,7 +82,6 @@ def shapes(**fixed: Any) -> st.SearchStrategy[Shape]:
 
 
 def make_rows(shape: Shape) -> Rows:
-    """The sequences of a dump, in order. At least one token is valid."""
     rng = random.Random(shape.seed)
     rows = [_sequence(shape, rng, index) for index in range(shape.sequences)]
     if not any(any(row["mask"]) for row in rows):
@@ -151,7 +147,6 @@ def _offset(flavour: str, rng: random.Random) -> float:
 
 
 def _log_probs(flavour: str, rng: random.Random) -> tuple[float, float]:
-    """Rollout and train log-prob of one token."""
     offset = _offset(flavour, rng)
     rollout = -rng.randint(0, 32) / 16 if flavour in ("grid", "constant", "equal") else -rng.expovariate(1.0)
     rollout = -0.3 if flavour == "stuck" else min(rollout, -offset) if offset > 0 else rollout
@@ -159,7 +154,7 @@ def _log_probs(flavour: str, rng: random.Random) -> tuple[float, float]:
 
 
 def write(rows: Rows, files: Files, split: Sequence[int] = ()) -> Path:
-    """Write rows to files of the given lengths, the rest to a last one; all rows of a file have the same columns."""
+    """Write rows to files of the given lengths, and the rest to a last file."""
     files.folder.mkdir(parents=True, exist_ok=True)
     start, parts = 0, []
     for length in [*split, len(rows)]:
@@ -173,7 +168,7 @@ def write(rows: Rows, files: Files, split: Sequence[int] = ()) -> Path:
 
 
 def table(rows: Rows, files: Files) -> pa.Table:
-    """The dump's columns; masked positions hold junk."""
+    """Return the dump's columns, with arbitrary values at masked positions."""
     floats = pa.float32() if files.float32 else pa.float64()
     columns: dict[str, pa.Array] = {}
     for policy, column in COLUMNS.items():
@@ -261,7 +256,6 @@ def gates(draw: st.DrawFn, sources: Sequence[str], *, advantages: bool) -> dict[
 
 @st.composite
 def corrections(draw: st.DrawFn, shape: Shape, name: str = "c") -> Correction:
-    """Any correction that a dump of this shape can be given."""
     sources = ["train/rollout", "current/rollout", "current/train"] if shape.current == "all" else ["train/rollout"]
     gate = gates(sources, advantages=shape.advantages != "none")
     return Correction.model_validate(

@@ -1,4 +1,4 @@
-"""A Result made by hand, with realistic numbers: for tests of everything that reads a Result."""
+"""A Result with realistic numbers that no dump produced."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ HOSTILE = [
     "שלום\u2066 عربى",
     "https://example.com/\u0000\u200b",
 ]
-"""Strings that a dump or a file name may hold, and that nothing may be made of."""
+"""Hostile strings for names in a dump."""
 
 UNDEFINED = {"khat_sequence": "fewer than five different ratios in the tail"}
 _TEXT = b"    def step(self):\n        return <b>'x'</b>  # \xc3\xa9"
 
 
 def make_corrections(count: int = 5, names: Sequence[str] = ()) -> list[Correction]:
-    """`count` different corrections, the first without any effect."""
+    """Make `count` different corrections. The first has no effect."""
     rules: list[dict[str, object]] = [
         {"name": "none"},
         {"name": "token_tis", "weight": {"truncate": 2.0}},
@@ -80,7 +80,7 @@ def make_result(
     drift: bool = True,
     level: float = 1e-4,
 ) -> Result:
-    """A Result of runs whose K3 grows fivefold in the middle, from `level`."""
+    """Make a Result of runs whose K3 grows fivefold from `level`."""
     made = make_corrections() if corrections is None else list(corrections)
     text = HOSTILE if hostile else ["plain"]
     return Result(
@@ -140,7 +140,7 @@ def _effects(correction: Correction, level: float, noise: np.random.Generator) -
 
 
 class _Cell(NamedTuple):
-    """A value with what belongs to it, before it is validated: a Result of many runs holds hundreds of thousands."""
+    """A value before validation, because a Result of many runs has hundreds of thousands."""
 
     value: float | None
     se: float | None = None

@@ -1,7 +1,7 @@
-"""Dumps of small random language models: tokens are really sampled, and one fault of a chosen severity is planted.
+"""Dumps of small random language models, with one planted fault of a chosen severity.
 
 A model is a random recurrent network in numpy, so a dump of 20,000 tokens takes about a second. Models differ in
-vocabulary, certainty and noise. No rule of the package was built on one of them.
+vocabulary, certainty and noise. No test of `diagnose` was developed on one of them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,12 @@ import pyarrow.parquet as pq
 
 Array = np.ndarray
 Process = Callable[[Array, Array], Array]
-"""Logits [B, V] and the counts of the tokens seen so far [B, V] to the logits that are sampled from."""
+"""Map logits [B, V] and the counts of earlier tokens [B, V] to the logits that are sampled from."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A random recurrent network.
-
-    Attributes:
-        mix: from state to state [H, H].
-        embed: from token to state [V, H].
-        head: from state to logits [H, V].
-        bias: logits of the tokens by themselves [V].
-        focus: from state to the logarithm of how certain the model is [H].
-        certainty: scale of all logits.
-    """
+    """A random recurrent network with states [H]. `focus` gives the certainty of a state."""
 
     mix: Array
     embed: Array
@@ -48,7 +39,7 @@ class Model:
         return cls(mix, embed, head, rng.normal(0, 0.7, vocabulary), rng.normal(0, 0.35, width), certainty)
 
     def moved(self, seed: int, size: float) -> Model:
-        """The same model after some updates: all logits of a token move together, and the state a little."""
+        """Return the model after some updates: the logits of a token move together, and the state a little."""
         rng = np.random.default_rng(seed)
         head = self.head + size * rng.normal(0, 1 / np.sqrt(len(self.mix)), self.head.shape)
         return replace(self, head=head, bias=self.bias + size * rng.normal(0, 1, len(self.bias)))
@@ -63,17 +54,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a dump is sampled and scored; each field can be the fault.
+    """Sampling and scoring of a dump. Each field can be the fault.
 
-    Attributes:
-        rollout: weights of the engine by fraction of the response; None: those of the trainer.
-        noise: of the logits on each side.
-        process: what the engine does to logits before it samples.
-        trainer_process: what the trainer does to logits before it scores.
-        raw: whether the engine records log-probs from before `process`.
-        engine_shift: added to the engine's state, by row [B, H], from the place `shift_from` [B] on.
-        trainer_shift: the same of the trainer's.
-        masked: places inside the response that are observations, masked [T].
+    rollout: the engine's weights by fraction of the response, None for the trainer's weights.
+    noise: noise of the logits on each side.
+    process, trainer_process: changes of the logits before the engine samples and before the trainer scores.
+    raw: whether the engine records log-probs from before `process`.
+    engine_shift, trainer_shift: added to the state by row [B, H], from the place `shift_from` [B] on.
+    masked: places inside the response that are masked observations [T].
     """
 
     rows: int = 96
@@ -97,8 +85,6 @@ class Setup:
 
 @dataclass
 class Dump:
-    """Rows of a dump: `tokens` are lists per row, `columns` a value per row."""
-
     tokens: dict[str, list[Array]]
     columns: dict[str, list[Any]]
     best: list[Array] = field(default_factory=list)
@@ -116,7 +102,6 @@ class Dump:
         return path
 
     def each(self, column: str, change: Callable[[Array, int], Array]) -> Dump:
-        """The dump with a column changed row by row."""
         return replace(
             self, tokens={**self.tokens, column: [change(row, i) for i, row in enumerate(self.tokens[column])]}
         )
@@ -128,7 +113,7 @@ def log_softmax(logits: Array) -> Array:
 
 
 _HEALTHY: dict[tuple[int, int], tuple[Model, Dump]] = {}
-"""Healthy dumps by identity of the model and seed: the faults of a dump start from the same one."""
+"""Healthy dumps by model and seed, from which the faults of a dump start."""
 
 
 def sampled(model: Model, seed: int, setup: Setup | None = None, first_row: int = 0, step: int = 0) -> Dump:
@@ -211,7 +196,7 @@ def sampled(model: Model, seed: int, setup: Setup | None = None, first_row: int 
 def sampler(
     temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0, repetition: float = 1.0
 ) -> Process:
-    """The settings of a sampler, in the order in which vLLM applies them."""
+    """Return the settings of a sampler, in the order in which vLLM applies them."""
 
     def process(logits: Array, seen: Array) -> Array:
         if repetition != 1:
@@ -237,7 +222,6 @@ def sampler(
 
 
 def joined(dumps: list[Dump]) -> Dump:
-    """The rows of some dumps."""
     tokens = {name: [row for one in dumps for row in one.tokens[name]] for name in dumps[0].tokens}
     columns = {name: [value for one in dumps for value in one.columns[name]] for name in dumps[0].columns}
     return Dump(tokens, columns, [row for one in dumps for row in one.best])
@@ -253,27 +237,25 @@ def clean(model: Model, seed: int, severity: float = 0.0, **setup: Any) -> Dump:
 
 
 def other_token(model: Model, seed: int, severity: float) -> Dump:
-    """The engine's column has the likeliest token's log-prob at a share of the places."""
     dump, rng = sampled(model, seed), np.random.default_rng(seed + 1)
     return dump.each("rollout_log_probs", lambda row, i: np.where(rng.random(len(row)) < severity, dump.best[i], row))
 
 
 def other_token_in_rows(model: Model, seed: int, severity: float) -> Dump:
-    """The same at all places of a share of the rows."""
     dump, rng = sampled(model, seed), np.random.default_rng(seed + 1)
     chosen = rng.random(len(dump)) < severity
     return dump.each("rollout_log_probs", lambda row, i: dump.best[i] if chosen[i] else row)
 
 
 def _of_prompts(setup: Setup, seed: int, share: float) -> Array:
-    """All rows of a share of the prompts, one at least [B]."""
+    """Return a mask of the rows [B] of a share of the prompts, at least one."""
     prompts = np.arange(setup.rows) // setup.per_prompt
     order = np.random.default_rng(seed + 2).permutation(prompts.max() + 1)
     return np.isin(prompts, order[: max(1, round(share * len(order)))])
 
 
 def engine_state(model: Model, seed: int, severity: float, side: str = "engine", start: float = 0.3) -> Dump:
-    """From a place on one side's state is wrong, for all samples of a share of the prompts."""
+    """From a place on, the state of one side is wrong for all samples of a share of the prompts."""
     setup = Setup()
     rng = np.random.default_rng(seed + 3)
     chosen = _of_prompts(setup, seed, severity)
@@ -283,7 +265,6 @@ def engine_state(model: Model, seed: int, severity: float, side: str = "engine",
 
 
 def end_of_length(model: Model, seed: int, severity: float, count: int = 6, side: str = "train") -> Dump:
-    """The last tokens of responses of the greatest length are scored with the state of another place."""
     setup = Setup(longest=int(150 - 80 * severity))
     dump, rng = sampled(model, seed, setup), np.random.default_rng(seed + 4)
     other = rng.permutation(np.concatenate(dump.tokens["train_log_probs"]))
@@ -296,7 +277,7 @@ def end_of_length(model: Model, seed: int, severity: float, count: int = 6, side
 
 
 def edited(model: Model, seed: int, severity: float, shifted: bool = True) -> Dump:
-    """A share of the rows was changed after sampling: from a place on the trainer scores other tokens."""
+    """From a place on, the trainer scores other tokens than the sampled tokens, in a share of the rows."""
     dump, rng = sampled(model, seed), np.random.default_rng(seed + 12)
     pool = np.concatenate(dump.tokens["train_log_probs"])
 
@@ -311,7 +292,7 @@ def edited(model: Model, seed: int, severity: float, shifted: bool = True) -> Du
 
 
 def edited_span(model: Model, seed: int, severity: float) -> Dump:
-    """In a share of the rows a span was changed after sampling; what follows it is scored in a context that fades."""
+    """A span is changed after sampling, in a share of the rows. The effect on later tokens fades."""
     dump, rng = sampled(model, seed), np.random.default_rng(seed + 13)
     pool = np.concatenate(dump.tokens["train_log_probs"])
 
@@ -329,7 +310,6 @@ def edited_span(model: Model, seed: int, severity: float) -> Dump:
 
 
 def partial_rollout(model: Model, seed: int, severity: float) -> Dump:
-    """The first part of each response was sampled two versions earlier; the versions are recorded per token."""
     setup = Setup(older=model.moved(seed, 0.12), older_until=max(severity, 0.02))
     dump = sampled(model, seed, setup)
     dump.tokens["rollout_version"] = [np.where(old, 3, 5) for old in dump.tokens.pop("old")]
@@ -343,7 +323,6 @@ def _turns(longest: int, turn: int = 40, gap: int = 15) -> Array:
 
 
 def context_from_turn(model: Model, seed: int, severity: float) -> Dump:
-    """From the second turn on the trainer's context differs in a share of the prompts, and stays different."""
     setup = Setup(longest=260)
     masked = _turns(setup.longest)
     chosen = _of_prompts(setup, seed, severity)
@@ -353,7 +332,7 @@ def context_from_turn(model: Model, seed: int, severity: float) -> Dump:
 
 
 def packed_columns(model: Model, seed: int, severity: float, side: str = "rollout") -> Dump:
-    """One side's values lie one after the other, without the masked gaps, in a share of the rows."""
+    """In a share of the rows, one side's values follow each other without the masked gaps."""
     setup = Setup(longest=260)
     dump = sampled(model, seed, replace(setup, masked=_turns(setup.longest)))
     rng = np.random.default_rng(seed + 6)
@@ -366,7 +345,6 @@ def packed_columns(model: Model, seed: int, severity: float, side: str = "rollou
 
 
 def log_densities(model: Model, seed: int, severity: float, sigma: float = 0.1, dims: int = 1) -> Dump:
-    """Densities of a Gaussian policy, with float32 noise."""
     rng = np.random.default_rng(seed)
     rows, length = 96, 20
     z = rng.normal(0, 1, (rows, length, dims))
@@ -380,7 +358,6 @@ def log_densities(model: Model, seed: int, severity: float, sigma: float = 0.1, 
 
 
 def length_mismatch(model: Model, seed: int, severity: float, kind: str = "doubled") -> Dump:
-    """In a share of the rows one list has another length."""
     dump, rng = sampled(model, seed), np.random.default_rng(seed + 7)
     chosen = rng.random(len(dump)) < severity
     chosen[0] = True
@@ -395,7 +372,6 @@ def length_mismatch(model: Model, seed: int, severity: float, kind: str = "doubl
 
 
 def unmasked_padding(model: Model, seed: int, severity: float, value: float = 0.0) -> Dump:
-    """A share of the rows is padded to the greatest length with a constant on both sides."""
     dump, rng = sampled(model, seed), np.random.default_rng(seed + 8)
     most = max(len(row) for row in dump.tokens["token_ids"])
     chosen = rng.random(len(dump)) < severity
@@ -427,7 +403,6 @@ def constant_column(model: Model, seed: int, severity: float, value: float = 0.0
 
 
 def never_updated(model: Model, seed: int, severity: float, steps: int = 12, lag: int = 1) -> Dump:
-    """The engine keeps its first weights while the recorded versions advance."""
     parts, size = [], 0.02 + 0.06 * severity
     trainer = model
     for step in range(steps):
@@ -442,12 +417,10 @@ def never_updated(model: Model, seed: int, severity: float, steps: int = 12, lag
 
 
 def entropy_of_another_temperature(model: Model, seed: int, severity: float) -> Dump:
-    """Sampled at a lower temperature; both columns and the entropy are those of temperature 1."""
     return sampled(model, seed, Setup(process=sampler(1 - 0.6 * severity), raw=True))
 
 
 def batch_dependent(model: Model, seed: int, severity: float, recorded: bool = True) -> Dump:
-    """The trainer against itself: rows of some micro-batches agree to the bit, those of the others do not."""
     dump = sampled(model, seed, Setup(noise=(0.0, 0.0)))
     rng = np.random.default_rng(seed + 9)
     batch = np.arange(len(dump)) // 8
@@ -464,7 +437,6 @@ def batch_dependent(model: Model, seed: int, severity: float, recorded: bool = T
 
 
 def prefixes_removed(model: Model, seed: int, severity: float) -> Dump:
-    """One to three leading tokens were removed from a share of the rows on the trainer's side."""
     dump, rng = sampled(model, seed), np.random.default_rng(seed + 10)
     gone = np.where(rng.random(len(dump)) < severity, rng.integers(1, 4, len(dump)), 0)
 
@@ -487,7 +459,7 @@ def nearly_bitwise(model: Model, seed: int, severity: float, count: int = 10) ->
 
 
 def coarse_logits(model: Model, seed: int, severity: float) -> Dump:
-    """The engine's logits have relative noise, as after 8-bit arithmetic."""
+    """Add relative noise to the engine's logits, as 8-bit arithmetic does."""
     return sampled(model, seed, Setup(relative_noise=0.01 + 0.04 * severity))
 
 
@@ -499,8 +471,6 @@ def lost_context(model: Model, seed: int, severity: float) -> Dump:
 
 
 def _at_tokens(change: Callable[[Array, np.random.Generator, Array], Array]) -> Fault:
-    """A change of a share of the rollout's values: given those of a row, a generator, and values of other rows."""
-
     def fault(model: Model, seed: int, severity: float) -> Dump:
         dump, rng = sampled(model, seed), np.random.default_rng(seed + 20)
         pool = np.concatenate(dump.tokens["rollout_log_probs"])
@@ -513,8 +483,6 @@ def _at_tokens(change: Callable[[Array, np.random.Generator, Array], Array]) -> 
 
 
 def _at_rows(change: Callable[[Array, np.random.Generator, Array], Array]) -> Fault:
-    """A change of all values of a share of the rows."""
-
     def fault(model: Model, seed: int, severity: float) -> Dump:
         dump, rng = sampled(model, seed), np.random.default_rng(seed + 20)
         pool = np.concatenate(dump.tokens["rollout_log_probs"])

@@ -15,7 +15,6 @@ GROWN_RUNS = (3, 17, 28)
 
 
 def write_screen_dumps(folder: Path) -> dict[str, list[str]]:
-    """Write the dumps and return their paths, relative to `folder`, by name."""
     planted.healthy().write(folder / "healthy.parquet")
     planted.growing(planted.healthy(), 1.0, 4).write(folder / "growing.parquet")
     planted.routing(planted.healthy("moe"), 0.02).write(folder / "moe.parquet")
@@ -33,7 +32,6 @@ def write_screen_dumps(folder: Path) -> dict[str, list[str]]:
 
 
 def _write_padded(path: Path) -> None:
-    """Pad every row of a healthy dump with zeros to the longest, and drop the mask."""
     dump = planted.healthy(steps=range(3))
     longest, ends = int(dump.lengths.max()), np.cumsum(dump.lengths)[:-1]
     table = {name: pa.array(values) for name, values in dump.columns.items()}

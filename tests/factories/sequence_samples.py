@@ -1,4 +1,4 @@
-"""Samples of sequences, as the sweep collects them for its predictions."""
+"""Samples of sequences, as `sweep` collects them for predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ COLUMNS = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step"
 
 
 def read_sample(paths: Sequence[str], corrections: Sequence[Correction]) -> SequenceSample:
-    """Read a dump unit by unit."""
     wanted = sorted({*COLUMNS, *(column for correction in corrections for column in correction.needed_columns)})
     dump = open_dump(paths, rename={}, aliases=column_aliases(), by=(), wanted=tuple(wanted), on_bad="error")
     trims = find_trims(dump, corrections)

@@ -47,7 +47,7 @@ def make_model(folder: Path, kind: str = "llama") -> Any:
 
 
 def expected(model: Any, temperature: float = 1.0) -> list[np.ndarray]:
-    """By the model's own logits of whole sequences."""
+    """Return the log-probs from the model's own logits of whole sequences."""
     found = []
     for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
         with torch.no_grad():

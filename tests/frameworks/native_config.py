@@ -1,4 +1,4 @@
-"""The configuration that a file of a test holds."""
+"""Read the configuration from a framework's file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,5 @@ from mismatchctl.frameworks.config_files import read_configurations
 
 
 def read_native(path: str | Path, framework: str = "") -> tuple[Framework, Correction]:
-    """The first configuration of a file, and the framework that it is of."""
     written, correction = read_configurations(path, framework)[0]
     return written.framework, correction

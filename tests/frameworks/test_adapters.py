@@ -1,4 +1,4 @@
-"""Adapters: presets, configurations and names of every framework. A new framework is a folder and a line."""
+"""Presets, configurations and names of every framework."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_misspelt_or_removed_options_in_a_block_are_refused(name: str, native: A
     ],
 )
 def test_impossible_option_values_are_errors(name: str, native: Any) -> None:
-    """The result is neither a traceback nor a silently replaced value."""
+    """The value must not cause a traceback or be replaced silently."""
     own = load_framework(name)
     assert [finding.level for finding in own.lint(native)] == ["error"]
 
@@ -191,7 +191,7 @@ print(json.dumps([
 
 @pytest.mark.process
 def test_the_recipe_for_a_framework_works(tmp_path: Path) -> None:
-    """Use the blocks of CONTRIBUTING.md."""
+    """The test runs the code blocks of CONTRIBUTING.md."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
     (adapter_on_page,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (line,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)

@@ -1,6 +1,6 @@
-"""What users of verl, slime and Miles type after reading its documents: a row for each line of a table of misreadings.
+"""Typical misreadings of the documents of verl, slime and Miles: one test for each row of a table.
 
-ROWS has one test for each line, by its number; the examples of the documents stand in tests/fixtures/framework_configs.
+ROWS contains the tests by row number. The examples of the documents are in tests/fixtures/framework_configs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.paths import FIXTURES, ROOT
 
 EXAMPLES = FIXTURES / "framework_configs"
 ROWS: dict[int, Callable[[Path], None]] = {}
-"""By the number of the line."""
+"""Tests by row number."""
 
 
 def row(number: int) -> Callable[[Callable[[Path], None]], Callable[[Path], None]]:
-    """The test of a line; it gets a folder with a dump `d` of three steps."""
+    """Register the test of a row. The test gets a folder with a dump `d` of three steps."""
 
     def put(test: Callable[[Path], None]) -> Callable[[Path], None]:
         assert number not in ROWS
@@ -69,7 +69,6 @@ def written(folder: Path, text: str, name: str = "mine.yaml") -> Path:
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sequences of which some have a product below 1/2, some above 2, one a token that no engine would sample."""
     folder, rng = tmp_path_factory.mktemp("documents"), np.random.default_rng(7)
     with Recorder(folder / "d") as recorder:
         for step in range(3):
@@ -83,7 +82,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @row(3)
 def scalars_and_versions(folder: Path) -> None:
-    """1e-4 is a number as Hydra reads it; the version follows from the keys, and is called by its date."""
+    """1e-4 is a number, as in Hydra. The keys determine the version, which is named by its date."""
     flat = "rollout_is: true\nrollout_is_threshold: 2.0\nrollout_is_veto_threshold: 1e-4\n"
     for text in (flat, f"algorithm:\n{''.join(f'  {line}' for line in flat.splitlines(keepends=True))}"):
         path = written(folder, text)
@@ -102,7 +101,7 @@ def scalars_and_versions(folder: Path) -> None:
 
 @row(4)
 def keys_that_nothing_reads(folder: Path) -> None:
-    """Names of the page alone are errors that say what the code reads; nothing is silent, in any version."""
+    """Names that only the document uses are errors that list the real keys, in every version."""
     for name in ("level", "mode", "lower_bound", "upper_bound", "veto_threshold", "batch_normalize"):
         path = written(folder, f"use_tis: true\nmis_{name}: 1\n")
         (found,) = [finding for finding in lint(path) if finding["place"] == f"mis_{name}"]
@@ -126,7 +125,7 @@ def keys_that_nothing_reads(folder: Path) -> None:
 
 @row(5)
 def what_is_written_is_read_back(folder: Path) -> None:
-    """All presets in all frameworks at all versions: the same correction, or refused with the reason."""
+    """Every preset is read back from every framework and version, or refused with a reason."""
     refused = 0
     for framework in ("verl", "slime", "miles"):
         for title in (framework, *find_adapter(framework).titles):
@@ -151,7 +150,7 @@ def what_is_written_is_read_back(folder: Path) -> None:
 
 @row(6)
 def bypass_has_one_meaning(folder: Path) -> None:
-    """PPO in bypass mode is not weighted, whichever way it is said."""
+    """PPO in bypass mode has no weights, for every spelling of the option."""
     for keys in ("bypass_old_logprob_for_rollout: true", "bypass_mode: true", "bypass_mode: true, loss_type: ppo_clip"):
         path = written(folder, f"rollout_correction: {{rollout_is: token, rollout_is_threshold: 2.0, {keys}}}")
         found = overall(analyzed(folder / "d", "--config", path, "-c", "ppo_is_bypass"), "mine")
@@ -161,7 +160,7 @@ def bypass_has_one_meaning(folder: Path) -> None:
 
 @row(9)
 def the_documents_lower_bound(folder: Path) -> None:
-    """seq_mis and geo_mis keep what verl's code keeps; lint and presets say what the document would."""
+    """seq_mis and geo_mis keep the tokens that verl's code keeps. `lint` and `presets` describe the document's rule."""
     for name, lower in (("seq_mis", "0.5"), ("geo_mis", "0.999001")):
         assert "verl's document" in run("presets", "show", name).stdout
         path = written(folder, run("presets", "show", name, "--as", "verl@2025-11").stdout)
@@ -176,7 +175,7 @@ def the_documents_lower_bound(folder: Path) -> None:
 
 @row(11)
 def presets_as_the_post_states_them(folder: Path) -> None:
-    """No veto where the post has none; with it, a preset of its own."""
+    """The preset has no veto, and a second preset has the veto."""
     for number in "123":
         plain, vetoed = find_preset(f"miles-moe-{number}"), find_preset(f"miles-moe-{number}-veto")
         assert [gate.is_veto for gate in plain.gates] == [False]
@@ -188,7 +187,7 @@ def presets_as_the_post_states_them(folder: Path) -> None:
 
 @row(13)
 def micro_batches(folder: Path) -> None:
-    """A dump that names none: a warning with the flag; with it, each so many rows of a step are normalized alone."""
+    """A dump without micro-batches gives a warning. With the flag, N rows of a step are normalized together."""
     words = (folder / "d", "-c", "miles-moe-1")
     warned = analyzed(*words)
     assert any("--micro-batch-size N" in text and "whole step" in text for text in warned["warnings"])
@@ -228,7 +227,6 @@ ADVICE = [
 
 @row(14)
 def advice(folder: Path) -> None:
-    """What the documents advise has a level, a source, and what it would change on the dump."""
     for keys, says, changes in ADVICE:
         path = written(folder, f"rollout_correction:\n  {keys}\n")
         found = [finding for finding in lint(path, folder / "d") if finding["level"] in ("advice", "info")]
@@ -241,7 +239,7 @@ def advice(folder: Path) -> None:
 
 @row(16)
 def before_3915(folder: Path) -> None:
-    """Rejection zeroes weights and leaves the mask alone; the veto is on unless it is turned off."""
+    """Rejection sets weights to zero and does not change the mask. The veto is on by default."""
     old, new = load_framework("verl@3694"), load_framework("verl@3915")
     assert (old.title, new.title) == ("verl@2025-10-14", "verl@2025-10")
     keys = {"rollout_is": True, "rollout_is_threshold": 2.0, "rollout_is_mode": "mask"}
@@ -269,7 +267,6 @@ def before_3915(folder: Path) -> None:
 
 @row(18)
 def the_summary_table(folder: Path) -> None:
-    """Weight, rejection, clip, bypass, old policy, forward pass, as verl's document has them."""
     rows = {found["name"]: found for found in json.loads(run("presets", "--table", "--json").stdout)}
     expected = {
         "token_is": ("token", "-", "current/train", "no", "recomputed", "yes"),
@@ -290,7 +287,7 @@ def the_summary_table(folder: Path) -> None:
 
 @row(20)
 def truly_on_policy(folder: Path) -> None:
-    """The flag leads to the check of what it promises."""
+    """The finding on the flag names the command that checks it."""
     (found,) = lint(EXAMPLES / "slime-true-on-policy.sh")
     assert "gate DUMP --expect-bitwise" in found["fix"]
     run("gate", folder / "d", "--expect-bitwise", code=3)
@@ -306,7 +303,7 @@ def no_invented_addresses(folder: Path) -> None:
 
 @row(1)
 def a_log_can_differ(folder: Path) -> None:
-    """K3 of 1e-12 against a log of 9e-7, and K3 times 1.0001: both differ, and by how much is printed."""
+    """K3 of 1e-12 differs from a logged 9e-7, and K3 times 1.0001 differs from K3."""
     for name, scale, factor in (("tiny", 1.5e-6, 7e5), ("usual", 0.05, 1.0001)):
         rng, made = np.random.default_rng(1), folder / f"log-{name}"
         rollout = [-0.6 - rng.exponential(1.0, 100) for _ in range(8)]
@@ -327,10 +324,7 @@ def a_log_can_differ(folder: Path) -> None:
 
 @row(2)
 def longer_responses_under_a_bias(folder: Path) -> None:
-    """A geometric gate at 1.002, 256 tokens to 4,096: the truth (a normal law) is in the interval, and near the middle.
-
-    Where the check on the dump's own longer responses fails, the interval holds what it missed, or nothing is promised.
-    """
+    """The predicted interval for 4,096 tokens contains the exact value, or there is no prediction."""
     rng = np.random.default_rng(5)
 
     def predicted(name: str, x: np.ndarray, length: int) -> dict[str, Any]:
@@ -367,7 +361,6 @@ def longer_responses_under_a_bias(folder: Path) -> None:
 
 @row(7)
 def kl_and_losses(folder: Path) -> None:
-    """KL to the reference policy, biased and not, and the loss under each aggregation: rows, flags, rules."""
     rng = np.random.default_rng(2)
     lengths = rng.integers(5, 30, 16)
     rollout = [-rng.exponential(1.0, int(n)) - 0.5 for n in lengths]
@@ -395,7 +388,7 @@ def kl_and_losses(folder: Path) -> None:
 
 @row(8)
 def what_the_run_logged(folder: Path) -> None:
-    """Every name of the log is kept; compared where it stands for a metric, replayed or not; drawn beside K3's lag."""
+    """Every logged name is kept. It is compared if it has a metric, and drawn next to the lag of K3."""
     values = dict(zip("abc", ([0.5, 0.25, 1.0], [40.0, 41.0, 39.0], [1.5, 2.5, 3.5]), strict=True))
     plain = analyzed(folder / "d", "-c", "none", "--framework", "verl")
     (found,) = plain["runs"].values()
@@ -422,7 +415,7 @@ def what_the_run_logged(folder: Path) -> None:
 
 @row(10)
 def the_mean_of_weights(folder: Path) -> None:
-    """A gate on the arithmetic mean of a sequence's ratios, as slime's sequence level with the mean has it."""
+    """A gate on the arithmetic mean of a sequence's ratios equals slime's sequence level with the mean."""
     rng = np.random.default_rng(4)
     rollout = [-rng.exponential(1.0, 20) - 1.0 for _ in range(30)]
     train = [values + rng.normal(0, 0.3, 20) for values in rollout]
@@ -437,7 +430,7 @@ def the_mean_of_weights(folder: Path) -> None:
 
 @row(12)
 def prompts_of_the_run(folder: Path) -> None:
-    """A prompt is one cluster in whatever steps it occurs."""
+    """A prompt is one cluster in all steps."""
     rng = np.random.default_rng(6)
     with Recorder(folder / "prompts") as recorder:
         for step in range(2):
@@ -453,7 +446,7 @@ def prompts_of_the_run(folder: Path) -> None:
 
 @row(15)
 def routing_that_is_replayed(folder: Path) -> None:
-    """A rule says that both sides meet the same experts."""
+    """The rule requires the same experts on both sides."""
     rng = np.random.default_rng(8)
     rollout = [-rng.exponential(1.0, 12) for _ in range(4)]
     experts = [[rng.permutation(8)[:2].tolist() for _ in range(12)] for _ in range(4)]
@@ -467,7 +460,7 @@ def routing_that_is_replayed(folder: Path) -> None:
 
 @row(17)
 def both_drifts_together(folder: Path) -> None:
-    """Rollout to current is a pair of its own, and splits into both drifts."""
+    """Rollout and current are a pair of policies, which is the sum of two drifts."""
     (found,) = analyzed(folder / "d", "-c", "none")["runs"].values()
     metrics = found["overall"]["metrics"]
     assert {"k3", "drift_k3", "total_k3"} <= metrics.keys()
@@ -478,7 +471,7 @@ def both_drifts_together(folder: Path) -> None:
 
 @row(19)
 def growth_of_one_run_against_another(folder: Path) -> None:
-    """compare tests whether K3 grows more slowly on one side, and whether it began later."""
+    """`compare` tests whether K3 grows more slowly or later in one run."""
     rng = np.random.default_rng(9)
     for name, rate in (("plain", 0.12), ("masked", 0.0)):
         with Recorder(folder / f"grows-{name}") as recorder:
@@ -494,7 +487,7 @@ def growth_of_one_run_against_another(folder: Path) -> None:
 
 @row(21)
 def paths_in_python(folder: Path) -> None:
-    """A path is one path, as text or as a Path."""
+    """A string and a Path are the same path."""
     import mismatchctl as mm
 
     for path in (str(folder / "d"), folder / "d"):

@@ -1,4 +1,4 @@
-"""Configurations as people launch with them: scripts, flags, overrides and files of a whole training, read as meant."""
+"""Launch scripts, flags, overrides and training configurations are read as the framework reads them."""
 
 from __future__ import annotations
 
@@ -514,7 +514,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("which", HERE)
 def test_here_documents_written_to_files_are_not_commands(which: str) -> None:
-    """An apostrophe in such text once refused the script, and a flag in it was read as a training option."""
+    """The text contains an apostrophe, and a flag that is not an option of the training."""
     (read,) = parse_shell(f"{HERE[which]}python train.py --use-tis --tis-clip 2\n")
     assert read.keys == {"--use-tis": True, "--tis-clip": 2}
 

@@ -1,4 +1,4 @@
-"""`lint` of a configuration, and the lookup of a preset by name, import only what they need."""
+"""`lint` and the lookup of a preset import only the modules that they need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mismatchctl.frameworks.registry import ADAPTER_MODULES
 pytestmark = pytest.mark.process
 
 MOST_MODULES = 60
-"""Modules of ours, before and after small modules are merged."""
+"""Largest number of our modules."""
 COMMAND = """
 import sys
 sys.argv = ["mismatchctl", *sys.argv[1:]]

@@ -1,4 +1,4 @@
-"""`lint` on files with the structure of those that frameworks and their descendants ship."""
+"""`lint` on files with the structure of files that frameworks and their forks contain."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_results_note_that_rejected_tokens_stay_in_denominators(framework: str, 
 
 
 def test_forks_and_descendants_keep_their_own_names(tmp_path: Path) -> None:
-    """The files were not used to develop the reader: a fork's estimator, a Hydra class, an old Miles file."""
+    """The files were not used to develop the reader: a fork's estimator, a Hydra class, and an old Miles file."""
     script = tmp_path / "fork.sh"
     script.write_text("python3 train.py --use-tis --tis-clip 2.0 --advantage-estimator step_wise\n")
     assert [message.level for message in lint(script, (), "slime")[1] if message.level == "error"] == []

@@ -1,4 +1,4 @@
-"""Names of frameworks beside the registry's keys: what is said to be the same number is the same number."""
+"""A logged name that is listed for a metric has the same value as the metric."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.conformance.compare_verl import table
 TITLES = [
     title for adapter in load_adapters() for title in adapter.titles if adapter.name in ("verl", "slime", "miles")
 ]
-"""Those that have names for metrics of the registry; the others' names are held to goldens."""
+"""Frameworks with names for metrics of the registry. Goldens cover the names of other frameworks."""
 _OF_OCTOBER = {"rollout_is_threshold": 1.5, "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-2}
 NATIVE = {
     "verl@2025-10-14": _OF_OCTOBER,
@@ -71,13 +71,12 @@ DOCUMENTED = (
 
 
 def chosen(title: str) -> Correction:
-    """One correction that the framework can do, with everything on that a name may need."""
+    """Return a correction of the framework, with all options that a name may need."""
     native = NATIVE.get(title) or NATIVE["verl" if title.startswith("verl") else "slime"]
     return load_framework(title).correction(native)
 
 
 def computed(rows: pa.Table, correction: Correction, folder: Path) -> dict[str, float | None]:
-    """What the pass gives for every key."""
     path = folder / "rows.parquet"
     pq.write_table(rows, path)
     overall = next(iter(analyze([str(path)], [correction]).runs.values())).overall
@@ -86,7 +85,6 @@ def computed(rows: pa.Table, correction: Correction, folder: Path) -> dict[str, 
 
 
 def logged(title: str, rows: pa.Table, correction: Correction) -> dict[str, float]:
-    """All that a framework logs of these rows, by the names of its meanings."""
     own = load_framework(title)
     found = own.replay(rows, correction).logged
     return {meaning.name: found[key] for meaning in own.meanings() if (key := own.logged_key(meaning.name)) in found}

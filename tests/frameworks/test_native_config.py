@@ -1,4 +1,4 @@
-"""Frameworks' own configurations: recognized, read as corrections, written back, replayed, laid beside a run's log."""
+"""Configurations of frameworks are recognized, read as corrections, written back and replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ten frameworks under thresholds and inputs of chance, held to a plain transcription of what they do."""
+"""Ten frameworks on random thresholds and inputs, compared with a plain transcription of their code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCALES = (0.01, 0.2, 3.0)
 
 
 def step(rng: Rng, dtype: str, *, nonfinite: bool) -> pa.Table:
-    """Rows with holes in their mask, an empty one, one of a single token; noise of three sizes; some tokens agree."""
+    """Make rows with masked gaps, an empty row and a row of one token, with noise of three sizes and equal tokens."""
     columns: dict[str, list[Any]] = {name: [] for name in ("rollout", "train", "current", "advantages", "mask")}
     for length in (0, 1, *rng.integers(2, 12, 6).tolist()):
         mu = np.minimum(-rng.exponential(rng.choice([0.3, 2.0]), length), -1e-4)
@@ -57,7 +57,7 @@ def pick(rng: Rng, *values: Any) -> Any:
 
 
 def bounds(rng: Rng, *, both: bool = False) -> tuple[float | None, float | None]:
-    """Of a ratio: about 1 at every scale, or exactly 1, or open."""
+    """Draw bounds of a ratio: near 1 on any scale, exactly 1, or open."""
     reach = float(rng.choice([0.003, 0.05, 0.5, 2.0]))
     low, high = (round(float(np.exp(sign * rng.uniform(0.1, 1.0) * reach)), 4) for sign in (-1, 1))
     low, high = (pick(rng, bound, bound, bound, 1.0) for bound in (low, high))

@@ -1,4 +1,4 @@
-"""slime's arguments, names and scopes, apart from its numbers (test_conformance_slime.py)."""
+"""slime's arguments, names and scopes. test_slime.py in conformance/ covers its numbers."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_every_logged_name_has_a_description() -> None:
 
 @pytest.mark.parametrize("size", [None, 3, 8])
 def test_normalization_counts_empty_sequences(size: int | None) -> None:
-    """The edge batch contains sequences without a valid token. slime's own code divided its weights (float64)."""
+    """Some sequences lack a valid token. The expected weights are slime's own (float64)."""
     name = "bn-seq-clip" if size is None else f"bn-seq-clip-mb{size}"
     correction = framework("slime_head").correction(correcting(configs()[name]))
     golden = pl.read_parquet(FOLDER / "sequences.parquet").filter(

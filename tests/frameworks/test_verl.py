@@ -1,4 +1,4 @@
-"""verl's dialect: versions, where its keys may stand, what can be said in them; replays that need no goldens."""
+"""verl's versions, the places of its keys, and replays that need no goldens."""
 
 from __future__ import annotations
 

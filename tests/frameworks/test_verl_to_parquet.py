@@ -1,4 +1,4 @@
-"""The script that runs where verl is installed, with stand-ins for verl's classes."""
+"""verl_to_parquet.py, with stubs of verl's classes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ LENGTHS = (4, 1, 6)
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script, beside a `verl` whose DataProto is told by its documented attributes."""
-
     class DataProto:
         @staticmethod
         def load_from_disk(path: Path) -> SimpleNamespace:
@@ -40,7 +38,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def batch(jagged: bool) -> dict[str, torch.Tensor]:
-    """Right padded [B, T] with 0 as the legacy trainer has it, or jagged as the TransferQueue does."""
+    """Make tensors [B, T] with 0 on the right as the legacy trainer has, or jagged tensors as the TransferQueue has."""
     generator = torch.Generator().manual_seed(5)
     rows: dict[str, list[torch.Tensor]] = {
         name: [-torch.rand(length, generator=generator) for length in LENGTHS]
@@ -56,15 +54,11 @@ def batch(jagged: bool) -> dict[str, torch.Tensor]:
 
 
 class Names:
-    """Texts in a TensorDict, as `get` returns them."""
-
     def tolist(self) -> list[str]:
         return ["a", "a", "b"]
 
 
 class TensorDict(dict[str, Any]):
-    """As far as the script looks at one: the names of prompts come from `get` alone."""
-
     def __getitem__(self, name: str) -> Any:
         assert name != "uid", "a LinkedList without tolist"
         return super().__getitem__(name)

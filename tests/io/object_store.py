@@ -17,12 +17,10 @@ RESET, CUT = "reset", "cut"
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on. The next ones fail as `faults` say: a status with an error code, RESET, or CUT in half.
+    """Pass requests on. The next requests that match `method` and `key` fail as `faults` lists: an error status, RESET,
+    or CUT in half.
 
-    Attributes:
-        faults: what becomes of the next requests that `method` and `key` fit, first to last.
-        always: a fault of all of them.
-        log: method, path and range of each request.
+    `always` makes all such requests fail, and `log` contains method, path and range of each request.
     """
 
     daemon_threads = True
@@ -34,7 +32,6 @@ class Proxy(ThreadingHTTPServer):
         self.heal()
 
     def heal(self) -> None:
-        """No faults from here on, and an empty log."""
         self.faults: list[Any] = []
         self.always: Any = None
         self.method, self.key = "GET", ""
@@ -100,7 +97,6 @@ def _xml(code: str) -> bytes:
 
 @contextmanager
 def bucket() -> Iterator[tuple[Proxy, Any]]:
-    """A proxy before a server with one empty bucket, and a client that writes into it."""
     import boto3
     from moto.server import ThreadedMotoServer
 

@@ -1,4 +1,4 @@
-"""Dumps in object stores: the same files, names and numbers as on a disk, and failures told in one sentence."""
+"""Dumps in object stores give the same result as dumps on a disk, and each failure gives one error message."""
 
 import json
 import os
@@ -46,8 +46,6 @@ def _proxy(server, monkeypatch):
 
 @pytest.fixture(name="put", scope="module")
 def _put(server):
-    """Copy a file or folder into the bucket."""
-
     def put(source, key):
         files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
         for file in files:
@@ -297,7 +295,7 @@ def test_gate_reads_a_baseline_from_a_bucket(tmp_path, proxy, samples, put):
     ],
 )
 def test_outputs_to_a_store_are_refused(tmp_path, monkeypatch, words):
-    """This includes a local folder with such a name."""
+    """A local folder with the name of a scheme is also refused."""
     write(tmp_path / "dumps/a.parquet", wide())
     (tmp_path / "s3:/b").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))

@@ -1,4 +1,4 @@
-"""What mismatchctl wrote is known again, kind by kind, and nothing else is."""
+"""Only files that mismatchctl wrote are replaced without `--force`."""
 
 from __future__ import annotations
 

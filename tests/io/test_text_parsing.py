@@ -1,4 +1,4 @@
-"""One door for text: what is read, as what, and how the rest is refused, through every flag that takes text."""
+"""Parsed text (YAML, TOML, JSON, flags): accepted values, types and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OMEGACONF: dict[str, Any] = {
     "1,000": "1,000", "1e1_0": "1e1_0", '"1e-4"': "1e-4",
     "!!int 3": 3, "!!float 3": 3.0, "!!str 3": "3",
 }  # fmt: skip
-"""What `OmegaConf.create("x: ...")` of version 2.4.0 gives."""
+"""Values that `OmegaConf.create("x: ...")` of version 2.4.0 gives."""
 
 
 @pytest.mark.parametrize("text", OMEGACONF)

@@ -1,4 +1,4 @@
-"""Metrics against 50 digits, over fourteen decades of the log ratio; the bounds stand in docs/reference/metrics.md."""
+"""Metrics compared with 50 digits, for log ratios from 1e-12 to 1e2. docs/reference/metrics.md states the bounds."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.oracles.tolerances import ABSOLUTE_TOLERANCE, EXACT_METRICS, RELATIVE
 
 SCALES = [10.0**exponent for exponent in range(-12, 3)]
 ESTIMATED = ("khat", "_z", "worst_share", "ois")
-"""Fits and tests, which the decimal oracle holds to its own slack."""
+"""Fits and tests, for which the decimal oracle has its own tolerance."""
 
 
 def dump(scale: float, path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """12 sequences of 5 to 60 tokens whose log ratios are of one size."""
+    """Write 12 sequences of 5 to 60 tokens whose log ratios have one size."""
     noise = np.random.default_rng(abs(int(np.log10(scale))) + 7)
     rollout, train = [], []
     for length in noise.integers(5, 60, 12):

@@ -1,4 +1,4 @@
-"""Memory that was used before: what is read of it was written first, and nothing that is kept lies in it."""
+"""Code never reads memory that it has not written, and results do not share reused buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLE = SAMPLE_DATA / "dense"
 
 
 def poisoned(values: np.ndarray) -> np.ndarray:
-    """Filled with what shows in every sum: NaN, the largest number, true."""
+    """Return an array of values that change every sum: NaN, the largest number, or True."""
     values[...] = np.nan if values.dtype.kind == "f" else True if values.dtype.kind == "b" else 0
     if values.dtype.kind in "iu":
         values[...] = np.iinfo(values.dtype).max
@@ -28,7 +28,7 @@ def poisoned(values: np.ndarray) -> np.ndarray:
 
 
 def poison_what_is_free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let numpy's fresh memory hold poison; the list counts how often it was asked for."""
+    """Make numpy's new arrays contain poison, and count the arrays."""
     asked, empty, empty_like = [0], np.empty, np.empty_like
 
     def filled(made: np.ndarray) -> np.ndarray:

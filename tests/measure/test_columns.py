@@ -1,4 +1,4 @@
-"""Columns are declared once: kernels, tables and what closes them read the same names in the same order."""
+"""Kernels and tables read the declared columns in the same order."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_names_are_looked_up_in_their_source_then_in_the_mismatch() -> None:
 
 
 def test_batches_with_too_many_clusters_are_folded() -> None:
-    """A batch of a million short sequences would otherwise have a row of all columns for each."""
+    """Without folding, a batch of a million short sequences has a row of all columns for each."""
     plan, batch = MeasurePlan(), one_token_each(3 * GROUP_CAP, 3 * GROUP_CAP)
     (cell,) = reduce_batch(batch, "run", plan).cells.values()
     assert cell.table.is_folded

@@ -1,4 +1,4 @@
-"""Which device does the arithmetic, how it is asked for, and that nothing per token comes back from it."""
+"""The device of the arithmetic, its option, and the transfer of tables but not of tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_full_device_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def numbers(value: Any) -> Any:
-    """A Result's JSON in which a number is equal to another that rounding tells from it."""
+    """Return a Result's JSON with numbers rounded, so that results that differ only by rounding are equal."""
     if isinstance(value, float):
         return pytest.approx(value, rel=1e-6, abs=1e-10, nan_ok=True)
     if isinstance(value, list):
@@ -72,7 +72,7 @@ def numbers(value: Any) -> Any:
 
 @pytest.mark.slow
 def test_the_command_uses_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """torch on the CPU is the device."""
+    """The device is torch on the CPU."""
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
     words = ("-c", "token_tis", "-c", "geo_rs", "-c", "miles-moe-2", "--by", "worker", "--json")
     rows = tmp_path / "rows.parquet"

@@ -1,4 +1,4 @@
-"""Distributions recorded as the k most likely tokens: held to whole distributions, which the oracle knows."""
+"""Recorded lists of the k most likely tokens, compared with whole distributions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_recorded_probabilities_bound_the_full_distribution(logits: np.ndarray, 
 
 
 def record(folder: Path, k: int, **changed: Any) -> dict[str, Any]:
-    """20 sequences of two policies over 12 tokens; what was recorded, and both whole distributions."""
+    """Write 20 sequences of two policies over 12 tokens. Return the dump and the whole distributions."""
     noise = np.random.default_rng(4)
     lengths = noise.integers(3, 30, 20)
     logits = [2 * noise.standard_normal((length, WORDS)) for length in lengths]

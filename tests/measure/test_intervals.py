@@ -1,4 +1,4 @@
-"""Intervals of smooth metrics: they hold what they claim under a skewed law, and say so where a tail is too heavy."""
+"""Intervals of smooth metrics have their coverage, or a warning if the tail is too heavy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.cli.command import run
 
 
 def of_means(values: np.ndarray, scale: object = LOG_SCALE) -> tuple[np.ndarray, np.ndarray]:
-    """Intervals of means [G, 2] over draws of clusters [G, N] of equal size, and what they cover."""
+    """Return intervals of means [G, 2] over draws of clusters [G, N], and their stated coverage."""
     count = values.shape[1]
     u = (values - values.mean(1, keepdims=True)) / count
     squares = (u**2).sum(1)
@@ -85,7 +85,7 @@ def test_intervals_are_two_sided() -> None:
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixteen prompts, one of which holds nearly all of K3."""
+    """Write sixteen prompts, one of which has nearly all of K3."""
     folder, rng = tmp_path_factory.mktemp("heavy"), np.random.default_rng(3)
     with Recorder(folder) as recorder:
         rollout = [-rng.exponential(0.5, 40) - 0.6 for _ in range(32)]

@@ -1,6 +1,6 @@
-"""Every kernel gives what the plain one does: counts and extremes to the bit, sums to rounding.
+"""Every kernel equals the plain kernel: counts and extremes exactly, sums to rounding.
 
-The kernel for devices runs on the CPU here, and on an accelerator where there is one.
+The kernel for GPUs runs on the CPU here, and on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.paths import SAMPLE_DATA
 SAMPLE = SAMPLE_DATA / "moe"
 Floats = NDArray[np.float64]
 SIGNED = {"log_ratio", "excess", "policy", "reference", "neighbour_product", "neighbour_sum"}
-"""Sums whose terms can cancel: their error is relative to the sum of absolute terms."""
+"""Sums whose terms can cancel, so that their error is relative to the sum of absolute terms."""
 
 
 class Reduced:

@@ -1,6 +1,6 @@
-"""Every kernel makes of every rule what the plain one does: counts to the token, sums to rounding.
+"""Every kernel applies every rule like the plain kernel: counts exactly, sums to rounding.
 
-The matrix of rules is walked whole as far as rules act differently; what is left is drawn at random.
+Rules that act differently are all tested. Other fields are drawn at random.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ WITH_CURRENT = frozenset({"current_log_probs"})
 
 
 def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool) -> list[Columns]:
-    """Columns and maxima of each correction, of the whole batch."""
     plan = MeasurePlan(tuple(given), available_columns=WITH_CURRENT, kernel=kernel)
     parts: list[list[Columns]] = []
     with np.errstate(all="ignore"):
@@ -68,7 +67,7 @@ def check(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses:
 
 
 def roundings(batch: TokenBatch) -> NDArray[np.float64]:
-    """What may be lost of each sequence, relative to 1: terms cancel, and log ratios are summed before exp."""
+    """Return the rounding error of each sequence, relative to 1."""
     with np.errstate(over="ignore"):
         pairs = [(batch.train, batch.rollout), (batch.current, batch.rollout), (batch.current, batch.train)]
         x = [np.subtract(a, b, dtype=np.float64) for a, b in pairs if a is not None]
@@ -77,7 +76,6 @@ def roundings(batch: TokenBatch) -> NDArray[np.float64]:
 
 
 def squares(batch: TokenBatch) -> NDArray[np.float64]:
-    """Sums of squared ratios, which products of gradients and weights reach."""
     x = np.subtract(batch.current, batch.rollout, dtype=np.float64)
     return batch.segments.sum(np.exp(2 * np.clip(np.abs(x), 0, 20)))
 
@@ -91,7 +89,7 @@ def weights() -> Iterator[Weight]:
 
 
 def interval(batch: TokenBatch, ratios: Ratios, side: str, **rule: Any) -> tuple[float | None, float | None]:
-    """Bounds that the statistic of a gate passes on both sides, in this batch."""
+    """Return bounds of a gate's statistic with values of the batch on both sides."""
     gate = Gate(keep=(0.5, None), **rule)
     with np.errstate(all="ignore"):
         measured = measure_gate(gate, ratios, Selection.everything(batch.segments), batch)
@@ -103,7 +101,7 @@ def interval(batch: TokenBatch, ratios: Ratios, side: str, **rule: Any) -> tuple
 
 
 def gates(batch: TokenBatch) -> Iterator[Gate]:
-    """All that a gate measures and may reject; what it sees, leaves and includes changes from one to the next."""
+    """Yield every statistic and level of a gate, with changing masks, bounds and effects."""
     every_source = MeasurePlan(
         (Correction(gates=(Gate(source="current/rollout", keep=(0.5, None)),)),), available_columns=WITH_CURRENT
     )

@@ -1,4 +1,4 @@
-"""The loss and its gradient per token and per correction, compared with formulas, finite differences and torch."""
+"""The loss and its gradient per token and correction, compared with formulas, finite differences and torch."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ FORMULAS: dict[str, Callable[[Floats, Floats, Floats, Floats, Floats, Floats], F
     "quadratic": lambda a, u, v, c, p, q: -a * np.exp(v) + 1e-3 * v * v,
 }
 CONSTANT = {"cispo", "cispo_bypass", "vespo", "topr"}
-"""The factor of the log-prob takes no gradient."""
+"""Factors of the log-prob that have no gradient."""
 OF_TOKEN = {"gspo_token"}
 
 
 def value(name: str, current: Floats, held: Floats | None = None) -> Floats:
-    """The loss of each token; `held`: log-probs that factors which take no gradient are computed from."""
+    """Return the loss of each token. `held` are the log-probs for factors without a gradient."""
     b = batch()
     assert b.advantages is not None
     at = current if held is None else held
@@ -268,7 +268,6 @@ def data() -> dict[str, Sequences]:
 
 
 def torch_loss(name: str, data: dict[str, Sequences], current: Sequences) -> torch.Tensor:
-    """The loss of a correction, spelled out sequence by sequence."""
     rule = CORRECTIONS[name]
     kept, counted, weights = [], 0, []
     for rollout, train, now in zip(data["rollout"], data["train"], data["current"], strict=True):

@@ -1,4 +1,4 @@
-"""Thousands of small groups: they are measured together as they would be alone, and are as large as their tokens."""
+"""Thousands of small groups give the same numbers together as alone, with memory in proportion to their tokens."""
 
 from __future__ import annotations
 

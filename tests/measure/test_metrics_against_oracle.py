@@ -1,4 +1,4 @@
-"""`analyze` on random ragged dumps, held to the oracle: every value, standard error and status."""
+"""Every value, standard error and status of `analyze` on random ragged dumps, compared with the oracle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.oracles.estimates import CONTEXT, Truth
 
 Expected = list[dict[str, Truth]]
 VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-5, 5e-7, 5e-3
-"""What rounding series over groups to 9 digits, and their standard errors to 3, costs."""
+"""Relative error of series over groups, which are stored with 9 digits (standard errors with 3)."""
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("row_groups_apart")]
 MANY = settings(
     derandomize=True,
@@ -53,7 +53,7 @@ def _precisely() -> Iterator[None]:
 
 
 def check_value(truth: Truth, value: float | None, place: str, digits: float = 0.0) -> None:
-    """1e-9 relative, or what the rounding of float64 sums can do to the value, or what a histogram costs."""
+    """Compare to 1e-9 relative, to the rounding error of float64 sums, or to the width of a bin."""
     if value is None and truth.value is not None and not truth.slack().is_finite():
         return
     if truth.value is None:
@@ -69,7 +69,7 @@ def check_value(truth: Truth, value: float | None, place: str, digits: float = 0
 
 
 def check_se(truth: Truth, se: float | None, place: str, digits: float = 0.0) -> None:
-    """As values; there is none where there is no estimate or a single cluster."""
+    """Compare standard errors. A value without an estimate or with a single cluster has none."""
     expected = truth.se if truth.value is not None else None
     if expected is None:
         assert se is None, f"{place}: se {se}, should have none"
@@ -93,7 +93,7 @@ def check_status(truth: Truth, status: str, undefined: str, place: str) -> None:
 def truths(
     rows: Rows, applied: Mapping[str, Sequence[Applied]], given: Sequence[Correction], has: AbstractSet[str]
 ) -> Expected:
-    """Of some sequences: the mismatch with the other pairs of policies, and each correction."""
+    """Return the mismatch of each pair of policies and each correction, for some sequences."""
     metrics = oracle.mismatch(rows)
     for pair in PAIRS[1:]:
         if {*pair.policies} - {"rollout", "train"} <= has:
@@ -113,7 +113,7 @@ REASONS = {metric.key: metric.undefined for metric in (*MISMATCH_METRICS, *other
 LOSSES = {
     "loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm", "loss_seq_sum", "loss_seq_mean",
 }  # fmt: skip
-"""Held to torch's automatic differentiation in test_losses_analyzed.py, to loops in test_objectives.py."""
+"""Metrics that test_losses.py compares with torch and loops."""
 
 
 def reasons(given: Sequence[Correction]) -> list[dict[str, str]]:
@@ -137,7 +137,6 @@ def check_overall(expected: Expected, found: OverallMetrics, given: Sequence[Cor
 
 
 def within(interval: tuple[float, float], most: Value) -> bool:
-    """Quantiles of what is not negative lie between 0 and the largest."""
     return most.value is not None and interval[0] >= 0 and interval[1] <= most.value
 
 
@@ -159,7 +158,6 @@ def check_group(expected: Expected, found: Groups, index: int, given: Sequence[C
 
 
 def check_run(rows: Rows, given: Sequence[Correction], run: RunResult, by: Sequence[str] = ()) -> None:
-    """Overall, every step, and every value of the `by` columns."""
     labels = list(dict.fromkeys(row.get("step") for row in rows))
     assert sorted(labels, key=str) == sorted(run.groups.labels, key=str)
     applied: dict[str, list[Any]] = {c.name: [None] * len(rows) for c in given}

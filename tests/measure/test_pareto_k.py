@@ -1,4 +1,4 @@
-"""Pareto k-hat against arviz-stats, and at its edges."""
+"""Pareto k-hat compared with arviz-stats, and edge cases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ SIZES = (25, 100, 225, 400, 10_000, 250_000)
 
 
 def largest(logs: Logs) -> Logs:
-    """As the pass keeps them."""
     return np.sort(logs)[-TAIL_VALUES:]
 
 

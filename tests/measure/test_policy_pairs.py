@@ -1,4 +1,4 @@
-"""Pairs of policies: every metric of the registry on each, in tables, rules and comparisons; how they split."""
+"""Every metric for each pair of policies, in tables, rules and comparisons."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from tests.cli import command
 
 EVERY = {metric.key for metric in (*MISMATCH_METRICS, *SPREAD_METRICS)}
-"""What any dump has."""
+"""Columns of any dump."""
 RNG = np.random.default_rng(3)
 LENGTHS = [5, 30, 12, 0, 44, 9, 21, 17]
 
 
 def columns(*names: str, lack: tuple[int, ...] = ()) -> dict[str, list[list[float] | None]]:
-    """Log-probs that err about one truth; sequences that are named lack those of the reference."""
+    """Make log-probs with errors around one truth. The named sequences have no reference."""
     truth = [-RNG.exponential(1.0, n) for n in LENGTHS]
     noise = {"rollout": 0.05, "train": 0.01, "current": 0.1, "reference": 0.0}
     return {
@@ -67,7 +67,7 @@ def test_columns_determine_the_policy_pairs(tmp_path: Path) -> None:
 
 
 def test_unscored_sequences_are_excluded_from_their_pairs(tmp_path: Path) -> None:
-    """`score --worst` leaves such sequences. The mismatch still uses all sequences."""
+    """`score --worst` leaves some sequences without a score. The mismatch still uses all sequences."""
     found = columns("rollout", "train", "reference", lack=(1, 3, 4))
     run = analyze([dump(tmp_path / "a.parquet", found)]).runs["a"]
     metrics, keep = run.overall.metrics, [0, 2, 5, 6, 7]

@@ -1,4 +1,4 @@
-"""Tokens to which the trainer gives probability 0: a train log-prob of -inf."""
+"""Tokens with a train log-prob of -inf, which have probability 0."""
 
 from __future__ import annotations
 

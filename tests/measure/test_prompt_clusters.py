@@ -1,4 +1,4 @@
-"""A prompt is one cluster of its run, in whatever steps it occurs; within a step, of that step."""
+"""A prompt is one cluster of its run in all steps, and one cluster per step in metrics of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GATE = Correction.model_validate({"name": "geo", "gates": [{"level": "geometric"
 
 
 def dump_of(folder: Path, prompts: int = PROMPTS, *, named: bool = True) -> Path:
-    """Every step has the same prompts; each prompt has a bias of its own."""
+    """Write steps with the same prompts, each with its own bias."""
     random = np.random.default_rng(1)
     bias = random.normal(0, 0.004, prompts)
     rows = [(step, prompt) for step in range(STEPS) for prompt in range(prompts) for _ in range(EACH)]
@@ -42,7 +42,7 @@ def analyzed(folder: Path) -> RunResult:
 
 
 def by_hand(folder: Path) -> tuple[float, float]:
-    """Standard error of K1 over prompts, and the share of prompts of which no step leaves anything."""
+    """Return the standard error of K1 over prompts, and the share of prompts without a kept token."""
     table = pq.read_table(folder / "dump.parquet").to_pydict()
     prompts = np.array(table["prompt_id"])
     log_ratio = np.array(table["train_log_probs"]) - np.array(table["rollout_log_probs"])

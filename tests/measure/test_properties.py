@@ -1,4 +1,4 @@
-"""Laws that hold for any dump: what may not matter does not, and what must be monotone is."""
+"""Laws for any dump, such as independence of padding and order, and monotonicity."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ FEW = settings(
     suppress_health_check=list(HealthCheck),
 )
 ORDER = 1e-12
-"""Relative: what adding up the same numbers in another order may cost."""
+"""Relative error of a sum in another order."""
 
 
 @pytest.fixture(scope="module")
 def anywhere() -> Iterator[Callable[[], Path]]:
-    """A new folder at each call."""
     with tempfile.TemporaryDirectory() as folder:
         counter = iter(range(10**6))
         yield lambda: Path(folder) / str(next(counter))
@@ -66,7 +65,7 @@ def overall(result: Result, run: str = "a") -> dict[str, float | None]:
 
 
 def agree(one: Result, other: Result, relative: float) -> None:
-    """Runs that hold the same rows; places of worst tokens, of examples, and clusters without a name aside."""
+    """Compare runs with the same rows, except places of tokens and clusters without a name."""
     assert one.runs.keys() == other.runs.keys()
     for run in one.runs:
         left, right = (json.loads(r.runs[run].model_dump_json(exclude=ASIDE)) for r in (one, other))
@@ -79,7 +78,7 @@ ASIDE = {"worst_tokens", "worst_sequences", "clusters", "findings", "content"}
 
 
 def compare(left: Any, right: Any, place: str, relative: float) -> None:
-    """Equal structure and words; numbers within `relative` of themselves, or of 1."""
+    """Check for equal structure and text, and numbers that agree to `relative` of themselves or of 1."""
     if isinstance(left, dict):
         assert left.keys() == right.keys(), place
         for key in left:
@@ -155,7 +154,6 @@ def test_padding_does_not_change_results(anywhere: Callable[[], Path], shape: Sh
 
 
 def pad(row: dict[str, Any], before: int, after: int) -> dict[str, Any]:
-    """The row with masked positions around it."""
     length = len(row["mask"])
     lists = {key: value for key, value in row.items() if isinstance(value, list)}
     assert all(len(value) == length for value in lists.values())

@@ -1,4 +1,4 @@
-"""Quantiles from fixed histograms: within 1% at any scale; their intervals cover; so does the worst share."""
+"""Quantiles from fixed histograms are within 1%, and their intervals have the stated coverage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARES = (0.5, 0.9, 0.99, 0.999)
 
 
 def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = None) -> PairSums:
-    """One sequence per array; clusters are spread over the buckets by their hash, as in the pass."""
+    """Collect one sequence per array, with clusters in buckets by their hash."""
     lengths = [len(own) for own in log_ratios]
     x = np.concatenate(log_ratios)
     ids = np.arange(len(lengths)) if clusters is None else clusters
@@ -45,7 +45,6 @@ def quantile_intervals(pair: PairSums, shares: tuple[float, ...], largest: float
 
 
 def exact(x: Floats, share: float) -> float:
-    """The smallest value that at least this share does not exceed."""
     return float(np.sort(np.abs(x))[max(math.ceil(round(share * len(x), 9)), 1) - 1])
 
 
@@ -91,7 +90,7 @@ def test_quantiles_handle_zeros_and_extremes() -> None:
 
 
 def test_quantile_intervals_have_their_coverage() -> None:
-    """The 95% interval of the median of clustered data covers the true one in about 19 of 20 cases."""
+    """The 95% interval of the median of clustered data contains the true median in about 95% of draws."""
     rng, truth, covered, trials = np.random.default_rng(11), math.exp(-2.0), 0, 60
     for _ in range(trials):
         centres = rng.normal(-2.0, 0.5, 200)  # of log |x|, one per cluster

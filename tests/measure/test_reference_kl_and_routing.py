@@ -1,4 +1,4 @@
-"""KL to the reference policy and losses under each aggregation, against loops over tokens; routing, against sets."""
+"""KL to the reference policy and losses with each aggregation compared with loops, and routing compared with sets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write(path: Path, rows: Rows, *names: str, lack: tuple[int, ...] = ()) -> st
 
 
 def aggregate(parts: list[list[float]], mode: str) -> float:
-    """As verl's agg_loss: a row without a token counts in no denominator."""
+    """verl's agg_loss, which does not count a row without a token."""
     filled = [part for part in parts if part]
     if mode == "token-mean":
         return math.fsum(sum(part) for part in filled) / sum(map(len, filled))
@@ -61,7 +61,6 @@ MODES = {"token-mean": "", "seq-mean-token-sum": "_seq_sum", "seq-mean-token-mea
 
 
 def kl(policy: float, train: float, ref: float, kind: str, unbiased: bool) -> float:
-    """As verl's and slime's KL losses."""
     x = policy - ref
     value = {"k1": x, "k2": x * x / 2}.get(kind, math.exp(-x) - 1 + x)
     value *= math.exp(policy - train) if unbiased else 1.0
@@ -144,7 +143,7 @@ def test_gate_rules_judge_kl_and_routing(tmp_path: Path) -> None:
 
 
 def routed(path: Path, layers: int = 3, width: int = 2) -> tuple[str, float, float]:
-    """A dump with the experts of both sides, and what of it is routed otherwise, counted by sets."""
+    """Write the experts of both sides, and count different routing with sets."""
     rows, tokens, differ, k3 = rows_of(), 0, 0, [0.0, 0.0]
     columns: dict[str, list[Any]] = {"rollout_experts": [], "train_experts": []}
     for row in rows:

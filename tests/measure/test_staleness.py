@@ -1,4 +1,4 @@
-"""Weight versions, one per sequence or one per token: how old tokens are, and which responses mix versions."""
+"""Weight versions per sequence or token: the age of tokens, and responses that mix versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTHS = [5, 30, 12, 0, 44, 9, 1, 17]
 ROLLOUT: list[list[int | None] | None] = [
     [3] * 5, [2] * 10 + [3] * 20, [4] * 12, [], [1] * 4 + [2] * 30 + [4] * 10, None, [3], [None] * 9 + [4] * 8,
 ]  # fmt: skip
-"""Of each token; the engine knew of no version in one sequence, nor where one began."""
+"""Version of each token. One sequence has no versions, and another has none at its start."""
 TRAIN = [4, 4, 4, 4, 5, 5, 5, 5]
 MASKED = {(1, at) for at in range(10)} | {(4, 43)}
 

@@ -1,4 +1,4 @@
-"""What a correction does, by slow loops over tokens: the oracle's second half."""
+"""Corrections in slow loops over tokens, as a part of the oracle."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ from tests.oracles.metrics import k3, log_ratios
 
 @dataclass
 class Applied:
-    """What became of the valid tokens of one sequence."""
-
     raw: list[Decimal] = field(default_factory=list)
     weight: list[Decimal] = field(default_factory=list)
     low: list[bool] = field(default_factory=list)
@@ -45,7 +43,6 @@ class Applied:
 
 
 def apply(correction: Correction, group: Sequence[Sequence_]) -> list[Applied]:
-    """Apply a correction to the sequences of one training step."""
     applied = [_gated(correction, sequence) for sequence in group]
     for sequence, own in zip(group, applied, strict=True):
         _weigh(correction.weight or Weight(), sequence, own, correction.weight is None)
@@ -60,7 +57,7 @@ def _source(rule: Weight | Gate) -> tuple[str, str]:
 
 
 def _weigh(rule: Weight, sequence: Sequence_, own: Applied, nothing: bool) -> None:
-    """The weights of a sequence whose gates have judged; of units of which they left no token, 1."""
+    """Return the weights of a sequence after its gates. A unit without kept tokens has the weight 1."""
     x = log_ratios(sequence, *_source(rule)) if not nothing else [ZERO] * len(positions(sequence))
     if rule.clamp == "token":
         x = [clamped(v) for v in x]
@@ -83,7 +80,7 @@ def _weigh(rule: Weight, sequence: Sequence_, own: Applied, nothing: bool) -> No
 
 
 def _normalize(rule: Weight, group: Sequence[Sequence_], applied: list[Applied]) -> None:
-    """Divide by the mean weight of the step or micro-batch, unless there is (nearly) none."""
+    """Divide by the mean weight of the step or micro-batch, unless the mean is nearly 0."""
     if rule.normalize == "none":
         return
     batches: dict[Any, list[Applied]] = {}
@@ -121,7 +118,6 @@ def _gated(correction: Correction, sequence: Sequence_) -> Applied:
 
 
 def _sides(gate: Gate, sequence: Sequence_, remaining: list[bool]) -> list[int]:
-    """For each valid token whether the gate rejects it, and on which side."""
     n, statistic = len(remaining), _statistic(gate, sequence)
     sides = [0] * n
     for unit in _units(gate, sequence, n):
@@ -136,7 +132,6 @@ def _sides(gate: Gate, sequence: Sequence_, remaining: list[bool]) -> list[int]:
 
 
 def _units(rule: Weight | Gate, sequence: Sequence_, n: int) -> list[list[int]]:
-    """The tokens that are decided on together."""
     if rule.level == "token":
         return [[token] for token in range(n)]
     if rule.over == "sequence":
@@ -201,7 +196,6 @@ def _side(gate: Gate, value: Decimal) -> int:
 
 
 def _advantages(sequence: Sequence_) -> list[Decimal] | None:
-    """The advantage of each valid token."""
     given = sequence.get("advantages")
     if given is None:
         return None
@@ -290,7 +284,7 @@ FORMULAS: dict[str, Formula] = {
 def correction_truths(
     correction: Correction, sequences: Sequence[Sequence_], applied: Sequence[Applied]
 ) -> dict[str, Truth]:
-    """Every metric of a correction over some sequences, whose steps it was applied to before."""
+    """Return every metric of a correction that was applied to whole steps, for some sequences."""
     sums = [_sums(correction, sequence, own) for sequence, own in zip(sequences, applied, strict=True)]
     rows = cluster_rows(sequences, sums)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Totals over clusters, smooth functions of them and their standard errors, in 60-digit decimals: for the oracle."""
+"""Totals over clusters, functions of them and their standard errors, in decimals of 60 digits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTEXT = decimal.Context(prec=60, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN,
 ZERO, ONE, TWENTY = Decimal(0), Decimal(1), Decimal(20)
 EPSILON = Decimal(2) ** -52
 ROUNDING = 256 * EPSILON
-"""How far a float64 sum may be from the truth, relative to the sum of absolute values."""
+"""Largest error of a float64 sum, relative to the sum of absolute values."""
 
 Row = dict[str, Decimal]
 Sequence_ = Mapping[str, Any]
@@ -25,14 +25,7 @@ class Undefined(Exception):  # noqa: N818
 
 @dataclass
 class Truth:
-    """A value, and what else is known of it.
-
-    Attributes:
-        value: None where it is undefined.
-        estimate: what it is a function of, where it has a standard error.
-        accuracy: relative, in which it must be met.
-        slack: how far the rounding of float64 sums may move it beyond that.
-    """
+    """An expected value with its relative `accuracy`. `slack` is the rounding error of its sums."""
 
     value: Decimal | None
     estimate: Estimate | None = None
@@ -46,8 +39,6 @@ class Truth:
 
 @dataclass
 class Estimate:
-    """A smooth function of totals over clusters, which has a value and a standard error."""
-
     formula: Formula
     rows: Sequence[Row]
 
@@ -76,7 +67,6 @@ class Estimate:
         return gradient
 
     def se(self, totals: Mapping[str, Decimal] | None = None) -> Decimal | None:
-        """The standard error; None for a single cluster."""
         count = len(self.rows)
         if count < 2:
             return None
@@ -85,11 +75,10 @@ class Estimate:
         return (Decimal(count) / (count - 1) * sum((i * i for i in influences), ZERO)).sqrt()
 
     def value_slack(self) -> Decimal:
-        """How far the value moves when each total moves by what float64 may round."""
+        """Return the change of the value if each total changes by its rounding error."""
         return self._slack(self.value)
 
     def se_slack(self) -> Decimal:
-        """The same for the standard error, whose terms are rounded too."""
         count, gradient = len(self.rows), self.gradient()
         terms = [sum((abs(gradient[n]) * row["#" + n] for n in self.names), ZERO) for row in self.rows]
         own = ROUNDING * (Decimal(count) / (count - 1) * sum((t * t for t in terms), ZERO)).sqrt()
@@ -111,7 +100,7 @@ class Estimate:
 
 
 def _names_read(formula: Formula, totals: Row) -> list[str]:
-    """The totals that a formula reads."""
+    """Return the names of the totals that a formula reads."""
     read: dict[str, None] = {}
 
     class Spy(dict[str, Decimal]):
@@ -124,7 +113,6 @@ def _names_read(formula: Formula, totals: Row) -> list[str]:
 
 
 def truth(formula: Formula, rows: Sequence[Row]) -> Truth:
-    """The value and standard error of a formula over clusters, or an undefined value."""
     try:
         estimate = Estimate(formula, rows)
         return Truth(estimate.value(), estimate, slack=estimate.value_slack)
@@ -133,14 +121,13 @@ def truth(formula: Formula, rows: Sequence[Row]) -> Truth:
 
 
 def over(above: Decimal, below: Decimal) -> Decimal:
-    """A quotient that must exist."""
+    """Divide, or raise Undefined."""
     if below == 0:
         raise Undefined
     return above / below
 
 
 def scatter(square: Decimal, first: Decimal, number: Decimal) -> Decimal:
-    """Sum of squared deviations from the mean, from the sum of squares and the sum; 0 for a constant."""
     left = square - over(first**2, number)
     return left if left > square * Decimal("1e-50") else ZERO
 
@@ -150,7 +137,6 @@ def mean(above: str, below: str) -> Formula:
 
 
 def deviation(name: str, square: str, below: str) -> Formula:
-    """Population standard deviation."""
     return lambda t: over(scatter(t[square], t[name], t[below]), t[below]).sqrt()
 
 
@@ -167,16 +153,16 @@ def total(values: Any) -> Decimal:
 
 
 class Sums(Row):
-    """Sums by name, each beside its size, to which its rounding is relative: `#name`."""
+    """Sums by name. `#name` is the size to which rounding is relative."""
 
     def add(self, name: str, *values: Decimal | int) -> None:
         self[name] = self.get(name, ZERO) + total(values)
         self["#" + name] = self.get("#" + name, ZERO) + total(abs(v) for v in values)
 
     def add_ratios(self, name: str, *values: Decimal, factor: Decimal = ONE) -> None:
-        """Ratios and their squares (`name` twice), which were divided by a factor.
+        """Add ratios and their squares (`name` twice), which were divided by a factor.
 
-        Whoever sums what ratios exceed 1 by rounds relative to 1, before the division and after it.
+        Code that sums ratios minus 1 rounds relative to 1 before and after the division.
         """
         for key, power in ((name, 1), (name * 2, 2)):
             self.add(key, *(v**power for v in values))
@@ -184,10 +170,7 @@ class Sums(Row):
 
 
 def cluster_rows(sequences: Sequence[Sequence_], sums: Sequence[Sums]) -> list[Row]:
-    """One row of sums per cluster that has a valid token.
-
-    Where prompts are named, a cluster is the same in all steps; else a sequence belongs to its step.
-    """
+    """Return one row of sums per cluster: a prompt in all steps, or a sequence of one step."""
     rows: dict[Any, Row] = {}
     named = any("prompt_id" in sequence for sequence in sequences)
     for sequence, own in zip(sequences, sums, strict=True):
@@ -198,10 +181,7 @@ def cluster_rows(sequences: Sequence[Sequence_], sums: Sequence[Sums]) -> list[R
 
 
 def cluster_name(sequence: Sequence_) -> tuple[Any, ...]:
-    """What names a cluster within its step: the prompt, else the sequence, else what the sequence holds.
-
-    Sequences that nothing names are told apart by their length and sums; equal ones count as one.
-    """
+    """Return the prompt, else the sequence id, else the content, which names a cluster within its step."""
     for column in ("prompt_id", "sequence_id"):
         if sequence.get(column) is not None:
             return column, sequence[column]
@@ -210,7 +190,6 @@ def cluster_name(sequence: Sequence_) -> tuple[Any, ...]:
 
 
 def log_probs(sequence: Sequence_, policy: str) -> list[Decimal]:
-    """Exact log-probs of the valid tokens."""
     return [Decimal(p) for p, valid in zip(sequence[policy], sequence["mask"], strict=True) if valid]
 
 

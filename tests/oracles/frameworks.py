@@ -1,8 +1,8 @@
-"""Ten frameworks' weights and kept tokens, row by row, straight from what their documents and code are known to say.
+"""Weights and kept tokens of ten frameworks, row by row, from their documents and code.
 
-Every function takes a configuration in the framework's own keys and the rows of a step, and gives the weights and the
-kept tokens of each row. It works in the dtype of its input and lets NaN and infinity go where arithmetic takes them.
-Nothing of mismatchctl is used.
+Every function takes a configuration in the framework's keys and the rows of a step, and returns the weights and kept
+tokens of each row. It computes in the dtype of its input and does not remove NaN and infinity. No code of mismatchctl
+is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Made = list[tuple[Values, Values]]
 
 @dataclass(frozen=True)
 class Row:
-    """The valid tokens of a sequence: log-probs of sampler, recomputation and current policy, advantages, places."""
+    """The valid tokens of a sequence: log-probs of sampler, recomputation and current policy, advantages and places."""
 
     mu: Values
     old: Values

@@ -1,4 +1,4 @@
-"""Every metric that is a formula, straight from its definition in 50 digits: mpmath, loops, nothing of mismatchctl."""
+"""Every metric with a formula, in 50 digits with mpmath and loops. No code of mismatchctl is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DIGITS = 50
 
 
 def exact(rollout: Sequence[np.ndarray], train: Sequence[np.ndarray]) -> Pairs:
-    """Sequences of (rollout, train) log-probs, exactly what the floats are."""
+    """Return (rollout, train) log-probs with the exact values of the floats."""
     return [
         [(mp.mpf(float(a)), mp.mpf(float(b))) for a, b in zip(one, other, strict=True)]
         for one, other in zip(rollout, train, strict=True)
@@ -24,7 +24,7 @@ def mean(values: Sequence[mp.mpf]) -> mp.mpf:
 
 
 def metrics(pairs: Pairs) -> dict[str, mp.mpf]:
-    """Every metric by its key; ratios are clamped to exp(+-20), as they are defined."""
+    """Return every metric by its key. Ratios are clamped to exp(+-20), as their definition requires."""
     flat = [pair for own in pairs for pair in own]
     x = [b - a for a, b in flat]
     sums = [mp.fsum(b - a for a, b in own) for own in pairs]

@@ -1,10 +1,8 @@
-"""A slow, independent computation of the mismatch metrics, straight from the definitions, in 60-digit decimals.
+"""The mismatch metrics from their definitions, in slow loops with decimals of 60 digits.
 
-Loops over sequences and tokens, no numpy, nothing of mismatchctl. Log-probs are exact in decimals, so that what it
-returns is the truth to which float64 is held.
-
-A group is a list of sequences: mappings with lists `rollout`, `train`, `mask`, perhaps `current`, and `step`,
-`prompt_id`, `micro_batch`, `reward`, `advantages`. Corrections are in oracle_corrections.py.
+The oracle uses neither numpy nor mismatchctl. Log-probs are exact in decimals, so the results are the truth for
+float64. A group is a list of sequences: mappings with lists `rollout`, `train` and `mask`, optionally `current`, and
+`step`, `prompt_id`, `micro_batch`, `reward` and `advantages`. Corrections are in corrections.py.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ def k3(x: Decimal) -> Decimal:
 
 
 def sequence_sums(sequence: Sequence_, upper: str, lower: str) -> Sums:
-    """What one sequence adds to the totals of a policy pair: `upper` over `lower`."""
+    """Add a sequence to the totals of a policy pair (`upper` over `lower`)."""
     above, below = log_probs(sequence, upper), log_probs(sequence, lower)
     x = [a - b for a, b in zip(above, below, strict=True)]
     n = len(x)
@@ -91,7 +89,6 @@ def sequence_sums(sequence: Sequence_, upper: str, lower: str) -> Sums:
 
 
 def correlation(t: dict[str, Decimal]) -> Decimal:
-    """Pearson correlation of the two probabilities."""
     n = t["n"]
     covariance = n * t["pq"] - t["p"] * t["q"]
     return over(covariance / n, (scatter(t["pp"], t["p"], n) * scatter(t["qq"], t["q"], n)).sqrt())
@@ -102,12 +99,10 @@ def centre(t: dict[str, Decimal]) -> Decimal:
 
 
 def variation(t: dict[str, Decimal]) -> Decimal:
-    """Sum over tokens of (x - m)^2."""
     return scatter(t["xx"], t["x"], t["n"])
 
 
 def autocorrelation(t: dict[str, Decimal]) -> Decimal:
-    """Mean over adjacent pairs of (x - m)(x' - m), over the variance of x."""
     m = centre(t)
     products = t["product"] - m * (t["first"] + t["second"]) + t["pairs"] * m * m
     return over(over(products, t["pairs"]), variation(t) / t["n"])
@@ -147,7 +142,6 @@ QUANTILES = {"abs_diff_p50": 0.5, "abs_diff_p90": 0.9, "abs_diff_p99": 0.99, "ab
 
 
 def mismatch(sequences: Sequence[Sequence_], upper: str = "train", lower: str = "rollout") -> dict[str, Truth]:
-    """Every metric of one group for a policy pair."""
     sums = [sequence_sums(sequence, upper, lower) for sequence in sequences]
     rows = cluster_rows(sequences, sums)
     found = {key: truth(formula, rows) for key, formula in FORMULAS.items()}
@@ -180,7 +174,6 @@ def mismatch(sequences: Sequence[Sequence_], upper: str = "train", lower: str = 
 
 
 def rewards(sequences: Sequence[Sequence_]) -> dict[str, Truth]:
-    """The mean reward of sequences with a reward and a valid token."""
     sums = []
     for sequence in sequences:
         own, reward, length = Sums(), sequence.get("reward"), len(log_ratios(sequence, "train", "rollout"))
@@ -193,7 +186,7 @@ def rewards(sequences: Sequence[Sequence_]) -> dict[str, Truth]:
 
 
 def split(sequences: Sequence[Sequence_], whole: Logs, a: Logs, b: Logs) -> dict[str, Truth]:
-    """Of log ratios w = a + b per token: the share of each in sum of w^2, their correlation, K3 of w beyond both's."""
+    """For w = a + b per token, return the shares of a and b in w^2, their correlation, and K3 of w beyond both."""
     sums = []
     for sequence in sequences:
         own = Sums()
@@ -221,7 +214,7 @@ def split(sequences: Sequence[Sequence_], whole: Logs, a: Logs, b: Logs) -> dict
 
 
 def splits(sequences: Sequence[Sequence_], has: Set[str]) -> dict[str, Truth]:
-    """How current / rollout and train / rollout split into two ratios each, where the dump has such log-probs."""
+    """Split current / rollout and train / rollout into two ratios each, if the dump has the log-probs."""
 
     def logs(upper: str, lower: str) -> Logs:
         return lambda sequence: log_ratios(sequence, upper, lower)
@@ -246,7 +239,7 @@ NEAR = Decimal("0.999"), Decimal("1.002")
 
 
 def spread(sequences: Sequence[Sequence_]) -> dict[str, Truth]:
-    """Shares of tokens by how far their ratio is from 1, the shift of logits, and trust-region bounds."""
+    """Return shares of tokens by the distance of the ratio from 1, the shift of logits, and trust-region bounds."""
     every = [log_ratios(sequence, "train", "rollout") for sequence in sequences]
     sums = []
     for sequence, x in zip(sequences, every, strict=True):
@@ -284,7 +277,7 @@ def extreme(which: type[max] | type[min], values: list[Decimal]) -> Truth:  # ty
 
 
 def z_score(ratio: Truth) -> Truth:
-    """(ratio_mean - 1) over its standard error; what rounds either moves it."""
+    """(ratio_mean - 1) over its standard error, with the rounding errors of both."""
     if ratio.value is None or ratio.estimate is None or not ratio.se:
         return Truth(None)
     value, estimate, se = (ratio.value - 1) / ratio.se, ratio.estimate, ratio.se
@@ -297,7 +290,6 @@ def z_score(ratio: Truth) -> Truth:
 
 
 def quantile(share: float, values: list[Decimal]) -> Truth:
-    """The smallest value that at least this share does not exceed."""
     if not values:
         return Truth(None)
     rank = math.ceil(Decimal(str(share)) * len(values))
@@ -305,10 +297,10 @@ def quantile(share: float, values: list[Decimal]) -> Truth:
 
 
 def worst_share(x: list[Decimal]) -> Truth:
-    """Share of all K3 that the worst 0.1% of tokens hold; a fraction of a token counts by its fraction.
+    """Share of K3 in the worst 0.1% of tokens, where the last token counts by its fraction.
 
-    Accuracy: read from bins of x that are 1/64 wide relative to x, whose K3 differs by a factor of (65/64)^2 near
-    zero and exp(x/64) far from it.
+    The accuracy is the accuracy of bins of x that are 1/64 wide relative to x. K3 differs within a bin by (65/64)^2
+    near zero, and by exp(x/64) far from it.
     """
     values = [k3(v) for v in x]
     if not total(values):
@@ -321,10 +313,7 @@ def worst_share(x: list[Decimal]) -> Truth:
 
 
 def khat(logs: list[Decimal]) -> dict[str, Truth]:
-    """Pareto k-hat of ratios exp(logs), its limit and the size of its tail.
-
-    The fit is to the ratios of the tail that lie above the largest ratio outside it.
-    """
+    """Fit Pareto k-hat to the tail of exp(logs), above the largest ratio outside of the tail."""
     size = len(logs)
     tail = min(math.ceil(min(0.2 * size, 3 * math.sqrt(size))), 4096)
     limit = Truth(min(1 - 1 / Decimal(size).log10(), Decimal("0.7")) if size > 1 else None)
@@ -336,7 +325,7 @@ def khat(logs: list[Decimal]) -> dict[str, Truth]:
 
 
 def pareto_shape(excess: list[float]) -> Decimal:
-    """Zhang and Stephens (2009), with the prior of Vehtari et al. (2024); `excess` ascends."""
+    """Zhang and Stephens (2009) with the prior of Vehtari et al. (2024). `excess` is sorted."""
     n = len(excess)
     grid = 30 + int(math.sqrt(n))
     quarter = excess[int(n / 4 + 0.5) - 1]

@@ -1,4 +1,4 @@
-"""Error bounds of metrics, which the accuracy test checks and docs/reference/metrics.md states."""
+"""Error bounds of metrics, which docs/reference/metrics.md states and the accuracy test checks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ RELATIVE_TOLERANCES: dict[str, float] = {
     **dict.fromkeys(("chi2_token", "chi2_sequence", "prob_diff_std", "prob_corr", "autocorr_lag1", "inflation"), 1e-6),
     **dict.fromkeys(("abs_diff_p50", "abs_diff_p90", "abs_diff_p99", "abs_diff_p999"), 0.01),
 }
-"""Maximum relative error in float64 for log ratios from 1e-12 to 1e2. Sums are exact to rounding, differences of sums
-lose digits, quantiles come from a histogram."""
+"""Maximum relative error in float64 for log ratios from 1e-12 to 1e2."""
 ABSOLUTE_TOLERANCE = 1e-12
-"""Smaller values of a metric that is a difference of sums near 1 have no correct digits."""
+"""Absolute tolerance of metrics that are differences of sums near 1."""
 EXACT_METRICS = ("tokens", "sequences", "empty_sequences", "prompts", "bitwise_all", "bitwise_share")
-"""Counts."""

@@ -1,4 +1,4 @@
-"""Files of the recorder: whole or not there, never overwritten, whatever is killed, full or recorded beside it."""
+"""Files of the recorder are complete or missing and never overwritten, after kills, full disks and forks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def names(folder: Path) -> list[str]:
 
 
 def steps(folder: Path) -> list[int]:
-    """The step of every row of the folder, ascending."""
     return sorted(step for path in folder.glob("*.parquet") for step in pq.read_table(path)["step"].to_pylist())
 
 
@@ -322,7 +321,7 @@ def test_threads_share_a_recorder(tmp_path: Path, file_bytes: int, background: i
 @pytest.mark.process
 @pytest.mark.parametrize("background", [0, 1])
 def test_a_forked_process_records_separately(tmp_path: Path, background: int) -> None:
-    """The child records as well, and rows waiting in the parent are written once."""
+    """The child records too, and rows that wait in the parent are written once."""
     script = f"""if True:
         import os, sys
         from mismatchctl.recorder import Recorder

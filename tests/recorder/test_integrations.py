@@ -1,4 +1,4 @@
-"""The snippets of docs/integrations record what the frameworks' tensors mean, and nothing else."""
+"""The snippets of docs/integrations record the right tensors, and no others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def matches(case: Case) -> bool:
-    """Whether the dump holds the truth; a dump that cannot be read does not."""
     problems = Problems()
     found = recorded(Path("dumps"), case.columns, problems)
     return found == truth(steps(), case.columns, case.keep)

@@ -1,4 +1,4 @@
-"""The recorder: what goes in comes out of the file, whole or not at all."""
+"""The recorder writes what it gets, in complete files."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_expert_columns_match_the_schema() -> None:
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[tuple[int, float, float, int]]]]:
-    """Arguments of `write`; by sequence (position, rollout, train, token id) of the valid tokens, to come back."""
+    """Draw arguments of `write`, with (position, rollout, train, token id) of the valid tokens by sequence."""
     torch = pytest.importorskip("torch")
     masks = draw(st.lists(st.lists(st.booleans(), max_size=6), min_size=1, max_size=5))
     width = max(map(len, masks)) + draw(st.integers(0, 2))
@@ -330,12 +330,11 @@ def calls(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[tuple[int, float, 
         return np.array([gap + row if left else row + gap for row, gap in zip(rows, spare, strict=True)])
 
     def part(mask: list[bool], row: list[Any]) -> list[Any]:
-        """From the first to the last valid token."""
         valid = [place for place, flag in enumerate(mask) if flag]
         return row[valid[0] : valid[-1] + 1] if valid else []
 
     def give(rows: list[list[Any]], dtypes: list[Any], filler: float) -> Any:
-        """The rows as a framework might hold them: where the mask is padded, so or as the response alone."""
+        """Return the rows in a form of a framework: padded with the mask, or the response alone."""
         form = draw(st.sampled_from(("padded", "padded rows", "response") if padded_mask else ("rows", "nested")))
         dtype = draw(st.sampled_from(dtypes))
         in_torch = isinstance(dtype, torch.dtype)

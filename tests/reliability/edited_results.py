@@ -1,7 +1,7 @@
-"""Edited Results and baselines: a worse dump never passes, and nothing ends in a traceback.
+"""A worse dump never passes with an edited Result or baseline, and no edit causes a traceback.
 
-Every path of the JSON is changed: removed, replaced by another type, scaled, repeated. `python -m
-tests.reliability.edited_results FIRST COUNT` prints a line of JSON per mutation, by its number.
+Every path of the JSON is removed, replaced, scaled or repeated. `python -m tests.reliability.edited_results FIRST
+COUNT` prints a line of JSON per mutation.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ def make_results(folder: Path) -> dict[str, tuple[Path, Any]]:
 
 
 def list_places(data: Any, place: Place = ()) -> Iterator[Place]:
-    """Yield every path below the top."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
         yield (*place, key)
@@ -59,7 +58,6 @@ def list_places(data: Any, place: Place = ()) -> Iterator[Place]:
 
 
 def change(data: Any, place: Place, how: str) -> Any:
-    """Return the data with one change at a path."""
     changed = copy.deepcopy(data)
     parent = changed
     for key in place[:-1]:
@@ -81,7 +79,6 @@ def change(data: Any, place: Place, how: str) -> Any:
 
 
 def try_mutation(number: int, folder: Path) -> dict[str, Any]:
-    """Try one mutation by its number: a path, and a change of it."""
     results = make_results(folder)
     name = "baseline" if number % 3 == 2 else "result"
     data = results[name][1]
@@ -101,7 +98,7 @@ def try_mutation(number: int, folder: Path) -> dict[str, Any]:
 
 @cache
 def _list_all(folder: Path, name: str) -> list[Place]:
-    """Return all paths of a file in random order, first one of each kind: paths that differ only in list indices."""
+    """Return all paths in random order, first one of each kind. Paths of a kind differ only in list indices."""
     places = list(list_places(make_results(folder)[name][1]))
     random.Random(0).shuffle(places)
     kinds = {tuple("*" if isinstance(key, int) else key for key in place): place for place in places}

@@ -1,8 +1,8 @@
-"""Ways to make a gate pass with a dump that is worse than its baseline, or that cannot be judged.
+"""Ways to make the gate pass a dump that is worse than its baseline or cannot be judged.
 
-Each way changes the rows or the files of a bad dump: the mismatch is twice as large (K3 about 4 times), and something
-is missing, repeated, masked, copied, clipped, renamed or hidden. `python -m tests.reliability.fail_open SEED COUNT`
-prints a line of JSON per way and seed.
+Each way changes the rows or files of a dump with twice the mismatch (about 4 times the K3): something is missing,
+repeated, masked, copied, clipped, renamed or hidden. `python -m tests.reliability.fail_open SEED COUNT` prints a line
+of JSON per way and seed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ Lists = list[np.ndarray[Any, Any]]
 
 @dataclass
 class Rows:
-    """Rows of a dump: lists per token, and one value per row in the other columns."""
-
     rollout: Lists
     train: Lists
     mask: Lists
@@ -55,13 +53,11 @@ class Rows:
         )  # fmt: skip
 
     def map(self, change: Callable[..., tuple[Any, ...]]) -> Rows:
-        """Change the four lists of each row."""
         changed = [change(*row) for row in zip(self.rollout, self.train, self.mask, self.tokens, strict=True)]
         rollout, train, mask, tokens = (list(each) for each in zip(*changed, strict=True))
         return Rows(rollout, train, mask, tokens, dict(self.columns))
 
     def set(self, **columns: Any) -> Rows:
-        """Replace columns by functions of the old value, or by lists."""
         new = {
             name: [value(old) for old in self.columns[name]] if callable(value) else list(value)
             for name, value in columns.items()
@@ -69,7 +65,6 @@ class Rows:
         return replace(self, columns=self.columns | new)
 
     def write(self, path: Path, **options: Any) -> Path:
-        """Write the rows as one file, in Parquet unless the suffix is `.jsonl`."""
         data = {
             "rollout_log_probs": [each.tolist() for each in self.rollout],
             "train_log_probs": [each.tolist() for each in self.train],
@@ -109,21 +104,15 @@ def make_rows(seed: int, noise: float, *, heavy: bool = False, sampled: int = 0,
 
 
 def identity(count: int) -> dict[str, list[str]]:
-    """Columns that name the model and the engine."""
     return {"model": ["A"] * count, "engine": ["vllm 0.11"] * count}
 
 
 @dataclass
 class Case:
-    """What a way to fail open works with.
+    """Rows and files for a way.
 
-    Attributes:
-        good: the rows of the baseline.
-        fine: other good responses to the same prompts.
-        bad: the responses of the baseline with a mismatch twice as large.
-        other: other responses to the same prompts, as bad.
-        folder: the dump's folder.
-        baseline: the file of the baseline.
+    `good` is the baseline, `fine` other good responses to the same prompts, `bad` the baseline's responses with twice
+    the mismatch, and `other` other responses with twice the mismatch.
     """
 
     good: Rows
@@ -153,7 +142,7 @@ def way(name: str) -> Callable[[Way], Way]:
 
 
 def rows_way(name: str, change: Callable[[Case], Rows], *words: object) -> None:
-    """Add a way that writes one file of changed rows."""
+    """Register a way that writes one file of changed rows."""
 
     def function(case: Case) -> list[str]:
         change(case).write(case.folder / "dump.parquet")
@@ -163,7 +152,7 @@ def rows_way(name: str, change: Callable[[Case], Rows], *words: object) -> None:
 
 
 def _copies(case: Case, copies: int, change: Callable[[Rows, int], Rows]) -> Rows:
-    """One good part repeated, and the bad rest."""
+    """Replace half of the rows by copies of a good row."""
     part = case.good.take(slice(0, 64))
     rest = case.bad.take(slice(64, None))
     every = rest
@@ -264,7 +253,6 @@ _keep("all but 16 rows", lambda rows: slice(0, 16))
 
 
 def _emptied(case: Case, keep: Callable[[int], bool], *, scored: bool) -> Rows:
-    """Rows without valid tokens: fully masked, or with empty lists."""
     rows = case.bad if scored else case.good
     count = 0
 
@@ -654,7 +642,6 @@ def _bad_others(case: Case) -> list[str]:
 
 
 def make_case(folder: Path, seed: int, *, heavy: bool = False) -> Case:
-    """Write a baseline and make the rows of a case."""
     first = 1000 * seed
     good = make_rows(first, 0.05, heavy=heavy, sampled=first)
 
@@ -675,11 +662,10 @@ ALLOWED = {
     "bad rows in x.parquet.tmp",
     "bad rows in _temporary/x.parquet",
 }
-"""Hidden and temporary files are ignored by convention, with a note. They fail here for the rows that are missing."""
+"""Hidden and temporary files are ignored with a note. These ways fail because of the missing rows."""
 
 
 def try_way(name: str, case: Case, folder: Path) -> dict[str, Any]:
-    """Try one way and return its exit code and the first line of the verdict."""
     own = replace(case, folder=folder / "dump", rng=np.random.default_rng(zlib.crc32(name.encode())))
     own.folder.mkdir(parents=True)
     done = run("gate", *WAYS[name](own))

@@ -1,4 +1,4 @@
-"""Faults of the machine that a command meets: one sentence, the right exit code, and nothing half-written.
+"""Faults of the machine give one error message, the right exit code and no partial output.
 
 `python -m tests.reliability.faults [NAMES]` prints one line of JSON for each fault.
 """
@@ -26,17 +26,14 @@ from tests.reliability.kills import litter
 
 
 def tool(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """Run the tool in a fork, to the end; what it said."""
     return completed(argv, zygote.run(folder, zygote.command(argv)))
 
 
 def completed(argv: Sequence[str], ended: zygote.Ended) -> subprocess.CompletedProcess[str]:
-    """How a fork ended, as a process that was run."""
     return subprocess.CompletedProcess(argv, ended.code, ended.stdout, ended.stderr)
 
 
 def shell(folder: Path, words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the tool as a user does."""
     line = f"{sys.executable} -m mismatchctl {words}"
     return subprocess.run(
         line, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
@@ -44,7 +41,6 @@ def shell(folder: Path, words: str, env: dict[str, str] | None = None) -> subpro
 
 
 def sentence(done: subprocess.CompletedProcess[str], code: int) -> None:
-    """One sentence on stderr, this exit code, no traceback."""
     assert done.returncode == code, (done.returncode, done.stderr[-500:])
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
 
@@ -53,8 +49,6 @@ FAULTS: dict[str, Callable[[Path], None]] = {}
 
 
 def fault(name: str) -> Callable[[Callable[[Path], None]], Callable[[Path], None]]:
-    """Register a fault by what happens."""
-
     def register(function: Callable[[Path], None]) -> Callable[[Path], None]:
         FAULTS[name] = function
         return function
@@ -64,13 +58,13 @@ def fault(name: str) -> Callable[[Callable[[Path], None]], Callable[[Path], None
 
 NOBODY = 65534
 OUTPUTS = ("--html", "--figures", "-o")
-"""Flags of places that are looked at before any work."""
+"""Options of outputs that a command checks before its work."""
 ANALYZE = ("analyze", "a.parquet", "-q", "-o", "out/r.json")
 
 
 @fault("a disk that is full")
 def full_disk(folder: Path) -> None:
-    """A folder on a small tmpfs; where none can be mounted, files that may not grow beyond as much."""
+    """Yield a folder on a small tmpfs, or limit the size of files if no tmpfs can be mounted."""
     small = folder / "small"
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(small)], capture_output=True)
@@ -91,8 +85,6 @@ def full_disk(folder: Path) -> None:
 
 
 def limited(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """Run the tool where no file may become larger than 8 kB."""
-
     def act() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, 8 << 10))
         zygote.command(argv)()
@@ -102,7 +94,6 @@ def limited(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 @fault("a target that is read-only, or no folder")
 def read_only(folder: Path) -> None:
-    """Nothing is written."""
     sentence(tool(folder, "analyze", "a.parquet", "-q", "-o", "/proc/r.json"), 2)
     sentence(tool(folder, "analyze", "a.parquet", "-q", "-o", "a.parquet/r.json"), 2)
     sentence(tool(folder, "analyze", "a.parquet", "-q", "-o", "missing/r.json"), 2)
@@ -110,7 +101,6 @@ def read_only(folder: Path) -> None:
 
 @fault("a file that vanishes, shrinks or grows between runs")
 def changing(folder: Path) -> None:
-    """It is read as it is, or named."""
     make_dump(folder / "d.parquet")
     content = (folder / "d.parquet").read_bytes()
     for changed in (content[:-100], content[: len(content) // 2], content + b"more", b""):
@@ -122,7 +112,6 @@ def changing(folder: Path) -> None:
 
 @fault("stdout that is closed or full")
 def closed(folder: Path) -> None:
-    """No traceback."""
     for target in ("> /dev/full", ">&-"):
         done = shell(folder, f"analyze a.parquet --json {target}")
         assert "Traceback" not in done.stderr, (target, done.stderr[-500:])
@@ -130,7 +119,6 @@ def closed(folder: Path) -> None:
 
 @fault("no HOME, no TTY, locale C, 40 columns, NO_COLOR")
 def bare(folder: Path) -> None:
-    """The same answer."""
     env = {"PATH": os.environ["PATH"], "LC_ALL": "C", "LANG": "C", "COLUMNS": "40", "NO_COLOR": "1"}
     env |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = shell(folder, "analyze a.parquet", env)
@@ -140,7 +128,6 @@ def bare(folder: Path) -> None:
 
 @fault("times of files in the future and before 1970")
 def clock(folder: Path) -> None:
-    """The answer does not depend on them."""
     make_dump(folder / "t.parquet")
     answers = set()
     for moment in (-(10**9), 0, 2**32):
@@ -154,7 +141,7 @@ def clock(folder: Path) -> None:
 
 @fault("a clock that was set back")
 def set_back(folder: Path) -> None:
-    """What was written in the future is believed, and nothing is left behind."""
+    """Files from the future are read, and no temporary file remains."""
     answers = set()
     for moment in (time.time(), 1e9, 0.0):
         done = zygote.run(folder, partial(at, moment, "analyze", "a.parquet", "--json"))
@@ -166,14 +153,13 @@ def set_back(folder: Path) -> None:
 
 
 def at(moment: float, *argv: str) -> None:
-    """Run the tool at a moment."""
     time.time, time.time_ns = (lambda: moment), (lambda: int(moment * 1e9))
     zygote.command(argv)()
 
 
 @fault("other numbers of threads")
 def threads(folder: Path) -> None:
-    """The bytes of a sweep and of an analysis are the same, whatever threads polars and the engine have."""
+    """A sweep and an analysis give the same bytes with any number of threads."""
     sweep = ("sweep", "a.parquet", "-q", "--target-rejection", "0.1", "--by", "prompt_id", "-o", "out/s.parquet")
     analyze = ("analyze", "a.parquet", "-q", "--sequences", "out/q.parquet", "-o", "out/r.json")
     for argv in (sweep, (*sweep[:-1], "out/s.csv"), analyze):
@@ -187,20 +173,17 @@ def threads(folder: Path) -> None:
 
 
 def threaded(number: str, *argv: str) -> None:
-    """Run the tool with so many threads of polars."""
     os.environ["POLARS_MAX_THREADS"] = number
     zygote.command(argv)()
 
 
 def emptied(folder: Path) -> None:
-    """Nothing is in the folder."""
     for path in folder.iterdir():
         path.unlink()
 
 
 @fault("paths with newlines, markup, emoji, and bytes outside UTF-8")
 def paths(folder: Path) -> None:
-    """They are read, and shown escaped."""
     for name in (
         b"new\nline.parquet",
         b"[bold]x[red].parquet",
@@ -217,7 +200,7 @@ def paths(folder: Path) -> None:
 
 @fault("files and folders without permission")
 def permission(folder: Path) -> None:
-    """They are named as such; a superuser, who may do anything, becomes nobody for it."""
+    """The error names the path. A superuser becomes another user for the test."""
     shutil.copy(folder / "a.parquet", folder / "p.parquet")
     for name in ("r.json", "rules.yaml"):
         shutil.copy(zygote.RESULT, folder / name)
@@ -259,7 +242,6 @@ def permission(folder: Path) -> None:
 
 
 def rehearsed(argv: Sequence[str]) -> None:
-    """Run the tool in silence on copies that may be read and written."""
     folder, silence, said = Path(tempfile.mkdtemp()), os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
     shutil.copytree(".", folder / "copy")
     for path in folder.rglob("*"):
@@ -279,8 +261,6 @@ def rehearsed(argv: Sequence[str]) -> None:
 
 
 def as_nobody(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """Run the tool as a user who owns nothing."""
-
     def act() -> None:
         if os.geteuid() == 0:
             # nobody may not be allowed to read the modules that are still to be loaded; those of outputs are not
@@ -298,7 +278,6 @@ def as_nobody(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 @fault(f"{int(os.environ.get('FAULTS_FILES', '100')):,} small files")
 def many(folder: Path) -> None:
-    """They are read in minutes, not hours."""
     place = folder / "many"
     place.mkdir()
     make_dump(place / "0.parquet", rows=1)
@@ -310,14 +289,11 @@ def many(folder: Path) -> None:
 
 @dataclass
 class Met:
-    """A fault, and what went wrong when it was met."""
-
     name: str
     wrong: str
 
 
 def met(names: Iterable[str] = ()) -> Iterator[Met]:
-    """Meet faults, each in a folder of its own; no names: all."""
     for name in names or FAULTS:
         folder = Path(tempfile.mkdtemp(prefix="faults-"))
         (folder / "out").mkdir()

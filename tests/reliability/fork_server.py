@@ -1,7 +1,7 @@
-"""A process that has imported everything and started no thread: each command is a fork of it.
+"""A process that has imported all modules and has no threads. Each command runs in a fork of it.
 
-A command thus costs its own work and no imports, and what it does to its process (limits, signals, a crash of a
-library) ends with it. It writes to files, which the parent reads when it has ended.
+A command therefore costs no imports, and its limits, signals and crashes end with the fork. The fork writes its output
+to files, which the parent reads.
 """
 
 from __future__ import annotations
@@ -34,21 +34,20 @@ from mismatchctl.__main__ import main
 from mismatchctl.cli.main import app
 
 SLOW, HANGS = 30, 300
-"""Seconds of CPU time that a command may take, and of wall time: the machine has others to serve."""
+"""Limits of a command in seconds of CPU time and wall time."""
 MEMORY = 2 << 30
-"""Bytes that a command may take; it is ended at twice as many."""
+"""Memory limit of a command in bytes. At twice the limit, the command is killed."""
 HEAVY = ("ray", "device", "tensors", "torch", "clients")
-"""Modules that are left to those who need them."""
+"""Modules that only some commands import."""
 
 RESULT = Path(__file__).with_name("result.json")
 KEPT = "torchinductor_"
-"""A cache of torch's among the temporary files, which it keeps for its next run."""
+"""A cache of torch in the folder of temporary files, which torch keeps."""
 HARMLESS = ("python", "pytest", "jemalloc_bg_thd", "polars-ooc-clea")
-"""Threads that this process may have: its own, and two that libraries start and a fork can do without."""
+"""Number of threads of this process: its own, and two of libraries that a fork does not need."""
 
 
 def warm() -> None:
-    """Import what any command imports, and let the forks share it."""
     for module in pkgutil.walk_packages(mismatchctl.__path__, "mismatchctl."):
         if module.name.rpartition(".")[2] not in (*HEAVY, "__main__"):
             importlib.import_module(module.name)
@@ -62,12 +61,7 @@ def warm() -> None:
 
 @dataclass
 class Ended:
-    """How a process ended: exit code (minus the signal that ended it), what it said, CPU seconds, bytes of memory.
-
-    Attributes:
-        left: names of temporary files that it left.
-        hung: it had to be ended.
-    """
+    """How a process ended. `left` lists temporary files, and `hung` means that the process was killed."""
 
     code: int
     stdout: str
@@ -79,7 +73,7 @@ class Ended:
 
 
 def fork(folder: Path, act: Callable[[], None], said: Path) -> int:
-    """A process that acts in a folder; its words and temporary files go to the folder `said`; its id."""
+    """Run an action in a fork in a folder. Output and temporary files go to `said`. Return the process id."""
     child = os.fork()
     if child:
         return child
@@ -101,7 +95,6 @@ def fork(folder: Path, act: Callable[[], None], said: Path) -> int:
 
 
 def played(folder: Path, act: Callable[[], None], said: Path) -> int:
-    """Act in a folder, in this process; its words go to the folder `said`; the exit code."""
     try:
         os.chdir(folder)
         for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -124,15 +117,12 @@ def played(folder: Path, act: Callable[[], None], said: Path) -> int:
 
 
 def flush() -> None:
-    """Let go of what is still to be said."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
 
 
 def command(argv: Sequence[str]) -> Callable[[], None]:
-    """The tool with these words."""
-
     def act() -> None:
         sys.argv = ["mismatchctl", *argv]
         main()
@@ -141,7 +131,6 @@ def command(argv: Sequence[str]) -> Callable[[], None]:
 
 
 def wait(child: int, said: Path) -> Ended:
-    """Wait for the end of a process, or end it when it hangs."""
     descriptor = os.pidfd_open(child)
     try:
         hung = not select.select([descriptor], [], [], HANGS)[0]
@@ -157,14 +146,12 @@ def wait(child: int, said: Path) -> Ended:
 
 
 def heard(said: Path) -> tuple[str, str]:
-    """What was said on stdout and on stderr."""
     places = [said / name for name in ("stdout", "stderr")]
     out, err = (place.read_text("utf-8", "replace") if place.exists() else "" for place in places)
     return out, err
 
 
 def run(folder: Path, act: Callable[[], None]) -> Ended:
-    """Act in a folder, to the end."""
     said = Path(tempfile.mkdtemp(prefix="said-"))  # a TemporaryDirectory would be removed by the fork
     try:
         return wait(fork(folder, act, said), said)

@@ -1,9 +1,8 @@
-"""Run fuzz cases and report what is wrong with how each one ended.
+"""Run fuzz cases and check how each case ends.
 
-`python -m tests.reliability.fuzz_check FIRST COUNT [SEEDS]` prints one line of JSON per seed. Cases share a fork, which
-imports and opens what they need once. A case that fails there, or is not reached, runs again in a fork of its own.
-`--alone` runs every case in a fork of its own from the start. `--readers` makes only cases of the formats that people
-have.
+`python -m tests.reliability.fuzz_check FIRST COUNT [SEEDS]` prints one line of JSON per seed. Several cases share a
+fork. A case that fails or is not reached runs again in its own fork. `--alone` runs every case in its own fork, and
+`--readers` makes only cases of common file formats.
 """
 
 from __future__ import annotations
@@ -31,16 +30,14 @@ from tests.reliability.fuzzing_commands import save
 from tests.reliability.fuzzing_formats import FormatMaker
 
 ENDINGS = (0, 2, 3, 4)
-"""Fine, usage, a check that failed, could not judge."""
+"""Allowed exit codes."""
 TOGETHER = 100
-"""Cases that share a fork."""
+"""Cases per fork."""
 FRAME = re.compile(r'File "[^"]*?(mismatchctl/[^"]*)", line (\d+)')
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A case that was run: CPU seconds, bytes of memory, exit code, checksum of stdout, and what is wrong."""
-
     seed: int
     kind: str
     argv: list[str]
@@ -52,7 +49,6 @@ class Checked:
 
 
 def checked(seeds: Iterable[int], together: int = 1) -> Iterator[Checked]:
-    """Run the case of each seed in a folder of its own, so many in a fork."""
     saved_by_verbs()
     waiting = [*seeds]
     for at in range(0, len(waiting), together):
@@ -63,7 +59,7 @@ def checked(seeds: Iterable[int], together: int = 1) -> Iterator[Checked]:
 
 
 def in_one_fork(seeds: Sequence[int]) -> list[Checked]:
-    """How cases ended that shared a fork; none of them where it did not end well itself."""
+    """Return how the cases of one fork ended, or None for all if the fork failed."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         ended = zygote.run(folder, partial(one_by_one, seeds, folder))
@@ -75,7 +71,6 @@ def in_one_fork(seeds: Sequence[int]) -> list[Checked]:
 
 
 def one_by_one(seeds: Sequence[int], folder: Path) -> None:
-    """Run cases in this process, one after the other; what is wrong with each stands in a file."""
     with open(folder / "found", "a") as found:
         for seed in seeds:
             own = folder / str(seed)
@@ -89,7 +84,6 @@ def one_by_one(seeds: Sequence[int], folder: Path) -> None:
 
 
 def alone(seed: int) -> Checked:
-    """How a case ended in a fork of its own."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         (folder / "case").mkdir()
@@ -99,7 +93,6 @@ def alone(seed: int) -> Checked:
 
 
 def judged(seed: int, ended: zygote.Ended, folder: Path) -> Checked:
-    """What is wrong with how a case ended that was made and run in a folder."""
     if not (folder / "made").exists():
         wrong = f"was not made: {ended.stderr[-300:]}"
         return Checked(seed, "?", [], ended.seconds, ended.memory, ended.code, 0, wrong)
@@ -110,7 +103,6 @@ def judged(seed: int, ended: zygote.Ended, folder: Path) -> Checked:
 
 
 def saved_by_verbs() -> None:
-    """Let every verb write what the cases exchange parts of."""
     folder = Path(tempfile.mkdtemp(prefix="saved-"))  # a TemporaryDirectory would be removed by the forks
     make_dump(folder / "a.parquet")
     make_dump(folder / "b.parquet", seed=1)
@@ -119,7 +111,6 @@ def saved_by_verbs() -> None:
 
 
 def played(seed: int, place: Path) -> None:
-    """Make the case of a seed in this folder, say at a place what it is, and run it."""
     folder = Path.cwd()
     case = FormatMaker(seed, folder).case()
     (folder / "out").mkdir(exist_ok=True)
@@ -129,7 +120,6 @@ def played(seed: int, place: Path) -> None:
 
 
 def problem(case: Case, ended: zygote.Ended, made: set[Path], folder: Path) -> str:
-    """What is wrong with an ending."""
     if ended.hung or ended.seconds > zygote.SLOW:
         return f"hangs or takes too long: {ended.seconds:.0f} s of CPU time"
     if ended.memory > zygote.MEMORY or "out of memory" in ended.stderr:
@@ -145,7 +135,6 @@ def problem(case: Case, ended: zygote.Ended, made: set[Path], folder: Path) -> s
 
 
 def of_sentences(case: Case, ended: zygote.Ended) -> str:
-    """What is wrong with what was said."""
     sentences = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     silent = ended.code in (2, 4) and not sentences and not judges(case)
     if len(sentences) > 1 or silent:
@@ -154,7 +143,6 @@ def of_sentences(case: Case, ended: zygote.Ended) -> str:
 
 
 def of_files(case: Case, ended: zygote.Ended, made: set[Path], folder: Path) -> str:
-    """What is wrong with the files that there are now."""
     if any(part.startswith(".") for path in made for part in path.parts):
         return f"left behind: {sorted(map(str, made))}"
     if ended.left:
@@ -173,7 +161,6 @@ def of_files(case: Case, ended: zygote.Ended, made: set[Path], folder: Path) -> 
 
 
 def of_numbers(case: Case, ended: zygote.Ended) -> str:
-    """What is wrong with what was answered."""
     if "--json" in case.argv and ended.stdout.strip() and ended.code != 2:
         try:
             data = strict(ended.stdout)
@@ -184,7 +171,7 @@ def of_numbers(case: Case, ended: zygote.Ended) -> str:
 
 
 def judges(case: Case) -> bool:
-    """Whether the verb has a verdict to give, which is neither fine nor a sentence."""
+    """Return True if the command gives a verdict, so that exit code 3 is allowed."""
     return case.argv[0] in ("gate", "lint", "schema", "watch")
 
 
@@ -196,8 +183,6 @@ def _differs(expected: float, data: Any) -> str:
 
 
 def strict(text: str) -> Any:
-    """JSON without NaN and Infinity; a ValueError where it is none."""
-
     def refuse(word: str) -> Any:
         raise ValueError(word)
 

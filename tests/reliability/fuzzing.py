@@ -1,8 +1,7 @@
-"""Cases for the fuzz harness, each from its seed alone: a folder of inputs, a command, and perhaps the right answer.
+"""Fuzz cases, each made from its seed: a folder of inputs, a command, and the right answer if it is known.
 
-Inputs are made with their structure in mind: sound Parquet and Arrow with odd types, values, nulls and nesting; then
-bytes, footers and lengths of them damaged; configurations, Results, rules and flags with a part exchanged; files of
-frameworks with an instruction of their pickle or a value of their lines exchanged.
+Inputs are valid Parquet and Arrow files with unusual types, values, nulls and nesting, files with changed bytes,
+footers and lengths, and configurations, Results, rules, options and framework files with a changed part.
 """
 
 from __future__ import annotations
@@ -79,9 +78,9 @@ NASTY: tuple[Any, ...] = (
     ),
     *([], {}, [[]], [None], {"": None}, [1, "a", None], {"a": {"b": {"c": []}}}, [[[[[[[[[[1]]]]]]]]]]),
 )
-"""Values that parsers, arithmetic and terminals have stumbled over."""
+"""Values that often break parsers, arithmetic and terminals."""
 PAGES = 0.03
-"""Share of cases that ask for a page: drawing its figures takes as long as ten other cases."""
+"""Share of cases with a page, because drawing figures takes ten times as long."""
 SCALARS = (
     *(
         "!!timestamp x",
@@ -117,13 +116,7 @@ SCALARS = (
 
 @dataclass
 class Case:
-    """One run of the tool.
-
-    Attributes:
-        kind: what was done to the input.
-        argv: the command, run in the folder of the case.
-        k3: the mean K3 of all valid tokens where the input is sound, which the Result must give.
-    """
+    """One run of a command. `k3` is the mean K3 of all valid tokens if the input is valid."""
 
     kind: str
     argv: list[str]
@@ -132,8 +125,6 @@ class Case:
 
 @dataclass
 class Maker:
-    """Makes the cases of one seed in a folder."""
-
     seed: int
     folder: Path
     rng: random.Random = field(init=False)
@@ -143,13 +134,11 @@ class Maker:
         self.rng, self.noise = random.Random(self.seed), np.random.default_rng(self.seed)
 
     def case(self) -> Case:
-        """The case of this seed; its inputs lie in the folder."""
         kinds = self.kinds()
         make = self.rng.choices([make for make, _ in kinds], [weight for _, weight in kinds])[0]
         return make()
 
     def kinds(self) -> list[tuple[Callable[[], Case], int]]:
-        """What can be made, and how often."""
         return [
             (self.sound, 2), (self.odd, 6), (self.damaged, 4), (self.config, 3), (self.result, 4), (self.foreign, 5),
             (self.flags, 3),
@@ -158,7 +147,7 @@ class Maker:
     # -- dumps
 
     def columns(self, odd: bool) -> dict[str, pa.Array]:
-        """Columns of a few sequences; `odd` exchanges types and values here and there."""
+        """Draw columns of a few sequences. `odd` changes some types and values."""
         rows = self.rng.choice([1, 2, 7, 20])
         lengths = self.noise.integers(1, 12, rows)
         ends = np.cumsum(lengths)[:-1]
@@ -194,7 +183,6 @@ class Maker:
         return columns
 
     def exchanged(self, column: pa.Array, rows: int) -> pa.Array:
-        """A column of another type, or with other values in it."""
         nested = pa.types.is_list(column.type)
         if self.rng.random() < 0.5:
             target = self.rng.choice(
@@ -226,7 +214,7 @@ class Maker:
         return self.rng.choice(choices)()
 
     def written(self, columns: dict[str, pa.Array], name: str, *, small_pages: bool = True) -> str:
-        """The columns as a file: Parquet, Arrow or Feather, in row groups and pages of any size."""
+        """Write the columns as Parquet, Arrow or Feather, with row groups and pages of any size."""
         renamed = {self.rng.choice([key, key, key, key, "", "a b", "x" * 300]) if key == "worker" else key: column
                    for key, column in columns.items()}  # fmt: skip
         table, suffix = pa.table(renamed), self.rng.choice(["parquet", "parquet", "arrow", "feather"])
@@ -250,7 +238,6 @@ class Maker:
         return path.name
 
     def sound(self) -> Case:
-        """A dump with nothing wrong, and its K3."""
         columns = self.columns(odd=False)
         flat = [np.array(columns[name].flatten(), float) for name in ("rollout_log_probs", "train_log_probs")]
         valid = np.array(columns["response_mask"].flatten(), bool) if "response_mask" in columns else flat[0] < 1
@@ -262,19 +249,17 @@ class Maker:
         return Case("sound", ["analyze", name, "--json"], math.fsum(np.expm1(ratio) - ratio) / len(ratio))
 
     def odd(self) -> Case:
-        """A dump of odd types and values."""
         names = [self.written(self.columns(odd=True), f"dump{number}") for number in range(self.rng.choice([1, 1, 2]))]
         return Case("odd dump", self.verb(names))
 
     def damaged(self) -> Case:
-        """A dump whose bytes were changed."""
         name = self.written(self.columns(odd=False), "dump")
         path = self.folder / name
         path.write_bytes(self.spoilt(path.read_bytes()))
         return Case("damaged dump", self.verb([name]))
 
     def spoilt(self, content: bytes) -> bytes:
-        """Bytes with a few of them changed, cut off, doubled, or put elsewhere; half of them at the end."""
+        """Change, cut, double or move a few bytes, half of them at the end."""
         data = bytearray(content)
         for _ in range(self.rng.choice([1, 1, 2, 8])):
             size = len(data)
@@ -304,7 +289,6 @@ class Maker:
     # -- what is asked
 
     def verb(self, names: list[str]) -> list[str]:
-        """A command over dumps."""
         one = names[0]
         skip = ["--on-bad", "skip"] if self.rng.random() < 0.4 else []
         if self.rng.random() < PAGES:
@@ -331,7 +315,6 @@ class Maker:
         return self.rng.choice(choices)
 
     def flags(self) -> Case:
-        """A sound dump and flags that are none."""
         name = self.written(self.columns(odd=False), "dump")
         nasty = str(self.rng.choice((*NASTY, *SCALARS))).encode(errors="replace").decode().replace("\0", "")
         argv = self.rng.choice(
@@ -365,7 +348,6 @@ class Maker:
     # -- configurations and Results
 
     def config(self) -> Case:
-        """A configuration with a part exchanged."""
         name = self.written(self.columns(odd=False), "dump")
         texts = {
             "c.yaml": "name: mine\nweight: {level: token, clip: [0.5, 1.5], normalize: token}\n"
@@ -394,7 +376,6 @@ class Maker:
         return Case("configuration", argv[chosen])
 
     def result(self) -> Case:
-        """A Result with a part exchanged."""
         data = json.loads((HERE / "result.json").read_text())
         for _ in range(self.rng.choice([1, 1, 1, 3])):
             self.exchange(data)
@@ -417,7 +398,7 @@ class Maker:
         return Case("Result", argv)
 
     def exchange(self, data: Any) -> None:
-        """Exchange, drop or double one value of a tree, at any depth."""
+        """Replace, drop or repeat one value of a tree, at any depth."""
         while True:
             if isinstance(data, dict) and data:
                 key: Any = self.rng.choice(list(data))
@@ -439,7 +420,7 @@ class Maker:
     # -- files of frameworks
 
     def foreign(self) -> Case:
-        """A framework's file with an instruction of its pickle, a value of its lines or any byte exchanged."""
+        """Change an instruction of a pickle, a value of a line or any byte in a framework's file."""
         files = sorted(path for path in FRAMEWORKS.rglob("*") if path.suffix in (".pt", ".pkl", ".jsonl", ".parquet"))
         path = self.rng.choice(files)
         place = self.folder / "source" / path.name
@@ -463,7 +444,6 @@ class Maker:
         return Case("file of a framework", verb)
 
     def rezipped(self, content: bytes) -> bytes:
-        """A torch file whose pickle, or whose bytes of a tensor, were changed."""
         out = BytesIO()
         with zipfile.ZipFile(BytesIO(content)) as old, zipfile.ZipFile(out, "w") as new:
             names = old.namelist()

@@ -1,4 +1,6 @@
-"""Cases for what reads more than a dump: a run's log, reports of layers, nights, any Result again, tokens on a page."""
+"""Fuzz cases for commands with other inputs than a dump: logs, layer reports, histories, saved results, and token
+pages.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.reliability.fuzzing import FRAMEWORKS, HERE, NASTY, PAGES, Case, Make
 RESULT = HERE / "result.json"
 REPORTS = FRAMEWORKS / "comparators"
 SAVED: dict[str, bytes] = {}
-"""What verbs write as JSON, by name of the file: sweep.json, ...; made once, by whoever runs the cases."""
+"""JSON outputs of commands by file name, which the runner of the cases makes once."""
 SAVING = {
     "sweep.json": ("sweep", "a.parquet", "-c", "token_tis", "--vary", "weight.truncate=1.5:3:3"),
     "compare.json": ("compare", "a.parquet", "b.parquet"),
@@ -29,15 +31,11 @@ SAVING = {
 
 
 class VerbMaker(Maker):
-    """Makes the cases of one seed, those of these verbs too."""
-
     def kinds(self) -> list[tuple[Callable[[], Case], int]]:
-        """What can be made, and how often."""
         mine = [(self.log, 3), (self.layers, 2), (self.nights, 2), (self.saved, 3), (self.tokens, 2), (self.watched, 1)]
         return [*super().kinds(), *mine]
 
     def log(self) -> Case:
-        """A log of a run with a value exchanged, or any byte of it."""
         name = self.written(self.columns(odd=False) | {}, "dump", small_pages=False)
         rows = [
             {"step": step, "rollout_corr/k3_kl": 0.001 * step, "actor/kl": float(self.noise.random()), "note": "x"}
@@ -58,10 +56,7 @@ class VerbMaker(Maker):
         return Case("log of a run", ["analyze", name, "--framework", framework, "--against", path.name, "--json"])
 
     def events(self, rows: list[dict[str, Any]], known: int = 1) -> bytes:
-        """Records of TensorBoard, one per value; now and then of a length or a content that lies.
-
-        `known` is how often the list of names holds the one of a metric.
-        """
+        """Write records of TensorBoard, some of them wrong. `known` is the share of known metric names."""
         made = b""
         for row in rows:
             name = str(self.rng.choice(("rollout_corr/k3_kl",) * known + NASTY)).encode(errors="replace")[:100]
@@ -74,7 +69,6 @@ class VerbMaker(Maker):
         return made
 
     def layers(self) -> Case:
-        """A report of layers with a value exchanged, or any byte of it."""
         path = self.rng.choice(sorted(path for path in REPORTS.rglob("*") if path.is_file() and path.parent != REPORTS))
         content = path.read_bytes()
         place = self.folder / path.name
@@ -95,7 +89,6 @@ class VerbMaker(Maker):
         return Case("report of layers", ["diagnose", name, "--layers", place.name, "--json"])
 
     def nights(self) -> Case:
-        """A folder of accepted Results, one of them with a part exchanged."""
         (self.folder / "nights").mkdir()
         for night in range(self.rng.choice([1, 4])):
             data = json.loads(RESULT.read_bytes())
@@ -109,7 +102,6 @@ class VerbMaker(Maker):
         return Case("nights", ["gate", "ok.json", "--history", "nights", "--rule", rule, *out])
 
     def saved(self) -> Case:
-        """What a verb wrote, with a part exchanged, rendered again; several on one page."""
         name = self.rng.choice([*SAVED])
         data = json.loads(SAVED[name])
         for _ in range(self.rng.choice([1, 1, 3])):
@@ -122,7 +114,6 @@ class VerbMaker(Maker):
         return Case("saved by a verb", [*argv, *(["--html", "out/r.html"] if page else ["--markdown", "-"])])
 
     def tokens(self) -> Case:
-        """Token by token: odd rows, odd vocabularies."""
         columns = self.columns(odd=self.rng.random() < 0.5)
         if "token_ids" not in columns:
             lengths = (
@@ -142,7 +133,6 @@ class VerbMaker(Maker):
         return Case("tokens", ["analyze", "dump.parquet", "--tokens", "out/t.html", "--tokenizer", words, *browse])
 
     def watched(self) -> Case:
-        """A dump under watch, perhaps one whose files are still being written."""
         name = self.written(self.columns(odd=self.rng.random() < 0.5), "dump")
         if self.rng.random() < 0.4:
             path = self.folder / name
@@ -152,7 +142,6 @@ class VerbMaker(Maker):
 
 
 def varint(number: int) -> bytes:
-    """A number as protocol buffers write it."""
     made = b""
     while number > 0x7F:
         made, number = made + bytes([number & 0x7F | 0x80]), number >> 7
@@ -160,7 +149,6 @@ def varint(number: int) -> bytes:
 
 
 def save(run: Callable[[Path, tuple[str, ...]], str], folder: Path) -> None:
-    """Make what verbs write, if it is not there yet: `run` runs the tool in a folder and gives what it printed."""
     for name, argv in SAVING.items():
         if name not in SAVED:
             out = () if "--json" in argv else ("-o", name)

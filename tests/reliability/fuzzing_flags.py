@@ -1,6 +1,6 @@
-"""Cases for lists of likely tokens, a third column, joined files, checkpoints, and for flags of numbers and of paths.
+"""Fuzz cases for lists of likely tokens, reference columns, joined files, checkpoints, and options.
 
-They are drawn apart from the other kinds, so that the seeds of those keep their cases.
+These cases have their own random stream, so that the seeds of other kinds keep their cases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.reliability.fuzzing import NASTY, Case
 from tests.reliability.fuzzing_commands import VerbMaker
 
 SHARE = 0.15
-"""Of the cases."""
+"""Share of these cases."""
 COUNTS = (
     "0",
     "-1",
@@ -45,7 +45,7 @@ NUMBERS = (
     ("sweep", "--at-length"), ("sweep", "--target-rejection"), ("sweep", "--geo"), ("gate", "--level"),
     ("gate", "--last"), ("gate", "--max-skipped"), ("watch", "--until-idle"),
 )  # fmt: skip
-"""Verbs and their flags of numbers, times and shares."""
+"""Commands and their options with numbers, times and shares."""
 PLACES = (
     ("analyze",), ("report",), ("lint",), ("schema", "--check"), ("compare", "a.parquet"), ("gate",),
     ("analyze", "a.parquet", "-c"), ("analyze", "a.parquet", "--config"), ("analyze", "a.parquet", "--baseline"),
@@ -66,14 +66,11 @@ NOWHERE = (
     "/dev/null", "/dev/full", ".", "out", "a.parquet", "a.parquet/x", "missing/x.json", "~", "-", "x" * 300,
     "http://x/y", "s3://", "file:///a", "\udcff.json", "*", "a.parquet:0:0", "a.parquet:1e3",
 )  # fmt: skip
-"""Paths at which there is no such thing, or a thing that is odd."""
+"""Paths that do not exist or have an unusual type."""
 
 
 class FlagMaker(VerbMaker):
-    """Makes the cases of one seed, those of these flags and columns too."""
-
     def case(self) -> Case:
-        """The case of this seed; its inputs lie in the folder."""
         apart = random.Random(f"{self.seed} apart")
         if apart.random() >= SHARE:
             return super().case()
@@ -83,7 +80,6 @@ class FlagMaker(VerbMaker):
         return apart.choices([make for make, _ in makes], [weight for _, weight in makes])[0]()
 
     def grown(self, name: str, columns: dict[str, Callable[[int], Any]]) -> str:
-        """A sound dump and columns of a row's length; what cannot be a column becomes text."""
         table = pq.read_table(make_dump(self.folder / name, rows=self.rng.choice([4, 16])))
         for key, of in columns.items():
             rows = [of(len(row)) for row in table.column("rollout_log_probs").to_pylist()]
@@ -92,7 +88,6 @@ class FlagMaker(VerbMaker):
         return name
 
     def asked(self, name: str) -> list[str]:
-        """A command over a dump that reads all that it has."""
         verbs = (["analyze", name, "--json"], ["diagnose", name, "--json"], ["schema", "--check", name],
                  ["advise", name, "--json"], ["analyze", name, "-q", "--by", "prompt_id", "-o", "out/r.json"],
                  ["compare", name, name, "--json"], ["gate", name, "--rule", "k3:max=1", "--json"],
@@ -101,7 +96,6 @@ class FlagMaker(VerbMaker):
         return self.rng.choice(verbs)
 
     def lists(self) -> Case:
-        """Lists of likely tokens whose lengths, depths, values or types are odd."""
         size = self.rng.choice([0, 1, 3, 3, 20, 2000])
         one: Any = self.rng.choice([*NASTY, -0.5, -1.0])
         ids = self.rng.choice([[7] * size, [*range(size)], [-1, 2**31 - 1], [1.5], ["1"], [None], [[1]], None, one])
@@ -117,7 +111,6 @@ class FlagMaker(VerbMaker):
         return Case("lists of tokens", self.asked(self.grown("top.parquet", kept)))
 
     def reference(self) -> Case:
-        """A third column of odd lengths and values."""
         one: Any = self.rng.choice([*NASTY, -0.5, -1e4, -1e300])
         of = self.rng.choice([lambda length: [one] * length, lambda length: [one, *[-1.0] * (length - 1)],
                               lambda length: [-1.0] * (length - 1), lambda length: one])  # fmt: skip
@@ -125,7 +118,6 @@ class FlagMaker(VerbMaker):
         return Case("third column", self.asked(self.grown("third.parquet", {key: of})))
 
     def joined(self) -> Case:
-        """Two files that shall be joined, by ids and with columns of any type."""
         rows = range(16)
         plain = pa.array(rows)
         pairs = (plain, plain, plain, pa.array(map(str, rows)), pa.array([1] * 16), pa.array([float("nan")] * 16),
@@ -143,7 +135,6 @@ class FlagMaker(VerbMaker):
         return Case("joined", ["convert", "a.parquet", target, "--join", "b.parquet", *force])
 
     def scored(self) -> Case:
-        """A checkpoint of which nothing is to be believed."""
         model = self.folder / "model"
         model.mkdir()
         config: Any = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 4,
@@ -159,7 +150,6 @@ class FlagMaker(VerbMaker):
         return Case("checkpoint", ["score", "model", name, "-o", self.rng.choice(["out/s", "out/s", "model", "."])])
 
     def number(self) -> Case:
-        """A flag of a number, a time or a share, and what is none."""
         make_dump(self.folder / "a.parquet", rows=8)
         verb, flag = self.rng.choice(NUMBERS)
         value = self.rng.choice([*COUNTS, *(count + "s" for count in COUNTS[:4])])
@@ -167,7 +157,6 @@ class FlagMaker(VerbMaker):
         return Case("flag of a number", [verb, "a.parquet", *more.get(verb, ["--json"]), f"{flag}={value}"])
 
     def place(self) -> Case:
-        """A path at which no such thing is."""
         make_dump(self.folder / "a.parquet", rows=8)
         os.mkfifo(self.folder / "fifo.json")
         os.symlink("loop", self.folder / "loop")
@@ -181,7 +170,6 @@ class FlagMaker(VerbMaker):
 
 
 def column(rows: list[Any]) -> pa.Array:
-    """A column of any values; of what Parquet cannot hold, their text."""
     try:
         made = pa.array(rows)
         pq.write_table(pa.table({"x": made}), pa.BufferOutputStream())

@@ -1,4 +1,4 @@
-"""Cases of the formats that people have: dumps, responses of engines and logs, with a value or bytes exchanged."""
+"""Fuzz cases for common formats: dumps, responses of engines and logs, with changed values or bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.reliability.fuzzing import NASTY, Case
 from tests.reliability.fuzzing_flags import FlagMaker
 
 SHARE = 0.15
-"""Of the seeds: the others make what they made before. `fuzz_check --readers` makes these alone."""
+"""Share of seeds with these cases. `fuzz_check --readers` makes only these cases."""
 READERS = {
     **dict.fromkeys((".jsonl", ".ndjson"), "JSONL"), **dict.fromkeys((".csv", ".tsv"), "CSV"), ".json": "JSON",
     ".npz": "NPZ", ".safetensors": "safetensors", ".pt": "plain .pt", ".feather": "Feather", "": "Hugging Face folder",
 }  # fmt: skip
-"""By the suffix of a dump."""
+"""Writers by suffix."""
 VERBS = (
     ["analyze", "{}", "--json"],
     ["analyze", "{}", "--on-bad", "skip", "--json"],
@@ -33,10 +33,7 @@ VERBS = (
 
 
 class FormatMaker(FlagMaker):
-    """Makes the cases of one seed, those of these formats too."""
-
     def case(self) -> Case:
-        """The case of this seed; its inputs lie in the folder."""
         apart = random.Random(f"{self.seed} format")
         if apart.random() >= SHARE:
             return super().case()
@@ -44,7 +41,6 @@ class FormatMaker(FlagMaker):
         return apart.choices([make for make, _ in makes], [weight for _, weight in makes])[0]()
 
     def format(self) -> Case:
-        """A dump in a common format with a value exchanged, or any byte of it."""
         name = self.rng.choice(sorted(FORMATS))
         place = self.folder / name
         FORMATS[name](place, make_rows(self.rng.randrange(5), 6))
@@ -54,7 +50,6 @@ class FormatMaker(FlagMaker):
         return Case(READERS[Path(name).suffix], [word.format(name) for word in self.rng.choice(VERBS)])
 
     def damage(self, path: Path) -> None:
-        """Exchange something in a file."""
         content = path.read_bytes()
         whole = self.rng.random() < 0.7
         if whole and path.suffix in (".jsonl", ".ndjson", ".json"):
@@ -78,7 +73,6 @@ class FormatMaker(FlagMaker):
         path.write_bytes(content)
 
     def pair(self) -> Case:
-        """Responses of an engine and a trainer's file, one of which is damaged."""
         rows = make_rows(self.rng.randrange(5), 6)
         engine = self.rng.choice(sorted(ENGINES))
         lines = [[ENGINES[engine](row) for row in rows], [{"id": row["sequence_id"], **row} for row in rows]]
@@ -93,7 +87,6 @@ class FormatMaker(FlagMaker):
         return Case(f"two files, {engine}", verb)
 
     def metrics(self) -> Case:
-        """A metrics log with a value exchanged, or any byte of it."""
         rows = [
             {"step": step, "rollout_corr/k3_kl": 0.001 + 1e-4 * step, "actor/grad_norm": 0.1, "reward": -0.5 * step}
             for step in range(self.rng.randrange(1, 30))

@@ -1,8 +1,7 @@
-"""Fuzz the functions that read untrusted bytes, guided by coverage. Needs atheris (`pip install -e .[fuzz]`).
+"""Coverage-guided fuzzing of functions that read untrusted bytes. It needs atheris (`pip install -e .[fuzz]`).
 
-`python -m tests.reliability.guided EXECUTIONS [DOORS]` prints one line of JSON per function: the number of executions,
-the number of edges of our code that were reached, and what is wrong. A parser gets the bytes as they are. Other
-functions get a valid file in which the bytes say what to replace.
+`python -m tests.reliability.guided EXECUTIONS [DOORS]` prints one line of JSON per function: executions, covered edges
+and errors. A parser gets the bytes. Other functions get a valid file in which the bytes choose the changes.
 """
 
 from __future__ import annotations
@@ -25,20 +24,18 @@ from tests.paths import ROOT
 
 HERE = Path(__file__).parent
 Door = Callable[[Path], Callable[[bytes], None]]
-"""Given a folder, what is done with bytes: it returns, or raises what no user should see."""
+"""A function that reads bytes in a folder. It must return, or raise an error for users."""
 DOORS: dict[str, Door] = {}
 LIMITS = ("-timeout=30", "-rss_limit_mb=2048", "-max_len=4096", "-print_final_stats=1", "-verbosity=1")
 
 
 def door(function: Door) -> Door:
-    """Register a door by its name."""
     DOORS[function.__name__] = function
     return function
 
 
 @door
 def text(folder: Path) -> Callable[[bytes], None]:
-    """YAML (which is read back as it was written), TOML, JSON, a shell's and Python's words; rules and axes."""
     from mismatchctl.api.gate.rules import parse_rules
     from mismatchctl.api.sweep.study import ThresholdAxis
     from mismatchctl.errors import MismatchctlError
@@ -65,7 +62,6 @@ def text(folder: Path) -> Callable[[bytes], None]:
 
 @door
 def result(folder: Path) -> Callable[[bytes], None]:
-    """A Result with parts exchanged."""
     from mismatchctl.errors import MismatchctlError
     from mismatchctl.results.reader import read_result
 
@@ -81,7 +77,6 @@ def result(folder: Path) -> Callable[[bytes], None]:
 
 @door
 def footer(folder: Path) -> Callable[[bytes], None]:
-    """A Parquet file, bytes of its footer exchanged: three of the input say where and what."""
     from mismatchctl.data.reader import check_files
     from mismatchctl.errors import MismatchctlError
     from tests.factories.dumps import make_dump
@@ -103,7 +98,6 @@ def footer(folder: Path) -> Callable[[bytes], None]:
 
 @door
 def events(folder: Path) -> Callable[[bytes], None]:
-    """A record of TensorBoard whose checksums are right."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     from mismatchctl.api.analyze.log_files import read_run_log
@@ -123,7 +117,6 @@ def events(folder: Path) -> Callable[[bytes], None]:
 
 @door
 def pickles(folder: Path) -> Callable[[bytes], None]:
-    """A pickle: what is not plain data is refused, and nothing is called."""
     from mismatchctl.data.importers.pickles import load_pickle
     from mismatchctl.errors import MismatchctlError
 
@@ -138,7 +131,6 @@ def pickles(folder: Path) -> Callable[[bytes], None]:
 
 
 def exchanged(sound: Any, data: bytes) -> Any:
-    """A tree in which values were exchanged: bytes choose the way down, and then the value."""
     from tests.reliability.fuzzing import NASTY
 
     made, numbers = copy.deepcopy(sound), iter(data)
@@ -159,8 +151,6 @@ def exchanged(sound: Any, data: bytes) -> Any:
 
 @dataclass
 class Guided:
-    """A door, how often it was knocked at, the edges that were reached, and what is wrong."""
-
     door: str
     executions: int
     edges: int
@@ -168,7 +158,6 @@ class Guided:
 
 
 def guided(executions: int, names: list[str]) -> Iterator[Guided]:
-    """Each door in a process of its own."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for name in names or DOORS:
         command = [sys.executable, "-m", "tests.reliability.guided", "--door", name, f"-runs={executions}", *LIMITS]
@@ -183,7 +172,6 @@ def guided(executions: int, names: list[str]) -> Iterator[Guided]:
 
 
 def knock(name: str, words: list[str]) -> None:
-    """Fuzz a door in this process."""
     import atheris
 
     with atheris.instrument_imports(include=["mismatchctl", "yaml", "pickle"]):

@@ -1,4 +1,4 @@
-"""Runs a harness in a process of its own: its commands are forks, which would lack the threads of the tests."""
+"""Run a harness in its own process, because its forks would lack the threads of the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.paths import ROOT
 
 
 def found(script: str, *words: object) -> list[dict[str, Any]]:
-    """The lines of JSON that a harness prints."""
     command = [sys.executable, "-W", "default::RuntimeWarning", "-m", f"tests.reliability.{script}", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
     assert done.returncode == 0, done.stderr

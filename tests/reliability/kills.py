@@ -1,4 +1,4 @@
-"""Kills at random moments: every output is whole, or as it was before, and the next run sweeps.
+"""Kill commands at random moments. Every output is complete or unchanged, and the next run removes leftover files.
 
 `python -m tests.reliability.kills SEED COUNT` prints one line of JSON for each kill.
 """
@@ -26,7 +26,7 @@ from tests.factories.dumps import make_dump
 from tests.reliability import fork_server as zygote
 
 SIGNALS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
-"""The exit code of a process that is told to end."""
+"""Exit codes by signal."""
 BEFORE = b"as it was before"
 VERBS: dict[str, list[str]] = {
     "analyze": ["analyze", "a.parquet", "-o", "out/r.json", "--sequences", "out/q.parquet"],
@@ -44,11 +44,10 @@ VERBS: dict[str, list[str]] = {
     "watch": ["watch", "a.parquet", "--until-idle", "0.1s", "--every", "0.1s", "--html", "out/w.html"],
 }
 CLOBBERS = ("analyze", "report", "sweep", "compare", "gate", "convert", "markdown")
-"""Verbs that replace an output with --force."""
+"""Commands that replace an output with --force."""
 
 
 def record() -> None:
-    """Write eight files with the recorder, half of them in its thread."""
     noise = np.random.default_rng(0)
     for background, steps in ((0, range(4)), (2, range(4, 8))):
         with Recorder("out", background=background) as recorder:
@@ -58,24 +57,19 @@ def record() -> None:
 
 
 def act(verb: str, clobber: bool) -> Callable[[], None]:
-    """What a verb does."""
     return zygote.command([*VERBS[verb], *(["--force"] if clobber else [])]) if VERBS[verb] else record
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Files by name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def litter(names: Iterator[str] | list[str]) -> list[str]:
-    """Names that no output has."""
     return [name for name in names if Path(name).name.startswith(".") or name.endswith((".tmp", ".part"))]
 
 
 @dataclass
 class Kill:
-    """What became of one kill: the verb, the signal, how it ended, what is wrong."""
-
     verb: str
     signal: str
     code: int
@@ -83,8 +77,6 @@ class Kill:
 
 
 class Killer:
-    """A folder with the inputs of every verb, and what an undisturbed run of each writes."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.said = folder, Path(tempfile.mkdtemp(prefix="said-"))
         make_dump(folder / "a.parquet")
@@ -96,7 +88,6 @@ class Killer:
         self.took: dict[str, float] = {}
 
     def rehearse(self, verb: str) -> None:
-        """What an undisturbed run writes, and how long it takes."""
         self.empty()
         begun = time.monotonic()
         ended = zygote.wait(zygote.fork(self.folder, act(verb, False), self.said), self.said)
@@ -104,12 +95,10 @@ class Killer:
         self.took[verb], self.expected[verb] = time.monotonic() - begun, contents(self.folder / "out")
 
     def empty(self) -> None:
-        """Nothing is in the folder of outputs."""
         shutil.rmtree(self.folder / "out", ignore_errors=True)
         (self.folder / "out").mkdir()
 
     def kill(self, verb: str, rng: random.Random) -> Kill:
-        """Kill a verb at a random moment, with or without earlier outputs in place; then run it again."""
         if verb not in self.took:
             self.rehearse(verb)
         how, clobber = rng.choice([*SIGNALS]), verb in CLOBBERS and rng.random() < 0.5
@@ -126,7 +115,6 @@ class Killer:
         return Kill(verb, how.name, ended.code, wrong)
 
     def lost(self, verb: str, clobber: bool, how: signal.Signals, ended: zygote.Ended) -> str:
-        """What is wrong after the kill."""
         early = -how  # before the command can deal with signals, the system does
         if ended.code not in (0, SIGNALS[how], early) and not (verb == "recorder" and how != signal.SIGKILL):
             return f"exit code {ended.code}: {ended.stderr[-300:]}"
@@ -148,7 +136,6 @@ class Killer:
         return ""
 
     def left(self, verb: str, clobber: bool) -> str:
-        """What is wrong after the next run."""
         if not clobber and verb != "recorder":
             for path in [
                 path for path in (self.folder / "out").iterdir() if path.is_file() and not litter([path.name])
@@ -165,12 +152,11 @@ class Killer:
 
 
 def whole(data: bytes, expected: bytes) -> bool:
-    """Whether an output is what an undisturbed run writes, but for moments in it."""
+    """Return True if an output equals the output of an undisturbed run, except for times."""
     return data == expected or (len(data) == len(expected) and is_json(data))
 
 
 def is_json(data: bytes) -> bool:
-    """Whether an output is JSON to its end."""
     try:
         json.loads(data)
     except ValueError:
@@ -179,7 +165,6 @@ def is_json(data: bytes) -> bool:
 
 
 def kills(seed: int, count: int) -> Iterator[Kill]:
-    """Kill the verbs and the recorder in turn."""
     rng, folder = random.Random(seed), Path(tempfile.mkdtemp(prefix="kills-"))
     killer = Killer(folder)
     try:

@@ -1,4 +1,4 @@
-"""Small files that could exhaust a machine: the memory of each verb that reads one, in a process of its own."""
+"""Peak memory of commands on small files that decode to millions of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _FLOATS = pa.list_(pa.field("element", pa.float32(), nullable=False))
 
 
 def lists(lengths: Any, value: float = -0.5) -> pa.Array:
-    """Lists of these lengths of one value."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.array(np.full(int(np.sum(lengths)), value, np.float32)), type=_FLOATS)
 
@@ -92,7 +91,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "one row of 60 M equal tokens.arrow": lambda path: arrow(path, 60_000_000),
     "a column of 4 GB in 4 MB.npz": lambda path: archive(path, 1 << 32),
 }
-"""By name, which ends with the suffix, what makes each."""
+"""Functions by file name that write the file."""
 
 
 VERBS: dict[str, list[str]] = {
@@ -101,11 +100,10 @@ VERBS: dict[str, list[str]] = {
     "compare": ["compare", "{}", "{}", "-o", "out.json", "--html", "out.html"],
     "gate": ["gate", "{}", "--rule", "k3:max=1", "--save-baseline", "out.json", "--html", "out.html", "--accept"],
 }
-"""By verb, its command line for a file."""
+"""Command lines by command."""
 
 
 def measure(name: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """Run each verb on one file. Yield the file's size, the exit code, the peak memory and the CPU time."""
     path = folder / f"hostile.{name.rpartition('.')[2]}"
     pid = os.fork()  # the memory that making the file takes is not that of the command
     if not pid:

@@ -1,8 +1,8 @@
-"""Change bytes that C code decodes, decode them as the tool does, and check that no library ends the process.
+"""Change bytes that C code decodes, and check that decoding does not end the process.
 
-Parquet and Arrow (pyarrow), torch's files and pickles (pickle, numpy), YAML (libyaml), JSON and events.
-`python -m tests.reliability.natives FIRST COUNT [PARTS]` prints one line of JSON per part: how many inputs were
-decoded, refused, and not survived. Pages carry no checksum here, so that changed bytes are decoded.
+The decoders are pyarrow (Parquet, Arrow), torch, pickle, numpy, libyaml, JSON and TensorBoard events. `python -m
+tests.reliability.natives FIRST COUNT [PARTS]` prints one line of JSON per part: how many inputs were decoded, refused,
+and not survived. Pages have no checksums here, so that changed bytes are decoded.
 """
 
 from __future__ import annotations
@@ -40,22 +40,21 @@ from tests.reliability.fuzzing import FRAMEWORKS
 from tests.reliability.fuzzing_commands import VerbMaker
 
 COLUMNAR = ("pages", "footer", "arrow")
-"""Parquet but its footer, that footer, and Arrow files and streams whole."""
+"""Parquet without its footer, footers, and Arrow files and streams."""
 PARTS = (*COLUMNAR, "torch", "pickles", "text", "events")
 REFUSED = (pa.ArrowException, OSError, ValueError)
-"""What `dumps.files` turns into a sentence."""
+"""Errors of libraries that mismatchctl turns into an error message."""
 SENTENCES = (MismatchctlError, TextError)
-"""How the other doors refuse."""
+"""Errors for users."""
 AT_ONCE = 500
 SMALL = 200_000
-"""Bytes of a framework's file that is taken."""
+"""Largest size of a framework's file in bytes."""
 PATIENCE = 60
 _WORDS = [struct.pack("<i", number) for number in (0, 1, 2, 3, 8, 100, 1000, 65536, 2**30, 2**31 - 1, -1, -8, -(2**31))]
 _WORDS += [struct.pack("<q", number) for number in (0, -1, 2**63 - 1, 2**32, 2**56)]
 
 
 def table() -> pa.Table:
-    """Columns of every type that a dump may hold, and of some that it may not."""
     noise, rows = np.random.default_rng(0), 24
     lengths = noise.integers(0, 40, rows)
     flat = -noise.exponential(1.0, lengths.sum())
@@ -82,7 +81,6 @@ def table() -> pa.Table:
 
 @cache
 def sound(part: str) -> list[bytes]:
-    """Files in each form that a writer may choose."""
     whole, made = table(), []
     if part == "torch":
         files = [path.read_bytes() for path in sorted(FRAMEWORKS.rglob("*.pt"))]
@@ -131,7 +129,6 @@ def sound(part: str) -> list[bytes]:
 
 
 def made(part: str, seed: int) -> bytes:
-    """The file of a seed: a few of its bytes are others."""
     rng = random.Random(seed)
     if part == "events":  # with checksums that hold
         return VerbMaker(seed, Path()).events([{"step": rng.choice([0, 1, 2**70]), "actor/kl": 0.5}] * 3)
@@ -162,7 +159,7 @@ def made(part: str, seed: int) -> bytes:
 
 
 def take(part: str, data: bytes) -> str:
-    """How it ends when the tool asks all that it may ask of these bytes."""
+    """Read bytes like a command does, and return how the reading ended."""
     if part in COLUMNAR:
         return columns(part, data)
     words = data.decode(errors="replace")
@@ -181,7 +178,6 @@ def take(part: str, data: bytes) -> str:
 
 
 def unpickled(data: bytes) -> Any:
-    """What a file of these bytes holds."""
     with open(os.memfd_create("a.pkl"), "wb") as file:
         file.write(data)
         file.flush()
@@ -189,7 +185,6 @@ def unpickled(data: bytes) -> Any:
 
 
 def read_events(data: bytes) -> Any:
-    """The scalars of an event file of these bytes, whose name tells its format."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "events.out.tfevents.1"
         place.write_bytes(data)
@@ -197,7 +192,6 @@ def read_events(data: bytes) -> Any:
 
 
 def columns(part: str, data: bytes) -> str:
-    """How it ends when all columns of a file of columns are read."""
     file = pa.BufferReader(data)
     try:
         contents: FileContents = ArrowContents.of(file) if part == "arrow" else ParquetContents.of(file)
@@ -224,12 +218,7 @@ def columns(part: str, data: bytes) -> str:
 
 @dataclass
 class Native:
-    """What became of the files of a part.
-
-    Attributes:
-        ended: how many were decoded, and how many refused.
-        wrong: seed and end of each that was not survived, or ended in an error that is no sentence.
-    """
+    """Counts of decoded and refused files of a part, and the seeds of files that were not survived."""
 
     part: str
     files: int = 0
@@ -238,7 +227,7 @@ class Native:
 
 
 def natives(part: str, first: int, count: int) -> Native:
-    """Decode the files of seeds, some hundred in a fork; the fork that dies says at which seed."""
+    """Decode the files of seeds in forks of a few hundred. A fork that dies leaves its seed."""
     found, seed, place = Native(part, count), first, mmap.mmap(-1, 8 + (64 << 10))
     totals: Counter[str] = Counter()
     sound(part)
@@ -259,7 +248,6 @@ def natives(part: str, first: int, count: int) -> Native:
 
 
 def _play(part: str, seeds: range, place: mmap.mmap) -> None:
-    """Decode the files of seeds in this process, which ends; what became of them stands in the shared place."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
     silence = os.open(os.devnull, os.O_WRONLY)

@@ -1,8 +1,8 @@
 """Run the long form of the fuzz cases, the kills and the faults, and write docs/methods/reliability.md.
 
 `python -m tests.reliability.reliability --cases 20000 --kills 1000 --write docs/methods/reliability.md` runs all.
-Results are lines of JSON in a folder (`--log`), and the next run appends to them. If the log has no results for a
-row of the table, the row of the existing page stays.
+Results are lines of JSON in a folder (`--log`), and the next run appends to them. If the log has no results for a row
+of the table, the row of the existing page stays.
 """
 
 from __future__ import annotations
@@ -42,13 +42,11 @@ LIMITS = """
 
 
 def logged(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the results of a harness so far."""
     path = folder / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def extend(folder: Path, name: str, script: str, *words: str) -> None:
-    """Run a harness and append its results to the log."""
     with open(folder / f"{name}.jsonl", "a") as file:
         subprocess.run(
             [sys.executable, "-W", "default::RuntimeWarning", "-m", f"tests.reliability.{script}", *words],
@@ -59,7 +57,6 @@ def extend(folder: Path, name: str, script: str, *words: str) -> None:
 
 
 def brief(words: str) -> str:
-    """Return the end of an error message, in one line."""
     return " ".join(words.split())[-200:]
 
 
@@ -109,7 +106,6 @@ ROWS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], tuple[int, int]]]] =
 
 
 def versions(found: list[dict[str, Any]]) -> list[str]:
-    """Return the table of the tested versions of Python and of the dependencies."""
     names = list(max((one["versions"] for one in found), key=len))
     return [
         f"| Python | {' | '.join(names)} | outcome |",
@@ -123,7 +119,6 @@ def versions(found: list[dict[str, Any]]) -> list[str]:
 
 
 def row(title: str, counts: tuple[int, int] | None, earlier: str) -> str:
-    """Return the row of a harness, or its row in the earlier document if the log has no results."""
     if counts:
         return f"| {title} | {counts[0]:,} | {counts[1]:,} |"
     stood = re.search(rf"^\| {re.escape(title)} \|.*$", earlier, re.MULTILINE)
@@ -131,7 +126,6 @@ def row(title: str, counts: tuple[int, int] | None, earlier: str) -> str:
 
 
 def document(folder: Path, earlier: str = "") -> str:
-    """Return docs/methods/reliability.md. Rows without results in the log stay as they are in the earlier document."""
     rows = []
     for name, (title, count) in ROWS.items():
         found = logged(folder, name)

@@ -1,4 +1,4 @@
-"""The gate never passes a dump that is worse, or that cannot be judged: more than 150 ways, of one seed."""
+"""The gate never passes a dump that is worse or cannot be judged: more than 150 ways, with one seed."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def edits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("number", range(10**6, 10**6 + 60))
 def test_edited_results_do_not_pass_the_gate(number: int, edits: Path) -> None:
-    """A few of the mutations that `reliability.py` runs."""
+    """`reliability.py` runs more mutations."""
     found = try_mutation(number, edits)
     assert not found["wrong"], found

@@ -1,4 +1,4 @@
-"""A short form of the kills, and every fault of the machine; `reliability.py` runs the long ones."""
+"""Every fault of the machine, and a few kills. `reliability.py` runs more kills."""
 
 from __future__ import annotations
 

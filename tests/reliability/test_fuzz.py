@@ -1,4 +1,4 @@
-"""A short form of the fuzz harness: `reliability.py` runs 20,000 cases, these are the first of other seeds."""
+"""A few fuzz cases. `reliability.py` runs 20,000 cases with other seeds."""
 
 from __future__ import annotations
 

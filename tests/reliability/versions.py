@@ -1,10 +1,8 @@
-"""Run part of the tests with other versions of Python and with the oldest dependencies, each in a new environment.
+"""Run part of the tests with other versions of Python and the oldest dependencies, each in a new environment.
 
 `python -m tests.reliability.versions python3.10 python3.12 --oldest python3.10` prints one line of JSON per
-environment. Each runs `mismatchctl demo` outside the checkout, then the tests. Torch is large and only needed for a
-device or for tensors, so it is left out, with the tests that need it. The exit code is 1 if one fails. `make -s
-versions > LOG/versions.jsonl` keeps the lines for `--log LOG` of
-`tests.reliability.reliability`.
+environment. Each environment runs `mismatchctl demo`, then the tests that need no torch. The exit code is 1 if one
+fails. `make -s versions > LOG/versions.jsonl` keeps the lines for `tests.reliability.reliability --log LOG`.
 """
 
 from __future__ import annotations
@@ -30,18 +28,16 @@ WITH = (
     *("jsonschema>=4.21", "xmlschema>=3.0"),
 )
 OLD = ("-W", "default::DeprecationWarning")
-"""Old libraries use what newer ones, which they bring along, deprecate."""
+"""Warnings of old libraries about deprecated features of newer libraries."""
 SHOWN = ("numpy", "pyarrow", "polars", "pydantic", "numba", "typer", "matplotlib")
 
 
 def dependencies(oldest: bool) -> list[str]:
-    """Return the dependencies of the project, each pinned to the oldest supported version if `oldest`."""
     wanted = parse_toml((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     return [one.replace(">=", "==") if oldest else one for one in wanted]
 
 
 def tried(python: str, oldest: bool) -> dict[str, Any]:
-    """Install and test with one interpreter; what is wrong, or nothing."""
     with tempfile.TemporaryDirectory(prefix="versions-") as folder:
         own = f"{folder}/bin/python"
         pip = [own, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--prefer-binary"]
@@ -76,7 +72,6 @@ def tried(python: str, oldest: bool) -> dict[str, Any]:
 
 
 def every(pythons: list[str], oldest: list[str]) -> Iterator[dict[str, Any]]:
-    """One after the other."""
     for python in pythons:
         yield tried(python, False)
     for python in oldest:

@@ -18,13 +18,13 @@ NEEDS_AXE = pytest.mark.skipif(
     not AXE.is_file() and not os.environ.get("CI"),
     reason="no axe-core here: npm install --no-save --prefix tests axe-core",
 )
-"""A machine may have no npm registry. `.ci/run` installs axe-core, and there a missing one fails."""
+"""`.ci/run` installs axe-core. On a machine without an npm registry, tests that need it are skipped."""
 VIOLATIONS = """
 const done = arguments[arguments.length - 1];
 axe.run(document, {resultTypes: ["violations"]}).then((found) => done(found.violations
   .map(({id, nodes}) => [id, nodes.length, nodes[0].html.slice(0, 200), nodes[0].failureSummary])));
 """
-"""Findings of axe-core: rule, how often, the first element, what is wrong with it."""
+"""Findings of axe-core: rule, number, first element and summary."""
 
 FLAGS = (
     "--headless",
@@ -61,7 +61,7 @@ while (texts.nextNode()) {
 }
 return found;
 """
-"""Texts with a number that a line ends in."""
+"""Numbers that a line break splits."""
 OVERLAPS = """
 const found = [];
 for (const svg of document.querySelectorAll("figure svg")) {
@@ -83,21 +83,19 @@ return found;
 
 
 def find_browser() -> str | None:
-    """Return the path of Chromium or Chrome."""
     return next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
     )
 
 
 def reason_to_skip() -> str:
-    """Return what is missing for tests in a browser, or an empty string. CI skips nothing, so that they fail there."""
+    """Return the missing program, or an empty string. In CI, tests fail instead of being skipped."""
     needed = {"Chromium": find_browser(), "chromedriver": shutil.which("chromedriver")}
     missing = " and ".join(name for name, path in needed.items() if path is None)
     return f"no {missing} here" if missing and not os.environ.get("CI") else ""
 
 
 def start(folder: Path) -> Iterator[Any]:
-    """Start a browser that logs its requests."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -116,7 +114,7 @@ def start(folder: Path) -> Iterator[Any]:
 def visit(
     browser: Any, address: str, *, width: int = 1280, dark: bool = False, scripts: bool = True, printed: bool = False
 ) -> list[str]:
-    """Load the page; gives every address that was asked for beside its own, and every complaint."""
+    """Load the page. Return the addresses that it requested and the messages in its console."""
     for kind in ("browser", "performance"):
         browser.get_log(kind)
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
@@ -133,20 +131,18 @@ def visit(
 
 
 def open_all(browser: Any) -> None:
-    """Open every section and wait until its figures are drawn."""
     browser.execute_script("document.querySelectorAll('details:not(.numbers)').forEach((part) => (part.open = true))")
     wait(browser, ALL_DRAWN)
 
 
 def wait(browser: Any, script: str, *given: Any) -> Any:
-    """Return what a script returns as soon as that is true: events and promises end after the call that starts them."""
+    """Wait until a script returns a true value, and return the value."""
     from selenium.webdriver.support.wait import WebDriverWait
 
     return WebDriverWait(browser, 60, 0.05).until(lambda page: page.execute_script(script, *given))
 
 
 def paste(browser: Any, button: Any) -> str:
-    """Press a copy button and return the text of the clipboard."""
     from selenium.webdriver.common.keys import Keys
 
     button.click()
@@ -162,7 +158,6 @@ ALL_DRAWN = "return [...document.querySelectorAll('figure[data-figure]')].every(
 
 
 def violations(browser: Any) -> list[Any]:
-    """Return what axe-core finds on the page that is open, with every section open."""
     browser.set_script_timeout(240)
     open_all(browser)
     browser.execute_script(AXE.read_text(encoding="utf-8"))
@@ -178,8 +173,6 @@ def background(browser: Any, selector: str) -> tuple[int, ...]:
 
 
 def contrast(front: tuple[int, ...], behind: tuple[int, ...]) -> float:
-    """The contrast ratio of the WCAG."""
-
     def luminance(color: tuple[int, ...]) -> float:
         parts = [c / 255 for c in color]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]

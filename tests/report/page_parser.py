@@ -11,12 +11,10 @@ _VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
 
 
 def without_libraries(page: str) -> str:
-    """Return the page without the libraries for charts."""
     return re.sub(r"<script>\n// (https://d3js.org|@observablehq/plot) .*?</script>", "", page, flags=re.DOTALL)
 
 
 def page_figures(page: str) -> dict[str, Any]:
-    """Return the figures of a page by name, with their columns."""
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
     data = json.loads(found[1]) if found else {"columns": [], "figures": []}
     for figure in data["figures"]:
@@ -28,8 +26,6 @@ def page_figures(page: str) -> dict[str, Any]:
 
 
 class Parsed(HTMLParser):
-    """What stands in a page: elements with their attributes, the nesting, the visible text."""
-
     def __init__(self, page: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str]]] = []

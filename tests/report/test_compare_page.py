@@ -1,4 +1,4 @@
-"""The page of a comparison: what it says, that it loads nothing, and how it stands in a real browser."""
+"""The page of a comparison: its text, its requests, and its display in a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text from a dump stays text in every output format: terminal, HTML, Markdown, CSV, XML, figures, notebooks."""
+"""Text from a dump is escaped in every output format: terminal, HTML, Markdown, CSV, XML, figures and notebooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = tuple(name for name in HOSTILE if name not in ("\ud800", "\x00"))
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dump whose run, workers and prompts are called so; a log, a report of layers, and Results of it."""
+    """Write a dump with hostile names of runs, workers and prompts, a log, a layer report, and Results of the dump."""
     folder = tmp_path_factory.mktemp("names")
     table = pq.read_table(write_labeled_dump(folder / "plain.parquet", names=NAMES))
     prompts = [NAMES[row % len(NAMES)] for row in range(len(table))]
@@ -96,7 +96,7 @@ def test_pages_and_figures_contain_no_foreign_markup(place: Path, monkeypatch: p
 
 
 def test_long_names_are_shortened_on_pages(tmp_path: Path) -> None:
-    """Two names of 50,000 characters that differ at the end once made a page of 600,000 px."""
+    """The two names have 50,000 characters and differ at the end."""
     table = pq.read_table(write_labeled_dump(tmp_path / "plain.parquet", names=("a", "b")))
     long = ["x" * 50_000 + f"-{row % 2}" for row in range(len(table))]
     for column in ("worker", "prompt_id"):

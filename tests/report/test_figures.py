@@ -1,4 +1,4 @@
-"""Figures as data: numbers of the Result, CSV, JSON for the page, and drawings of matplotlib."""
+"""Figures: numbers of the Result, CSV, JSON of the page, and drawings of matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a verdict: headline, new values next to the baseline, what rose, and what to do."""
+"""The page of a verdict: headline, values next to the baseline, the statistic that rose, and the next step."""
 
 from __future__ import annotations
 

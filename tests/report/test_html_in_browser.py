@@ -1,4 +1,4 @@
-"""The report in a real browser: first screen, figures, phone, dark mode, print, keyboard, and without scripts."""
+"""The report in a browser: first screen, figures, phone, dark mode, print, keyboard, and without scripts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ def _plain() -> Result:
 
 
 def _gaps() -> Result:
-    """Undefined values at some steps, and a metric without any."""
     result = make_result(steps=tuple(range(30)))
     groups = result.runs["run-a"].groups
     for series in groups.metrics.values():
@@ -92,7 +91,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def verbs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The pages of the commands on sample data."""
     folder = tmp_path_factory.mktemp("verbs")
     presets = [find_preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2")]
     result = analyze([DENSE, MOE], presets)

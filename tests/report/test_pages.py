@@ -1,4 +1,4 @@
-"""Documents as data and in every medium: several results on one page, Markdown, what is opened, what is advised."""
+"""Documents in every output format: several results on one page, Markdown, open sections, and advice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ MOE = str(SAMPLE_DATA / "moe")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What verbs wrote as JSON."""
     folder = tmp_path_factory.mktemp("kept")
     verdict = Verdict(
         outcome="failed", level=0.05, baseline=None,

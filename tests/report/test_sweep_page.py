@@ -1,4 +1,4 @@
-"""The page of a sweep: its numbers are the Sweep's, its configurations read back, and it works in a browser."""
+"""The page of a sweep: numbers, configurations that are read back, and its display in a browser."""
 
 from __future__ import annotations
 
@@ -53,18 +53,16 @@ def _page(found: Sweep) -> str:
 
 
 def sections_of(found: Sweep, run: int) -> list[Section]:
-    """The sections of the studies on a run."""
     return [one for one in document(found).parts(Section) if re.fullmatch(rf"thresholds-{run}-\d+", one.anchor)]
 
 
 def table_of(section: Section, words: str) -> Table | None:
-    """The table whose title or caption holds some words."""
     tables = (part for part in section.parts if isinstance(part, Table))
     return next((table for table in tables if words in f"{table.title} {table.caption}"), None)
 
 
 def axes_of(section: Section) -> list[int]:
-    """The axis of each curve."""
+    """Return the axis of each curve."""
     curves = next(part for part in section.parts if isinstance(part, Figures) and part.axes)
     return [int(name.rpartition("-")[2]) for name in curves.axes]
 
@@ -107,7 +105,6 @@ def data_of(page: str) -> Any:
 
 
 def read(text: str) -> float | None:
-    """The value that a text of the page shows; None for a dash."""
     if text.startswith("–"):
         return None
     near = re.fullmatch(r"1 ([+−]) (\S+)", text)

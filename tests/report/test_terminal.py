@@ -1,4 +1,4 @@
-"""The summary in the terminal: it fits, it names everything, and nothing from a dump can act on the terminal."""
+"""The summary in the terminal fits its width, is complete, and escapes text from a dump."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 
 @cache
 def everything(what: str) -> Result:
-    """One of them, made when it is asked for."""
     return make_result(**EVERYTHING[what])
 
 
 class Page(io.StringIO):
-    """What a console writes to, of a given encoding."""
+    """A text stream with an encoding."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Saved results that are incomplete, inconsistent or not finite are refused with one sentence."""
+"""Saved results that are incomplete, inconsistent or not finite are refused with one message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def only(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def grown(table: dict[str, Any], column: str) -> None:
-    """A hundredth more of a column in one cluster."""
+    """Raise a column by 1% in one cluster."""
     place = table["columns"].index(column)
     table["sums"][0][place] += 0.01 * max(abs(sums[place]) for sums in table["sums"])
 
@@ -50,7 +50,6 @@ def dropped(table: dict[str, Any], column: str) -> None:
 
 
 def scaled(table: dict[str, Any], column: str, factor: float) -> None:
-    """Another value of a column in every cluster."""
     place = table["columns"].index(column)
     for sums in table["sums"]:
         sums[place] = round(sums[place] * factor + (factor > 1))
@@ -185,7 +184,6 @@ SWEPT_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def damaged(whole: dict[str, Any], damage: Callable[[dict[str, Any]], Any], folder: Path) -> Path:
-    """A file of what a verb saved, which was read before it was damaged."""
     data, path = copy.deepcopy(whole), folder / "saved.json"
     path.write_text(json.dumps(data))
     run("report", path, "-q", code=0)

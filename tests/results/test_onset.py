@@ -1,4 +1,4 @@
-"""Onset of growth in simulated runs: coverage of its interval, jumps and ramps, levels and bad steps."""
+"""Onset of growth in simulated runs: coverage of the interval, jumps, ramps, levels and bad steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.factories.growing_runs import LEVEL, SHAPES, simulate_run
 @pytest.mark.parametrize("bad", [0, 3])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_interval_contains_the_true_onset(shape: str, bad: int) -> None:
-    """At a coverage of 0.95, fewer than 54 of 60 runs have a probability of 3%, with a fixed seed."""
+    """With a coverage of 0.95, fewer than 54 of 60 runs have a probability of 3%."""
     draw = np.random.default_rng(11)
     runs = [simulate_run(draw, shape, bad, lengths=(50, 400)) for _ in range(60)]
     assert all(run.growth.verdict == "grew" for run in runs)
@@ -110,7 +110,6 @@ def test_huge_values_do_not_overflow() -> None:
 
 
 def _least_squares_corner(heights: np.ndarray) -> float:
-    """Place where a level turns into a slope, by least squares over all places."""
     rows, places = np.arange(len(heights)), np.arange(3, len(heights) - 3, 0.1)
     ramps = [np.stack([np.ones(len(rows)), np.maximum(rows - place, 0)], axis=1) for place in places]
     errors = [((ramp @ np.linalg.lstsq(ramp, heights, rcond=None)[0] - heights) ** 2).sum() for ramp in ramps]

@@ -1,4 +1,4 @@
-"""A long run with many corrections stays a file that one can mail: 1,000 steps and 10 corrections under 5 MB."""
+"""A result file of 1,000 steps and 10 corrections has at most 5 MB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a run: one model of growth, where K3 stands, the four answers; the same in every medium."""
+"""The summary of a run: growth, level of K3, and the four answers, in every output format."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_continuing_growth_is_reported() -> None:
 @pytest.mark.parametrize("noise", [0.1, 0.3])
 @pytest.mark.parametrize("shape", ["jump", "ramp", "goes on"])
 def test_the_onset_interval_covers_the_true_step(shape: str, noise: float) -> None:
-    """95% intervals should cover the true onset. With 120 series, chance allows a coverage of 0.9."""
+    """The 95% interval should contain the true onset. With 120 series, chance allows a coverage of 0.9."""
     draw = np.random.default_rng(5)
     inside = []
     for _ in range(120):

@@ -1,4 +1,4 @@
-"""Comparison with a baseline: against enumeration by hand, its laws, and what each statistic sees."""
+"""Comparison with a baseline: enumeration by hand, laws, and the changes that each statistic detects."""
 
 from __future__ import annotations
 

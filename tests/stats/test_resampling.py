@@ -1,4 +1,4 @@
-"""Resampling: against hand calculation, enumeration, and the laws that make it fit to judge."""
+"""Resampling compared with hand calculation and enumeration."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Stubs of training frameworks: the tensors that the snippets of docs/integrations see, from known sequences."""
+"""Stubs of training frameworks with known sequences, for the snippets of docs/integrations."""

@@ -1,4 +1,4 @@
-"""AReaL: a trajectory batch before PPOActor turns it; prox_logp is about the next token, the rest is not."""
+"""AReaL: a trajectory batch before PPOActor shifts it. Only prox_logp is about the next token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _data(step: Step, after: bool) -> dict[str, torch.Tensor]:
 
 
 def train(snippet: Snippet, steps: Sequence[Step], after: bool = False) -> None:
-    """PPOActor._compute_advantages on the two ranks of one data-parallel group."""
+    """PPOActor._compute_advantages on two ranks of one data-parallel group."""
     for rank in range(2):
         engine = SimpleNamespace(is_data_parallel_head=lambda rank=rank: rank == 0, data_parallel_rank=0)
         names: dict[str, Any] = {"self": SimpleNamespace(engine=engine)}

@@ -1,4 +1,4 @@
-"""The truth: sequences as they were sampled and scored, before any framework pads, shifts or packs them."""
+"""Sequences with their true values, before a framework pads, shifts or packs them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ import torch
 GROUP = 2
 """Responses per prompt."""
 GARBAGE = -77.0
-"""What stands where a framework computes a value that means nothing (padding, prompt, other people's tokens)."""
+"""A value without meaning, for padding and prompts."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """One response to one prompt; lists over the response's tokens.
+    """One response to one prompt, with lists over the tokens of the response.
 
-    Attributes:
-        prompt_id: the prompt's number in its step; `GROUP` sequences share it.
-        prompt: token ids of the prompt.
-        response: token ids of the response, tool output included.
-        ours: whether the policy sampled the token and is trained on it.
-        rollout, train: log-probs, values that float32 holds exactly; meaningless where not `ours`.
-        rejected: whether the framework's correction drops the sequence, after the moment of recording.
-        versions: weights that sampled each token.
+    ours: whether the policy sampled the token and trains on it.
+    rollout, train: log-probs that float32 represents exactly, without meaning if not `ours`.
+    rejected: whether the framework's correction drops the sequence after the snippet.
+    versions: version of the weights that sampled each token.
     """
 
     prompt_id: int
@@ -42,28 +38,24 @@ class Sampled:
 
     @property
     def ids(self) -> list[int]:
-        """Prompt and response."""
         return self.prompt + self.response
 
     def whole(self, values: Iterable[Any], before: Any) -> list[Any]:
-        """A list over the response as one over prompt and response."""
         return [before] * len(self.prompt) + list(values)
 
     def sampled(self, values: Sequence[float], elsewhere: float = 0.0) -> list[float]:
-        """`values` of our own tokens, `elsewhere` on the rest: what engines report for tool output."""
+        """Return `values` on sampled tokens and `elsewhere` on tool output, as engines report."""
         return [value if ours else elsewhere for value, ours in zip(values, self.ours, strict=True)]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One training step: its number and what is trained on, in the trainer's order."""
-
     number: int
     sequences: list[Sampled]
 
 
 def steps() -> list[Step]:
-    """Two steps of six sequences: a tool's output in the middle, one that is not trained on, two that get rejected."""
+    """Make two steps of six sequences: one with tool output, one outside of training, two that are rejected."""
     rng = np.random.default_rng(7)
     return [Step(number, [_sampled(rng, row) for row in range(6)]) for number in (3, 4)]
 
@@ -98,7 +90,7 @@ def padded(
     side: Literal["left", "right"] = "right",
     width: int | None = None,
 ) -> torch.Tensor:
-    """Rows as a tensor [B, T], padded on one side to the longest, or to `width`."""
+    """Return rows as a tensor [B, T], padded to the longest row or to `width`."""
     lists = [list(row) for row in rows]
     width = max(len(row) for row in lists) if width is None else width
     pads = [[fill] * (width - len(row)) for row in lists]
@@ -108,12 +100,10 @@ def padded(
 
 
 def repeated(sequence: Sampled) -> list[float]:
-    """The advantage on every token of the response that is ours."""
     return sequence.sampled([sequence.advantage] * len(sequence.response))
 
 
 def record_of(step: int, sequence: Sampled) -> dict[str, Any]:
-    """Everything that a dump could say about a sequence: what is compared with what was recorded."""
     ours = np.array(sequence.ours)
 
     def valid(values: Sequence[Any]) -> list[Any]:
@@ -135,6 +125,6 @@ def record_of(step: int, sequence: Sampled) -> dict[str, Any]:
 def truth(
     steps: Sequence[Step], columns: Sequence[str], keep: Callable[[Sampled], bool] = lambda _: True
 ) -> list[dict[str, Any]]:
-    """What the dump of these steps must hold, as `reading.recorded` gives it."""
+    """Return the content of a correct dump of the steps, as `reading.recorded` returns it."""
     full = [record_of(step.number, sequence) for step in steps for sequence in step.sequences if keep(sequence)]
     return [{name: record[name] for name in ("step", "rollout", "train", *columns)} for record in full]

@@ -1,4 +1,4 @@
-"""ms-swift: the batch that GRPOTrainer._compute_loss_and_metrics gets."""
+"""ms-swift: the batch of GRPOTrainer._compute_loss_and_metrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from tests.recorder.integrations.snippet import Case, Snippet
 
 
 class GRPOTrainer:
-    """Computes the loss of a batch, and nothing of it where it evaluates."""
-
     def __init__(self) -> None:
         self.state = SimpleNamespace(global_step=0)
         self.model = SimpleNamespace(training=True)
@@ -24,7 +22,6 @@ class GRPOTrainer:
 
 
 def batch(step: Step) -> dict[str, Any]:
-    """Prompts are padded on the left, completions on the right."""
     rows = step.sequences
     ids = torch.cat(
         [
@@ -44,7 +41,6 @@ def batch(step: Step) -> dict[str, Any]:
 
 
 def train(snippet: Snippet, steps: Sequence[Step]) -> None:
-    """A loss per step, and an evaluation after it."""
     names: dict[str, Any] = {"GRPOTrainer": GRPOTrainer}
     snippet.setup(names)
     snippet.hook(names)

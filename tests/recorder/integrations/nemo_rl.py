@@ -1,4 +1,4 @@
-"""NeMo-RL: the train_data of grpo_train, over prompt and response, every entry about its own token."""
+"""NeMo-RL: the train_data of grpo_train, over prompt and response, with entry t about token t."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tests.recorder.integrations.canonical import GARBAGE, Sampled, Step, padded
 from tests.recorder.integrations.snippet import Case, Snippet
 
 EXPERTS = torch.tensor([[0, 1], [2, 3]])
-"""Layers x choices; added to a token's id, they are the experts that the engine chose for it."""
+"""Offsets [layers, choices] that are added to a token id to give the experts of the engine."""
 
 
 def _token_mask(row: Sampled) -> list[int]:
-    """A sequence that is left out keeps its token mask: sample_mask says it."""
+    """A sequence that is left out keeps its token mask, and only sample_mask is 0."""
     return row.whole([int(ours or not any(row.ours)) for ours in row.ours], 0)
 
 
 def train(snippet: Snippet, steps: Sequence[Step], after: bool = False) -> None:
-    """Between the log-probs and the masking of sequences by their error."""
+    """The part of grpo_train between the log-probs and the masking of sequences by their error."""
     names: dict[str, Any] = {}
     snippet.setup(names)
     for step in steps:

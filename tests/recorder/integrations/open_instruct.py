@@ -1,4 +1,4 @@
-"""open-instruct: several sequences packed into a row, told apart by their number in attention_masks."""
+"""open-instruct: several sequences in a packed row, numbered in attention_masks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ INVALID_LOGPROB = 1.0
 
 
 def _collated(packs: Sequence[Sequence[Sampled]]) -> dict[str, torch.Tensor]:
-    """Rows of one micro-batch [B, L]."""
-
     def packed(values: Callable[[Sampled], list[Any]], fill: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return padded(([value for row in pack for value in values(row)] for pack in packs), fill, dtype)
 
@@ -33,7 +31,6 @@ def _collated(packs: Sequence[Sequence[Sampled]]) -> dict[str, torch.Tensor]:
 
 
 def train(snippet: Snippet, steps: Sequence[Step]) -> None:
-    """PolicyTrainerRayProcess.step: two epochs over two micro-batches, the first of two rows."""
     loader = SimpleNamespace(training_step=0)
     names: dict[str, Any] = {"self": SimpleNamespace(rank=0, dataloader=loader)}
     snippet.setup(names)

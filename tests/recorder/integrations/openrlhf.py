@@ -1,4 +1,4 @@
-"""OpenRLHF: Experiences of one micro-batch each, entry j about token j + 1."""
+"""OpenRLHF: an Experience per micro-batch, with entry t about token t + 1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def _experience(step: Step, first: int) -> SimpleNamespace:
 
 
 def train(snippet: Snippet, steps: Sequence[Step]) -> None:
-    """BasePPOTrainer.train_step, once the experiences are made."""
     args = SimpleNamespace(rollout=SimpleNamespace(n_samples_per_prompt=GROUP))
     names: dict[str, Any] = {"self": SimpleNamespace(args=args)}
     snippet.setup(names)

@@ -1,4 +1,4 @@
-"""prime-rl: packed micro-batches [1, L] of the trainer, every entry about its own token."""
+"""prime-rl: packed micro-batches [1, L] of the trainer, with entry t about token t."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PADDING = 3
 
 
 def _locals(rows: Sequence[Sampled]) -> dict[str, Any]:
-    """What train() knows of one micro-batch once the trainer's log-probs were shifted to the right."""
+    """Return the local variables of train() for one micro-batch, after the log-probs were shifted."""
 
     def packed(values: Callable[[Sampled], list[Any]], pad: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.tensor([[value for row in rows for value in values(row)] + [pad] * PADDING], dtype=dtype)
@@ -35,7 +35,7 @@ def _locals(rows: Sequence[Sampled]) -> dict[str, Any]:
 
 
 def train(snippet: Snippet, steps: Sequence[Step]) -> None:
-    """The micro-batches of train(), on two context-parallel ranks that both hold the gathered log-probs."""
+    """The micro-batches of train() on two context-parallel ranks, both with the gathered log-probs."""
     for cp_rank in range(2):
         names: dict[str, Any] = {"world": SimpleNamespace(rank=cp_rank), "cp_rank": cp_rank}
         snippet.setup(names)

@@ -1,4 +1,4 @@
-"""What a folder of dumps holds, sequence by sequence, through the tool's own reader."""
+"""Read the sequences of a dump with mismatchctl's own reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from mismatchctl.data.reader import open_dump
 
 
 def recorded(folder: Path, columns: tuple[str, ...], problems: Problems | None = None) -> list[dict[str, Any]]:
-    """Valid tokens of every sequence in the order of the dump; prompts are numbered as they appear in a step."""
     dump = open_dump([str(folder)], wanted=columns, on_bad="skip" if problems is not None else "error")
     found: list[dict[str, Any]] = []
     numbers: dict[tuple[Any, Any], int] = {}

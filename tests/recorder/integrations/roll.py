@@ -1,4 +1,4 @@
-"""ROLL: a DataProto whose log-probs are about the next token and whose mask is not."""
+"""ROLL: a DataProto whose log-probs are about token t + 1 and whose mask is about token t."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.recorder.integrations.snippet import Case, Snippet
 
 
 def train(snippet: Snippet, steps: Sequence[Step], after: bool = False) -> None:
-    """The pipeline's run(), before (or, by mistake, after) the train-infer correction filters."""
+    """The pipeline's run(), before (or, by mistake, after) the filters of the correction."""
     names: dict[str, Any] = {"self": SimpleNamespace()}
     snippet.setup(names)
     for step in steps:

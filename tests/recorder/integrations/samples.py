@@ -1,4 +1,4 @@
-"""The same snippets on sample files in the frameworks' layouts, which were not made for these tests."""
+"""The snippets on sample files of the frameworks, which were not made for these tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ REMOVED = 6
 
 
 def truth() -> list[dict[str, Any]]:
-    """The six sequences that every sample file describes."""
     records = []
     tokens = json.loads((PEERS / "canonical_tokens.json").read_text())
     for row, ids in zip(pq.read_table(PEERS / "canonical_input.parquet").to_pylist(), tokens, strict=True):
@@ -129,7 +128,7 @@ def tinker(snippet: Snippet) -> None:
 
 
 def megatron_ranks(project: str) -> list[dict[str, Any]]:
-    """What each data-parallel rank of slime (`slime_seed`) or Miles (`miles_head`) held, from its own train dump."""
+    """Return the data of each data-parallel rank of slime or Miles, from the framework's train dump."""
     files = sorted((DUMPS / "slime_miles" / project / "train_data").glob("0_*.pt"))
     ranks = [torch.load(file, weights_only=True, map_location="cpu")["rollout_data"] for file in files]
     for data in ranks:  # the trainer's values are made up, some of them above 0, which no log-prob is
@@ -138,7 +137,6 @@ def megatron_ranks(project: str) -> list[dict[str, Any]]:
 
 
 def megatron_truth(samples: Sequence[int]) -> list[dict[str, Any]]:
-    """Rollout log-probs and ids of these samples, as another file of the framework, the dashboard's, has them."""
     dashboard = pq.read_table(DUMPS / "slime_miles/miles_head/dashboard_columns/rollout_0.parquet").to_pylist()
     records = []
     for row in (next(row for row in dashboard if row["sample_index"] == index) for index in samples):

@@ -1,4 +1,4 @@
-"""SkyRL: a TrainingInputBatch, responses at the right edge, the last rows copies."""
+"""SkyRL: a TrainingInputBatch with responses at the right edge and copies as its last rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ MISSING = -9999.0
 
 
 class TrainingInputBatch(dict[str, Any]):
-    """Tensors by name, and what else there is to say about them."""
-
     metadata: dict[str, Any]
 
 
 class RayPPOTrainer:
-    """The part of the trainer that the snippet overrides."""
-
     def __init__(self) -> None:
         self.global_step = 0
 
@@ -33,7 +29,7 @@ class RayPPOTrainer:
 
 
 def batch(step: Step, missing: int | None = None) -> TrainingInputBatch:
-    """The step's batch; the engine gave no log-prob for the first token of row `missing`."""
+    """Make the batch of a step. The engine returned no log-prob for the first token of row `missing`."""
     rows = step.sequences
     rollout = [row.sampled(row.rollout) for row in rows]
     if missing is not None:
@@ -57,7 +53,6 @@ def batch(step: Step, missing: int | None = None) -> TrainingInputBatch:
 
 
 def train(snippet: Snippet, steps: Sequence[Step], missing: int | None = None) -> None:
-    """RayPPOTrainer.train with the snippet's class."""
     names: dict[str, Any] = {"RayPPOTrainer": RayPPOTrainer, "torch": SimpleNamespace(nan=torch.nan)}
     snippet.setup(names)
     snippet.hook(names)

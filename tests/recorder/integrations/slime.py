@@ -1,4 +1,4 @@
-"""slime and Miles: the lists of tensors of one data-parallel rank, which every tensor-parallel rank holds too."""
+"""slime and Miles: lists of tensors of one data-parallel rank, with copies on tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.recorder.integrations.canonical import GROUP, Step
 from tests.recorder.integrations.snippet import Case, Snippet
 
 Rollouts = list[tuple[int, list[dict[str, Any]]]]
-"""The columns that each data-parallel rank holds, of every rollout."""
+"""The columns of each data-parallel rank, for every rollout."""
 
 
 def _data(step: Step, rank: int) -> dict[str, list[Any]]:
@@ -34,7 +34,6 @@ def _data(step: Step, rank: int) -> dict[str, list[Any]]:
 
 
 def _ranks(number: int) -> Iterator[tuple[int, ModuleType]]:
-    """So many data-parallel ranks, each on two tensor-parallel ones."""
     for data_rank in range(number):
         for tensor_rank in range(2):
             mpu = ModuleType("megatron.core.mpu")
@@ -54,7 +53,6 @@ def _args() -> SimpleNamespace:
 
 
 def postprocess(snippet: Snippet, rollouts: Rollouts) -> None:
-    """slime: the function of --rollout-data-postprocess-path, as MegatronTrainRayActor.train_actor calls it."""
     for rank, mpu in _ranks(len(rollouts[0][1])):
         names: dict[str, Any] = {}
         with _megatron(mpu):
@@ -65,7 +63,7 @@ def postprocess(snippet: Snippet, rollouts: Rollouts) -> None:
 
 
 def train_actor(snippet: Snippet, rollouts: Rollouts) -> None:
-    """Miles: MegatronTrainRayActor.train_actor, whose file does not import mpu and calls the columns `rollout_data`."""
+    """Miles: MegatronTrainRayActor.train_actor, whose file does not import mpu."""
     for rank, mpu in _ranks(len(rollouts[0][1])):
         names: dict[str, Any] = {"self": SimpleNamespace(args=_args())}
         for rollout_id, ranks in rollouts:

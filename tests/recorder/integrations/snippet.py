@@ -1,4 +1,4 @@
-"""The fenced Python of a page of docs/integrations, and how it runs beside a stub."""
+"""Run the Python blocks of docs/integrations with a stub of the framework."""
 
 from __future__ import annotations
 
@@ -16,34 +16,25 @@ PAGES = ROOT / "docs" / "integrations"
 
 @dataclass(frozen=True)
 class Snippet:
-    """Python that stands in a page.
-
-    What comes up to and with the creation of the recorder runs once; the rest stands inside the training
-    loop and runs for every step.
-    """
+    """Python code of a page. Lines up to the creation of the recorder run once, other lines in every step."""
 
     code: str
 
     @classmethod
     def of(cls, page: str, number: int = 0) -> Snippet:
-        """The page's snippet of that number."""
         return cls(blocks(page)[number])
 
     @property
     def lines(self) -> list[str]:
-        """The lines that are not empty."""
         return [line for line in self.code.splitlines() if line.strip()]
 
     def setup(self, names: dict[str, Any]) -> None:
-        """Run what stands outside the training loop."""
         self._run(names, slice(0, self._created))
 
     def hook(self, names: dict[str, Any]) -> None:
-        """Run what stands inside the training loop."""
         self._run(names, slice(self._created, None))
 
     def changed(self, old: str, new: str) -> Snippet:
-        """The snippet with a mistake in it."""
         assert old in self.code, f"{old!r} is not in the snippet"
         return replace(self, code=self.code.replace(old, new))
 
@@ -59,23 +50,17 @@ class Snippet:
 
 
 def blocks(page: str) -> list[str]:
-    """The fenced Python of a page."""
     return re.findall(r"```python\n(.*?)```", (PAGES / f"{page}.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A snippet, the framework that runs it, and what has to come of it.
+    """A snippet, the framework's stub that runs it, and the expected dump.
 
-    Attributes:
-        name: what a test calls it.
-        page: the page of docs/integrations.
-        number: which of the page's snippets.
-        train: runs the snippet in the framework's loop over the steps; it records into `dumps/`.
-        columns: what it records besides the pairs of log-probs.
-        mistakes: snippets that must not pass for right, as (name, old, new).
-        keep: the sequences that it records.
-        late: like `train`, with the snippet at a place where the tensors are no longer what the page says.
+    train: runs the snippet in the loop of the stub, which records into `dumps/`.
+    columns: columns that the snippet records besides the log-probs.
+    mistakes: wrong snippets, as (name, old, new), which the test must detect.
+    late: like `train`, with the snippet at a place where the tensors have already changed.
     """
 
     name: str
@@ -89,5 +74,4 @@ class Case:
 
     @property
     def snippet(self) -> Snippet:
-        """As it stands in the page."""
         return Snippet.of(self.page, self.number)

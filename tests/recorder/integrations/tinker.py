@@ -15,8 +15,6 @@ from tests.recorder.integrations.snippet import Case, Snippet
 
 @dataclass
 class TensorData:
-    """What the service sends: a flat list with its type and shape."""
-
     data: Sequence[float]
     dtype: str
     shape: list[int]
@@ -42,7 +40,6 @@ def _datum(row: Sampled) -> SimpleNamespace:
 
 
 def train(snippet: Snippet, steps: Sequence[Step]) -> None:
-    """do_train_step_and_get_sampling_client, after train_step."""
     names: dict[str, Any] = {}
     snippet.setup(names)
     for step in steps:

@@ -1,4 +1,4 @@
-"""TRL: the dict of GRPOTrainer._generate_and_score_completions."""
+"""TRL: the dict that GRPOTrainer._generate_and_score_completions returns."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from tests.recorder.integrations.snippet import Case, Snippet
 
 
 class GRPOTrainer:
-    """Generates the sequences of the step that its inputs carry."""
-
     def __init__(self) -> None:
         self.state = SimpleNamespace(global_step=0)
         self.model = SimpleNamespace(training=True)
@@ -39,7 +37,6 @@ class GRPOTrainer:
 
 
 def train(snippet: Snippet, steps: Sequence[Step]) -> None:
-    """Trainer.train with an evaluation between the steps."""
     names: dict[str, Any] = {"GRPOTrainer": GRPOTrainer}
     snippet.setup(names)
     snippet.hook(names)

@@ -18,7 +18,6 @@ def _mask(sequence: Sampled, after: bool) -> list[int]:
 
 
 def _scores(sequence: Sampled) -> list[float]:
-    """The reward on the last token, as reward functions leave it."""
     return [0.0] * (len(sequence.response) - 1) + [sequence.reward]
 
 
@@ -42,7 +41,6 @@ def _trainer() -> SimpleNamespace:
 
 
 def legacy(snippet: Snippet, steps: Sequence[Step], after: bool = False) -> None:
-    """RayPPOTrainer.fit."""
     names: dict[str, Any] = {"self": _trainer()}
     snippet.setup(names)
     for step in steps:
@@ -52,8 +50,6 @@ def legacy(snippet: Snippet, steps: Sequence[Step], after: bool = False) -> None
 
 
 class _Queue:
-    """TransferQueue: rows by key, fields as nested tensors; other values as stacks."""
-
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
 
@@ -84,7 +80,7 @@ def _fields(step: Step, row: Sampled) -> dict[str, Any]:
 
 
 def v1(snippet: Snippet, steps: Sequence[Step]) -> None:
-    """The end of PPOTrainer._compute_advantage: rejection has already written response_mask."""
+    """The end of PPOTrainer._compute_advantage, after rejection changed response_mask."""
     queue = _Queue()
     names: dict[str, Any] = {"self": _trainer(), "tq": queue}
     snippet.setup(names)
