@@ -19,41 +19,54 @@ NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE = "numbers", "true/false", "text", 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of the values, without dictionary encoding or extension type."""
-    while True:
-        if isinstance(kind, pa.BaseExtensionType):
-            kind = kind.storage_type
-        elif pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        else:
-            return kind
+    while isinstance(kind, (pa.BaseExtensionType, pa.DictionaryType)):
+        kind = kind.value_type if isinstance(kind, pa.DictionaryType) else kind.storage_type
+    return kind
 
 
 def is_list(kind: pa.DataType) -> bool:
-    return isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)) or _is_list_view(kind)
+    return isinstance(plain_type(kind), (pa.ListType, pa.LargeListType, pa.FixedSizeListType, *_LIST_VIEWS))
 
 
-def _is_list_view(kind: pa.DataType) -> bool:
-    return str(kind).startswith(("list_view<", "large_list_view<"))  # older pyarrow does not have this type
+_LIST_VIEWS = (pa.ListViewType, pa.LargeListViewType)
+_VALUES: dict[str, Callable[[pa.DataType], bool]] = {
+    "float": pa.types.is_floating,
+    "integer": pa.types.is_integer,
+    "decimal": pa.types.is_decimal,
+    FLAG_TYPE: pa.types.is_boolean,
+    TEXT_TYPE: lambda kind: str(kind) in ("string", "large_string", "string_view"),
+    NULL_TYPE: pa.types.is_null,
+}
+_NUMBERS = ("float", "integer", "decimal")
+
+
+def classify(kind: pa.DataType) -> tuple[int, str]:
+    """Return the depth of nested lists, and the kind of their values: a key of `_VALUES`, or the name of the type."""
+    depth, kind = 0, plain_type(kind)
+    while is_list(kind):
+        depth, kind = depth + 1, plain_type(kind.value_type)
+    return depth, next((name for name, fits in _VALUES.items() if fits(kind)), str(kind))
 
 
 def describe_type(kind: pa.DataType) -> str:
     """Describe the values of a type. Two columns are compatible if their descriptions are equal."""
-    kind = plain_type(kind)
-    if is_list(kind):
-        return f"lists of {describe_type(kind.value_type)}"
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return NUMBER_TYPE
-    if pa.types.is_boolean(kind):
-        return FLAG_TYPE
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view":
-        return TEXT_TYPE
-    return NULL_TYPE if pa.types.is_null(kind) else str(kind)
+    depth, values = classify(kind)
+    return "lists of " * depth + (NUMBER_TYPE if values in _NUMBERS else values)
 
 
-def describe_comparable_type(column: DumpColumn | None, kind: pa.DataType) -> str:
-    """Describe a type. In a column for numbers or flags, flags count as numbers."""
-    words = describe_type(kind)
-    return words if column is None or column.kind is ColumnKind.ID else words.replace(FLAG_TYPE, NUMBER_TYPE)
+_EXPECTED: dict[ColumnKind, tuple[str, int, tuple[str, ...]]] = {
+    ColumnKind.LOG_PROBS: ("floats", 0, ("float",)),
+    ColumnKind.MASK: ("0/1 or true/false", 0, (*_NUMBERS, FLAG_TYPE)),
+    ColumnKind.TOKENS: ("integers", 0, ("integer",)),
+    ColumnKind.PER_TOKEN_OR_SCALAR: ("numbers", 0, _NUMBERS),
+    ColumnKind.EXPERTS: ("lists of expert ids", 1, ("integer", NULL_TYPE)),
+    ColumnKind.TOP_IDS: ("lists of token ids", 1, ("integer", NULL_TYPE)),
+    ColumnKind.TOP_LOG_PROBS: ("lists of log-probs", 1, ("float", NULL_TYPE)),
+    ColumnKind.PROMPT: ("lists of integers", 1, ("integer", NULL_TYPE)),
+    ColumnKind.NUMBER: ("numbers", 0, (*_NUMBERS, FLAG_TYPE)),
+    ColumnKind.ID: ("integers or strings", 0, ()),
+}
+"""Expected element in words, depth of its lists, and kinds of its values. Ids can have any type that is not nested."""
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
@@ -64,34 +77,10 @@ def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str 
         kind = plain_type(kind.value_type)
         if pa.types.is_null(kind):
             return None  # lists that are all empty may have the null type
-    wanted, fits = _ELEMENT_TYPES.get(
-        column.kind, (column.kind.value.partition(",")[0], lambda kind: _is_list_of(kind, "is_integer"))
-    )
-    return None if fits(kind) else f"contains {describe_type(kind)} ({kind}) where {wanted} are needed"
-
-
-def _is_number_or_flag(kind: pa.DataType) -> bool:
-    return describe_type(kind) in (NUMBER_TYPE, FLAG_TYPE)
-
-
-def _is_list_of(kind: pa.DataType, words: str) -> bool:
-    value = plain_type(kind.value_type) if is_list(kind) else kind
-    return is_list(kind) and (pa.types.is_null(value) or bool(getattr(pa.types, words)(value)))
-
-
-_ELEMENT_TYPES: dict[ColumnKind, tuple[str, Callable[[pa.DataType], bool]]] = {
-    ColumnKind.LOG_PROBS: ("floats", pa.types.is_floating),
-    ColumnKind.MASK: ("0/1 or true/false", _is_number_or_flag),
-    ColumnKind.TOKENS: ("integers", pa.types.is_integer),
-    ColumnKind.PER_TOKEN_OR_SCALAR: ("numbers", lambda kind: describe_type(kind) == NUMBER_TYPE),
-    ColumnKind.NUMBER: ("numbers", _is_number_or_flag),
-    ColumnKind.PROMPT: ("lists of integers", lambda kind: _is_list_of(kind, "is_integer")),
-    ColumnKind.ID: ("integers or strings", lambda kind: not pa.types.is_nested(kind)),
-    ColumnKind.TOP_LOG_PROBS: (
-        ColumnKind.TOP_LOG_PROBS.value.partition(",")[0], lambda kind: _is_list_of(kind, "is_floating")
-    ),
-}  # fmt: skip
-"""Expected type of an element in words, and its test. Other columns have a list of integers per token."""
+    (depth, values), (wanted, wanted_depth, accepted) = classify(kind), _EXPECTED[column.kind]
+    if depth == wanted_depth and (values in accepted or (not accepted and not pa.types.is_nested(kind))):
+        return None
+    return f"contains {describe_type(kind)} ({kind}) where {wanted} are needed"
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -125,8 +114,6 @@ def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return the column as a single array, without dictionary encoding or extension type."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        if isinstance(column, pa.ChunkedArray):  # older pyarrow keeps the chunks of an empty column
-            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if pa.types.is_dictionary(column.type):
@@ -152,7 +139,7 @@ class ListColumn:
     def of(cls, array: pa.Array) -> ListColumn:
         # `values` is the whole child array even of a slice, and `flatten` drops what null rows hide: only
         # `values` together with the slice's own offsets is safe.
-        if _is_list_view(array.type):  # a cast to lists would assume that they are in order
+        if isinstance(array.type, _LIST_VIEWS):  # a cast to lists would assume that they are in order
             starts = array.offsets.to_numpy().astype(np.int64, copy=False)
             lengths = array.sizes.to_numpy().astype(np.int64, copy=False)
         elif pa.types.is_fixed_size_list(array.type):

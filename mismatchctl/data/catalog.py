@@ -24,8 +24,9 @@ from mismatchctl.core.schema import (
     ColumnKind,
 )
 from mismatchctl.data.arrays import (
+    FLAG_TYPE,
     NULL_TYPE,
-    describe_comparable_type,
+    NUMBER_TYPE,
     describe_type,
     find_changes,
     find_type_misfit,
@@ -102,7 +103,7 @@ class DumpFile:
             return self.contents.integer_ranges(opening, self.columns[column])
 
     def is_list(self, column: str) -> bool:
-        return is_list(plain_type(self.types[column]))
+        return is_list(self.types[column])
 
     def is_per_token(self, column: str) -> bool:
         known = COLUMNS_BY_NAME.get(column)
@@ -221,7 +222,7 @@ def _find_layout(footer: FileFooter, columns: Mapping[str, str]) -> RowLayout:
     scalars: list[str] = []
     for column in REQUIRED_COLUMNS:
         if column in columns:
-            (lists if is_list(plain_type(footer.types[columns[column]])) else scalars).append(columns[column])
+            (lists if is_list(footer.types[columns[column]]) else scalars).append(columns[column])
     if lists and scalars:
         held = describe_type(footer.types[scalars[0]])
         raise DataError(
@@ -466,11 +467,9 @@ def _check_agreement(found: Catalog, used: Sequence[str], skip: bool) -> None:
 
 
 def _find_deviating_files(files: Sequence[DumpFile], column: str) -> Iterator[tuple[DumpFile, DataError]]:
-    kinds = {
-        id(file): describe_comparable_type(COLUMNS_BY_NAME.get(column), file.types[column])
-        for file in files
-        if column in file.types
-    }
+    kinds = {id(file): describe_type(file.types[column]) for file in files if column in file.types}
+    if column in COLUMNS_BY_NAME and COLUMNS_BY_NAME[column].kind is not ColumnKind.ID:  # flags count as numbers
+        kinds = {number: words.replace(FLAG_TYPE, NUMBER_TYPE) for number, words in kinds.items()}
     kinds = {number: words for number, words in kinds.items() if not words.endswith(NULL_TYPE)}
     if len(set(kinds.values())) < 2:
         return

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.core.scan import can_scan
-from mismatchctl.data.arrays import is_list, is_text, plain_type
+from mismatchctl.data.arrays import is_list, is_text
 from mismatchctl.io.parquet_footer import check_footer
 from mismatchctl.io.stores import Store
 
@@ -133,7 +133,7 @@ class ArrowContents(FileContents):
         """Return the number of values of a list column, or the length of another column."""
         number, kinds = self.schema.get_field_index(column), self.schema.types
         first = sum(_count_arrays(kind) for kind in kinds[:number])
-        return self.batches[group].lengths[first + is_list(_storage_type(kinds[number]))]
+        return self.batches[group].lengths[first + bool(_storage_type(kinds[number]).num_fields)]
 
     def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
         return [None] * len(self.rows) if self.stream else super().integer_ranges(opening, column)
@@ -141,7 +141,7 @@ class ArrowContents(FileContents):
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
         for group in groups:
             rows, size = self.rows[group], self.batches[group].size
-            for name in (name for name in columns if is_list(plain_type(self.schema.field(name).type))):
+            for name in (name for name in columns if is_list(self.schema.field(name).type)):
                 count = self.elements(group, name)
                 if count > MOST_SEQUENCE_TOKENS and count > min(MOST_SEQUENCE_TOKENS * rows, 8 * size):
                     return f"record batch {group}, column {name!r}: {count:,} values in {rows:,} rows, {size:,} bytes"
@@ -212,7 +212,7 @@ def _to_readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _values(column: pa.ChunkedArray) -> int:
     import pyarrow.compute as pc
 
-    return (pc.sum(pc.list_value_length(column)).as_py() or 0) if is_list(plain_type(column.type)) else len(column)
+    return (pc.sum(pc.list_value_length(column)).as_py() or 0) if is_list(column.type) else len(column)
 
 
 def _open_stream(file: pa.NativeFile, parts: Sequence[ArrowMessage], options: Any = None) -> pa.RecordBatchStreamReader:
@@ -355,7 +355,7 @@ class ParquetContents(FileContents):
                 where, count = f"row group {group}, column {name!r}", chunk.num_values
                 if chunk.physical_type == "BYTE_ARRAY" and chunk.total_uncompressed_size > _MOST_TEXT_BYTES:
                     return f"{where}: the strings take {chunk.total_uncompressed_size:,} bytes"
-                if not is_list(plain_type(self.schema.field(name).type)) or count <= MOST_SEQUENCE_TOKENS:
+                if not is_list(self.schema.field(name).type) or count <= MOST_SEQUENCE_TOKENS:
                     continue
                 if count > MOST_SEQUENCE_TOKENS * row_group.num_rows:
                     return f"{where}: {count:,} values in {row_group.num_rows:,} rows"
