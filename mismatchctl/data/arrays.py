@@ -29,7 +29,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 _LIST_VIEWS = (pa.ListViewType, pa.LargeListViewType)
-_VALUES: dict[str, Callable[[pa.DataType], bool]] = {
+VALUE_KINDS: dict[str, Callable[[pa.DataType], bool]] = {
     "float": pa.types.is_floating,
     "integer": pa.types.is_integer,
     "decimal": pa.types.is_decimal,
@@ -41,11 +41,11 @@ _NUMBERS = ("float", "integer", "decimal")
 
 
 def classify(kind: pa.DataType) -> tuple[int, str]:
-    """Return the depth of nested lists, and the kind of their values: a key of `_VALUES`, or the name of the type."""
+    """Return the depth of nested lists, and the kind of their values: of `VALUE_KINDS`, or the name of the type."""
     depth, kind = 0, plain_type(kind)
     while is_list(kind):
         depth, kind = depth + 1, plain_type(kind.value_type)
-    return depth, next((name for name, fits in _VALUES.items() if fits(kind)), str(kind))
+    return depth, next((name for name, fits in VALUE_KINDS.items() if fits(kind)), str(kind))
 
 
 def describe_type(kind: pa.DataType) -> str:

@@ -5,7 +5,7 @@ A pair is a file with the rollout's log-probs and a file with the trainer's log-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -50,7 +50,7 @@ from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import atomic_output
 from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line, walk_files
 
-SequenceKey = tuple[str | None, ...]
+Key = tuple[str | None, ...]
 
 
 class JoinedColumns:
@@ -59,7 +59,7 @@ class JoinedColumns:
     def __init__(self, place: Path) -> None:
         """Match the columns. A canonical column name takes precedence over a framework's alias."""
         self._place = place
-        self._rows: dict[tuple[str, ...], dict[SequenceKey, int]] = {}
+        self._rows: dict[tuple[str, ...], dict[Key, int]] = {}
         self.found = 0
         tables = list(_read_joined_tables(place))
         if not tables:
@@ -85,7 +85,7 @@ class JoinedColumns:
             batch = batch.drop_columns(["prompt_id"])
             added.append("prompt_id")
         partial = all(name in (*PARTIAL_COLUMNS, "reference_version") for name in added)
-        places = [self._find(keys, key, path, partial) for key in _keys(batch, keys)]
+        places = [self._find(keys, key, path, partial) for key in _list_keys(batch[name].to_pylist() for name in keys)]
         self.found += sum(place is not None for place in places)
         known = next(batch[name] for name in REQUIRED_COLUMNS if name in batch.schema.names)
         if not pa.types.is_list(known.type):
@@ -106,15 +106,14 @@ class JoinedColumns:
         except (pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
             raise DataError(f"{problem}: {first_error_line(error)}", file=str(self._place)) from error
 
-    def _find(self, keys: tuple[str, ...], key: SequenceKey, path: Path, partial: bool) -> int | None:
+    def _find(self, keys: tuple[str, ...], key: Key, path: Path, partial: bool) -> int | None:
         """Return the row of a sequence. With `partial`, the sequence may be missing in the joined files."""
         if keys not in self._rows:
-            index = self._rows[keys] = {}
-            for row, own in enumerate(_keys(self._table, [self.columns[name] for name in keys])):
-                if index.setdefault(own, row) != row:
-                    raise DataError(f"{_describe_key(keys, own)} occurs twice", file=str(self._place), row=row)
+            columns = [self._table[self.columns[name]].to_pylist() for name in keys]
+            self._rows[keys] = index_rows(keys, columns, self._place)
         if key not in self._rows[keys] and not partial:
-            problem = f"{_describe_key(keys, key)} is not in {self._place}"
+            named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
+            problem = f"{named} is not in {self._place}"
             raise DataError(problem, file=str(path), remedy="pass a file of the same run")
         return self._rows[keys].get(key)
 
@@ -145,13 +144,21 @@ def _read_joined_tables(place: Path) -> Iterator[pa.Table]:
             yield pa.Table.from_batches(batches)
 
 
-def _keys(table: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Iterator[SequenceKey]:
-    columns = (table[name].to_pylist() for name in names)
+def _list_keys(columns: Iterable[Sequence[Any]]) -> Iterator[Key]:
     return (tuple(None if part is None else str(part) for part in key) for key in zip(*columns, strict=True))
 
 
-def _describe_key(names: Sequence[str], key: SequenceKey) -> str:
-    return ", ".join(f"{name} {value}" for name, value in zip(names, key, strict=True))
+def index_rows(names: Sequence[str], columns: Sequence[Sequence[Any]], path: Path) -> dict[Key, int]:
+    """Return the row of each key of a file."""
+    found: dict[Key, int] = {}
+    for row, key in enumerate(_list_keys(columns)):
+        if None in key:
+            raise DataError(f"a row without {', '.join(names)}", file=str(path), row=row)
+        if found.setdefault(key, row) != row:
+            problem = f"{_named([key])} is in rows {found[key]} and {row}"
+            remedy = "remove the copies, or name every column that identifies a row: --on step,id"
+            raise DataError(problem, file=str(path), row=row, remedy=remedy)
+    return found
 
 
 _CHECKED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
@@ -300,7 +307,7 @@ class PairedTable:
 
 def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
     sides = (_Side.read(rollout, "rollout_log_probs"), _Side.read(train, "train_log_probs"))
-    keys = on or _common_id(*sides)
+    keys = tuple(on) or ("id",)
     places = [side.index(keys) for side in sides]
     shared = [key for key in places[0] if key in places[1]]
     if not shared:
@@ -313,49 +320,33 @@ def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
         if alone := [key for key in places[here] if key not in places[there]]:
             which = f"{len(alone):,} of {len(places[here]):,} rows of {sides[here].name}"
             notes.append(f"{which} are not in {sides[there].name} and are left out: {_named(alone)}")
-    rows, unlike = [], []
-    for key in shared:
-        row, differ = _join(sides, places[0][key], places[1][key])
-        rows.append({"sequence_id": ":".join(key), **row})
-        unlike += [key] if differ else []
-    if unlike:
+    rows = [_join(_Row(sides[0], places[0][key]), _Row(sides[1], places[1][key])) for key in shared]
+    if unlike := [key for key, (_, differ) in zip(shared, rows, strict=True) if differ]:
         notes.append(
             f"token ids differ between the files in {len(unlike):,} of {len(shared):,} sequences: {_named(unlike)}"
         )
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {}
-    for name in names:
+    columns = {"sequence_id": pa.array([":".join(map(str, key)) for key in shared])}
+    for name in dict.fromkeys(name for row, _ in rows for name in row):
         try:
-            columns[name] = pa.array([row.get(name) for row in rows])
+            columns[name] = pa.array([row.get(name) for row, _ in rows])
         except (pa.ArrowException, OverflowError):  # some rows contain lists, others a string
             notes.append(f"{escape_unprintable(name)} is left out: its values are of different kinds")
     return PairedTable(with_prompt_ids(pa.table(columns)), tuple(notes))
 
 
-def _named(keys: Sequence[tuple[str, ...]]) -> str:
+def _named(keys: Sequence[Key]) -> str:
     more = f" and {len(keys) - _SHOWN:,} more" if len(keys) > _SHOWN else ""
-    return ", ".join(escape_unprintable(":".join(key)) for key in keys[:_SHOWN]) + more
-
-
-def _common_id(rollout: _Side, train: _Side) -> tuple[str, ...]:
-    if all(side.id_column("id") is not None for side in (rollout, train)):
-        return ("id",)
-    lacking = next(side for side in (rollout, train) if side.id_column("id") is None)
-    columns = ", ".join(map(escape_unprintable, lacking.columns))
-    raise ConfigError(
-        f"{lacking.path}: missing column id; choose the column that identifies a row with --on. The "
-        f"columns are {columns}"
-    )
+    return ", ".join(escape_unprintable(":".join(map(str, key))) for key in keys[:_SHOWN]) + more
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One of the two files."""
+    """One of the two files. `sources` are the columns that may contain its log-probs."""
 
     path: Path
     canonical: str
     columns: Mapping[str, list[Any]]
-    log_probs: str | None
+    sources: Sequence[str]
 
     @property
     def name(self) -> str:
@@ -364,46 +355,18 @@ class _Side:
     @classmethod
     def read(cls, path: Path, canonical: str) -> _Side:
         table = _by_sequence(read_table(path) if is_table(path) else read_whole_file(path), canonical)
-        engine = is_table(path) and is_engine_file(path)
-        columns = {name: table[name].to_pylist() for name in table.schema.names}
-        return cls(path, canonical, columns, _log_probs(table, canonical, engine, path))
+        found = _find_log_probs(table, canonical, is_table(path) and is_engine_file(path), path)
+        sources = [name for name in (found, PROMPT_LOG_PROBS) if name is not None and name in table.schema.names]
+        return cls(path, canonical, {name: table[name].to_pylist() for name in table.schema.names}, sources)
 
-    def id_column(self, name: str) -> str | None:
-        """Return the column with the ids of a key. A column of ids may have another name."""
-        if name in self.columns:
-            return name
-        return next((one for one in IDS if one in self.columns), None) if name in IDS else None
-
-    def index(self, keys: Sequence[str]) -> dict[tuple[str, ...], int]:
-        values = []
-        for key in keys:
-            column = self.id_column(key)
-            if column is None:
-                near = suggestion(key, self.columns)
-                columns = ", ".join(map(escape_unprintable, self.columns))
-                raise ConfigError(f"{self.path}: unknown column {key!r}{near}; the columns are {columns}")
-            values.append(self.columns[column])
-        found: dict[tuple[str, ...], int] = {}
-        for row, parts in enumerate(zip(*values, strict=True)):
-            if any(part is None for part in parts):
-                raise DataError(f"a row without {', '.join(keys)}", file=str(self.path), row=row)
-            name = tuple(str(part) for part in parts)
-            if found.setdefault(name, row) != row:
-                remedy = "name every column that identifies a row: --on step,id"
-                raise DataError(
-                    f"{_named([name])} is in rows {found[name]} and {row}", file=str(self.path), row=row, remedy=remedy
-                )
-        return found
-
-    def candidates(self, row: int) -> list[tuple[str, list[Any]]]:
-        names = [name for name in (self.log_probs, PROMPT_LOG_PROBS) if name is not None and name in self.columns]
-        found = [(name, self.columns[name][row]) for name in names]
-        for name, value in found:
-            numbers = isinstance(value, list) and all(one is None or isinstance(one, (int, float)) for one in value)
-            if value is not None and not numbers:
-                problem = "the row does not contain a list of numbers"
-                raise DataError(problem, file=str(self.path), row=row, column=name, remedy="write log-probs as numbers")
-        return [(name, value) for name, value in found if value is not None]
+    def index(self, keys: Sequence[str]) -> dict[Key, int]:
+        names = [next((one for one in (key, *IDS) if one in self.columns), "") for key in keys]
+        for key, name in zip(keys, names, strict=True):
+            if name not in ((key, *IDS) if key in IDS else (key,)):
+                near, listed = suggestion(key, self.columns), ", ".join(map(escape_unprintable, self.columns))
+                remedy = f"choose the columns that identify a row with --on. The columns are {listed}"
+                raise ConfigError(f"{self.path}: missing column {key}{near}; {remedy}")
+        return index_rows(keys, [self.columns[name] for name in names], self.path)
 
 
 def read_whole_file(path: Path) -> pa.Table:
@@ -417,14 +380,14 @@ def read_whole_file(path: Path) -> pa.Table:
 
 
 def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
+    """Group the rows of a table with a row per token."""
     found = [name for name in _names(table, canonical) if pa.types.is_floating(table.schema.field(name).type)]
     keys = [name for name in (*IDS, "step", "run") if name in table.schema.names]
     if not found or not keys or any(is_list(kind) for kind in table.schema.types):
         return table
     import polars as pl
 
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
+    frame = pl.DataFrame(table)
     frame = frame.sort("position", maintain_order=True) if "position" in frame.columns else frame
     known = {name: COLUMNS_BY_NAME.get(canonical_name(name)) for name in frame.columns}
     per_token = [name for name, column in known.items() if name in found or (column is not None and column.per_token)]
@@ -439,97 +402,113 @@ def _names(table: pa.Table, canonical: str) -> list[str]:
     return [name for name in dict.fromkeys((canonical, *known, *_GENERIC)) if name in table.schema.names]
 
 
-def _log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -> str | None:
+def _find_log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -> str | None:
+    lists = [one for one in table.schema if is_list(one.type)]
     found = [*_names(table, canonical), *(["rollout_log_probs"] if engine else [])]
-    for name in found:
-        if name in table.schema.names and is_list(table.schema.field(name).type):
-            return name
-    if PROMPT_LOG_PROBS in table.schema.names:
-        return None
-    floats = [one.name for one in table.schema if is_list(one.type) and pa.types.is_floating(one.type.value_type)]
-    if len(floats) == 1:
-        return str(floats[0])
+    if (name := next((name for name in found if name in [one.name for one in lists]), None)) is not None:
+        return name
+    floats = [one.name for one in lists if pa.types.is_floating(one.type.value_type)]
+    if len(floats) == 1 or PROMPT_LOG_PROBS in table.schema.names:
+        return None if PROMPT_LOG_PROBS in table.schema.names else str(floats[0])
     columns = ", ".join(map(escape_unprintable, table.schema.names))
     remedy = f"rename the column with these log-probs to {canonical}; the file has the columns {columns}"
     raise DataError(f"missing column {canonical}", file=str(path), remedy=remedy)
 
 
-def _join(sides: tuple[_Side, _Side], first: int, second: int) -> tuple[dict[str, Any], bool]:
-    rollout, train = sides
-    left, right = _matching(rollout, first, train, second)
+_Window = tuple[str, list[Any], slice]
+"""A column of log-probs, the values of the response, and their place in the row."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of a side."""
+
+    side: _Side
+    number: int
+
+    def get(self, name: str) -> Any:
+        return self.side.columns[name][self.number]
+
+    @property
+    def mask(self) -> list[Any] | None:
+        name = next((name for name in self.side.columns if canonical_name(name) == "response_mask"), None)
+        value = None if name is None else self.get(name)
+        if isinstance(value, list) and any(one not in (0, 1) for one in value):
+            remedy = "write 0 and 1, or false and true, in the mask"
+            raise self.error("response_mask must contain only 0 and 1", None, remedy)
+        return value if isinstance(value, list) else None
+
+    def error(self, problem: str, column: str | None = None, remedy: str | None = None) -> DataError:
+        return DataError(problem, file=str(self.side.path), row=self.number, column=column, remedy=remedy)
+
+    def windows(self) -> list[_Window]:
+        """Return the possible responses: the span of the mask, all values, and the values before padding."""
+        found: list[_Window] = []
+        for name in self.side.sources:
+            values = self.get(name)
+            if values is None:
+                continue
+            if not isinstance(values, list) or not all(one is None or isinstance(one, (int, float)) for one in values):
+                raise self.error("the row does not contain a list of numbers", name, "write log-probs as numbers")
+            spans = [slice(None)]
+            if name != PROMPT_LOG_PROBS:
+                if self.mask is not None and len(self.mask) == len(values):
+                    spans.insert(0, _span(self.mask))
+                spans.append(slice(0, _span([one not in (None, 0) and one == one for one in values]).stop))
+            found += [(name, values[span], span) for span in spans]
+        if not found:
+            raise self.error("missing log-probs")
+        return found
+
+    def others(self) -> Iterator[tuple[str, Any]]:
+        """Yield the other columns under their canonical names."""
+        for name in self.side.columns:
+            column, value = canonical_name(name), self.get(name)
+            known = name in (*self.side.sources, PROMPT_LOG_PROBS, "position", *IDS) or column in REQUIRED_COLUMNS
+            if not known and value is not None:
+                yield column, value
+
+
+def _span(flags: Sequence[Any]) -> slice:
+    inside = np.flatnonzero(flags)
+    return slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
+
+
+def _join(rollout: _Row, train: _Row) -> tuple[dict[str, Any], bool]:
+    """Return the joined row, and whether the token ids of the two files differ."""
+    sides = list(zip((rollout, train), _match_windows(rollout.windows(), train.windows()), strict=True))
     row: dict[str, Any] = {}
     tokens = []
-    for side, number, (name, values, window) in ((train, second, right), (rollout, first, left)):
-        for column, value in _canonical(side, number):
-            if isinstance(value, list):
-                full = len(side.columns[name][number]) if side.columns[name][number] is not None else 0
-                if column in COLUMNS_BY_NAME and COLUMNS_BY_NAME[column].kind is ColumnKind.PROMPT:
-                    row.setdefault(column, value)
-                elif column != "response_mask" and len(value) == full and name != PROMPT_LOG_PROBS:
-                    value = value[window]
-                    tokens += [value] if column == "token_ids" else []
-                    row.setdefault(column, value)
-            elif column != "response_mask":
-                row.setdefault(column, value)
-        row[side.canonical] = values
-    for side, number, (name, _, window) in ((rollout, first, left), (train, second, right)):
-        mask = _full_mask(side, number)
-        if mask is not None and name != PROMPT_LOG_PROBS:
-            if len(mask[window]) == len(left[1]):
-                row["response_mask"] = mask[window]
+    for one, (name, values, window) in sides[::-1]:
+        for column, value in one.others():
+            known = COLUMNS_BY_NAME.get(column)
+            if column == "response_mask":
+                continue
+            if isinstance(value, list) and (known is None or known.kind is not ColumnKind.PROMPT):
+                if len(value) != len(one.get(name)) or name == PROMPT_LOG_PROBS:
+                    continue
+                value = value[window]
+                tokens += [value] if column == "token_ids" else []
+            row.setdefault(column, value)
+        row[one.side.canonical] = values
+    for one, (name, _, window) in sides:
+        if one.mask is not None and name != PROMPT_LOG_PROBS:
+            if len(one.mask[window]) == len(row["rollout_log_probs"]):
+                row["response_mask"] = one.mask[window]
             break
     return row, len(tokens) == 2 and tokens[0] != tokens[1] and len(tokens[0]) == len(tokens[1])
 
 
-_Window = tuple[str, list[Any], slice]
-
-
-def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_Window, _Window]:
-    lefts, rights = list(_windows(rollout, first)), list(_windows(train, second))
-    if not lefts or not rights:
-        side, row = (rollout, first) if not lefts else (train, second)
-        raise DataError("missing log-probs", file=str(side.path), row=row)
-    pairs = list(product(lefts, rights))
-    for left, right in pairs:
+def _match_windows(lefts: Sequence[_Window], rights: Sequence[_Window]) -> tuple[_Window, _Window]:
+    """Return windows of the two sides with the same length, if there are any."""
+    for left, right in product(lefts, rights):
         if len(left[1]) == len(right[1]):
             return left, right
     # A scored prompt ends with the response, whose length is known from the other side.
-    for left, right in pairs:
-        if right[0] == PROMPT_LOG_PROBS and left[0] != PROMPT_LOG_PROBS and len(right[1]) > len(left[1]):
-            return left, (right[0], right[1][len(right[1]) - len(left[1]) :], slice(0))
-        if left[0] == PROMPT_LOG_PROBS and right[0] != PROMPT_LOG_PROBS and len(left[1]) > len(right[1]):
-            return (left[0], left[1][len(left[1]) - len(right[1]) :], slice(0)), right
+    for left, right in product(lefts, rights):
+        surplus = len(right[1]) - len(left[1])
+        if right[0] == PROMPT_LOG_PROBS != left[0] and surplus > 0:
+            return left, (right[0], right[1][surplus:], slice(0))
+        if left[0] == PROMPT_LOG_PROBS != right[0] and surplus < 0:
+            return (left[0], left[1][-surplus:], slice(0)), right
     return lefts[0], rights[0]
-
-
-def _windows(side: _Side, row: int) -> Iterator[_Window]:
-    for name, values in side.candidates(row):
-        mask = _full_mask(side, row)
-        if mask is not None and name != PROMPT_LOG_PROBS and len(mask) == len(values):
-            inside = np.flatnonzero([bool(one) for one in mask])
-            window = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
-            yield name, values[window], window
-        yield name, values, slice(None)
-        if name != PROMPT_LOG_PROBS:
-            held = np.flatnonzero([one not in (None, 0) and one == one for one in values])
-            padded = slice(0, int(held[-1]) + 1) if len(held) else slice(0, 0)
-            if padded.stop < len(values):
-                yield name, values[padded], padded
-
-
-def _full_mask(side: _Side, row: int) -> list[Any] | None:
-    found = (name for name in side.columns if canonical_name(name) == "response_mask")
-    value = next((side.columns[name][row] for name in found), None)
-    if isinstance(value, list) and any(one not in (0, 1) for one in value):
-        problem = "response_mask must contain only 0 and 1"
-        raise DataError(problem, file=str(side.path), row=row, remedy="write 0 and 1, or false and true, in the mask")
-    return value if isinstance(value, list) else None
-
-
-def _canonical(side: _Side, row: int) -> Iterator[tuple[str, Any]]:
-    """Yield the other columns of a row under their canonical names."""
-    skipped = {side.log_probs, PROMPT_LOG_PROBS, "position", *IDS}
-    for name, values in side.columns.items():
-        column = canonical_name(name)
-        if name not in skipped and column not in ("rollout_log_probs", "train_log_probs") and values[row] is not None:
-            yield column, values[row]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.formatting import format_command
 from mismatchctl.core.schema import COLUMNS_BY_NAME, REQUIRED_COLUMNS
-from mismatchctl.data.arrays import FLAG_TYPE, NULL_TYPE, NUMBER_TYPE, TEXT_TYPE, describe_type, is_list
+from mismatchctl.data.arrays import VALUE_KINDS, classify, is_list
 from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.data.importers.rows import prompt_hash, read_json_lines
 from mismatchctl.errors import DataError
@@ -376,66 +376,41 @@ def _array(value: Any, rows: int) -> pa.Array:
     if not _has_rows(value):
         if isinstance(value, Mapping):
             raise TypeError("a mapping")
-        value = value.item() if hasattr(value, "item") else value
-        return pa.array([value] * rows)
+        return pa.array([value.item() if hasattr(value, "item") else value] * rows)
     if isinstance(value, np.ndarray):
-        return _nested(value)
-    parts = [one for one in value if one is not None]
-    if parts and all(isinstance(one, np.ndarray) for one in parts):
-        return _ragged(value)
-    return pa.array(list(value))
+        return pa.array(_to_cells(value))
+    arrays = [one for one in value if isinstance(one, np.ndarray)]
+    common = np.result_type(*arrays) if arrays and all(one.dtype.kind in "fiub" for one in arrays) else None
+    return pa.array([_to_cell(one, common) if isinstance(one, np.ndarray) else one for one in value])
 
 
-def _nested(values: Any) -> pa.Array:
-    """Convert an array to lists of lists, without a Python object per number."""
+def _to_cell(row: NDArray[Any], common: np.dtype[Any] | None) -> Any:
+    """Convert the array of one sequence. An array of one row, `[1, T]`, is also one sequence."""
+    row = row[0] if row.ndim == 2 and row.shape[0] == 1 else row
+    return _to_cells(row if common is None else row.astype(common, copy=False))
+
+
+def _to_cells(values: NDArray[Any]) -> Any:
+    """Convert an array to nested lists of arrays [T], which Arrow copies without a Python object per number."""
     if values.ndim > _DEPTH:
         raise ValueError(f"{values.ndim} dimensions")
-    if values.dtype.kind not in "fiub":
-        return pa.array(values.tolist())
-    values = values.astype(np.float32) if values.dtype == np.float16 else values
-    values = values.astype(values.dtype.newbyteorder("="))
-    found = pa.array(np.ascontiguousarray(values).reshape(-1))
-    for axis in range(values.ndim - 1, 0, -1):
-        count = int(np.prod(values.shape[:axis], dtype=np.int64))
-        offsets = np.arange(count + 1, dtype=np.int64) * values.shape[axis]
-        found = pa.LargeListArray.from_arrays(pa.array(offsets), found)
-    return found
-
-
-def _ragged(rows: Sequence[Any]) -> pa.Array:
-    """Convert one array per sequence. Arrays of one row each (`[1, T]`) are one sequence each."""
-    arrays = [None if row is None else row[0] if row.ndim == 2 and row.shape[0] == 1 else row for row in rows]
-    if any(row is not None and row.ndim == 0 for row in arrays):
-        return pa.array([None if row is None else row.item() for row in arrays])
-    if any(row is not None and row.ndim != 1 for row in arrays):
-        return pa.array([None if row is None else row.tolist() for row in arrays])
-    lengths = [0 if row is None else len(row) for row in arrays]
-    held = [row for row in arrays if row is not None]
-    flat = np.concatenate(held)
-    flat = flat.astype(np.float32) if flat.dtype == np.float16 else flat
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-    absent = pa.array([row is None for row in arrays])
-    return pa.LargeListArray.from_arrays(offsets, pa.array(flat), mask=absent if len(held) < len(arrays) else None)
+    if values.dtype.kind not in "fiub" or values.ndim == 0:
+        return values.tolist()
+    kind = np.dtype(np.float32) if values.dtype == np.float16 else values.dtype.newbyteorder("=")
+    return values.astype(kind, copy=False) if values.ndim == 1 else [_to_cells(row) for row in values]
 
 
 def _from_frame(frame: Any) -> pa.Table:
+    """Convert a polars table. Arrow supports neither names with a null character nor integers of 128 bits."""
     import polars as pl
 
-    frame = frame.select([name for name in frame.columns if "\0" not in name])  # Arrow does not support these names
-    wide = {name: kind for name, kind in frame.schema.items() if "128" in str(kind)}  # neither has it such integers
-    frame = frame.drop([name for name, kind in wide.items() if kind not in (pl.Int128, pl.List(pl.Int128))])
-    frame = frame.with_columns(
-        pl.col(name).cast(pl.Float64 if kind == pl.Int128 else pl.List(pl.Float64))
-        for name, kind in wide.items()
-        if name in frame.columns
-    )
-    return _plain(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
+    kept = [name for name, kind in frame.schema.items() if "\0" not in name and "128" not in str(kind)]
+    return _plain(frame.select(kept).to_arrow(compat_level=pl.CompatLevel.oldest()))
 
 
 def _plain(table: pa.Table) -> pa.Table:
     """Drop columns of types that a dump cannot contain, such as objects, bytes or times."""
-    plain = (NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE)
-    return table.select([one.name for one in table.schema if describe_type(one.type).split(" of ")[-1] in plain])
+    return table.select([one.name for one in table.schema if classify(one.type)[1] in VALUE_KINDS])
 
 
 def _with_token_ids(table: pa.Table) -> pa.Table:
