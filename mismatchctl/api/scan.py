@@ -231,10 +231,6 @@ class ShardResult(Generic[MergeableT]):
         tokens = Counter(self.tokens) + Counter(other.tokens)
         return ShardResult(self.part + other.part, dict(tokens), self.problems + other.problems)
 
-    def moved(self, by: int) -> ShardResult[MergeableT]:
-        tokens = {file + by: number for file, number in self.tokens.items()}
-        return replace(self, part=self.part.moved(by), tokens=tokens)
-
 
 @dataclass(frozen=True)
 class _UnitTask:

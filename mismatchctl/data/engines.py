@@ -6,14 +6,13 @@ import contextlib
 import hashlib
 import logging
 import os
-import pickle
 import re
 import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import groupby
 from operator import add
@@ -42,9 +41,6 @@ class MergeablePart(Protocol):
 
     def __add__(self, other: Any, /) -> Any:
         """Merge two parts."""
-
-    def moved(self, by: int) -> Any:
-        """Return the result for files that start at index `by` of the dump."""
 
 
 MergeableT = TypeVar("MergeableT", bound=MergeablePart)
@@ -184,33 +180,6 @@ def ordered_map(
         finally:
             for _, future in waiting:
                 future.cancel()
-
-
-@dataclass
-class IncrementalEngine:
-    """Engine for repeated passes over a growing dump: it keeps the parts of unchanged files in memory."""
-
-    engine: Engine
-    _parts: dict[bytes, bytes] = field(default_factory=dict)
-
-    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
-        """Yield the part of each shard, in the given order."""
-        keys = []
-        for shard in shards:
-            file, rows = shard.file, (shard.units[0].start, shard.units[-1].start + shard.units[-1].rows)
-            version = file.path, file.location, file.size, file.version
-            keys.append((shard, pickle.dumps((version, rows, dump.cache_key(file), work))))
-        made = self.engine.map(work, dump, [shard for shard, key in keys if key not in self._parts])
-        kept: dict[bytes, bytes] = {}
-        for shard, key in keys:
-            if key in self._parts:
-                kept[key] = self._parts[key]
-                part = pickle.loads(kept[key]).moved(shard.file.index)  # a copy, since merging may change it
-            else:
-                _, part = next(made)
-                kept[key] = pickle.dumps(part.moved(-shard.file.index), protocol=pickle.HIGHEST_PROTOCOL)
-            yield shard, part
-        self._parts = kept
 
 
 RETRIES = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -161,10 +161,6 @@ class LengthMismatch:
         columns = Counter(self.columns) + Counter(other.columns)
         examples = sorted((*self.examples, *other.examples), key=lambda one: (one.file, one.row))
         return LengthMismatch(self.count + other.count, dict(columns), tuple(examples[:EXAMPLE_ROWS]))
-
-    def moved(self, by: int) -> LengthMismatch:
-        """Return the same rows for files that start at index `by` of the dump."""
-        return replace(self, examples=tuple(replace(one, file=one.file + by) for one in self.examples))
 
     def describe_odd_column(self) -> str:
         """Describe the column that differs from the others, with an example."""

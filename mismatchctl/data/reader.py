@@ -135,11 +135,6 @@ class Dump:
         part.units, part.problems, part.warnings = own, Problems(), []
         return part
 
-    def cache_key(self, file: DumpFile) -> list[Any]:
-        """Return all settings that, together with the file, determine the batches of a file."""
-        settings = [self._columns, self._watched, self._skip, self._mask_missing]
-        return [file.run, file.columns, file.partition, *settings, self._plan.broken.get(file.index, {})]
-
     def read(
         self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None
     ) -> Iterator[TokenBatch]:

@@ -87,11 +87,6 @@ class SequenceHashes:
         held = sum(len(part[0]) for part in both.parts)
         return replace(both, parts=(both.lowest,)) if held > 2 * _MOST_ROWS else both
 
-    def moved(self, by: int) -> SequenceHashes:
-        """Return the hashes for files that start at index `by` of the dump."""
-        parts = tuple((hashes, sizes, file + by, rows) for hashes, sizes, file, rows in self.parts)
-        return replace(self, parts=parts)
-
     @cached_property
     def lowest(self) -> tuple[Hashes, Ints, Ints, Ints]:
         """Return hash, tokens, file and row of the sequences with the lowest hashes, in input order."""

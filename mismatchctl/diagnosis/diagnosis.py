@@ -66,10 +66,6 @@ class EvidenceCollector:
         both._add(other.runs)
         return both
 
-    def moved(self, by: int) -> EvidenceCollector:
-        """Return the evidence for files that start at index `by` of the dump."""
-        return replace(self, runs={run: evidence.moved(by) for run, evidence in self.runs.items()})
-
     def __call__(self, unit: UnitRows, run: str) -> EvidenceCollector:
         """Collect the evidence of one part, also from values that other commands reject."""
         found = self.empty()

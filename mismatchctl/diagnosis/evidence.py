@@ -119,9 +119,6 @@ class RowSample:
         vars(both)["_held"] = held = self._held + other._held  # of thousands of parts, none is counted twice
         return RowSample((both._chosen,), self.size) if held > 2 * self.size else both
 
-    def moved(self, by: int) -> RowSample:
-        return replace(self, parts=tuple((hashes, replace(rows, file=rows.file + by)) for hashes, rows in self.parts))
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -151,15 +148,6 @@ class Evidence:
             self.unfit + other.unfit if self.unfit and other.unfit else self.unfit or other.unfit,
             self.hashes + other.hashes,
         )
-
-    def moved(self, by: int) -> Evidence:
-        """Return the evidence for files that start at index `by` of the dump."""
-        tallies = {
-            name: replace(tally, places=tuple((file + by, row, position) for file, row, position in tally.places))
-            for name, tally in self.tallies.items()
-        }
-        unfit, sample = self.unfit and self.unfit.moved(by), self.sample and self.sample.moved(by)
-        return replace(self, tallies=tallies, sample=sample, unfit=unfit, hashes=self.hashes.moved(by))
 
     def sampled(self, size: int, tokens: int) -> Evidence:
         if self.sample is None:

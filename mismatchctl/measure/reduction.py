@@ -147,11 +147,6 @@ class Sums:
         cells = merge_parts(self.cells, other.cells, lambda some, more: (some + more).fold(GROUP_CAP))
         return Sums(cells, merge_parts(self.runs, other.runs), self.sequences + other.sequences)
 
-    def shift_files(self, by: int) -> Sums:
-        """Return the sums for files that start at index `by` of the dump."""
-        runs = {name: run.shift_files(by) for name, run in self.runs.items()}
-        return Sums(self.cells, runs, self.sequences)
-
 
 def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
     batch, names, bounds = gather_cells(batch, run, plan.by)

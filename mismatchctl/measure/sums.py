@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -79,9 +79,6 @@ class WorstRows:
         return WorstRows.rank(
             np.concatenate([self.score, other.score]), np.concatenate([self.place, other.place]), fields
         )
-
-    def shift_files(self, by: int) -> WorstRows:
-        return WorstRows(self.score, self.place + np.array([by, 0, 0]), self.fields)
 
     @property
     def threshold(self) -> float:
@@ -289,9 +286,6 @@ class RunSums:
             self.tokens + other.tokens,
             self.sequences + other.sequences,
         )
-
-    def shift_files(self, by: int) -> RunSums:
-        return replace(self, tokens=self.tokens.shift_files(by), sequences=self.sequences.shift_files(by))
 
 
 class RunCollector:

@@ -250,7 +250,10 @@ def test_columns_are_joined_by_id(tmp_path: Path) -> None:
     done = run("convert", source, tmp_path / "out2.parquet", "--join", tmp_path / "few.parquet", code=4)
     assert "sequence_id 0 is not in" in done.stderr
     pq.write_table(pa.concat_tables([table, table]), tmp_path / "twice.parquet")
-    assert "is in rows 0 and 8" in run("convert", source, tmp_path / "o.parquet", "--join", tmp_path / "twice.parquet").stderr
+    assert (
+        "is in rows 0 and 8"
+        in run("convert", source, tmp_path / "o.parquet", "--join", tmp_path / "twice.parquet").stderr
+    )
     assert not (tmp_path / "out2.parquet").exists()
 
 

@@ -25,7 +25,6 @@ from mismatchctl.data import engines
 from mismatchctl.data.catalog import ReadUnit
 from mismatchctl.data.engines import (
     PROCESS_BYTES,
-    IncrementalEngine,
     LocalEngine,
     RayEngine,
     estimate_unit_bytes,
@@ -48,9 +47,6 @@ class Noted:
 
     def __add__(self, other: Noted) -> Noted:
         return Noted(self.units + other.units)
-
-    def moved(self, by: int) -> Noted:
-        return self
 
 
 @dataclass(frozen=True)
@@ -106,8 +102,7 @@ def test_large_files_are_split_equally_by_every_engine(
     cut = list(list_shards(dump))
     assert 2 < len(cut) < 9
     assert [unit for shard in cut for unit in shard.units] == list(dump.units)
-    kept = IncrementalEngine(LocalEngine(2))
-    all_engines = (LocalEngine(1), LocalEngine(2), LocalEngine(5), kept, kept)
+    all_engines = (LocalEngine(1), LocalEngine(2), LocalEngine(5))
     found = {analyze([grouped], CORRECTIONS, engine=engine).to_json() for engine in all_engines}
     assert len(found) == 1
     run, other = analyze([grouped], CORRECTIONS).runs["grouped"], whole.runs["grouped"]
@@ -301,51 +296,6 @@ def many(tmp_path: Path) -> Path:
     for number in range(FILES):
         pq.write_table(table_of(number), folder / f"{number:03}.parquet")
     return folder
-
-
-def measured(folder: Path, **options: Any) -> str:
-    return analyze([str(folder)], CORRECTIONS[:1], by=["worker"], on_bad="skip", **options).to_json()
-
-
-@pytest.mark.slow
-def test_saved_parts_are_reused(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    blocks = Dump._blocks
-
-    def spy(self: Dump, unit: ReadUnit) -> Any:
-        read.append(Path(unit.file.path).name)
-        return blocks(self, unit)
-
-    monkeypatch.setattr(Dump, "_blocks", spy)
-    kept = IncrementalEngine(LocalEngine(2))
-    table = table_of(1)
-    bad = pa.array([None, *table["train_log_probs"].to_pylist()[1:]], table["train_log_probs"].type)
-    pq.write_table(table.set_column(1, "train_log_probs", bad), many / "001.parquet")
-    plain = measured(many)
-    assert measured(many, engine=kept) == plain
-    read.clear()
-    assert measured(many, engine=kept) == plain
-    assert read == []
-    pq.write_table(table_of(500), many / "012.parquet")
-    changed = measured(many, engine=kept)
-    assert read == ["012.parquet"]
-    assert changed == measured(many) != plain
-    pq.write_table(table_of(501), many / "0.parquet")
-    read.clear()
-    grown = measured(many, engine=kept)
-    assert read == ["0.parquet"]  # it moves the numbers of the other files, whose parts are still known
-    assert grown == measured(many)
-
-
-@pytest.mark.slow
-def test_saved_parts_belong_to_their_files(many: Path) -> None:
-    """An empty file has an index but no work unit. Without it, later files get other indices."""
-    empty = many / "003.parquet"
-    pq.write_table(table_of(3).slice(0, 0), empty)
-    kept = IncrementalEngine(LocalEngine(1))
-    assert measured(many, engine=kept) == measured(many)
-    empty.unlink()
-    assert measured(many, engine=kept) == measured(many)
 
 
 def test_workers_receive_only_their_files(many: Path) -> None:

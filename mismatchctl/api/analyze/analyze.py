@@ -30,7 +30,7 @@ from mismatchctl.core.batch import Float64s, Segments, TokenBatch
 from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
 from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.corrections.model import Correction, parse_loss
-from mismatchctl.data.engines import Engine, IncrementalEngine, LocalEngine
+from mismatchctl.data.engines import Engine, LocalEngine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
@@ -109,10 +109,6 @@ class _AnalysisPart:
         gates = merge_parts(self.gates, other.gates)
         return _AnalysisPart(self.causes + other.causes, sums, turns, parts, rows, gates)
 
-    def moved(self, by: int) -> _AnalysisPart:
-        sums, turns = self.sums.shift_files(by), self.turns.shift_files(by)
-        return replace(self, causes=self.causes.moved(by), sums=sums, turns=turns)
-
 
 @dataclass(frozen=True)
 class _AnalysisPass:
@@ -156,8 +152,7 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
 
 def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
     """Choose the kernel. Only the local engine can use a GPU."""
-    inner = engine.engine if isinstance(engine, IncrementalEngine) else engine
-    if inner is None or isinstance(inner, LocalEngine):
+    if engine is None or isinstance(engine, LocalEngine):
         return choose_kernel(tokens, device)
     if device == "cuda":
         raise ConfigError(

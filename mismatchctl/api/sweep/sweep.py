@@ -263,9 +263,6 @@ class _SweepPart:
         sums, grids = merge_parts(self.sums, other.sums, add_families), add_grids(self.grids, other.grids)
         return _SweepPart(sums, self.sequences + other.sequences, grids)
 
-    def moved(self, by: int) -> _SweepPart:
-        return self
-
 
 @dataclass(frozen=True)
 class _SweepPass:

@@ -312,9 +312,6 @@ class BracketData:
     def __add__(self, other: BracketData) -> BracketData:
         return BracketData(merge_parts(self.between, other.between))
 
-    def moved(self, by: int) -> BracketData:
-        return self
-
 
 @dataclass(frozen=True)
 class TargetSearch:
