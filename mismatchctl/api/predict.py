@@ -203,7 +203,7 @@ RejectionUnit = Literal["tokens", "sequences"]
 _MAX_PROMPTS = 1 << 62
 """Maximum number of prompts drawn for a batch. More prompts no longer change the draws."""
 BATCH_DRAWS = 2000
-STEP_PERMUTATIONS = 999
+STEP_PERMUTATIONS, _PERMUTATIONS_AT_ONCE = 999, 37
 STEP_SIGNIFICANCE = 0.05
 _BATCH_MODEL = (
     "a batch of sequences of the dump's prompts, each prompt with an unknown weight (Bayesian bootstrap), "
@@ -293,18 +293,32 @@ def _draw_batches(
         if not len(own):
             continue
         rejected, size, prior = _add_prior(table[members], per_cluster)
-        shape = np.concatenate([np.ones(len(members)), prior])
-        weights = random.standard_gamma(shape, (len(own), len(shape)))
-        counts = random.multinomial(prompts, weights / weights.sum(axis=1, keepdims=True))
-        fractions[own] = (counts @ rejected) / (counts @ size)
+        if prompts <= len(members):
+            picks = _draw_from_urn(len(members), prior, (prompts, len(own)), random)
+            fractions[own] = rejected[picks].sum(axis=0) / size[picks].sum(axis=0)
+        else:
+            weights = random.standard_gamma(np.append(np.ones(len(members)), [prior, prior]), (len(own), len(size)))
+            counts = random.multinomial(prompts, weights / weights.sum(axis=1, keepdims=True))
+            fractions[own] = (counts @ rejected) / (counts @ size)
     return fractions
 
 
-def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, Float64s]:
-    """Append one rejected and one kept cluster, and return their weight.
+def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
+    """Draw prompts from Polya's urn, in which each drawn prompt gains weight 1 [prompts, batches].
 
-    Each of the two has the weight of half an independent sequence.
+    The counts have the distribution of multinomial draws with random (Dirichlet) weights. In a small batch, they need
+    far fewer random numbers.
     """
+    start = clusters + 2 * prior
+    picks = random.random(shape) * (start + np.arange(shape[0]))[:, None]
+    for pick in picks:
+        again = np.flatnonzero(pick >= start)
+        pick[again] = picks[(pick[again] - start).astype(np.int64), again]
+    return np.where(picks < clusters, picks, clusters + (picks >= clusters + prior)).astype(np.int64)
+
+
+def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, float]:
+    """Append one rejected and one kept cluster, and return the weight of each: half an independent sequence."""
     rejected, size = table.T
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
@@ -312,7 +326,7 @@ def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s,
     alone = fraction * (1 - fraction) * mean / per_cluster  # expected spread of independent sequences
     together = float(np.clip(scatter / alone, 1.0, per_cluster)) if alone > 0 else 1.0
     ends = np.array([mean, 0.0])
-    return np.append(rejected, ends), np.append(size, [mean, mean]), np.full(2, 0.5 * together / per_cluster)
+    return np.append(rejected, ends), np.append(size, [mean, mean]), 0.5 * together / per_cluster
 
 
 def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> bool:
@@ -323,11 +337,18 @@ def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> b
     residual = table[:, 0] - table[:, 0].sum() / table[:, 1].sum() * table[:, 1]
     if not residual.any():
         return False
-    orders = np.stack([np.arange(len(steps)), *(random.permutation(len(steps)) for _ in range(STEP_PERMUTATIONS))])
-    shuffled = residual[orders]
     one_hot = np.eye(count)[steps]
-    between = ((shuffled @ one_hot) ** 2 / one_hot.sum(axis=0)).sum(axis=1)
-    return bool((between >= between[0] * (1 - 1e-12)).mean() < STEP_SIGNIFICANCE)
+
+    def between(values: Float64s) -> Float64s:
+        return np.asarray(((values @ one_hot) ** 2 / one_hot.sum(axis=0)).sum(axis=-1))
+
+    limit, as_large = between(residual) * (1 - 1e-12), 1
+    for _ in range(0, STEP_PERMUTATIONS, _PERMUTATIONS_AT_ONCE):  # few permutations can show that p is large
+        orders = np.stack([random.permutation(len(steps)) for _ in range(_PERMUTATIONS_AT_ONCE)])
+        as_large += int((between(residual[orders]) >= limit).sum())
+        if as_large >= STEP_SIGNIFICANCE * (STEP_PERMUTATIONS + 1):
+            return False
+    return True
 
 
 MIN_TREND_STEPS = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,26 @@ def test_single_sequences_follow_the_beta_binomial(plain: tuple[SequenceSample, 
     for end, share in zip(found.interval, (0.05, 0.95), strict=True):
         assert law.cdf(64 * end - 1.5) < share + 0.02
         assert law.cdf(64 * end + 1.5) > share - 0.02
+
+
+def test_small_batches_follow_the_dirichlet_multinomial(plain: tuple[SequenceSample, str]) -> None:
+    """The exact distribution of five prompts out of eight of unequal size, enumerated."""
+    rejected, size = np.array([3, 1, 0, 0, 2, 5, 0, 1]), np.array([3, 8, 5, 2, 4, 5, 7, 6])
+    clusters = np.repeat(np.arange(8, dtype=np.uint64), size)
+    flags = np.concatenate([np.arange(count) < bad for bad, count in zip(rejected, size, strict=True)])
+    own = replace(rejecting(plain[0]._select(np.arange(40)), flags, clusters), step=np.zeros(40, np.uint64))
+    found = predict_batch_rejection(own, 0, 25)
+    mean, fraction = size.mean(), rejected.sum() / size.sum()
+    scatter = ((rejected - fraction * size) ** 2).sum() / size.sum() * 8 / 7
+    half = 0.5 * np.clip(scatter / (fraction * (1 - fraction)), 1, mean) / mean
+    rejected, size = np.append(rejected, [mean, 0]), np.append(size, [mean, mean])
+    law = stats.dirichlet_multinomial([*[1] * 8, half, half], 5)
+    counts = np.array([np.bincount(each, minlength=10) for each in combinations_with_replacement(range(10), 5)])
+    share, chance = (counts @ rejected) / (counts @ size), law.pmf(counts)
+    assert found.interval is not None
+    for end, tail in zip(found.interval, (0.025, 0.975), strict=True):
+        assert chance[share < end - 1e-9].sum() < tail + 0.01
+        assert chance[share < end + 1e-9].sum() > tail - 0.01
 
 
 def test_larger_batches_narrow_and_shared_prompts_widen_intervals(plain: tuple[SequenceSample, str]) -> None:
