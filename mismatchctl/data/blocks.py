@@ -309,9 +309,11 @@ def _check_values(block: DecodedBlock, filled: Bools) -> None:
         array = block.values.get(column)
         if array is None:
             continue
-        bad = array.is_null().to_numpy(zero_copy_only=False)
+        bad = find_nulls(array)
         if pa.types.is_floating(array.type):
-            bad = bad | ~np.isfinite(to_numpy(array))
+            bad = ~np.isfinite(to_numpy(array)) if bad is None else bad | ~np.isfinite(to_numpy(array))
+        if bad is None:
+            continue
         rows = block.rows[bad & filled if column == ADVANTAGES_COLUMN else bad]
         if len(rows):
             problem = "the value is missing or not finite"

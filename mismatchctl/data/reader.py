@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.batch import TokenBatch
 from mismatchctl.core.schema import COLUMNS, COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS
-from mismatchctl.data.arrays import to_numpy
+from mismatchctl.data.arrays import find_nulls, to_numpy
 from mismatchctl.data.blocks import (
     ADVANTAGES_COLUMN,
     CURRENT_COLUMN,
@@ -240,9 +240,10 @@ class Dump:
                     continue
                 for place in np.flatnonzero(np.isin(block.rows, wanted)):
                     tokens = slice(*block.offsets[place : place + 2].tolist())
-                    own = ids[tokens].filter(pa.array(block.mask[tokens]))
-                    if not own.null_count:
-                        found[int(block.rows[place])] = to_numpy(own)
+                    own, valid = ids[tokens], block.mask[tokens]
+                    missing = find_nulls(own)
+                    if missing is None or not missing[valid].any():
+                        found[int(block.rows[place])] = to_numpy(own)[valid]
         return found
 
     def require_tokens(self, total: int, problems: Problems | None = None) -> None:
