@@ -200,8 +200,6 @@ def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, of
 
 
 RejectionUnit = Literal["tokens", "sequences"]
-_MAX_PROMPTS = 1 << 62
-"""Maximum number of prompts drawn for a batch. More prompts no longer change the draws."""
 BATCH_DRAWS = 2000
 STEP_PERMUTATIONS, _PERMUTATIONS_AT_ONCE = 999, 37
 STEP_SIGNIFICANCE = 0.05
@@ -229,8 +227,7 @@ def predict_batch_rejection(
     table = np.stack([np.bincount(where, values) for values in (rejected, size)], axis=1).astype(np.float64)
     steps = np.unique(sample.step[first], return_inverse=True)[1]
     purpose, per_cluster = f"{quantity} {sequences}", len(sample) / len(clusters)
-    interval, differ = _draw_interval(table, clusters, steps, per_cluster, sequences, purpose)
-    value = float(table[:, 0].sum() / table[:, 1].sum())
+    value, interval, differ = _predict_batch(table, clusters, steps, per_cluster, sequences, purpose)
     status = "ok" if sample.is_complete else "from a subsample of the prompts"
     if differ:
         status = "not stationary: the steps differ, and the next one may differ again"
@@ -261,30 +258,27 @@ def predict_fresh_batch(
     if usable or is_folded or len(clusters) < 2:
         status = "ok" if ahead.status.startswith("no trend") else ahead.status
         return FreshBatch(sequences=size, value=ahead.value, interval=ahead.interval, status=status)
-    interval, differ = _draw_interval(
-        table, clusters, np.zeros_like(steps) if constant else steps, sequences / len(clusters), size,
-        f"fresh batch {size}",
-    )  # fmt: skip
+    steps, per_cluster = np.zeros_like(steps) if constant else steps, sequences / len(clusters)
+    value, interval, differ = _predict_batch(table, clusters, steps, per_cluster, size, f"fresh batch {size}")
     status = "the steps differ, and the next one may differ again" if differ else "ok"
-    value = float(table[:, 0].sum() / table[:, 1].sum())
     return FreshBatch(sequences=size, value=value, interval=interval, status=status)
 
 
-def _draw_interval(
+def _predict_batch(
     table: Float64s, clusters: Hashes, steps: Ints, per_cluster: float, sequences: int, purpose: str
-) -> tuple[tuple[float, float], bool]:
-    """Return the interval of a batch's fraction, and True if the steps differ significantly."""
+) -> tuple[float, tuple[float, float], bool]:
+    """Return the fraction of a batch, its interval, and True if the steps differ significantly."""
     differ = steps_differ(table, steps, cluster_generator(clusters, "permutation"))
     own = steps if differ else np.zeros_like(steps)
     draws = _draw_batches(table, own, per_cluster, sequences, cluster_generator(clusters, purpose))
-    return central_interval(draws), differ
+    return float(table[:, 0].sum() / table[:, 1].sum()), central_interval(draws), differ
 
 
 def _draw_batches(
     table: Float64s, steps: Ints, per_cluster: float, sequences: int, random: np.random.Generator
 ) -> Float64s:
     """Draw the rejected fraction of random batches. Each batch comes from one step, with random cluster weights."""
-    prompts = min(max(round(sequences / per_cluster), 1), _MAX_PROMPTS)
+    prompts = min(max(round(sequences / per_cluster), 1), 1 << 62)  # more prompts no longer change the draws
     groups = [np.flatnonzero(steps == step) for step in np.unique(steps)]
     which = random.integers(0, len(groups), BATCH_DRAWS)
     fractions = np.empty(BATCH_DRAWS)
@@ -597,7 +591,11 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 
     `beyond` contains flags of sequences with a token outside the bounds, by LENGTH_GRID [S, OCTAVES].
     """
-    start, end, has_ended = _first_exceedance(sample, beyond)
+    # the two grid lengths between which each sequence first leaves the bounds [S]
+    first, has_ended, rows = beyond.argmax(axis=1), beyond[:, -1], np.arange(len(sample))
+    grid = np.minimum(LENGTH_GRID[: beyond.shape[1]], sample.tokens[:, None])
+    start = np.where(first > 0, grid[rows, first - 1], 0).astype(np.float64)
+    end = np.where(has_ended, grid[rows, first], sample.tokens).astype(np.float64)
     likelihood, alive = np.full(len(weights), -np.inf), np.ones(len(weights))
     for power in _POWERS:
         found, value = _fit_survival(start, end, has_ended, length, power, weights)
@@ -622,16 +620,6 @@ def _fit_survival(
         chances = weights @ np.where(has_ended[:, None], ended, np.log(np.maximum(alive(end), 1e-300)))
     best = chances.argmax(axis=1)
     return chances[np.arange(len(weights)), best], alive(np.array([float(length)]))[0][best]
-
-
-def _first_exceedance(sample: SequenceSample, beyond: Bools) -> tuple[Float64s, Float64s, Bools]:
-    """Return the two grid lengths between which each sequence first leaves the bounds, and flags of them [S]."""
-    first = beyond.argmax(axis=1)
-    grid = np.minimum(LENGTH_GRID[: beyond.shape[1]], sample.tokens[:, None])
-    rows, has_ended = np.arange(len(sample)), beyond[:, -1]
-    start = np.where(first > 0, grid[rows, first - 1], 0)
-    end = np.where(has_ended, grid[rows, first], sample.tokens)
-    return start.astype(np.float64), end.astype(np.float64), has_ended
 
 
 LENGTH_REPLICATES = 200
@@ -675,16 +663,13 @@ def predict_at_length(sample: SequenceSample, correction: Correction, length: in
     clusters, where = np.unique(sample.cluster, return_inverse=True)
     drawn = cluster_generator(clusters, "length").standard_gamma(1.0, (LENGTH_REPLICATES, len(clusters)))
     weights = np.concatenate([np.ones((1, len(sample))), drawn[:, where]])  # of a bootstrap, after the sample's own
-    results = []
-    for quantity in wanted:
-        if quantity == "ess_sequence" and correction.weight is not None:
-            draws = ess_at_length(sample, correction.weight, gates, length, weights)
-        elif gates:
-            draws = rejection_at_length(sample, gates, length, weights)
-        else:
-            results.append(Prediction(question, quantity, 0.0, (0.0, 0.0), "no gate rejects sequences", _LENGTH_MODEL))
-            continue
-        results.append(_build_prediction(question, quantity, draws, check, sample, length, extremes))
+    results = [Prediction(question, wanted[0], 0.0, (0.0, 0.0), "no gate rejects sequences", _LENGTH_MODEL)]
+    if gates:
+        draws = rejection_at_length(sample, gates, length, weights)
+        results = [_build_prediction(question, wanted[0], draws, check, sample, length, extremes)]
+    if rule is not None and weighs:
+        draws = ess_at_length(sample, rule, gates, length, weights)
+        results.append(_build_prediction(question, wanted[1], draws, check, sample, length, extremes))
     return results
 
 

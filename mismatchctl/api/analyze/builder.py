@@ -236,16 +236,12 @@ def _predict_fresh_batches(
     sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())
     rows, found = np.flatnonzero(tokens > 0), {}
     where = np.unique(table.scopes[rows], return_inverse=True)[1]
-    cache: dict[bytes, model.FreshBatch] = {}  # corrections that reject the same tokens have the same prediction
     for place, correction in enumerate(plan.corrections):
         rejected = tokens[rows] - table.sums[rows, axis.position(place, "kept")]
-        key = rejected.tobytes()
-        if key not in cache:
-            cache[key] = predict_fresh_batch(
-                np.stack([rejected, tokens[rows]], axis=1), table.clusters[rows], where, sequences, steps.labels,
-                steps.series("rejected_tokens", correction.name).value, is_folded=table.is_folded,
-            )  # fmt: skip
-        found[correction.name] = cache[key]
+        found[correction.name] = predict_fresh_batch(
+            np.stack([rejected, tokens[rows]], axis=1), table.clusters[rows], where, sequences, steps.labels,
+            steps.series("rejected_tokens", correction.name).value, is_folded=table.is_folded,
+        )  # fmt: skip
     return found
 
 
