@@ -50,12 +50,13 @@ class ClusterSample:
     def count_common(self, other: ClusterSample) -> int:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
-    def has_same_tokens(self, other: ClusterSample) -> bool:
-        """Return True if two samples contain the same responses with equal log-probs of one policy."""
-        return np.array_equal(self.keys, other.keys) and (
-            all(self._agrees(other, name) for name in ("tokens", "sequences", "squared_length"))
-            and any(self._agrees(other, name) for name in ("policy_log_ppl", "reference_log_ppl"))
-        )
+    def equal_sides(self, other: ClusterSample) -> list[str]:
+        """Return the sides with equal log-probs, if two samples contain the same responses: "rollout", "train"."""
+        sizes = ("tokens", "sequences", "squared_length")
+        if not (np.array_equal(self.keys, other.keys) and all(self._agrees(other, name) for name in sizes)):
+            return []
+        columns = {"rollout": "reference_log_ppl", "train": "policy_log_ppl"}
+        return [side for side, column in columns.items() if self._agrees(other, column)]
 
     def _agrees(self, other: ClusterSample, name: str) -> bool:
         known = name in self.columns and name in other.columns

@@ -108,8 +108,8 @@ def test_only_shared_clusters_are_paired() -> None:
     other = resample_metrics([sample([1.0, 2.0, 3.0]), sample([2.0, 4.0, 6.0], keys=[7, 8, 9])], [K3], 256)
     assert np.nanstd(other[1][0] / other[0][0]) > 0.1
     assert sample([1.0, 2.0, 3.0]).count_common(sample([1.0, 1.0], keys=[2, 9])) == 1
-    assert sample([1.0, 2.0]).has_same_tokens(sample([5.0, 7.0]))
-    assert not sample([1.0, 2.0]).has_same_tokens(sample([1.0, 2.0], [100.0, 99.0]))
+    assert sample([1.0, 2.0]).equal_sides(sample([5.0, 7.0]))
+    assert not sample([1.0, 2.0]).equal_sides(sample([1.0, 2.0], [100.0, 99.0]))
 
 
 def test_sequences_cluster_by_step_and_prompts_across_steps() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -27,20 +28,19 @@ from mismatchctl.api.compare.comparison import (
     contrast_details,
     contrast_headline,
 )
-from mismatchctl.api.compare.sources import ComparedRun, pair_tokens, read_sources
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.validation import replace_nonfinite
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.engines import Engine
+from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.paths import DumpSource
-from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.registry import column_aliases
-from mismatchctl.io.stores import escape_unprintable
+from mismatchctl.io.stores import escape_unprintable, normalize_path
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.results.growth import Growth, Label, TokenTail, check_outliers, fit_growth
-from mismatchctl.results.model import Breakdown, Groups, Result, RunResult, Value
-from mismatchctl.results.summary import fit_run_growth, get_token_tail
+from mismatchctl.results.model import Breakdown, Groups, Result, RunResult, Value, storage_types
+from mismatchctl.results.reader import is_result, read_result
+from mismatchctl.results.summary import fit_run_growth, get_token_tail, prompt_notes, skipped_data_notes
 from mismatchctl.stats.comparison import Allowance, compare_samples, find_layers, linear_statistic
 from mismatchctl.stats.resampling import SampleExchange, adjust_fdr, adjust_holm, percentile_interval, resample_metrics
 from mismatchctl.stats.samples import (
@@ -73,10 +73,7 @@ def compare(
             micro_batch_size=micro_batch_size, every_cluster=True, findings=False,
         )  # fmt: skip
 
-    def reopen(path: DumpSource) -> Dump:
-        return open_dump([path], rename=rename or {}, aliases=column_aliases(), on_bad=on_bad)
-
-    sources, warnings = read_sources(paths, analyze_source, reopen)
+    sources, warnings = _read_sources(paths, analyze_source)
     samples = [build_run_sample(source.run) for source in sources]
     first, *others = sources
     pairs = [(samples[0], sample) for sample in samples[1:]]
@@ -94,11 +91,85 @@ def compare(
     )
 
 
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run to compare, which is a part of a Result. `storage` contains the data type of the stored log-probs."""
+
+    name: str
+    path: str
+    kind: Literal["dump", "result"]
+    run: RunResult
+    is_only_run: bool  # of its argument
+    corrections: tuple[Correction, ...]
+    storage: Mapping[str, str]
+
+
+def _read_sources(
+    given: Sequence[DumpSource | Result], analyze_source: Callable[[DumpSource], Result]
+) -> tuple[list[ComparedRun], list[str]]:
+    """Return all runs of all arguments in order, with unique names, and a list of warnings."""
+    sources: list[ComparedRun] = []
+    warnings: list[str] = []
+    for source, path in zip(given, _source_titles(given), strict=True):
+        saved = isinstance(source, Result) or (isinstance(source, str) and is_result(source))
+        result = source if isinstance(source, Result) else read_result(str(source)) if saved else analyze_source(source)
+        warnings += [warning for warning in result.warnings if warning not in warnings]
+        warnings += skipped_data_notes(result.provenance.left_out)
+        corrections, is_only_run = tuple(result.corrections), len(result.runs) == 1
+        kind: Literal["dump", "result"] = "result" if saved else "dump"
+        sources += [
+            ComparedRun(name, path, kind, run, is_only_run, corrections, storage_types(result, name))
+            for name, run in result.runs.items()
+        ]
+    if len(sources) < 2:
+        raise DataError(
+            "compare needs two runs, found one", file=sources[0].path, remedy="pass a second dump or Result"
+        )
+    named = _assign_names(sources)
+    return named, [*warnings, *prompt_notes(source.run for source in named), *_storage_warnings(named)]
+
+
+def _source_titles(given: Sequence[DumpSource | Result]) -> Iterator[str]:
+    in_memory, number = sum(not isinstance(source, str) for source in given), 0
+    for source in given:
+        number += not isinstance(source, str)
+        if isinstance(source, str):
+            yield source
+        elif isinstance(source, MemoryTable):
+            yield source.title
+        else:
+            yield "the Result in memory" if in_memory == 1 else f"Result {number} in memory"
+
+
+def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:
+    first, *others = sources
+    for other in others:
+        for column, there in first.storage.items():
+            here = other.storage[column]
+            if here != there:
+                yield f"{column} is stored as {here} in {other.name}, as {there} in {first.name}: rounding differs"
+
+
+def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Give each run a unique name: its name, the name with its path, or a number."""
+    names = [source.name for source in sources]
+    shared = Counter(names)
+    for index, source in enumerate(sources):
+        if shared[names[index]] > 1:
+            path = escape_unprintable(normalize_path(source.path))
+            names[index] = path if source.is_only_run else f"{path}: {source.name}"
+    seen: Counter[str] = Counter()
+    for index, name in enumerate(names):
+        seen[name] += 1
+        names[index] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return [replace(source, name=name) for source, name in zip(sources, names, strict=True)]
+
+
 def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
     return Side(
         name=source.name,
         source=escape_unprintable(source.path),
-        kind="result" if source.reopen is None else "dump",
+        kind=source.kind,
         clusters_by=source.run.clusters.by,
         clusters=len(sample),
         metrics=source.run.overall.metrics,
@@ -128,8 +199,7 @@ def _build_contrast(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample],
     changes: dict[str, Change], corrected: dict[str, Change],
 ) -> Contrast:  # fmt: skip
-    shared, same = samples[0].count_common(samples[1]), samples[0].has_same_tokens(samples[1])
-    tokens, why = pair_tokens(first, other)
+    shared, same = samples[0].count_common(samples[1]), samples[0].equal_sides(samples[1])
     grouped: dict[str, dict[str, Change]] = {}
     for place, change in corrected.items():
         name, _, key = place.rpartition("/")  # a name may contain slashes, a key does not
@@ -137,13 +207,11 @@ def _build_contrast(
     found = Contrast(
         other=other.name,
         clusters_shared=shared,
-        same_tokens=same,
-        paired=_describe_pairing(first, samples, shared, same=same),
+        same_tokens=bool(same),
+        paired=_describe_pairing(first, samples, shared, same),
         changes=changes,
         corrections=grouped,
         decompositions=_build_decompositions(first, other),
-        tokens=tokens,
-        tokens_status=why,
         growth=compare_growth(first.run, other.run),
     )
     found.says = [contrast_headline(found), *contrast_details(found)]
@@ -151,11 +219,12 @@ def _build_contrast(
 
 
 def _describe_pairing(
-    first: ComparedRun, samples: tuple[ClusterSample, ClusterSample], shared: int, *, same: bool
+    first: ComparedRun, samples: tuple[ClusterSample, ClusterSample], shared: int, same: Sequence[str]
 ) -> str:
     what = f"{first.run.clusters.by}s" if first.run.clusters.by != "content" else "sequences"
     if same:
-        return f"paired: the same responses to {shared:,} {what} on both sides"
+        equal = " and ".join(same)
+        return f"paired: the same responses to {shared:,} {what} on both sides, with equal {equal} log-probs"
     if shared:
         return f"paired: {shared:,} {what} in common (of {len(samples[0]):,} and {len(samples[1]):,})"
     return f"not paired: no {what} in common"

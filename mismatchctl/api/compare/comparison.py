@@ -31,7 +31,7 @@ from mismatchctl.stats.samples import find_metric
 if TYPE_CHECKING:
     import polars as pl
 
-FORMAT = 3
+FORMAT = 4
 """Version of the JSON format. The version increases if a key changes its meaning or is removed."""
 CONFIDENCE = INTERVAL_LEVEL
 """Confidence level of intervals. The significance level is one minus this."""
@@ -133,57 +133,6 @@ class Decomposition(FiniteModel):
     carrier: Carrier | None = None
 
 
-class MovedToken(FiniteModel):
-    """A token with a large change of K3.
-
-    Row and position refer to the compared dump. Log-probs are pairs (reference, compared run).
-    """
-
-    file: str
-    row: int
-    position: int
-    step: PartLabel = None
-    sequence_id: str | int | None = None
-    prompt_id: str | int | None = None
-    token_id: int | None = None
-    context_ids: list[int] | None = None
-    rollout_log_prob: tuple[float, float]
-    train_log_prob: tuple[float, float]
-    log_ratio: tuple[float, float]
-    k3_change: float
-
-
-class TopShare(FiniteModel):
-    """Contribution of the tokens that changed most to the change of K3 and to the sum of absolute changes."""
-
-    tokens: int
-    of_change: float | None
-    of_movement: float
-
-
-class PairedTokens(FiniteModel):
-    """Comparison of the same tokens on the two sides, token by token.
-
-    `matched_by` is the content by which equal sequences were found. `same_rollout` is true if the rollout log-probs are
-    bitwise equal in the two runs, and `same_train` if the train log-probs are. `k3_change` is the mean change over
-    tokens, with a standard error over clusters. `correlation` is the correlation of the log ratios of the two runs.
-    """
-
-    matched_by: Literal["token_ids", "rollout_log_probs", "train_log_probs"]
-    same_rollout: bool
-    same_train: bool
-    sequences: int
-    unmatched: tuple[int, int]
-    tokens: int
-    k3_change: Value
-    abs_log_ratio_change: float
-    largest_log_ratio_change: float
-    correlation: float | None
-    moved: float
-    shares: list[TopShare]
-    most_moved: list[MovedToken]
-
-
 class GrowthContrast(FiniteModel):
     """Growth over the steps of the reference and of the other side, as in each run's summary.
 
@@ -212,8 +161,6 @@ class Contrast(FiniteModel):
     changes: dict[str, Change]
     corrections: dict[str, dict[str, Change]] = Field(default_factory=dict)
     decompositions: list[Decomposition]
-    tokens: PairedTokens | None = None
-    tokens_status: str = "ok"
     growth: GrowthContrast
     says: list[str] = Field(default_factory=list)
 
@@ -295,8 +242,6 @@ UNCLEAR_RISE = 0.25
 """If a change is not significant, its interval must exclude this rise of K3 to call the runs equal."""
 MIN_MIX_SHARE = 0.1
 """A change of mix is reported if it is at least this share of the change of K3."""
-TOP_TOKENS = 100
-"""Number of most changed tokens whose joint contribution is reported."""
 
 
 def k3_change(contrast: Contrast) -> Change:
@@ -402,7 +347,6 @@ def contrast_details(contrast: Contrast) -> list[str]:
         contrast.paired,
         *more,
         *describe_growth(contrast.growth),
-        describe_token_pairs(contrast),
     ]
 
 
@@ -482,37 +426,6 @@ def describe_mix(contrast: Contrast) -> Iterator[str]:
             f"by {most.quantity}: {format_signed(most.mix)} of the change comes from more or fewer tokens (mix), "
             f"{format_signed(most.level)} from larger or smaller K3 (level)"
         )
-
-
-def describe_token_pairs(contrast: Contrast) -> str:
-    paired = contrast.tokens
-    if paired is None:
-        return f"tokens not paired: {contrast.tokens_status}"
-    unmatched = ", {:,} and {:,} sequences without a match".format(*paired.unmatched) if any(paired.unmatched) else ""
-    matching = describe_matching(paired)
-    counts = f"{paired.tokens:,} tokens of {paired.sequences:,} sequences paired ({matching}){unmatched}"
-    if paired.moved == 0:
-        return f"{counts}, every log ratio is the same"
-    correlation = paired.correlation
-    parts = [
-        f"log ratio differs in {percent(paired.moved)}, by {format_number(paired.abs_log_ratio_change)} on average",
-        *([] if correlation is None else [f"correlation {format_number(correlation, 'correlation')}"]),
-    ]
-    share = max((share for share in paired.shares if share.tokens <= TOP_TOKENS), key=lambda s: s.tokens, default=None)
-    if share is not None:
-        net = "" if share.of_change is None else f"{share.of_change:.0%} of the net change and "
-        parts.append(f"the {share.tokens} tokens that changed most make {net}{share.of_movement:.0%} of all changes")
-    return f"{counts}: {', '.join(parts)}"
-
-
-def describe_matching(paired: PairedTokens) -> str:
-    what = {
-        (True, True): "identical log-probs",
-        (True, False): "same rollout, two trainers",
-        (False, True): "same trainer, two rollout engines",
-        (False, False): "both sides computed again",
-    }[paired.same_rollout, paired.same_train]
-    return f"by token ids, {what}" if paired.matched_by == "token_ids" else what
 
 
 def describe_method(comparison: Comparison) -> str:

@@ -521,7 +521,7 @@ def _reason_cannot_fail(exchange: SampleExchange, level: float) -> str:
 
 
 def _describe_pairing(sample: ClusterSample, other: ClusterSample) -> Pairing:
-    if sample.has_same_tokens(other):
+    if sample.equal_sides(other):
         return "same tokens"
     shared = sample.count_common(other)
     return "none" if not shared else "same clusters" if shared == len(sample) == len(other) else "some clusters"

@@ -11,14 +11,13 @@ from mismatchctl.core.formatting import DASH, format_number, shorten
 from mismatchctl.report import document as doc
 from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
 from mismatchctl.report.figures.figure import MAX_NAME, Axis, Figure, Interval, change_axis, interval_of, rows_figure
-from mismatchctl.report.pages.run_tables import PLACE_COLUMNS, token_columns
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, count_runs, number_cell, status_table, value_cell
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import STATUSES
 
 MAX_DETAILED_CONTRASTS = 3
 """Maximum comparisons with their own tables in a terminal."""
-MAX_METRICS, MAX_PARTS, MAX_TOKENS, TERMINAL_PARTS, MAX_DRAWN = 24, 50, 30, 9, 24
+MAX_METRICS, MAX_PARTS, TERMINAL_PARTS, MAX_DRAWN = 24, 50, 9, 24
 MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 12
 
 
@@ -95,8 +94,6 @@ def _answer_parts(comparison: api.Comparison) -> Iterator[doc.DocumentPart]:
     rows += [
         ("trend", text) for text in [*api.describe_growth(contrast.growth)][:1] if contrast.growth.quotient.changed
     ]
-    if contrast.tokens is not None:
-        rows.append(("tokens", api.describe_token_pairs(contrast)))
     yield doc.Facts([(name, shorten(text, 145)) for name, text in rows])
 
 
@@ -173,9 +170,6 @@ def _contrast_section(
             doc.Figures(lambda: _contribution_figures(contrast, prefix)), parts if changed else None
         )
     )
-    if contrast.tokens is not None:
-        tokens = doc.Section("Tokens with the largest change", f"{anchor}-moved", folded=True)
-        section.add(tokens.add(_token_table(contrast.tokens)))
     every = [("All metrics", contrast.changes, "m")]
     every += [(f"Correction {name}", changes, "c") for name, changes in contrast.corrections.items()]
     numbers = doc.Section("All numbers", f"{anchor}-all", folded=True)
@@ -291,21 +285,6 @@ def _contributions_table(contrast: api.Contrast) -> doc.Table:
         left_out=f"Each table shows its first {MAX_PARTS} parts. The JSON contains all." if left else "",
         reach=doc.TERMINAL_AND_PAGE,
     )  # fmt: skip
-
-
-def _token_table(paired: api.PairedTokens) -> doc.Table | None:
-    rows, same = paired.most_moved[:MAX_TOKENS], (paired.same_rollout, paired.same_train, False)
-    columns = [*PLACE_COLUMNS, *token_columns(rows)]
-    columns.append(
-        doc.Column("change of K3", lambda row: number_cell(row.k3_change, form=api.format_signed), unit="nats")
-    )
-    for name, equal in zip(("rollout_log_prob", "train_log_prob", "log_ratio"), same, strict=True):
-        for place, side in enumerate(() if equal else ("reference", "other")):
-            value = lambda row, name=name, place=place: number_cell(getattr(row, name)[place])  # noqa: E731
-            title = name.removesuffix("_log_prob").replace("_", " ")
-            columns.append(doc.Column(f"{title}, {side}", value))
-    caption = f"The {len(rows)} tokens with the largest change of K3, with the rows and positions of the compared dump."
-    return doc.Table.of(caption, rows, columns, sortable=True) if rows else None
 
 
 def changes_figure(comparison: api.Comparison, name: str) -> Figure | None:

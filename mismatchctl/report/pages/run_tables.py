@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mismatchctl.core.formatting import DASH, format_bytes, format_label, format_number
 from mismatchctl.corrections.labels import correction_label
@@ -16,9 +16,6 @@ from mismatchctl.report import document as doc
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, group_table, number_cell, value_cell
 from mismatchctl.results import model
 from mismatchctl.results.summary import names_not_compared
-
-if TYPE_CHECKING:
-    from mismatchctl.api.compare.comparison import MovedToken
 
 STEP_KEYS = (
     "tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "ratio_mean_z",
@@ -88,7 +85,7 @@ PLACE_COLUMNS = [
 ]  # fmt: skip
 
 
-def token_columns(rows: Sequence[model.WorstToken | MovedToken]) -> list[doc.Column]:
+def token_columns(rows: Sequence[model.WorstToken]) -> list[doc.Column]:
     ids = [[row.token_id] for row in rows if row.token_id is not None]
     text = load_vocabulary(None, [*(row.context_ids for row in rows), *ids]).text
     about = "position 0 is the first valid token of the sequence"
