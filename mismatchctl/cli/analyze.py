@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 from mismatchctl.cli import options as opt
 from mismatchctl.cli import output as out
-from mismatchctl.cli.help import ADVANCED
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,62 +15,26 @@ if TYPE_CHECKING:
     from mismatchctl.report.figures.figure import Figure
     from mismatchctl.results.model import Result
 
-advanced_option = partial(typer.Option, rich_help_panel=ADVANCED)
 
-
-@opt.flatten_options
 def analyze(
     *,
     inputs: opt.InputOptions,
-    correction: opt.CorrectionOption = None,
-    config: opt.ConfigOption = None,
-    framework: Annotated[
-        str,
-        typer.Option(
-            help="Compute the metrics that this framework logs, and read --config as a "
-            "file of it: NAME or NAME@VERSION."
-        ),
-    ] = "",
-    micro_batch_size: opt.MicroBatchOption = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            help="Compare the metrics with the log of the training run: JSON lines, TensorBoard events or CSV."
-        ),
-    ] = None,
-    loss: Annotated[
-        list[str] | None,
-        advanced_option(
-            help="Combine each correction with this policy loss: gspo, sapo, dual_clip:dual=3, ... (repeatable)."
-        ),
-    ] = None,
-    baseline: Annotated[Path | None, typer.Option(help="Compare K3 with this accepted Result.")] = None,
-    advise: Annotated[
-        bool, typer.Option("--advise", help="Also recommend a correction. This reads the dump two more times.")
-    ] = False,
-    by: opt.ByOption = None,
-    on_bad: opt.OnBadOption = "error",
+    correction: list[str] | None = None,
+    config: list[str] | None = None,
+    framework: str = "",
+    micro_batch_size: int | None = None,
+    against: Path | None = None,
+    loss: list[str] | None = None,
+    baseline: Path | None = None,
+    advise: bool = False,
+    by: list[str] | None = None,
+    on_bad: opt.BadDataPolicy = "error",
     engine: opt.EngineOptions,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"],
-        advanced_option(help="Device that computes: auto, cpu or cuda. auto takes a GPU if it is faster."),
-    ] = "auto",
-    sequences: Annotated[Path | None, opt.output_option(help="Write one row per sequence as Parquet.")] = None,
-    tokens: Annotated[
-        Path | None, opt.output_option(help="Write a page that shows the worst sequences token by token.")
-    ] = None,
-    browse: Annotated[
-        list[str] | None,
-        advanced_option(
-            metavar="PATH:ROW", help="Show this sequence on the --tokens page instead of the worst ones (repeatable)."
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        advanced_option(
-            help="Decode the tokens of the --tokens page with a tokenizer.json, a tiktoken encoding, bytes or ids."
-        ),
-    ] = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    sequences: Path | None = None,
+    tokens: Path | None = None,
+    browse: list[str] | None = None,
+    tokenizer: str | None = None,
     outputs: opt.OutputOptions,
 ) -> None:
     """Measure the mismatch and compare corrections.

@@ -5,36 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from mismatchctl.cli.options import JsonOption, PairOptions, QuietOption, flatten_options
+from mismatchctl.cli.options import PairOptions
 from mismatchctl.cli.output import check_output_paths, print_json, print_message, progress_bar
 from mismatchctl.errors import ConfigError
 
 
-@flatten_options
 def convert(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE", help="A file or folder of any supported format. Leave SOURCE out with --rollout."
-        ),
-    ],
-    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The Parquet file to write.")] = None,
+    source: str,
+    out: Path | None = None,
     *,
     pair: PairOptions,
-    framework: Annotated[
-        str,
-        typer.Option("--from", metavar="NAME", help="Read the files as files of this framework. [default: detected]"),
-    ] = "",
-    join: Annotated[
-        Path | None, typer.Option(help="Add missing columns from this file, matched by sequence_id and step.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    framework: str = "",
+    join: Path | None = None,
+    force: bool = False,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Convert files of a framework or an engine to one Parquet file.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -20,80 +19,27 @@ if TYPE_CHECKING:
     from mismatchctl.api.gate.verdict import Verdict
 
 
-baseline_option = partial(typer.Option, rich_help_panel="Baselines")
-
-
-@opt.flatten_options
 def gate(
     *,
     inputs: opt.InputOptions,
-    rule: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Require a rule, as in k3:max=0.01,increase=20%,per=step, or all rules of a file (repeatable)."
-        ),
-    ] = None,
-    expect_bitwise: Annotated[
-        bool, typer.Option("--expect-bitwise", help="Require that all log-probs are identical.")
-    ] = False,
-    correction: opt.CorrectionOption = None,
-    micro_batch_size: opt.MicroBatchOption = None,
-    on_undecided: Annotated[
-        Literal["fail", "warn", "pass"],
-        typer.Option(help="If a rule cannot be judged: exit 4 (fail), exit 0 with a warning, or exit 0."),
-    ] = "fail",
-    level: Annotated[
-        float,
-        typer.Option(
-            min=1e-4, max=0.5, help="Probability that the gate fails without a real change, for all rules together."
-        ),
-    ] = 0.05,
-    max_skipped: Annotated[
-        str,
-        typer.Option(
-            metavar="SHARE",
-            help="Return the verdict undecided if more than this share of sequences, "
-            "tokens or files is skipped as bad, "
-            "or repeated.",
-        ),
-    ] = "1%",
-    max_missing: Annotated[
-        str,
-        baseline_option(
-            metavar="SHARE",
-            help="Return the verdict undecided if more than this share of the baseline's "
-            "steps, prompts or responses is "
-            "missing.",
-        ),
-    ] = "5%",
-    allow_different_model: Annotated[
-        bool,
-        baseline_option(
-            "--allow-different-model", help="Judge the dump even if the baseline has another model or engine."
-        ),
-    ] = False,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Print the number of sequences needed to detect a rise by this share, as in 20%, and stop.",
-        ),
-    ] = None,
+    rule: list[str] | None = None,
+    expect_bitwise: bool = False,
+    correction: list[str] | None = None,
+    micro_batch_size: int | None = None,
+    on_undecided: Literal["fail", "warn", "pass"] = "fail",
+    level: float = 0.05,
+    max_skipped: str = "1%",
+    max_missing: str = "5%",
+    allow_different_model: bool = False,
+    plan: str | None = None,
     engine: opt.EngineOptions,
-    baseline: Annotated[Path | None, baseline_option(help="Compare with this accepted Result.")] = None,
-    history: Annotated[
-        Path | None, baseline_option(help="Judge the trend over this folder of accepted Results.")
-    ] = None,
-    last: Annotated[int, baseline_option(min=1, help="Use the last N Results of --history.")] = 10,
-    fixed_tokens: Annotated[
-        bool, baseline_option("--fixed-tokens", help="Require log-probs for the same tokens as in the baseline.")
-    ] = False,
-    save_baseline: Annotated[
-        Path | None,
-        baseline_option(help="If the dump passes, save its Result to FILE, or to a folder under the next number."),
-    ] = None,
-    accept: Annotated[bool, baseline_option("--accept", help="Save the baseline regardless of the verdict.")] = False,
-    junit: Annotated[Path | None, opt.output_option(help="Write the verdict as JUnit XML.")] = None,
+    baseline: Path | None = None,
+    history: Path | None = None,
+    last: int = 10,
+    fixed_tokens: bool = False,
+    save_baseline: Path | None = None,
+    accept: bool = False,
+    junit: Path | None = None,
     outputs: opt.OutputOptions,
 ) -> None:
     """Fail CI (exit 3) if the mismatch got worse, exit 4 if undecided.

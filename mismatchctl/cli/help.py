@@ -1,37 +1,83 @@
-"""Help pages: usage, arguments, options in panels, and examples."""
+"""Options as help.toml describes them, and help pages: usage, arguments, options in panels, and examples."""
 
 from __future__ import annotations
 
 import enum
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from functools import cache, wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from textwrap import fill
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
-ADVANCED = "Advanced"
-"""Name of the last panel of the help, with options that few users need."""
-EXAMPLES_FILE = Path(__file__).with_name("examples.txt")
-"""File with example command lines, three for each help page."""
-METAVARS = {
-    "correction": "NAME|FILE|YAML", "config": "FILE", "study_file": "FILE", "framework": "NAME", "by": "COLUMN",
-    "column": "COLUMN=NAME", "loss": "LOSS", "kl": "KIND", "loss_agg": "KIND", "vary": "PATH=VALUES",
-    "rule": "METRIC:KEY=VALUE", "figures": "FOLDER", "history": "FOLDER", "layers": "FILE",
-    "tokenizer": "NAME|FILE", "on": "COLUMNS", "address": "ADDRESS", "device": "DEVICE", "geo": "X", "out": "FILE",
-    "replay": "FILE", "join": "FILE", "against": "FILE", "copy": "FOLDER",
-}  # fmt: skip
-"""Placeholders of option values by parameter. Other placeholders depend on the type."""
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_HELP_FILE = Path(__file__).with_name("help.toml")
+_LAST_PANEL = "Advanced"
 _TYPE_METAVARS = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
 _WIDEST = 100
 
 
+@cache
+def _read_help() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(_HELP_FILE.read_text("utf-8"))
+
+
 def read_examples(command: str) -> list[str]:
     """Return example command lines of a command, or of the program."""
-    if command == "mismatchctl":
-        return ["demo", "analyze dumps/", "help sweep"]
-    return [line for line in EXAMPLES_FILE.read_text("utf-8").splitlines() if line.split()[0] == command]
+    found: list[str] = _read_help().get(command, {}).get("examples", [])
+    return found
+
+
+def declare_options(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn the parameters of a command's function, and the fields of its dataclasses, into options for typer."""
+
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        original = signature(function, eval_str=True)
+        groups: dict[str, Any] = {
+            name: one.annotation for name, one in original.parameters.items() if is_dataclass(one.annotation)
+        }
+        fields = {name: list(signature(group, eval_str=True).parameters.values()) for name, group in groups.items()}
+
+        @wraps(function)
+        def flattened(**given: Any) -> None:
+            for name, group in groups.items():
+                given[name] = group(*(given.pop(field.name) for field in fields[name]))
+            function(**given)
+
+        parameters = [
+            field.replace(kind=Parameter.KEYWORD_ONLY, annotation=_annotate(field, command, one))
+            for name, one in original.parameters.items()
+            for field in fields.get(name, [one])
+        ]
+        flattened.__signature__ = original.replace(parameters=parameters)  # type: ignore[attr-defined]
+        flattened.__annotations__ = {one.name: one.annotation for one in parameters}
+        return flattened
+
+    return declare
+
+
+def _annotate(parameter: Parameter, command: str, of: Parameter) -> Any:
+    """Add the description in help.toml to the type of a parameter, which belongs to the parameter `of` or is `of`."""
+    if parameter.annotation is typer.Context:
+        return parameter.annotation
+    sections = [_read_help().get(name, {}) for name in (command, getattr(of.annotation, "__name__", ""), "shared")]
+    found = next(section[parameter.name] for section in sections if parameter.name in section)
+    own: dict[str, Any] = dict(found) if isinstance(found, dict) else {"help": found}
+    if "argument" in own:
+        return Annotated[parameter.annotation, typer.Argument(metavar=own["argument"], help=own["help"])]
+    flags = own.pop("flags", f"--{parameter.name.replace('_', '-')}").split()
+    panel, value = own.pop("panel", None), own.pop("value", None)
+    return Annotated[parameter.annotation, typer.Option(*flags, rich_help_panel=panel, metavar=value, **own)]
 
 
 class HelpCommand(TyperCommand):
@@ -70,7 +116,7 @@ def _write_page(command: Any, ctx: Any, formatter: Any) -> None:
     for option in options:
         panel = panels.setdefault(getattr(option, "rich_help_panel", None) or "Options", [])
         panel.append((_option_label(option), _option_help(option)))
-    for title in sorted(filter(panels.get, panels), key=ADVANCED.__eq__):
+    for title in sorted(filter(panels.get, panels), key=_LAST_PANEL.__eq__):
         with formatter.section(title):
             formatter.write_dl(panels[title])
     if examples := read_examples(ctx.command_path.split()[-1]):
@@ -97,8 +143,6 @@ def option_metavar(option: Any) -> str:
         return ""
     if option.metavar:
         return str(option.metavar)
-    if option.name in METAVARS:
-        return METAVARS[option.name]
     described = option.type_descriptor
     if described.is_choice:
         return "|".join(str(getattr(choice, "value", choice)) for choice in described.choices or ())

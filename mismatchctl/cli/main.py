@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mismatchctl.cli.help import HelpCommand, HelpGroup
+from mismatchctl.cli.help import HelpCommand, HelpGroup, declare_options
 from mismatchctl.cli.output import print_message
 from mismatchctl.cli.settings import has_settings, read_settings
 from mismatchctl.errors import (
@@ -233,7 +233,7 @@ def build_app(*verbs: str) -> typer.Typer:
                 inner.cls = HelpCommand
             app.add_typer(command, name=verb, cls=HelpGroup)
         else:
-            app.command(verb, cls=HelpCommand)(command)
+            app.command(verb, cls=HelpCommand)(declare_options(verb)(command))
     return app
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
-from functools import cache, partial, wraps
-from inspect import Parameter, signature
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from mismatchctl.cli.help import ADVANCED
 from mismatchctl.cli.output import (
     check_output_paths,
     contains_dump,
@@ -36,76 +34,8 @@ if TYPE_CHECKING:
     from mismatchctl.report.document import Document
     from mismatchctl.report.figures.figure import Figure
 
-CommandFunction = Callable[..., None]
-
-
-def flatten_options(verb: CommandFunction) -> CommandFunction:
-    """Turn the fields of a dataclass parameter into separate parameters for typer."""
-    original = signature(verb, eval_str=True)
-    dataclasses: dict[str, Any] = {
-        name: one.annotation for name, one in original.parameters.items() if is_dataclass(one.annotation)
-    }
-    groups = {name: list(signature(group, eval_str=True).parameters.values()) for name, group in dataclasses.items()}
-
-    @wraps(verb)
-    def flattened(**given: Any) -> None:
-        for name, fields in groups.items():
-            given[name] = dataclasses[name](*(given.pop(field.name) for field in fields))
-        verb(**given)
-
-    parameters = [field for name, one in original.parameters.items() for field in groups.get(name, [one])]
-    keyword_only = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
-    flattened.__signature__ = original.replace(parameters=keyword_only)  # type: ignore[attr-defined]
-    flattened.__annotations__ = {one.name: one.annotation for one in keyword_only}
-    return flattened
-
-
 BadDataPolicy = Literal["error", "skip", "mask"]
 """Handling of bad rows and files."""
-output_option = partial(typer.Option, rich_help_panel="Outputs")
-"""An option in the Outputs panel of the help."""
-pair_option = partial(typer.Option, rich_help_panel="Two files, one per side, instead of DUMPS")
-"""An option in the help panel of two files that are matched by an id."""
-execution_option = partial(typer.Option, rich_help_panel=ADVANCED)
-"""An option in the help panel of options that do not change the result."""
-
-CorrectionOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--correction", "-c", help="Add a correction: a preset, a YAML or TOML file, or a YAML mapping (repeatable)."
-    ),
-]
-ConfigOption = Annotated[
-    list[str] | None,
-    typer.Option("--config", help="Add the correction of a framework's configuration or launch script (repeatable)."),
-]
-ByOption = Annotated[list[str] | None, typer.Option("--by", help="Break the metrics down by this column (repeatable).")]
-ThreadsOption = Annotated[int | None, execution_option(min=1, help="Read with N threads. [default: all processors]")]
-OnBadOption = Annotated[
-    BadDataPolicy,
-    typer.Option(help="On bad rows or files: stop, skip and count them, or mask tokens that are NaN or null."),
-]
-MarkdownOption = Annotated[
-    Path | None, output_option(help="Write Markdown for a pull request to FILE, or to stdout with -.")
-]
-OpenOption = Annotated[bool, output_option("--open", help="Open the page of --html in a browser.")]
-MicroBatchOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Treat N consecutive rows of a step as a micro-batch if the dump lacks a micro_batch column."
-    ),
-]
-HtmlOption = Annotated[Path | None, output_option(help="Write an HTML report.")]
-ForceOption = Annotated[bool, output_option("--force", help="Overwrite existing files.")]
-ColumnOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--column", help="Read a column that has another name in the file, as in train_log_probs=old_logp (repeatable)."
-    ),
-]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print all details.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _may_be_log(path: str) -> bool:
@@ -118,15 +48,9 @@ def _may_be_log(path: str) -> bool:
 class PairOptions:
     """Options for two files: the rollout's file and the trainer's file."""
 
-    rollout: Annotated[
-        Path | None, pair_option(help="Read the rollout side: responses of an engine, or a table with log-probs.")
-    ] = None
-    train: Annotated[Path | None, pair_option(help="Read the trainer's side: its log-probs of the same sequences.")] = (
-        None
-    )
-    on: Annotated[
-        str, pair_option(help="Match rows of the two files by these columns, as in step,id. [default: id]")
-    ] = ""
+    rollout: Path | None = None
+    train: Path | None = None
+    on: str = ""
 
     @property
     def keys(self) -> list[str]:
@@ -148,11 +72,8 @@ class PairOptions:
 class InputOptions(PairOptions):
     """The dumps of a command: paths, or two files matched by id."""
 
-    paths: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DUMPS...", help="Files, folders or globs of any supported format. Each is a run."),
-    ] = None
-    column: ColumnOption = None
+    paths: list[str] | None = None
+    column: list[str] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -210,17 +131,10 @@ class InputOptions(PairOptions):
 class EngineOptions:
     """Options of the engine that reads dumps."""
 
-    threads: ThreadsOption = None
-    memory_limit: Annotated[
-        str | None,
-        execution_option(metavar="SIZE", help="Memory limit, as in 2GB. [default: half of the machine's memory]"),
-    ] = None
-    engine: Annotated[
-        Literal["local", "ray"], execution_option(help="Run in threads (local), or as tasks on a Ray cluster (ray).")
-    ] = "local"
-    address: Annotated[
-        str | None, execution_option(help="Address of the Ray cluster. auto takes the cluster of this machine.")
-    ] = None
+    threads: int | None = None
+    memory_limit: str | None = None
+    engine: Literal["local", "ray"] = "local"
+    address: str | None = None
 
     def build(self) -> Engine:
         """Return the engine."""
@@ -266,22 +180,16 @@ def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
 class OutputOptions:
     """The options for the outputs of a command."""
 
-    json: Annotated[bool, output_option("--json", help="Print JSON.")] = False
-    output: Annotated[Path | None, output_option("--output", "-o", help="Write JSON to FILE, or to stdout with -.")] = (
-        None
-    )
-    html: HtmlOption = None
-    markdown: MarkdownOption = None
-    open_: OpenOption = False
-    figures: Annotated[
-        Path | None, output_option(metavar="FOLDER", help="Write each figure to this folder, with its numbers as CSV.")
-    ] = None
-    figure_format: Annotated[
-        Literal["svg", "png", "pdf"], typer.Option(rich_help_panel=ADVANCED, help="Format of --figures.")
-    ] = "svg"
-    force: ForceOption = False
-    verbose: VerboseOption = False
-    quiet: QuietOption = False
+    json: bool = False
+    output: Path | None = None
+    html: Path | None = None
+    markdown: Path | None = None
+    open_: bool = False
+    figures: Path | None = None
+    figure_format: Literal["svg", "png", "pdf"] = "svg"
+    force: bool = False
+    verbose: bool = False
+    quiet: bool = False
 
     @property
     def printed(self) -> list[str]:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from mismatchctl.cli import options as opt
 from mismatchctl.cli import output as out
+from mismatchctl.cli.help import declare_options
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, ConfigError
 
 
 def metrics(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="The key of a metric, a word that keys contain (such as ess), or a name that a framework logs.",
-        ),
-    ] = None,
-    verbose: opt.VerboseOption = False,
-    json: opt.JsonOption = False,
+    name: str | None = None,
+    verbose: bool = False,
+    json: bool = False,
 ) -> None:
     """Explain a metric: definition, unit and source."""
     from mismatchctl.frameworks.glossary import find_meanings, find_metrics, meanings_as_data, metrics_as_data
@@ -47,15 +42,13 @@ def metrics(
 
 
 def schema(
-    paths: Annotated[
-        list[str] | None, typer.Argument(metavar="DUMPS...", help="Files, folders or globs to check.")
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check the files and show their columns.")] = False,
-    column: opt.ColumnOption = None,
-    json_schema: Annotated[bool, typer.Option("--json-schema", help="Print the JSON Schema of a Result.")] = False,
-    verbose: opt.VerboseOption = False,
-    json: opt.JsonOption = False,
-    quiet: opt.QuietOption = False,
+    paths: list[str] | None = None,
+    check: bool = False,
+    column: list[str] | None = None,
+    json_schema: bool = False,
+    verbose: bool = False,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Show the columns of a dump, or check files (exit 4 if unusable)."""
     if check or paths:
@@ -92,27 +85,13 @@ def _check_files(paths: list[str], rename: dict[str, str], *, verbose: bool, jso
 
 
 def lint(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CONFIG", help="The framework's configuration (YAML, TOML, JSON or Python) or a launch script."
-        ),
-    ],
-    dumps: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DUMPS...", help="Measure how much the configured correction rejects in these dumps."),
-    ] = None,
-    framework: Annotated[
-        str,
-        typer.Option(
-            help="Read the file as a configuration of this framework: NAME or NAME@VERSION. [default: detected]",
-            show_default=False,
-        ),
-    ] = "",
-    column: opt.ColumnOption = None,
-    verbose: opt.VerboseOption = False,
-    json: opt.JsonOption = False,
-    quiet: opt.QuietOption = False,
+    config: Path,
+    dumps: list[str] | None = None,
+    framework: str = "",
+    column: list[str] | None = None,
+    verbose: bool = False,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Check a framework's configuration (exit 3 on errors)."""
     from dataclasses import asdict, replace
@@ -141,7 +120,7 @@ def lint(
         raise typer.Exit(EXIT_CHECK_FAILED)
 
 
-def doctor(ctx: typer.Context, verbose: opt.VerboseOption = False, json: opt.JsonOption = False) -> None:
+def doctor(ctx: typer.Context, verbose: bool = False, json: bool = False) -> None:
     """Check this installation with a self-test (exit 3 if a test fails)."""
     from dataclasses import asdict
 
@@ -176,13 +155,12 @@ presets = typer.Typer(help="List the presets of corrections, or show one.", invo
 
 
 @presets.callback()
+@declare_options("presets")
 def presets_or_list(
     ctx: typer.Context,
-    table: Annotated[
-        bool, typer.Option("--table", help="Print a table of the presets with effect, cost and assumptions.")
-    ] = False,
-    verbose: opt.VerboseOption = False,
-    json: opt.JsonOption = False,
+    table: bool = False,
+    verbose: bool = False,
+    json: bool = False,
 ) -> None:
     """List the presets of corrections, or show one with `show NAME`."""
     if ctx.invoked_subcommand is not None:
@@ -196,11 +174,12 @@ def presets_or_list(
         traits = list_traits(load_presets())
         out.print_json_or_page(traits, lambda: reference.methods_document(load_presets()), as_json=json)
     else:
-        list_presets(verbose, json)
+        list_presets(verbose=verbose, json=json)
 
 
 @presets.command("frameworks")
-def list_frameworks(verbose: opt.VerboseOption = False, json: opt.JsonOption = False) -> None:
+@declare_options("presets frameworks")
+def list_frameworks(verbose: bool = False, json: bool = False) -> None:
     """List the frameworks and their versions."""
     from mismatchctl.frameworks.registry import list_frameworks
     from mismatchctl.report.pages import reference
@@ -210,7 +189,8 @@ def list_frameworks(verbose: opt.VerboseOption = False, json: opt.JsonOption = F
 
 
 @presets.command("list")
-def list_presets(verbose: opt.VerboseOption = False, json: opt.JsonOption = False) -> None:
+@declare_options("presets list")
+def list_presets(verbose: bool = False, json: bool = False) -> None:
     """List all presets by framework."""
     from mismatchctl.frameworks.registry import load_presets
     from mismatchctl.report.pages import reference
@@ -221,17 +201,11 @@ def list_presets(verbose: opt.VerboseOption = False, json: opt.JsonOption = Fals
 
 
 @presets.command("show")
+@declare_options("presets show")
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A preset, or a file of corrections.")],
-    framework: Annotated[
-        str, typer.Option("--as", help="Print the configuration of this framework: NAME or NAME@VERSION.")
-    ] = "",
-    nearest: Annotated[
-        bool,
-        typer.Option(
-            "--nearest", help="With --as: replace rules that the framework lacks by the nearest rules that it has."
-        ),
-    ] = False,
+    name: str,
+    framework: str = "",
+    nearest: bool = False,
 ) -> None:
     """Print a preset as YAML (a file for --correction), or as a framework's configuration."""
     if nearest and not framework:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mismatchctl.cli import options as opt
 from mismatchctl.cli import output as out
@@ -17,25 +14,12 @@ if TYPE_CHECKING:
     from mismatchctl.report.figures.figure import Figure
     from mismatchctl.report.pages.saved import SavedFile
 
-limit_option = partial(typer.Option, rich_help_panel="Limits")
 
-
-@opt.flatten_options
 def diagnose(
     *,
     inputs: opt.InputOptions,
-    by: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--by", help="Test whether one value of this column (a worker, rank or data source) deviates (repeatable)."
-        ),
-    ] = None,
-    layers: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Read a report that compares the layers of engine and trainer, or a folder of reports (repeatable)."
-        ),
-    ] = None,
+    by: list[str] | None = None,
+    layers: list[str] | None = None,
     engine: opt.EngineOptions,
     outputs: opt.OutputOptions,
 ) -> None:
@@ -66,39 +50,16 @@ def diagnose(
     )
 
 
-@opt.flatten_options
 def advise(
     *,
     inputs: opt.InputOptions,
-    framework: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            metavar="NAME",
-            help="Recommend a correction of this framework, in the framework's syntax: NAME or NAME@VERSION.",
-        ),
-    ] = "",
-    correction: opt.CorrectionOption = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option("--config", help="Compare your framework's configuration with the recommendation (repeatable)."),
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Assume N sequences per update. [default: sequences per step of the dump]")
-    ] = None,
-    max_rejection: Annotated[
-        str,
-        limit_option(
-            metavar="SHARE", help="Exclude corrections that reject more than this share of the tokens: 5% or 0.05."
-        ),
-    ] = "100%",
-    min_ess: Annotated[
-        float,
-        limit_option(
-            min=0, max=1, help="Exclude corrections whose effective sample size is below this share (0 to 1)."
-        ),
-    ] = 0.0,
-    no_rejection: Annotated[bool, limit_option("--no-rejection", help="Exclude corrections that reject data.")] = False,
+    framework: str = "",
+    correction: list[str] | None = None,
+    config: list[str] | None = None,
+    batch: int | None = None,
+    max_rejection: str = "100%",
+    min_ess: float = 0.0,
+    no_rejection: bool = False,
     outputs: opt.OutputOptions,
 ) -> None:
     """Recommend a correction and its threshold, or name a bug to fix first."""
@@ -124,18 +85,14 @@ def advise(
     )
 
 
-@opt.flatten_options
 def compare(
     *,
-    paths: Annotated[
-        list[str],
-        typer.Argument(metavar="RUNS...", help="Dumps or Results. Each run is compared with the first."),
-    ],
-    correction: opt.CorrectionOption = None,
-    by: opt.ByOption = None,
-    column: opt.ColumnOption = None,
-    on_bad: opt.OnBadOption = "error",
-    micro_batch_size: opt.MicroBatchOption = None,
+    paths: list[str],
+    correction: list[str] | None = None,
+    by: list[str] | None = None,
+    column: list[str] | None = None,
+    on_bad: opt.BadDataPolicy = "error",
+    micro_batch_size: int | None = None,
     engine: opt.EngineOptions,
     outputs: opt.OutputOptions,
 ) -> None:
@@ -158,13 +115,9 @@ def compare(
     outputs.finish(found.to_json, lambda: document(found), lambda: compare_screen(found, shown), lambda: found.warnings)
 
 
-@opt.flatten_options
 def report(
     *,
-    results: Annotated[
-        list[Path],
-        typer.Argument(metavar="RESULTS...", help="JSON files of analyze, sweep, compare, advise or gate."),
-    ],
+    results: list[Path],
     outputs: opt.OutputOptions,
 ) -> None:
     """Show saved results again in the terminal, as HTML or as Markdown.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 from mismatchctl.cli import output as out
-from mismatchctl.cli.options import ForceOption, JsonOption, QuietOption
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,37 +14,18 @@ if TYPE_CHECKING:
 
 
 def score(
-    named: Annotated[
-        list[str],
-        typer.Argument(metavar="[MODEL] DUMP", help="The folder of a checkpoint, then the dump to score."),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Write the dump with reference_log_probs to this folder."
-        ),
-    ] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="Write the sequences as JSON lines, to score them elsewhere. Leave out MODEL.")
-    ] = None,
-    dtype: Annotated[Literal["float32", "float64"], typer.Option(help="Compute in this precision.")] = "float32",
-    temperature: Annotated[float, typer.Option(help="Divide the logits by this temperature.")] = 1.0,
-    version: Annotated[
-        int | None,
-        typer.Option(
-            "--model-version", help="Store N as reference_version: the version of the model weights in MODEL."
-        ),
-    ] = None,
-    worst: Annotated[
-        int | None, typer.Option(min=1, help="Score only the N sequences with the largest sum of log ratios.")
-    ] = None,
-    sample: Annotated[int | None, typer.Option(min=1, help="Score only N sequences chosen at random.")] = None,
-    device: Annotated[
-        str, typer.Option(help="Device that computes: auto, cpu, cuda or cuda:1. auto takes a GPU if there is one.")
-    ] = "auto",
-    force: ForceOption = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    named: list[str],
+    output: Path | None = None,
+    replay: Path | None = None,
+    dtype: Literal["float32", "float64"] = "float32",
+    temperature: float = 1.0,
+    version: int | None = None,
+    worst: int | None = None,
+    sample: int | None = None,
+    device: str = "auto",
+    force: bool = False,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Score a dump in high precision, to find which side is wrong.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from mismatchctl.cli import output as out
-from mismatchctl.cli.options import ForceOption, OpenOption, QuietOption
 from mismatchctl.cli.output import make_folder, print_message, require_local_path, write_files, write_together
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, ConfigError
 
@@ -32,16 +31,11 @@ BACKUP_SUFFIX = ".orig"
 
 
 def demo(
-    folder: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Write report.html and result.json to this folder.")
-    ] = Path("demo"),
-    copy: Annotated[
-        Path | None,
-        typer.Option(help="Write the sample runs to this folder instead, to try other commands.", show_default=False),
-    ] = None,
-    open_: OpenOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
+    folder: Path = Path("demo"),
+    copy: Path | None = None,
+    open_: bool = False,
+    force: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Analyze two sample runs and write a report.
 
@@ -91,28 +85,15 @@ def _copy_samples(folder: Path, force: bool, quiet: bool) -> None:
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="The name of a framework, or ci for a CI job.", show_default=False)],
-    write: Annotated[
-        bool, typer.Option("--write", help="Insert the code into the installed files, and keep backups (.orig).")
-    ] = False,
-    patch: Annotated[
-        Path | None,
-        typer.Option(help="Insert the code into this file: your training script, or a source file of the framework."),
-    ] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option(help="Checkout or site-packages that contains the framework. Default: the installed framework."),
-    ] = None,
-    check: Annotated[
-        str | None,
-        typer.Option(metavar="DUMP", help="Check the first recorded dump, and print a one-line verdict."),
-    ] = None,
-    framework: Annotated[str, typer.Option(help="For ci: the framework of the trainer.")] = "",
-    gitlab: Annotated[
-        bool, typer.Option("--gitlab", help="For ci: write a GitLab job instead of a GitHub workflow.")
-    ] = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
+    name: str,
+    write: bool = False,
+    patch: Path | None = None,
+    root: Path | None = None,
+    check: str | None = None,
+    framework: str = "",
+    gitlab: bool = False,
+    force: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Print or insert the code that records a dump, or set up a CI job.
 

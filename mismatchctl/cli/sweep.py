@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mismatchctl.cli import options as opt
 from mismatchctl.cli import output as out
@@ -17,61 +14,24 @@ if TYPE_CHECKING:
     from mismatchctl.api.sweep.targets import TargetValue
     from mismatchctl.report.document import Document
 
-target_option = partial(typer.Option, rich_help_panel="Targets")
-forecast_option = partial(typer.Option, rich_help_panel="Predictions")
 
-
-@opt.flatten_options
 def sweep(
     *,
     inputs: opt.InputOptions,
-    correction: opt.CorrectionOption = None,
-    config: opt.ConfigOption = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vary",
-            help="Vary a field of each --correction, as in weight.clip.1=1.1:4:30 (30 values), 1.1:4:30:log or "
-            "1.5,2,4; repeat for a grid.",
-        ),
-    ] = None,
-    geo: Annotated[
-        str | None,
-        typer.Option(
-            metavar="X",
-            help="Sweep the rejection of sequences by geometric mean outside [1/X, X]: one value, a range "
-            "1.001:1.1:20 or a list.",
-        ),
-    ] = None,
-    by: opt.ByOption = None,
-    on_bad: opt.OnBadOption = "error",
-    micro_batch_size: opt.MicroBatchOption = None,
+    correction: list[str] | None = None,
+    config: list[str] | None = None,
+    vary: list[str] | None = None,
+    geo: str | None = None,
+    by: list[str] | None = None,
+    on_bad: opt.BadDataPolicy = "error",
+    micro_batch_size: int | None = None,
     engine: opt.EngineOptions,
     outputs: opt.OutputOptions,
-    target_rejection: Annotated[
-        list[str] | None,
-        target_option(
-            metavar="SHARE",
-            help="Find the thresholds that reject this share of tokens (5%) or sequences (sequences=5%) (repeatable).",
-        ),
-    ] = None,
-    target_ess: Annotated[
-        list[str] | None,
-        target_option(
-            metavar="SHARE", help="Find the thresholds that leave this effective sample size, as in 90% (repeatable)."
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None, forecast_option(min=1, help="Predict the rejection in a batch of N sequences.")
-    ] = None,
-    at_length: Annotated[
-        list[int] | None,
-        forecast_option(min=1, help="Predict rejection and ESS for responses of N tokens (repeatable)."),
-    ] = None,
-    at_step: Annotated[
-        float | None,
-        forecast_option(metavar="N", help="Predict the rejection N steps after the last step of the dump, as in +100."),
-    ] = None,
+    target_rejection: list[str] | None = None,
+    target_ess: list[str] | None = None,
+    batch: int | None = None,
+    at_length: list[int] | None = None,
+    at_step: float | None = None,
 ) -> None:
     """Sweep thresholds: the rejected data, ESS and bias of each.
 

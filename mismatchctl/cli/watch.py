@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -17,27 +16,17 @@ _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def watch(
-    paths: Annotated[
-        list[str],
-        typer.Argument(metavar="DUMPS...", help="Files or folders that a job writes, now or later."),
-    ],
-    correction: opt.CorrectionOption = None,
-    rule: Annotated[
-        list[str] | None,
-        typer.Option(help="Exit with code 3 when this rule of `gate` fails, as in k3:max=0.01 (repeatable)."),
-    ] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(help="Compare with this accepted Result, for rules such as k3:increase=25%.")
-    ] = None,
-    until_idle: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Stop if no new data arrives for this time, as in 30m.")
-    ] = None,
-    every: Annotated[str, typer.Option(metavar="TIME", help="Look for new files at this interval.")] = "10s",
-    column: opt.ColumnOption = None,
-    threads: opt.ThreadsOption = None,
-    quiet: opt.QuietOption = False,
-    html: opt.HtmlOption = None,
-    force: opt.ForceOption = False,
+    paths: list[str],
+    correction: list[str] | None = None,
+    rule: list[str] | None = None,
+    baseline: Path | None = None,
+    until_idle: str | None = None,
+    every: str = "10s",
+    column: list[str] | None = None,
+    threads: int | None = None,
+    quiet: bool = False,
+    html: Path | None = None,
+    force: bool = False,
 ) -> None:
     """Follow a running job: print one line per step.
 
