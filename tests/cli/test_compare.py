@@ -42,7 +42,7 @@ def test_the_first_line_is_the_answer(dumps: tuple[Path, Path], width: str, monk
     assert not any(line.endswith(" ") for line in lines)
     assert lines[-1].endswith(f"Next: mismatchctl diagnose {dumps[1].name}")
     told = " ".join(done.stdout.split())
-    assert "worse compared with base, paired: the same responses to 24 prompts on both sides, with equal rollout log-probs" in told
+    assert "worse compared with base, paired: the same responses to 24 prompts on both sides, with equal" in told
     assert "where worker 3 makes 100% of the change" in told
 
 
