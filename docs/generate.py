@@ -127,7 +127,7 @@ def metrics() -> str:
             *_table(correction_metrics(example)),
             "",
             "## Accuracy",
-            "`tests/measure/test_accuracy.py` compares float64 values with values of 50 digits, for log",
+            "`tests/measure/test_accuracy.py` compares float64 values with values of 60 digits, for log",
             "ratios of 1e-12 to 1e2. The error of a value is at most the relative error in the table, or at most",
             f"{ABSOLUTE_TOLERANCE:g}. Counts are exact. The table does not contain k-hat, z and the worst share,",
             "because they are computed from other metrics.",

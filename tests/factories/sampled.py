@@ -79,7 +79,6 @@ class Setup:
     older: Model | None = None
     older_until: float = 1.0
     relative_noise: float = 0.0
-    trainer_lost: float = 0.0
     """Share of the prompt's influence that the trainer loses at the start, or after each masked stretch."""
 
 
@@ -131,7 +130,7 @@ def sampled(model: Model, seed: int, setup: Setup | None = None, first_row: int 
     state = np.zeros((rows, len(model.mix)))
     for token in prompts.T:
         state = model.step(state, token)
-    engine, trainer = state, state * (1 - setup.trainer_lost)
+    engine, trainer = state, state
     seen = np.zeros((rows, vocabulary))
     found: dict[str, list[Array]] = {name: [] for name in ("r", "t", "ids", "entropy", "best", "old")}
     for place in range(int(lengths.max())):
@@ -461,10 +460,6 @@ def nearly_bitwise(model: Model, seed: int, severity: float, count: int = 10) ->
 def coarse_logits(model: Model, seed: int, severity: float) -> Dump:
     """Add relative noise to the engine's logits, as 8-bit arithmetic does."""
     return sampled(model, seed, Setup(relative_noise=0.01 + 0.04 * severity))
-
-
-def lost_context(model: Model, seed: int, severity: float) -> Dump:
-    return sampled(model, seed, Setup(trainer_lost=severity))
 
 
 # Corruptions of a share of the tokens or rows of a healthy dump, for the property that more of them is never calmer.

@@ -24,7 +24,7 @@ TESTS = (
     *("cli/test_gate", "cli/test_extreme_values"),
 )
 WITH = (
-    *("click>=8.1", "pytest>=8.0", "hypothesis>=6.100", "mpmath>=1.3", "scipy>=1.11"),
+    *("click>=8.1", "pytest>=8.0", "hypothesis>=6.100", "scipy>=1.11"),
     *("jsonschema>=4.21", "xmlschema>=3.0"),
 )
 OLD = ("-W", "default::DeprecationWarning")
