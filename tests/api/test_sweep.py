@@ -31,7 +31,7 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import find_preset, load_presets
-from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
+from mismatchctl.measure.grid.sums import reduce_families
 from mismatchctl.measure.grid.thresholds import (
     BinIntervals,
     IntervalVariants,
@@ -109,9 +109,8 @@ def test_few_points_of_many_token_rules_use_little_memory() -> None:
     assert (len(study.points), family.cells) == (64, 5**6)
     x = np.random.default_rng(0).normal(0.0, 0.5, 3000)
     batch = TokenBatch(Segments(np.arange(0, 3001, 2)), np.full(3000, -9.0), x - 9.0, columns={"step": np.zeros(1500)})
-    plan = SweepPlan(MeasurePlan((family.correction,)), (family,))
     tracemalloc.start()
-    sums = reduce_families(batch, "run", plan)
+    sums = reduce_families(batch, "run", MeasurePlan((family.correction,)), (family,))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     ((own,),) = sums.values()
@@ -193,14 +192,11 @@ def test_presets_are_marked_at_their_point() -> None:
     )
 
 
-def test_many_groups_are_stored_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_equal_however_groups_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = make_studies([find_preset("token_tis")], [ThresholdAxis.parse("weight.truncate", "1.1:4:5")])
     at_once = sweep([SAMPLE], chosen, threads=1).groups.collect()
-    monkeypatch.setattr(accumulate, "ROWS_IN_MEMORY", 12)
     monkeypatch.setattr(accumulate.SweepAccumulator, "closing_size", 1)
-    spilled = sweep([SAMPLE], chosen, threads=1)
-    assert spilled.folder is not None and len(list(spilled.folder.path.iterdir())) > 3
-    assert spilled.groups.collect().equals(at_once)
+    assert sweep([SAMPLE], chosen, threads=1).groups.collect().equals(at_once)
     assert at_once["group"].dtype == pl.Int64
 
 
@@ -214,8 +210,7 @@ def test_large_grids_are_refused_before_reading(monkeypatch: pytest.MonkeyPatch)
     assert told[0].startswith("12 points may take 0.0 GB of memory") and told[1] == "read"
     (family,) = group_families(chosen[0].grid)
     numbers = 2 + 3 + 2 * 4 + 4 * 3 * 4  # of each cluster: some vary with nothing, some along one axis, some along both
-    for sequences, rows in ((10, 10), (10**9, 6144)):
-        assert SweepPlan(MeasurePlan(), (family,)).most_bytes(sequences) == 8 * numbers * rows
+    assert family.layouts.rows.width == numbers
 
 
 WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.93)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ import pytest
 from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
 from mismatchctl.api.sweep.sweep import RowTable, sweep
-from mismatchctl.data.engines import LocalEngine
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.grid import sums
 from mismatchctl.measure.grid.columns import block_columns
-from mismatchctl.measure.grid.sums import ClosedFamily, FamilyCloser
 from tests.factories.sequence_samples import read_sample
 
 WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.9)]
@@ -108,40 +105,6 @@ def test_tables_of_groups_are_built_together(tmp_path: Path, monkeypatch: pytest
     found = sweep([path], STUDY, threads=1)
     assert len(found.groups.collect()) == 3 * steps
     assert len(made) == 2  # groups, and the overall row
-
-
-class Sent(LocalEngine):
-    """Make tables read-only, like tables that another process sent."""
-
-    def map(self, *given: Any) -> Any:
-        for shard, part in super().map(*given):
-            for one in itertools.chain.from_iterable(part.part.sums.values()):
-                one.merged.sums.flags.writeable = False
-            yield shard, part
-
-
-def test_rows_are_normalized_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wide tables are not copied, breakdowns and read-only tables of other processes are."""
-    path = written(tmp_path / "a.parquet", np.full(40, 9), 1)
-    pq.write_table(pq.read_table(path).append_column("task", pa.array(["one"] * 40)), path)
-    asked = make_studies([find_preset("slime-mis")], [ThresholdAxis.over("gates.0.keep.1", 1.01, 2.0, 9)])
-    in_place: list[bool] = []
-    own = FamilyCloser.close
-
-    def watched(closing: FamilyCloser, cells: Any, *more: Any, **options: Any) -> ClosedFamily:
-        closed = own(closing, cells, *more, **options)
-        in_place.append(np.shares_memory(closed.rows.sums, cells[0].merged.sums))
-        return closed
-
-    monkeypatch.setattr(FamilyCloser, "close", watched)
-    plain = sweep([path], asked, threads=1)
-    by = sweep([path], asked, threads=1, by=["task"])
-    assert in_place == [True, False, True]
-    assert plain.overall.equals(by.overall)
-    for scope in ("group", "task"):
-        rows = by.groups.filter(pl.col("scope") == scope).drop("scope", "group").collect()
-        assert rows.equals(plain.groups.drop("scope", "group").collect())
-    assert_same(plain, sweep([path], asked, engine=Sent(1)))
 
 
 def test_empty_steps_are_skipped_in_predictions(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -28,7 +27,6 @@ from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import Preset
 from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.io import __version__
-from mismatchctl.io.files import make_temporary_folder, remove_folder
 from mismatchctl.measure.metrics.metric import Metric, value_status
 from mismatchctl.results.model import InputFile, SkippedData
 from mismatchctl.results.views import SWEEP_COLUMNS, TableText, View, format_cell
@@ -158,14 +156,6 @@ class SolvedThreshold:
     status: str = "ok"  # "ok", or the reason why the target cannot be met
 
 
-class TemporaryFolder:
-    """A temporary folder that exists as long as an object refers to it."""
-
-    def __init__(self) -> None:
-        self.path = make_temporary_folder()
-        weakref.finalize(self, remove_folder, self.path)
-
-
 @dataclass(repr=False)
 class Sweep(View):
     """The result of `sweep`.
@@ -175,13 +165,12 @@ class Sweep(View):
         metrics: registry metrics by key, in column order.
         overall: rows of scope "overall" in memory: run, correction, point, one column per axis (by its path), scope,
             group (null), tokens, sequences, the metrics by key, `<key>_se` of METRICS_WITH_ERRORS, and `pareto`.
-        groups: lazy rows of training steps and of `--by` values, possibly on disk, without errors and `pareto`. An
+        groups: lazy rows of training steps and of `--by` values, without errors and `pareto`. An
             undefined value is null, an overflow is infinite. `reason` explains it.
         targets: solved thresholds.
         forecasts: requested predictions.
         by: columns broken down by.
         summary: the answer for each run, in sentences.
-        folder: temporary folder of `groups`, removed with the sweep.
     """
 
     studies: tuple[Study, ...]
@@ -194,7 +183,6 @@ class Sweep(View):
     targets: tuple[SolvedThreshold, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
     by: tuple[str, ...] = ()
-    folder: TemporaryFolder | None = None
     version: str = __version__
     summary: dict[str, list[str]] = field(default_factory=dict)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from itertools import chain
 from operator import add
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,7 +22,6 @@ from mismatchctl.api.sweep.result import (
     OVERALL_SCOPE,
     ForecastRequest,
     Sweep,
-    TemporaryFolder,
     add_pareto_column,
     forecast_corrections,
     make_forecasts,
@@ -47,22 +45,20 @@ from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.data.engines import Engine, LocalEngine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError
-from mismatchctl.io.files import explain_write_errors
-from mismatchctl.measure.cluster_table import OVERALL_CAP, LabelValue, PromptCounter, merge_parts, step_hash
+from mismatchctl.measure.cluster_table import GROUP_CAP, OVERALL_CAP, LabelValue, PromptCounter, merge_parts, step_hash
 from mismatchctl.measure.grid.sums import (
     ClosedFamily,
     FamilyCells,
     FamilyCloser,
     FamilyRunSums,
     FamilySums,
-    SweepPlan,
     add_families,
     evaluate_metrics,
     merge_tables,
     reduce_families,
     standard_errors,
 )
-from mismatchctl.measure.grid.thresholds import group_families
+from mismatchctl.measure.grid.thresholds import CorrectionFamily, group_families
 from mismatchctl.measure.groups import GroupCells, GroupMerger, group_by_value
 from mismatchctl.measure.kernels import choose_kernel
 from mismatchctl.measure.metrics.corrections import sweep_metrics
@@ -70,9 +66,6 @@ from mismatchctl.measure.reduction import MeasurePlan
 
 if TYPE_CHECKING:
     import polars as pl
-
-ROWS_IN_MEMORY = 200_000
-"""Maximum number of rows of groups in memory. Further rows are written to disk."""
 
 
 @dataclass
@@ -89,12 +82,18 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
 
     closing_size = 1 << 20
 
-    def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int]) -> None:
-        super().__init__(plan.base.by)
-        self.plan, self.of_study = plan, of_study
+    def __init__(
+        self,
+        plan: MeasurePlan,
+        families: Sequence[CorrectionFamily],
+        studies: Sequence[Study],
+        of_study: Sequence[int],
+    ) -> None:
+        super().__init__(plan.by)
+        self.plan, self.families, self.of_study = plan, families, of_study
         self.runs: dict[str, _RunSums] = {}
         self.table = RowTable(studies)
-        self.metrics = [sweep_metrics(family.correction) for family in plan.families]
+        self.metrics = [sweep_metrics(family.correction) for family in families]
 
     def add(self, sums: FamilyCells) -> None:
         for (run, (step, values)), found in sums.items():
@@ -117,28 +116,25 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[list[FamilySums]]]) -> None:
         totals = self.runs.setdefault(run, _RunSums(self._empty_sums()))
         salts = np.array([step_hash(step) for step in steps], np.uint64)
-        names = [(group, values) for group, cells in enumerate(groups) for values in cells]
-        of_group = np.array([group for group, _ in names])
+        parts = [cell for cells in groups for cell in cells.values()]
+        of_group = np.repeat(np.arange(len(groups)), [len(cells) for cells in groups])
         rows = []
-        for number, family in enumerate(self.plan.families):
-            parts = [groups[group][values][number] for group, values in names]
-            whole = [reduce(add, own) for own in _group_by_number(of_group, parts)]
-            closing = FamilyCloser(family, self.plan.layouts[number], [one.totals for one in whole])
-            closed = closing.close(whole, np.arange(len(groups)), keep=bool(self.plan.base.by))
+        for number, family in enumerate(self.families):
+            whole = [reduce(add, (cell[number] for cell in cells.values())) for cells in groups]
+            closing = FamilyCloser(family, whole)
+            closed = closing.close(whole, np.arange(len(groups)))
             rows.append(self._rows(number, closed, run, GROUP_SCOPE, steps))
             totals.overall[number].add(closed, salts)
-            if not self.plan.base.by:
+            if not self.plan.by:
                 continue
-            closed = closing.close(parts, of_group, keep=False)
-            for column, value, cells in group_by_value([values for _, values in names], self.plan.base.by):
+            closed = closing.close([cell[number] for cell in parts], of_group)
+            for column, value, cells in group_by_value([values for own in groups for values in own], self.plan.by):
                 found = totals.by.setdefault(column, {}).setdefault(value, self._empty_sums())
                 found[number].add(closed.take(cells), salts[of_group[cells]])
         self.table.add(rows, steps)
 
     def _empty_sums(self) -> list[FamilyRunSums]:
-        return [
-            FamilyRunSums(prompts=PromptCounter() if self.plan.base.by_prompt else None) for _ in self.plan.families
-        ]
+        return [FamilyRunSums(prompts=PromptCounter() if self.plan.by_prompt else None) for _ in self.families]
 
     def overall(self) -> pl.DataFrame:
         import polars as pl
@@ -146,8 +142,8 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         frames: dict[tuple[str, int], list[pl.DataFrame]] = {}
         for run, totals in self.runs.items():
             for number, closed in enumerate(totals.overall):
-                family, layout = self.plan.families[number], self.plan.layouts[number].rows
-                rows = layout.arrays(merge_tables(closed.rows, OVERALL_CAP).sums)
+                family = self.families[number]
+                rows = family.layouts.rows.arrays(merge_tables(closed.rows, OVERALL_CAP).sums)
                 wanted = [metric for metric in self.metrics[number] if metric.key in METRICS_WITH_ERRORS]
                 errors = standard_errors(wanted, closed.totals, rows, family.grid)
                 found = {f"{key}_se": values[family.places] for key, values in errors.items()}
@@ -161,7 +157,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
     def _rows(
         self, number: int, closed: ClosedFamily | FamilyRunSums, run: str, scope: str, groups: Sequence[LabelValue]
     ) -> dict[str, Any]:
-        family = self.plan.families[number]
+        family = self.families[number]
         found = evaluate_metrics(self.metrics[number], closed.totals, closed.maxima, family.grid)
         weight = family.correction.weight
         if weight is None or weight.normalize == "none":
@@ -171,15 +167,8 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return place | counts | {key: values[:, family.places].ravel() for key, values in found.items()}
 
 
-def _group_by_number(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[FamilySums]]:
-    found: list[list[FamilySums]] = [[] for _ in range(int(numbers[-1]) + 1)]
-    for number, part in zip(numbers.tolist(), parts, strict=True):
-        found[number].append(part)
-    return found
-
-
 class RowTable:
-    """Rows of groups, kept in memory up to a limit and then in temporary Parquet files."""
+    """Rows of groups."""
 
     def __init__(self, studies: Sequence[Study]) -> None:
         self._studies = studies
@@ -188,8 +177,6 @@ class RowTable:
         self._waiting: list[Mapping[str, Any]] = []
         self._order: list[Ints] = []  # index of the group of each waiting row
         self._labels: list[LabelValue] = []
-        self.folder: TemporaryFolder | None = None
-        self._parts: list[Path] = []
 
     def place(self, study: int, points: Ints, run: str, scope: str, groups: Sequence[LabelValue]) -> dict[str, Any]:
         """Return the columns that identify each group and point."""
@@ -211,18 +198,6 @@ class RowTable:
             self._order.append(len(self._labels) + places)
         self._labels += groups
         self._waiting += rows
-        if sum(map(len, self._order)) > ROWS_IN_MEMORY:
-            self.folder = self.folder or TemporaryFolder()
-            file = self.folder.path / f"{len(self._parts):06d}.parquet"
-            with explain_write_errors(file):
-                self._gather().write_parquet(file, compression="lz4")
-            self._parts.append(file)
-
-    def _gather(self) -> pl.DataFrame:
-        order = np.argsort(np.concatenate(self._order), kind="stable")
-        found = self.frame(self._waiting)[order]
-        self._waiting, self._order = [], []
-        return found
 
     def frame(self, parts: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
         """Build one table from the rows, because building a table takes milliseconds. Undefined values are null."""
@@ -239,8 +214,7 @@ class RowTable:
         """Return all rows. Group labels become numbers if all labels are numbers."""
         import polars as pl
 
-        parts = [pl.scan_parquet(part) for part in self._parts]
-        whole = pl.concat([*parts, *([self._gather().lazy()] if self._waiting else [])], how="diagonal_relaxed")
+        whole = self.frame(self._waiting)[np.argsort(np.concatenate(self._order), kind="stable")].lazy()
         labels = [label for label in self._labels if label is not None]
         kinds = {type(label) for label in labels}
         if not kinds or not kinds <= {int, float}:
@@ -266,7 +240,8 @@ class _SweepPart:
 
 @dataclass(frozen=True)
 class _SweepPass:
-    plan: SweepPlan
+    plan: MeasurePlan
+    families: tuple[CorrectionFamily, ...]
     predicted: tuple[Correction, ...]  # corrections to sample sequences for, if `samples`
     samples: bool
     searches: tuple[tuple[str, ThresholdRule], ...]
@@ -275,8 +250,8 @@ class _SweepPass:
         found = _SweepPart(sequences=empty_sample(len(self.predicted)))
         for batch in batches:
             sampled = collect_batch(batch, run, self.predicted) if self.samples else empty_sample(len(self.predicted))
-            grids = sum_grid(batch, run, self.searches, self.plan.base.by_prompt)
-            found = found + _SweepPart(reduce_families(batch, run, self.plan), sampled, grids)
+            grids = sum_grid(batch, run, self.searches, self.plan.by_prompt)
+            found = found + _SweepPart(reduce_families(batch, run, self.plan, self.families), sampled, grids)
         return found
 
 
@@ -309,26 +284,27 @@ def sweep(
         for study, family in parts
     ]
     reading = DumpReading.open(paths, kinds, rename or {}, by, on_bad)
-    base = MeasurePlan(
+    families = tuple(family for _, family in parts)
+    plan = MeasurePlan(
         tuple(kinds),
         tuple(by),
         kernel=choose_kernel(reading.expected_tokens),
         by_prompt=reading.dump.has("prompt_id"),
     )
-    plan = SweepPlan(base, tuple(family for _, family in parts))
-    needed = plan.most_bytes(sum(unit.sequences for unit in reading.dump.units))
+    sequences = sum(unit.sequences for unit in reading.dump.units)
+    needed = 8 * sum(family.layouts.rows.width for family in families) * min(sequences, GROUP_CAP + 2 * OVERALL_CAP)
     if notice is not None and needed > MEMORY_WARNING_BYTES:
         notice(
             f"{sum(math.prod(study.shape) for study in chosen):,} points may take {needed / 1e9:.1f} GB of memory "
             "in addition to reading, for the sums of each point by cluster. Fewer values per axis need less"
         )
-    accumulator = SweepAccumulator(plan, chosen, [number for number, _ in parts])
+    accumulator = SweepAccumulator(plan, families, chosen, [number for number, _ in parts])
 
     predicted = forecast_corrections(chosen) if outlook.needs_sequences else []
     sample, grids = empty_sample(len(predicted)), GridTables()
-    work = _SweepPass(plan, tuple(predicted), outlook.needs_sequences, list_searches(wishes))
+    work = _SweepPass(plan, families, tuple(predicted), outlook.needs_sequences, list_searches(wishes))
     engine = engine or LocalEngine(threads)
-    unnamed = plan.base.has_micro_batches and not reading.dump.has("micro_batch")
+    unnamed = plan.has_micro_batches and not reading.dump.has("micro_batch")
     micro_batches = number_micro_batches(reading.dump, micro_batch_size) if unnamed and micro_batch_size else None
     for done, may_grow in reading.parts(work, engine, progress, micro_batches):
         accumulator.add(done.sums)
@@ -359,7 +335,6 @@ def sweep(
         targets=tuple(sorted(targets, key=lambda target: order.index((target.wish, target.wanted)))),
         forecasts=make_forecasts(outlook, chosen, runs, sample, groups) if outlook != NO_FORECASTS else (),
         by=tuple(by),
-        folder=accumulator.table.folder,
     )
     made.summary = {run: sweep_sentences(made, run) for run in made.runs}
     return made

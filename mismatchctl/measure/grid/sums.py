@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,25 +22,25 @@ from mismatchctl.measure.cluster_table import (
     cluster_hashes,
     mix_hashes,
 )
-from mismatchctl.measure.columns import list_columns
 from mismatchctl.measure.grid.columns import block_columns
 from mismatchctl.measure.grid.thresholds import (
+    EMPTY_COLUMN,
     Arrays,
     BlockColumns,
     BlockParts,
     CorrectionFamily,
+    GridLayout,
     as_slice,
 )
 from mismatchctl.measure.groups import GroupScopes, normalize_columns, table_numbers
 from mismatchctl.measure.metrics.evaluation import evaluate_metric, formula_slopes
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.measure.reduction import (
-    CellKey,
-    MeasurePlan,
-    correction_ratios,
-    gather_cells,
-    scope_hashes,
-)
+from mismatchctl.measure.reduction import CellKey, MeasurePlan, correction_ratios, gather_cells, scope_hashes
+
+BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
+"""Blocks are larger than elsewhere, because a block causes many calls per family. Values per point fit the cache."""
+FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
+"""Minimum number of sequences per block, and the limit of memory: 8 MiB per column."""
 
 
 def evaluate_metrics(
@@ -61,84 +59,12 @@ def standard_errors(
 ) -> dict[str, Float64s]:
     """Compute standard errors by the delta method, from the rows of clusters and the totals."""
     clusters, found = int(np.count_nonzero(rows["tokens"])), {}
+    factor = clusters / (clusters - 1) if clusters > 1 else np.nan
     with np.errstate(all="ignore"):
         for metric in metrics:
             influence: Any = sum(rows[name] * slope for name, slope in formula_slopes(metric, totals.__getitem__))
-            factor = clusters / (clusters - 1) if clusters > 1 else np.nan
             found[metric.key] = np.broadcast_to(np.sqrt((influence**2).sum(axis=0) * factor), grid).ravel()
     return found
-
-
-SHARED_COLUMNS = ("tokens", "sequences")
-"""Columns of every table that corrections do not change."""
-EMPTY_COLUMN = "empty_sequences"
-"""Column with the number of sequences without tokens, in the tables of totals."""
-CLUSTER_COLUMNS = (
-    "kept",
-    "touched",
-    "weight_excess",
-    "kept_excess",
-    "squared_kept_weight",
-    "sequence_weight",
-    "squared_sequence_weight",
-)
-"""Columns that are also stored by cluster, for standard errors of the main metrics and for empty prompts."""
-BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
-"""Blocks are larger than elsewhere, because a block causes many calls per family. Values per point fit the cache."""
-FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
-"""Minimum number of sequences per block, and the limit of memory: 8 MiB per column."""
-
-
-class GridLayout:
-    """Positions of the arrays of a grid in the columns of a table."""
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.shapes = shapes
-        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())]).tolist()
-        self.width = ends[-1]
-        self._places = {name: slice(*place) for name, place in zip(shapes, pairwise(ends), strict=True)}
-
-    def arrays(self, table: Float64s) -> Arrays:
-        return {name: table[:, self._places[name]].reshape(len(table), *shape) for name, shape in self.shapes.items()}
-
-
-@dataclass(frozen=True)
-class SweepPlan:
-    """The settings of one pass: the points of all studies, divided into families."""
-
-    base: MeasurePlan  # settings shared with `analyze`
-    families: tuple[CorrectionFamily, ...]  # measured in every cell
-
-    def width(self, family: CorrectionFamily) -> int:
-        """Return the approximate number of values per sequence in each column of a family."""
-        points = math.prod(family.grid)
-        return max(points, family.cells) if family.is_binned else points
-
-    def most_bytes(self, sequences: int) -> int:
-        """Return the maximum memory of cluster tables for this number of sequences."""
-        columns: int = sum(layouts.rows.width for layouts in self.layouts)
-        return 8 * columns * min(sequences, GROUP_CAP + 2 * OVERALL_CAP)
-
-    @cached_property
-    def layouts(self) -> tuple[FamilyLayouts, ...]:
-        return tuple(FamilyLayouts.build(family) for family in self.families)
-
-
-@dataclass(frozen=True)
-class FamilyLayouts:
-    """Layouts of the tables of a family: sums, maxima, and columns by cluster."""
-
-    totals: GridLayout
-    maxima: GridLayout
-    rows: GridLayout
-
-    @classmethod
-    def build(cls, family: CorrectionFamily) -> FamilyLayouts:
-        shapes = {"sum": dict.fromkeys((*SHARED_COLUMNS, EMPTY_COLUMN), (1,) * len(family.grid))}
-        for column in list_columns(family.correction, losses=False):
-            shapes.setdefault(column.merge, {})[column.name] = family.shape(column.depends_on)
-        rows = {name: shapes["sum"][name] for name in (*SHARED_COLUMNS, *CLUSTER_COLUMNS)}
-        return cls(GridLayout(shapes["sum"]), GridLayout(shapes["largest"]), GridLayout(rows))
 
 
 @dataclass(frozen=True)
@@ -158,11 +84,10 @@ class FamilySums:
 
     def __add__(self, other: FamilySums) -> FamilySums:
         """Add two sums. To save time, rows are merged only if the new parts are large."""
-        totals = self.totals + other.totals
         first, *more = rows = self.rows + other.rows
-        if 2 * sum(map(len, more)) <= len(first):
-            return replace(self, totals=totals, rows=rows)
-        return replace(self, totals=totals, rows=(merge_tables(rows, GROUP_CAP),))
+        if 2 * sum(map(len, more)) > len(first):
+            rows = (merge_tables(rows, GROUP_CAP),)
+        return FamilySums(self.totals + other.totals, rows)
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
@@ -190,71 +115,64 @@ def add_families(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list
     return [a + b for a, b in zip(some, more, strict=True)]
 
 
-def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> FamilyCells:
-    batch, names, bounds = gather_cells(batch, run, plan.base.by)
-    reduced = _reduce_cells(batch, np.repeat(np.arange(len(names)), np.diff(bounds)), len(names), plan)
-    return dict(zip(names, map(list, zip(*reduced, strict=True)), strict=True))
-
-
-def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -> list[list[FamilySums]]:
-    """Sum each family over its groups. Empty sequences contribute zero."""
-    some, scopes = batch.segments.nonempty, scope_hashes(batch, plan.base)
-    of_all = BatchRows(cells, np.zeros_like(scopes), scopes)
+def reduce_families(
+    batch: TokenBatch, run: str, plan: MeasurePlan, families: Sequence[CorrectionFamily]
+) -> FamilyCells:
+    """Sum each family over the groups of a batch. Empty sequences contribute zero."""
+    batch, names, bounds = gather_cells(batch, run, plan.by)
+    cells, scopes = np.repeat(np.arange(len(names)), np.diff(bounds)), scope_hashes(batch, plan)
+    of_all, some = BatchRows(cells, np.zeros_like(scopes), scopes), batch.segments.nonempty
     empty, all_rows = np.bincount(of_all.rows[~some], minlength=len(of_all)), of_all.rows[some]
     if not some.all():
         batch, cells, scopes = batch.take(np.flatnonzero(some)), cells[some], scopes[some]
     of_clusters = BatchRows(cells, cluster_hashes(batch), scopes)
     tables = [
-        (_FamilyTable(of_all, layouts.totals, layouts.maxima, empty), _FamilyTable(of_clusters, layouts.rows))
-        for layouts in plan.layouts
+        (_FamilyTable(of_all, layouts.totals, layouts.maxima), _FamilyTable(of_clusters, layouts.rows))
+        for layouts in (family.layouts for family in families)
     ]
-    width = max((64, *(plan.width(family) for family in plan.families)))
+    width = max((64, *(family.width for family in families)))
     sequences = max(BLOCK_VALUES // width, min(FEW_SEQUENCES, MOST_VALUES // width), 1)
     for start, block in batch.blocks(BLOCK_TOKENS, sequences):
-        ratios = correction_ratios(block, plan.base)
+        ratios = correction_ratios(block, plan)
         parts, rows = BlockParts.from_rows(all_rows[start : start + len(block)])
         clusters, of = BlockParts.from_rows(of_clusters.rows[start : start + len(block)])
         within = BlockParts(parts.index[clusters.order[clusters.firsts]], parts.count)
-        for family, layouts, (totals, by_cluster) in zip(plan.families, plan.layouts, tables, strict=True):
+        for family, (totals, by_cluster) in zip(families, tables, strict=True):
             made, trivial = block_columns(family, ratios, block, parts), (-1, *(1,) * len(family.grid))
             made.fixed["tokens"] = block.segments.sizes.reshape(trivial)
             made.fixed["sequences"] = block.segments.nonempty.astype(np.float64).reshape(trivial)
-            own = made.sum_by(layouts.rows.shapes, clusters)
+            own = made.sum_by(family.layouts.rows.shapes, clusters)
             by_cluster.add(of, own, made)
             totals.add(rows, made.totals(own, within), made)
-    return [
-        [FamilySums(whole, (rows,)) for whole, rows in zip(totals.split(count), by_cluster.split(count), strict=True)]
-        for totals, by_cluster in tables
-    ]
+    found: list[list[FamilySums]] = [[] for _ in names]
+    for totals, by_cluster in tables:
+        totals.layout.arrays(totals.sums)[EMPTY_COLUMN].T[...] = empty
+        for cell, whole, table in zip(found, totals.split(len(names)), by_cluster.split(len(names)), strict=True):
+            cell.append(FamilySums(whole, (table,)))
+    return dict(zip(names, found, strict=True))
+
+
+_NO_COLUMNS = GridLayout({})
 
 
 class _FamilyTable:
-    """Sums of a family by the rows of a batch, and the number of `empty` sequences in each row."""
+    """Sums of a family by the rows of a batch."""
 
-    def __init__(
-        self, rows: BatchRows, layout: GridLayout, maxima: GridLayout | None = None, empty: Ints | None = None
-    ) -> None:
-        self._rows, self._layout, self._largest = rows, layout, maxima
-        self._sums = np.zeros((len(rows), layout.width))
-        self._maxima = np.full((len(rows), 0 if maxima is None else maxima.width), -np.inf)
-        if empty is not None:
-            layout.arrays(self._sums)[EMPTY_COLUMN].T[...] = empty
+    def __init__(self, rows: BatchRows, layout: GridLayout, maxima: GridLayout = _NO_COLUMNS) -> None:
+        self._rows, self.layout, self._largest = rows, layout, maxima
+        self.sums = np.zeros((len(rows), layout.width))
+        self._maxima = np.full((len(rows), maxima.width), -np.inf)
 
     def add(self, rows: Ints, sums: Arrays, block: BlockColumns) -> None:
         where = as_slice(rows)
-        for name, known in self._layout.arrays(self._sums).items():
+        for name, known in self.layout.arrays(self.sums).items():
             if name != EMPTY_COLUMN:
                 known[where] += block.expand(name, sums)
-        if self._largest is not None:
-            for name, known in self._largest.arrays(self._maxima).items():
-                known[where] = np.maximum(known[where], block.maxima[name])
+        for name, known in self._largest.arrays(self._maxima).items():
+            known[where] = np.maximum(known[where], block.maxima[name])
 
     def split(self, cells: int) -> Iterator[ClusterTable]:
-        return self._rows.split(cells, self._sums, self._maxima)
-
-
-_BLOCK_VALUES = 1 << 17
-"""Number of values that are processed together, so that the values and their temporaries fit the cache."""
+        return self._rows.split(cells, self.sums, self._maxima)
 
 
 @dataclass(frozen=True)
@@ -270,10 +188,9 @@ class ClosedFamily:
     emptied: Bools  # True if the correction rejects the whole cluster, along the grid [R, ...]
 
     def take(self, cells: Ints) -> ClosedFamily:
-        chosen = np.flatnonzero(np.isin(self.cells, cells))
-        rows, totals = self.rows, {name: values[cells] for name, values in self.totals.items()}
+        chosen, rows = np.flatnonzero(np.isin(self.cells, cells)), self.rows
         return ClosedFamily(
-            totals,
+            {name: values[cells] for name, values in self.totals.items()},
             {name: values[cells] for name, values in self.maxima.items()},
             replace(rows, clusters=rows.clusters[chosen], scopes=rows.scopes[chosen], sums=rows.sums[chosen]),
             np.searchsorted(cells, self.cells[chosen]),
@@ -323,73 +240,59 @@ class FamilyRunSums:
 class FamilyCloser:
     """Computes the final sums of many groups at once. Normalization factors belong to whole groups."""
 
-    def __init__(self, family: CorrectionFamily, layouts: FamilyLayouts, groups: Sequence[ClusterTable]) -> None:
-        self.family, self.layouts = family, layouts
-        self._scopes = GroupScopes(groups)
-        rule, self._factors = family.correction.weight, None
+    def __init__(self, family: CorrectionFamily, groups: Sequence[FamilySums]) -> None:
+        self.family, tables = family, [group.totals for group in groups]
+        self._scopes, rule, self._factors = GroupScopes(tables), family.correction.weight, None
         if rule is not None and rule.normalize != "none":
-            self._factors = self._scopes.factors(rule, layouts.totals.arrays(_stack_rows([t.sums for t in groups])))
+            self._factors = self._scopes.factors(rule, family.layouts.totals.stack([table.sums for table in tables]))
 
-    def close(self, cells: Sequence[FamilySums], groups: Ints, *, keep: bool) -> ClosedFamily:
-        """Normalize the sums of groups [G] and count their clusters.
-
-        Rows are changed in place unless `keep` is set.
-        """
-        layouts, count = self.layouts, len(cells)
-        tables = [cell.totals for cell in cells]
+    def close(self, cells: Sequence[FamilySums], groups: Ints) -> ClosedFamily:
+        """Normalize the sums of cells [G] of some groups [G], and count their clusters."""
+        layouts, count, tables = self.family.layouts, len(cells), [cell.totals for cell in cells]
         of = table_numbers(tables)
-        factors: Any = self._factors_of(groups[of], tables)
-        columns = layouts.totals.arrays(_stack_rows([table.sums for table in tables]))
-        maxima = layouts.maxima.arrays(_stack_rows([table.maxima for table in tables]))
+        columns, factors = self._normalized(layouts.totals, tables, groups[of])
+        maxima = layouts.maxima.stack([table.maxima for table in tables])
         if factors is not None:
-            columns |= normalize_columns(columns, factors, self.family.correction)
             maxima |= {name: maxima[name] / factors for name in ("weight", "-weight")}
         columns["factor"] = columns["tokens"] * (1.0 if factors is None else factors)
         totals = {name: _sum_rows(values, of, count) for name, values in columns.items()}
         folded = [cell.merged for cell in cells]
-        rows, cell_of = self._rows(folded, groups, keep=keep)
+        rows, cell_of = self._rows(folded, groups)
         columns = layouts.rows.arrays(rows.sums)
         told_apart = np.array([not table.is_folded for table in folded])
         counted = (columns["tokens"].reshape(len(rows)) > 0) & told_apart[cell_of]
         emptied = counted.reshape(columns["tokens"].shape) & (columns["kept"] == 0)
         totals["clusters"] = np.bincount(cell_of, counted, count).reshape(totals["tokens"].shape)
         totals["empty_cluster"] = _sum_rows(emptied.astype(np.float64), cell_of, count)
-        largest = {name: _largest_rows(values, of, count) for name, values in maxima.items()}
+        largest = {name: np.full((count, *values.shape[1:]), -np.inf) for name, values in maxima.items()}
+        for name, values in maxima.items():
+            np.maximum.at(largest[name], of, values)
         return ClosedFamily(totals, largest, rows, cell_of, counted, emptied)
 
-    def _factors_of(self, groups: Ints, tables: Sequence[ClusterTable]) -> Float64s | None:
-        """Return the divisors of the weights in each row, if weights are normalized."""
-        if self._factors is None:
-            return None
-        return self._factors[self._scopes.find(groups, np.concatenate([table.scopes for table in tables]))]
-
-    def _rows(self, tables: Sequence[ClusterTable], groups: Ints, *, keep: bool) -> tuple[ClusterTable, Ints]:
+    def _rows(self, tables: Sequence[ClusterTable], groups: Ints) -> tuple[ClusterTable, Ints]:
         """Normalize rows by group, cluster and micro-batch, and merge micro-batches."""
         clusters, scopes = (np.concatenate([getattr(own, name) for own in tables]) for name in ("clusters", "scopes"))
-        sums, cells = _stack_rows([table.sums for table in tables]), table_numbers(tables)
-        factors = self._factors_of(groups[cells], tables)
+        cells = table_numbers(tables)
+        columns, factors = self._normalized(self.family.layouts.rows, tables, groups[cells])
+        sums = tables[0].sums if len(tables) == 1 else np.concatenate([table.sums for table in tables])
         if factors is not None:
-            sums = self._normalized(sums, factors, keep=keep)
+            sums = np.concatenate([values.reshape(len(sums), -1) for values in columns.values()], axis=1)
         if scopes.any():  # the rows of a cluster's micro-batches are adjacent
             first = np.flatnonzero(np.append(True, (clusters[1:] != clusters[:-1]) | (cells[1:] != cells[:-1])))
             sums, clusters, cells = add_rows(sums, first), clusters[first], cells[first]
         folded = any(table.is_folded for table in tables)
         return ClusterTable(clusters, np.zeros_like(clusters), sums, np.zeros((len(clusters), 0)), folded), cells
 
-    def _normalized(self, rows: Float64s, factors: Float64s, *, keep: bool) -> Float64s:
-        layout = self.layouts.rows
-        made = rows.copy() if keep or not rows.flags.writeable else rows  # arrays from another process may be read-only
-        step = max(_BLOCK_VALUES // layout.width, 1)
-        for own in (slice(start, start + step) for start in range(0, len(made), step)):
-            columns = layout.arrays(made[own])
-            for name, values in normalize_columns(columns, factors[own], self.family.correction).items():
-                columns[name][...] = values
-        return made
-
-
-def _stack_rows(tables: Sequence[Float64s]) -> Float64s:
-    """Concatenate rows. A single table is not copied, because rows can be wide."""
-    return tables[0] if len(tables) == 1 else np.concatenate(tables)
+    def _normalized(
+        self, layout: GridLayout, tables: Sequence[ClusterTable], groups: Ints
+    ) -> tuple[Arrays, Float64s | None]:
+        """Return the columns of tables, and the divisors of the weights in each row if weights are normalized."""
+        columns = layout.stack([table.sums for table in tables])
+        if self._factors is None:
+            return columns, None
+        scopes = np.concatenate([table.scopes for table in tables])
+        factors: Float64s = self._factors[self._scopes.find(groups, scopes)]
+        return columns | normalize_columns(columns, factors, self.family.correction), factors
 
 
 def _sum_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
@@ -400,11 +303,4 @@ def _sum_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
     found = np.zeros((count, *values.shape[1:]))
     if len(of):
         found[of[firsts]] = add_rows(values, firsts)
-    return found
-
-
-def _largest_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
-    """Return the maximum of rows by their index `of` [count, ...], or -inf."""
-    found = np.full((count, *values.shape[1:]), -np.inf)
-    np.maximum.at(found, of, values)
     return found

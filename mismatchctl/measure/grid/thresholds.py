@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.application import Weights, gate_bounds
 from mismatchctl.corrections.model import Correction, Gate, Weight
-from mismatchctl.measure.columns import GridAxis
+from mismatchctl.measure.columns import GridAxis, list_columns
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -68,10 +69,6 @@ def as_slice(places: Ints) -> Ints | slice:
     """Convert adjacent indices to a slice, which avoids a copy."""
     adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
     return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
-
-
-_FEW_VARIANTS = 4
-"""With at least this number of variants, matrix products are faster than sums."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +124,9 @@ class BlockColumns:
     def sum_by(self, names: Collection[str], parts: BlockParts) -> Arrays:
         """Sum some columns over other parts [parts, weights, gate variants ...]."""
         names = [*dict.fromkeys(term.name for name in names for term in self.terms.get(name, [Term(name)]))]
-        if self.flags is None or not (parts.count == 1 or parts.count * _FEW_VARIANTS < len(parts.index)):
-            return {name: parts.sum(self._of_sequences(name)) for name in names}
+        if self.flags is None:
+            values = self.fixed | self.passing
+            return {name: parts.sum(values[name]) for name in names}
         found = {name: parts.sum(self.fixed[name]) for name in names if name in self.fixed}
         found |= sum_products(self.flags, {name: self.passing[name] for name in names if name not in found}, parts)
         rest = sum_products(
@@ -137,17 +135,6 @@ class BlockColumns:
         for name, sums in rest.items():
             found[name] += sums
         return found
-
-    def _of_sequences(self, name: str) -> NDArray[Any]:
-        """Return one column of all sequences [S, weights, gate variants ...]."""
-        values = self.fixed[name] if name in self.fixed else self.passing[name]
-        if self.flags is None or name in self.fixed:
-            return values
-        with np.errstate(invalid="ignore"):
-            found: NDArray[Any] = values * self.flags
-        if not np.isfinite(found).all():  # 0 times an infinite K3 counts as 0
-            found = np.where(self.flags == 0, 0.0, found)
-        return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
 
 
 def sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
@@ -209,24 +196,12 @@ class BinIntervals:
             left = left[~split]
         return found
 
-    @cached_property
-    def _nested(self) -> int | None:
-        """Return the common start of all intervals, if there is one."""
-        one = len(self.starts) > 0 and bool((self.starts == self.starts[0]).all() and (self.stops > self.starts).all())
-        return int(self.starts[0]) if one else None
-
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
         """Sum `table` over each interval along `axis`, which then has length V.
 
         Sums are only added and never subtracted, so that values outside the interval cannot cost digits.
         """
         table = np.moveaxis(table, axis, -1)
-        if len(self.starts) == 1:
-            return np.moveaxis(table[..., self.starts[0] : self.stops[0]].sum(axis=-1, keepdims=True), -1, axis)
-        one, stops = self._nested, self.stops
-        if one is not None:
-            found = np.cumsum(table[..., one : int(stops.max())], axis=-1)[..., as_slice(stops - one - 1)]
-            return np.moveaxis(found, -1, axis)
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
             up, down = self.stops[runs] - pivot, pivot - self.starts[runs]
@@ -372,26 +347,6 @@ class WeightBounds:
         return least, most
 
 
-_CELLS_PER_EDGE, _MOST_EDGES_PER_CELL = 4, 4
-"""Size of the table that finds bins, and the density of edges from which a binary search is faster."""
-
-
-def _bin_many(edges: Float64s, values: Float64s) -> Ints:
-    """Count the edges up to each value. A table of equal cells is several times as fast as a binary search."""
-    cells, width = _CELLS_PER_EDGE * len(edges), (edges[-1] - edges[0]) if len(edges) else 0.0
-    if not (1e-300 < width < np.inf and len(values) > cells):
-        return np.searchsorted(edges, values, side="right")
-    first, scale = edges[0], (cells - 1) / width
-    starts = np.searchsorted(((edges - first) * scale).astype(np.int64), np.arange(cells))
-    if np.diff(starts, append=len(edges)).max() > _MOST_EDGES_PER_CELL:
-        return np.searchsorted(edges, values, side="right")
-    bins: Ints = starts[((np.clip(values, first, edges[-1]) - first) * scale).astype(np.int64)]
-    padded = np.append(edges, np.nan)
-    while (more := values >= padded[bins]).any():
-        bins += more
-    return bins
-
-
 @dataclass(frozen=True)
 class TokenBins:
     """Bins of a quantity per token. Most tokens are in one bin, so they need no search."""
@@ -407,7 +362,7 @@ class TokenBins:
         common = int(np.bincount(sample).argmax()) if len(sample) else 0
         low, high = np.concatenate([[-np.inf], thresholds.edges, [np.inf]])[common : common + 2]
         found = np.flatnonzero((values < low) | (values >= high))
-        return cls(thresholds, common, found, _bin_many(thresholds.edges, values[found]))
+        return cls(thresholds, common, found, thresholds.bin(values[found]))
 
     def narrow(self) -> tuple[TokenBins, Ints | None]:
         """See IntervalVariants.narrow."""
@@ -464,6 +419,42 @@ class CorrectionGrid:
         return self.base.model_copy(update={"weight": self.weights[weight], "loss": self.losses[loss], "gates": own})
 
 
+SHARED_COLUMNS = ("tokens", "sequences")
+"""Columns of every table that corrections do not change."""
+EMPTY_COLUMN = "empty_sequences"
+"""Column with the number of sequences without tokens, in the tables of totals."""
+CLUSTER_COLUMNS = (
+    "kept", "touched", "weight_excess", "kept_excess", "squared_kept_weight", "sequence_weight",
+    "squared_sequence_weight",
+)  # fmt: skip
+"""Columns that are also stored by cluster, for standard errors of the main metrics and for empty prompts."""
+
+
+class GridLayout:
+    """Positions of the arrays of a grid in the columns of a table."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.shapes = shapes
+        ends = np.cumsum([0, *(math.prod(shape) for shape in shapes.values())]).tolist()
+        self.width: int = ends[-1]
+        self._places = {name: slice(*place) for name, place in zip(shapes, pairwise(ends), strict=True)}
+
+    def arrays(self, table: Float64s) -> Arrays:
+        return {name: table[:, self._places[name]].reshape(len(table), *shape) for name, shape in self.shapes.items()}
+
+    def stack(self, tables: Sequence[Float64s]) -> Arrays:
+        """Return the arrays of all rows of several tables. A single table is not copied, because rows can be wide."""
+        return self.arrays(tables[0] if len(tables) == 1 else np.concatenate(tables))
+
+
+class GridLayouts(NamedTuple):
+    """Layouts of the tables of a family: sums, maxima, and columns by cluster."""
+
+    totals: GridLayout
+    maxima: GridLayout
+    rows: GridLayout
+
+
 @dataclass(frozen=True)
 class CorrectionFamily:
     """Corrections that differ only in bounds: all weight rules with all variants of all gates."""
@@ -514,6 +505,19 @@ class CorrectionFamily:
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)
         return math.prod(thresholds.bins for thresholds in rules)
+
+    @property
+    def width(self) -> int:
+        """Return the approximate number of values per sequence in each column."""
+        return max(math.prod(self.grid), self.cells if self.is_binned else 1)
+
+    @cached_property
+    def layouts(self) -> GridLayouts:
+        shapes = {"sum": dict.fromkeys((*SHARED_COLUMNS, EMPTY_COLUMN), (1,) * len(self.grid))}
+        for column in list_columns(self.correction, losses=False):
+            shapes.setdefault(column.merge, {})[column.name] = self.shape(column.depends_on)
+        rows = {name: shapes["sum"][name] for name in (*SHARED_COLUMNS, *CLUSTER_COLUMNS)}
+        return GridLayouts(GridLayout(shapes["sum"]), GridLayout(shapes["largest"]), GridLayout(rows))
 
     @cached_property
     def veto(self) -> int | None:
