@@ -296,8 +296,8 @@ def browse(
 ) -> TokenView:
     """Read some sequences of a dump token by token.
 
-    To compute the totals at other bounds, the command reads the whole dump. If no `vocabulary` (a tokenizer.json, a
-    tiktoken encoding, `bytes` or `ids`) is given, it is guessed from the token ids.
+    To compute the totals at other bounds, the command reads the whole dump. If no `vocabulary` (a tokenizer.json,
+    `bytes` or `ids`) is given, it is guessed from the token ids.
     """
     rows = read_rows(paths, places, rename or {}, on_bad)
     found = load_vocabulary(vocabulary, [row.ids for row in rows])

@@ -1,11 +1,10 @@
-"""Decode token ids to text with a tokenizer.json, a tiktoken encoding or bytes."""
+"""Decode token ids to text with a tokenizer.json or as bytes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -56,10 +55,8 @@ def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints
         return Vocabulary("bytes", {token: bytes([token]) for token in range(_BYTE_IDS)})
     if text in ("", "ids"):
         return Vocabulary("ids", {})
-    if Path(text).suffix == ".json" or Path(text).exists():
-        place = Path(text) / "tokenizer.json" if Path(text).is_dir() else Path(text)
-        return Vocabulary(str(place), _read_tokenizer_file(place))
-    return Vocabulary(text, _load_tiktoken(text, seen))
+    place = Path(text) / "tokenizer.json" if Path(text).is_dir() else Path(text)
+    return Vocabulary(str(place), _read_tokenizer_file(place))
 
 
 def _read_tokenizer_file(place: Path) -> dict[int, bytes]:
@@ -73,7 +70,9 @@ def _read_tokenizer_file(place: Path) -> dict[int, bytes]:
         raise ConfigError(f"--tokenizer {place}: cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise ConfigError(f"--tokenizer {place}: this file is not a tokenizer.json with a vocabulary") from None
-    letters = _byte_letters()
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(_BYTE_IDS) if byte not in plain]
+    letters = {chr(byte): byte for byte in plain} | {chr(_BYTE_IDS + place): byte for place, byte in enumerate(others)}
     by_bytes = sum("Ġ" in piece for piece in named.values()) > sum("▁" in piece for piece in named.values())
     found = {}
     for number, piece in named.items():
@@ -84,32 +83,3 @@ def _read_tokenizer_file(place: Path) -> dict[int, bytes]:
         else:
             found[number] = (piece if by_bytes else piece.replace("▁", " ")).encode("utf-8", "replace")
     return found | {number: text.encode() for number, text in added.items()}
-
-
-@cache
-def _byte_letters() -> dict[str, int]:
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    found = {chr(byte): byte for byte in plain}
-    others = [byte for byte in range(_BYTE_IDS) if byte not in plain]
-    return found | {chr(_BYTE_IDS + place): byte for place, byte in enumerate(others)}
-
-
-def _load_tiktoken(name: str, seen: set[int]) -> dict[int, bytes]:
-    try:
-        import tiktoken  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise ConfigError(
-            f"--tokenizer {name}: this file does not exist. For the name of an encoding, install tiktoken: pip "
-            "install tiktoken"
-        ) from None
-    try:
-        encoding = tiktoken.get_encoding(name)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"--tokenizer {name}: {str(error).splitlines()[0]}") from None
-    found = {}
-    for token in seen:
-        try:
-            found[token] = encoding.decode_single_token_bytes(token)
-        except KeyError:
-            continue
-    return found
