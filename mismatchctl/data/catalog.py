@@ -515,14 +515,6 @@ UNIT_TOKENS = 3 << 20
 
 
 @dataclass(frozen=True)
-class ReadPlan:
-    """The parts of all files, and the sequences that are split over several places of a file."""
-
-    units: tuple[ReadUnit, ...]
-    broken: dict[int, dict[int, str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _Survey:
     """Starts and keys of the sequences in a file with a row per token, with flags for possible cuts.
 
@@ -534,10 +526,14 @@ class _Survey:
     cuttable: Bools
 
 
-def plan_units(catalog: Catalog, skip: bool) -> ReadPlan:
+SplitSequences = Mapping[int, Mapping[int, str]]
+"""Sequences that are split over several places, by the index of the file and the row, with the problem."""
+
+
+def plan_units(catalog: Catalog, skip: bool) -> tuple[tuple[ReadUnit, ...], SplitSequences]:
     """Divide all files into parts that can be read independently.
 
-    With `skip`, files that cannot be read are removed from `catalog`.
+    With `skip`, files that cannot be read are removed from `catalog`, and split sequences are returned.
     """
     surveyed: list[tuple[DumpFile, _Survey | None]] = []
     for file in catalog.files:
@@ -559,7 +555,7 @@ def plan_units(catalog: Catalog, skip: bool) -> ReadPlan:
         if not skip:
             raise DataError(problem, file=catalog.files[number].path, row=row, column="sequence_id", remedy=remedy)
         broken.setdefault(number, {})[row] = problem
-    return ReadPlan(tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken)
+    return tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken
 
 
 def _wide_units(file: DumpFile) -> list[ReadUnit]:
@@ -569,13 +565,10 @@ def _wide_units(file: DumpFile) -> list[ReadUnit]:
         if not found or found[-1].tokens + unit.tokens > UNIT_TOKENS:
             found.append(unit)
             continue
-        first = found[-1]
-        steps = None
-        if first.step_range is not None and unit.step_range is not None:
-            steps = min(first.step_range[0], unit.step_range[0]), max(first.step_range[1], unit.step_range[1])
+        first, steps = found[-1], (*(found[-1].step_range or ()), *(unit.step_range or ()))
         found[-1] = replace(
             first,
-            step_range=steps,
+            step_range=(min(steps), max(steps)) if len(steps) == 4 else None,
             rows=first.rows + unit.rows,
             tokens=first.tokens + unit.tokens,
             sequences=first.sequences + unit.sequences,
@@ -670,24 +663,14 @@ def _find_scattered_sequences(
     """Yield (file, row, problem, remedy) for sequences that start more than once."""
     if not tables:
         return
-    import pyarrow.compute as pc
+    import polars as pl
 
-    table = pa.concat_tables(tables)
-    places = np.flatnonzero(table.column("sequence_id").is_valid().to_numpy())
-    codes = np.zeros(len(places), np.int64)
-    for column in ("run", "step", "sequence_id"):  # ranks take a tenth of the memory of a hash table
-        own = pc.rank(table.column(column), sort_keys="ascending", tiebreaker="dense").to_numpy()[places]
-        _, codes = np.unique(codes * (len(table) + 1) + own.astype(np.int64), return_inverse=True)
-    order = np.argsort(codes, kind="stable")
-    order = order[np.bincount(codes, minlength=1)[codes[order]] > 1]
-    starts = np.flatnonzero(np.diff(codes[order])) + 1
-    # One row per sequence, with places in the order of files and rows.
-    repeats = sorted(own.tolist() for own in np.split(places[order], starts) if len(own))
-    found = [place for own in repeats for place in own]
-    where = dict(zip(found, table.take(pa.array(found, pa.int64())).to_pylist(), strict=True))
-    for places in repeats:
+    keys = ["run", "step", "sequence_id"]
+    frame = pl.DataFrame(pa.concat_tables(tables)).filter(pl.col("sequence_id").is_not_null())
+    for repeats in frame.filter(pl.len().over(keys) > 1).partition_by(keys, maintain_order=True):
+        places = repeats.to_dicts()
         for before, after in [*pairwise(places), (places[1], places[0])]:
-            yield _scattered_piece(where[before], where[after], files)
+            yield _scattered_piece(before, after, files)
 
 
 def _scattered_piece(

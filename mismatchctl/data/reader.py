@@ -35,7 +35,6 @@ from mismatchctl.data.catalog import (
     DumpFile,
     FileFooter,
     HiveValue,
-    ReadPlan,
     ReadUnit,
     build_catalog,
     list_warnings,
@@ -116,10 +115,9 @@ class Dump:
         self._columns = tuple(dict.fromkeys((*REQUIRED_COLUMNS, *ALWAYS_READ_COLUMNS, *wanted, *by)))
         self._watched = tuple(column for column in watched if column not in self._columns)
         self._skip, self._mask_missing = on_bad == "skip", on_bad == "mask"
-        self._plan: ReadPlan = plan_units(catalog, self._skip)  # may remove files from `catalog`
+        self.units, self._broken = plan_units(catalog, self._skip)  # may remove files from `catalog`
         self.problems: Problems = catalog.problems
         self.files: tuple[DumpFile, ...] = tuple(catalog.files)
-        self.units: tuple[ReadUnit, ...] = self._plan.units
         self.warnings: list[str] = [*hints, *catalog.notes, *list_warnings(self.files)]
 
     def has(self, column: str) -> bool:
@@ -130,8 +128,7 @@ class Dump:
         """Return a small copy of the dump with some parts, which can be sent to another process."""
         part, own = copy.copy(self), tuple(units)
         part.files = tuple({unit.file.index: unit.file for unit in own}.values())
-        broken = {file.index: found for file in part.files if (found := self._plan.broken.get(file.index)) is not None}
-        part._plan = replace(self._plan, units=own, broken=broken)
+        part._broken = {file.index: self._broken[file.index] for file in part.files if file.index in self._broken}
         part.units, part.problems, part.warnings = own, Problems(), []
         return part
 
@@ -220,7 +217,7 @@ class Dump:
         watched = [column for column in (*self._watched, *partial) if column in file.columns]
         if file.layout == "wide":
             return read_wide(unit, columns, watched)
-        return read_long(unit, [*columns, POSITION_COLUMN], self._plan.broken.get(file.index, {}), watched)
+        return read_long(unit, [*columns, POSITION_COLUMN], self._broken.get(file.index, {}), watched)
 
     def token_ids(self, file_index: int, rows: Collection[int]) -> dict[int, NDArray[Any]]:
         """Return the ids of the valid tokens of some sequences, by row number.
@@ -329,72 +326,55 @@ def check_files(
     try:
         dump.require_tokens(sum(check.tokens for check in checks) if usable else 1)
     except DataError as error:
-        return [
-            replace(one, error=one.error or error.problem) if one.path in usable and not one.bad else one
-            for one in checks
-        ]
+        sound = [one for one in checks if one.path in usable and not one.bad]
+        return [replace(one, error=one.error or error.problem) if one in sound else one for one in checks]
     return checks
 
 
 def _check_file(
     found: UnopenedFile, footer: FileFooter | None, file: DumpFile | None, dump: Dump, names: ColumnNames
 ) -> FileCheck:
-    error = dump.problems.files.get(found.path, None if found.foreign else "the file can't be used")
+    error = None if found.foreign or file is not None else "the file can't be used"
+    error, show = dump.problems.files.get(found.path, error), escape_unprintable
     if footer is None:
         return FileCheck(found.path, found.run, error, partition=found.partition)
-    if file is None:
-        columns = names.match(footer, lenient=True)
-        return replace(_describe_columns(footer, columns, found.partition, {}, True, names), error=error)
+    columns: Mapping[str, str] = names.match(footer, lenient=True) if file is None else file.columns
+    partition: Mapping[str, HiveValue] = found.partition if file is None else file.partition
+    ignored: Mapping[str, str] = {} if file is None else file.ignored
     problems, sequences, tokens = Problems(), 0, 0
-    for unit in dump.units:
-        if unit.file.index == file.index:
-            for batch in dump.read(unit, problems):
-                sequences, tokens = sequences + len(batch), tokens + batch.tokens
+    if file is not None:
+        for unit in dump.units:
+            if unit.file.index == file.index:
+                for batch in dump.read(unit, problems):
+                    sequences, tokens = sequences + len(batch), tokens + batch.tokens
     bad = [
         BadValues(example.column, reason, problems.counts[path, reason], example.row, example.problem)
         for (path, reason), example in problems.examples.items()
     ]
-    return replace(
-        _describe_columns(footer, file.columns, file.partition, file.ignored, file.layout == "wide", names),
-        layout=file.layout,
-        sequences=sequences,
-        tokens=tokens,
-        bad=tuple(sorted(bad, key=lambda one: (one.row, one.reason))),
-    )
-
-
-def _describe_columns(
-    footer: FileFooter,
-    columns: Mapping[str, str],
-    partition: Mapping[str, HiveValue],
-    ignored: Mapping[str, str],
-    wide: bool,
-    names: ColumnNames,
-) -> FileCheck:
     used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
-    known, show = sorted({*COLUMNS_BY_NAME, *names.aliases} - used), escape_unprintable
-    absent = (column.name for column in COLUMNS if not column.required and not (wide and column.name == "position"))
+    known = sorted({*COLUMNS_BY_NAME, *names.aliases} - used)
+    hints = {name: f" (another column is {alias} already)" for name, alias in names.aliases.items()}
+    without = REQUIRED_COLUMNS if file is not None and file.layout == "long" else (*REQUIRED_COLUMNS, POSITION_COLUMN)
     return FileCheck(
         path=footer.found.path,
         run=footer.found.run,
+        error=error,
+        layout=None if file is None else file.layout,
         size=footer.size,
         rows=sum(footer.contents.rows),
         row_groups=len(footer.contents.rows),
+        sequences=sequences,
+        tokens=tokens,
         recognized=tuple(
             RecognizedColumn(name, show(actual), show(str(footer.types[actual]))) for name, actual in columns.items()
         ),
         partition=partition,
-        absent=tuple(name for name in absent if name not in columns and name not in partition),
+        absent=tuple(one.name for one in COLUMNS if one.name not in {*columns, *partition, *without}),
         ignored=ignored,
         unknown=tuple(
-            UnknownColumn(
-                show(name),
-                show(str(kind)),
-                f" (another column is {names.aliases[name]} already)"
-                if name in names.aliases
-                else suggestion(name, known),
-            )
+            UnknownColumn(show(name), show(str(kind)), hints.get(name) or suggestion(name, known))
             for name, kind in footer.types.items()
             if name not in used
         ),
+        bad=tuple(sorted(bad, key=lambda one: (one.row, one.reason))),
     )
