@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -49,9 +50,22 @@ def kind_of(value: object) -> str:
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
+_OS_PROBLEMS = {
+    errno.ENOENT: "the file does not exist", errno.EISDIR: "this is a folder, not a file",
+    errno.EACCES: "this file may not be read; change its permissions",
+}  # fmt: skip
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return the problem of a file that cannot be read, in the words of the other messages."""
+    return _OS_PROBLEMS.get(error.errno or 0) or error.strerror or str(error)
+
+
 def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return "(did you mean X?)" with the most similar known word, or ""."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    names = list(known)
+    longer = [name for name in names if word and name.startswith((f"{word}_", f"{word}-"))]
+    close = longer or difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

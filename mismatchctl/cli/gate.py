@@ -27,7 +27,7 @@ def gate(
     correction: list[str] | None = None,
     micro_batch_size: int | None = None,
     on_undecided: Literal["fail", "warn", "pass"] = "fail",
-    level: float = 0.05,
+    level: str = "0.05",
     max_skipped: str = "1%",
     max_missing: str = "5%",
     allow_different_model: bool = False,
@@ -55,6 +55,7 @@ def gate(
     kept = None if into_folder else save_baseline
     before = None if baseline == kept else baseline  # a new baseline may replace the old one
     outputs.check(kept, junit, inputs=[*inputs.files, before], baseline=kept)
+    error_level = opt.parse_share("--level", level, 0.5, "name a probability from 0 to 0.5, such as 5%")
     given = {"--baseline": baseline, "--history": history, "--save-baseline": save_baseline, "--plan": plan,
              "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
     if inputs.are_logs(given):
@@ -62,7 +63,7 @@ def gate(
         from mismatchctl.api.gate.rules import parse_rules
 
         wanted = [one for text in rule or () for one in parse_rules(text, any_name=True)]
-        verdict = judge_logs(inputs.names, wanted, level)
+        verdict = judge_logs(inputs.names, wanted, error_level)
         with out.write_together(quiet):
             _write_verdict(verdict, outputs, junit)
         _print_verdict(verdict, inputs.names, outputs)
@@ -90,12 +91,12 @@ def gate(
     if regression is not None:
         from mismatchctl.report.pages.gate import plan_document
 
-        found = plan_sample_sizes(result, rules, regression, against, level)
+        found = plan_sample_sizes(result, rules, regression, against, error_level)
         data = [need.model_dump(mode="json") for need in found]
         out.print_json_or_page(data, lambda: plan_document(found), as_json=outputs.json, quiet=quiet)
         return
     out.print_warnings(result.warnings, quiet)
-    verdict = judge(result, rules, replace(against, accept=accept), level, limits)
+    verdict = judge(result, rules, replace(against, accept=accept), error_level, limits)
     with out.write_together(quiet):
         _write_verdict(verdict, outputs, junit)
         if save_baseline is not None:

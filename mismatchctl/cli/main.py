@@ -16,6 +16,7 @@ import typer
 from mismatchctl.cli.help import HelpCommand, HelpGroup, declare_options
 from mismatchctl.cli.output import print_message
 from mismatchctl.cli.settings import has_settings, read_settings
+from mismatchctl.core.formatting import format_command
 from mismatchctl.errors import (
     EXIT_CANNOT_JUDGE,
     EXIT_INTERRUPTED,
@@ -158,16 +159,24 @@ def _report_usage_error(error: Any) -> Exception:
     text = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     for pattern, replacement in _USAGE_REPLACEMENTS:
         text = re.sub(pattern, replacement, text)
+    if (word := re.match("unknown command '(.+?)'", text)) and os.path.exists(word[1]):
+        _print_error(f"{word[0]}; to analyze this dump, type: {format_command('analyze', [word[1]])}")
+        return typer.Exit(EXIT_USAGE)
     _print_error(f"{text[:1].lower()}{text[1:]}; see {error.ctx.command_path if error.ctx else PROGRAM_NAME} -h")
     return typer.Exit(EXIT_USAGE)
 
 
 _USAGE_REPLACEMENTS = (
     (r"^No such command ", "unknown command "),
+    (r"^Got unexpected extra argument(?:s|\(s\))? \((.*)\)", r"unexpected argument \1"),
+    (r"^Invalid value for '(--\S+)':", r"\1:"),
     (r"^No such option:? ", "unknown option "),
     (r"[.:]? Did you mean (.*?)\?$", r" (did you mean \1?)"),
     (r" \(Possible options: (--\S+?)(,.*)?\)$", r" (did you mean \1?)"),
-    (r": Input should be a valid (integer|number).*", r": expected a valid \1"),
+    (r": Input should be a valid integer.*", r": expected a whole number"),
+    (r": Input should be a valid number.*", r": expected a number"),
+    (r": Input should be greater than or equal to", r": expected at least"),
+    (r": Input should be less than or equal to", r": expected at most"),
     (r": Input should", ": it should"),
 )
 """Patterns in the messages of the command-line parser, and their replacements."""

@@ -240,6 +240,8 @@ def make_folder(folder: Path) -> None:
     require_local_path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{folder}: this is a file; choose a folder") from None
     except OSError as error:
         raise ConfigError(f"{folder}: the folder cannot be created: {error.strerror or error}") from None
 

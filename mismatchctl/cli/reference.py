@@ -165,7 +165,9 @@ def presets_or_list(
     """List the presets of corrections, or show one with `show NAME`."""
     if ctx.invoked_subcommand is not None:
         if table or json:
-            raise ConfigError("write options after the command")
+            raise ConfigError(
+                f"write the options of {ctx.invoked_subcommand} after its name; --table works without a command"
+            )
     elif table:
         from mismatchctl.corrections.presets import list_traits
         from mismatchctl.frameworks.registry import load_presets

@@ -58,7 +58,7 @@ def advise(
     config: list[str] | None = None,
     batch: int | None = None,
     max_rejection: str = "100%",
-    min_ess: float = 0.0,
+    min_ess: str = "0%",
     no_rejection: bool = False,
     outputs: opt.OutputOptions,
 ) -> None:
@@ -71,12 +71,13 @@ def advise(
     from mismatchctl.report.pages.advise import advise_screen, document
 
     most = opt.parse_share("--max-rejection", max_rejection, 1, "write a share, as in 5% or 0.05")
+    least = opt.parse_share("--min-ess", min_ess, 1, "write a share, as in 90% or 0.9")
     chosen = opt.select_corrections(correction, quiet=quiet)
     yours = opt.select_corrections(None, config, framework=framework if config and framework else "", quiet=quiet)
     with out.progress_bar(quiet) as progress:
         found = run(
             sources, framework=framework, corrections=chosen, yours=yours, batch=batch,
-            limits=Limits(most, min_ess, no_rejection), rename=inputs.rename, progress=progress,
+            limits=Limits(most, least, no_rejection), rename=inputs.rename, progress=progress,
         )  # fmt: skip
     outputs.finish(
         found.to_json,

@@ -47,7 +47,7 @@ def score(
         done, summary = {"sequences": written}, f"{written:,} sequences"
     else:
         if output is None or len(named) != 2:
-            raise ConfigError("score takes a checkpoint, one dump and a folder: mismatchctl score MODEL DUMPS -o OUT")
+            raise ConfigError("score takes a checkpoint, one dump and a folder: mismatchctl score MODEL DUMP -o OUT")
         if not 0 < temperature < float("inf"):
             raise ConfigError(f"--temperature {temperature}: must be above 0 and finite")
         model = Path(named[0])

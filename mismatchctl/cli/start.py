@@ -209,6 +209,8 @@ def _read(path: Path) -> str:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return file.read()
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: this is a folder; name a Python file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: expected a Python file in UTF-8") from None
 

@@ -87,9 +87,12 @@ def _geometric_study(values: str) -> Study:
     from mismatchctl.corrections.presets import parse_correction
 
     correction = parse_correction({"name": "geo", "gates": [{"level": "geometric", "keep": [0.5, 2.0]}]})
-    axis = ThresholdAxis.parse("gates.0.keep", values, "--geo")
-    if not axis.is_numeric:
-        raise ConfigError(f"--geo {values}: write a number, a list, as in 1.5,2,3, or a range, as in 1.1:4:30")
+    try:
+        axis = ThresholdAxis.parse("gates.0.keep", values, "--geo")
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("gates.0.keep=", "")) from None
+    if not axis.is_numeric or not all(isinstance(value, float) and value > 1 for value in axis.values):
+        raise ConfigError(f"--geo {values}: write a number above 1, a list, as in 1.5,2,3, or a range, as in 1.1:4:30")
     return validate_study(Study(correction, (axis,)))
 
 

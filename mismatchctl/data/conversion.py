@@ -371,7 +371,8 @@ class _Side:
 
 def read_whole_file(path: Path) -> pa.Table:
     if not path.is_file():
-        raise DataError("the file does not exist", file=str(path))
+        problem = "this is a folder, not a file" if path.is_dir() else "the file does not exist"
+        raise DataError(problem, file=str(path), remedy="name one file")
     location = find_store(str(path)).location(str(path))
     contents = read_footer(UnopenedFile(location, escape_unprintable(str(path)), path.stem)).contents
     with find_store(location).open(location) as file:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, describe_os_error
 from mismatchctl.io.files import read_regular_file
 
 if sys.version_info >= (3, 11):
@@ -414,7 +414,7 @@ def read_text(path: str | Path) -> str:
         with _explain(str(path)):
             return decode_utf8(read_regular_file(path, MOST_SETTINGS_BYTES))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+        raise ConfigError(f"{path}: {describe_os_error(error)}; check the path") from None
 
 
 def parse_inline(text: str, where: str, *, decimal: bool = False) -> Any:

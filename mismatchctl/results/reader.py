@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.bins import K3_CAPS, LAYER_K3, LAYER_TOKENS
 from mismatchctl.core.validation import explain_error
-from mismatchctl.errors import ConfigError, DataError, kind_of
+from mismatchctl.errors import ConfigError, DataError, describe_os_error, kind_of
 from mismatchctl.io.files import read_first_bytes
 from mismatchctl.io.stores import is_remote, read_file
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
@@ -224,7 +224,7 @@ def _differ(found: float, wanted: float) -> bool:
     return largest < _LARGEST_CHECKED and abs(found - wanted) > _SAME_TOLERANCE * largest
 
 
-_REMEDY = "name a file written by analyze -o"
+_REMEDY = "name a file written by analyze -o or gate --save-baseline"
 
 
 _RESULT_START = 512
@@ -261,7 +261,7 @@ def read_json(path: str | Path, remedy: str) -> Any:
     try:
         return parse_json(decode_utf8(read_file(path)))
     except OSError as error:
-        raise DataError(error.strerror or str(error), file=str(path), remedy=remedy) from None
+        raise DataError(describe_os_error(error), file=str(path), remedy=remedy) from None
     except TextError as error:
         raise DataError(f"not JSON: {error}", file=str(path), remedy=remedy) from None
 
@@ -269,7 +269,9 @@ def read_json(path: str | Path, remedy: str) -> Any:
 def parse_result(data: Any, name: str) -> Result:
     """Convert the data of a file to a Result."""
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
-        raise DataError("not a mismatchctl result", file=name, remedy=_REMEDY)
+        other = isinstance(data, dict) and data.get("tool") == "mismatchctl"
+        problem = "this is the output of another command, not a Result" if other else "not a mismatchctl result"
+        raise DataError(problem, file=name, remedy=_REMEDY)
     if data["format"] != FORMAT:
         newer = type(data["format"]) is int and data["format"] > FORMAT
         problem = f"result format {data['format']!r}, this version reads {FORMAT}"

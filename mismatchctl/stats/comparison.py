@@ -64,6 +64,8 @@ class Allowance(BaseModel):
             if name in found or not part:
                 raise ValueError("write a share, an amount or both: 20%, 1e-4, 20% + 1e-4")
             found[name] = parse_number(part)
+            if found[name] < 0:
+                raise ValueError(f"the allowed change must not be negative, found {part}")
         return found
 
     def __str__(self) -> str:

@@ -290,7 +290,7 @@ def test_findings_are_printed_as_sentences(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "says"),
     [
-        (None, [], "No such file"),
+        (None, [], "the file does not exist"),
         ("a: [", [], "not valid YAML"),
         ("- a", [], "expected keys and values"),
         ("learning_rate: 1.0e-6", [], "--framework"),

@@ -135,7 +135,7 @@ def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
         path.mkdir()
     elif kind == "dangling":
         path.symlink_to("nowhere")
-    said = {"folder": "Is a directory", "dangling": "No such file", "missing": "No such file"}
+    said = {"folder": "this is a folder", "dangling": "does not exist", "missing": "does not exist"}
     with pytest.raises(ConfigError, match=said.get(kind, "is not a regular file")):
         read_data(path)
 

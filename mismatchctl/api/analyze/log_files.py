@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.errors import ConfigError, DataError, describe_os_error
 from mismatchctl.io.files import read_regular_file
 from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
@@ -140,7 +140,7 @@ def _read_text(place: Path) -> str:
     try:
         return decode_utf8(read_regular_file(place, MAX_LOG_BYTES))
     except (OSError, TextError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
+        problem = describe_os_error(error) if isinstance(error, OSError) else str(error)
         raise DataError(problem, file=str(place), remedy=_REMEDY) from None
 
 

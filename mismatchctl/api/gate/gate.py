@@ -188,7 +188,10 @@ def load_result(
     named = {correction.name: correction for correction in corrections}
     for rule in rules:
         if rule.correction is not None and rule.correction not in named:
-            named[rule.correction] = find_preset(rule.correction)
+            try:
+                named[rule.correction] = find_preset(rule.correction)
+            except ConfigError as error:
+                raise ConfigError(f"rule {rule.text}: {error}; `mismatchctl presets` lists them") from None
     framework = _replay_framework(rules, named)
     return analyze(
         dumps, list(named.values()), rename=rename, by=[*by], progress=progress, framework=framework,
@@ -237,6 +240,9 @@ def read_baselines(
             command="save the first one with --save-baseline FILE --accept",
         )
         raise DataError("the baseline does not exist", file=str(baseline), remedy=remedy)
+    elif not is_result(baseline):
+        remedy = f"name the accepted Result with {option('baseline')}, and pass dumps as arguments"
+        raise DataError("this is not a saved Result", file=str(baseline), remedy=remedy)
     accepted, notes = ({}, []) if history is None else _read_history(Path(history), last)
     if isinstance(baseline, Result):
         accepted[IN_MEMORY] = baseline

@@ -167,14 +167,14 @@ def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
     if text.lstrip().startswith("{"):
         return [_validate_rule(parse_inline(text, where, decimal=True), where, any_name)]
     metric, _, settings = text.partition(":")
-    needed = "A rule needs METRIC:KEY=VALUE, for example k3:max=0.1"
+    needed = "write METRIC:KEY=VALUE, for example k3:max=0.1"
     if not metric.strip() or re.search(r"[=<>]", metric):
         raise ConfigError(f"{where}: {needed}")
     data: dict[str, Any] = {"metric": metric.strip()}
     for part in filter(None, map(str.strip, settings.split(","))):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value:
-            raise ConfigError(f"{where}: {part!r} is not KEY=VALUE. {needed}")
+            raise ConfigError(f"{where}: {part!r} is not KEY=VALUE; {needed}")
         if key in data:
             raise ConfigError(f"{where}: {key} is given twice")
         data[key] = value
@@ -200,36 +200,38 @@ def _validate_rule(data: Any, where: str, any_name: bool) -> Rule:
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain_error(error, Rule)}") from None
     rule = rule.model_copy(update={"metric": canonical_name(rule.metric)})
-    _refuse_percent(rule, data, where)
-    return rule if any_name and rule.bounds else _add_default_bound(rule, where)
+    if any_name and rule.bounds:
+        return rule
+    try:
+        metric = find_target(
+            rule.metric, rule.framework, ANY_CORRECTION if rule.correction is not None else None
+        ).metric
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    _check_unit(rule, metric, data, where)
+    return rule if rule.bounds else _add_default_bound(rule, metric, where)
 
 
-def _refuse_percent(rule: Rule, data: Mapping[str, Any], where: str) -> None:
-    key = next((key for key in ("max", "min") if str(data.get(key, "")).strip().endswith("%")), None)
-    if key is None:
-        return
-    unit = ""
-    with suppress(ConfigError):  # an unknown name is reported elsewhere
-        unit = find_target(rule.metric, rule.framework, ANY_CORRECTION if rule.correction else None).metric.unit
-    if unit not in _SHARE_UNITS:
-        problem = f"{key}={data[key]}: {rule.metric} is measured in {unit}, so a percentage is not allowed"
-        remedy = f"Write {key}={getattr(rule, key):g}, or increase={data[key]} for a rise over the baseline"
-        raise ConfigError(f"{where}: {problem}. {remedy}")
+def _check_unit(rule: Rule, metric: Metric, data: Mapping[str, Any], where: str) -> None:
+    """Refuse a percentage of nats, and a share above 1, which a value never reaches."""
+    for key, bound in (("max", rule.max), ("min", rule.min)):
+        if bound is None:
+            continue
+        if metric.unit not in _SHARE_UNITS and str(data[key]).strip().endswith("%"):
+            problem = f"{key}={data[key]}: {rule.metric} is measured in {metric.unit}, so a percentage is not allowed"
+            remedy = f"Write {key}={bound:g}, or increase={data[key]} for a rise over the baseline"
+            raise ConfigError(f"{where}: {problem}. {remedy}")
+        if metric.unit == "fraction" and bound > 1:
+            remedy = f"Write {key}={bound:g}%" if bound <= 100 else "Write at most 100%"
+            raise ConfigError(f"{where}: {key}={data[key]}: {rule.metric} is a share from 0 to 1. {remedy}")
 
 
-def _add_default_bound(rule: Rule, where: str) -> Rule:
+def _add_default_bound(rule: Rule, metric: Metric, where: str) -> Rule:
     """Add the default allowed increase to a rule without a bound."""
-    if rule.bounds and rule.correction is not None:
-        return rule
-    correction = ANY_CORRECTION if rule.correction is not None else None
-    better = find_target(rule.metric, rule.framework, correction).metric.better
-    if rule.bounds:
-        return rule
-    if better not in ("low", "high"):
-        raise ConfigError(
-            f"{where}: missing bound. {rule.metric} can be too high or too low, so write max, min or both"
-        )
-    side = "increase" if better == "low" else "decrease"
+    if metric.better not in ("low", "high"):
+        problem = f"missing bound. {rule.metric} can be too high or too low, so write max, min or both"
+        raise ConfigError(f"{where}: {problem}")
+    side = "increase" if metric.better == "low" else "decrease"
     return rule.model_copy(update={side: Allowance(relative=DEFAULT_TOLERANCE)})
 
 

@@ -27,7 +27,14 @@ from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.data.importers.rows import prompt_hash, read_json_lines
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.registry import column_aliases
-from mismatchctl.io.files import is_own_output, natural_key, read_first_bytes, read_regular_file, require_regular_file
+from mismatchctl.io.files import (
+    is_baseline,
+    is_own_output,
+    natural_key,
+    read_first_bytes,
+    read_regular_file,
+    require_regular_file,
+)
 from mismatchctl.io.stores import escape_unprintable, first_error_line, walk_files
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
@@ -110,7 +117,7 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
     types, elements = pa.types, [kind.value_type for kind in kinds.values() if is_list(kind)]
     whole = any(types.is_null(kind) or types.is_integer(kind) for kind in elements)
     if not whole and not any(map(types.is_floating, (*elements, *kinds.values()))):
-        if path.suffix == ".json" and is_own_output(path):
+        if path.suffix == ".json" and (is_own_output(path) or is_baseline(path)):
             remedy = f"show it with {format_command('report', [str(path)])}"
             raise DataError("this file is a saved Result, which contains no tokens", file=str(path), remedy=remedy)
         columns = ", ".join(map(escape_unprintable, list(kinds)[:_SHOWN])) or "none"

@@ -32,7 +32,7 @@ from mismatchctl.diagnosis.layer_reports.model import (
     parse_number,
     to_finite,
 )
-from mismatchctl.errors import DataError
+from mismatchctl.errors import DataError, describe_os_error
 from mismatchctl.io.files import natural_key
 from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, parse_json
@@ -610,6 +610,6 @@ def _read_text(file: Path) -> str:
             raise DataError(f"this report is larger than the limit of {MAX_REPORT_BYTES >> 20} MiB", file=str(file))
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}", file=str(file)) from None
+        raise DataError(describe_os_error(error), file=str(file), remedy="check the path") from None
     except UnicodeDecodeError:
         raise _BinaryFileError("not a UTF-8 text file", file=str(file), remedy=KNOWN_FORMATS) from None
