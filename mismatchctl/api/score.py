@@ -21,12 +21,11 @@ from numpy.typing import ArrayLike
 
 from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.schema import REFERENCE_COLUMN
-from mismatchctl.data.arrays import ListColumn, to_numpy
-from mismatchctl.data.blocks import MASK_COLUMN
+from mismatchctl.data.blocks import MASK_COLUMN, TOKEN_IDS_COLUMN
 from mismatchctl.data.catalog import DumpFile
 from mismatchctl.data.conversion import open_parquet_dump, read_parquet_batches
+from mismatchctl.data.formats import ListColumn, to_numpy
 from mismatchctl.data.importers.rows import open_parquet_writer
-from mismatchctl.data.layouts import TOKEN_IDS_COLUMN
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.io.files import atomic_output
 from mismatchctl.io.parquet_footer import check_footer

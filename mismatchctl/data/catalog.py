@@ -23,25 +23,23 @@ from mismatchctl.core.schema import (
     VERSION_COLUMNS,
     ColumnKind,
 )
-from mismatchctl.data.arrays import (
+from mismatchctl.data.formats import (
     FLAG_TYPE,
+    MOST_SEQUENCE_TOKENS,
     NULL_TYPE,
     NUMBER_TYPE,
-    describe_type,
-    find_changes,
-    find_type_misfit,
-    is_list,
-    plain_type,
-    to_plain_array,
-    to_texts,
-)
-from mismatchctl.data.formats import (
-    MOST_SEQUENCE_TOKENS,
     FileContents,
     IntegerRange,
     MemoryTable,
+    describe_type,
+    find_changes,
+    find_type_misfit,
     format_name,
+    is_list,
+    plain_type,
     read_contents,
+    to_plain_array,
+    to_texts,
 )
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.data.problems import SORT_REMEDY, Problems

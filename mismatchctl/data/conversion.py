@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatchctl.core.schema import COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS, ColumnKind
-from mismatchctl.data.arrays import ListColumn, is_list, to_plain_array
+from mismatchctl.data.blocks import find_mismatched_lists
 from mismatchctl.data.catalog import DumpFile, read_footer, read_pieces
-from mismatchctl.data.formats import MemoryTable
+from mismatchctl.data.formats import ListColumn, MemoryTable, is_list, to_plain_array
 from mismatchctl.data.importers.rows import (
     BATCH_ROWS,
     COLUMN_TYPES,
@@ -42,7 +42,6 @@ from mismatchctl.data.importers.tables import (
     read_table,
     with_prompt_ids,
 )
-from mismatchctl.data.layouts import find_mismatched_lists
 from mismatchctl.data.paths import UnopenedFile, contains_dump
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError, suggestion

@@ -22,9 +22,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from mismatchctl.data.blocks import BATCH_TOKENS
 from mismatchctl.data.catalog import DumpFile, ReadUnit
 from mismatchctl.data.formats import MemoryTable
-from mismatchctl.data.layouts import BATCH_TOKENS
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, DataError, MismatchctlError, interface, messages_for
 from mismatchctl.io import __version__

@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.batch import TokenBatch
 from mismatchctl.core.schema import COLUMNS, COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS
-from mismatchctl.data.arrays import find_nulls, to_numpy
 from mismatchctl.data.blocks import (
     ADVANTAGES_COLUMN,
     CURRENT_COLUMN,
     MASK_COLUMN,
     POSITION_COLUMN,
+    TOKEN_IDS_COLUMN,
     DecodedBlock,
     Rows,
     assemble_batch,
+    read_long,
+    read_wide,
 )
 from mismatchctl.data.catalog import (
     ALWAYS_READ_COLUMNS,
@@ -42,7 +44,7 @@ from mismatchctl.data.catalog import (
     require_files,
     split_unit,
 )
-from mismatchctl.data.layouts import TOKEN_IDS_COLUMN, read_long, read_wide
+from mismatchctl.data.formats import find_nulls, to_numpy
 from mismatchctl.data.paths import DumpSource, UnopenedFile, discover_files, find_unread_files
 from mismatchctl.data.problems import Problems
 from mismatchctl.errors import ConfigError, DataError, option, suggestion

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.data import layouts as wide_module
-from mismatchctl.data.arrays import ListColumn
+from mismatchctl.data import blocks as wide_module
+from mismatchctl.data.formats import ListColumn
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import open_dump
 from mismatchctl.errors import ConfigError
@@ -333,7 +333,7 @@ def test_wide_and_long_formats_agree(tmp_path_factory, rows, group, drop_masked,
     in_wide = read(write(folder / "a.parquet", columns), wanted=wanted)
     path = write(folder / "a.parquet", to_long(columns, drop_masked), rows=group)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mismatchctl.data.layouts.BATCH_TOKENS", piece)
+        patch.setattr("mismatchctl.data.blocks.BATCH_TOKENS", piece)
         patch.setattr("mismatchctl.data.catalog._PIECE_ROWS", piece)
         dump = open_dump([path], wanted=wanted)
         in_long = content(dump)

@@ -18,8 +18,7 @@ from mismatchctl.core.schema import COLUMNS, ColumnKind
 from mismatchctl.core.schema import NESTED_KINDS as CONTRACT_NESTED
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import open_dump
-from mismatchctl.recorder.recorder import Recorder
-from mismatchctl.recorder.table import EXPERT_COLUMNS, NESTED_COLUMNS
+from mismatchctl.recorder.recorder import EXPERT_COLUMNS, NESTED_COLUMNS, Recorder
 
 RAGGED = [np.array([-0.5, -1.0, -0.25], np.float32), np.array([], np.float32), np.array([-2.0], np.float32)]
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.corrections.application import adjacent_segments
-from mismatchctl.data.blocks import Rows
-from mismatchctl.data.layouts import TOKEN_IDS_COLUMN
+from mismatchctl.data.blocks import TOKEN_IDS_COLUMN, Rows
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import open_dump

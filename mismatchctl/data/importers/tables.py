@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.formatting import format_command
 from mismatchctl.core.schema import COLUMNS_BY_NAME, REQUIRED_COLUMNS
-from mismatchctl.data.arrays import VALUE_KINDS, classify, is_list
+from mismatchctl.data.formats import VALUE_KINDS, classify, is_list
 from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.data.importers.rows import prompt_hash, read_json_lines
 from mismatchctl.errors import DataError
