@@ -28,15 +28,17 @@ sys.path[:0] = [str(ROOT)]
 
 from mismatchctl.api.advise.advice import MIN_LOSS_SCALE  # noqa: E402
 from mismatchctl.api.advise.advise import measure_candidates  # noqa: E402
-from mismatchctl.api.advise.candidates import MAX_REJECTION, Limits, choose_reference  # noqa: E402
-from mismatchctl.api.advise.gradient import (  # noqa: E402
+from mismatchctl.api.advise.candidates import (  # noqa: E402  # noqa: E402
+    MAX_REJECTION,
     CandidateRanking,
     GradientProducts,
+    Limits,
     choose_correction,
+    choose_reference,
+    read_samples,  # noqa: E402
     required_standard_errors,
     split_stability,
 )
-from mismatchctl.api.advise.sample import read_samples  # noqa: E402
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
 from mismatchctl.corrections.presets import parse_correction  # noqa: E402
 from mismatchctl.results.summary import find_fixable, is_uncorrectable  # noqa: E402

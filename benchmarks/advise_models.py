@@ -47,10 +47,10 @@ from benchmarks.advise_policies import (  # noqa: E402
     trained,
 )  # fmt: skip
 from mismatchctl.api.advise.candidates import (  # noqa: E402
+    RunSample,  # noqa: E402
     apply_to_sample,
     default_candidates,
 )
-from mismatchctl.api.advise.sample import RunSample  # noqa: E402
 from mismatchctl.core.batch import Segments, TokenBatch  # noqa: E402
 from mismatchctl.corrections.model import Correction  # noqa: E402
 from mismatchctl.frameworks.registry import load_presets  # noqa: E402

@@ -20,15 +20,19 @@ from hypothesis import strategies as st
 from mismatchctl.api.advise.advice import RunAdvice
 from mismatchctl.api.advise.advise import advice_notes, rank_corrections
 from mismatchctl.api.advise.candidates import (
+    GradientReference,
     Limits,
+    PromptSample,
+    RunSample,
+    Surrogate,
     apply_to_sample,
+    choose_correction,
     choose_reference,
     default_candidates,
     evaluate_candidate,
     framework_candidates,
+    read_samples,
 )
-from mismatchctl.api.advise.gradient import GradientReference, Surrogate, choose_correction
-from mismatchctl.api.advise.sample import PromptSample, RunSample, read_samples
 from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.corrections.labels import correction_label
@@ -521,7 +525,7 @@ def test_large_dumps_are_sampled_by_prompt_in_any_order(
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
     pq.write_table(table.take(order), tmp_path / "b.parquet", row_group_size=300)
     for most, sequences in ((20_000, (640, 900)), (3_000, (640, 760))):
-        monkeypatch.setattr("mismatchctl.api.advise.sample.MAX_TOKENS", most)
+        monkeypatch.setattr("mismatchctl.api.advise.candidates.MAX_TOKENS", most)
         first, second = (
             next(iter(read_samples([str(tmp_path / name)]).values())) for name in ("a.parquet", "b.parquet")
         )
@@ -534,8 +538,8 @@ def test_large_dumps_are_sampled_by_prompt_in_any_order(
 @pytest.mark.parametrize("group", [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
 def test_sampled_prompts_have_the_smallest_hashes(group: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten prompts have 900 tokens, then two responses do not fit into the limit, then one fits."""
-    monkeypatch.setattr("mismatchctl.api.advise.sample.MAX_TOKENS", 1000)
-    monkeypatch.setattr("mismatchctl.api.advise.sample.MIN_SEQUENCES", 2)
+    monkeypatch.setattr("mismatchctl.api.advise.candidates.MAX_TOKENS", 1000)
+    monkeypatch.setattr("mismatchctl.api.advise.candidates.MIN_SEQUENCES", 2)
     dump = [[(number, 90) for number in range(10)], [(20, 1200), (20, 10)], [(30, 50), (40, 60), (41, 1000)]]
     sample = PromptSample()
     for place in group:

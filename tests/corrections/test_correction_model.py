@@ -11,8 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 import mismatchctl as mm
-from mismatchctl.api.advise.candidates import apply_to_sample
-from mismatchctl.api.advise.sample import read_samples
+from mismatchctl.api.advise.candidates import apply_to_sample, read_samples
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep

@@ -17,30 +17,30 @@ from mismatchctl.api.advise.advice import (
 )
 from mismatchctl.api.advise.candidates import (
     CONVERGENCE_RANGE,
-    BiasReference,
-    Candidate,
-    Limits,
-    apply_to_sample,
-    choose_reference,
-    default_candidates,
-    evaluate_candidate,
-    framework_candidates,
-    sequence_k_hat,
-    unique_candidates,
-)
-from mismatchctl.api.advise.gradient import (
+    MIN_SEQUENCES,
     RELIABLE_SEQUENCES,
     SIGNIFICANT_STANDARD_ERRORS,
+    BiasReference,
+    Candidate,
     CandidateRanking,
     GradientMoments,
     GradientProducts,
     GradientReference,
+    Limits,
+    RunSample,
     Surrogate,
+    apply_to_sample,
     choose_correction,
+    choose_reference,
+    default_candidates,
+    evaluate_candidate,
+    framework_candidates,
+    read_samples,
     required_standard_errors,
+    sequence_k_hat,
     split_stability,
+    unique_candidates,
 )
-from mismatchctl.api.advise.sample import MIN_SEQUENCES, RunSample, read_samples
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Correction, Weight
