@@ -11,13 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mismatchctl.api.analyze.log_files import STEP_NAMES, is_event_file, is_number, parse_decimal, read_run_log
 from mismatchctl.api.analyze.run_log import (
     PARTS,
+    STEP_NAMES,
     Health,
     estimate_lag,
     find_health_names,
     fit_logged_growth,
+    is_event_file,
+    is_number,
+    parse_decimal,
+    read_run_log,
     shift_above_zero,
 )
 from mismatchctl.core.formatting import format_number

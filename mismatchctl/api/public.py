@@ -158,7 +158,7 @@ def analyze(
     arrays = {"rollout": rollout, "train": train, "mask": mask, "current": current, "advantages": advantages}
 
     from mismatchctl.api.analyze.analyze import analyze as analyze_dump
-    from mismatchctl.api.analyze.log_files import read_run_log
+    from mismatchctl.api.analyze.run_log import read_run_log
     from mismatchctl.frameworks.adapter import ReplayOptions
     from mismatchctl.frameworks.registry import default_corrections
 

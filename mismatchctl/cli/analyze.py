@@ -60,7 +60,7 @@ def analyze(
     sources, where = inputs.sources(quiet), engine.build()
 
     from mismatchctl.api.analyze.analyze import analyze as run
-    from mismatchctl.api.analyze.log_files import read_run_log
+    from mismatchctl.api.analyze.run_log import read_run_log
     from mismatchctl.api.scan import NO_MICRO_BATCHES
     from mismatchctl.frameworks.adapter import ReplayOptions
     from mismatchctl.frameworks.registry import default_corrections, load_presets

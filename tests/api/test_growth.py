@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.api.analyze.log_files import read_run_log
+from mismatchctl.api.analyze.run_log import read_run_log
 from mismatchctl.api.compare.compare import compare_growth
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.results.summary import fit_run_growth, get_summary

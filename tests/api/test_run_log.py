@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.api.analyze.log_files import read_run_log
-from mismatchctl.api.analyze.run_log import estimate_lag
+from mismatchctl.api.analyze.run_log import estimate_lag, read_run_log
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import Dtype, ReplayOptions

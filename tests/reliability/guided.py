@@ -100,7 +100,7 @@ def footer(folder: Path) -> Callable[[bytes], None]:
 def events(folder: Path) -> Callable[[bytes], None]:
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-    from mismatchctl.api.analyze.log_files import read_run_log
+    from mismatchctl.api.analyze.run_log import read_run_log
     from mismatchctl.errors import MismatchctlError
 
     place = folder / "events.out.tfevents.1"

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import mismatchctl
-from mismatchctl.api.analyze.log_files import read_run_log
+from mismatchctl.api.analyze.run_log import read_run_log
 from mismatchctl.data.formats import ArrowContents, FileContents, ParquetContents
 from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.errors import MismatchctlError

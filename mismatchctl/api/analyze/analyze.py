@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from mismatchctl.api.analyze.builder import SequenceFile, build_result, encode_rows
-from mismatchctl.api.analyze.log_files import RunLog, step_label
 from mismatchctl.api.analyze.run_log import (
     REPLAY_COLUMNS,
     LoggedSteps,
+    RunLog,
     StepTables,
     align_steps,
     build_replay_table,
@@ -24,6 +24,7 @@ from mismatchctl.api.analyze.run_log import (
     estimate_lag,
     match_metrics,
     require_shared_steps,
+    step_label,
 )
 from mismatchctl.api.scan import DumpReading, UnitBatches, add_whole_step_warning, number_micro_batches
 from mismatchctl.core.batch import Float64s, Segments, TokenBatch
