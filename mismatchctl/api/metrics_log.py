@@ -167,46 +167,28 @@ def read_logged_values(path: str | Path) -> list[LoggedValues]:
 
 def is_run_log(path: str | Path) -> bool:
     """Return True if a path is a log of metrics by step instead of a dump."""
-    with suppress(OSError):  # the code that opens it reports the problem
-        return _is_run_log(Path(path))
-    return False
-
-
-def _is_run_log(place: Path) -> bool:
-    if place.is_dir():
-        return any(map(is_event_file, walk_files(place))) and not contains_dump(str(place))
-    if not place.is_file():
-        return False
-    if is_event_file(place):
-        return True
+    place = Path(path)
     suffix = place.suffix.lower()
-    if suffix == ".json" and b'"mismatchctl"' in read_first_bytes(place, _SIGNATURE_BYTES):
-        return False  # a Result
-    if suffix == ".csv":
-        heads = _heads(place)
-        return any(head.lower() in STEP_NAMES for head in heads) and not _names_log_probs(heads)
-    if suffix in (".jsonl", ".ndjson", ".json"):
-        record = first_record(place)
-        if record is None:
-            return False
-        if isinstance(record.get("log_history"), list):
-            return True
-        nested = record.get("data")
-        values = nested if isinstance(nested, Mapping) else record
-        steps = any(name in found for found in (record, values) for name in STEP_NAMES)
-        scalars = any(isinstance(value, (int, float)) and name not in STEP_NAMES for name, value in values.items())
-        texts = {"input", "output"} <= record.keys() or "prompt" in record
-        lists = any(isinstance(value, list) for value in values.values())
-        return steps and scalars and not texts and not lists and not _names_log_probs(values)
+    with suppress(OSError, csv.Error):  # the code that opens it reports the problem
+        if place.is_dir():
+            return any(map(is_event_file, walk_files(place))) and not contains_dump(str(place))
+        if not place.is_file() or is_event_file(place):
+            return place.is_file()
+        if suffix == ".csv":
+            heads = next(csv.reader(read_first_bytes(place, _HEAD).decode("utf-8-sig", "replace").splitlines()), [])
+            return any(head.lower() in STEP_NAMES for head in heads) and not _names_log_probs(heads)
+        is_result = suffix == ".json" and b'"mismatchctl"' in read_first_bytes(place, _SIGNATURE_BYTES)
+        record = None if is_result or suffix not in (".jsonl", ".ndjson", ".json") else first_record(place)
+        if record is not None:
+            nested = record.get("data")
+            values = nested if isinstance(nested, Mapping) else record
+            steps = any(name in found for found in (record, values) for name in STEP_NAMES)
+            scalars = any(isinstance(value, (int, float)) and name not in STEP_NAMES for name, value in values.items())
+            texts = {"input", "output"} <= record.keys() or "prompt" in record
+            lists = any(isinstance(value, list) for value in values.values())
+            is_row = steps and scalars and not texts and not lists and not _names_log_probs(values)
+            return is_row or isinstance(record.get("log_history"), list)
     return False
-
-
-def _heads(path: Path) -> list[str]:
-    try:
-        text = read_first_bytes(path, _HEAD).decode("utf-8-sig", "replace")
-        return next(csv.reader(text.splitlines()), [])
-    except (OSError, csv.Error):
-        return []
 
 
 def _names_log_probs(names: Any) -> bool:
@@ -215,31 +197,27 @@ def _names_log_probs(names: Any) -> bool:
     return any(name in COLUMNS_BY_NAME and COLUMNS_BY_NAME[name].per_token for name in columns)
 
 
-def analyze_log(path: str | Path) -> LogAnalysis:
-    """Read a log, recognize its mismatch metrics, and measure their trend."""
-    found = read_logged_values(path)
-    names = [name for run in found for name, values in run.values.items() if any(value is not None for value in values)]
-    runs = tuple(run for run in map(_analyze_run, found) if run is not None)
-    if not runs:
-        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise DataError(
-            f"this log contains no known mismatch metric; it contains {shown}",
-            file=str(path),
-            remedy="log mismatch metrics: docs/guides/files.md lists the setting of each framework",
-        )
-    return LogAnalysis(str(path), runs, len(names))
-
-
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Read several logs. If two runs have the same name, the name of their file is used."""
-    found = [analyze_log(path) for path in paths]
-    counts = Counter(run.name for one in found for run in one.runs)
-    runs = tuple(
-        run if counts[run.name] == 1 else replace(run, name=f"{one.path}: {run.name}")
-        for one in found
-        for run in one.runs
-    )
-    return LogAnalysis(", ".join(one.path for one in found), runs, sum(one.names for one in found))
+    """Read logs, recognize their mismatch metrics, and measure the trend of each metric.
+
+    If two runs have the same name, the name of their file is used.
+    """
+    found: list[tuple[str | Path, LoggedRun]] = []
+    count = 0
+    for path in paths:
+        logged = read_logged_values(path)
+        names = [name for run in logged for name, values in run.values.items() if any(v is not None for v in values)]
+        runs = [run for run in map(_analyze_run, logged) if run is not None]
+        if not runs:
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            problem = f"this log contains no known mismatch metric; it contains {shown}"
+            remedy = "log mismatch metrics: docs/guides/files.md lists the setting of each framework"
+            raise DataError(problem, file=str(path), remedy=remedy)
+        found += ((path, run) for run in runs)
+        count += len(names)
+    same = Counter(run.name for _, run in found)
+    named = (run if same[run.name] == 1 else replace(run, name=f"{path}: {run.name}") for path, run in found)
+    return LogAnalysis(", ".join(map(str, paths)), tuple(named), count)
 
 
 def _runs(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
@@ -285,21 +263,17 @@ def _meanings(name: str) -> dict[LoggedMetric, list[str]]:
     """Return the mismatch metrics that frameworks log under this name."""
     first, _, rest = name.partition("/")
     for candidate in (name, *([rest] if rest and first.lower() in _PREFIXES else [])):
+        named = (candidate, candidate.replace("/all/", "/"))  # the mean over environments
         found = {
             meaning: titles for meaning, titles in find_meanings(candidate).items()
             if meaning.basis in ("train/rollout", "current/rollout")
-            and _is_called(meaning.name, candidate)
+            # with or without the panel prefix
+            and (meaning.name in named or ("_" in candidate and meaning.name.rpartition("/")[2] == candidate))
             and not _OF_LOSS.search(meaning.quantity)
         }  # fmt: skip
         if found:
             return found
     return {}
-
-
-def _is_called(name: str, logged: str) -> bool:
-    """Return True if a logged name equals a framework's name, with or without the panel prefix."""
-    plain = logged.replace("/all/", "/")  # the mean over environments
-    return name in (logged, plain) or (name.rpartition("/")[2] == logged and "_" in logged)
 
 
 def _rank(name: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from mismatchctl.api.metrics_log import analyze_log, change_text, is_run_log
+from mismatchctl.api.metrics_log import analyze_logs, change_text, is_run_log
 from mismatchctl.errors import DataError
 from tests.cli.command import run
 from tests.factories.format_files import FORMATS, make_rows, write_truth
@@ -67,7 +67,7 @@ def planted(seed: int = 0, steps: int = 40) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("name", ["run.csv", "run.jsonl", "trainer_state.json", "tensorboard"])
 def test_trend_and_order_are_found(name: str, tmp_path: Path) -> None:
-    (found,) = analyze_log(write_log(tmp_path / name, planted())).runs
+    (found,) = analyze_logs([write_log(tmp_path / name, planted())]).runs
     assert found.framework == "verl"
     assert [one.name for one in found.order] == ["actor/grad_norm", "rollout_corr/k3_kl", "critic/rewards/mean"]
     assert found.lead.name == "rollout_corr/k3_kl"
@@ -86,7 +86,7 @@ def test_trend_and_order_are_found(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("framework", NAMES)
 def test_names_of_every_framework_are_recognized(framework: str, tmp_path: Path) -> None:
     values = [0.01 + 0.0001 * place for place in range(20)]
-    found = analyze_log(write_log(tmp_path / "a.jsonl", {NAMES[framework]: values, "reward": values}))
+    found = analyze_logs([write_log(tmp_path / "a.jsonl", {NAMES[framework]: values, "reward": values})])
     assert [one.name for one in found.runs[0].mismatch] == [NAMES[framework]]
     assert framework in found.runs[0].lead.meaning
 
@@ -121,7 +121,7 @@ def test_runs_of_one_export_are_separated(tmp_path: Path) -> None:
     ]
     path = tmp_path / "two.csv"
     path.write_text("\n".join(lines).replace("train/k3", "rollout_corr/k3_kl") + "\n")
-    found = {one.name: one.lead.growth.verdict for one in analyze_log(path).runs}
+    found = {one.name: one.lead.growth.verdict for one in analyze_logs([path]).runs}
     assert found == {"a": "steady", "b": "grew"}
 
 
@@ -138,7 +138,7 @@ def test_logs_are_distinguished_from_dumps(tmp_path: Path) -> None:
 
 def test_logs_without_known_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="this log contains no known mismatch metric; it contains reward, loss"):
-        analyze_log(write_log(tmp_path / "a.jsonl", {"reward": [1.0, 2.0], "loss": [1.0, 2.0]}))
+        analyze_logs([write_log(tmp_path / "a.jsonl", {"reward": [1.0, 2.0], "loss": [1.0, 2.0]})])
     failed = run("analyze", write_log(tmp_path / "b.csv", planted()), "-c", "token_tis", code=2)
     assert "is a metrics log without tokens; leave out --correction" in failed.stderr
     write_truth(tmp_path / "a.parquet", make_rows())
