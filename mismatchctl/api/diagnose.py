@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.scan import DumpReading
@@ -32,18 +32,18 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose the mismatch of each run. Values that other commands reject are used as evidence.
 
-    Args:
-        paths: files, folders, globs. Each is one run, unless a `run` column names the runs.
-        rename: canonical column -> name in the files.
-        by: columns that may identify a deviating worker, rank or data source, as `worker` does.
-        threads: blocks of rows read at the same time in this process, without an `engine`.
-        progress: called with (tokens read, tokens expected).
-        engine: reads the dump. The findings do not depend on the engine.
-
-    Raises:
-        DataError: a dump cannot be read, has no tokens, or has only masked tokens without findings.
-        ConfigError: the dump lacks a `--by` or `--column`.
+    The columns in `by` may identify a deviating worker, rank or data source, as the column `worker` does.
     """
+
+    @cache
+    def growths() -> dict[str, Growth]:
+        """Measure the growth of K3 as `analyze` does, in a second pass that only runs if a cause needs it."""
+        try:
+            measured = analyze(paths, rename=rename, threads=threads, engine=engine, findings=False)
+            return {name: fit_run_growth(run) for name, run in measured.runs.items()}
+        except (DataError, ConfigError):
+            return {}
+
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=DIAGNOSIS_COLUMNS)
     collector, reading = make_collector(dump, by), DumpReading(dump)
     for found, _ in reading.parts(collector.empty(), engine or LocalEngine(threads), progress):
@@ -51,14 +51,13 @@ def diagnose(
     problems = reading.problems
     held = (evidence.sample and evidence.sample.rows.segments.tokens for evidence in collector.runs.values())
     if not any(held) and not any(evidence.unfit for evidence in collector.runs.values()):
-        nothing = DataError(
-            "the dump does not contain tokens", file=dump.files[0].path, remedy="pass a dump with tokens"
-        )
+        problem = "the dump does not contain tokens"
+        nothing = DataError(problem, file=dump.files[0].path, remedy="pass a dump with tokens")
         raise problems.no_tokens_error() or nothing
     files = [file.path for file in dump.files]
-    growths = _GrowthReader(paths, rename, threads, engine)
     judged = {
-        run: collector.findings(run, files, partial(growths.of, run)) for run in sorted(collector.runs, key=natural_key)
+        run: collector.findings(run, files, partial(lambda name: growths().get(name), run))
+        for run in sorted(collector.runs, key=natural_key)
     }
     runs = {run: findings for run, (findings, _) in judged.items()}
     sides = {run: side for run, (_, side) in judged.items() if side is not None}
@@ -69,30 +68,6 @@ def diagnose(
         raise problems.no_tokens_error() or DataError("no token is valid", file=dump.files[0].path, remedy=remedy)
     warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
     return Diagnosis(runs, sides, noise, warnings, problems)
-
-
-class _GrowthReader:
-    """Measures the growth of K3 as `analyze` does, in a second pass that only runs if a cause needs it."""
-
-    def __init__(
-        self,
-        paths: Sequence[DumpSource],
-        rename: Mapping[str, str] | None,
-        threads: int | None,
-        engine: Engine | None,
-    ) -> None:
-        self._measure = partial(analyze, paths, rename=rename, threads=threads, engine=engine, findings=False)
-
-    def of(self, run: str) -> Growth | None:
-        """Return the growth of a run, or None if `analyze` cannot read the dump."""
-        return self._all.get(run)
-
-    @cached_property
-    def _all(self) -> dict[str, Growth]:
-        try:
-            return {name: fit_run_growth(run) for name, run in self._measure().runs.items()}
-        except (DataError, ConfigError):
-            return {}
 
 
 def _estimate_noise(evidence: Evidence) -> LogitNoise | None:
