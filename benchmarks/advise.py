@@ -35,7 +35,7 @@ from mismatchctl.api.advise.candidates import (  # noqa: E402  # noqa: E402
     Limits,
     choose_correction,
     choose_reference,
-    read_samples,  # noqa: E402
+    read_samples,
     required_standard_errors,
     split_stability,
 )

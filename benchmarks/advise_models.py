@@ -47,7 +47,7 @@ from benchmarks.advise_policies import (  # noqa: E402
     trained,
 )  # fmt: skip
 from mismatchctl.api.advise.candidates import (  # noqa: E402
-    RunSample,  # noqa: E402
+    RunSample,
     apply_to_sample,
     default_candidates,
 )
