@@ -69,9 +69,13 @@ def weights(
     age: Values | float | None = None,
     micro_batches: int | Values | None = None,
 ) -> tuple[Values, Values]:
-    """Return the importance weights by which a trainer multiplies the token losses, and flags of the kept tokens.
+    """Return importance weights, and flags of the tokens that a correction keeps.
 
-    The weights are detached from the gradient of the log-probs.
+    A trainer multiplies the loss of each token by the weight of the token. The weights are detached from the gradient
+    of the log-probs.
+
+    >>> mm.weights([[-1.0, -2.0]], [[-1.0, -0.5]], correction="token_tis")
+    ([[1.0, 2.0]], [[True, True]])
 
     Args:
         rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
@@ -155,6 +159,9 @@ def keep(
 ) -> Values:
     """Return flags of the tokens that a correction keeps.
 
+    >>> mm.keep([[-1.0, -2.0]], [[-1.0, -0.5]], correction={"gates": [{"keep": [0.5, 2.0]}]})
+    [[True, False]]
+
     Args:
         rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
         train: Log-probs of the trainer, in the layout of `rollout`.
@@ -184,13 +191,16 @@ def keep(
 def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """Return the mean of rollout minus train log-prob over the valid tokens, in nats.
 
+    >>> round(mm.k1([[-1.0, -2.0]], [[-1.1, -2.0]]), 2)
+    0.05
+
     Args:
         rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
         train: Log-probs of the trainer, in the layout of `rollout`.
         mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
 
     Returns:
-        A float. NaN if there are no valid tokens.
+        A number, or NaN if no token is valid.
 
     Raises:
         DataError: The values are not log-probs, or differ in shape.
@@ -205,13 +215,18 @@ def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
 def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """Return the mean of half the squared log ratio over the valid tokens, in nats.
 
+    The log ratio is train minus rollout log-prob.
+
+    >>> round(mm.k2([[-1.0, -2.0]], [[-1.1, -2.0]]), 4)
+    0.0025
+
     Args:
         rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
         train: Log-probs of the trainer, in the layout of `rollout`.
         mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
 
     Returns:
-        A float. NaN if there are no valid tokens.
+        A number, or NaN if no token is valid.
 
     Raises:
         DataError: The values are not log-probs, or differ in shape.
@@ -226,13 +241,16 @@ def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
 def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """Return the mean of exp(x) - 1 - x over the valid tokens in nats, where x is train minus rollout log-prob.
 
+    >>> round(mm.k3([[-1.0, -2.0]], [[-1.1, -2.0]]), 6)
+    0.002419
+
     Args:
         rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
         train: Log-probs of the trainer, in the layout of `rollout`.
         mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
 
     Returns:
-        A float. NaN if there are no valid tokens.
+        A number, or NaN if no token is valid.
 
     Raises:
         DataError: The values are not log-probs, or differ in shape.
@@ -249,14 +267,21 @@ def ess(
 ) -> float:
     """Return the effective sample size of the importance ratios, as a share of the number of ratios.
 
+    An importance ratio is the trainer's probability divided by the rollout engine's probability. The effective sample
+    size is 1 if all ratios are equal, and falls to 0 as few ratios dominate.
+
+    >>> round(mm.ess([[-1.0, -2.0]], [[-1.1, -2.0]]), 4)
+    0.9975
+
     Args:
         rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
         train: Log-probs of the trainer, in the layout of `rollout`.
         mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
-        level: "token" for the ratios of tokens, "sequence" for their products over sequences.
+        level: `"token"` for the ratios of tokens, `"sequence"` for their products over sequences (clamped to e^-20 and
+            e^20).
 
     Returns:
-        A float. NaN if there are no valid tokens.
+        A number, or NaN if no token is valid.
 
     Raises:
         DataError: The values are not log-probs, or differ in shape.
@@ -272,14 +297,21 @@ def chi2(
 ) -> float:
     """Return the mean squared importance ratio minus 1.
 
+    An importance ratio is the trainer's probability divided by the rollout engine's probability. The value is 0 if the
+    two policies are equal. It estimates the chi-squared divergence of the trainer from the rollout engine.
+
+    >>> round(mm.chi2([[-1.0, -2.0]], [[-1.1, -2.0]]), 5)
+    -0.09063
+
     Args:
         rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
         train: Log-probs of the trainer, in the layout of `rollout`.
         mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
-        level: "token" for the ratios of tokens, "sequence" for their products over sequences.
+        level: `"token"` for the ratios of tokens, `"sequence"` for their products over sequences (clamped to e^-20 and
+            e^20).
 
     Returns:
-        A float. NaN if there are no valid tokens.
+        A number, or NaN if no token is valid.
 
     Raises:
         DataError: The values are not log-probs, or differ in shape.

@@ -188,6 +188,7 @@ def pair(rollout: StrPath, train: StrPath, on: Texts = ()) -> pa.Table:
 
     Args:
         rollout: Responses of an engine, or a table with the rollout's log-probs.
+            Example: `mm.analyze(mm.pair("rollout.jsonl", "train.parquet"))`.
         train: The trainer's log-probs of the same sequences.
         on: Columns that identify a row. Default: the id column that the two files share. Example: `on="id"`.
 
@@ -516,7 +517,7 @@ def lint(
     Args:
         config: A file (YAML, JSON, launch script) or a mapping, in the framework's own keys.
             Example: `mm.lint("trainer.yaml")`.
-        *dumps: Dumps on which the effect of the configuration is measured.
+        *dumps: Measure the effect of the configuration on these dumps.
         framework: Framework of the configuration: NAME or NAME@VERSION. Default: detected from the keys.
         columns: Column names of the dump format -> names in your files.
 
@@ -641,6 +642,9 @@ def _list_targets(
 def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[str, float | None]:
     """Return every metric of the mismatch that `analyze` computes, by name.
 
+    >>> round(mm.metrics([[-1.0, -2.0]], [[-1.1, -2.0]])["k3"], 6)
+    0.002419
+
     Args:
         rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
         train: Log-probs of the trainer, in the layout of `rollout`.
@@ -662,8 +666,11 @@ def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[
 def preset(name: str) -> Correction:
     """Return the correction of a preset.
 
+    >>> mm.preset("token_tis").weight.truncate
+    2.0
+
     Args:
-        name: One of `mm.presets()`. Example: `mm.preset("token_tis")`.
+        name: One of `mm.presets()`.
 
     Raises:
         ConfigError: The preset does not exist.
@@ -675,7 +682,11 @@ def preset(name: str) -> Correction:
 
 @public_function
 def presets() -> dict[str, Preset]:
-    """Return all presets by name: first the generic presets, then the presets of each framework."""
+    """Return all presets by name: first the generic presets, then the presets of each framework.
+
+    >>> mm.presets()["token_tis"].correction.about
+    'Token importance weights, truncated at 2.'
+    """
     from mismatchctl.frameworks.registry import load_presets as all_presets
 
     return dict(all_presets())
@@ -707,7 +718,7 @@ def read_result(path: StrPath) -> Result:
     """Read a Result that `result.save` or `mismatchctl analyze -o` wrote.
 
     Args:
-        path: The JSON file, local or in an object store.
+        path: The JSON file, local or in an object store. Example: `mm.read_result("result.json").k3.value`.
 
     Raises:
         DataError: The file is missing or incomplete, or has an unknown format.

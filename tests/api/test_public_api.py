@@ -758,6 +758,14 @@ def test_the_examples_of_the_guide_run() -> None:
     assert [name for name in FUNCTIONS if f"mm.{name}(" not in shown] == []
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstrings_have_an_example_that_runs(name: str) -> None:
+    text = inspect.getdoc(getattr(mm, name)) or ""
+    assert ">>> " in text or re.search(r"Example:\s+`", text)
+    examples = doctest.DocTestParser().get_doctest(text, {"mm": mm}, name, None, 0)
+    assert doctest.DocTestRunner().run(examples).failed == 0
+
+
 def test_run_names_are_escaped() -> None:
     """Run names come from folder names, so terminals and notebooks must escape them."""
     name = "<script>alert(1)</script>\x1b[31m\u202e"
