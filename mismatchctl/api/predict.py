@@ -298,7 +298,7 @@ def _draw_batches(
 
 
 def _draw_from_urn(clusters: int, prior: float, shape: tuple[int, int], random: np.random.Generator) -> Ints:
-    """Draw prompts from Polya's urn, in which each drawn prompt gains weight 1 [prompts, batches].
+    """Draw prompts from Polya's urn [prompts, batches]. Each drawn prompt gains weight 1.
 
     The counts have the distribution of multinomial draws with random (Dirichlet) weights. In a small batch, they need
     far fewer random numbers.

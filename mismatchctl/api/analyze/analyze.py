@@ -163,43 +163,34 @@ def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel
 
 
 def analyze(
-    # files, folders, globs, tables in memory. Each is one run, unless a `run` column names the runs.
     paths: Sequence[DumpSource],
-    corrections: Sequence[Correction] = (),  # corrections to compare, with unique names
+    corrections: Sequence[Correction] = (),  # to compare, with unique names
     *,
     rename: Mapping[str, str] | None = None,  # canonical column -> name in the files
     # columns to break metrics down by. `turn` treats each turn of a response as a sequence, without corrections.
     by: Sequence[str] = (),
-    # "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and counts the
-    # tokens that are NaN or null
     on_bad: Literal["error", "skip", "mask"] = "error",
-    threads: int | None = None,  # blocks of rows read at the same time in this process, without an `engine`
+    threads: int | None = None,  # without an `engine`
     progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
-    # replay each step with each correction that the framework supports. Memory grows by one step.
-    framework: Framework | None = None,
-    replay: ReplayOptions = DEFAULT_REPLAY_OPTIONS,  # how the framework's steps are replayed, by default in float64
-    log: RunLog | None = None,  # metrics that the run logged. They are stored and compared with the replay.
-    # rows of a step in each micro-batch for the normalization of weights, if there is no `micro_batch` column. The dump
-    # is then read twice. None: the whole step, with a warning.
+    framework: Framework | None = None,  # replay each step with each correction. Memory grows by one step.
+    replay: ReplayOptions = DEFAULT_REPLAY_OPTIONS,
+    log: RunLog | None = None,
+    # without a `micro_batch` column, the dump is read twice. None: the whole step, with a warning.
     micro_batch_size: int | None = None,
-    # keep complete cluster tables, including drift and corrections. The Result can then be judged without limits, but
-    # its size is not limited either.
-    every_cluster: bool = False,
-    findings: bool = True,  # True to also find causes of the mismatch
-    # device for the arithmetic. auto: a GPU of this process if there is one and the dump is large.
+    every_cluster: bool = False,  # complete cluster tables, also of drift and corrections, of any size
+    findings: bool = True,
     device: Device = "auto",
-    engine: Engine | None = None,  # reads the dump. The result does not depend on the engine.
-    # name of an accepted Result, and the Result. The summary compares K3 with its K3.
-    baseline: tuple[str, Result] | None = None,
-    # surrogate losses to measure every correction with, instead of its own (see `correction.losses`). Several losses
-    # give one correction each, called `NAME [LOSS]`. A replayed framework has its own loss.
+    engine: Engine | None = None,
+    baseline: tuple[str, Result] | None = None,  # name of an accepted Result, and the Result
+    # measure every correction with these losses, instead of its own. Several give corrections called `NAME [LOSS]`. A
+    # replayed framework has its own loss.
     losses: Sequence[str] = (),
     # corrections of which only the rejected share and the remaining K3 are measured, for a figure. Those that need
     # other columns or a whole step are left out.
     presets: Sequence[Correction] = (),
 ) -> Result:
-    """Measure the mismatch of a dump and the effect of each correction, in one pass."""
+    """Measure the mismatch of a dump and the effect of each correction, in one pass. See `mm.analyze`."""
     replayed, corrections = corrections, _combine_with_losses(corrections, losses)
     extra = () if framework is None else REPLAY_COLUMNS
     columns = tuple(column for column in by if column != TURN_COLUMN)
