@@ -7,7 +7,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from mismatchctl.corrections.application import Selection, Trim, measure_gate
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.data.blocks import Rows
 from mismatchctl.data.catalog import ReadUnit
-from mismatchctl.data.engines import Engine, MergeablePart, list_shards
+from mismatchctl.data.engines import Engine, list_shards
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump
@@ -162,19 +163,11 @@ def _split_by_step(batch: TokenBatch, run: str) -> Iterator[tuple[RunStep, Ints,
 
 
 OPTIONAL_COLUMNS = (
-    "current_log_probs",
-    "advantages",
-    "reward",
-    "prompt_id",
-    "sequence_id",
-    "step",
-    "run",
-    *VERSION_COLUMNS,
-)
+    "current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run", *VERSION_COLUMNS,
+)  # fmt: skip
 """Optional columns that are read if a correction or metric uses them."""
 GroupMayGrow = Callable[[str, LabelValue], bool]
 """Returns True if more data of (run, step) may follow."""
-MergeableT = TypeVar("MergeableT", bound=MergeablePart)
 
 
 class UnitBatches:
@@ -212,36 +205,27 @@ class UnitBatches:
         self.tokens.update(dict(zip(files.tolist(), tokens.astype(int).tolist(), strict=True)))
 
 
-class BatchTask(Protocol):
-    """A computation on the batches of a block of rows. The task's fields determine the result."""
-
-    def __call__(self, batches: UnitBatches, run: str, /) -> Any:
-        """Compute the result of one block of rows."""
+BatchTask = Callable[[UnitBatches, str], Any]
+"""A computation on the batches of one block of rows. Rows without a run belong to the run that is passed."""
 
 
 @dataclass(frozen=True)
-class ShardResult(Generic[MergeableT]):
+class _PartResult:
     """Result of a part of the dump, with the valid tokens by file and the problems."""
 
-    part: MergeableT
-    tokens: dict[int, int]
+    part: Any
+    tokens: Counter[int]
     problems: Problems
 
-    def __add__(self, other: ShardResult[MergeableT]) -> ShardResult[MergeableT]:
-        tokens = Counter(self.tokens) + Counter(other.tokens)
-        return ShardResult(self.part + other.part, dict(tokens), self.problems + other.problems)
+    def __add__(self, other: _PartResult) -> _PartResult:
+        return _PartResult(self.part + other.part, self.tokens + other.tokens, self.problems + other.problems)
 
 
-@dataclass(frozen=True)
-class _UnitTask:
-    work: BatchTask
-    micro_batches: MicroBatches | None = None
-    trims: TrimThresholds = field(default_factory=TrimThresholds)
-
-    def __call__(self, dump: Dump, unit: ReadUnit) -> ShardResult[Any]:
-        batches = UnitBatches(dump, unit, self.micro_batches, self.trims)
-        made = self.work(batches, unit.file.run)
-        return ShardResult(made, dict(batches.tokens), batches.problems)
+def _read_part(
+    work: BatchTask, micro_batches: MicroBatches | None, trims: TrimThresholds, dump: Dump, unit: ReadUnit
+) -> _PartResult:
+    batches = UnitBatches(dump, unit, micro_batches, trims)
+    return _PartResult(work(batches, unit.file.run), batches.tokens, batches.problems)
 
 
 class DumpReading:
@@ -285,7 +269,7 @@ class DumpReading:
     ) -> Iterator[tuple[Any, GroupMayGrow]]:
         """Yield the results in input order, with a function that returns True if a run and step can occur again."""
         later, done = _OpenGroups(self.dump.units), 0
-        reading = _UnitTask(work, micro_batches, find_trims(self.dump, self._corrections))
+        reading = partial(_read_part, work, micro_batches, find_trims(self.dump, self._corrections))
         for shard, read in engine.map(reading, self.dump, list_shards(self.dump)):
             self.problems = self.problems + read.problems
             for file, tokens in read.tokens.items():
