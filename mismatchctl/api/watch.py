@@ -59,6 +59,11 @@ class DumpWatcher:
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     unfinished: tuple[str, ...] = field(default=(), init=False)
+    _files: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)  # size and time at the last look
+    # what was reported: metrics by run and step, answers by run, notes about skipped data
+    _steps: dict[tuple[str, object], tuple[object, ...]] = field(default_factory=dict, init=False)
+    _answers: dict[str, object] = field(default_factory=dict, init=False)
+    _left_out: set[str] = field(default_factory=set, init=False)
 
     def snapshots(self) -> Iterator[Snapshot | None]:
         """Yield the result of each check that found new data.
@@ -66,11 +71,10 @@ class DumpWatcher:
         If there are no files yet, yield None once.
         """
         engine = LocalEngine(self.threads)
-        files, memory, before = _FileMonitor(), _ReportedState(), None
-        failures: list[DataError] = []
+        before, failures = None, list[DataError]()
         since, reported_empty = self.clock(), False
         while True:
-            whole, waiting = files.look(self.paths)
+            whole, waiting = self._find_complete_files()
             self.unfinished = tuple(waiting)
             if whole and whole != before:
                 try:
@@ -78,7 +82,7 @@ class DumpWatcher:
                         result = load_result(
                             self.paths, self.rules, self.corrections, rename=self.rename, engine=engine, on_bad="skip"
                         )
-                    look = memory.look(result, waiting, self)
+                    look = self._compare(result)
                 except DataError as error:
                     failures.append(error)
                     if len(failures) > _MAX_FAILED_LOOKS:
@@ -97,16 +101,8 @@ class DumpWatcher:
                 return
             self.sleep(self.every)
 
-
-class _ReportedState:
-    """The state that `watch` has already printed."""
-
-    def __init__(self) -> None:
-        self._steps: dict[tuple[str, object], tuple[object, ...]] = {}
-        self._answers: dict[str, object] = {}
-        self._left_out: set[str] = set()
-
-    def look(self, result: Result, waiting: Sequence[str], watch: DumpWatcher) -> Snapshot:
+    def _compare(self, result: Result) -> Snapshot:
+        """Return the data that is new or changed since the last report."""
         steps, again, answered = [], set(), []
         for name, run in result.runs.items():
             for index, label in enumerate(run.groups.labels):
@@ -120,22 +116,18 @@ class _ReportedState:
             if self._answers.get(name) != answers:
                 answered.append(name)
             self._answers[name] = answers
-        verdict = judge(result, watch.rules, watch.against) if watch.rules and steps else None
+        verdict = judge(result, self.rules, self.against) if self.rules and steps else None
         left_out = tuple(note for note in skipped_data_notes(result.provenance.left_out) if note not in self._left_out)
         self._left_out.update(left_out)
-        return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, tuple(waiting), left_out)
+        return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, self.unfinished, left_out)
 
+    def _find_complete_files(self) -> tuple[dict[str, tuple[int, int]], list[str]]:
+        """Return the complete files, and the files that are still being written.
 
-class _FileMonitor:
-    """Finds complete files: files with a footer, or files that did not change between two looks."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, int]] = {}
-
-    def look(self, paths: Sequence[str]) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return the complete files, and the files that are still being written."""
+        A complete file has a footer, or did not change between two looks.
+        """
         try:
-            found, _ = discover_files(paths)
+            found, _ = discover_files(self.paths)
         except DataError:
             return {}, []
         whole, waiting, seen = {}, [], {}
@@ -146,11 +138,11 @@ class _FileMonitor:
             with suppress(OSError):
                 status = os.stat(one.location)
                 seen[one.location] = status.st_size, status.st_mtime_ns
-                if _is_complete(one.location, seen[one.location] == self._seen.get(one.location)):
+                if _is_complete(one.location, seen[one.location] == self._files.get(one.location)):
                     whole[one.location] = seen[one.location]
                 else:
                     waiting.append(one.location)
-        self._seen = seen
+        self._files = seen
         return whole, waiting
 
 
