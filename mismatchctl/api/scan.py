@@ -277,7 +277,7 @@ class DumpReading:
             done += sum(read.tokens.values())
             if progress is not None:
                 progress(done, self.expected_tokens)
-            yield read.part, later.after(shard.units[-1])
+            yield read.part, later.after(shard[-1])
 
     def require_tokens(self) -> None:
         self.dump.require_tokens(sum(self.tokens.values()), self.problems)

@@ -68,8 +68,7 @@ class DecodedBlock:
     rows: Ints
     tokens: Mapping[str, pa.Array]
     values: Mapping[str, pa.Array]
-    watched_tokens: Mapping[str, pa.Array] = field(default_factory=dict)
-    watched_values: Mapping[str, pa.Array] = field(default_factory=dict)
+    watched: Collection[str] = ()  # columns that are not checked and not part of a batch
     faults: list[Fault] = field(default_factory=list)
     mask_missing: bool = False
     masked: dict[str, int] = field(default_factory=dict)
@@ -80,6 +79,10 @@ class DecodedBlock:
     @property
     def files(self) -> Ints:
         return np.full(len(self.rows), self.file.index)
+
+    @property
+    def checked(self) -> list[str]:
+        return [column for column in FLOAT_COLUMNS if column in self.tokens and column not in self.watched]
 
     @cached_property
     def mask(self) -> Bools:
@@ -137,9 +140,8 @@ def assemble_batch(block: DecodedBlock) -> TokenBatch:
     index = None if valid is None else np.flatnonzero(valid)
     offsets = block.offsets if index is None else np.searchsorted(index, block.offsets).astype(np.int64)
     picked: dict[str, NDArray[Any]] = {}
-    for column in FLOAT_COLUMNS:
-        if column in block.tokens:
-            picked[column] = _check_column(block, column, index)
+    for column in block.checked:
+        picked[column] = _check_column(block, column, index)
     place = to_numpy(block.tokens[POSITION_COLUMN]) if POSITION_COLUMN in block.tokens else None
     if place is not None and index is not None:
         place = place.take(index)
@@ -149,7 +151,7 @@ def assemble_batch(block: DecodedBlock) -> TokenBatch:
     if impossible is not None and valid is not None:
         picked[_IMPOSSIBLE_NEAR] = _locate_impossible_tokens(block, before, valid)
     for column in PARTIAL_COLUMNS:
-        values = token_values(block.watched_tokens[column]) if column in block.watched_tokens else None
+        values = token_values(block.tokens[column]) if column in block.tokens else None
         if values is not None:
             picked[column] = values if index is None else values[index]
             # A missing value is not a fault.
@@ -186,9 +188,7 @@ def _mask_missing_values(block: DecodedBlock, valid: Bools | None) -> Bools | No
     """If `mask_missing` is set, mask and count the tokens without a value."""
     if not block.mask_missing:
         return valid
-    for column in FLOAT_COLUMNS:
-        if column not in block.tokens:
-            continue
+    for column in block.checked:
         gone = np.isnan(np.asarray(token_values(block.tokens[column]), np.float64))
         if valid is not None:
             gone &= valid
@@ -345,7 +345,8 @@ def _check_values(block: DecodedBlock, filled: Bools) -> None:
 def _build_batch(
     block: DecodedBlock, segments: Segments, picked: dict[str, NDArray[Any]], impossible: Ints | None
 ) -> TokenBatch:
-    files, rows, values = block.files, block.rows, dict(block.values)
+    files, rows = block.files, block.rows
+    values = {column: array for column, array in block.values.items() if column not in block.watched}
     if block.faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in block.faults]))
         if not keep.all():
@@ -425,8 +426,7 @@ class Rows:
     @classmethod
     def of(cls, block: DecodedBlock) -> Rows:
         segments = Segments(block.offsets)
-        values = {**block.values, **block.watched_values}
-        found = {name: token_values(array) for name, array in {**block.tokens, **block.watched_tokens}.items()}
+        found = {name: token_values(array) for name, array in block.tokens.items()}
         tokens = {name: values for name, values in found.items() if values is not None}
         tokens.pop(MASK_COLUMN, None)
         position = tokens.pop(POSITION_COLUMN, None)
@@ -437,7 +437,7 @@ class Rows:
             mask=block.mask,
             given_position=None if position is None else np.nan_to_num(position).astype(np.int64, copy=False),
             tokens=tokens,
-            columns=add_versions(_sequence_columns(block.file, values, len(block.rows)), tokens, segments),
+            columns=add_versions(_sequence_columns(block.file, block.values, len(block.rows)), tokens, segments),
             file=block.files,
             rows=block.rows,
             extents={side: block.extent(f"{side}_log_probs") for side in ("rollout", "train")},
@@ -542,37 +542,30 @@ def _build_wide_block(
     file: DumpFile, table: pa.Table, rows: Ints, columns: Collection[str], watched: Collection[str]
 ) -> DecodedBlock:
     """Concatenate the tokens of rows whose lists match, and record the other rows as faults."""
-    arrays = {column: to_plain_array(table.column(file.columns[column])) for column in columns}
-    lists = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
-    lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *lists))}
+    arrays = {column: to_plain_array(table.column(file.columns[column])) for column in (*columns, *watched)}
+    every = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
+    values = {column: array for column, array in arrays.items() if column not in every}
+    lists = {name: every[name] for name in dict.fromkeys((*REQUIRED_COLUMNS, *every)) if name not in watched}
     faults = list(find_mismatched_lists(file, lists, rows))
-    named = arrays.get("run")
-    apart = _unequal(file, lists, named, rows) if faults else {}
+    apart = _unequal(file, lists, values.get("run"), rows) if faults else {}
     keep: Bools | None = None
     lengths, left_out = lists[REQUIRED_COLUMNS[0]].lengths, 0
     if faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in faults]))
         left_out = int(np.max([each.lengths[~keep] for each in lists.values()], axis=0).sum())
         rows, lengths = rows[keep], lengths[keep]
-        arrays = {column: array.filter(pa.array(keep)) for column, array in arrays.items() if column not in lists}
-    unchecked = {column: to_plain_array(table.column(file.columns[column])) for column in watched}
-    watched_tokens = {
-        column: _watched_values(column, ListColumn.of(array), keep, lengths)
-        for column, array in unchecked.items()
-        if file.is_list(column)
-    }
+        values = {column: array.filter(pa.array(keep)) for column, array in values.items()}
+    tokens = {column: own.flat(keep) for column, own in lists.items()}
+    for column in (column for column in every if column in watched):
+        if (unchecked := _watched_values(column, every[column], keep, lengths)) is not None:
+            tokens[column] = unchecked
     return DecodedBlock(
         file=file,
         offsets=Segments.from_lengths(lengths).offsets,
         rows=rows,
-        tokens={column: column_lists.flat(keep) for column, column_lists in lists.items()},
-        values={column: array for column, array in arrays.items() if column not in lists},
-        watched_tokens={column: values for column, values in watched_tokens.items() if values is not None},
-        watched_values={
-            column: array if keep is None else array.filter(pa.array(keep))
-            for column, array in unchecked.items()
-            if column not in watched_tokens
-        },
+        tokens=tokens,
+        values=values,
+        watched=watched,
         faults=faults,
         unequal=apart,
         left_out_tokens=left_out,
@@ -722,23 +715,15 @@ def _build_long_block(
     file: DumpFile, stretch: LongSequences, broken: Mapping[int, str], watched: Collection[str]
 ) -> DecodedBlock:
     starts = pa.array(stretch.starts)
-    tokens, values, watched_tokens, watched_values = (
-        {
-            column: array if per_token else array.take(starts)
-            for column, array in stretch.columns.items()
-            if (column in watched) is unchecked and file.is_per_token(column) is per_token
-        }
-        for unchecked in (False, True)
-        for per_token in (True, False)
-    )
+    given = {column: array for column, array in stretch.columns.items() if file.is_per_token(column)}
+    values = {column: array.take(starts) for column, array in stretch.columns.items() if column not in given}
     block = DecodedBlock(
         file=file,
         offsets=np.append(stretch.starts, stretch.length),
         rows=stretch.first + stretch.starts,
-        tokens={column: tokens[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *tokens))},
+        tokens={column: given[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *given))},
         values=values,
-        watched_tokens=watched_tokens,
-        watched_values=watched_values,
+        watched=watched,
     )
     for row in sorted(broken):
         at = np.flatnonzero(block.rows == row)
@@ -751,7 +736,7 @@ def _build_long_block(
     inside = np.ones(stretch.length, np.bool_)
     inside[stretch.starts] = False
     for column in values:
-        if column not in SEQUENCE_KEYS:
+        if column not in (*SEQUENCE_KEYS, *watched):
             changes = np.append(False, find_changes(stretch.columns[column])) & inside
             _note_changes(block, column, changes)
     _check_positions(block, stretch, inside)

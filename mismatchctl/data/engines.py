@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -13,17 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import reduce
 from itertools import groupby
 from operator import add
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from mismatchctl.data.blocks import BATCH_TOKENS
-from mismatchctl.data.catalog import DumpFile, ReadUnit
+from mismatchctl.data.catalog import ReadUnit
 from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, DataError, MismatchctlError, interface, messages_for
@@ -56,15 +54,8 @@ class Work(Protocol[PartT]):
         """Compute the result of one part of the dump."""
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Adjacent parts of one file."""
-
-    units: tuple[ReadUnit, ...]
-
-    @property
-    def file(self) -> DumpFile:
-        return self.units[0].file
+Shard = tuple[ReadUnit, ...]
+"""Adjacent parts of one file."""
 
 
 class Engine(Protocol):
@@ -82,10 +73,10 @@ def list_shards(dump: Dump) -> Iterator[Shard]:
         for unit in own:
             total += (size := max(unit.tokens, unit.sequences * TOKENS_PER_SEQUENCE))
             if units and total > SHARD_TOKENS:
-                yield Shard(tuple(units))
+                yield tuple(units)
                 units, total = [], size
             units.append(unit)
-        yield Shard(tuple(units))
+        yield tuple(units)
 
 
 PROCESS_BYTES = 450_000_000
@@ -106,12 +97,6 @@ def parse_size(text: str) -> int:
 def estimate_unit_bytes(unit: ReadUnit) -> int:
     """Estimate the memory that is needed to read a part. Large parts are decoded in pieces."""
     return min(unit.tokens, BATCH_TOKENS * 3 // 2) * BYTES_PER_TOKEN
-
-
-def _default_memory() -> int:
-    sizes = [size for size in (system_bytes("SC_PHYS_PAGES"), container_bytes()) if size]
-    least = PROCESS_BYTES + BATCH_TOKENS * 3 // 2 * BYTES_PER_TOKEN
-    return max(min(sizes) // 2, least) if sizes else 1 << 62
 
 
 def _limit_threads(threads: int, memory: int, dump: Dump) -> int:
@@ -143,9 +128,12 @@ class LocalEngine:
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
         """Yield the result of each shard. Parts of several shards are read at the same time."""
-        memory = _default_memory() if self.memory is None else self.memory
+        memory = self.memory
+        if memory is None:
+            sizes = [size for size in (system_bytes("SC_PHYS_PAGES"), container_bytes()) if size]
+            memory = max(min(sizes, default=1 << 63) // 2, PROCESS_BYTES + BATCH_TOKENS * 3 // 2 * BYTES_PER_TOKEN)
         threads = _limit_threads(self.threads or default_threads(), memory, dump)
-        units = ((shard, unit, unit is shard.units[-1]) for shard in shards for unit in shard.units)
+        units = ((shard, unit, unit is shard[-1]) for shard in shards for unit in shard)
         merged: MergeableT | None = None
         for (shard, _, last), part in ordered_map(lambda item: work(dump, item[1]), units, threads):
             merged = part if merged is None else merged + part
@@ -206,7 +194,7 @@ class RayEngine:
             waiting: deque[tuple[Shard, Any]] = deque()
             try:
                 for shard in shards:
-                    waiting.append((shard, task.remote(given, dump.select(shard.units), here)))
+                    waiting.append((shard, task.remote(given, dump.select(shard), here)))
                     if len(waiting) > ahead:
                         yield _next_result(ray, waiting)
                 while waiting:
@@ -282,16 +270,11 @@ def _next_result(ray: Any, waiting: deque[tuple[Shard, Any]]) -> tuple[Shard, An
     except ray.exceptions.RayError as error:
         problem = f"no Ray worker finished it ({type(error).__name__}, tried {RETRIES + 1} times)"
         remedy = "see the logs of the cluster: workers that are killed often lack memory"
-        raise DataError(problem, file=shard.file.path, remedy=remedy) from None
+        raise DataError(problem, file=shard[0].file.path, remedy=remedy) from None
     if isinstance(part, MismatchctlError):
         raise part
     return shard, part
 
 
-@cache
 def tool_version() -> str:
-    root = Path(__file__).parents[1]
-    sources = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        sources.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return f"{__version__} {sources.hexdigest()} numpy {np.__version__} pyarrow {pa.__version__}"
+    return f"{__version__} numpy {np.__version__} pyarrow {pa.__version__}"

@@ -234,7 +234,7 @@ class Dump:
             if unit.file.index != file_index or TOKEN_IDS_COLUMN not in unit.file.columns or not inside.any():
                 continue
             for block in part._blocks(unit):
-                ids = block.watched_tokens.get(TOKEN_IDS_COLUMN)
+                ids = block.tokens.get(TOKEN_IDS_COLUMN)
                 if ids is None:
                     continue
                 for place in np.flatnonzero(np.isin(block.rows, wanted)):

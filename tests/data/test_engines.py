@@ -101,7 +101,7 @@ def test_large_files_are_split_equally_by_every_engine(
     dump = open_dump([grouped])
     cut = list(list_shards(dump))
     assert 2 < len(cut) < 9
-    assert [unit for shard in cut for unit in shard.units] == list(dump.units)
+    assert [unit for shard in cut for unit in shard] == list(dump.units)
     all_engines = (LocalEngine(1), LocalEngine(2), LocalEngine(5))
     found = {analyze([grouped], CORRECTIONS, engine=engine).to_json() for engine in all_engines}
     assert len(found) == 1
@@ -301,10 +301,10 @@ def many(tmp_path: Path) -> Path:
 def test_workers_receive_only_their_files(many: Path) -> None:
     dump = open_dump([str(many)])
     shard = list(list_shards(dump))[14]
-    sent = pickle.loads(pickle.dumps(dump.select(shard.units)))
-    assert [file.path for file in sent.files] == [shard.file.path]
+    sent = pickle.loads(pickle.dumps(dump.select(shard)))
+    assert [file.path for file in sent.files] == [shard[0].file.path]
     here = (engines.tool_version(), "python")
-    assert engines.compute_on_worker(Note(), sent, here) == Noted((shard.units[0].index,))
+    assert engines.compute_on_worker(Note(), sent, here) == Noted((shard[0].index,))
     (many / "014.parquet").unlink()
     missing = engines.compute_on_worker(Note(), sent, here)
     assert isinstance(missing, DataError) and missing.file is not None and missing.file.endswith("014.parquet")

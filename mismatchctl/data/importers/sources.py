@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, count, groupby
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -143,13 +143,10 @@ def _flat_values(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
     return values
 
 
-_MOST_IN_MEMORY, _MOST_KEPT = 1 << 28, 1 << 30
-"""Bytes of the files of a run whose rows are kept in memory (larger runs are mapped from a temporary file), and bytes
-of all tables that are kept for the next time that the same files are opened."""
+_MOST_IN_MEMORY = 1 << 27
+"""Bytes of the files of a run whose rows are kept in memory. Larger runs are mapped from a temporary file."""
 _FileStamp = tuple[str, int, int]
 ConversionOutcome: TypeAlias = "pa.Table | DataError | None"
-_converted: dict[tuple[_FileStamp, ...], tuple[list[ConversionOutcome], list[str]]] = {}
-"""Outcome of each file of a run and notes, by the location, size and time of the files. Commands open a dump twice."""
 _file_numbers = count()
 _temporary_folder = cache(make_temporary_folder)
 """Creates a temporary folder once. It is removed when the process ends."""
@@ -165,12 +162,7 @@ def convert_foreign_files(
             yield from run
             continue
         stamps = tuple(_file_stamp(one) for one in run)
-        if stamps not in _converted:
-            _converted[stamps] = _convert_run(run, skip, sum(size for _, size, _ in stamps) <= _MOST_IN_MEMORY)
-        outcomes, notes = _converted[stamps] = _converted.pop(stamps)  # the most recent entry is last
-        sizes = [sum(one.nbytes for one in made if isinstance(one, pa.Table)) for made, _ in _converted.values()]
-        while len(sizes) > 1 and sum(sizes) > _MOST_KEPT:
-            del _converted[next(iter(_converted))], sizes[0]
+        outcomes, notes = _convert_run(tuple(one.path for one in run), stamps, skip)
         for text in notes:
             note(text)
         for one, (_, size, modified), outcome in zip(run, stamps, outcomes, strict=True):
@@ -190,11 +182,15 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
     return one.location, status.st_size, status.st_mtime_ns
 
 
-def _convert_run(run: Sequence[UnopenedFile], skip: bool, in_memory: bool) -> tuple[list[ConversionOutcome], list[str]]:
+@lru_cache(maxsize=8)  # commands open a dump twice
+def _convert_run(
+    named: Sequence[str], stamps: Sequence[_FileStamp], skip: bool
+) -> tuple[list[ConversionOutcome], list[str]]:
     """Read each file of a run. If the run has dumps, files that are not dumps become None."""
-    place = os.path.commonpath([one.path for one in run])
+    place = os.path.commonpath(named)
     source = ForeignRun(place)
-    paths = [Path(one.path if os.path.exists(one.path) else one.location) for one in run]
+    paths = [Path(path if os.path.exists(path) else stamp[0]) for path, stamp in zip(named, stamps, strict=True)]
+    in_memory = sum(size for _, size, _ in stamps) <= _MOST_IN_MEMORY
 
     def outcome(path: Path, incomplete: bool) -> ConversionOutcome:
         try:
