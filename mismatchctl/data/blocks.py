@@ -102,10 +102,7 @@ class DecodedBlock:
         return scan_log_probs(to_numpy(policy), to_numpy(reference), self.mask, self.offsets) if is_fast else None
 
     def extent(self, column: str) -> Extent:
-        """Return the smallest and largest value of a float column, with masked tokens.
-
-        If the column contains a null, the result is NaN.
-        """
+        """Return the smallest and largest value of a float column with masked tokens, or NaN if a value is null."""
         if column not in self._extents:
             array = self.tokens[column]
             if column in REQUIRED_COLUMNS and self.look is not None:
@@ -499,10 +496,7 @@ BATCH_ROWS = 1 << 16
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with a row per sequence.
-
-    Large parts are decoded in pieces, which only depend on the file.
-    """
+    """Decode a part of a file with a row per sequence. Large parts are decoded in pieces, by the file alone."""
     rows = None
     if unit.tokens > BATCH_TOKENS * 3 // 2 or unit.rows > BATCH_ROWS:
         rows = max(1, min(unit.rows * BATCH_TOKENS // max(unit.tokens, 1), BATCH_ROWS))
@@ -597,10 +591,7 @@ def _row_values(lists: ListColumn, row: int) -> Floats:
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the elements of a column that only `diagnose` reads, if its lists have the lengths of the log-probs.
-
-    In a partial column and in token ids, the tokens of sequences with other lengths become null.
-    """
+    """Return the elements of an unchecked column. In a partial column, tokens of lists of other lengths are null."""
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
         return lists.flat(keep)
@@ -645,10 +636,7 @@ class LongSequences(NamedTuple):
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a part of a file with a row per token, in pieces of whole sequences.
-
-    `broken` contains the sequences that are split over several places.
-    """
+    """Decode a part of a file with a row per token. `broken` contains sequences that are split over several places."""
     for stretch in _read_sequences(unit, [*columns, *watched]):
         yield _build_long_block(unit.file, stretch, broken, watched)
 

@@ -514,10 +514,7 @@ UNIT_TOKENS = 3 << 20
 
 @dataclass(frozen=True)
 class _Survey:
-    """Starts and keys of the sequences in a file with a row per token, with flags for possible cuts.
-
-    A file is not cut where only the step changes. The reader must see both parts to detect a wrong step.
-    """
+    """Starts and keys of the sequences. `cuttable` is false where only the step changes, which the reader must see."""
 
     starts: Ints
     keys: pa.Table
@@ -529,10 +526,7 @@ SplitSequences = Mapping[int, Mapping[int, str]]
 
 
 def plan_units(catalog: Catalog, skip: bool) -> tuple[tuple[ReadUnit, ...], SplitSequences]:
-    """Divide all files into parts that can be read independently.
-
-    With `skip`, files that cannot be read are removed from `catalog`, and split sequences are returned.
-    """
+    """Divide all files into independent parts. With `skip`, unreadable files are removed from `catalog`."""
     surveyed: list[tuple[DumpFile, _Survey | None]] = []
     for file in catalog.files:
         try:

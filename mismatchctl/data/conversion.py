@@ -1,7 +1,4 @@
-"""Convert files of frameworks, and Parquet dumps, to one Parquet dump, join columns of other files, and pair two files.
-
-A pair is a file with the rollout's log-probs and a file with the trainer's log-probs, matched by an id.
-"""
+"""Convert files to one Parquet dump, join columns of other files, and pair the files of the two sides."""
 
 from __future__ import annotations
 

@@ -145,11 +145,7 @@ class LocalEngine:
 def ordered_map(
     work: Callable[[ItemT], ResultT], units: Iterable[ItemT], threads: int
 ) -> Iterator[tuple[ItemT, ResultT]]:
-    """Apply `work` to parts of a dump in `threads` threads and yield (part, result) in input order.
-
-    At most `threads + 1` results are pending, so memory does not grow with the dump. The first exception in input order
-    is raised, and later parts are cancelled.
-    """
+    """Apply `work` in threads and yield (part, result) in input order. At most `threads + 1` results are pending."""
     if threads <= 1:
         for unit in units:
             yield unit, work(unit)
@@ -206,10 +202,7 @@ class RayEngine:
 
 @contextlib.contextmanager
 def _connect(address: str | None) -> Iterator[Any]:
-    """Connect to Ray unless the program is connected already.
-
-    Ray reports lost workers on stdout, which is reserved for results, so stdout is redirected to stderr.
-    """
+    """Connect to Ray, if necessary. Ray prints to stdout, which is reserved for results, so stdout is redirected."""
     try:
         import ray
     except ImportError:

@@ -132,10 +132,7 @@ def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 @dataclass(frozen=True)
 class ListColumn:
-    """A list column as flat values: row i is `values[starts[i] : starts[i] + lengths[i]]`.
-
-    A null row has length 0, even if values are stored for it.
-    """
+    """Flat values of a list column: row i is `values[starts[i] : starts[i] + lengths[i]]`. A null row is empty."""
 
     values: pa.Array
     starts: Ints
@@ -204,11 +201,7 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
 
 
 def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
-    """Convert values per sequence to int64, float64 (NaN for null) or objects (None for null).
-
-    If a column of ids has nulls or ids above int64, the ids become Python ints, so that an id is equal in all files.
-    `column` is None for a `--by` column.
-    """
+    """Convert values per sequence to int64, float64 (NaN for null) or objects (None for null, int for large ids)."""
     kind = array.type
     number = column is not None and column.kind is not ColumnKind.ID
     if pa.types.is_boolean(kind) and number:
@@ -229,10 +222,7 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Convert ids stored as floats to integers. NaN becomes None.
-
-    A fractional step stays a number. Other fractional ids become strings.
-    """
+    """Convert whole floats to integers and NaN to None. Other ids become strings, but a fractional step stays."""
     missing = np.isnan(values)
     are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
     if are_whole.all():
@@ -267,10 +257,7 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 
 def _to_objects(array: pa.Array) -> NDArray[Any]:
-    """Convert values to strings or flags.
-
-    Bytes that are not UTF-8 are escaped, also in strings, as Parquet allows.
-    """
+    """Convert values to strings or flags. Bytes that are not UTF-8 are escaped, also in strings, as Parquet allows."""
     kind = plain_type(array.type)
     is_fixed = pa.types.is_fixed_size_binary(kind)
     if describe_type(kind) == TEXT_TYPE or describe_type(kind).endswith("binary") or is_fixed:
@@ -632,10 +619,7 @@ class ParquetContents(FileContents):
         return super().is_all_null(opening, column)
 
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
-        """Return why some row groups cannot be decoded in little memory, although the file is small.
-
-        The footer does not contain the length of a row, but each log-prob takes at least one bit.
-        """
+        """Return why some row groups are far larger than their file. Each log-prob takes at least one bit."""
         for group in groups:
             row_group = self.footer.row_group(group)
             for name in columns:
@@ -679,10 +663,7 @@ class ParquetContents(FileContents):
         yield table.select(columns) if lists else table
 
     def _open(self, file: pa.NativeFile, columns: list[str], buffer_size: int = 0) -> pq.ParquetFile:
-        """Open a file with verified checksums. Texts are dictionary-encoded, since rows may share one long text.
-
-        Object stores get few, large requests, unless the columns are buffered in pieces.
-        """
+        """Open a file with verified checksums. Texts stay dictionary-encoded, since rows may share one long text."""
         return pq.ParquetFile(
             file,
             metadata=self.footer,

@@ -56,11 +56,7 @@ class UnopenedFile:
 
 @dataclass(frozen=True)
 class _PathArgument:
-    """One run: its files as paths as the user wrote them.
-
-    The name of the run is built from `parts`. `exact` distinguishes arguments with the same parts. `foreign` is true if
-    a framework wrote the files.
-    """
+    """One run: its files, and the parts of its name. `exact` distinguishes arguments with the same parts."""
 
     shown: str
     files: tuple[str, ...]
@@ -94,10 +90,7 @@ def skip_locations(locations: Iterable[str]) -> Iterator[None]:
 
 
 def discover_files(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], list[str]]:
-    """Find the files of the arguments in canonical order, and warnings about them.
-
-    The order depends only on the names: runs in natural order, then files in natural order.
-    """
+    """Find the files of the arguments in natural order, and warnings about them."""
     arguments, warnings = _list_arguments(paths)
     names = _find_run_names(arguments)
     runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))
@@ -324,10 +317,7 @@ def _walk_folder(path: str) -> Iterator[str]:
 
 
 def _list_files(path: str) -> list[str]:
-    """Return the dump files below a folder. Broken links are included, so that lost data is reported.
-
-    The cache files of `datasets` in a dataset's folder are left out: `cache-*.arrow` next to `state.json`.
-    """
+    """Return the dump files below a folder, and broken links, but not the caches of `datasets`."""
     store = find_store(path)
     found = [
         file
@@ -343,10 +333,7 @@ def _is_cache(name: str) -> bool:
 
 
 def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
-    """Expand a glob. Matching files are one run, with the name of the fixed folder. Each matching folder is a run.
-
-    Matching Hive folders (`step=*`) are parts of one run.
-    """
+    """Expand a glob. Matching files and Hive folders (`step=*`) are one run. Each other folder is a run."""
     store = find_store(pattern)
     found, hidden = store.glob(pattern), os.path.basename(pattern).startswith("_")
     matches = [path for path in sorted(found, key=natural_key) if hidden or not os.path.basename(path).startswith("_")]

@@ -48,11 +48,7 @@ class Fault:
     def column_error(
         self, path: str, name: str, rows: int, extent: tuple[float, float], count: Callable[[], int]
     ) -> DataError:
-        """Return an error about all rows if all rows have the fault, else about the first row.
-
-        `extent` contains the smallest and largest value of the column, or NaN. `count` returns the number of rows with
-        the fault.
-        """
+        """Return an error about all rows if all rows have the fault, else about the first row."""
         found = self.pattern or self._describe_all(rows, *extent)
         if rows < _FEWEST_ROWS or found is None or count() < rows:
             return self.error(path, name)
@@ -225,10 +221,7 @@ class ProblemExample(NamedTuple):
 
 @dataclass
 class Problems:
-    """Data left out by `--on-bad skip` or `mask`, by file path.
-
-    Each thread has its own object, and the objects are added at the end.
-    """
+    """Data left out by `--on-bad skip` or `mask`, by file path. Each thread has its own object."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason, sometimes several
     examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)  # the first example by reason

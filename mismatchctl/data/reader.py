@@ -1,7 +1,4 @@
-"""The reader of dumps: open files, plan the parts to read, and yield the batches of each part.
-
-`check_files` also describes bad files.
-"""
+"""Open dumps, plan the parts to read, yield the batches of each part, and check files."""
 
 from __future__ import annotations
 
@@ -222,10 +219,7 @@ class Dump:
         return read_long(unit, [*columns, POSITION_COLUMN], self._broken.get(file.index, {}), watched)
 
     def token_ids(self, file_index: int, rows: Collection[int]) -> dict[int, NDArray[Any]]:
-        """Return the ids of the valid tokens of some sequences, by row number.
-
-        Rows without token ids are left out. Only the parts with these rows are read.
-        """
+        """Return the ids of the valid tokens of some sequences by row number. Rows without token ids are left out."""
         wanted, found = np.unique(np.fromiter(rows, np.int64, len(rows))), {}
         part = copy.copy(self)
         part._columns, part._watched = (*REQUIRED_COLUMNS, MASK_COLUMN, "run"), (TOKEN_IDS_COLUMN,)

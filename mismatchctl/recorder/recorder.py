@@ -1,7 +1,4 @@
-"""The recorder collects columns and writes them to complete files in a thread.
-
-Many processes may write into one folder: each file has a unique name, reserved by a locked temporary file.
-"""
+"""Collect columns and write them to complete files, in a thread if wanted. Many processes may share a folder."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ Cells = Array | list[Array]
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
-    """Copy the columns of one `write` to a table.
-
-    A sampling mask is stored as the number of tokens at each position.
-    """
+    """Copy the columns of one `write` to a table. A sampling mask is stored as its sizes."""
     cells = {}
     if MASK_COLUMN in columns:
         with _add_name_to_errors(MASK_COLUMN):
@@ -595,10 +589,7 @@ def _is_same_file(handle: BinaryIO, path: Path) -> bool:
 
 
 def _try_lock(handle: BinaryIO) -> bool | None:
-    """Lock a file until it is closed.
-
-    False means that another process has the lock. `None` means that the system has no locks.
-    """
+    """Lock a file until it is closed. Return False if another process has the lock, and None without locks."""
     if not HAS_LOCKS:
         return None
     import fcntl

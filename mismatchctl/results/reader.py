@@ -232,10 +232,7 @@ _RESULT_START = 512
 
 
 def is_result(path: str | Path) -> bool:
-    """Return True if the path is a file of a Result, not a dump.
-
-    Empty, unreadable and remote files are judged by their suffix.
-    """
+    """Return True if the path is a file of a Result. Empty, unreadable and remote files are judged by their suffix."""
     if Path(path).suffix in (".jsonl", ".ndjson"):
         return False
     if is_remote(str(path)):

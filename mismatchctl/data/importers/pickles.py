@@ -1,7 +1,4 @@
-"""Read pickles and torch files of plain values, arrays and tensors without running their code.
-
-torch.load is not used. It needs torch, and it hashes any key, such as a tuple that contains itself 64 times.
-"""
+"""Read pickles and torch files of plain values, arrays and tensors without running their code."""
 
 from __future__ import annotations
 
@@ -278,10 +275,7 @@ class _Memo(dict[int, Any]):
 
 
 class _DataUnpickler(pickle._Unpickler):
-    """Unpickler of plain values, numpy arrays and the replacements in `names`.
-
-    Python's unpickler is used, because the unpickler in C allocates memory for any memo index that a file contains.
-    """
+    """Unpickler of plain values, in Python, because the one in C allocates memory for any memo index."""
 
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]

@@ -42,10 +42,7 @@ def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
 
 
 def find_candidates(place: Path, framework: str = "") -> list[Path]:
-    """Return the files at a path whose names fit a framework, in natural order.
-
-    A file that the user passes together with its framework may have any name.
-    """
+    """Return the files at a path whose names fit a framework. A single file may have any name."""
     found = [path for path in _find_by_name(place, framework) if path.suffix not in COMPRESSED_SUFFIXES]
     if not found and (lost := _find_compressed(place, framework)):
         raise DataError("is an archive", file=str(lost[0]), remedy="unpack it")
@@ -81,12 +78,7 @@ def _uncompressed_path(path: Path) -> Path:
 
 
 def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
-    """Return the layout of a file, by its name and then by its contents.
-
-    If no framework wrote the file, the result is None.
-
-    If `framework` is given, a file that no layout fits belongs to this framework.
-    """
+    """Return the layout that fits the name and the contents of a file, or the layout of the given framework."""
     chosen = framework_layouts(framework)[0] if framework else None
     file = OpenFile(path)
 
@@ -405,10 +397,7 @@ def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]:
-    """Read the rows of one file. The batches only depend on the file.
-
-    A column without a value in the first batch is left out.
-    """
+    """Read the rows of one file. A column without a value in the first batch is left out."""
     schema: pa.Schema | None = None
     tokens, most = 0, path.stat().st_size
     for rows in _split_rows(read_rows(layout, path)):

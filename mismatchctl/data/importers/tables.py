@@ -1,9 +1,4 @@
-"""Dumps in common formats as Arrow tables: JSONL, JSON, CSV, NPZ, safetensors, and dicts that torch or pickle saved.
-
-Responses of inference engines are also read: OpenAI-compatible completions and chat, vLLM and SGLang. Each choice
-becomes a row. Columns keep the names of the file. No code in a file is executed. The importers need little more memory
-than the size of the file.
-"""
+"""Dumps in common formats and responses of inference engines as Arrow tables. No code in a file is executed."""
 
 from __future__ import annotations
 
@@ -344,10 +339,7 @@ def _from_records(records: Sequence[Mapping[str, Any]], path: Path) -> pa.Table:
 
 
 def _from_columns(columns: Mapping[Any, Any], path: Path) -> pa.Table:
-    """Build a table from columns.
-
-    A value that is not a list applies to every row. Values with another number of rows are left out.
-    """
+    """Build a table from columns. Values with another number of rows are left out, and single values are repeated."""
     named = {name: value for name, value in columns.items() if isinstance(name, str)}
     lengths = {name: len(value) for name, value in named.items() if _has_rows(value)}
     needed = {name: lengths[name] for name in _known(lengths)}
