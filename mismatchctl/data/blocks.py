@@ -42,7 +42,7 @@ from mismatchctl.data.problems import (
     SORT_REMEDY,
     Fault,
     LengthMismatch,
-    count_unequal_rows,
+    UnequalRow,
     describe_lengths,
     mask_remedy,
     skip_remedy,
@@ -575,13 +575,20 @@ def _unequal(
     places = np.flatnonzero(np.any([mine.lengths != reference for mine in lists.values()], axis=0) & ~null)
     values = [None] * len(places) if named is None else named.take(pa.array(places)).to_pylist()
     runs = [file.run if value is None else str(value) for value in values]
-    found = {}
+    sides, found = [lists[column] for column in REQUIRED_COLUMNS], {}
     for run in dict.fromkeys(runs):
-        own = [int(i) for i, name in zip(places, runs, strict=True) if name == run]
-        sides = lists["rollout_log_probs"], lists["train_log_probs"]
-        pairs = [(_row_values(sides[0], i), _row_values(sides[1], i)) for i in own[:EXAMPLE_ROWS]]
-        lengths = {column: mine.lengths[own].tolist() for column, mine in lists.items()}
-        found[run] = count_unequal_rows(lengths, pairs, [(file.index, int(rows[i])) for i in own])
+        own = [i for i, name in zip(places.tolist(), runs, strict=True) if name == run]
+        columns = {name: int((mine.lengths[own] != reference[own]).sum()) for name, mine in lists.items()}
+        examples = tuple(
+            UnequalRow(
+                file.index,
+                int(rows[i]),
+                {name: int(mine.lengths[i]) for name, mine in lists.items()},
+                *(_row_values(side, i) for side in sides),
+            )
+            for i in own[:EXAMPLE_ROWS]
+        )
+        found[run] = LengthMismatch(len(own), {name: number for name, number in columns.items() if number}, examples)
     return found
 
 

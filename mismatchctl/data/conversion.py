@@ -23,7 +23,6 @@ from mismatchctl.data.importers.rows import (
     DERIVED,
     NEEDED_COLUMNS,
     TOKEN_COLUMNS,
-    compressed_file_notes,
     find_candidates,
     fit_schema,
     open_parquet_writer,
@@ -39,7 +38,7 @@ from mismatchctl.data.importers.tables import (
     read_table,
     with_prompt_ids,
 )
-from mismatchctl.data.paths import UnopenedFile, contains_dump
+from mismatchctl.data.paths import UnopenedFile, contains_dump, find_unread_files
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.registry import column_aliases
@@ -260,8 +259,8 @@ def convert_dump(
         if joined is not None and not joined.found:
             remedy = "pass a file of the same run"
             raise DataError(f"sequences of this dump are missing in {join}", file=named, remedy=remedy)
-    passed_over = compressed_file_notes(Path(named), framework) if paths else ()
-    return ConversionResult(rows, tokens, source.missing, source.copies, passed_over)
+    _, notes = find_unread_files([named], [UnopenedFile(str(path), str(path), "") for path in paths])
+    return ConversionResult(rows, tokens, source.missing, source.copies, notes if paths else ())
 
 
 def convert_pair(rollout: Path, train: Path, out: Path, on: Sequence[str] = ()) -> ConversionResult:

@@ -420,19 +420,7 @@ def _hive_values(path: str) -> dict[str, str | None]:
 
 
 def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile]) -> Iterator[str]:
-    """Yield warnings about steps that became runs, about joined runs, and about files in two runs."""
-    siblings: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for argument in arguments:
-        folder, name = os.path.split(argument.shown)
-        if argument.is_file or _HIVE_PATTERN.fullmatch(name):
-            siblings[folder, re.sub(r"[0-9]+", "*", name)].append(name)
-    for (folder, pattern), names in sorted(siblings.items()):
-        if len(names) > 1 and "*" in pattern:
-            where = os.path.join(folder, pattern)
-            yield (
-                f"{len(names)} paths like {escape_unprintable(where)} were named one by one, so each is a run of "
-                f"its own; name the folder {escape_unprintable(folder or '.')} or quote the pattern for one run"
-            )
+    """Yield warnings about joined runs, and about files in two runs."""
     for argument in arguments:
         places: defaultdict[str, set[str]] = defaultdict(set)
         for file in argument.files:

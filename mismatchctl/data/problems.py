@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -168,11 +168,6 @@ class LengthMismatch:
         others = Counter(length for column, length in one.lengths.items() if column != name).most_common(1)[0][0]
         return f"{name} has {one.lengths[name]:,} elements in row {one.row:,} where the other lists have {others:,}"
 
-    def describe(self) -> str:
-        """Describe the rows and their common pattern, or ""."""
-        known = " and ".join(filter(None, (self.pattern(), self.overlap())))
-        return f"in {self.count:,} such rows, {known}" if known else ""
-
     def pattern(self) -> str:
         """Describe the common difference of the lengths of both log-prob lists, or ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
@@ -196,19 +191,6 @@ class LengthMismatch:
     def overlap(self) -> str:
         """Return the end (first or last) at which both log-prob lists agree, or ""."""
         return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
-
-
-def count_unequal_rows(
-    lengths: Mapping[str, Sequence[int]], values: Sequence[tuple[Floats, Floats]], at: Sequence[tuple[int, int]]
-) -> LengthMismatch:
-    """Return the rows at `at` (file, row), with the lengths of their lists and their first log-probs."""
-    first = next(iter(lengths.values()))
-    columns = {name: sum(a != b for a, b in zip(own, first, strict=True)) for name, own in lengths.items()}
-    examples = tuple(
-        UnequalRow(*place, {name: int(own[i]) for name, own in lengths.items()}, *values[i])
-        for i, place in enumerate(at[:EXAMPLE_ROWS])
-    )
-    return LengthMismatch(len(at), {name: count for name, count in columns.items() if count}, examples)
 
 
 class ProblemExample(NamedTuple):

@@ -188,7 +188,9 @@ class Dump:
         error = first.column_error(file.path, name, sequences, extent, count)
         if error.row is None or not first.reason.endswith("length differs"):
             return error
-        problem = "; ".join([error.problem, *(one.describe() for one in block.unequal.values() if one.describe())])
+        patterns = [(one.count, [*filter(None, (one.pattern(), one.overlap()))]) for one in block.unequal.values()]
+        known = [f"in {count:,} such rows, {' and '.join(texts)}" for count, texts in patterns if texts]
+        problem = "; ".join([error.problem, *known])
         return DataError(problem, file=error.file, row=error.row, column=error.column, remedy=error.remedy)
 
     def rows(self, unit: ReadUnit, problems: Problems) -> Iterator[Rows]:

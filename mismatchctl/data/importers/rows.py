@@ -22,7 +22,7 @@ from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.adapter import FileLayout, Row, to_array
 from mismatchctl.frameworks.registry import load_adapters
 from mismatchctl.io.files import add_signature, natural_key, open_regular_file
-from mismatchctl.io.stores import escape_unprintable, walk_files
+from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import decode_utf8, parse_json
 from mismatchctl.recorder.recorder import parquet_settings
 
@@ -53,14 +53,6 @@ def _find_compressed(place: Path, framework: str) -> list[Path]:
     """Return the compressed files at a path, unless the unpacked file is also there."""
     files = [path for path in _find_by_name(place, framework) if path.suffix in COMPRESSED_SUFFIXES]
     return [path for path in files if path == place or not _uncompressed_path(path).exists()]
-
-
-def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
-    """Return a note about compressed files, which are not read."""
-    if not (lost := _find_compressed(place, framework)):
-        return []
-    more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-    return [f"{escape_unprintable(str(lost[0]))}{more}: archives are not read; unpack archives that belong to the run"]
 
 
 def _find_by_name(place: Path, framework: str) -> list[Path]:
