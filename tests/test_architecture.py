@@ -1,7 +1,5 @@
 """Rules of the layout: layers, import cycles, file sizes, unique names, heavy packages and parsers."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

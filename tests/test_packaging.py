@@ -1,7 +1,5 @@
 """`pip install .` gives a working tool: the wheel is built, installed in an empty environment, and run."""
 
-from __future__ import annotations
-
 import email
 import os
 import subprocess

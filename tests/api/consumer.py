@@ -1,7 +1,5 @@
 """A user's program that calls every public function with its usual arguments. mypy checks it in strict mode."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

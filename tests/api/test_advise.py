@@ -1,7 +1,5 @@
 """Advice on policies whose true gradient is known, on dumps with a bug, and on dumps that allow no ranking."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page of single tokens: the tokens that it shows, the effect of a moved bound, its totals, and escaped text."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Comparison of dumps with a known difference. The expected numbers are computed token by token in the tests."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

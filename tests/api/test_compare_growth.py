@@ -1,7 +1,5 @@
 """Comparison of the growth of two runs: different growth and onsets are reported, equal ones are not."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

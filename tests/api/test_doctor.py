@@ -1,7 +1,5 @@
 """`doctor`: its stored numbers are right, it finds faults, and it names the origin of each setting."""
 
-from __future__ import annotations
-
 import json
 from decimal import localcontext
 from functools import partial

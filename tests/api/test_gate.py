@@ -1,7 +1,5 @@
 """Verdicts of the gate: passed, failed and undecided, and the data that it refuses to judge."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

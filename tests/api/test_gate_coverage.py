@@ -1,7 +1,5 @@
 """Skipped, missing and masked data never improve a verdict of the gate."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

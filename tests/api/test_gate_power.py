@@ -1,7 +1,5 @@
 """The smallest rise that a verdict states is detected in simulated dumps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rules that name a metric of a framework, compared with the framework's own numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

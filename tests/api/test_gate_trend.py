@@ -1,7 +1,5 @@
 """Slow rises in a history of baselines: the statistics match their definitions, and false failures are rare."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

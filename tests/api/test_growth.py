@@ -1,7 +1,5 @@
 """All commands report the same onset and factor of growth, and rare tokens do not count as growth."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`lint` names the place and the consequence of each trap, and accepts sound configurations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Metrics logs without a dump: recognized names, trend, order of changes, level, and the gate on a log."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """In every command, `--micro-batch-size N` equals a column `micro_batch` with N rows of a step each."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

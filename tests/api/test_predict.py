@@ -1,7 +1,5 @@
 """Predictions match known distributions and simulations with a known truth."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import combinations_with_replacement

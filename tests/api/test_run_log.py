@@ -1,7 +1,5 @@
 """Logs of a run: the formats of trackers, comparison with the dump, and the lag between K3 and a metric."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`score` gives the log-probs of small models, also in parts, after an interruption, and from a replay file."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Parts of a sweep compared with hand calculation, and the command line of `sweep`."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

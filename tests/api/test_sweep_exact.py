@@ -1,7 +1,5 @@
 """Each point of a sweep equals an analysis with the same threshold, for every metric, step and run."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """Memory and time of a sweep do not grow with sequences, groups or empty rows."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`sweep` shows, writes and explains the same predictions as `predict`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`--by turn`: the turns of a response, and metrics per turn."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

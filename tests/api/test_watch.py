@@ -1,7 +1,5 @@
 """`watch` prints a line per step, reads complete files only, and ends if a rule fails."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Run a command in the process of the test, or functions in threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from threading import Thread
 

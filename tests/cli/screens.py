@@ -3,8 +3,6 @@
 `python -m tests.cli.screens` writes the files again. Read the difference before you commit it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The GitHub Action, the workflows and the GitLab job are linted, and their shell code runs with a stub of `gh`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

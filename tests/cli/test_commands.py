@@ -1,7 +1,5 @@
 """Exit codes, stdout and stderr of commands, and complete output files."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """`mismatchctl compare`: exit codes, streams, files and hostile names."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

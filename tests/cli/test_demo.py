@@ -1,7 +1,5 @@
 """`mismatchctl demo`, and every command if torch is missing or broken."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

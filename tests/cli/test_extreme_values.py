@@ -1,7 +1,5 @@
 """No output contains NaN or an infinite number, whatever the log-probs are."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

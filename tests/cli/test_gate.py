@@ -1,7 +1,5 @@
 """`mismatchctl gate`: exit codes, written files, and the shell code in docs/guides/ci.md."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

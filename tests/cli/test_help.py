@@ -1,7 +1,5 @@
 """`--help` is fast, because commands import heavy modules only when they run."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

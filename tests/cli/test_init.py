@@ -1,7 +1,5 @@
 """`mismatchctl init NAME` prints, inserts and patches a snippet, and checks a dump."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Commands use the network only if a path names an object store."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Output files, stdout and stderr of commands, and lists of presets, metrics and rules."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

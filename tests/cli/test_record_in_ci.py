@@ -1,7 +1,5 @@
 """`mismatchctl init ci`, and ci/record.py with a tiny local model, from an empty folder to a gate that fails."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The first screen of each command has the answer in line 1 and at most 24 lines."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

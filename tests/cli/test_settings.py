@@ -1,7 +1,5 @@
 """Defaults from settings files and environment variables, and their precedence."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

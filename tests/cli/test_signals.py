@@ -1,7 +1,5 @@
 """Signals and closed or full streams: the right exit code, no traceback and no leftover files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

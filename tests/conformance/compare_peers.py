@@ -1,7 +1,5 @@
 """Compare mismatchctl with the numbers of ten frameworks (conformance/peers/README.md), and print a line for each."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import math

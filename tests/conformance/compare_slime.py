@@ -1,7 +1,5 @@
 """Compare mismatchctl with the numbers of slime and Miles (conformance/slime/README.md), and print a line for each."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import sys

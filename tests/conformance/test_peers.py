@@ -1,7 +1,5 @@
 """Every number of ten frameworks (conformance/peers/README.md)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

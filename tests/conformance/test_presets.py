@@ -1,7 +1,5 @@
 """Presets keep the same tokens and give the same weights as the frameworks' own code (conformance/README.md)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache

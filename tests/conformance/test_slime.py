@@ -1,7 +1,5 @@
 """Every number of slime and Miles (conformance/slime/README.md)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every number of verl (conformance/verl/README.md)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

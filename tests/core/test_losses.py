@@ -1,7 +1,5 @@
 """Losses compared with torch: values and decisions per token, and sums over sequences."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

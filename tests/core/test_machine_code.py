@@ -3,8 +3,6 @@
 If the stored machine code is damaged or cannot be used, the kernel is compiled again.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -1,7 +1,5 @@
 """One scan of a block gives the extremes, agreements and distances of log-probs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

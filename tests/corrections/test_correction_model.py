@@ -1,7 +1,5 @@
 """Every field of a Correction, compared with a calculation in the test."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

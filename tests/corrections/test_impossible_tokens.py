@@ -1,7 +1,5 @@
 """A token with train probability 0 has a ratio of 0 in every gate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import pairwise, product

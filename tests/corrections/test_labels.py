@@ -1,7 +1,5 @@
 """Labels of corrections and thresholds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every preset on small sequences, with results computed by hand."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Convert framework files and read the rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

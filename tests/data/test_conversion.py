@@ -1,7 +1,5 @@
 """Commands read framework files and their conversion alike, and `convert` joins files and reports faults."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """An error that concerns all rows names their common fault, and tokens without a value can be masked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dumps in common formats give the same result as Parquet, and other files give an error."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import zipfile

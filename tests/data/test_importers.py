@@ -1,7 +1,5 @@
 """Framework files give the true log-probs, masks and ids of every token."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

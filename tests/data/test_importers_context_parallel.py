@@ -1,7 +1,5 @@
 """Context-parallel slices of slime and Miles are joined token for token."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

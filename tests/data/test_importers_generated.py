@@ -1,7 +1,5 @@
 """Generated framework files of any size, type and padding give back the generated values."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files with one policy, Miles' micro-batches, and files that only their framework can open."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Two files, the responses of an engine and the file of a trainer, are matched by an id."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

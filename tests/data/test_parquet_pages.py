@@ -1,7 +1,5 @@
 """Our reader of Parquet list pages gives the same bytes as pyarrow or leaves the file to pyarrow, and never crashes."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from types import FunctionType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Reading a pickle never runs code, and damaged or oversized pickles are refused."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

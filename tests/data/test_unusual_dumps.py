@@ -1,7 +1,5 @@
 """Unusual ids, positions and masks give a result or an error message, never a traceback."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

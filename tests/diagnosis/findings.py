@@ -1,7 +1,5 @@
 """Diagnose a planted dump and read its findings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Any dump can be diagnosed: findings are valid JSON for all values, masks, columns and layouts."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from pathlib import Path

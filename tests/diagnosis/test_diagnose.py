@@ -1,7 +1,5 @@
 """`diagnose` finds causes planted in real dumps, raises no false alarm, and does not depend on the split of files."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sampler settings estimated from recorded distributions, with intervals that contain the truth."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sampler settings estimated from sampled tokens, with intervals that contain the truth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The sample that `diagnose` uses does not depend on how the dump is split."""
 
-from __future__ import annotations
-
 from functools import reduce
 from itertools import pairwise
 from operator import add

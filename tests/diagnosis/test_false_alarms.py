@@ -1,7 +1,5 @@
 """Small groups, constant version lags and few steps do not raise a false alarm."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

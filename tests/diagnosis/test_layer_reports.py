@@ -1,7 +1,5 @@
 """Reports of layer-wise comparators: the first bad layer of real reports, and errors for broken reports."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

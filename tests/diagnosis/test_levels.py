@@ -1,7 +1,5 @@
 """The regression of the size of the mismatch on a number, compared with least squares."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from pathlib import Path

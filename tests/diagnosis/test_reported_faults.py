@@ -1,7 +1,5 @@
 """Faults from public bug reports, planted in dumps of random models: the cause, the advice and the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

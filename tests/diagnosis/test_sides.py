@@ -1,7 +1,5 @@
 """The side that is wrong, in real dumps with a reference column and a known culprit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

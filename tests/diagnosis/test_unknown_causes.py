@@ -1,7 +1,5 @@
 """A fault that no test covers, or that two causes explain, does not get a finding with high confidence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `python -m tests.docs.english` writes the shares to english.json.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

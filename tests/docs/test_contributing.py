@@ -1,7 +1,5 @@
 """The short recipes of CONTRIBUTING.md work on a copy of the package."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

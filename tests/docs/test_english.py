@@ -1,7 +1,5 @@
 """No file exceeds its recorded share of lines with phrases that are hard to read."""
 
-from __future__ import annotations
-
 import json
 
 from tests.docs.english import PHRASES, RECORD, shares

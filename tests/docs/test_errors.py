@@ -1,7 +1,5 @@
 """docs/errors.toml covers every module that raises an error for users."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

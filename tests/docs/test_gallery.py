@@ -1,7 +1,5 @@
 """The figures of docs/guides/reports.md equal the figures that docs/gallery.py draws from sample_data."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from typing import Any

@@ -1,7 +1,5 @@
 """Every capability in the documents has a command (tests/docs/mission.toml), which runs here on small data."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

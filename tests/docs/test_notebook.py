@@ -1,7 +1,5 @@
 """Every cell of docs/guides/notebook.ipynb runs and shows its result."""
 
-from __future__ import annotations
-
 import ast
 import json
 from typing import Any

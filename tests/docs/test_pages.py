@@ -1,7 +1,5 @@
 """Links, anchors and commands of the pages in docs/."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The README is short, and its two commands for a checkout work."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

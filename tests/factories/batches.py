@@ -1,7 +1,5 @@
 """Batches of random tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatchctl.core.batch import Segments, TokenBatch

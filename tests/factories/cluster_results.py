@@ -1,7 +1,5 @@
 """Results with cluster tables that a test defines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Samples of clusters with known values."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

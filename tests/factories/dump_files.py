@@ -1,7 +1,5 @@
 """Write dumps in each format, and read them back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path

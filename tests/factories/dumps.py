@@ -1,7 +1,5 @@
 """Small dumps for tests of anything that reads one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

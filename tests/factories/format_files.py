@@ -1,7 +1,5 @@
 """One dump in every supported format, with the names of each format."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Framework files of any size, type and padding."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Simulated K3 series that grow: jumps and ramps with known onset, and a few bad steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A value that runs a command when it is unpickled by pickle.load."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

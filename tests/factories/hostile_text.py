@@ -1,7 +1,5 @@
 """Text with a special meaning in some output format."""
 
-from __future__ import annotations
-
 HOSTILE = (
     "=1+1", "+1", "-1", "@SUM(1)", "\t=1", "::error::forged", " ::set-output name=x::1", "##[error]forged",
     "a\n::error::b", "<script>alert(1)</script>", "'\"><img src=x onerror=alert(1)>", "]]>", "&amp;", "| cell |",

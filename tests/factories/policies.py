@@ -1,7 +1,5 @@
 """Distributions over tokens, and sampler settings that change them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

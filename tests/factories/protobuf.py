@@ -1,7 +1,5 @@
 """Encode numbers as protocol buffers do."""
 
-from __future__ import annotations
-
 
 def varint(value: int) -> bytes:
     out = b""

@@ -1,7 +1,5 @@
 """Random ragged dumps and Corrections for property tests."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

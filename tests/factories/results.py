@@ -1,7 +1,5 @@
 """A Result with realistic numbers that no dump produced."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

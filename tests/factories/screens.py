@@ -1,7 +1,5 @@
 """Five small dumps for the screens: healthy, growing, MoE, padded, and thirty runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Samples of sequences, as `sweep` collects them for predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mismatchctl.api.predict import SequenceSample, collect_batch, empty_sample

@@ -1,7 +1,5 @@
 """Small language models of several kinds, and a dump of sequences that they can score."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Read the configuration from a framework's file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mismatchctl.corrections.model import Correction

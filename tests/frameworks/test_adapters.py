@@ -1,7 +1,5 @@
 """Presets, configurations and names of every framework."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Typical misreadings of the documents of verl, slime and Miles, and the documents' own examples."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Launch scripts, flags, overrides and training configurations are read as the framework reads them."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """`lint` on files with the structure of files that frameworks and their forks contain."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A logged name that is listed for a metric has the same value as the metric."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Configurations of frameworks are recognized, read as corrections, written back and replayed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ten frameworks on random thresholds and inputs, compared with a plain transcription of their code."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """slime's arguments, names and scopes. test_slime.py in conformance/ covers its numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """verl's versions, the places of its keys, and replays that need no goldens."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """verl_to_parquet.py, with stubs of verl's classes."""
 
-from __future__ import annotations
-
 import importlib.util
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """A bucket on this machine, behind a proxy that fails on demand."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import struct

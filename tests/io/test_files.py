@@ -1,7 +1,5 @@
 """Several outputs appear together or not at all, and inputs are never replaced."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Only files that mismatchctl wrote are replaced without `--force`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import polars as pl

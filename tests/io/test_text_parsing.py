@@ -1,7 +1,5 @@
 """Parsed text (YAML, TOML, JSON, flags): accepted values, types and errors."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Metrics compared with the oracle for log ratios from 1e-12 to 1e2, within the bounds of docs/reference/metrics.md."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Code never reads memory that it has not written, and results do not share reused buffers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

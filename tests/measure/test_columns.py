@@ -1,7 +1,5 @@
 """Kernels and tables read the declared columns in the same order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The device of the arithmetic, its option, and the transfer of tables but not of tokens."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import math

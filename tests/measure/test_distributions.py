@@ -1,7 +1,5 @@
 """Recorded lists of the k most likely tokens, compared with whole distributions."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial

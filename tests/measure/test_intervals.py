@@ -1,7 +1,5 @@
 """Intervals of smooth metrics have their coverage, or a warning if the tail is too heavy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

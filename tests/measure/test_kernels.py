@@ -3,8 +3,6 @@
 The kernel for GPUs runs on the CPU here, and on a GPU if there is one.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Rules that act differently are all tested. Other fields are drawn at random.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The loss and its gradient per token and correction, compared with formulas, finite differences and torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Thousands of small groups give the same numbers together as alone, with memory in proportion to their tokens."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

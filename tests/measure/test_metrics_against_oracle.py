@@ -1,7 +1,5 @@
 """Every value, standard error and status of `analyze` on random ragged dumps, compared with the oracle."""
 
-from __future__ import annotations
-
 import decimal
 import math
 import tempfile

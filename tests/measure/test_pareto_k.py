@@ -1,7 +1,5 @@
 """Pareto k-hat compared with arviz-stats, and edge cases."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Every metric for each pair of policies, in tables, rules and comparisons."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokens with a train log-prob of -inf, which have probability 0."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

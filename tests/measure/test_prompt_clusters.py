@@ -1,7 +1,5 @@
 """A prompt is one cluster of its run in all steps, and one cluster per step in metrics of a step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Laws for any dump, such as independence of padding and order, and monotonicity."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

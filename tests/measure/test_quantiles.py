@@ -1,7 +1,5 @@
 """Quantiles from fixed histograms are within 1%, and their intervals have the stated coverage."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

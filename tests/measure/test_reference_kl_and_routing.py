@@ -1,7 +1,5 @@
 """KL to the reference policy and losses with each aggregation compared with loops, and routing compared with sets."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

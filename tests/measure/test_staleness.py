@@ -1,7 +1,5 @@
 """Weight versions per sequence or token: the age of tokens, and responses that mix versions."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Corrections in slow loops over tokens, as a part of the oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal

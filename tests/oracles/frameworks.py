@@ -5,8 +5,6 @@ tokens of each row. It computes in the dtype of its input and does not remove Na
 is used.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Any

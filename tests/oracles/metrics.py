@@ -5,8 +5,6 @@ float64. A group is a list of sequences: mappings with lists `rollout`, `train` 
 `step`, `prompt_id`, `micro_batch`, `reward` and `advantages`. Corrections are in corrections.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence, Set
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Error bounds of metrics, which docs/reference/metrics.md states and the accuracy test checks."""
 
-from __future__ import annotations
-
 RELATIVE_TOLERANCES: dict[str, float] = {
     **dict.fromkeys(("k1", "k2", "k3", "abs_diff_mean", "abs_diff_max", "prob_diff_mean", "prob_diff_max"), 1e-10),
     **dict.fromkeys(("rollout_ppl", "rollout_log_ppl", "train_ppl", "train_log_ppl", "ppl_ratio"), 1e-10),

@@ -1,7 +1,5 @@
 """Files of the recorder are complete or missing and never overwritten, after kills, full disks and forks."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The snippets of docs/integrations record the right tensors, and no others."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recorder writes what it gets, in complete files."""
 
-from __future__ import annotations
-
 import warnings
 from itertools import pairwise
 from pathlib import Path

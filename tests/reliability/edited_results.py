@@ -4,8 +4,6 @@ Every path of the JSON is removed, replaced, scaled or repeated. `python -m test
 COUNT` prints a line of JSON per mutation.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

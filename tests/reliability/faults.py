@@ -3,8 +3,6 @@
 `python -m tests.reliability.faults [NAMES]` prints one line of JSON for each fault.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

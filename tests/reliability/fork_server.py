@@ -4,8 +4,6 @@ A command therefore costs no imports, and its limits, signals and crashes end wi
 to files, which the parent reads.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

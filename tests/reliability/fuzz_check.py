@@ -5,8 +5,6 @@ fork. A case that fails or is not reached runs again in its own fork. `--alone` 
 `--readers` makes only cases of common file formats.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

@@ -4,8 +4,6 @@ Inputs are valid Parquet and Arrow files with unusual types, values, nulls and n
 footers and lengths, and configurations, Results, rules, options and framework files with a changed part.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -2,8 +2,6 @@
 pages.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

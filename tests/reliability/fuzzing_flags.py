@@ -3,8 +3,6 @@
 These cases have their own random stream, so that the seeds of other kinds keep their cases.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Fuzz cases for common formats: dumps, responses of engines and logs, with changed values or bytes."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

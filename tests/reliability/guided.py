@@ -4,8 +4,6 @@
 and errors. A parser gets the bytes. Other functions get a valid file in which the bytes choose the changes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

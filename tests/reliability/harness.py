@@ -1,7 +1,5 @@
 """Run a harness in its own process, because its forks would lack the threads of the tests."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

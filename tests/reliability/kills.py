@@ -3,8 +3,6 @@
 `python -m tests.reliability.kills SEED COUNT` prints one line of JSON for each kill.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

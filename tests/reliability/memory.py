@@ -1,7 +1,5 @@
 """Peak memory of commands on small files that decode to millions of rows."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

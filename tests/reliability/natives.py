@@ -5,8 +5,6 @@ tests.reliability.natives FIRST COUNT [PARTS]` prints one line of JSON per part:
 and not survived. Pages have no checksums here, so that changed bytes are decoded.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

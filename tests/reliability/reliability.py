@@ -5,8 +5,6 @@ Results are lines of JSON in a folder (`--log`), and the next run appends to the
 of the table, the row of the existing page stays.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The gate never passes a dump that is worse or cannot be judged: more than 150 ways, with one seed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every fault of the machine, and a few kills. `reliability.py` runs more kills."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.reliability.harness import found

@@ -1,7 +1,5 @@
 """A few fuzz cases. `reliability.py` runs 20,000 cases with other seeds."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -5,8 +5,6 @@ environment. Each environment runs `mismatchctl demo`, then the tests that need 
 fails. `make -s versions > LOG/versions.jsonl` keeps the lines for `tests.reliability.reliability --log LOG`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Start a real browser, load pages in it, and check how they look."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Parse an HTML page for tests."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Tests in a browser are skipped with a reason if it is missing, and never in CI."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of a comparison: its text, its requests, and its display in a browser."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Text from a dump is escaped in every output format: terminal, HTML, Markdown, CSV, XML, figures and notebooks."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

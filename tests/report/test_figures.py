@@ -1,7 +1,5 @@
 """Figures: numbers of the Result, CSV, JSON of the page, and drawings of matplotlib."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

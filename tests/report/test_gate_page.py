@@ -1,7 +1,5 @@
 """The page of a verdict: headline, values next to the baseline, the statistic that rose, and the next step."""
 
-from __future__ import annotations
-
 import pytest
 
 from mismatchctl.api.gate.verdict import Check, Verdict

@@ -1,7 +1,5 @@
 """The report in a browser: first screen, figures, phone, dark mode, print, keyboard, and without scripts."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Documents in every output format: several results on one page, Markdown, open sections, and advice."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

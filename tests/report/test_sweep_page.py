@@ -1,7 +1,5 @@
 """The page of a sweep: numbers, configurations that are read back, and its display in a browser."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

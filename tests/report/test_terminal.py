@@ -1,7 +1,5 @@
 """The summary in the terminal fits its width, is complete, and escapes text from a dump."""
 
-from __future__ import annotations
-
 import io
 import re
 from functools import cache

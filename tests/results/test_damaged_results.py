@@ -1,7 +1,5 @@
 """Saved results that are incomplete, inconsistent or not finite are refused with one message."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Onset of growth in simulated runs: coverage of the interval, jumps, ramps, levels and bad steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

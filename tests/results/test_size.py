@@ -1,7 +1,5 @@
 """A result file of 1,000 steps and 10 corrections has at most 5 MB."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

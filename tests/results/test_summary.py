@@ -1,7 +1,5 @@
 """The summary of a run: growth, level of K3, and the four answers, in every output format."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

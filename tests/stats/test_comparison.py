@@ -1,7 +1,5 @@
 """Comparison with a baseline: enumeration by hand, laws, and the changes that each statistic detects."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Resampling compared with hand calculation and enumeration."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

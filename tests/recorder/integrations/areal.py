@@ -1,7 +1,5 @@
 """AReaL: a trajectory batch before PPOActor shifts it. Only prox_logp is about the next token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

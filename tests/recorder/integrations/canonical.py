@@ -1,7 +1,5 @@
 """Sequences with their true values, before a framework pads, shifts or packs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

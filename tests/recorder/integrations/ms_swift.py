@@ -1,7 +1,5 @@
 """ms-swift: the batch of GRPOTrainer._compute_loss_and_metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """NeMo-RL: the train_data of grpo_train, over prompt and response, with entry t about token t."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """open-instruct: several sequences in a packed row, numbered in attention_masks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace

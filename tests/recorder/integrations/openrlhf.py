@@ -1,7 +1,5 @@
 """OpenRLHF: an Experience per micro-batch, with entry t about token t + 1."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """prime-rl: packed micro-batches [1, L] of the trainer, with entry t about token t."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace

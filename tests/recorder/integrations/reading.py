@@ -1,7 +1,5 @@
 """Read the sequences of a dump with mismatchctl's own reader."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ROLL: a DataProto whose log-probs are about token t + 1 and whose mask is about token t."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The snippets on sample files of the frameworks, which were not made for these tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace

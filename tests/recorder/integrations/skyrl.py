@@ -1,7 +1,5 @@
 """SkyRL: a TrainingInputBatch with responses at the right edge and copies as its last rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """slime and Miles: lists of tensors of one data-parallel rank, with copies on tensor-parallel ranks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager

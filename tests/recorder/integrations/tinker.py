@@ -1,7 +1,5 @@
 """tinker-cookbook: Datums with one entry per target token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """TRL: the dict that GRPOTrainer._generate_and_score_completions returns."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """verl: the DataProto of the legacy trainer, and the TransferQueue of V1."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
