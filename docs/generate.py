@@ -396,7 +396,7 @@ def python_reference() -> str:
     lines = [
         "# Python reference",
         NOTICE,
-        "[The guide](../guides/python.md) shows their use; `help(mm.analyze)` prints the same.",
+        "This page lists all functions and classes of mismatchctl. The [guide](../guides/python.md) shows examples.",
         "",
     ]
     lines += ["## Types of arguments", "", "| name | what it is |", "|---|---|"]
