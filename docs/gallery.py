@@ -116,7 +116,7 @@ PARTS = (
     Shown(
         "Thresholds", "The figures show rejection, ESS and bias of each threshold, and the Pareto front.",
         f"{SWEEP} \\\n    --figures figures", swept,
-        ("tis-geo-gates.0.keep-rejected", "tis-geo-map-rejected_tokens", "tis-geo-front"),
+        ("tis-geo-gates.0.keep-rejected", "tis-geo-gates.0.keep-ess", "tis-geo-front"),
     ),
     Shown(
         "Two runs", "The figures show the metrics that changed, and the steps and tokens that cause the change.",

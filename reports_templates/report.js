@@ -94,10 +94,6 @@ const drawMark = (mark, spec, place, size) => {
     const floor = spec.y.limits[0];
     return [Plot.areaY(steps, { x: "x", y1: floor, y2: "y", fill: stroke, fillOpacity: 0.18, curve: "step-after" }), Plot.line(steps, { x: "x", y: "y", stroke, strokeWidth: 1.3, curve: "step-after" })];
   }
-  if (mark.kind === "cells") {
-    const text = rows.length <= 140 ? [Plot.text(rows, { x: "x", y: "y", text: (row) => (row.value === null ? "" : Number((100 * row.value).toPrecision(3)) + ""), fill: "var(--ink)" })] : [];
-    return [Plot.cell(rows.filter((row) => row.value !== null), { x: "x", y: "y", fill: "var(--s0)", fillOpacity: "value", title, tip: true }), ...text];
-  }
   if (mark.kind === "hexagons") {
     const r = 0.51 * mark.shift * size.inner;
     return [Plot.dot(rows, { x: "x", y: "y", symbol: "hexagon", r, fill: "var(--s0)", fillOpacity: "value", stroke: "none", title, tip: true }), Plot.line([[0, 0], [1, 1]], { stroke: "var(--muted)", strokeDasharray: "4 3" })];
@@ -178,7 +174,7 @@ const placeLabels = (svg) => {
   }
 };
 const legend = (marks) => {
-  const named = marks.filter((mark) => mark.name && mark.kind !== "cells" && mark.kind !== "hexagons");
+  const named = marks.filter((mark) => mark.name && mark.kind !== "hexagons");
   if (named.length < 2) return "";
   const item = (mark) => {
     const swatch = make("i", { className: `swatch ${mark.kind}${mark.hollow ? " hollow" : ""}${mark.dashed ? " dashed" : ""}` });
@@ -214,7 +210,7 @@ const drawFigure = (figure, width) => {
   const low = Number(figure.dataset.height) || (wide ? 330 : 250);
   const inner = width - left - right;
   const square = spec.size === "square";
-  const height = band("y") ? (spec.y.label ? 64 : 50) + Math.max(domains[1].length * (marks.some((mark) => mark.shift) && marks[0].kind !== "cells" ? 26 : 22), 60) : square ? Math.min(inner, 340) + 60 : low;
+  const height = band("y") ? (spec.y.label ? 64 : 50) + Math.max(domains[1].length * (marks.some((mark) => mark.shift) ? 26 : 22), 60) : square ? Math.min(inner, 340) + 60 : low;
   const size = { inner: square ? Math.min(inner, 340) : inner };
   const [below, above] = drawRules(spec, domains, marks);
   const plot = Plot.plot({

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from mismatchctl.core.formatting import shorten_for_cell
 from mismatchctl.io import __version__
@@ -22,6 +22,7 @@ EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
 """The media that show a part of a document: HTML, terminal and Markdown, HTML and terminal, or HTML only."""
 MIN_SPARKLINE_SPREAD = math.log(1.5)
 """Minimum range of a sparkline's axis, in nats."""
+PartT = TypeVar("PartT", bound="DocumentPart")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -201,25 +202,27 @@ class Code(DocumentPart):
 
 @dataclass
 class Figures(DocumentPart):
-    """Figures side by side. `make` is called when a page is rendered. Missing figures are dropped.
+    """Figures side by side. Missing figures are dropped.
 
     `axes` has the name of the threshold of each figure, for the script of a sweep. With `runs`, the reader can choose
     runs. `height` is in pixels, where 0 means the default.
     """
 
-    make: Callable[[], Iterable[Figure | None]]
+    figures: Iterable[Figure | None]
     axes: Sequence[str] = ()
     runs: bool = False
     height: int = 0
-    figures: Sequence[Figure] = ()
     reach: int = field(default=PAGE_ONLY, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.figures = [figure for figure in self.figures if figure is not None]
 
 
 @dataclass
 class Explorer(DocumentPart):
-    """Data for the script of the threshold explorer."""
+    """The function that returns the data for the script of the threshold explorer."""
 
-    data: Any
+    data: Callable[[], Any]
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
 
@@ -239,7 +242,6 @@ class Section(DocumentPart):
     folded: bool = False
     opened: bool = False
     terminal: bool = False
-    anchor_prefix: str = ""
     level: str = ""
     series: Sequence[float | None] = ()
     run: int | None = None
@@ -249,21 +251,13 @@ class Section(DocumentPart):
         return self
 
 
-@dataclass
-class DeferredSection(DocumentPart):
-    """Parts of the page that are built only if the page is rendered."""
-
-    make: Callable[[], Iterable[DocumentPart | None]]
-    reach: int = field(default=PAGE_ONLY, kw_only=True)
-
-
 def is_shown(part: DocumentPart, reach: int) -> bool:
     """Return True if the medium shows the part, or any part of a section."""
     return part.reach <= reach and (not isinstance(part, Section) or any(is_shown(one, reach) for one in part.parts))
 
 
-def _has_content(part: DocumentPart | None) -> TypeGuard[DocumentPart]:
-    return part is not None and all(getattr(part, name, True) for name in ("parts", "rows", "cards"))
+def _has_content(part: PartT | None) -> TypeGuard[PartT]:
+    return part is not None and all(getattr(part, name, True) for name in ("parts", "rows", "cards", "figures"))
 
 
 @dataclass
@@ -281,11 +275,11 @@ class Headline:
 class Document:
     """A document. `commands` are pairs (label, command) in the last line of a screen.
 
-    `glossary` has the metrics by anchor. It grows while deferred parts are built.
+    `glossary` has the metrics by anchor.
     """
 
     headline: Headline
-    sections: list[DocumentPart] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
     glossary: Mapping[str, Metric] = field(default_factory=dict)
     version: str = __version__
     commands: Sequence[tuple[str, str]] = ()
@@ -294,34 +288,17 @@ class Document:
     def title(self) -> str:
         return " · ".join(filter(None, (self.headline.title, self.headline.subtitle)))
 
-    def add(self, *sections: Section | DeferredSection | None) -> Document:
-        self.sections += filter(_has_content, sections)
+    def add(self, *sections: Section | None) -> Document:
+        self.sections += [section for section in sections if _has_content(section)]
         return self
 
-    def page(self) -> Document:
-        """Return the document for a page: deferred parts are built, and terminal sections are removed."""
-        return replace(self, sections=list(_resolve_parts(self.sections)))
-
     def parts(self, kind: type[Any]) -> Iterator[Any]:
-        """Yield the parts of one type in the order of the page. Sections are only built when they are reached."""
-        return (part for part in _flatten_parts(_resolve_parts(self.sections)) if isinstance(part, kind))
+        """Yield the parts of one type in the order of the page."""
+        return (part for part in iterate_parts(self.sections) if isinstance(part, kind))
 
 
-def _resolve_parts(parts: Iterable[DocumentPart | None], prefix: str = "") -> Iterator[DocumentPart]:
-    for part in filter(_has_content, parts):
-        if isinstance(part, DeferredSection):
-            yield from _resolve_parts(part.make(), prefix)
-        elif isinstance(part, Figures) and not part.figures:
-            figures = [figure for figure in part.make() if figure is not None]
-            yield from [replace(part, figures=figures)] if figures else ()
-        elif not isinstance(part, Section):
-            yield part
-        elif not part.terminal:
-            inner = list(_resolve_parts(part.parts, prefix + part.anchor_prefix))
-            yield from filter(_has_content, [replace(part, anchor=prefix + part.anchor, parts=inner)])
-
-
-def _flatten_parts(parts: Iterable[DocumentPart]) -> Iterator[DocumentPart]:
+def iterate_parts(parts: Iterable[DocumentPart]) -> Iterator[DocumentPart]:
+    """Yield the parts and, recursively, the parts of sections."""
     for part in parts:
         yield part
-        yield from _flatten_parts(part.parts if isinstance(part, Section) else ())
+        yield from iterate_parts(part.parts if isinstance(part, Section) else ())

@@ -25,9 +25,8 @@ TEMPLATES_FOLDER = "reports_templates"
 _SPARK_WIDTH = 60
 
 
-def render_html(document: Document) -> str:
+def render_html(page: Document) -> str:
     """Return the page as HTML. The same document gives the same bytes."""
-    page = document.page()
     found = {figure.name: figure for part in page.parts(Figures) for figure in part.figures}
     places = {name: place for place, name in enumerate(found)}
     data = Markup(_escape_script(page_json(list(found.values())))) if found else ""

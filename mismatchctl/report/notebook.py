@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cache
 from html import escape
 from typing import Any
@@ -19,8 +19,7 @@ from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.diagnosis.diagnosis import Diagnosis
-from mismatchctl.report.document import DeferredSection, Document, DocumentPart, Figures, Section
-from mismatchctl.report.figures.figure import Figure
+from mismatchctl.report.document import Document, Figures
 from mismatchctl.report.figures.files import figure_content
 from mismatchctl.report.figures.matplotlib_backend import draw_figure
 from mismatchctl.report.html import render_html
@@ -49,9 +48,10 @@ class ReportRenderer:
         pages = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
         pages.print(Text.from_ansi(stream.getvalue()))
         text = pages.export_html(inline_styles=True, code_format='<div><pre style="line-height:1.3">{code}</pre>')
-        figure = next(_iterate_figures(document.sections), None)
-        if figure is None:
+        figures = next(document.parts(Figures), None)
+        if figures is None:
             return f"{text}</div>"
+        figure = figures.figures[0]
         image = base64.b64encode(figure_content(figure, "svg")).decode()
         alt = escape(escape_terminal(figure.alt))
         return f'{text}<img style="max-width:640px" alt="{alt}" src="data:image/svg+xml;base64,{image}"></div>'
@@ -64,12 +64,3 @@ class ReportRenderer:
 @cache
 def get_report_renderer() -> Renderer:
     return ReportRenderer()
-
-
-def _iterate_figures(parts: Iterable[DocumentPart | None]) -> Iterator[Figure]:
-    """Yield the figures in the order of the page. Later sections are built only if they are needed."""
-    for part in parts:
-        if isinstance(part, Figures):
-            yield from (figure for figure in part.make() if figure is not None)
-        elif isinstance(part, (Section, DeferredSection)):
-            yield from _iterate_figures(part.parts if isinstance(part, Section) else part.make())

@@ -1,9 +1,7 @@
-import io
 import itertools
 import re
 
 import pytest
-from rich.console import Console
 
 from mismatchctl.core.formatting import format_estimate, format_number
 from mismatchctl.frameworks.registry import find_preset
@@ -11,11 +9,8 @@ from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.report.document import Document, Facts, Figures, Section, Table
-from mismatchctl.report.figures import runs
 from mismatchctl.report.html import render_html
-from mismatchctl.report.markdown import render_markdown
 from mismatchctl.report.pages.analyze import document
-from mismatchctl.report.terminal import print_document
 from mismatchctl.results.model import Result, Series, Value
 from tests.factories.results import HOSTILE, UNDEFINED, make_corrections, make_result
 from tests.report.page_parser import Parsed, page_figures, without_libraries
@@ -223,18 +218,6 @@ def test_the_document_can_be_queried() -> None:
     for row, values in zip(corrections.rows, result.runs["run-a"].overall.corrections.values(), strict=True):
         assert float(row[column].sort_key) == pytest.approx(values["rejected_tokens"].value, rel=1e-5)
     assert list(made.parts(Figures)) and isinstance(made, Document)
-
-
-def test_figures_are_drawn_only_for_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn(*_: object, **__: object) -> None:
-        raise AssertionError("drawn")
-
-    monkeypatch.setattr(runs, "run_figures", drawn)
-    made = document(make_result())
-    print_document(made, Console(file=io.StringIO()))
-    assert render_markdown(made)
-    with pytest.raises(AssertionError, match="drawn"):
-        render_html(made)
 
 
 def _plain(text: str) -> str:

@@ -219,14 +219,13 @@ def test_curves_name_the_presets(page: str) -> None:
     assert any("geo_rs" in label for mark in front["marks"] if mark["name"] == "presets" for label in mark["labels"])
 
 
-def test_figures_show_axes_and_maps(found: Sweep) -> None:
+def test_figures_show_axes(found: Sweep) -> None:
     one, two = sections_of(found, 0)
-    front, curves, maps = (part for part in two.parts if isinstance(part, Figures))
+    front, curves = (part for part in two.parts if isinstance(part, Figures))
     assert [figure.title for part in one.parts if isinstance(part, Figures) for figure in part.figures][1:] == [
         "Rejected", "Effective sample size", "K3 of the kept tokens",
     ]  # fmt: skip
     assert axes_of(two) == [0, 0, 0, 1, 1, 1]
-    assert [figure.title for figure in maps.figures] == ["Rejected tokens", "Effective sample size of tokens after"]
     best = int(found.overall.filter((pl.col("run") == "dense") & (pl.col("correction") == "both"))["pareto"].sum())
     assert front.figures[0].title == f"Pareto front ({best} of 30 points)"
     assert curves.figures[0].x.limits == (1.1, 4.0)

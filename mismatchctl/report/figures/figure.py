@@ -23,7 +23,7 @@ from mismatchctl.results.model import Series, Value
 Number = float | int | None
 Cell = Number | str
 Scale = Literal["linear", "log", "symlog", "band"]
-MarkKind = Literal["line", "stairs", "dots", "cells", "hexagons"]
+MarkKind = Literal["line", "stairs", "dots", "hexagons"]
 MUTED = -1
 """Color number of gray. Gray is not one of the ten series colors."""
 MAX_SCREEN_POINTS = 480
@@ -55,7 +55,7 @@ class Marks:
     """One series of a figure.
 
     `x` and `y` are positions, or names on a band axis. Stairs have one more x than y. `low` and `high` are the ends of
-    the interval of y, or of x with `across`. `values` set the colors of cells and hexagons. `shift` is an offset in a
+    the interval of y, or of x with `across`. `values` set the colors of hexagons. `shift` is an offset in a
     band, in points. `run` is the index of the run, on a page with several runs.
     """
 

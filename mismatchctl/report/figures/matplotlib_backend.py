@@ -29,7 +29,6 @@ SERIES_COLORS = (
 INK, GRAY, GRID, SURFACE = "#1b2330", "#566172", "#e3e7ec", "#ffffff"
 _RAMP = LinearSegmentedColormap.from_list("ramp", ["#dcebf7", "#82b4da", "#2a6ba5", "#0a3767"])
 _SIZES = {"normal": (6.0, 3.8), "wide": (8.0, 3.8), "square": (5.0, 5.0)}
-_MAX_NUMBERED_CELLS = 120
 _ALIASES = {"steps": "k3"}
 _OF_WINDOWS = ("backend", "interactive", "toolbar")
 """Settings that would load a matplotlib backend. They are not changed."""
@@ -182,19 +181,6 @@ def _draw_dots(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) 
             axes.annotate(text, (across, up), (5, 4), textcoords="offset points", fontsize="x-small")
 
 
-def _draw_cells(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
-    grid = np.full((len(bands["y"]), len(bands["x"])), np.nan)
-    for x, y, value in zip(mark.x, mark.y, mark.values, strict=True):
-        grid[bands["y"].index(y), bands["x"].index(x)] = math.nan if value is None else value
-    axes.imshow(grid, cmap=_RAMP, aspect="auto", origin="upper")
-    middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
-    if grid.size <= _MAX_NUMBERED_CELLS:
-        for (row, column), value in np.ndenumerate(grid):
-            if np.isfinite(value):
-                ink = SURFACE if value > middle else INK
-                axes.text(column, row, f"{100 * value:.3g}", ha="center", va="center", color=ink, fontsize="x-small")
-
-
 def _draw_hexagons(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
     x, y, counts = (_numbers(values, ()) for values in (mark.x, mark.y, mark.values))
     angles = np.pi / 6 + np.pi / 3 * np.arange(6)
@@ -208,7 +194,7 @@ def _draw_hexagons(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any
 
 
 _DRAWERS = {
-    "line": _draw_line, "stairs": _draw_stairs, "dots": _draw_dots, "cells": _draw_cells, "hexagons": _draw_hexagons,
+    "line": _draw_line, "stairs": _draw_stairs, "dots": _draw_dots, "hexagons": _draw_hexagons,
 }  # fmt: skip
 
 

@@ -168,28 +168,6 @@ def _target_rules(own: StudyRun, path: str) -> Iterator[ReferenceLine]:
                 yield ReferenceLine("x", value, wish, interval, color=3)
 
 
-def map_figures(own: StudyRun) -> Iterator[Figure]:
-    study, shape = own.study, own.study.shape
-    if len(study.axes) < 2:
-        return
-    fixed = np.ravel_multi_index(np.unravel_index(own.start, shape)[2:], shape[2:]) if shape[2:] else 0
-    up, across = ([api.format_threshold(value) for value in axis.values] for axis in study.axes[:2])
-    y, x = (axis_label(study.correction, axis.path) for axis in study.axes[:2])
-    titles = {"rejected_tokens": "Rejected tokens"} if study.correction.gates else {}
-    for key, title in (titles | {"ess_token": "Effective sample size of tokens after"}).items():
-        values = own.floats(key).reshape(*shape[:2], -1)[:, :, fixed]
-        known = np.argwhere(np.isfinite(values)).tolist()
-        mark = Marks(
-            "cells", title, [across[column] for _, column in known], [up[row] for row, _ in known],
-            values=[float(values[row, column]) for row, column in known],
-        )  # fmt: skip
-        if known:
-            yield Figure(
-                f"{own.stem}-map-{key}", title, f"{title} by two thresholds", "In percent. Darker means more.",
-                Axis(x, "band"), Axis(y, "band", percent=True), (mark,),
-            )  # fmt: skip
-
-
 def front_figure(own: StudyRun) -> Figure | None:
     """Draw the remaining K3 or the ESS against the rejected share, with presets."""
     study, rejected, k3 = own.study, own.floats("rejected_tokens"), own.floats("k3_kept")

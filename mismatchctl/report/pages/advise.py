@@ -124,7 +124,7 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
     yours = (api.compare_with_yours(own, advice.advice[0]) for own in advice.yours)
     reasons = (*yours, *_describe_others(advice), *_describe_confidence(advice))
     section.add(_ranking_table(advice), *(doc.Note(f"{text}.") for text in reasons))
-    section.add(doc.Figures(lambda: [advice_figure(advice, f"{section.anchor}-front")]), *notes)
+    section.add(doc.Figures([advice_figure(advice, f"{section.anchor}-front")]), *notes)
     for own in filter(None, (advice.advice[0], advice.runner_up)):
         config = own.config if advice.framework else own.correction
         if config and own.name != "none":

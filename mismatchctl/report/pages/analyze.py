@@ -69,7 +69,7 @@ def analyze_screen(
         if page is None:
             screen.add(doc.Section("", "corrections").add(*_correction_parts(result, run, asked=asked)))
     if page is not None:
-        screen.sections += [part for part in page.sections if getattr(part, "anchor", "") not in ("answer", "runs")]
+        screen.sections += [part for part in page.sections if part.anchor not in ("answer", "runs")]
     more = [("Details", "-v")] if page is None and report.startswith("--") else []
     first = _order_runs(result, judged)[0]
     files = [file.path for file in result.provenance.inputs if file.run == first]
@@ -98,7 +98,7 @@ def document(result: Result, sweeps: Sequence[Sweep] = ()) -> doc.Document:
         made.add(run_tables.run_log_section(run, name, f"run-{index}", origin))
     made.glossary = page.registry.used
     data = run_tables.provenance_section(origin.version, origin.inputs, origin.left_out, result.corrections)
-    return made.add(doc.DeferredSection(lambda: [page.numbers()]), data)
+    return made.add(page.numbers(), data)
 
 
 def calm_title(judged: Mapping[str, RunStatus]) -> str:
@@ -291,7 +291,7 @@ class _PageBuilder:
 
     def draw(self, index: int, section: str, *, after: int = 0) -> doc.Figures:
         """Return the figures of one run and section, without the first `after` figures."""
-        return doc.Figures(lambda: self.figures[index].get(section, [])[after:])
+        return doc.Figures(self.figures[index].get(section, [])[after:])
 
     def answer(self) -> doc.Section:
         section, shown = doc.Section("", "answer"), 0
@@ -305,7 +305,7 @@ class _PageBuilder:
         height = 0 if not self.several else 330 if shown <= 3 else 280 if shown <= 5 else 240
         worst = min((one.status for one in self.judged.values()), key=STATUSES.index)
         attention = [one.status == worst for one in self.judged.values()] if worst != "OK" else ()
-        k3 = doc.Figures(lambda: [charts.k3_figure(self.runs, "k3", attention)], runs=self.several, height=height)
+        k3 = doc.Figures([charts.k3_figure(self.runs, "k3", attention)], runs=self.several, height=height)
         return section.add(k3)
 
     def _answers(self, name: str) -> doc.Answers:
@@ -364,19 +364,16 @@ class _PageBuilder:
         )
         yield doc.Section("Policy drift", f"drift-{index}", lead=lead).add(self.draw(index, "drift"))
 
-    def where(self) -> doc.DeferredSection:
-        def make() -> Iterator[doc.Section]:
-            notes = []
-            for found, run in zip(self.figures, self.runs.values(), strict=True):
-                titles = [figure.title for figure in found["distributions"]]
-                titles = [title for title in titles if title[0].isdigit() or "x the mean" in title]
-                zero = run.overall.metrics.get("k3", NOT_RECORDED).value == 0
-                notes.append("every log ratio is 0" if zero else "; ".join(titles[:2]) or "evenly spread")
-            yield self.details(
-                "Location of the mismatch", "where", lambda index, _: [self.draw(index, "distributions")], notes=notes
-            )
-
-        return doc.DeferredSection(make)
+    def where(self) -> doc.Section:
+        notes = []
+        for found, run in zip(self.figures, self.runs.values(), strict=True):
+            titles = [figure.title for figure in found["distributions"]]
+            titles = [title for title in titles if title[0].isdigit() or "x the mean" in title]
+            zero = run.overall.metrics.get("k3", NOT_RECORDED).value == 0
+            notes.append("every log ratio is 0" if zero else "; ".join(titles[:2]) or "evenly spread")
+        return self.details(
+            "Location of the mismatch", "where", lambda index, _: [self.draw(index, "distributions")], notes=notes
+        )
 
     def causes(self) -> doc.Section:
         notes = [
@@ -400,7 +397,7 @@ class _PageBuilder:
         section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, fresh batch"
         shown = dict(list(self.runs.items())[:MAX_COLORED_RUNS])
         section.lead = self._severity()
-        tradeoff = doc.Figures(lambda: [charts.corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
+        tradeoff = doc.Figures([charts.corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
         yield section.add(run_tables.comparison_of_corrections(self.result, self.registry), tradeoff)
         yield self.details(
             "Corrections in detail", "correction-details", self._correction_parts,

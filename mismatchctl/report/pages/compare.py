@@ -44,12 +44,12 @@ def document(comparison: api.Comparison) -> doc.Document:
     answer = doc.Section("", "answer").add(
         *_answer_parts(comparison),
         doc.Facts([("next", _next_command(comparison, min(contrasts, key=_severity)))]),
-        doc.Figures(lambda: [changes_figure(comparison, "changes")]),
+        doc.Figures([changes_figure(comparison, "changes")]),
     )
     made.add(answer)
     made.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
     overlaid = doc.Section("Distributions", "overlaid", folded=True)
-    made.add(overlaid.add(doc.Figures(lambda: _distribution_figures(comparison))))
+    made.add(overlaid.add(doc.Figures(_distribution_figures(comparison))))
     method = api.describe_method(comparison)
     sides = doc.Section("Runs", "sides", lead=method, folded=True).add(_sides_table(comparison, registry))
     warnings = (doc.Note(text, "alarm") for text in comparison.warnings)
@@ -167,7 +167,7 @@ def _contrast_section(
     changed = api.k3_change(contrast).difference not in (None, 0)
     section.add(
         doc.Section("Contributions to the change", f"{anchor}-parts", lead=lead, folded=True).add(
-            doc.Figures(lambda: _contribution_figures(contrast, prefix)), parts if changed else None
+            doc.Figures(_contribution_figures(contrast, prefix)), parts if changed else None
         )
     )
     every = [("All metrics", contrast.changes, "m")]

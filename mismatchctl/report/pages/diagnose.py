@@ -74,7 +74,7 @@ def _answer_section(found: Diagnosis, judged: Mapping[str, RunStatus]) -> doc.Se
         section.add(tables.status_table(_order(judged)[: tables.MAX_RUNS], answers, "cause"))
         left = len(judged) - tables.MAX_RUNS
         section.add(doc.Note(f"{format_count(left, 'more run')}: -v") if left > 0 else None)
-    return section.add(doc.Figures(lambda: [causes_figure(found.runs, "causes")]))
+    return section.add(doc.Figures([causes_figure(found.runs, "causes")]))
 
 
 def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> Iterator[_Row]:
@@ -181,7 +181,7 @@ def sides_section(title: str, anchor: str, sides: Sides) -> doc.Section:
     facts = doc.Facts([*rows, *(("note", note) for note in sides.notes)], reach=doc.EVERYWHERE)
     section = doc.Section(title, anchor, note=f"{sides.side}, {sides.confidence} confidence")
     return section.add(facts, *(
-        doc.Figures(lambda name=name, groups=groups: [sides_figure(groups, name, f"{anchor}-{name}")])  # type: ignore[misc]
+        doc.Figures([sides_figure(groups, name, f"{anchor}-{name}")])
         for name, groups in sides.groups.items()
         if 1 < len(groups) <= _MAX_DRAWN_GROUPS
     ))  # fmt: skip
@@ -216,7 +216,7 @@ def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitN
     rows += [("dump", f"{name}: {compare_with_noise(report, found)}") for name, found in noise.items()]
     rank = f", rank {report.rank}" if report.rank is not None else ""
 
-    figure = doc.Figures(lambda: [layers_figure(report, f"{anchor}-growth")])
+    figure = doc.Figures([layers_figure(report, f"{anchor}-growth")])
     return doc.Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts, figure)
 
 

@@ -108,7 +108,7 @@ def document(verdict: api.Verdict) -> doc.Document:
     made = doc.Document(doc.Headline(headline, level=level, subtitle="gate"))
     several = len({check.run for check in verdict.checks}) > 1
     answer = doc.Section("", "what-to-do").add(doc.Facts(doc.add_heading("what to do", advise_next(verdict))))
-    made.add(answer.add(doc.Figures(lambda: _figures(verdict))))
+    made.add(answer.add(doc.Figures(_figures(verdict))))
     notes = doc.Section("", "gate-notes").add(*(doc.Note(note, "alarm") for note in verdict.notes))
     for run, growth in verdict.growth.items():
         if growth.changed:

@@ -15,7 +15,7 @@ from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.api.sweep.serialization import sweep_from_json
 from mismatchctl.errors import DataError
-from mismatchctl.report.document import Card, Document, Headline, Section
+from mismatchctl.report.document import Card, Document, Headline, Section, iterate_parts
 from mismatchctl.report.pages import advise, compare, gate
 from mismatchctl.report.pages.analyze import document
 from mismatchctl.report.pages.sweep import document as sweep_document
@@ -106,11 +106,11 @@ def combined_document(found: Sequence[SavedFile]) -> Document:
             card = Card(kept.outcome, kept.outcome, own_page.headline.title.replace(kept.outcome, "The gate", 1))
             opening.insert(has_result, Section("", f"verdict-{number}").add(card))
         section = Section(title, anchor, note=own_page.headline.title)
-        section.anchor_prefix = f"{anchor}-" if type(kept) in seen else ""
+        for part in iterate_parts(own_page.sections) if type(kept) in seen else ():
+            if isinstance(part, Section):
+                part.anchor = f"{anchor}-{part.anchor}"
         seen.add(type(kept))
-        opening.append(
-            section.add(*(part for part in own_page.sections if getattr(part, "anchor", "") != "provenance"))
-        )
+        opening.append(section.add(*(part for part in own_page.sections if not part.anchor.endswith("provenance"))))
         doc.glossary = ChainMap(doc.glossary, own_page.glossary)  # type: ignore[arg-type]
     doc.sections = [*opening, *closing]
     return doc

@@ -38,7 +38,7 @@ def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | No
     name = f"{len(sweep.runs)} runs" if several else sweep.runs[0]
     screen = doc.Document(doc.Headline(f"{name}: {_describe_range(sweep)}"))
     if page is not None:
-        screen.sections = [part for part in page.sections if getattr(part, "anchor", "") != "sweep-answer"]
+        screen.sections = [part for part in page.sections if part.anchor != "sweep-answer"]
     elif several:
         screen.add(doc.Section("", "runs").add(_runs_table(sweep)))
     else:
@@ -233,7 +233,7 @@ def document(sweep: api.Sweep) -> doc.Document:
         first_line, *others = api.sweep_sentences(sweep, run)
         answer.add(doc.Note(f"{run}: {first_line}" if several else first_line), *map(doc.Note, others))
     warnings = [doc.Note(note, "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))]
-    made.add(answer, doc.DeferredSection(lambda: [_explorer_section(sweep, every, registry)]))
+    made.add(answer, _explorer_section(sweep, every, registry))
     for index, own in enumerate(every):
         parts = [*(study_section(one, registry) for one in own), *_targets_section(sweep, index)]
         parts += filter(None, [_predictions_section(sweep, index)])
@@ -264,20 +264,13 @@ def study_section(own: StudyRun, registry: MetricRegistry) -> doc.Section:
     points = _points_table(own, chosen, f"{found}.", registry)
     points.title, points.reach = found, doc.EVERYWHERE
 
-    def figures() -> Iterator[doc.DocumentPart]:
-        curves = list(charts.curve_figures(own))
-        yield doc.Figures(lambda: [charts.front_figure(own)])
-        yield doc.Figures(lambda: [figure for _, figure in curves], [axis for axis, _ in curves])
-        yield doc.Figures(lambda: charts.map_figures(own))
-
-    def every() -> Iterator[doc.DocumentPart]:
-        table = _points_table(own, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.", registry)
-        table.title, table.folded = f"All points of {study.name}", True
-        yield table
-
+    every = _points_table(own, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.", registry)
+    every.title, every.folded = f"All points of {study.name}", True
+    curves = list(charts.curve_figures(own))
     return doc.Section(study.name, own.anchor, lead=_lead_sentence(study, own.start)).add(
-        _axes_note(study), doc.DeferredSection(figures), points, doc.DeferredSection(every)
-    )
+        _axes_note(study), doc.Figures([charts.front_figure(own)]),
+        doc.Figures([figure for _, figure in curves], [axis for axis, _ in curves]), points, every,
+    )  # fmt: skip
 
 
 def _axes_note(study: Study) -> doc.Note:
@@ -359,8 +352,8 @@ def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], reg
         lead.append(f"Too large to explore on this page (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
     if any(len(sweep.studies[at].points) > MAX_CONFIGS for at in places):
         lead.append(f"With more than {MAX_CONFIGS} points, only the Pareto front is written as configurations.")
-    data = explorer_data(sweep, every, places, registry)
-    return doc.Section("Explore", "explore", lead=" ".join(lead)).add(doc.Explorer(data))
+    explorer = doc.Explorer(lambda: explorer_data(sweep, every, places, registry))
+    return doc.Section("Explore", "explore", lead=" ".join(lead)).add(explorer)
 
 
 def explorer_data(
@@ -480,7 +473,7 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
         models = dict.fromkeys(sentence for _, one in found for sentence in _describe_model(one))
         section.add(*(doc.Note(sentence, "quiet") for sentence in models))
     checks = [one.check for every in predictions.values() for one in every if one.check is not None]
-    return section.add(doc.Figures(lambda: [charts.checks_figure(checks, f"{_figure_prefix(sweep, index)}checks")]))
+    return section.add(doc.Figures([charts.checks_figure(checks, f"{_figure_prefix(sweep, index)}checks")]))
 
 
 def _describe_model(one: Prediction) -> Iterator[str]:
