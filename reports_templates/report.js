@@ -59,10 +59,19 @@ const extent = (spec, key, marks) => {
   const room = 0.05 * (high - low) || Math.abs(high) * 0.05 || 0.5;
   return [low === 0 ? 0 : low - room, high + (axis.percent && high <= 1 ? Math.min(room, 1.02 - high) : room)];
 };
+// A long name is broken into lines after blanks and hyphens.
+const inLines = (text, most) => {
+  const lines = [""];
+  for (const part of text.match(new RegExp(`[^ -]{0,${most - 1}}(?:[ -]|.)|$`, "g"))) {
+    if ((lines.at(-1) + part).trim().length > most) lines.push("");
+    lines.push(lines.pop() + part);
+  }
+  return lines.map((line) => line.trim()).join("\n");
+};
+const charactersIn = (room) => Math.max(8, Math.floor((room - 14) / 6.7));
 const scale = (axis, domain, wide, room) => {
   const options = { type: axis.scale === "band" ? "band" : axis.scale ?? "linear", label: axis.label || null, labelArrow: "none", tickSize: 0 };
-  const most = Math.max(8, Math.min(30, Math.floor((room - 14) / 6.7)));
-  if (axis.scale === "band") return { ...options, domain, tickFormat: (text) => (text.length > most ? text.slice(0, most - 1) + "…" : text) };
+  if (axis.scale === "band") return { ...options, domain, tickFormat: (text) => inLines(text, charactersIn(room)) };
   Object.assign(options, { domain, grid: true, nice: false, tickFormat: (value) => formatted(axis, value), ticks: Math.max(2, Math.min(wide ? 10 : 5, Math.floor(room / 75))) });
   if (axis.scale === "symlog") options.constant = axis.linear_to;
   if (axis.scale === "log") options.ticks = logTicks(domain);
@@ -200,7 +209,7 @@ const drawFigure = (figure, width) => {
   const marks = spec.marks.filter((mark) => drawn(mark.run));
   const band = (key) => (spec[key].scale === "band" ? [...new Set(marks.flatMap((mark) => mark[key]))] : null);
   const domains = ["x", "y"].map((key) => band(key) ?? extent(spec, key, marks));
-  const long = (names) => Math.min(Math.max(...names.map((name) => Math.min(name.length, 30)), 4) * 7.6 + 14, width * 0.5);
+  const long = (names) => Math.min(Math.max(...names.map((name) => name.length), 4) * 7.2 + 14, 300, width * 0.45);
   const ends = wide && marks.length > 1 && marks.every((mark) => mark.kind === "line" && mark.run !== undefined);
   const labels = ends ? marks.filter((mark) => mark.color !== -1).map((mark) => mark.name) : [];
   const few = labels.length <= 10 && width > 560;
@@ -210,7 +219,8 @@ const drawFigure = (figure, width) => {
   const low = Number(figure.dataset.height) || (wide ? 330 : 250);
   const inner = width - left - right;
   const square = spec.size === "square";
-  const height = band("y") ? (spec.y.label ? 64 : 50) + Math.max(domains[1].length * (marks.some((mark) => mark.shift) ? 26 : 22), 60) : square ? Math.min(inner, 340) + 60 : low;
+  const lines = Math.max(...(band("y") ?? []).map((name) => inLines(name, charactersIn(left)).split("\n").length));
+  const height = band("y") ? (spec.y.label ? 64 : 50) + Math.max(domains[1].length * Math.max(marks.some((mark) => mark.shift) ? 26 : 22, 12 * lines + 8), 60) : square ? Math.min(inner, 340) + 60 : low;
   const size = { inner: square ? Math.min(inner, 340) : inner };
   const [below, above] = drawRules(spec, domains, marks);
   const plot = Plot.plot({

@@ -15,7 +15,6 @@ from mismatchctl.io import __version__
 
 if TYPE_CHECKING:
     from mismatchctl.measure.metrics.metric import Metric
-    from mismatchctl.report.figures.figure import Figure
     from mismatchctl.results.model import Answer
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
@@ -208,7 +207,7 @@ class Figures(DocumentPart):
     runs. `height` is in pixels, where 0 means the default.
     """
 
-    figures: Iterable[Figure | None]
+    figures: Any  # figures, or None
     axes: Sequence[str] = ()
     runs: bool = False
     height: int = 0

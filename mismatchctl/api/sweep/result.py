@@ -23,6 +23,7 @@ from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study, ThresholdAxis
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import DASH, format_number
 from mismatchctl.core.validation import replace_nonfinite, replace_nonfinite_in_table
+from mismatchctl.corrections.labels import threshold_label
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import Preset
 from mismatchctl.frameworks.registry import load_presets
@@ -474,9 +475,9 @@ def format_threshold(value: Any) -> str:
 
 
 def format_point(study: Study, point: int) -> str:
-    """Format a point by its axes: `gates.0.keep 2`."""
-    values = zip(study.axes, study.points[point], strict=True)
-    return ", ".join(f"{axis.path} {format_threshold(value)}" for axis, value in values)
+    """Describe the thresholds of a point, for example "token weight ≤ 2"."""
+    correction = study.correction_at(point)
+    return ", ".join(dict.fromkeys(threshold_label(correction, axis.path) for axis in study.axes))
 
 
 def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
@@ -533,7 +534,7 @@ def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
     gain = f"ESS {format_number(row['ess_token'], 'fraction')}"
     if study.correction.weight is not None:
         gain += f", changes the mean weight by {format_number(row['weight_bias'], 'ratio')}"
-    return f"{study.name} at {format_point(study, row['point'])} {cost} ({gain})"
+    return f"{study.name} with {format_point(study, row['point'])} {cost} ({gain})"
 
 
 def thin_rows(rows: Sequence[Item], most: int) -> list[Item]:

@@ -86,12 +86,14 @@ def document(result: Result, sweeps: Sequence[Sweep] = ()) -> doc.Document:
     head = replace(tables.runs_headline(page.judged, calm_title(page.judged), "analyze"), facts=_size_facts(result))
     made = doc.Document(head, version=origin.version)
     warnings = [doc.Note(note, "alarm") for note in summary.list_notes(result)]
+    note = f"{len(warnings)}: {tables.cut(warnings[0].text, tables.ADVICE_LENGTH)}" if warnings else ""
     made.add(
         replace(_runs_section(result, page.judged), terminal=True) if page.several else None,
         page.answer(), *page.corrections(), page.trend(), page.where(), page.causes(),
-        doc.Section("Warnings", "warnings", folded=True, note=str(len(warnings)), level="CHECK").add(*warnings),
-        page.details("Kept and rejected sequences", "selection", lambda at, _: [page.draw(at, "selection")]),
-        page.details("By column", "by", page.by_column),
+        doc.Section("Warnings", "warnings", folded=True, note=note, level="CHECK").add(*warnings),
+        page.details("Kept and rejected sequences", "selection", lambda at, _: [page.draw(at, "selection")],
+                     note="mean reward, advantage and length of both"),
+        page.details("By column", "by", page.by_column, note=f"metrics for each value of {', '.join(origin.by)}"),
         page.details("Tokens", "tokens", page.worst, note="the sequences and tokens with the largest log ratios"),
     )  # fmt: skip
     for index, (name, run) in enumerate(result.runs.items()):
@@ -393,7 +395,7 @@ class _PageBuilder:
         if not self.result.corrections:
             return
         count = len(self.result.corrections)
-        section = doc.Section("Corrections", "corrections", folded=True, opened=True)
+        section = doc.Section("Corrections", "corrections", folded=True, opened=not self.brief)
         section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, fresh batch"
         shown = dict(list(self.runs.items())[:MAX_COLORED_RUNS])
         section.lead = self._severity()

@@ -9,6 +9,7 @@ from mismatchctl.api.compare import comparison as api
 from mismatchctl.core import formatting as form
 from mismatchctl.core.formatting import DASH, format_number, shorten
 from mismatchctl.report import document as doc
+from mismatchctl.report import tables
 from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
 from mismatchctl.report.figures.figure import MAX_NAME, Axis, Figure, Interval, change_axis, interval_of, rows_figure
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, count_runs, number_cell, status_table, value_cell
@@ -17,7 +18,7 @@ from mismatchctl.results.summary import STATUSES
 
 MAX_DETAILED_CONTRASTS = 3
 """Maximum comparisons with their own tables in a terminal."""
-MAX_METRICS, MAX_PARTS, TERMINAL_PARTS, MAX_DRAWN = 24, 50, 9, 24
+MAX_METRICS, MAX_PARTS, TERMINAL_PARTS, MAX_DRAWN = 24, 50, 9, 12
 MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 12
 
 
@@ -27,7 +28,9 @@ def compare_screen(comparison: api.Comparison, page: doc.Document | None = None)
     screen = doc.Document(_headline(comparison))
     if page is None:
         notes = (doc.Note(shorten(text, 150), "alarm") for text in comparison.warnings[:1])
-        screen.add(doc.Section("", "answer").add(*_answer_parts(comparison), *_screen_metrics(comparison), *notes))
+        facts = doc.Facts([(name, tables.cut(text, 145)) for name, text in _answer_rows(comparison)])
+        parts = [_runs_table(comparison)] if len(comparison.contrasts) > 1 else [facts, *_screen_metrics(comparison)]
+        screen.add(doc.Section("", "answer").add(*parts, *notes))
     else:
         screen.sections += page.sections[1:]
     more = [("Details", "-v")] if page is None else []
@@ -41,17 +44,17 @@ def document(comparison: api.Comparison) -> doc.Document:
     head = _headline(comparison)
     head.facts, head.subtitle = [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"], "compare"
     made = doc.Document(head, version=comparison.version)
-    answer = doc.Section("", "answer").add(
-        *_answer_parts(comparison),
-        doc.Facts([("next", _next_command(comparison, min(contrasts, key=_severity)))]),
+    rows = [*_answer_rows(comparison), ("next", _next_command(comparison, min(contrasts, key=_severity)))]
+    made.add(doc.Section("", "answer").add(
+        _runs_table(comparison) if len(contrasts) > 1 else None, doc.Facts(rows),
         doc.Figures([changes_figure(comparison, "changes")]),
-    )
-    made.add(answer)
+    ))  # fmt: skip
     made.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
-    overlaid = doc.Section("Distributions", "overlaid", folded=True)
+    overlaid = doc.Section("Distributions", "overlaid", folded=True, note="log ratios and K3 of all runs")
     made.add(overlaid.add(doc.Figures(_distribution_figures(comparison))))
     method = api.describe_method(comparison)
-    sides = doc.Section("Runs", "sides", lead=method, folded=True).add(_sides_table(comparison, registry))
+    sides = doc.Section("Runs", "sides", lead=method, folded=True, note="sizes and levels, and the method of the tests")
+    sides.add(_sides_table(comparison, registry))
     warnings = (doc.Note(text, "alarm") for text in comparison.warnings)
     made.glossary = registry.used
     return made.add(
@@ -83,23 +86,20 @@ def _next_command(comparison: api.Comparison, worst: api.Contrast) -> str:
     return form.format_command("diagnose", [side.source])
 
 
-def _answer_parts(comparison: api.Comparison) -> Iterator[doc.DocumentPart]:
+def _answer_rows(comparison: api.Comparison) -> list[tuple[str, str]]:
+    """Describe the only comparison."""
     if len(comparison.contrasts) > 1:
-        yield _runs_table(comparison)
-        return
+        return []
     (contrast,) = comparison.contrasts
     rows = [("runs", f"{contrast.other} compared with {comparison.reference.name}, {contrast.paired}")]
     rows += [("why", reason) for reason in api.describe_doubt(contrast)]
     rows += [("where", text) for text in [*api.describe_carriers(contrast)][:2] if api.k3_change(contrast).significant]
-    rows += [
-        ("trend", text) for text in [*api.describe_growth(contrast.growth)][:1] if contrast.growth.quotient.changed
-    ]
-    yield doc.Facts([(name, shorten(text, 145)) for name, text in rows])
+    if contrast.growth.quotient.changed:
+        rows += [("trend", text) for text in [*api.describe_growth(contrast.growth)][:1]]
+    return rows
 
 
 def _screen_metrics(comparison: api.Comparison) -> Iterator[doc.DocumentPart]:
-    if len(comparison.contrasts) > 1:
-        return
     (contrast,) = comparison.contrasts
     keys = api.list_changed_metrics(contrast)
     if keys:
@@ -148,7 +148,8 @@ def _contrast_section(
     if not alone:
         title, note = (f"{contrast.other} against {comparison.reference.name}", api.contrast_headline(contrast))
     section = doc.Section(title, anchor, level=judged.status, note=note)
-    section.add(*(doc.Note(line, "quiet") for line in api.contrast_details(contrast)))
+    told = {text for _, text in _answer_rows(comparison)} | ({contrast.paired} if alone else set())
+    section.add(*(doc.Note(line, "quiet") for line in api.contrast_details(contrast) if line not in told))
     notes = [
         doc.Note(f"* {registry.metric(key).title}: {contrast.changes[key].note}", "quiet")
         for key in keys
@@ -165,14 +166,17 @@ def _contrast_section(
     )
     section.add(main, *notes, corrections)
     changed = api.k3_change(contrast).difference not in (None, 0)
+    figures = doc.Figures(_contribution_figures(contrast, prefix))
+    largest = figures.figures[0].title if figures.figures else ""
     section.add(
-        doc.Section("Contributions to the change", f"{anchor}-parts", lead=lead, folded=True).add(
-            doc.Figures(_contribution_figures(contrast, prefix)), parts if changed else None
+        doc.Section("Contributions to the change", f"{anchor}-parts", lead=lead, folded=True, note=largest).add(
+            figures, parts if changed else None
         )
     )
     every = [("All metrics", contrast.changes, "m")]
     every += [(f"Correction {name}", changes, "c") for name, changes in contrast.corrections.items()]
-    numbers = doc.Section("All numbers", f"{anchor}-all", folded=True)
+    note = f"{len(contrast.changes)} metrics, and the metrics of each correction"
+    numbers = doc.Section("All numbers", f"{anchor}-all", folded=True, note=note)
     return section.add(
         numbers.add(
             *(_changes_table(title, list(c), c, registry, scope, folded=True, reach=2) for title, c, scope in every)
@@ -319,6 +323,7 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
     moved = " of ".join(api.format_signed(change) for change in (parts[largest].total, decomposition.difference))
     return rows_figure(
         name, f"{shorten(largest, 2 * MAX_NAME)} contributes most: {moved} nats/token",
-        f"contributions to the change of K3, by {noun}", "The bars add up to the change of K3.",
+        f"contributions to the change of K3, by {noun}",
+        f"The largest parts, at most {MAX_DRAWN}. All parts add up to the change of K3.",
         Axis("contribution (nats/token)"), series, noun=noun, rule=(0.0, ""),
     )  # fmt: skip

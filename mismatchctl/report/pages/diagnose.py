@@ -106,7 +106,8 @@ def rival_text(rival: RivalCause) -> str:
 
 def _findings_section(name: str, anchor: str, findings: Sequence[Finding], *, full: bool) -> doc.Section:
     """Build the findings of one run. Findings of low confidence take one line, unless `full` is set."""
-    count = f"{format_count(len(findings), 'finding')}, strongest first" if findings else "nothing found"
+    count = f"{format_count(len(findings), 'finding')}{', strongest first' * (len(findings) > 1)}"
+    count = count if findings else "no cause found"
     unexplained = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
     explained = f"; {summary.percent(1 - unexplained)} of the K3 explained" if findings else ""
     cards: list[doc.DocumentPart] = [
@@ -259,6 +260,8 @@ def causes_figure(runs: Mapping[str, Sequence[Finding]], name: str) -> Figure | 
             {found.title: (found.share_k3, None, None) for found in findings if found.share_k3}
         for run, findings in runs.items()
     }  # fmt: skip
+    if sum(map(len, series.values())) < 2:
+        return None
     x = Axis("share of K3", limits=(0.0, 1.02), percent=True)
     caption = "If causes overlap, their shares add up to more than 100%."
     return rows_figure(

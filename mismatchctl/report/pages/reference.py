@@ -107,13 +107,8 @@ def presets_document(found: Mapping[str, Preset]) -> doc.Document:
 
 
 def methods_document(found: Mapping[str, Preset]) -> doc.Document:
-    name, *traits = TRAIT_TITLES
-    half = traits.index("corrects")  # one table of all traits is too wide for a terminal
-    tables, rows = [], [*list_traits(found)]
-    for title, keys in (("Effect", [name, *traits[:half]]), ("Cost and assumptions", [name, *traits[half:]])):
-        cells = ([row[key] for key in keys] for row in rows)
-        tables.append(_table(f"{title} of each preset", [TRAIT_TITLES[key] for key in keys], cells))
-    return _make_document(*tables)
+    rows = (row.values() for row in list_traits(found))
+    return _make_document(_table("Effect, cost and assumptions of each preset", TRAIT_TITLES.values(), rows))
 
 
 def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = True) -> doc.Document:

@@ -35,8 +35,7 @@ FOLD_ROWS = 16
 def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | None = None) -> doc.Document:
     """Build the first screen of a sweep without targets, or with `page` all of it."""
     several = len(sweep.runs) > 1
-    name = f"{len(sweep.runs)} runs" if several else sweep.runs[0]
-    screen = doc.Document(doc.Headline(f"{name}: {_describe_range(sweep)}"))
+    screen = doc.Document(doc.Headline(_title(sweep)))
     if page is not None:
         screen.sections = [part for part in page.sections if part.anchor != "sweep-answer"]
     elif several:
@@ -47,6 +46,11 @@ def sweep_screen(sweep: api.Sweep, paths: Sequence[str], page: doc.Document | No
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Next", form.format_command("sweep", paths, "--target-rejection 5%"))]
     return screen
+
+
+def _title(sweep: api.Sweep) -> str:
+    name = f"{len(sweep.runs)} runs" if len(sweep.runs) > 1 else sweep.runs[0]
+    return f"{name}: {_describe_range(sweep)}"
 
 
 def _describe_range(sweep: api.Sweep) -> str:
@@ -222,11 +226,10 @@ def document(sweep: api.Sweep) -> doc.Document:
     registry = MetricRegistry(corrections)
     registry.corrections |= {key: metric for key, metric in sweep.metrics.items() if key not in registry.corrections}
     every, several = [list(_studied_corrections(sweep, index)) for index in range(len(sweep.runs))], len(sweep.runs) > 1
-    title = f"{len(sweep.runs)} runs" if several else sweep.runs[0]
     first = [own[0].rows[0] for own in every]
     counts = [(int(sum(row[f"{noun}s"] for row in first)), noun) for noun in ("token", "sequence")]
     counts += [(len(sweep.studies), "correction"), (sum(len(study.points) for study in sweep.studies), "point")]
-    head = doc.Headline(title, [format_count(*each) for each in counts], subtitle="thresholds")
+    head = doc.Headline(_title(sweep), [format_count(*each) for each in counts], subtitle="thresholds")
     made = doc.Document(head, version=sweep.version)
     answer = doc.Section("Summary", "sweep-answer")
     for run in sweep.runs:
