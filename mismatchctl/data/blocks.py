@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -631,54 +631,26 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
             yield Fault(column, f"{column}: length differs", rows[differ], int(rows[row]), problem, pattern=pattern)
 
 
-class LongSequences(NamedTuple):
-    """Whole sequences of a file with a row per token: columns, first row, and the start of each sequence."""
-
-    columns: dict[str, pa.Array]
-    first: int
-    starts: Ints
-    length: int
-
-
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
     """Decode a part of a file with a row per token. `broken` contains sequences that are split over several places."""
-    for stretch in _read_sequences(unit, [*columns, *watched]):
-        yield _build_long_block(unit.file, stretch, broken, watched)
-
-
-def _read_sequences(unit: ReadUnit, columns: Collection[str]) -> Iterator[LongSequences]:
-    """Yield whole sequences of a part of a file, about `BATCH_TOKENS` rows at a time."""
-    columns = dict.fromkeys([*columns, *(column for column in SEQUENCE_KEYS if column in unit.file.columns)])
-    parts: list[pa.Table] = []
-    first, rows, enough = unit.start, 0, BATCH_TOKENS
-    for table in _read_unit_rows(unit, columns):
-        parts.append(table)
-        rows += len(table)
-        if rows < enough:
-            continue
-        joined = pa.concat_tables(parts)
-        stretch = _build_sequences(unit.file, joined, columns, first)
-        done = int(stretch.starts[-1])  # the last sequence may continue in the next piece
-        if done:
-            held = {column: array.slice(0, done) for column, array in stretch.columns.items()}
-            yield from _split_by_sequences(LongSequences(held, first, stretch.starts[:-1], done))
-        parts, first, rows = [joined.slice(done)], first + done, rows - done
-        if rows > MOST_SEQUENCE_TOKENS:
+    keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
+    columns = dict.fromkeys([*columns, *watched, *keys])
+    tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()
+    sequences = Segments(np.append(unit.starts, unit.start + unit.rows) - unit.start)
+    for start, stop in sequences.blocks(BATCH_TOKENS, BATCH_ROWS):
+        first, length = unit.starts[start], int(sequences.lengths[start:stop].sum())
+        if length > MOST_SEQUENCE_TOKENS:
             problem = f"the sequence has more than {MOST_SEQUENCE_TOKENS:,} tokens"
-            raise DataError(problem, file=unit.file.path, row=first, remedy="give each response its own sequence_id")
-        enough = max(BATCH_TOKENS, 2 * rows)  # doubling avoids many copies of a huge sequence
-    if rows:
-        yield from _split_by_sequences(_build_sequences(unit.file, pa.concat_tables(parts), columns, first))
-
-
-def _split_by_sequences(stretch: LongSequences) -> Iterator[LongSequences]:
-    for number in range(0, len(stretch.starts), BATCH_ROWS):
-        starts = stretch.starts[number : number + BATCH_ROWS]
-        begin, end = int(starts[0]), int(np.append(stretch.starts, stretch.length)[number + len(starts)])
-        columns = {column: array.slice(begin, end - begin) for column, array in stretch.columns.items()}
-        yield LongSequences(columns, stretch.first + begin, starts - begin, end - begin)
+            remedy = "give each response its own sequence_id"
+            raise DataError(problem, file=unit.file.path, row=int(first), remedy=remedy)
+        while sum(map(len, parts)) < length:
+            parts.append(next(tables))
+        joined = pa.concat_tables(parts)
+        arrays = {name: to_plain_array(joined.column(unit.file.columns[name]).slice(0, length)) for name in columns}
+        yield _build_long_block(unit.file, arrays, unit.starts[start:stop], broken, watched)
+        parts = [joined.slice(length)]
 
 
 def _read_unit_rows(unit: ReadUnit, columns: Collection[str]) -> Iterator[pa.Table]:
@@ -697,27 +669,19 @@ def _read_unit_rows(unit: ReadUnit, columns: Collection[str]) -> Iterator[pa.Tab
                 return
 
 
-def _build_sequences(file: DumpFile, table: pa.Table, columns: Collection[str], first: int) -> LongSequences:
-    arrays = {column: to_plain_array(table.column(file.columns[column])) for column in columns}
-    if POSITION_COLUMN in arrays:
-        arrays[POSITION_COLUMN] = to_positions(arrays[POSITION_COLUMN])
-    changed = [find_changes(arrays[column]) for column in SEQUENCE_KEYS if column in arrays]
-    starts = np.concatenate([[0], np.flatnonzero(np.logical_or.reduce(changed)) + 1]).astype(np.int64)
-    return LongSequences(arrays, first, starts, len(table))
-
-
 def _build_long_block(
-    file: DumpFile, stretch: LongSequences, broken: Mapping[int, str], watched: Collection[str]
+    file: DumpFile, arrays: dict[str, pa.Array], rows: Ints, broken: Mapping[int, str], watched: Collection[str]
 ) -> DecodedBlock:
-    starts = pa.array(stretch.starts)
-    given = {column: array for column, array in stretch.columns.items() if file.is_per_token(column)}
-    values = {column: array.take(starts) for column, array in stretch.columns.items() if column not in given}
+    """Build a block of whole sequences, which begin at `rows` of the file."""
+    arrays[POSITION_COLUMN] = to_positions(arrays[POSITION_COLUMN])
+    tokens = {column: array for column, array in arrays.items() if file.is_per_token(column)}
+    starts, length = rows - rows[0], len(arrays[POSITION_COLUMN])
     block = DecodedBlock(
         file=file,
-        offsets=np.append(stretch.starts, stretch.length),
-        rows=stretch.first + stretch.starts,
-        tokens={column: given[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *given))},
-        values=values,
+        offsets=np.append(starts, length),
+        rows=rows,
+        tokens={column: tokens[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *tokens))},
+        values={column: array.take(pa.array(starts)) for column, array in arrays.items() if column not in tokens},
         watched=watched,
     )
     for row in sorted(broken):
@@ -725,21 +689,20 @@ def _build_long_block(
         if len(at):
             reason = "sequence_id: in several pieces"
             block.faults.append(Fault("sequence_id", reason, block.rows[at], row, broken[row], SORT_REMEDY))
-    missing = find_nulls(stretch.columns["sequence_id"])
+    missing = find_nulls(arrays["sequence_id"])
     if missing is not None:
         block.add_faults("sequence_id", "sequence_id: missing", np.flatnonzero(missing), "the row lacks sequence_id")
-    inside = np.ones(stretch.length, np.bool_)
-    inside[stretch.starts] = False
-    for column in values:
+    inside = np.ones(length, np.bool_)
+    inside[starts] = False
+    for column in block.values:
         if column not in (*SEQUENCE_KEYS, *watched):
-            changes = np.append(False, find_changes(stretch.columns[column])) & inside
-            _note_changes(block, column, changes)
-    _check_positions(block, stretch, inside)
+            _note_changes(block, column, np.append(False, find_changes(arrays[column])) & inside)
+    _check_positions(block, arrays, inside)
     return block
 
 
-def _check_positions(block: DecodedBlock, stretch: LongSequences, inside: Bools) -> None:
-    position = stretch.columns[POSITION_COLUMN]
+def _check_positions(block: DecodedBlock, arrays: Mapping[str, pa.Array], inside: Bools) -> None:
+    position = arrays[POSITION_COLUMN]
     missing, values = find_nulls(position), to_numpy(position)
     if missing is not None:
         problem = "the row has no position, or none that is a whole number"
@@ -748,11 +711,11 @@ def _check_positions(block: DecodedBlock, stretch: LongSequences, inside: Bools)
     if len(bad):
         problem = f"position {values[bad[0]]} follows {values[bad[0] - 1]}: positions must ascend in a sequence"
         block.add_faults(POSITION_COLUMN, "position: not ascending", bad, problem, SORT_REMEDY)
-    if "step" in stretch.columns:  # a step that changes while id and position continue
+    if "step" in arrays:  # a step that changes while id and position continue
         goes_on = ~inside[1:] & (values[1:] == values[:-1] + 1)
         for column in ("sequence_id", "run"):
-            if column in stretch.columns:
-                goes_on &= ~find_changes(stretch.columns[column])
+            if column in arrays:
+                goes_on &= ~find_changes(arrays[column])
         _note_changes(block, "step", np.append(False, goes_on))
 
 

@@ -123,6 +123,7 @@ class ReadUnit:
     start: int = 0  # first row
     sequences: int = 0
     row_groups: int = 1  # small ones are read together in the wide layout
+    starts: Ints = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)  # in the long layout
 
 
 def read_footer(found: UnopenedFile) -> FileFooter:
@@ -623,7 +624,8 @@ def _long_units(file: DumpFile, survey: _Survey) -> Iterator[ReadUnit]:
     for (sequence, row_group), (end, _) in pairwise([*cuts, (len(survey.starts), -1)]):
         start, stop = bounds[[sequence, end]].tolist()
         steps = _step_range(file, survey.keys, sequence, end)
-        yield ReadUnit(0, file, row_group, steps, stop - start, stop - start, start, end - sequence)
+        starts = survey.starts[sequence:end]
+        yield ReadUnit(0, file, row_group, steps, stop - start, stop - start, start, len(starts), starts=starts)
 
 
 def _step_range(file: DumpFile, keys: pa.Table, begin: int, end: int) -> IntegerRange | None:
