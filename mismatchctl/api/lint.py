@@ -112,6 +112,7 @@ def _measure_findings(
     """Add the measured effect on the dump to each finding."""
     from mismatchctl.api.advise.advise import advise
     from mismatchctl.api.analyze.analyze import analyze
+    from mismatchctl.results.summary import changes_loss_scale
 
     try:
         correction = Correction.model_validate(framework.correction(native).model_dump())
@@ -144,22 +145,16 @@ def _measure_findings(
             if (finding := _rejection_finding(measured, gate, f"{run}: {gate_label(gate.gates[0])}", place))
         ]
         whole = _rejection_finding(measured, together, f"{run}: all gates together", ", ".join(dict.fromkeys(places)))
-        findings += _loss_scale_findings(measured, now.name, run)
+        if changes_loss_scale(measured, now.name):
+            scale = measured.overall.corrections[now.name]["loss_scale"].value
+            consequence = f"{run}: the correction multiplies the loss by {scale:.3g}, which changes the learning rate"
+            fix = "use a rule whose weights average to 1, for example token weights, or normalize the weights"
+            findings.append(
+                LintMessage("warning", "", consequence, fix, "sum of the weights / tokens in the denominator")
+            )
         findings += rejections or ([] if whole is None else [whole])
     advice = advise(dumps, framework=framework.title, yours=[correction], rename=rename)
     return [*findings, *(finding for run, found in advice.items() for finding in _advice_findings(run, found))]
-
-
-def _loss_scale_findings(run: RunResult, name: str, where: str) -> list[LintMessage]:
-    """Warn if the configured correction changes the effective learning rate."""
-    from mismatchctl.results.summary import changes_loss_scale
-
-    if not changes_loss_scale(run, name):
-        return []
-    scale = run.overall.corrections[name]["loss_scale"].value
-    consequence = f"{where}: the correction multiplies the loss by {scale:.3g}, which changes the learning rate"
-    fix = "use a rule whose weights average to 1, for example token weights, or normalize the weights"
-    return [LintMessage("warning", "", consequence, fix, "sum of the weights / tokens in the denominator")]
 
 
 def _advice_findings(run: str, advice: RunAdvice) -> Iterator[LintMessage]:

@@ -154,26 +154,22 @@ _ARRAY_FIELDS = tuple(field.name for field in fields(SequenceSample) if field.na
 
 
 def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> SequenceSample:
-    """Sample one batch. Rows without a run belong to `run`."""
-    some = batch.segments.nonempty  # empty sequences are not predicted
-    held = batch if some.all() else batch.take(np.flatnonzero(some))
-    parts = [_sample_step(part, name, step, corrections) for name, (step, _), part in split_steps(held, run)]
-    return SequenceSample.concatenate([empty_sample(len(corrections)), *parts])
+    """Sample one batch. Rows without a run belong to `run`. Empty sequences are left out."""
+    some, parts = batch.segments.nonempty, [empty_sample(len(corrections))]
+    for name, (step, _), part in split_steps(batch if some.all() else batch.take(np.flatnonzero(some)), run):
+        salt = hash_values(np.array([str(step)]))[0]
+        blocks = [_block_statistics(block, corrections) for _, block in part.blocks()]
+        kept, sums, lowest, highest = (np.concatenate(each) for each in zip(*blocks, strict=True))
+        runs, steps = np.full(len(part), name, object), np.full(len(part), salt)
+        clusters = mix_hashes(cluster_hashes(part), salt)
+        parts.append(SequenceSample(runs, steps, clusters, part.segments.lengths, kept, sums, lowest, highest)._cap())
+    return SequenceSample.concatenate(parts)
 
 
 def empty_sample(corrections: int) -> SequenceSample:
     none, flat = np.zeros(0, np.uint64), np.zeros((0, OCTAVES))
     sums, kept = np.zeros((0, OCTAVES, 3)), np.zeros((0, corrections))
     return SequenceSample(np.zeros(0, object), none, none, np.zeros(0, np.int64), kept, sums, flat, flat)
-
-
-def _sample_step(batch: TokenBatch, run: str, step: Any, corrections: Sequence[Correction]) -> SequenceSample:
-    salt = hash_values(np.array([str(step)]))[0]
-    parts = [_block_statistics(block, corrections) for _, block in batch.blocks()]
-    kept, sums, lowest, highest = (np.concatenate(each) for each in zip(*parts, strict=True))
-    runs, steps = np.full(len(batch), run, object), np.full(len(batch), salt)
-    clusters = mix_hashes(cluster_hashes(batch), salt)
-    return SequenceSample(runs, steps, clusters, batch.segments.lengths, kept, sums, lowest, highest)._cap()
 
 
 def _block_statistics(

@@ -265,21 +265,19 @@ def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> lis
     """Return flags of the chosen rows of each file. If sequences are equal, the first rows are chosen."""
     if choice is None:
         return [np.ones(file.rows, np.bool_) for file in files]
-    of = _sequence_badness if choice.worst else _sequence_hashes
-    keys = [np.concatenate([np.empty(0), *map(of, read_pieces(file))]) for file in files]
+    parts = [[_sort_keys(piece, choice) for piece in read_pieces(file)] for file in files]
+    keys = [np.concatenate([np.empty(0), *part]) for part in parts]
     everything = np.concatenate(keys)
     flags = np.zeros(len(everything), np.bool_)
     flags[np.argsort(everything, kind="stable")[: choice.count]] = True
     return np.split(flags, np.cumsum([len(part) for part in keys])[:-1])
 
 
-def _sequence_badness(piece: SequencePiece) -> Float64s:
-    segments, x, valid = piece.log_ratios
-    return -np.abs(segments.sum(np.where(valid, x, 0.0)))
-
-
-def _sequence_hashes(piece: SequencePiece) -> Float64s:
-    """Hash the ids of each sequence, or its row number if there are no ids."""
+def _sort_keys(piece: SequencePiece, choice: SequenceChoice) -> Float64s:
+    """Return minus the absolute sum of log ratios, or a hash of the ids (without ids, of the row number)."""
+    if choice.worst:
+        segments, x, valid = piece.log_ratios
+        return -np.abs(segments.sum(np.where(valid, x, 0.0)))
     has = piece.batch.schema.names
     named = [piece.batch[name].to_pylist() for name in ("run", "step", "sequence_id") if name in has]
     places = ((piece.file.path, piece.first + row) for row in range(len(piece)))

@@ -62,16 +62,8 @@ def extra_variance(height: Float64s, error: Float64s) -> float:
     return max(0.0, float(np.median(steps**2)) / _MEDIAN_OF_CHI2 - expected) / 2
 
 
-def find_bad_steps(height: Float64s, error: Float64s) -> Bools:
-    """Return flags of the few steps that are far from a running median and return to it.
-
-    The first and last steps are never flagged.
-    """
-    return _flag_outliers(height - running_median(height), np.sqrt(extra_variance(height, error)))
-
-
 def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
-    """Return flags of short runs of steps with a large residual, or none if there are many."""
+    """Return flags of a few steps with a large residual, in short runs. The first and last steps are never flagged."""
     count = len(residual)
     apart, none = np.abs(residual), np.zeros(count, np.bool_)
     if count < 2 * _WINDOW + 2:
@@ -320,7 +312,7 @@ def fit_growth(
     relative = np.array([(errors[i] or 0.0) / (values[i] or 1.0) for i in known])
     names = [labels[i] for i in known]
     where, height = step_positions(names), np.log(value)
-    bad = find_bad_steps(height, relative)
+    bad = _flag_outliers(height - running_median(height), math.sqrt(extra_variance(height, relative)))
     if not _has_change(where[~bad], height[~bad], relative[~bad]):
         found = _describe_no_change(height[~bad], relative[~bad], metric, count)
     else:

@@ -61,31 +61,6 @@ VALIDATED_RESPONSE_TOKENS = 128
 """Maximum response length in the validation of the advice (docs/methods/advice.md)."""
 
 
-def describe_candidate(
-    name: str, own: Candidate, choice: CandidateRanking, framework: Framework | None
-) -> RankedCorrection:
-    found, (gain, gain_se) = choice.moments[name], choice.gain(name)
-    return RankedCorrection(
-        name=name,
-        label=correction_label(own.correction),
-        correction=own.correction.to_mapping(),
-        bias2=found.bias2,
-        bias2_se=found.bias2_se,
-        variance=choice.variance(name),
-        mse=choice.mse[name],
-        gain=gain,
-        gain_se=gain_se,
-        loss_scale=own.loss_scale,
-        rejected_tokens=own.rejected_tokens,
-        rejected_sequences=own.rejected_sequences,
-        ess=own.ess,
-        ties=choice.ties(name),
-        why=_explain_rank(name, own.loss_scale, choice),
-        config=_framework_config(own.correction, framework),
-        outcome="" if framework is None else framework.published_outcome(own.correction),
-    )
-
-
 def _explain_rank(name: str, loss_scale: float, choice: CandidateRanking) -> str:
     own, first, none = (choice.moments[each] for each in (name, choice.first, "none"))
     if loss_scale < MIN_LOSS_SCALE:
@@ -231,7 +206,15 @@ def rank_corrections(
     )
 
     def describe(name: str) -> RankedCorrection:
-        return describe_candidate(name, measured[name], choice, framework)
+        own, found, (gain, gain_se) = measured[name], choice.moments[name], choice.gain(name)
+        return RankedCorrection(
+            name=name, label=correction_label(own.correction), correction=own.correction.to_mapping(),
+            bias2=found.bias2, bias2_se=found.bias2_se, variance=choice.variance(name), mse=choice.mse[name],
+            gain=gain, gain_se=gain_se, loss_scale=own.loss_scale, rejected_tokens=own.rejected_tokens,
+            rejected_sequences=own.rejected_sequences, ess=own.ess, ties=choice.ties(name),
+            why=_explain_rank(name, own.loss_scale, choice), config=_framework_config(own.correction, framework),
+            outcome="" if framework is None else framework.published_outcome(own.correction),
+        )  # fmt: skip
 
     return RunAdvice.model_validate(
         {

@@ -227,12 +227,21 @@ def _collect_log(path: str | Path, found: Iterable[tuple[str, str, Decimal]]) ->
 def _read_json_cells(path: Path) -> Iterator[tuple[str, str, Decimal]]:
     """Read JSON objects: one per line, or in a list such as `log_history` in `trainer_state.json`."""
     for number, row in _json_rows(_read_text(path), path):
-        step, values = _parse_json_row(row, str(path), number)
+        if not isinstance(row, dict):
+            remedy = "write one JSON object per line, with a step and values"
+            raise DataError("not a JSON object", file=str(path), row=number, remedy=remedy)
+        nested = row.get("data")
+        values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
+        step = next((found[key] for found in (row, values) for key in STEP_NAMES if found.get(key) is not None), None)
+        if step is None:
+            raise DataError("missing step", file=str(path), row=number, remedy="add the key step to each row")
+        label = step_label(step)
         for name, value in values.items():
             text = value.strip().lower() if isinstance(value, str) else ""
             is_float = isinstance(value, (float, Decimal))
-            if is_number(value) or text in _NOT_FINITE or (is_float and not math.isfinite(value)):
-                yield step, name, value if is_number(value) else Decimal("nan")
+            is_known = is_number(value) or text in _NOT_FINITE or (is_float and not math.isfinite(value))
+            if is_known and name not in STEP_NAMES:
+                yield label, name, value if is_number(value) else Decimal("nan")
 
 
 def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
@@ -251,18 +260,6 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, parse_json(line, as_python_writes=True, number=parse_decimal)
             except ValueError:
                 yield number, None
-
-
-def _parse_json_row(row: Any, path: str, number: int) -> tuple[str, dict[str, Any]]:
-    if not isinstance(row, dict):
-        remedy = "write one JSON object per line, with a step and values"
-        raise DataError("not a JSON object", file=path, row=number, remedy=remedy)
-    nested = row.get("data")
-    values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
-    step = next((found[key] for found in (row, values) for key in STEP_NAMES if found.get(key) is not None), None)
-    if step is None:
-        raise DataError("missing step", file=path, row=number, remedy="add the key step to each row")
-    return step_label(step), {name: value for name, value in values.items() if name not in STEP_NAMES}
 
 
 def step_label(step: Any) -> str:
@@ -537,14 +534,10 @@ def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]],
 def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
     steps = {step_label(label) for label in labels}
     if steps.isdisjoint(log.rows):
-        logged, dumped = _format_some_steps(log.rows), _format_some_steps(steps)
-        problem = f"no step of the log is in the dump: it has {logged}, the dump {dumped}"
+        logged, dumped = (sorted(each, key=lambda step: (len(step), step)) for each in (log.rows, steps))
+        ends = (" to ".join(dict.fromkeys((each[0], each[-1]))) for each in (logged, dumped))
+        problem = "no step of the log is in the dump: it has {}, the dump {}".format(*ends)
         raise DataError(problem, remedy="use the same step numbers in the dump and in the log")
-
-
-def _format_some_steps(steps: Mapping[str, Any] | set[str]) -> str:
-    ordered = sorted(steps, key=lambda step: (len(step), step))
-    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
 
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
