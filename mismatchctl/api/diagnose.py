@@ -54,7 +54,7 @@ def diagnose(
         problem = "the dump does not contain tokens"
         nothing = DataError(problem, file=dump.files[0].path, remedy="pass a dump with tokens")
         raise problems.no_tokens_error() or nothing
-    files = [file.path for file in dump.files]
+    files = dump.paths
     judged = {
         run: collector.findings(run, files, partial(lambda name: growths().get(name), run))
         for run in sorted(collector.runs, key=natural_key)

@@ -13,7 +13,7 @@ from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.rules import Rule
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.engines import LocalEngine
+from mismatchctl.data.engines import IncrementalEngine, LocalEngine
 from mismatchctl.data.paths import discover_files, skip_locations
 from mismatchctl.errors import DataError
 from mismatchctl.io.stores import find_store
@@ -70,7 +70,7 @@ class DumpWatcher:
 
         If there are no files yet, yield None once.
         """
-        engine = LocalEngine(self.threads)
+        engine = IncrementalEngine(LocalEngine(self.threads))
         before, failures = None, list[DataError]()
         since, reported_empty = self.clock(), False
         while True:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, pairwise
+from itertools import chain, groupby, islice, pairwise
 from typing import Literal
 
 import numpy as np
@@ -76,7 +76,7 @@ class FileFooter:
 class DumpFile:
     """One file of a dump."""
 
-    index: int
+    index: int  # unique and ascending, see `_number_files`
     path: str  # as shown to users, without control characters
     run: str  # named by the path argument or by a Hive folder (`run=a/`)
     size: int
@@ -390,7 +390,6 @@ def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Col
             result.reject(error, skip)
     _check_by(result, names)
     _check_agreement(result, list(dict.fromkeys((*REQUIRED_COLUMNS, *ALWAYS_READ_COLUMNS, *wanted, *names.by))), skip)
-    result.files = [replace(file, index=index) for index, file in enumerate(result.files)]
     return result
 
 
@@ -534,7 +533,7 @@ def plan_units(catalog: Catalog, skip: bool) -> tuple[tuple[ReadUnit, ...], Spli
             surveyed.append((file, _survey_file(file) if file.layout == "long" else None))
         except DataError as error:
             catalog.reject(error, skip)
-    catalog.files = [replace(file, index=index) for index, (file, _) in enumerate(surveyed)]
+    catalog.files = list(_number_files(file for file, _ in surveyed))
     units: list[ReadUnit] = []
     tables = []
     for file, (_, survey) in zip(catalog.files, surveyed, strict=True):
@@ -544,11 +543,19 @@ def plan_units(catalog: Catalog, skip: bool) -> tuple[tuple[ReadUnit, ...], Spli
             units.extend(_long_units(file, survey))
             tables.append(_read_sequence_keys(file, survey))
     broken: dict[int, dict[int, str]] = {}
-    for number, row, problem, remedy in _find_scattered_sequences(tables, catalog.files):
+    paths = {file.index: file.path for file in catalog.files}
+    for number, row, problem, remedy in _find_scattered_sequences(tables, paths):
         if not skip:
-            raise DataError(problem, file=catalog.files[number].path, row=row, column="sequence_id", remedy=remedy)
+            raise DataError(problem, file=paths[number], row=row, column="sequence_id", remedy=remedy)
         broken.setdefault(number, {})[row] = problem
     return tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken
+
+
+def _number_files(files: Iterable[DumpFile]) -> Iterator[DumpFile]:
+    """Number the files of each run, so that a new file does not change the numbers of other runs or earlier files."""
+    for rank, (_, run) in enumerate(groupby(files, key=lambda file: file.run)):
+        for number, file in enumerate(run):
+            yield replace(file, index=(rank << 32) + number)
 
 
 def _wide_units(file: DumpFile) -> list[ReadUnit]:
@@ -652,7 +659,7 @@ def _read_sequence_keys(file: DumpFile, survey: _Survey) -> pa.Table:
 
 
 def _find_scattered_sequences(
-    tables: Sequence[pa.Table], files: Sequence[DumpFile]
+    tables: Sequence[pa.Table], paths: Mapping[int, str]
 ) -> Iterator[tuple[int, int, str, str]]:
     """Yield (file, row, problem, remedy) for sequences that start more than once."""
     if not tables:
@@ -664,16 +671,16 @@ def _find_scattered_sequences(
     for repeats in frame.filter(pl.len().over(keys) > 1).partition_by(keys, maintain_order=True):
         places = repeats.to_dicts()
         for before, after in [*pairwise(places), (places[1], places[0])]:
-            yield _scattered_piece(before, after, files)
+            yield _scattered_piece(before, after, paths)
 
 
 def _scattered_piece(
-    other: dict[str, int], piece: dict[str, int], files: Sequence[DumpFile]
+    other: dict[str, int], piece: dict[str, int], paths: Mapping[int, str]
 ) -> tuple[int, int, str, str]:
     step = "" if piece["step"] is None else f" of step {piece['step']}"
     name = escape_unprintable(f"sequence {piece['sequence_id']}{step}")
     if other["file"] == piece["file"]:
         problem = f"{name} is not contiguous: it begins at row {other['start']} and again here"
         return piece["file"], piece["start"], problem, f"{SORT_REMEDY}; an id must be unique within its step"
-    problem = f"{name} is also in {files[other['file']].path} (row {other['start']})"
+    problem = f"{name} is also in {paths[other['file']]} (row {other['start']})"
     return piece["file"], piece["start"], problem, "keep each sequence in one file, under its own id"

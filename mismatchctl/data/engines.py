@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import re
 import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
 from operator import add
@@ -164,6 +165,28 @@ def ordered_map(
         finally:
             for _, future in waiting:
                 future.cancel()
+
+
+@dataclass
+class IncrementalEngine:
+    """Runs work on a growing dump again and again. The results of unchanged files are kept in memory."""
+
+    engine: Engine
+    _parts: dict[bytes, bytes] = field(default_factory=dict)
+
+    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
+        """Yield the result of each shard in the given order."""
+        keys = []
+        for shard in shards:
+            file, rows = shard[0].file, (shard[0].start, shard[-1].start + shard[-1].rows)
+            version = file.location, file.size, file.version
+            keys.append((shard, pickle.dumps((version, rows, dump.settings(file), work))))
+        made = self.engine.map(work, dump, [shard for shard, key in keys if key not in self._parts])
+        kept: dict[bytes, bytes] = {}
+        for shard, key in keys:
+            kept[key] = self._parts[key] if key in self._parts else pickle.dumps(next(made)[1])
+            yield shard, pickle.loads(kept[key])  # a copy, since merging may change it
+        self._parts = kept
 
 
 RETRIES = 5

@@ -117,6 +117,7 @@ class Dump:
         self.units, self._broken = plan_units(catalog, self._skip)  # may remove files from `catalog`
         self.problems: Problems = catalog.problems
         self.files: tuple[DumpFile, ...] = tuple(catalog.files)
+        self.paths = {file.index: file.path for file in self.files}
         self.warnings: list[str] = [*hints, *catalog.notes, *list_warnings(self.files)]
 
     def has(self, column: str) -> bool:
@@ -130,6 +131,11 @@ class Dump:
         part._broken = {file.index: self._broken[file.index] for file in part.files if file.index in self._broken}
         part.units, part.problems, part.warnings = own, Problems(), []
         return part
+
+    def settings(self, file: DumpFile) -> list[Any]:
+        """Return everything besides the file that determines its batches."""
+        columns = self._columns, self._watched, file.columns, file.partition
+        return [file.index, file.run, *columns, self._skip, self._mask_missing, self._broken.get(file.index, {})]
 
     def read(
         self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -154,7 +154,7 @@ def _read_names(rows: Rows, columns: Collection[str]) -> frozenset[str]:
 
 
 def describe_content(
-    known: SequenceHashes, sample: Rows | None, files: Sequence[str], findings: Sequence[Finding]
+    known: SequenceHashes, sample: Rows | None, files: Mapping[int, str], findings: Sequence[Finding]
 ) -> RunContent:
     """Return the content of a run, from its hashes and a sample of its rows."""
     hashes, sizes, file, row = known.lowest

@@ -77,14 +77,14 @@ class EvidenceCollector:
         return replace(self, runs={})
 
     def findings(
-        self, run: str, files: Sequence[str], growth: Callable[[], Growth | None] | None = None
+        self, run: str, files: Mapping[int, str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:
         """Return the causes of one run, strongest first, and the wrong side if the dump shows it."""
         if run not in self.runs:
             return [], None
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
 
-    def content(self, run: str, files: Sequence[str], findings: Sequence[Finding]) -> RunContent | None:
+    def content(self, run: str, files: Mapping[int, str], findings: Sequence[Finding]) -> RunContent | None:
         """Describe the rows of a run besides the mismatch."""
         known = self.runs.get(run)
         if known is None or not known.hashes.parts:

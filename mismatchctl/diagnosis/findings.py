@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ class _CauseResult:
 
 
 def find_causes(
-    evidence: Evidence, files: Sequence[str], growth: Callable[[], Growth | None] | None = None
+    evidence: Evidence, files: Mapping[int, str], growth: Callable[[], Growth | None] | None = None
 ) -> list[Finding]:
     """Return the causes that a run shows, strongest first."""
     if evidence.sample is None or not evidence.tokens:
@@ -45,7 +45,7 @@ def find_causes(
     return [_make_finding(row, files) for row in ranked]
 
 
-def _without_tokens(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
+def _without_tokens(evidence: Evidence, files: Mapping[int, str]) -> list[Finding]:
     """Return the finding about lists of different lengths, if no row can be compared."""
     if evidence.unfit is None:
         return []
@@ -155,7 +155,7 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
     ]
 
 
-def _make_finding(found: _CauseResult, files: Sequence[str]) -> Finding:
+def _make_finding(found: _CauseResult, files: Mapping[int, str]) -> Finding:
     cause, detection = found.cause, found.detection
     return Finding(
         cause=cause.id,
@@ -178,7 +178,7 @@ def _format_sentence(text: str) -> str:
     return f"{text if '_' in text.split(' ')[0] else text[:1].upper() + text[1:]}."
 
 
-def _iterate_examples(detection: Detection, case: Case, files: Sequence[str]) -> Iterator[Example]:
+def _iterate_examples(detection: Detection, case: Case, files: Mapping[int, str]) -> Iterator[Example]:
     for file, row, position in detection.places:
         yield Example(file=files[file], row=row, position=None if position < 0 else position)
     positions = detection.positions

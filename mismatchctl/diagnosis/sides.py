@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -259,7 +259,7 @@ def _list_notes(rows: Rows, column: float, error: float | None, likeness: float 
 
 
 def assign_sides(
-    found: Sequence[Finding], evidence: Evidence, files: Sequence[str]
+    found: Sequence[Finding], evidence: Evidence, files: Mapping[int, str]
 ) -> tuple[list[Finding], Sides | None]:
     """Return the findings with their sides, and the errors of the sides, if the dump has a reference.
 
@@ -316,7 +316,7 @@ def _make_reference_finding(sides: Sides, named: Sequence[str]) -> Finding:
     )
 
 
-def _find_pair_causes(pair: Rows, evidence: Evidence, files: Sequence[str]) -> set[str]:
+def _find_pair_causes(pair: Rows, evidence: Evidence, files: Mapping[int, str]) -> set[str]:
     by = tuple({name for name, _, _ in evidence.cells} - {"", LAG_COLUMN, "worker"})
     gathered = gather_evidence(pair, by, [cause.flags for cause in CAUSES], MIN_SAMPLE, {}, False)
     return {

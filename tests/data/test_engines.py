@@ -25,6 +25,7 @@ from mismatchctl.data import engines
 from mismatchctl.data.catalog import ReadUnit
 from mismatchctl.data.engines import (
     PROCESS_BYTES,
+    IncrementalEngine,
     LocalEngine,
     RayEngine,
     estimate_unit_bytes,
@@ -102,7 +103,8 @@ def test_large_files_are_split_equally_by_every_engine(
     cut = list(list_shards(dump))
     assert 2 < len(cut) < 9
     assert [unit for shard in cut for unit in shard] == list(dump.units)
-    all_engines = (LocalEngine(1), LocalEngine(2), LocalEngine(5))
+    kept = IncrementalEngine(LocalEngine(2))
+    all_engines = (LocalEngine(1), LocalEngine(2), LocalEngine(5), kept, kept)
     found = {analyze([grouped], CORRECTIONS, engine=engine).to_json() for engine in all_engines}
     assert len(found) == 1
     run, other = analyze([grouped], CORRECTIONS).runs["grouped"], whole.runs["grouped"]
@@ -296,6 +298,45 @@ def many(tmp_path: Path) -> Path:
     for number in range(FILES):
         pq.write_table(table_of(number), folder / f"{number:03}.parquet")
     return folder
+
+
+def measured(folder: Path, **options: Any) -> str:
+    return analyze(
+        [str(folder / "a"), str(folder / "b")], CORRECTIONS[:1], by=["worker"], on_bad="skip", **options
+    ).to_json()
+
+
+@pytest.mark.slow
+def test_unchanged_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    blocks = Dump._blocks
+
+    def spy(self: Dump, unit: ReadUnit) -> Any:
+        read.append(f"{Path(unit.file.path).parent.name}/{Path(unit.file.path).name}")
+        return blocks(self, unit)
+
+    monkeypatch.setattr(Dump, "_blocks", spy)
+    for number in range(FILES):
+        folder = tmp_path / ("a" if number < FILES // 2 else "b")
+        folder.mkdir(exist_ok=True)
+        pq.write_table(table_of(number), folder / f"{number:03}.parquet")
+    table = table_of(1)
+    bad = pa.array([None, *table["train_log_probs"].to_pylist()[1:]], table["train_log_probs"].type)
+    pq.write_table(table.set_column(1, "train_log_probs", bad), tmp_path / "a" / "001.parquet")
+    kept = IncrementalEngine(LocalEngine(2))
+    plain = measured(tmp_path)
+    assert measured(tmp_path, engine=kept) == plain
+    read.clear()
+    assert measured(tmp_path, engine=kept) == plain
+    assert read == []
+    later = [f"a/{number:03}" for number in range(4, FILES // 2)]  # these files get other numbers
+    changes = {"b/012": [], "a/400": [], "a/003_1": [*later, "a/400"]}
+    for number, (name, expected) in enumerate(changes.items()):
+        pq.write_table(table_of(500 + number), tmp_path / f"{name}.parquet")
+        read.clear()
+        changed = measured(tmp_path, engine=kept)
+        assert sorted(read) == sorted(f"{file}.parquet" for file in (name, *expected))
+        assert changed == measured(tmp_path)
 
 
 def test_workers_receive_only_their_files(many: Path) -> None:

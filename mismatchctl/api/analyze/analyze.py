@@ -31,7 +31,7 @@ from mismatchctl.core.batch import Float64s, Segments, TokenBatch
 from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
 from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.corrections.model import Correction, parse_loss
-from mismatchctl.data.engines import Engine, LocalEngine
+from mismatchctl.data.engines import Engine, IncrementalEngine, LocalEngine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
@@ -153,7 +153,7 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
 
 def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
     """Choose the kernel. Only the local engine can use a GPU."""
-    if engine is None or isinstance(engine, LocalEngine):
+    if engine is None or isinstance(engine, (LocalEngine, IncrementalEngine)):
         return choose_kernel(tokens, device)
     if device == "cuda":
         raise ConfigError(
@@ -252,7 +252,7 @@ def analyze(
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems, by_turn)
         for name, run in result.runs.items():
             growth = partial(fit_run_growth, run)
-            files = [file.path for file in dump.files]
+            files = dump.paths
             run.findings, run.sides = causes.findings(name, files, growth)
             run.content = causes.content(name, files, run.findings)
             points = dict(zip(rules, gates.get(name, ()), strict=False))

@@ -125,7 +125,7 @@ def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dic
             ids |= {(file, row): own for row, own in dump.token_ids(file, rows).items()}
     for index, (file, row, position) in enumerate(worst.place.tolist()):
         fields = {name: _python_value(values[index]) for name, values in worst.fields.items()}
-        yield {"file": dump.files[file].path, "row": row, "position": position} | fields, ids.get((file, row))
+        yield {"file": dump.paths[file], "row": row, "position": position} | fields, ids.get((file, row))
 
 
 def describe_worst_tokens(worst: WorstRows, dump: Dump, context: int) -> Iterator[dict[str, Any]]:
