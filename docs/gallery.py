@@ -25,7 +25,7 @@ from mismatchctl.core.formatting import escape_markdown
 from mismatchctl.corrections.model import Correction
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.report.figures.figure import Figure
-from mismatchctl.report.figures.files import figure_content, figures_of_page, figures_of_result
+from mismatchctl.report.figures.matplotlib_backend import figure_content, figures_of_page
 from mismatchctl.report.html import render_html
 from mismatchctl.report.pages import analyze as analyze_page
 from mismatchctl.report.pages import compare as compare_page
@@ -100,18 +100,19 @@ def compared() -> dict[str, Figure]:
 PARTS = (
     Shown(
         "Over the steps", "Does the mismatch grow, since when, and do perplexity and rejected tokens change too?",
-        f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()),
+        f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
         ("k3", "ppl", "over-rejected_tokens"),
     ),
     Shown(
         "Position and probability",
         "The figures show the distribution of log ratios, and K3 by position in the response and by token probability.",
-        f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()),
+        f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
         ("distribution", "joint", "k3_by_position", "k3_by_surprisal"),
     ),
     Shown(
         "Corrections", "The figures show rejected data, ESS, and the rewards of kept and rejected responses.",
-        f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()), ("corrections", "kept-reward"),
+        f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
+        ("corrections", "kept-reward"),
     ),
     Shown(
         "Thresholds", "The figures show rejection, ESS and bias of each threshold, and the Pareto front.",

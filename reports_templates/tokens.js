@@ -1,4 +1,4 @@
-// The numbers of a token under the pointer or the arrow keys, and what becomes of tokens when a bound moves.
+// The numbers of a token under the pointer or the arrow keys, and the effect of a correction.
 {
   const data = JSON.parse(document.getElementById("tokens").textContent);
   const told = document.querySelector(".told");
@@ -7,7 +7,7 @@
   }));
   const make = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
   const part = (name) => document.querySelector(`[data-part="${name}"]`);
-  const [choice, slider] = [part("bound"), part("slider")];
+  const choice = part("correction");
   const short = (value) => (value === null ? "–" : Number(value.toPrecision(4)).toString());
   let here = null;
 
@@ -25,11 +25,11 @@
       ["probability, rollout", short(rollout === null ? null : Math.exp(rollout))],
       ["probability, train", short(train === null ? null : Math.exp(train))],
     ];
-    const bound = data.bounds[choice.value];
-    if (bound) {
-      const own = bound.sequences[found.index];
-      lines.push(["weight as set, before normalization", short(own.weights[at])]);
-      if (bound.sentences[own.why[at]]) lines.push(["rejected as set by", bound.sentences[own.why[at]]]);
+    const applied = data.corrections[choice.value];
+    if (applied) {
+      const own = applied.sequences[found.index];
+      lines.push(["weight before normalization", short(own.weights[at])]);
+      if (applied.sentences[own.why[at]]) lines.push(["rejected by", applied.sentences[own.why[at]]]);
     }
     if (numbers.experts) lines.push(["experts that differ", numbers.experts[at]]);
     const list = document.createElement("dl");
@@ -38,48 +38,30 @@
     told.hidden = false;
   };
 
-  const move = () => {
-    const [bound, point] = [data.bounds[choice.value], Number(slider.value)];
-    part("value").textContent = bound.values[point] + (point === bound.start ? " (as set)" : "");
-    slider.setAttribute("aria-valuetext", bound.values[point]);
+  const apply = () => {
     let [gone, all, lost] = [0, 0, 0];
     for (const { section, index, tokens, state } of sections) {
-      const own = bound.sequences[index];
+      const own = data.corrections[choice.value].sequences[index];
       tokens.forEach((token, at) => {
-        const becomes = bound.patterns[own.states[at]]?.[point];
-        token.classList.toggle("gone", becomes === "1");
-        token.classList.toggle("bound", becomes === "2");
+        token.classList.toggle("gone", own.states[at] === 1);
+        token.classList.toggle("bound", own.states[at] === 2);
       });
-      const [kept, total] = [own.kept[point], data.sequences[index].total];
-      const whole = total > 0 && kept === 0;
+      const rejected = own.states.length - own.kept;
+      const whole = rejected > 0 && own.kept === 0;
       section.classList.toggle("lost", whole);
-      state.textContent = total - kept ? (total - kept).toLocaleString("en") + " rejected" : "";
-      gone += total - kept;
-      all += total;
+      state.textContent = rejected ? rejected.toLocaleString("en") + " rejected" : "";
+      gone += rejected;
+      all += own.states.length;
       lost += whole;
     }
-    part("here").textContent = `Of the sequences shown: ${gone.toLocaleString("en")} of ${all.toLocaleString("en")} tokens rejected, ${lost} of ${sections.length} sequences whole.`;
-    part("totals").replaceChildren(...Object.entries(bound.totals).map(([run, points]) => {
-      const row = document.createElement("tr");
-      const name = make("th", run);
-      name.scope = "row";
-      row.append(name, ...points[point].map((text) => make("td", text)));
-      return row;
-    }));
+    part("here").textContent = `rejects ${gone.toLocaleString("en")} of ${all.toLocaleString("en")} tokens shown, and ${lost} of ${sections.length} sequences as a whole`;
   };
 
-  const begin = () => {
-    const bound = data.bounds[choice.value];
-    Object.assign(slider, { min: 0, max: bound.values.length - 1, value: bound.start });
-    move();
-  };
-
-  if (data.bounds.length) {
-    choice.replaceChildren(...data.bounds.map((bound, index) => Object.assign(make("option", bound.name), { value: index })));
-    choice.addEventListener("change", begin);
-    slider.addEventListener("input", move);
+  if (data.corrections.length) {
+    choice.replaceChildren(...data.corrections.map((applied, index) => Object.assign(make("option", applied.name), { value: index })));
+    choice.addEventListener("change", apply);
     document.querySelector(".mover").hidden = false;
-    begin();
+    apply();
   }
   for (const found of sections) {
     const at = (event) => found.tokens.indexOf(event.target.closest("i"));

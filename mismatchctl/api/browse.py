@@ -1,8 +1,7 @@
-"""Sequences token by token: log-probs, the effect of each correction, and the effect of other thresholds."""
+"""Sequences token by token: log-probs, and the effect of each correction."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.api.scan import find_trims
-from mismatchctl.api.sweep.study import Study, ThresholdAxis
-from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.application import CorrectedBlock, apply_correction
@@ -128,99 +125,36 @@ def _unmatched_experts(whole: Rows) -> Ints | None:
     return np.asarray((first != second).sum(axis=1), np.int64)
 
 
-AXIS_POINTS = 41
-"""Number of values of a bound, with the configured value in the middle."""
-MAX_THRESHOLDS = 8
-"""Maximum number of movable bounds on one page."""
-_AXIS_REACH = 30.0
-"""Range of a movable bound: its distance from the neutral value is divided and multiplied by at most this factor."""
 STATE_KEPT, STATE_REJECTED, STATE_BOUNDED = range(3)
-TOTAL_METRICS = ("rejected_tokens", "rejected_sequences", "ess_token", "weight_bounded_low", "weight_bounded_high")
 
 
 @dataclass(frozen=True)
-class MovableThreshold:
-    """One bound of one correction, with its effect on each shown sequence."""
+class AppliedCorrection:
+    """One correction, with its effect on each shown sequence."""
 
     correction: Correction
-    path: str  # path of the field that moves
-    values: tuple[float, ...]  # ascending
-    start: int  # index of the configured value
-    states: tuple[NDArray[np.uint8], ...]  # state of each valid token at each value [P, T]
-    weights: tuple[NDArray[np.float64], ...]  # configured weight of each valid token before normalization [T]
+    states: tuple[NDArray[np.uint8], ...]  # state of each valid token [T]
+    weights: tuple[NDArray[np.float64], ...]  # weight of each valid token before normalization [T]
     reasons: tuple[list[str], ...]  # gates that reject each valid token, empty if it is kept
-    totals: Mapping[str, Sequence[Mapping[str, float | None]]]  # by run, the `TOTAL_METRICS` at each value
 
 
-def find_thresholds(
+def apply_corrections(
     paths: Sequence[DumpSource],
     corrections: Sequence[Correction],
     rows: Sequence[SequenceRow],
     rename: Mapping[str, str],
     on_bad: BadDataPolicy = "error",
-) -> list[MovableThreshold]:
-    """Evaluate each movable bound at many values, on the shown sequences and on the whole dump."""
-    axes = [(correction, axis) for correction in corrections for axis in _threshold_axes(correction)][:MAX_THRESHOLDS]
-    if not axes:
-        return []
-    studies = [
-        Study(correction.model_copy(update={"name": f"{correction.name} {axis.path}"}), (axis,))
-        for correction, axis in axes
-    ]
-    table, found = sweep(paths, studies, rename=rename, on_bad=on_bad).overall, []
-    points = [point for study in studies for point in study.corrections]
-    if any(gate.over == "batch" for point in points for gate in point.gates):
+) -> Iterator[AppliedCorrection]:
+    """Apply each correction that changes something to the shown sequences."""
+    if any(gate.over == "batch" for correction in corrections for gate in correction.gates):
         dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
-        trims = find_trims(dump, points)
+        trims = find_trims(dump, corrections)
         rows = [replace(row, batch=trims.on(row.batch, row.run)) for row in rows]
-    for (correction, axis), study in zip(axes, studies, strict=True):
-        own = table.filter(table["correction"] == study.name).sort("run", "point")
-        totals: dict[str, list[dict[str, float | None]]] = {}
-        for line in own.iter_rows(named=True):
-            totals.setdefault(line["run"], []).append({name: line.get(name) for name in TOTAL_METRICS})
-        at_each = [[_apply_to_row(point, row) for row in rows] for point in study.corrections]
-        values = [float(value) for value in axis.values]  # type: ignore[arg-type]
-        start = len(values) // 2
-        states = [np.stack([_token_states(applied[place]) for applied in at_each]) for place in range(len(rows))]
-        weights, reasons = zip(*((own.token_weights(), _rejection_reasons(own)) for own in at_each[start]), strict=True)
-        found.append(
-            MovableThreshold(correction, axis.path, tuple(values), start, tuple(states), weights, reasons, totals)
-        )
-    return found
-
-
-def _threshold_axes(correction: Correction) -> Iterator[ThresholdAxis]:
-    """Yield an axis for each finite bound: first the bounds of gates, then the bound of the weight."""
-    for number, gate in enumerate(correction.gates):
-        for side, bound in enumerate(gate.keep):
-            if bound is not None and math.isfinite(bound):
-                yield _build_axis(f"gates.{number}.keep.{side}", bound, gate.statistic == "ratio", gate.keep, side)
-    rule = correction.weight
-    if rule is not None and rule.truncate is not None:
-        yield _build_axis("weight.truncate", rule.truncate, True, (None, rule.truncate), 1)
-    for name, interval in (("clip", rule.clip), ("zero", rule.zero)) if rule is not None else ():
-        for side, bound in enumerate(interval or ()):
-            if bound is not None and math.isfinite(bound):
-                yield _build_axis(f"weight.{name}.{side}", bound, True, interval, side)  # type: ignore[arg-type]
-
-
-def _build_axis(path: str, bound: float, ratio: bool, interval: Sequence[float | None], side: int) -> ThresholdAxis:
-    """Choose values around a bound, up to the other bound, spaced by the distance from 1 (ratios) or 0."""
-    factors = np.geomspace(1 / _AXIS_REACH, _AXIS_REACH, AXIS_POINTS)
-    if ratio and bound > 0 and bound != 1:
-        values = np.exp(np.clip(math.log(bound) * factors, -30, 30))
-    else:
-        values = (bound or 1.0) * factors
-    values[AXIS_POINTS // 2] = bound
-    other = interval[1 - side]
-    if other is not None:
-        values = np.minimum(values, other) if side == 0 else np.maximum(values, other)
-    rising = sorted({float(value) for value in values})
-    if bound in rising:  # the same number of values on each side keeps the configured value in the middle
-        place = rising.index(bound)
-        reach = min(place, len(rising) - 1 - place) or 0
-        rising = rising[place - reach : place + reach + 1]
-    return ThresholdAxis(path, tuple(float(f"{value:.10g}") if value != bound else bound for value in rising))
+    for correction in corrections if rows else ():
+        if correction.weight is not None or correction.gates:
+            every = (_apply_to_row(correction, row) for row in rows)
+            found = ((_token_states(own), own.token_weights(), _rejection_reasons(own)) for own in every)
+            yield AppliedCorrection(correction, *zip(*found, strict=True))
 
 
 def _apply_to_row(correction: Correction, row: SequenceRow) -> CorrectedBlock:
@@ -258,10 +192,10 @@ SequencePlace = tuple[str, int]
 
 @dataclass(frozen=True)
 class TokenView:
-    """Data of the token page: sequences, movable bounds with their effects, and the decoder of token ids."""
+    """Data of the token page: sequences, the effects of corrections, and the decoder of token ids."""
 
     rows: tuple[SequenceRow, ...]
-    thresholds: tuple[MovableThreshold, ...]
+    corrections: tuple[AppliedCorrection, ...]
     vocabulary: Vocabulary
 
 
@@ -296,11 +230,10 @@ def browse(
 ) -> TokenView:
     """Read some sequences of a dump token by token.
 
-    To compute the totals at other bounds, the command reads the whole dump. If no `vocabulary` (a tokenizer.json,
-    `bytes` or `ids`) is given, it is guessed from the token ids.
+    If no `vocabulary` (a tokenizer.json, `bytes` or `ids`) is given, it is guessed from the token ids.
     """
     rows = read_rows(paths, places, rename or {}, on_bad)
     found = load_vocabulary(vocabulary, [row.ids for row in rows])
-    moved = find_thresholds(paths, corrections, rows, rename or {}, on_bad)
+    applied = apply_corrections(paths, corrections, rows, rename or {}, on_bad)
     named = [replace(row, texts=found.texts(row.ids)) for row in rows]
-    return TokenView(tuple(named), tuple(moved), found)
+    return TokenView(tuple(named), tuple(applied), found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,8 +12,6 @@ from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from mismatchctl.frameworks.adapter import Framework
-    from mismatchctl.report.figures.figure import Figure
-    from mismatchctl.results.model import Result
 
 
 def analyze(
@@ -86,7 +84,7 @@ def analyze(
 
             with out.progress_bar(quiet) as progress:
                 set_advice_answers(result, advise_runs(sources, rename=inputs.rename, progress=progress))
-        outputs.write(result.to_json, lambda: document(result), lambda: _figures(result))
+        outputs.write(result.to_json, lambda: document(result))
         if tokens is not None:
             from mismatchctl.api.browse import browse as browse_tokens
             from mismatchctl.api.browse import parse_places
@@ -104,12 +102,6 @@ def analyze(
         lambda: analyze_screen(result, inputs.words, asked=bool(chosen), page=page),
         lambda: [note for note in data_notes(result) if chosen or NO_MICRO_BATCHES not in note],
     )
-
-
-def _figures(result: Result) -> Mapping[str, Figure]:
-    from mismatchctl.report.figures.files import figures_of_result
-
-    return figures_of_result(result)
 
 
 def _replayed_framework(name: str, configs: Sequence[str]) -> Framework:

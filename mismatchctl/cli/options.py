@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from mismatchctl.data.engines import Engine
     from mismatchctl.data.paths import DumpSource
     from mismatchctl.report.document import Document
-    from mismatchctl.report.figures.figure import Figure
 
 BadDataPolicy = Literal["error", "skip", "mask"]
 """Handling of bad rows and files."""
@@ -221,24 +220,21 @@ class OutputOptions:
             raise ConfigError(f"--figures {folder}: this folder contains the input dump; choose another folder")
 
     def write(
-        self, data: Callable[[], str], page: Callable[[], Document],
-        figures: Callable[[], Mapping[str, Figure]] | None = None, save: Callable[[Path], None] | None = None,
-    ) -> None:  # fmt: skip
-        """Write the requested files. `figures` replace the figures of the page, and `save` replaces the JSON file."""
+        self, data: Callable[[], str], page: Callable[[], Document], save: Callable[[Path], None] | None = None
+    ) -> None:
+        """Write the requested files. `save` replaces the JSON file."""
         markdown = None if str(self.markdown) == "-" else self.markdown
         write_files(render_page_files(page, self.html, markdown))
         if self.output is not None and str(self.output) != "-":
             (save or (lambda place: write_files([(place, data().encode())])))(self.output)
         if self.figures is not None:
-            from mismatchctl.report.figures.files import figures_of_page
+            self.write_figures(self.figures, page())
 
-            self.write_figures(self.figures, figures() if figures is not None else figures_of_page(page()))
-
-    def write_figures(self, folder: Path, drawn: Mapping[str, Figure]) -> None:
+    def write_figures(self, folder: Path, page: Document) -> None:
         """Write every figure with its numbers, and the captions. The folder is created if necessary."""
-        from mismatchctl.report.figures.files import figure_files
+        from mismatchctl.report.figures.matplotlib_backend import figure_files, figures_of_page
 
-        made, is_new = list(figure_files(drawn, self.figure_format)), not folder.exists()
+        made, is_new = list(figure_files(figures_of_page(page), self.figure_format)), not folder.exists()
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -253,13 +249,12 @@ class OutputOptions:
 
     def finish(
         self, data: Callable[[], str], page: Callable[[], Document], screen: Callable[[], Document],
-        warnings: Callable[[], Iterable[str]] = tuple, figures: Callable[[], Mapping[str, Figure]] | None = None,
-        save: Callable[[Path], None] | None = None,
+        warnings: Callable[[], Iterable[str]] = tuple, save: Callable[[Path], None] | None = None,
     ) -> None:  # fmt: skip
         """Write all files together, then print."""
         page = cache(page)
         with write_together(self.quiet):
-            self.write(data, page, figures, save)
+            self.write(data, page, save)
         self.show(data, page, screen, warnings)
 
     def show(

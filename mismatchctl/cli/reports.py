@@ -11,7 +11,6 @@ from mismatchctl.core.formatting import format_command, format_count
 
 if TYPE_CHECKING:
     from mismatchctl.report.document import Document
-    from mismatchctl.report.figures.figure import Figure
     from mismatchctl.report.pages.saved import SavedFile
 
 
@@ -134,7 +133,6 @@ def report(
         lambda: combine_results(found).to_json(),
         lambda: doc,
         lambda: doc if outputs.verbose else _build_screen(results, found, doc),
-        figures=lambda: _report_figures(results, doc),
     )
 
 
@@ -148,13 +146,3 @@ def _build_screen(paths: list[Path], found: list[SavedFile], page: Document) -> 
         return page
     following = format_command("report", [str(path) for path in paths], "--html report.html")
     return analyze_screen(combine_results(found), [], asked=False, following=following)
-
-
-def _report_figures(results: list[Path], page: Document) -> dict[str, Figure]:
-    """Return the figures of a single Result, or of the page for several results."""
-    from mismatchctl.report.figures.files import figures_of_page, figures_of_result
-    from mismatchctl.results.reader import is_result, read_result
-
-    if len(results) == 1 and is_result(str(results[0])) and not (alone := read_result(results[0])).sections:
-        return figures_of_result(alone)
-    return figures_of_page(page)

@@ -20,8 +20,7 @@ from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.report.document import Document, Figures
-from mismatchctl.report.figures.files import figure_content
-from mismatchctl.report.figures.matplotlib_backend import draw_figure
+from mismatchctl.report.figures.matplotlib_backend import draw_figure, figure_content
 from mismatchctl.report.html import render_html
 from mismatchctl.report.pages import advise, analyze, compare, diagnose, gate, sweep
 from mismatchctl.report.terminal import print_document

@@ -1,4 +1,4 @@
-"""The page of single tokens: the tokens that it shows, the effect of a moved bound, its totals, and escaped text."""
+"""The page of single tokens: the tokens that it shows, the effect of corrections, and escaped text."""
 
 import json
 import re
@@ -66,29 +66,16 @@ def test_rows_match_the_file(dump: Path, found: TokenView) -> None:
     assert np.flatnonzero(found.rows[1].experts).tolist() == [int(np.flatnonzero(valid).tolist().index(6))]
 
 
-def test_totals_match_analyze_at_each_threshold(dump: Path, found: TokenView) -> None:
-    assert [one.path for one in found.thresholds] == [
-        "gates.0.keep.0", "gates.0.keep.1", "gates.0.keep.0", "weight.truncate",
-    ]  # fmt: skip
-    upper = found.thresholds[1]
-    assert upper.values[upper.start] == 1.02
-    for point in (0, upper.start, len(upper.values) - 1):
-        set_so = Correction(name="x", gates=(Gate(level="geometric", keep=(0.98, upper.values[point])),))
-        overall = analyze([str(dump)], [set_so], findings=False).runs["dump"].overall.corrections["x"]
-        assert upper.totals["dump"][point]["rejected_tokens"] == overall["rejected_tokens"].value
-
-
 def test_token_states_follow_the_definition(found: TokenView) -> None:
     """A ratio below the bound is rejected. A weight above the truncation is set to the bound."""
-    gate, weight = found.thresholds[2:]
+    assert [one.correction for one in found.corrections] == [GEOMETRIC, MASKED]
+    mean, masked = found.corrections
     ratio = np.exp(found.rows[0].log_ratio)
-    for point, bound in enumerate(gate.values):
-        assert ((gate.states[0][point] == 1) == (ratio < bound)).all()
-    for point, bound in enumerate(weight.values):
-        kept = ratio >= 0.5
-        assert ((weight.states[0][point] == 2) == (kept & (ratio > bound))).all()
-    assert np.allclose(weight.weights[0], np.minimum(ratio, 1.5))
-    assert [bool(text) for text in gate.reasons[0]] == (ratio < 0.5).tolist()
+    assert ((mean.states[0] == 1) == (not 0.98 <= np.exp(found.rows[0].log_ratio.mean()) <= 1.02)).all()
+    assert ((masked.states[0] == 1) == (ratio < 0.5)).all() and (ratio < 0.5).any()
+    assert ((masked.states[0] == 2) == ((ratio >= 0.5) & (ratio > 1.5))).all()
+    assert np.allclose(masked.weights[0], np.minimum(ratio, 1.5))
+    assert [bool(text) for text in masked.reasons[0]] == (ratio < 0.5).tolist()
 
 
 def test_the_page_escapes_text(found: TokenView) -> None:
@@ -147,25 +134,18 @@ def address(found: TokenView, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.browser
-def test_slider_and_keys_work_in_a_browser(browser: Any, address: str, found: TokenView) -> None:
+def test_corrections_and_keys_work_in_a_browser(browser: Any, address: str, found: TokenView) -> None:
     for width in (1280, 390):
         assert visit(browser, address, width=width) == []
         assert browser.execute_script(TOO_WIDE) == []
-    move = """
-      document.querySelector('[data-part="bound"]').value = 2;
-      document.querySelector('[data-part="bound"]').dispatchEvent(new Event("change"));
-      const slider = document.querySelector('[data-part="slider"]');
-      slider.value = arguments[0];
-      slider.dispatchEvent(new Event("input"));
-      const total = document.querySelector('[data-part="totals"] td').textContent;
-      return [document.querySelectorAll(".sequence .gone").length, total];
+    choose = """
+      const choice = document.querySelector('[data-part="correction"]');
+      choice.value = arguments[0];
+      choice.dispatchEvent(new Event("change"));
+      return document.querySelectorAll(".sequence .gone").length;
     """
-    gate = found.thresholds[2]
-    for point in (0, gate.start, len(gate.values) - 1):
-        gone, total = browser.execute_script(move, point)
-        assert gone == sum(int((states[point] == 1).sum()) for states in gate.states)
-        share = gate.totals["dump"][point]["rejected_tokens"] or 0
-        assert float(total.split()[0].replace("<", "").rstrip("%")) == pytest.approx(100 * share, rel=0.01)
+    for place, applied in enumerate(found.corrections):
+        assert browser.execute_script(choose, place) == sum(int((states == 1).sum()) for states in applied.states)
     tokens = browser.find_element("css selector", ".tokens")
     tokens.send_keys("\ue014\ue014")
     told = browser.find_element("css selector", ".told").text

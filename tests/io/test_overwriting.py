@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from mismatchctl.io.files import is_own_output
-from mismatchctl.report.figures.files import figure_content
+from mismatchctl.report.figures.matplotlib_backend import figure_content
 from mismatchctl.report.figures.runs import run_figures
 from tests.cli.command import run
 from tests.factories.dumps import write_dump
@@ -48,7 +48,7 @@ def test_only_files_of_the_tool_are_overwritten(here: Path, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
 def test_figures_are_recognized_as_own_output(tmp_path: Path, kind: str) -> None:
-    figure = run_figures(make_result().runs["run-a"], "f")["trends"][0]
+    figure = run_figures(make_result().runs["run-a"])["trends"][0]
     place = tmp_path / f"a.{kind}"
     place.write_bytes(figure_content(figure, kind))
     assert is_own_output(place)

@@ -25,8 +25,7 @@ from mismatchctl.report.figures.figure import (
     page_json,
     rows_figure,
 )
-from mismatchctl.report.figures.files import figure_content
-from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
+from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib, figure_content
 from mismatchctl.report.figures.runs import corrections_figure, k3_figure, run_figures
 from mismatchctl.results.model import RunResult, Series
 from mismatchctl.results.summary import get_summary, summarize_run
@@ -41,7 +40,7 @@ def run() -> RunResult:
 
 @pytest.fixture(scope="module")
 def figures(run: RunResult) -> dict[str, Figure]:
-    return {figure.name: figure for figure in chain(*run_figures(run, "f0").values())}
+    return {figure.name: figure for figure in chain(*run_figures(run).values())}
 
 
 def _line(values: list[float]) -> Figure:
@@ -60,7 +59,7 @@ def test_every_figure_has_a_subject_axes_and_data(figures: dict[str, Figure]) ->
 
 
 def test_figures_contain_the_numbers_of_the_result(run: RunResult, figures: dict[str, Figure]) -> None:
-    heads, rows = figures["f0-k3"].table()
+    heads, rows = figures["k3"].table()
     assert heads[:2] == ["step", "K3 (nats/token)"]
     assert [row[1] for row in rows] == run.groups.metrics["k3"].value
     k3, errors = run.groups.metrics["k3"].value, run.groups.metrics["k3"].se
@@ -70,16 +69,16 @@ def test_figures_contain_the_numbers_of_the_result(run: RunResult, figures: dict
             pytest.approx((value or 0) - 1.96 * (se or 0), rel=1e-3),
             pytest.approx((value or 0) + 1.96 * (se or 0), rel=1e-3),
         ]
-    position = figures["f0-k3_by_position"].table()[1]
+    position = figures["k3_by_position"].table()[1]
     assert [row[1] for row in position] == run.breakdowns["position"].k3
     edges, tokens = np.array(run.distribution.edges), np.array(run.distribution.tokens)
-    stairs = figures["f0-distribution"].marks[0]
+    stairs = figures["distribution"].marks[0]
     widths = np.diff([float(x or 0) for x in stairs.x])
     shares = np.array([float(y or 0) for y in stairs.y]) * widths
     assert shares.sum() == pytest.approx(1.0, rel=1e-3)
     assert (stairs.x[0], stairs.x[-1]) == (edges[0], edges[-1]) and tokens.sum() > 0
     for name in ("rejected_tokens", "weight_mean", "loss_scale"):
-        shown = {mark.name: mark.y for mark in figures[f"f0-over-{name}"].marks}
+        shown = {mark.name: mark.y for mark in figures[f"over-{name}"].marks}
         expected = {key: found[name].value for key, found in run.groups.corrections.items()}
         assert shown == {key: values for key, values in expected.items() if any(v is not None for v in values)}, name
 
@@ -103,7 +102,7 @@ def test_each_line_has_its_own_limit(run: RunResult) -> None:
     khat = {"khat_token": 0.5, "khat_token_limit": 0.7, "khat_sequence": 0.5, "khat_sequence_limit": 0.336}
     metrics = run.groups.metrics | {key: Series(value=[value] * count) for key, value in khat.items()}
     between = run.model_copy(update={"groups": run.groups.model_copy(update={"metrics": metrics})})
-    figure = next(figure for figure in chain(*run_figures(between, "f0").values()) if figure.name == "f0-khat")
+    figure = next(figure for figure in chain(*run_figures(between).values()) if figure.name == "khat")
     assert figure.title == f"Pareto k-hat is above its limit in {count} of {count} steps by sequences"
     rows = figure.table()[1]
     assert [value for _, step, value in rows if step == rows[0][1]] == [0.5, 0.7, 0.5, 0.336]
@@ -111,7 +110,7 @@ def test_each_line_has_its_own_limit(run: RunResult) -> None:
 
 def test_titles_without_a_message_are_the_subject(figures: dict[str, Figure]) -> None:
     for key, subject in (("ppl", "Perplexity"), ("chi2", "Chi-square"), ("over-loss_scale", "Loss scale")):
-        assert figures[f"f0-{key}"].title == subject
+        assert figures[f"{key}"].title == subject
 
 
 def test_long_series_keep_their_extremes() -> None:
@@ -166,17 +165,17 @@ def test_matplotlib_draws_every_mark(figures: dict[str, Figure]) -> None:
 
 @pytest.mark.slow
 def test_the_same_figure_gives_the_same_bytes(run: RunResult, figures: dict[str, Figure]) -> None:
-    again = {figure.name: figure for figure in chain(*run_figures(run, "f0").values())}
-    for name in ("f0-k3", "f0-joint", "f0-corrections"):
+    again = {figure.name: figure for figure in chain(*run_figures(run).values())}
+    for name in ("k3", "joint", "corrections"):
         for kind in ("svg", "png", "pdf"):
             assert figure_content(again[name], kind) == figure_content(figures[name], kind)
             assert b"mismatchctl" in figure_content(again[name], kind)
 
 
 def test_user_settings_of_matplotlib_do_not_change_figures(run: RunResult, figures: dict[str, Figure]) -> None:
-    plain = figure_content(figures["f0-ppl"], "svg")
+    plain = figure_content(figures["ppl"], "svg")
     with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9}):
-        assert figure_content(figures["f0-ppl"], "svg") == plain
+        assert figure_content(figures["ppl"], "svg") == plain
         assert matplotlib.rcParams["font.size"] == 30
 
 
@@ -194,10 +193,10 @@ def test_plot_returns_a_matplotlib_figure(run: RunResult) -> None:
 
 def test_forty_corrections_fit_in_a_figure() -> None:
     run = make_result(corrections=make_corrections(40)).runs["run-a"]
-    figures = {figure.name: figure for figure in chain(*run_figures(run, "f").values())}
-    assert len(figures["f-over-loss_scale"].marks) == 12
-    assert figures["f-over-loss_scale"].title == "Loss scale (first 12 corrections)"
-    assert len(figures["f-corrections"].marks[0].y) == 40
+    figures = {figure.name: figure for figure in chain(*run_figures(run).values())}
+    assert len(figures["over-loss_scale"].marks) == 12
+    assert figures["over-loss_scale"].title == "Loss scale (first 12 corrections)"
+    assert len(figures["corrections"].marks[0].y) == 40
     assert get_summary(run).growth.changed
 
 
@@ -229,7 +228,7 @@ def test_control_characters_in_csv_labels_are_escaped() -> None:
 def test_reward_over_steps_does_not_depend_on_corrections(count: int) -> None:
     corrections = make_corrections(5)[2 : 2 + count]  # each of them rejects something
     run = analyze([str(SAMPLE_DATA / "moe")], corrections).runs["moe"]
-    figure = next(figure for figure in chain(*run_figures(run, "f").values()) if figure.name == "f-reward")
+    figure = next(figure for figure in chain(*run_figures(run).values()) if figure.name == "reward")
     files = sorted((SAMPLE_DATA / "moe").glob("*.parquet"))
     expected = [float(np.mean(pq.read_table(file, columns=["reward"])["reward"].to_numpy())) for file in files]
     assert list(figure.marks[0].y) == pytest.approx(expected, rel=1e-6)

@@ -91,8 +91,8 @@ def test_every_section_is_present(page: str, parsed: Parsed) -> None:
     ):  # fmt: skip
         assert words in parsed.text, words
     assert {
-        "k3", "corrections", "run0-distribution", "run0-joint", "run0-k3_by_position", "run0-k3_by_surprisal",
-        "run0-k3_by_length", "run0-drift-k3", "run0-over-weight_mean", "run0-over-loss_scale", "run0-kept-reward",
+        "k3", "corrections", "distribution", "joint", "k3_by_position", "k3_by_surprisal",
+        "k3_by_length", "drift-k3", "over-weight_mean", "over-loss_scale", "kept-reward",
     } <= set(page_figures(page))  # fmt: skip
 
 
@@ -172,8 +172,8 @@ def test_a_single_step_shows_numbers_without_a_trend() -> None:
     assert not titles & {"Policy drift", "Corrections", "Corrections in detail"}
     page = _page(result)
     assert "a single step does not show a trend" in Parsed(page).text
-    assert {"run0-k3_by_position", "run0-distribution"} <= set(page_figures(page))
-    assert not {"k3", "corrections", "run0-kept-reward"} & set(page_figures(page))
+    assert {"k3_by_position", "distribution"} <= set(page_figures(page))
+    assert not {"k3", "corrections", "kept-reward"} & set(page_figures(page))
 
 
 def test_runs_without_any_difference_are_called_identical() -> None:
@@ -188,7 +188,7 @@ def test_runs_without_any_difference_are_called_identical() -> None:
     page = _page(result)
     assert "exactly 0: the log-probs agree to the bit" in Parsed(page).text
     assert "every log ratio is 0" in Parsed(page).text
-    assert not {"k3", "run0-k3_by_position", "run0-distribution"} & set(page_figures(page))
+    assert not {"k3", "k3_by_position", "distribution"} & set(page_figures(page))
 
 
 def test_the_severity_class_is_the_one_of_advise() -> None:

@@ -1,10 +1,11 @@
-"""Draw figures with matplotlib, for files and notebooks."""
+"""Figures drawn with matplotlib, for notebooks and for files with their numbers and captions."""
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
@@ -18,7 +19,10 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import offset_copy
 
+from mismatchctl.core.formatting import escape_markdown, file_stems
 from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.io.files import CAPTIONS_FILE, TOOL_NAME
+from mismatchctl.report.document import Document, Figures
 from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
 from mismatchctl.report.figures.runs import run_figures
 from mismatchctl.results.model import RunResult
@@ -44,7 +48,7 @@ _STYLE: dict[str, Any] = {
 
 def draw_figure(run: RunResult, name: str) -> Canvas:
     """Return a figure of a report as a matplotlib figure, for example `k3`, `distribution` or `k3_by_position`."""
-    found = {figure.name.partition("-")[2]: figure for figure in chain(*run_figures(run, "run").values())}
+    found = {figure.name: figure for figure in chain(*run_figures(run).values())}
     wanted = _ALIASES.get(name, name)
     if wanted not in found:
         raise ConfigError(f"unknown figure {name!r}{suggestion(name, found)}: there are {', '.join(found) or 'none'}")
@@ -208,3 +212,42 @@ def _draw_rule(axes: Any, rule: ReferenceLine) -> None:
     if rule.text and rule.style != "usual":
         places: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
         axes.annotate(rule.text, (rule.at, 1), (3, -10), fontsize="x-small", color=color, **places)
+
+
+ContentMaker = Callable[[], bytes]
+
+
+def figures_of_page(document: Document) -> dict[str, Figure]:
+    found = [figure for part in document.parts(Figures) for figure in part.figures]
+    return dict(zip(file_stems([figure.name for figure in found]), found, strict=True))
+
+
+def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, ContentMaker]]:
+    """Yield names and contents of files: pictures, CSV files, and a file with all captions."""
+    for stem, figure in figures.items():
+        yield f"{stem}.{kind}", lambda figure=figure: figure_content(figure, kind)  # type: ignore[misc]
+        yield f"{stem}.csv", lambda figure=figure: figure.csv().encode()  # type: ignore[misc]
+    yield CAPTIONS_FILE, lambda: _format_captions(figures, kind).encode()
+
+
+def _format_captions(figures: Mapping[str, Figure], kind: str) -> str:
+    lines = [f"<!-- {TOOL_NAME} -->", "", "Shaded bands and error bars are 95% intervals.", ""]
+    for stem, figure in figures.items():
+        caption = f"{escape_markdown(figure.title)}. {escape_markdown(figure.caption)}".strip()
+        heading = f"## [{escape_markdown(figure.subject)}]({stem}.{kind})"
+        lines += [heading, "", caption, "", f"[Numbers]({stem}.csv)", ""]
+    return "\n".join(lines)
+
+
+def figure_content(figure: Figure, kind: str) -> bytes:
+    """Return the figure as an `svg`, `png` or `pdf` file. The same figure gives the same bytes."""
+    stream = io.BytesIO()
+    metadata: dict[str, dict[str, Any]] = {
+        "pdf": {"Creator": None, "Producer": TOOL_NAME, "CreationDate": None, "Title": figure.title},
+        "svg": {"Creator": TOOL_NAME, "Date": None, "Title": figure.title, "Description": figure.alt},
+        "png": {"Software": TOOL_NAME},
+    }
+    with draw_with_matplotlib(figure) as drawn:
+        drawn.savefig(stream, format=kind, metadata=metadata[kind])
+    content = stream.getvalue()
+    return f"<!-- {TOOL_NAME} -->\n".encode() + content[content.index(b"<svg") :] if kind == "svg" else content

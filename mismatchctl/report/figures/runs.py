@@ -184,7 +184,7 @@ def log_figures(run: RunResult, prefix: str) -> Iterator[Figure]:
     for key, title, label, values in series:
         if np.isfinite(values).sum() > 1:
             marks = (Marks("line", label, steps.places, values.tolist()),)
-            yield Figure(f"{prefix}-{key}", escape_terminal(title), title, "", steps.axis, Axis(label), marks)
+            yield Figure(f"{prefix}{key}", escape_terminal(title), title, "", steps.axis, Axis(label), marks)
 
 
 REJECTED_AXIS = Axis(
@@ -290,29 +290,32 @@ def selection_figure(
     return fig.rows_figure(name, f"Mean {metric}, kept and rejected", axis, caption, Axis(axis), series)
 
 
-def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> dict[str, list[Figure]]:
-    """Describe the figures of a run by section. With `brief`, some figures are left out, for pages with many runs."""
+def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dict[str, list[Figure]]:
+    """Describe the figures of a run by section. With `brief`, some figures are left out, for pages with many runs.
+
+    The names of the figures start with `prefix`.
+    """
     groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:
         for chart in charts if several else ():
             if not brief or chart.key in _BRIEF_CHARTS:
-                yield trend_figure(chart, groups, f"{stem}-{chart.key}", bands=not brief)
+                yield trend_figure(chart, groups, f"{stem}{chart.key}", bands=not brief)
 
-    first = [k3_figure({"": run}, f"{prefix}-k3", bands=not brief)] if several else []
+    first = [k3_figure({"": run}, f"{prefix}k3", bands=not brief)] if several else []
     drift = any(key.startswith("drift_") for key in groups.metrics)
-    tradeoff = [corrections_figure({"": run}, f"{prefix}-corrections")] if corrections else []
+    tradeoff = [corrections_figure({"": run}, f"{prefix}corrections")] if corrections else []
     found: dict[str, Iterable[Figure | None]] = {
         "trends": [*first, *trends(CHARTS, prefix), *(log_figures(run, prefix) if several and not brief else ())],
         "distributions": [
-            distribution_figure(run.distribution, f"{prefix}-distribution"),
-            None if brief else joint_figure(run.joint, f"{prefix}-joint"),
-            *(breakdowns_figure({"K3": each}, f"{prefix}-k3_by_{name}") for name, each in run.breakdowns.items()),
+            distribution_figure(run.distribution, f"{prefix}distribution"),
+            None if brief else joint_figure(run.joint, f"{prefix}joint"),
+            *(breakdowns_figure({"K3": each}, f"{prefix}k3_by_{name}") for name, each in run.breakdowns.items()),
         ],
         "drift": trends(DRIFT_CHARTS, prefix) if drift else (),
-        "corrections": [*tradeoff, *(trends(CORRECTION_TRENDS, f"{prefix}-over") if corrections else ())],
+        "corrections": [*tradeoff, *(trends(CORRECTION_TRENDS, f"{prefix}over-") if corrections else ())],
         "selection": [
-            selection_figure(corrections, metric, axis, f"{prefix}-kept-{metric}")
+            selection_figure(corrections, metric, axis, f"{prefix}kept-{metric}")
             for metric, axis in SELECTION_AXES.items()
             if not brief
         ],

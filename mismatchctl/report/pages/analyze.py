@@ -289,7 +289,8 @@ class _PageBuilder:
 
     @cached_property
     def figures(self) -> list[dict[str, list[Figure]]]:
-        return [charts.run_figures(run, f"run{at}", brief=self.brief) for at, run in enumerate(self.runs.values())]
+        stems = [f"{stem}-" for stem in form.file_stems(self.runs)] if self.several else [""]
+        return [charts.run_figures(*each, brief=self.brief) for each in zip(self.runs.values(), stems, strict=True)]
 
     def draw(self, index: int, section: str, *, after: int = 0) -> doc.Figures:
         """Return the figures of one run and section, without the first `after` figures."""

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from mismatchctl.api.browse import TOTAL_METRICS, MovableThreshold, SequenceRow, TokenView
+from mismatchctl.api.browse import STATE_REJECTED, AppliedCorrection, SequenceRow, TokenView
 from mismatchctl.core.formatting import escape_terminal, format_count, format_label, format_number, shorten
+from mismatchctl.corrections.labels import correction_label
 from mismatchctl.io import __version__
 from mismatchctl.report.html import render_page, script_json
 
@@ -99,7 +100,7 @@ def _shade_class(log_ratio: float) -> str:
 def _script_data(browsed: TokenView, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
     return {
         "sequences": [_token_numbers(row, span) for row, span in zip(browsed.rows, spans, strict=True)],
-        "bounds": [_threshold_data(threshold, spans) for threshold in browsed.thresholds],
+        "corrections": [_correction_data(applied, spans) for applied in browsed.corrections],
     }
 
 
@@ -123,34 +124,16 @@ def _round_or_none(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def _threshold_data(threshold: MovableThreshold, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    patterns: dict[str, int] = {}
+def _correction_data(applied: AppliedCorrection, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
     sentences: dict[str, int] = {}
-    sequences = []
-    for index, span in enumerate(spans):
-        part = slice(*span)
-        states = threshold.states[index]
-        columns = ["".join(map(str, column)) for column in states[:, part].T.tolist()]
-        sequences.append(
-            {
-                "states": [patterns.setdefault(pattern, len(patterns)) for pattern in columns],
-                "kept": (states != 1).sum(axis=1).tolist(),
-                "weights": [_round_or_none(float(value)) for value in threshold.weights[index][part]],
-                "why": [
-                    sentences.setdefault(escape_terminal(text), len(sentences))
-                    for text in threshold.reasons[index][part]
-                ],
-            }
-        )
-    return {
-        "name": escape_terminal(f"{threshold.correction.name}: {threshold.path}"),
-        "values": [format_number(value) if abs(value - 1) > 0.1 else f"{value:.6g}" for value in threshold.values],
-        "start": threshold.start,
-        "patterns": list(patterns),
-        "sentences": list(sentences),
-        "sequences": sequences,
-        "totals": {
-            escape_terminal(run): [[format_number(line[name], "fraction") for name in TOTAL_METRICS] for line in lines]
-            for run, lines in threshold.totals.items()
-        },
-    }  # fmt: skip
+    sequences = [
+        {
+            "states": states[slice(*span)].tolist(),
+            "kept": int((states[slice(*span)] != STATE_REJECTED).sum()),
+            "weights": [_round_or_none(float(value)) for value in weights[slice(*span)]],
+            "why": [sentences.setdefault(escape_terminal(text), len(sentences)) for text in reasons[slice(*span)]],
+        }
+        for states, weights, reasons, span in zip(applied.states, applied.weights, applied.reasons, spans, strict=True)
+    ]
+    label = f"{applied.correction.name}: {correction_label(applied.correction)}"
+    return {"name": escape_terminal(label), "sentences": list(sentences), "sequences": sequences}
