@@ -31,8 +31,8 @@
     const values = data.runs[run.value].studies[study.value].values;
     part("values").replaceChildren(...chosen.titles.map(([title, anchor], index) => {
       const tile = element("div", "");
-      const name = element("dt", anchor ? "" : title);
-      if (anchor) name.append(element("a", title, { href: "#" + anchor }));
+      const name = element("dt", "");
+      name.append(element("a", title, { href: "#" + anchor }));
       tile.append(name, element("dd", values[index][at], { className: "value" }));
       return tile;
     }));

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from mismatchctl.core.formatting import shorten_for_cell
@@ -250,6 +251,21 @@ class Section(DocumentPart):
         return self
 
 
+def scale_sparkline(values: Sequence[float | None], width: int) -> list[float | None]:
+    """Average a positive series to at most `width` points, as shares of a log axis. 0 is at the bottom."""
+    heights = [None if value is None else math.log(value) if value > 0 else -math.inf for value in values]
+    if len(heights) > width:
+        cuts = [round(i * len(heights) / width) for i in range(width + 1)]
+        parts = ([height for height in heights[a:b] if height is not None] for a, b in pairwise(cuts))
+        heights = [sum(part) / len(part) if part else None for part in parts]
+    known = [height for height in heights if height is not None and math.isfinite(height)]
+    if not known:
+        return []
+    spread = max(max(known) - min(known), MIN_SPARKLINE_SPREAD)
+    low = (max(known) + min(known) - spread) / 2
+    return [None if height is None else max((height - low) / spread, 0.0) for height in heights]
+
+
 def is_shown(part: DocumentPart, reach: int) -> bool:
     """Return True if the medium shows the part, or any part of a section."""
     return part.reach <= reach and (not isinstance(part, Section) or any(is_shown(one, reach) for one in part.parts))
@@ -265,7 +281,6 @@ class Headline:
 
     title: str
     facts: Sequence[str] = ()
-    level: str = ""
     subtitle: str = ""
     status: str = ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -18,7 +17,7 @@ from markupsafe import Markup, escape
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, k3_scale_position
 from mismatchctl.io.files import find_packaged_folder
-from mismatchctl.report.document import MIN_SPARKLINE_SPREAD, Card, Document, Explorer, Figures, RunCards
+from mismatchctl.report.document import Card, Document, Explorer, Figures, RunCards, scale_sparkline
 from mismatchctl.report.figures.figure import page_json
 
 TEMPLATES_FOLDER = "reports_templates"
@@ -93,17 +92,11 @@ def _remaining_details(card: Card) -> list[tuple[str, str]]:
 
 
 def _sparkline(values: Sequence[float | None]) -> Markup:
-    size = max(math.ceil(len(values) / _SPARK_WIDTH), 1)
-    parts = [[math.log(value) for value in values[at : at + size] if value] for at in range(0, len(values), size)]
-    known = [(x, sum(part) / len(part)) for x, part in enumerate(parts) if part]
+    shares = scale_sparkline(values, _SPARK_WIDTH)
+    known = [(x, share) for x, share in enumerate(shares) if share is not None]
     if len(known) < 2:
         return Markup("")
-    low, high = min(y for _, y in known), max(y for _, y in known)
-    spread = max(high - low, MIN_SPARKLINE_SPREAD)
-    points = " ".join(
-        f"{_SPARK_WIDTH * x / (len(parts) - 1):.4g},{15 - 12 * (y - (low + high - spread) / 2) / spread:.3g}"
-        for x, y in known
-    )
+    points = " ".join(f"{_SPARK_WIDTH * x / (len(shares) - 1):.4g},{15 - 12 * share:.3g}" for x, share in known)
     return Markup(f'<svg class="spark" viewBox="-1 0 62 18" aria-hidden="true"><polyline points="{points}"/></svg>')
 
 

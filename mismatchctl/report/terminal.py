@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, Literal
 
 from rich.box import Box
@@ -68,19 +67,10 @@ class TerminalGlyphs:
 
     def sparkline(self, values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
         """Draw a positive series on a log scale, averaged to `width` characters. Undefined values are blank."""
-        heights = [None if value is None else math.log(value) if value > 0 else -math.inf for value in values]
-        if len(heights) > width:
-            cuts = [round(i * len(heights) / width) for i in range(width + 1)]
-            parts = ([height for height in heights[a:b] if height is not None] for a, b in pairwise(cuts))
-            heights = [sum(part) / len(part) if part else None for part in parts]
-        known = [height for height in heights if height is not None and math.isfinite(height)]
-        if not known:
+        shares = doc.scale_sparkline(values, width)
+        if not any(shares):
             return ""
-        spread = max(max(known) - min(known), doc.MIN_SPARKLINE_SPREAD)
-        low = (max(known) + min(known) - spread) / 2
         bars = _ASCII_BAR_CHARACTERS if self.plain else _BAR_CHARACTERS
-        shares = (0.0 if height == -math.inf else None if height is None else (height - low) / spread
-                  for height in heights)  # fmt: skip
         return "".join(" " if share is None else bars[min(int(share * len(bars)), len(bars) - 1)] for share in shares)
 
 
@@ -152,8 +142,7 @@ class TerminalWriter:
             self.console.print(rows, "")
         elif head.title:
             facts = f": {self.glyphs.text(', '.join(head.facts))}" if head.facts else ""
-            title = (self.glyphs.text(head.title), STYLES.get(head.level, "bold"))
-            self.console.print(Text.assemble(title, (facts, "not bold")), "", sep="\n")
+            self.console.print(Text.assemble((self.glyphs.text(head.title), "bold"), (facts, "not bold")), "", sep="\n")
 
     def commands(self, commands: Sequence[tuple[str, str]]) -> None:
         shown = [f"{label}: {self.glyphs.text(command)}" for label, command in commands]

@@ -134,14 +134,6 @@ def test_the_explorer_contains_every_point(found: Sweep, page: str) -> None:
                     assert value == pytest.approx(row[key], rel=6e-3, abs=0.06 * se), (key, text, row[key])
 
 
-def test_empty_steps_are_counted(found: Sweep, page: str) -> None:
-    own = (pl.col("scope") == "group") & (pl.col("run") == "moe") & (pl.col("correction") == "geo")
-    rows = found.groups.filter(own & (pl.col("point") == 0)).collect()
-    empty = sum(kept == 0 for kept in rows["kept_tokens"])
-    assert empty > 0
-    assert data_of(page)["runs"][1]["studies"][0]["values"][-1][0] == f"{empty} of {len(rows)}"
-
-
 def test_configurations_are_read_back_as_their_point(page: str) -> None:
     for study, shown in zip(STUDIES, data_of(page)["studies"], strict=True):
         configs = shown["configs"]
@@ -204,7 +196,6 @@ def test_predictions_name_model_and_check(found: Sweep, page: str) -> None:
     text = Parsed(page).text
     for words in ("a batch of 64 sequences", "2,048 tokens a response", "+5 steps", "Model: ", "Check on this dump: "):
         assert words in text, words
-    assert "dense-checks" in page_figures(page)
     without = replace(found, forecasts=())
     assert "Predict" not in Parsed(_page(without)).text
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.api.predict import BackTest
 from mismatchctl.api.sweep import result as api
 from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.api.sweep.study import Study
@@ -207,25 +206,3 @@ def front_figure(own: StudyRun) -> Figure | None:
     title = f"Pareto front ({len(best):,} of {int(known.sum()):,} points)"
     shown = tuple(mark for mark in marks if len(mark.x))
     return Figure(f"{own.stem}-front", title, "points of the sweep", caption, x, y, shown, size="wide")
-
-
-def checks_figure(checks: Sequence[BackTest], name: str) -> Figure | None:
-    if not checks:
-        return None
-    predicted, observed, noise = (
-        np.concatenate([getattr(check, key) for check in checks]) for key in ("predicted", "observed", "noise")
-    )
-    low, high = (np.clip(observed + sign * INTERVAL_Z * noise, 0, 1) for sign in (-1, 1))
-    inside = int(((low <= predicted) & (predicted <= high)).sum())
-    top = min(1.0, 1.05 * float(max(predicted.max(), high.max(), 1e-3)))
-    marks = (
-        Marks("line", "prediction is right", [0.0, top], [0.0, top], color=MUTED, dashed=True),
-        Marks("dots", "predictions", predicted.tolist(), observed.tolist(), low.tolist(), high.tolist()),
-    )
-    return Figure(
-        name, f"{inside} of {len(predicted)} predictions are within the interval of the observation",
-        "rejection predicted from the first tokens against the observed rejection",
-        "The error bars show the uncertainty of the observed rejection.",
-        Axis("predicted rejection", limits=(0.0, top), percent=True),
-        Axis("observed rejection", limits=(0.0, top), percent=True), marks, size="square",
-    )  # fmt: skip

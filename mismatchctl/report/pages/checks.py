@@ -149,11 +149,11 @@ def doctor_document(
     failed = sum(not check.passed for check in checks)
     wrong = [package.name for package in dependencies if not package.fits]
     tests = f"{len(checks) - failed} of {len(checks)} self-tests"
-    title = f"OK: mismatchctl {machine.version} works ({tests})"
+    title = f"mismatchctl {machine.version} works ({tests})"
     if failed or wrong:
         names = f"; wrong versions: {', '.join(wrong)}" if wrong else ""
-        title = f"FAIL: mismatchctl {machine.version} does not work here ({tests} passed{names})"
-    doc = Document(Headline(title, level="bad" if failed or wrong else "good", subtitle="doctor"))
+        title = f"mismatchctl {machine.version} does not work here ({tests} passed{names})"
+    doc = Document(Headline(title, status="FAIL" if failed or wrong else "OK", subtitle="doctor"))
     tested = _fact_section("Self-test", _self_test_facts(checks))
     if whole:
         none = ("", "all options have their defaults", True)

@@ -45,10 +45,7 @@ def worst_sequences_table(rows: Sequence[model.WorstSequence], most: int | None 
                    description="mean of |x| over the sequence's tokens"),
         *([doc.Column("starts with", lambda row: vocabulary.text(row.token_ids), "code")] if starts else []),
     ]  # fmt: skip
-    caption = (
-        f"The {len(shown)} sequences with the largest |sum of log ratios|. The log ratio is train minus rollout. "
-        "K3 and |difference| are means over the tokens of the sequence."
-    )
+    caption = f"The {len(shown)} sequences with the largest |sum of log ratios|"
     return doc.Table.of(caption, shown, columns, sortable=True) if shown else None
 
 
@@ -64,10 +61,7 @@ def worst_tokens_table(rows: Sequence[model.WorstToken], most: int | None = None
         doc.Column("log ratio", lambda row: number_cell(row.log_ratio), unit="nats",
                    description="train minus rollout"),
     ]  # fmt: skip
-    caption = (
-        f"The {len(shown)} tokens with the largest |log ratio|. The log ratio is train minus rollout. Position 0 is "
-        "the first valid token of the sequence."
-    )
+    caption = f"The {len(shown)} tokens with the largest |log ratio|"
     return doc.Table.of(caption, shown, columns, sortable=True) if shown else None
 
 
@@ -258,29 +252,22 @@ def provenance_section(
     section = doc.Section("Data", "provenance", reach=doc.PAGE_ONLY, folded=True)
     section.note = f"{len(inputs)} files, mismatchctl {version}, configurations"
     section.add(_left_out_table(left_out) or doc.Note("All rows and files were used.", reach=doc.PAGE_ONLY))
-    kinds: dict[str, str] = {}
-
-    def kind(file: model.InputFile) -> str:
-        types = ", ".join(f"{name}: {dtype}" for name, dtype in file.dtypes.items())
-        return kinds.setdefault(types, f"kind {len(kinds) + 1}")
-
-    files = doc.Table.of("Files read. Files of one kind have the same columns, which are listed "
-    "below.", inputs[:MAX_FILES], [
+    files = doc.Table.of("Files read", inputs[:MAX_FILES], [
         doc.Column("file", lambda file: file.path, "path"), doc.Column("run", lambda file: file.run, "text"),
         doc.Column("size", lambda file: format_bytes(file.size)),
         doc.Column("rows", lambda file: number_cell(file.rows, "rows")),
         doc.Column("valid tokens", lambda file: number_cell(file.tokens, "tokens")),
-        doc.Column("layout", lambda file: file.layout, "text"), doc.Column("columns", kind, "text"),
+        doc.Column("layout", lambda file: file.layout, "text"),
+        doc.Column("columns", lambda file: ", ".join(map(": ".join, file.dtypes.items())), "prose"),
     ])  # fmt: skip
     if len(inputs) > MAX_FILES:
         files.left_out = f"The first {MAX_FILES} of {len(inputs):,} files; the JSON result contains all of them."
-    types = doc.Facts([(name, text) for text, name in kinds.items()], reach=doc.PAGE_ONLY)
     codes = [
         doc.Code(one.name, dump_yaml({"name": one.name} | one.to_mapping(), inner=True).rstrip("\n"))
         for one in corrections
     ]
     return section.add(
-        doc.Section("Files", "files", note=f"{len(files.rows)} shown", folded=True).add(files, types),
+        doc.Section("Files", "files", note=f"{len(files.rows)} shown", folded=True).add(files),
         doc.Section("Corrections as YAML", "as-written", note=f"{len(codes)} shown", folded=True).add(*codes),
     )
 

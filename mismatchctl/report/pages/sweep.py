@@ -249,12 +249,8 @@ def document(sweep: api.Sweep) -> doc.Document:
 def _studied_corrections(sweep: api.Sweep, index: int) -> Iterator[StudyRun]:
     run, names = sweep.runs[index], file_stems([study.name for study in sweep.studies])
     for place, study in enumerate(sweep.studies):
-        stem = f"{_figure_prefix(sweep, index)}{names[place]}"
+        stem = f"{file_stems(sweep.runs)[index]}-{names[place]}" if len(sweep.runs) > 1 else names[place]
         yield StudyRun(sweep, run, study, _rows(sweep, run, study), f"thresholds-{index}-{place}", stem)
-
-
-def _figure_prefix(sweep: api.Sweep, index: int) -> str:
-    return f"{file_stems(sweep.runs)[index]}-" if len(sweep.runs) > 1 else ""
 
 
 def study_section(own: StudyRun, registry: MetricRegistry) -> doc.Section:
@@ -362,11 +358,10 @@ def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], reg
 def explorer_data(
     sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], places: Sequence[int], registry: MetricRegistry
 ) -> dict[str, Any]:
-    emptied = _count_empty_steps(sweep)
     runs = [
         {
             "name": run,
-            "studies": [{"start": own[at].start, "values": _point_texts(own[at], emptied)} for at in places],
+            "studies": [{"start": own[at].start, "values": _point_texts(own[at])} for at in places],
         }
         for run, own in zip(sweep.runs, every, strict=True)
     ]
@@ -382,30 +377,17 @@ def explorer_data(
         titles = [(registry.metric(key, "c").title, f"c-{key}") for key in explorer_keys(one.study)]
         configs = _config_data(one.study, [own[place].rows for own in every])
         studies.append({"name": one.study.name, "place": place, "axes": axes, "configs": configs,
-                        "titles": [*titles, ("steps left empty", "")]})  # fmt: skip
+                        "titles": titles})  # fmt: skip
     return {"runs": runs, "studies": studies}
 
 
-def _count_empty_steps(sweep: api.Sweep) -> dict[tuple[str, str, int], str]:
-    import polars as pl
-
-    empty = (pl.col("kept_tokens") == 0) & (pl.col("tokens") > 0)
-    steps = sweep.groups.filter(pl.col("scope") == api.GROUP_SCOPE)
-    counts = steps.group_by("run", "correction", "point", maintain_order=True).agg(
-        empty.sum().alias("empty"), pl.len().alias("steps")
-    )  # fmt: skip
-    rows = counts.filter(pl.col("empty") > 0).collect().iter_rows()
-    return {(run, name, point): f"{empty:,} of {steps:,}" for run, name, point, empty, steps in rows}
-
-
-def _point_texts(own: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> list[list[str]]:
+def _point_texts(own: StudyRun) -> list[list[str]]:
     def text(row: api.SweepRow, key: str) -> str:
         reason = own.sweep.reason(row, key)
         value = row[key] if reason == "ok" else None
         return form.format_estimate_or_reason(value, row.get(f"{key}_se"), own.sweep.metrics[key].unit, reason)
 
-    found = [[text(row, key) for row in own.rows] for key in explorer_keys(own.study)]
-    return [*found, [emptied.get((own.run, own.study.name, row["point"]), "0") for row in own.rows]]
+    return [[text(row, key) for row in own.rows] for key in explorer_keys(own.study)]
 
 
 def _config_data(study: Study, runs: Sequence[Sequence[api.SweepRow]]) -> dict[str, Any]:
@@ -475,8 +457,7 @@ def _predictions_section(sweep: api.Sweep, index: int) -> doc.Section | None:
         section.add(doc.Table.of(caption, found, columns, title=caption, reach=doc.EVERYWHERE, folded=folded))
         models = dict.fromkeys(sentence for _, one in found for sentence in _describe_model(one))
         section.add(*(doc.Note(sentence, "quiet") for sentence in models))
-    checks = [one.check for every in predictions.values() for one in every if one.check is not None]
-    return section.add(doc.Figures([charts.checks_figure(checks, f"{_figure_prefix(sweep, index)}checks")]))
+    return section
 
 
 def _describe_model(one: Prediction) -> Iterator[str]:
