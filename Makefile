@@ -50,7 +50,7 @@ bench: $(TEST_INSTALLED)  ## measure speed and memory, write benchmarks/results.
 reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/methods/reliability.md
 	$(BIN)/python -m tests.reliability.reliability --write docs/methods/reliability.md
 
-guided: $(TEST_INSTALLED)  ## fuzz the doors guided by coverage, with atheris
+guided: $(TEST_INSTALLED)  ## fuzz the parsers guided by coverage, with atheris
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m tests.reliability.guided 100000
 

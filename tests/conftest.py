@@ -18,10 +18,12 @@ from tests.report.browser import start as start_browser
 if TYPE_CHECKING:
     from mismatchctl.measure.kernels.kernel import Kernel
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does: units are what runs side by side
-vars(typer.testing)["_get_command"] = cache(typer.main.get_command)  # it is the same for all, and takes its time
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a work unit runs in one thread, as in the command
+vars(typer.testing)["_get_command"] = cache(
+    typer.main.get_command
+)  # the picture is the same for all tests, and slow to draw
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("house")  # speed is shown by benchmarks: a busy machine fails no test
+settings.load_profile("house")  # benchmarks measure speed, and a busy machine must not fail a test
 
 
 def module_marks(item: pytest.Item) -> list[pytest.Mark]:

@@ -129,8 +129,10 @@ def test_your_correction_is_compared_with_the_advice(tmp_path: Path) -> None:
     for own in (*found["advice"], yours):
         assert own["mse"] == pytest.approx(max(own["bias2"], 0.0) + own["variance"])
     linted = command.run("lint", config, dump, "--json")
-    told = [each for each in json.loads(linted.stdout)["findings"] if "times the gradient error" in each["consequence"]]
-    assert [each["level"] for each in told] == ["advice"] and "rollout_is" in told[0]["fix"]
+    reported = [
+        each for each in json.loads(linted.stdout)["findings"] if "times the gradient error" in each["consequence"]
+    ]
+    assert [each["level"] for each in reported] == ["advice"] and "rollout_is" in reported[0]["fix"]
 
 
 @pytest.mark.slow
@@ -279,8 +281,8 @@ class TestLossScaleIsReported:
 
 def test_impossible_limits_are_reported() -> None:
     limits = ["--max-rejection", "0", "--min-ess", "1"]
-    told = command.run("advise", TRUTH / "int4", "-c", "token_is", "-c", "seq_mis", *limits)
-    assert told.exit_code == 0 and "use no correction: every candidate is excluded" in told.stdout
+    reported = command.run("advise", TRUTH / "int4", "-c", "token_is", "-c", "seq_mis", *limits)
+    assert reported.exit_code == 0 and "use no correction: every candidate is excluded" in reported.stdout
 
 
 def test_advice_for_a_framework_uses_its_options() -> None:
@@ -312,7 +314,9 @@ def drawn(seed: int, spread: float) -> RunSample:
 def test_advice_for_a_framework_is_read_back_unchanged(framework: str, seed: int, spread: float) -> None:
     """Each candidate can be written in the framework's options, passes its checks and is read back unchanged."""
     chosen, sample = load_framework(framework), drawn(seed, spread)
-    for correction in framework_candidates(framework)[1:]:  # the first is none, which not every framework can say
+    for correction in framework_candidates(framework)[
+        1:
+    ]:  # the first is no correction, which some frameworks cannot express
         native, lost = chosen.native(correction)
         written = yaml.safe_load(dump_yaml(native))
         assert not lost, correction.name
@@ -407,15 +411,15 @@ def test_ranking_needs_the_batch_size(tmp_path: Path) -> None:
     dump = without("bf16", tmp_path, "step")
     found = run(dump)
     assert found["advice"] == [] and "--batch" in found["notes"][0]
-    assert run(dump, "--batch", f"{10**20}")["advice"]  # as many as one likes
+    assert run(dump, "--batch", f"{10**20}")["advice"]  # any number of sequences
 
 
 def test_few_sequences_give_a_note_and_need_larger_differences(tmp_path: Path, candidates: str) -> None:
     table = pq.read_table(TRUTH / "stale_8" / "dump.parquet")
     pq.write_table(table.slice(0, 256), tmp_path / "d.parquet")
     few = run(str(tmp_path), "-c", candidates, "--batch", "512")
-    told = next(note for note in few["notes"] if note.startswith("256 sequences"))
-    assert "failed below 320" in told and "3.2 standard errors" in told
+    reported = next(note for note in few["notes"] if note.startswith("256 sequences"))
+    assert "failed below 320" in reported and "3.2 standard errors" in reported
     assert sum(own["ties"] for own in few["advice"]) >= 2
 
 
@@ -428,9 +432,11 @@ def test_longer_responses_than_tested_give_a_note() -> None:
     count = len(segments)
     batch = TokenBatch(segments, sample.batch.rollout, sample.batch.train, rows=np.arange(count))
     long = replace(sample, batch=batch, cluster=np.arange(count), step=np.zeros(count, np.int64), steps=())
-    told = rank_corrections(long, [parse_correction({"name": "none"})], 512, Limits(), None).notes
+    reported = rank_corrections(long, [parse_correction({"name": "none"})], 512, Limits(), None).notes
     assert not any("tokens on average" in note for note in short.notes)
-    assert any(note.startswith(f"responses have {sample.batch.tokens / count:,.0f} tokens on average") for note in told)
+    assert any(
+        note.startswith(f"responses have {sample.batch.tokens / count:,.0f} tokens on average") for note in reported
+    )
 
 
 def test_the_choice_is_repeated_on_halves() -> None:
@@ -601,9 +607,9 @@ class TestReference:
         applied = apply_to_sample(
             parse_correction({"name": "w", "weight": {"level": "sequence", "truncate": 10.0}}), doubled
         )
-        (told,) = (note for note in found.notes if note.startswith("biases are lower bounds: "))
+        (reported,) = (note for note in found.notes if note.startswith("biases are lower bounds: "))
         assert found.reference == name and found.sequence_mean == pytest.approx(applied.weights.mean())
-        assert words.format(f"{found.sequence_mean:.2f}") in told
+        assert words.format(f"{found.sequence_mean:.2f}") in reported
 
 
 class TestLossScale:

@@ -148,5 +148,5 @@ def test_corrections_and_keys_work_in_a_browser(browser: Any, address: str, foun
         assert browser.execute_script(choose, place) == sum(int((states == 1).sum()) for states in applied.states)
     tokens = browser.find_element("css selector", ".tokens")
     tokens.send_keys("\ue014\ue014")
-    told = browser.find_element("css selector", ".told").text
-    assert "log ratio" in told and f"{found.rows[0].log_ratio[1]:.4g}" in told
+    reported = browser.find_element("css selector", ".told").text
+    assert "log ratio" in reported and f"{found.rows[0].log_ratio[1]:.4g}" in reported

@@ -64,7 +64,7 @@ def test_renamed_and_reordered_rows_do_not_differ(tmp_path: Path) -> None:
     pq.write_table(mixed.drop_columns(["sequence_id"]), tmp_path / "b.parquet", row_group_size=7)
     (contrast,) = compare([str(tmp_path / "a"), str(tmp_path / "b.parquet")]).contrasts
     moved = {key: change.difference for key, change in contrast.changes.items() if change.difference}
-    assert max(map(abs, moved.values()), default=0) < 1e-14  # only what nearly cancels may keep a last digit
+    assert max(map(abs, moved.values()), default=0) < 1e-14  # rounding errors remain if terms nearly cancel
     assert not moved.keys() & {"k2", "k3", "ess_token", "ess_sequence", "prob_corr", "abs_diff_mean"}
 
 
@@ -74,7 +74,7 @@ def test_a_worse_worker_is_named(tmp_path: Path) -> None:
     assert carrier(found, "worker") == "worker 3"
     assert decomposition(found, "step").carrier is None
     one = decomposition(found, "worker")
-    # every contribution by hand: the shares of tokens stay, so that all of it is level
+    # the shares of tokens do not change, so each contribution comes from K3
     owner = spread(BASE, BASE.worker)
     for part in one.parts:
         own = owner == part.label
@@ -373,4 +373,4 @@ def test_k3_is_not_called_higher_if_most_tokens_fell() -> None:
     found = compare_metrics({"k3": sums[0]}, {"k3": sums[1]}, (reference, other))["k3"]
     assert found.difference is not None and found.difference > 0
     assert found.p_alone is not None and found.p_alone > 0.05
-    assert gate_compare(reference, other, find_metric("k3"), Allowance()).p < 0.01  # the other way, beyond doubt
+    assert gate_compare(reference, other, find_metric("k3"), Allowance()).p < 0.01  # a significant fall

@@ -32,13 +32,13 @@ def test_stored_numbers_match_the_oracle() -> None:
 def test_doctor_passes_on_a_working_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = run("--json", code=0)
-    told = json.loads(done.stdout)
-    assert told["sound"] and told["settings"] == told["unread_variables"] == []
-    assert {check["part"] for check in told["self_test"]} >= {"from a file to a Result", "compiled loops"}
-    assert all(check["passed"] and check["found"] is not None for check in told["self_test"])
-    assert {"numpy", "polars", "torch", "ray"} <= {package["name"] for package in told["dependencies"]}
-    assert told["machine"]["threads"] >= 1 and told["machine"]["memory"] > 1e8
-    assert set(told["machine"]) >= {"version", "python", "platform", "devices", "memory_limit"}
+    reported = json.loads(done.stdout)
+    assert reported["sound"] and reported["settings"] == reported["unread_variables"] == []
+    assert {check["part"] for check in reported["self_test"]} >= {"from a file to a Result", "compiled loops"}
+    assert all(check["passed"] and check["found"] is not None for check in reported["self_test"])
+    assert {"numpy", "polars", "torch", "ray"} <= {package["name"] for package in reported["dependencies"]}
+    assert reported["machine"]["threads"] >= 1 and reported["machine"]["memory"] > 1e8
+    assert set(reported["machine"]) >= {"version", "python", "platform", "devices", "memory_limit"}
     plain = run("-v", code=0)
     for word in ("numpy", "threads", "memory", "numbers are right"):
         assert word in plain.stdout
@@ -49,13 +49,13 @@ def test_settings_are_shown_with_their_source(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(doctor, "run_self_test", list)
     (tmp_path / "mismatchctl.toml").write_text("[analyze]\nby = ['worker']\nthreads = 3\n")
     words = {"MISMATCHCTL_ANALYZE_THREADS": "2", "MISMATCHCTL_ANALYSE_BY": "x"}
-    told = json.loads(run("--json", **words).stdout)
-    found = {(own["verb"], own["flag"]): (own["value"], own["where"]) for own in told["settings"]}
+    reported = json.loads(run("--json", **words).stdout)
+    found = {(own["verb"], own["flag"]): (own["value"], own["where"]) for own in reported["settings"]}
     assert found == {
         ("analyze", "by"): (["worker"], f"{tmp_path}/mismatchctl.toml: analyze.by"),
         ("analyze", "threads"): ("2", "MISMATCHCTL_ANALYZE_THREADS"),  # over the file
     }
-    assert told["unread_variables"] == ["MISMATCHCTL_ANALYSE_BY"]
+    assert reported["unread_variables"] == ["MISMATCHCTL_ANALYSE_BY"]
     plain = run(**words).stdout
     assert "analyze --threads" in plain and "from MISMATCHCTL_ANALYZE_THREADS" in plain
     assert "MISMATCHCTL_ANALYSE_BY" in plain and "is ignored, because no command has this option" in plain

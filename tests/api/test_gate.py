@@ -75,7 +75,7 @@ def test_a_worse_value_never_improves_a_verdict(
 @given(VALUES, st.sampled_from([1.7976931348623157e308, float("inf"), float("nan")]), RULES)
 def test_non_finite_values_never_pass(values: list[float], bad: float, rule: str) -> None:
     base = result(table(values))
-    if not math.isfinite(bad):  # no Result can be made of it
+    if not math.isfinite(bad):  # analyze refuses the dump
         with pytest.raises(ValidationError):
             table([*values[1:], bad])
         return

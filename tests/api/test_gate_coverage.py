@@ -130,7 +130,7 @@ def test_huge_token_counts_are_not_evidence() -> None:
     base = result(noisy(16, 1.0, 1))
     new = result(table([1e6] * 16, tokens=[-1.0] + [100.0] * 15))
     assert verdict(new, base).outcome != "passed"
-    for bad in (float("inf"), float("nan")):  # no Result can be made of it
+    for bad in (float("inf"), float("nan")):  # analyze refuses the dump
         with pytest.raises(ValidationError):
             table([1e6] * 16, tokens=[bad] + [100.0] * 15)
 
@@ -289,7 +289,7 @@ def test_values_far_above_their_limit_never_pass() -> None:
         assert check.outcome in ("undecided", outcome), check.says
 
 
-def test_other_prompts_do_not_dilute_those_of_the_baseline() -> None:
+def test_other_prompts_do_not_dilute_the_prompts_of_the_baseline() -> None:
     base = result(noisy(16, 1e-3, 0))
     worse, good = noisy(16, 4e-3, 1), noisy(160, 1e-3, 2, first=1000)
     mixed = worse.model_copy(update={name: [*getattr(worse, name), *getattr(good, name)]

@@ -47,7 +47,7 @@ def test_the_stated_rise_is_found_in_at_least_80_percent(new: int, old: int, pai
         assert found is not None
         said.append(found)
     powers = [failing(new, old, 1 + share * (float(np.median(said)) - 1), 60, paired=paired) for share in (1.0, 0.7)]
-    assert powers[0] >= 0.75  # binomial: a standard error of 0.05, and what is said varies
+    assert powers[0] >= 0.75  # the binomial standard error is 0.05, and the stated rise varies
     assert powers[1] < 0.8
 
 
@@ -77,7 +77,7 @@ def test_observed_rises_do_not_count_as_noise() -> None:
     base = dump(1, 24, first=50)
     healthy, worse = (detectable_factor(dump(0, 24, factor), base, K3, NONE, LEVEL) for factor in (1.0, 4.0))
     assert healthy is not None and worse is not None
-    assert worse == pytest.approx(healthy, rel=0.35)  # its noise is four times as large, its rise three times K3
+    assert worse == pytest.approx(healthy, rel=0.35)  # the noise is four times as large, and the rise three times K3
 
 
 def test_failed_checks_state_no_power() -> None:
@@ -92,7 +92,7 @@ def test_failed_checks_state_no_power() -> None:
 
 def test_merging_many_clusters_does_not_change_the_power() -> None:
     many, base = dump(3, 300), dump(4, 300, first=1000)
-    fewer = [replace(each, keys=each.keys[:127], sums=each.sums[:127]) for each in (many, base)]  # not added up
+    fewer = [replace(each, keys=each.keys[:127], sums=each.sums[:127]) for each in (many, base)]  # not a sum
     sure, less = detectable_factor(many, base, K3, NONE, LEVEL), detectable_factor(*fewer, K3, NONE, LEVEL)
     assert sure is not None and less is not None
     assert (less - 1) / (sure - 1) == pytest.approx(np.sqrt(300 / 127), rel=0.15)
@@ -110,7 +110,7 @@ def test_power_of_other_metrics_scales_their_values() -> None:
     ratio = one.column("k3") / one.column("tokens"), other.column("k3") / other.column("tokens")
     variances = [np.var(each, ddof=1) / len(each) / ratio[1].mean() ** 2 for each in ratio]
     expected = 1.0
-    for _ in range(50):  # normal theory, equal tokens everywhere: the noise of what rose is larger, too
+    for _ in range(50):  # normal theory with equal tokens: a rise also raises the noise
         spread = np.sqrt(np.mean(variances) * (expected**2 + 1))
         expected = 1 + (1.685 + 1.282) * spread
     assert factor is not None and factor - 1 == pytest.approx(expected - 1, rel=0.15)

@@ -80,7 +80,7 @@ def test_a_change_of_most_tokens_is_found_behind_a_noisy_k3() -> None:
 
     found = detect_change([night(index, 1.0 if index < 5 else 1.3) for index in range(9)], K3, NONE)
     assert found.part is not None and found.part.name == "bulk" and found.first == 5 and found.p < 0.01
-    assert found.part.rise is not None and 0.1 < found.part.rise < 1.3**2 - 1  # above the cap nothing rises
+    assert found.part.rise is not None and 0.1 < found.part.rise < 1.3**2 - 1  # values above the cap do not rise
 
 
 @pytest.mark.parametrize(

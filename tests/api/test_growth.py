@@ -40,16 +40,16 @@ def write(path: Path, log_ratios: list[np.ndarray]) -> None:
 
 def test_analyze_diagnose_and_compare_agree_on_growth(jump: Path) -> None:
     run = next(iter(analyze([str(jump)]).runs.values()))
-    told = get_summary(run).growth
-    assert (told.onset, told.shape) == (ONSET, "jump")
+    reported = get_summary(run).growth
+    assert (reported.onset, reported.shape) == (ONSET, "jump")
     (findings,) = diagnose([str(jump)]).runs.values()
     for found in (findings, run.findings):
         growing = next(finding for finding in found if finding.cause == "growing_mismatch")
         facts = {fact.name: fact.value for fact in growing.evidence}
-        assert facts["onset"] == told.onset
-        assert facts["factor"] == pytest.approx(told.factor, rel=1e-3)  # rounded
-        assert told.text in growing.summary
-    assert compare_growth(run, run).reference == told
+        assert facts["onset"] == reported.onset
+        assert facts["factor"] == pytest.approx(reported.factor, rel=1e-3)  # rounded
+        assert reported.text in growing.summary
+    assert compare_growth(run, run).reference == reported
 
 
 def test_one_rare_token_is_not_growth(tmp_path: Path) -> None:

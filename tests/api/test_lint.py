@@ -44,7 +44,7 @@ def lint(tmp_path: Path, text: str, *words: str | Path) -> tuple[int, list[dict[
 
 
 VERL = [
-    # the version, the configuration, level, place, words
+    # version, configuration, level, place, words of the message
     ("d", 'rollout_rs: seq_sum_k1\nrollout_rs_threshold: "0.2_1.5"', "warning", "rollout_rs_threshold",
      ["rollout/train", "0.666667 to 5"]),
     ("d", "rollout_rs: seq_mean_k1\nrollout_rs_threshold: 1.001", "info", "rollout_rs_threshold",

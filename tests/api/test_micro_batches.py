@@ -35,14 +35,14 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(folder / name) for name in ("plain", "named", "w-plain", "w-named")}
 
 
-def told(*words: str, codes: tuple[int, ...] = (0,)) -> Any:
+def reported(*words: str, codes: tuple[int, ...] = (0,)) -> Any:
     done = run(*words, "--json")
     assert done.exit_code in codes, done.output
     return json.loads(done.stdout)
 
 
 def swept(path: str, *words: str) -> list[dict[str, float]]:
-    found = told("sweep", path, "-c", CORRECTION, "--vary", "weight.clip.1=1.2:3:3", *words)
+    found = reported("sweep", path, "-c", CORRECTION, "--vary", "weight.clip.1=1.2:3:3", *words)
     return [
         {name: value}
         for name in ("weight_std", "ess_token", "normalization_factor")
@@ -52,7 +52,7 @@ def swept(path: str, *words: str) -> list[dict[str, float]]:
 
 
 def compared(one: str, other: str, *words: str) -> list[dict[str, float]]:
-    found = told("compare", one, other, "-c", CORRECTION, *words)
+    found = reported("compare", one, other, "-c", CORRECTION, *words)
     return _numbers(found, ("reference", "other", "difference", "value"))
 
 
@@ -62,7 +62,7 @@ def gated(path: str, *words: str) -> list[dict[str, float]]:
         for key in ("weight_std", "ess_token", "normalization_factor")
         for word in ("--rule", f"{key}:correction={CORRECTION},max=0.01")
     ]
-    return _numbers(told("gate", path, "-c", CORRECTION, *rules, *words, codes=(3, 4)), ("value",))
+    return _numbers(reported("gate", path, "-c", CORRECTION, *rules, *words, codes=(3, 4)), ("value",))
 
 
 def _numbers(found: Any, names: tuple[str, ...]) -> list[dict[str, float]]:

@@ -187,7 +187,7 @@ def test_different_steps_are_flagged_and_equal_ones_rarely(plain: tuple[Sequence
         != "ok"
         for _ in range(60)
     )
-    assert false <= 8  # 5% of 60, and luck
+    assert false <= 8  # 5% of 60, plus chance
 
 
 def test_predictions_at_longer_lengths_match_normal_sums(plain: tuple[SequenceSample, str]) -> None:
@@ -309,8 +309,8 @@ def test_predictions_use_the_growth_of_the_summary() -> None:
     for slope in (0.0, 0.02, 0.05):
         for _ in range(20):
             values = (1e-4 * np.exp(slope * np.arange(30) + random.normal(0, 0.2, 30))).tolist()
-            told = fit_growth(list(range(30)), values, [None] * 30)
-            assert told.changed == (predict_at_step("k3", list(range(30)), values, 5).status != "no trend")
+            reported = fit_growth(list(range(30)), values, [None] * 30)
+            assert reported.changed == (predict_at_step("k3", list(range(30)), values, 5).status != "no trend")
 
 
 def test_predicted_fractions_stay_between_0_and_1() -> None:

@@ -66,7 +66,7 @@ def listed(values: Any) -> list[Any]:
 
 
 @pytest.mark.process
-def test_importing_loads_nothing_heavy() -> None:
+def test_importing_loads_no_heavy_modules() -> None:
     code = "import sys, mismatchctl as mm; dir(mm); print([m for m in ('numpy','polars','torch') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
@@ -254,7 +254,7 @@ def test_weights_are_normalized_by_micro_batch() -> None:
 
 
 def test_empty_weights_are_not_normalized() -> None:
-    rule = {"weight": {"zero": [5.0, 6.0], "normalize": "token"}}  # no ratio lies there
+    rule = {"weight": {"zero": [5.0, 6.0], "normalize": "token"}}  # no ratio is between these bounds
     made, _ = mm.weights(ROLLOUT, TRAIN, MASK, rule)
     np.testing.assert_array_equal(made, np.zeros(MASK.shape))
 
@@ -511,7 +511,7 @@ def test_errors_use_python_terms() -> None:
 
 
 def test_streamed_datasets_are_refused() -> None:
-    class Streamed(torch.utils.data.Dataset[Any]):  # as datasets makes its own, where torch is
+    class Streamed(torch.utils.data.Dataset[Any]):  # like a Dataset, which accepts torch
         def with_format(self, form: str) -> Streamed:
             return self
 

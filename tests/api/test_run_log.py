@@ -292,7 +292,7 @@ def test_unrelated_series_have_no_lag() -> None:
         walk, noise = random.normal(size=(2, 80)).cumsum(axis=1) * 0.2, random.normal(size=(2, 80))
         mix = random.random() * noise + random.random() * walk
         wrong += estimate_lag(np.exp(mix[0] - 5).tolist(), mix[1].tolist()).steps is not None
-    assert wrong <= 9  # 3 expected; 10 or more would be one in a thousand
+    assert wrong <= 9  # 3 are expected. 10 or more have a probability of 0.001
 
 
 def test_too_few_steps_give_a_reason() -> None:

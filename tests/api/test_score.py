@@ -89,7 +89,7 @@ def test_interrupted_runs_are_continued(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["00000_00000.parquet"]
     done = json.loads(run("score", model[0], dump, "-o", tmp_path / "out", *argv).stdout)
     assert done == {"out": str(tmp_path / "out"), "sequences": 6, "tokens": 41, "kept": 2, "left_out": 0}
-    assert len(calls) == 8  # two and a half pieces, then what was missing
+    assert len(calls) == 8  # two and a half pieces, then the missing pieces
     assert reference(tmp_path / "out") == reference(tmp_path / "whole")
 
 

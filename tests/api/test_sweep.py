@@ -126,7 +126,7 @@ def test_pareto_points_are_not_worse_anywhere_and_first_of_equals() -> None:
 def test_the_pareto_front_matches_pairwise_comparison(objectives: int, values: int) -> None:
     rng = np.random.default_rng(objectives)
     costs = rng.choice([*range(values), math.nan], (80, 4), p=[0.96 / values] * values + [0.04])
-    costs[:, objectives:] = 0.5  # what does not differ
+    costs[:, objectives:] = 0.5  # equal columns
     better = [[(a <= b).all() and ((a < b).any() or i < j) for i, a in enumerate(costs)] for j, b in enumerate(costs)]
     expected = [not any(row) and not np.isnan(own).any() for row, own in zip(better, costs, strict=True)]
     assert pareto_mask(costs).tolist() == expected
@@ -137,13 +137,13 @@ def test_the_front_of_the_largest_grid_is_fast() -> None:
     cut = np.linspace(0, 1, 100_000)
     start = time.process_time()
     assert pareto_mask(np.column_stack([cut, -cut, cut, -cut])).all()
-    assert time.process_time() - start < 30  # each row of a copy of the front: minutes
+    assert time.process_time() - start < 30  # one copy of the front per row would take minutes
 
 
 @pytest.mark.parametrize(
     ("path", "values", "flagged"),
     [
-        ("weight.truncate", (3.0, 2.0, 1.5, 1.05, 1.01), {3.0, 1.05, 1.01}),  # 1.5 to 3 cut nothing
+        ("weight.truncate", (3.0, 2.0, 1.5, 1.05, 1.01), {3.0, 1.05, 1.01}),  # bounds from 1.5 to 3 have no effect
         ("weight.clip", (1.5, 3.0, None, 2.0), {None}),
         ("weight.clip.0", (0.1, 0.5, 0.3), {0.1}),
         ("gates.0.keep.1", (2.0, 4.0, 3.0), {4.0}),
@@ -200,14 +200,14 @@ def test_rows_are_equal_however_groups_are_closed(monkeypatch: pytest.MonkeyPatc
 
 def test_large_grids_are_refused_before_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     axes = ThresholdAxis.parse("weight.clip.1", "1.1:4:3"), ThresholdAxis.parse("gates.0.keep.1", "1.001:1.1:4")
-    chosen, told = [Study(find_preset("miles-moe-2"), axes)], []
-    sweep([SAMPLE], chosen, notice=told.append)
-    assert told == []
+    chosen, reported = [Study(find_preset("miles-moe-2"), axes)], []
+    sweep([SAMPLE], chosen, notice=reported.append)
+    assert reported == []
     monkeypatch.setattr(mismatchctl.api.sweep.sweep, "MEMORY_WARNING_BYTES", 1000)
-    sweep([SAMPLE], chosen, notice=told.append, progress=lambda done, expected: told.append("read"))
-    assert told[0].startswith("12 points may take 0.0 GB of memory") and told[1] == "read"
+    sweep([SAMPLE], chosen, notice=reported.append, progress=lambda done, expected: reported.append("read"))
+    assert reported[0].startswith("12 points may take 0.0 GB of memory") and reported[1] == "read"
     (family,) = group_families(chosen[0].grid)
-    numbers = 2 + 3 + 2 * 4 + 4 * 3 * 4  # of each cluster: some vary with nothing, some along one axis, some along both
+    numbers = 2 + 3 + 2 * 4 + 4 * 3 * 4  # constants, and columns that vary along one or both axes
     assert family.layouts.rows.width == numbers
 
 
@@ -265,7 +265,7 @@ def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("target", "answer"), [("0.5", "every threshold meets it"), ("0.9999", "no threshold meets it")]
 )
-def test_the_first_line_says_if_all_or_no_thresholds_meet_a_target(target: str, answer: str) -> None:
+def test_the_first_line_states_whether_thresholds_meet_a_target(target: str, answer: str) -> None:
     done = run(SAMPLE, "-c", "token_tis", "--vary", "weight.truncate=1.5,2", "--target-ess", target)
     assert done.stdout.splitlines()[0].endswith(f": {answer}")
 
@@ -321,7 +321,7 @@ def test_all_outputs_have_equal_rows(tmp_path: Path) -> None:
     assert csv["rejected_tokens"].to_list() == table["rejected_tokens"].to_list()
     assert {"rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"} <= set(table.columns)
     for name in ("a.parquet", "a.csv", "a.json"):
-        run(*words, "-q", "-o", str(tmp_path / name), code=0)  # its own are written anew
+        run(*words, "-q", "-o", str(tmp_path / name), code=0)  # the command may replace its own output
         (tmp_path / name).write_text("mine")
         assert "already exists" in run(*words, "-o", str(tmp_path / name)).stderr
     assert run(*words, "-o", "-").stdout == printed.stdout
@@ -407,7 +407,7 @@ def test_rules_are_built_once_per_variant() -> None:
     weight, gate = study.correction_at(point).weight, study.correction_at(point).gates[0]
     assert weight is not None and (weight.clip, gate.keep[1]) == ((0.5, axes[0].values[7]), axes[1].values[11])
     mirrored = Study(find_preset("geo_rs"), (ThresholdAxis("gates.0.keep", (2.0, 0.5, 3.0)),))
-    assert mirrored.grid.places[2].tolist() == [0, 0, 1]  # 2 and 1/2 stand for the same interval
+    assert mirrored.grid.places[2].tolist() == [0, 0, 1]  # 2 and 1/2 give the same interval
 
 
 def test_invalid_points_are_named() -> None:

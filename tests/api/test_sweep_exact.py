@@ -88,7 +88,9 @@ def at(groups: Groups, correction: str, index: int) -> dict[str, Value]:
 
 
 def check_row(found: Sweep, row: dict[str, Any], wanted: dict[str, Value], *, errors: bool) -> int:
-    assert all(key.startswith(("loss", "gradient")) for key in set(wanted) - set(row))  # of `analyze` alone
+    assert all(
+        key.startswith(("loss", "gradient")) for key in set(wanted) - set(row)
+    )  # names that only `analyze` computes
     for key, value in wanted.items():
         if key not in row:
             continue
@@ -145,7 +147,7 @@ def paths_of(correction: Correction) -> list[str]:
 def a_study(draw: st.DrawFn, shape: Shape, name: str, *, binned: bool) -> Study:
     """Draw a correction whose bounds vary along up to three axes."""
     correction = draw(corrections(shape, name))
-    if binned:  # gates that judge by themselves
+    if binned:  # independent gates
         alike = {
             "over": "sequence",
             "when": "always",

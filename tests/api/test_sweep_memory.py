@@ -58,7 +58,7 @@ def test_long_sequences_are_searched_once(tmp_path: Path) -> None:
     """Tokens below 400 veto thresholds are counted by bins and not per threshold."""
     path, tokens = written(tmp_path / "long.parquet", np.array([100_000]), 1), 100_000
     plain = peak(path)
-    assert peak(path, wishes=WISHES) < plain + 40 * 8 * tokens  # 400 flags a token would be 50 doubles
+    assert peak(path, wishes=WISHES) < plain + 40 * 8 * tokens  # 400 flags per token would take the space of 50 doubles
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_rules_and_comparisons_work_by_turn(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", columns())
     done = command.run(
         "gate", path, "--rule", "k3:per=turn,max=1e-9", code=4
-    )  # so few responses tell nothing, but which turn it is
+    )  # too few responses for a cause, but the turn is named
     assert re.search(r"K3 at most 1e-9 in turn 3 +undecided +0\.0\d+", done.stdout)
     assert "K3 at most 1e-9 in turn 3: needs 5 clusters on either side, has 1" in done.stdout
     other = write(tmp_path / "b.parquet", columns())

@@ -89,11 +89,13 @@ def test_skipped_data_is_reported_once(tmp_path: Path, files: list[bytes]) -> No
     found = snapshots(
         tmp_path, lambda: worse.write_parquet(bad), lambda: broken.write_bytes(b"nonsense"), *[lambda: None] * 2
     )
-    told = [look.left_out for look in found if look is not None]
-    assert [len(notes) for notes in told] == [0, 1, 1]
-    assert f"left out of {bad}: 1 sequence, " in told[1][0] and "row 1" in told[1][0]
-    assert f"left out {broken}: " in told[2][0]
-    assert f"warning: {told[1][0]}" in command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0s").stderr
+    reported = [look.left_out for look in found if look is not None]
+    assert [len(notes) for notes in reported] == [0, 1, 1]
+    assert f"left out of {bad}: 1 sequence, " in reported[1][0] and "row 1" in reported[1][0]
+    assert f"left out {broken}: " in reported[2][0]
+    assert (
+        f"warning: {reported[1][0]}" in command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0s").stderr
+    )
 
 
 @pytest.mark.parametrize("rule", [[], ["--rule", "k3:max=0.1"]])

@@ -39,9 +39,9 @@ def test_the_first_line_is_the_answer(dumps: tuple[Path, Path], width: str, monk
     assert max(map(len, lines)) <= int(width)
     assert not any(line.endswith(" ") for line in lines)
     assert lines[-1].endswith(f"Next: mismatchctl diagnose {dumps[1].name}")
-    told = " ".join(done.stdout.split())
-    assert "worse compared with base, paired: the same responses to 24 prompts on both sides, with equal" in told
-    assert "where worker 3 makes 100% of the change" in told
+    reported = " ".join(done.stdout.split())
+    assert "worse compared with base, paired: the same responses to 24 prompts on both sides, with equal" in reported
+    assert "where worker 3 makes 100% of the change" in reported
 
 
 def test_only_changed_metrics_are_shown(dumps: tuple[Path, Path]) -> None:

@@ -23,7 +23,7 @@ def test_demo_prints_the_summary_and_names_the_report(tmp_path: Path, monkeypatc
     assert "The report is in demo/report.html" in done.stderr
     assert (tmp_path / "demo/report.html").read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
     assert set(json.loads((tmp_path / "demo/result.json").read_text())["runs"]) == {"dense", "moe"}
-    run("demo", "-q", code=0)  # replaces its own output
+    run("demo", "-q", code=0)  # the command may replace its own output
 
 
 def test_demo_does_not_overwrite_other_files(tmp_path: Path) -> None:

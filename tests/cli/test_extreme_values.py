@@ -86,7 +86,7 @@ def without_code(page: str) -> str:
     return re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
 
 
-def held(path: Path) -> Iterator[float]:
+def check_numbers(path: Path) -> Iterator[float]:
     if path.suffix == ".json":
         yield from numbers(json.loads(path.read_text()))
     elif path.suffix == ".parquet":
@@ -110,7 +110,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return tmp_path
 
 
-def met(folder: Path, argv: list[str]) -> None:
+def check_command(folder: Path, argv: list[str]) -> None:
     for path in (folder / "out").iterdir():
         path.unlink()
     done = run(*argv)
@@ -119,21 +119,21 @@ def met(folder: Path, argv: list[str]) -> None:
     if "--json" in argv:
         assert all(map(math.isfinite, numbers(json.loads(done.stdout)))), argv
     for path in (folder / "out").iterdir():
-        assert all(map(math.isfinite, held(path))), (argv, path.name)
+        assert all(map(math.isfinite, check_numbers(path))), (argv, path.name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", EXTREMES, indirect=True)
 def test_outputs_contain_only_finite_numbers(folder: Path) -> None:
     for argv in VERBS.values():
-        met(folder, argv)
+        check_command(folder, argv)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["far"], indirect=True)
 @pytest.mark.parametrize("verb", PAGES)
 def test_pages_draw_only_finite_numbers(folder: Path, verb: str) -> None:
-    met(folder, PAGES[verb])
+    check_command(folder, PAGES[verb])
 
 
 def test_every_measuring_command_is_tested() -> None:
@@ -149,4 +149,4 @@ def test_the_search_finds_non_finite_numbers(tmp_path: Path) -> None:
     (tmp_path / "b.html").write_text('<script type="application/json">{"y":[1,NaN]}</script>')
     pq.write_table(pa.table({"x": [[1.0, math.inf]]}), tmp_path / "a.parquet")
     for path in tmp_path.iterdir():
-        assert not all(map(math.isfinite, held(path))), path.name
+        assert not all(map(math.isfinite, check_numbers(path))), path.name

@@ -202,7 +202,7 @@ def test_first_baselines_are_reported_as_recorded(places: dict[str, Path], tmp_p
     assert "undecided" not in junit + (tmp_path / "m.md").read_text()
     again = run("gate", places["same"], "--baseline", tmp_path / "first.json",
                 "--save-baseline", tmp_path / "next.json", "--accept")  # fmt: skip
-    assert again.exit_code == 0 and "saved as" not in again.stdout, "it passed: nothing is to be told"
+    assert again.exit_code == 0 and "saved as" not in again.stdout, "a passed verdict needs no message"
 
 
 def test_the_accept_option_is_named_once(places: dict[str, Path], tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def scripts() -> list[str]:
         for block in re.findall(r"```console\n(.*?)```", text, re.S)
         for line in block.splitlines()
         if line.startswith("$ ") and "dumps-next" not in line
-    ]  # which test_record_in_ci.py runs
+    ]  # test_record_in_ci.py runs this command
     found += re.findall(r"`(mismatchctl gate [^`]+)`", text)
     found += yaml.safe_load((ROOT / "templates" / "mismatch.yml").read_text(encoding="utf-8"))[".mismatch"]["script"]
     return [script for script in found if "mismatchctl gate" in script]
@@ -380,8 +380,8 @@ def test_documented_shell_commands_work(script: str, places: dict[str, Path], tm
 
 def test_plans_within_the_tolerance_name_the_rule(places: dict[str, Path]) -> None:
     """The default rule allows a rise of 25%, so no number of sequences can detect a rise of 20%."""
-    told = run("gate", places["same"], "--plan", "20%", code=0).stdout
-    assert "same k3: the rule allows a rise of 25%" in told
-    assert "--rule k3:increase=10% --plan 20%" in told
+    reported = run("gate", places["same"], "--plan", "20%", code=0).stdout
+    assert "same k3: the rule allows a rise of 25%" in reported
+    assert "--rule k3:increase=10% --plan 20%" in reported
     planned = run("gate", places["same"], "--rule", "k3:increase=10%", "--plan", "20%", code=0).stdout
     assert "allows" not in planned and re.search(r"k3 +\+20\.0% +[\d,]+ +[\d,]+ ", planned)

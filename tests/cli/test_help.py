@@ -37,7 +37,7 @@ print(*sorted(module for module in sys.modules if "." not in module), file=sys.s
 
 @pytest.mark.process
 @pytest.mark.parametrize("words", ["--help", "-h", *(f"{verb} --help" for verb in COMMANDS)])
-def test_help_imports_nothing_heavy(words: str, tmp_path: Path) -> None:
+def test_help_imports_no_heavy_modules(words: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", COMMAND, *words.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "Usage" in done.stdout

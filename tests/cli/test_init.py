@@ -116,7 +116,7 @@ def test_write_patches_once_with_a_backup(checkout: Path) -> None:
         assert kept == text
     legacy = patched["verl/trainer/ppo/ray_trainer.py"]
     assert legacy.index("self.recorder.write(") < legacy.index("if (\n")
-    assert "                self.recorder.write(" in legacy  # as deep as the condition
+    assert "                self.recorder.write(" in legacy  # with the indentation of the condition
     again = run("init", "verl", "--write", "--root", checkout, code=0)
     assert "already there" in again.stderr
     assert {name: (checkout / name).read_text() for name in SOURCES} == patched

@@ -75,7 +75,7 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(socket, name, refuse(name))
     monkeypatch.setattr(
         "mismatchctl.io.stores.open_filesystem", refuse("filesystem")
-    )  # stores' clients may be no Python
+    )  # the clients of object stores can be compiled code
     return asked
 
 

@@ -67,7 +67,7 @@ def test_results_replace_results_but_not_dumps(dump: Path, tmp_path: Path) -> No
 )
 def test_verdicts_and_findings_write_pages(words: list[str], holds: str, dump: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    for _ in range(2):  # its own page may be written anew
+    for _ in range(2):  # the command may replace its own page
         run(*words, dump, "--html", page, "-q", code=0)
     text = page.read_text("utf-8")
     assert text.lower().startswith("<!doctype html>") and holds in text

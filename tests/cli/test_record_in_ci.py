@@ -295,7 +295,7 @@ def test_init_ci_writes_its_files(
     assert f'\nENGINE = "{engine}"  #' in Path("ci/record.py").read_text()
     assert "python ci/record.py --out dumps/" in done.stdout
     assert len(Path("ci/prompts.jsonl").read_text().splitlines()) == 32
-    run("init", "ci", *words.split(), code=0)  # nothing to change
+    run("init", "ci", *words.split(), code=0)  # no line to change
     Path("ci/record.py").write_text("mine")
     assert "ci/record.py: exists already" in run("init", "ci", *words.split(), code=2).stderr
     assert Path("ci/record.py").read_text() == "mine"

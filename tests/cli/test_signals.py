@@ -17,7 +17,7 @@ from tests.paths import SAMPLE_DATA
 SAMPLE = SAMPLE_DATA
 SLOW = """
 import signal, sys, time
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it, as nohup does
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the parent may ignore SIGHUP, as nohup does
 import mismatchctl.api.analyze.analyze as a
 true = a.reduce_batch
 def slow(*args, **kwargs):
@@ -121,7 +121,7 @@ def test_signals_inside_exec_end_with_their_code(number: signal.Signals, code: i
         f"""
 import os, signal
 from mismatchctl import __main__
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may ignore the signal
 __main__.gc.set_threshold = lambda count: exec("os.kill(os.getpid(), {number:d}); sum(range(100_000))")
 __main__.main()
 """
@@ -196,7 +196,7 @@ import os, signal, sys
 from contextlib import suppress
 from pathlib import Path
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may ignore the signal
 from mismatchctl.__main__ import main
 from mismatchctl.api.compare.compare import compare
 import mismatchctl.api.compare.compare as module
@@ -204,7 +204,7 @@ import mismatchctl.report.pages.compare, mismatchctl.report.terminal
 
 dump, output = sys.argv[1:]
 found = compare([dump, dump])
-module.compare = lambda *given, **named: found  # the runs of this test only differ in what follows
+module.compare = lambda *given, **named: found  # all runs share the steps up to here
 traced = ("__main__.py", "main.py", "process.py", "output.py", "core.py", "core/context.py", "contextlib.py")
 
 
@@ -276,7 +276,7 @@ def test_interrupts_replaced_by_library_errors_exit_130(tmp_path: Path) -> None:
         """
 import os, signal
 from mismatchctl import __main__
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may ignore the signal
 class Panic(BaseException): pass
 def panic(count):
     try:

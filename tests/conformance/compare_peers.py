@@ -130,7 +130,7 @@ class ProductLoss:
     over: Any = None  # tokens in the means over sequences [T]. None: all.
     scale: float = 1.0  # of the advantages
     subtracted: Sequence[str] = ()  # losses that are subtracted
-    bypassed: bool = False  # the rollout stands for the trainer's recomputation
+    bypassed: bool = False  # the rollout's log-probs replace the trainer's
 
     def gradient(self, run: ConfiguredStep) -> Any:
         """Return the derivative by each current log-prob [T], as `analyze` computes it."""
@@ -192,7 +192,7 @@ def _prime(run: ConfiguredStep, options: Any, factors: Any) -> ProductLoss | Non
         return None
     if kind == "ipo" and not options["eps"] and run.single:  # any rounding of a float32 probability is a change
         return None
-    if kind == "icepop":  # its gate stands in the factors
+    if kind == "icepop":  # the factors contain its gate
         return ProductLoss(["importance_sampling"], factors, scale=scale)
     share = run.each(1 / max(run.tokens, 1))
     low, high = options.get("ratio_low"), options.get("ratio_high")
@@ -224,13 +224,13 @@ def _skyrl(run: ConfiguredStep, options: Any, factors: Any) -> ProductLoss:
     bounds = f"low={1 - cispo['cispo_eps_clip_low']},high={1 + cispo['cispo_eps_clip_high']}"
     name = {
         "cispo": f"cispo{'_bypass' if cispo['cispo_anchor'] == 'rollout' else ''}:{bounds}",
-        "gspo": f"gspo_token:low={low},high={high}",  # the mean takes no gradient
+        "gspo": f"gspo_token:low={low},high={high}",  # the mean has no gradient
         "dppo": f"dppo:low={dppo['delta_low']},high={dppo['delta_high']}",
         "rollout_is": "cispo_bypass:low=0,high=1e9",  # REINFORCE with a ratio, and a gate in the factors
     }.get(kind)
-    if kind == "dppo" and dppo["dppo_type"] == "binary_tv":  # the product's loss drops tokens
+    if kind == "dppo" and dppo["dppo_type"] == "binary_tv":  # mismatchctl's loss drops tokens
         factors = 1.0 * run.passed(lambda gate: gate.source == "train/rollout")
-    elif kind == "dppo":  # the binary KL is a gate, in the factors
+    elif kind == "dppo":  # the factors contain the gate of the binary KL
         name = "importance_sampling"
     dual = options["clip_ratio_c"] if kind == "dual_clip" else None
     return ProductLoss([name or _clip_loss(low, high, dual)], factors, over)

@@ -201,7 +201,7 @@ class LossInput:
             for name in ("current_log_probs", f"{anchor}_log_probs", f"{anchor}_log_probs", "advantages")
         )
         batch = TokenBatch(Segments.from_lengths(step.segments.sum(kept)), rollout, old, current, None, advantages)
-        applied = weights is not None and not bypassed_ppo  # the ratio of PPO in bypass mode is the weight already
+        applied = weights is not None and not bypassed_ppo  # in bypass mode, PPO's ratio is the weight
         return cls(batch, np.concatenate(weights)[step.mask][kept] if applied else 1.0)
 
     def losses(self, name: str, **numbers: float) -> tuple[Any, Any]:
@@ -283,7 +283,9 @@ class Aggregation:
 
     mode: str  # loss_agg_mode
     width: float  # padded length
-    sizes: tuple[float, float] | None = None  # tokens and sequences that the trainer divides by. None: the kept ones.
+    sizes: tuple[float, float] | None = (
+        None  # tokens and sequences by which the trainer divides. None: the kept tokens and sequences.
+    )
 
     @classmethod
     def read(cls, entry: Run, run: Run) -> Aggregation:
@@ -300,7 +302,7 @@ class Aggregation:
             divisor = sequences * width if about.dialect == "estimator" else self.width
         else:
             divisor = {"token-mean": tokens, "token-sum": 1}.get(self.mode, sequences)
-        if not divisor:  # since 2025-11-25 nan. The trainer of 2026 passes sizes, the golden numbers do not.
+        if not divisor:  # NaN since 2025-11-25. The golden numbers were computed without sizes.
             return math.nan if about.empty_loss_is_nan or about.dialect == "estimator" else 0.0
         return float(losses.sum() / divisor)
 
@@ -371,7 +373,7 @@ def _find_mode(entry: Run) -> str:
 
 def _losses_agree(name: str, wanted: float, found: float, run: Run, entry: Run, dtype: str) -> bool:
     """The terms of a float32 loss cancel, so its error is up to 1e-6 per term."""
-    if name.startswith("actor/pg_clipfrac"):  # verl counts in float32 in either dtype
+    if name.startswith("actor/pg_clipfrac"):  # verl counts in float32 for both dtypes
         return agree(name, wanted, found, "float32")
     if name != "loss" or dtype == "float64" or not math.isfinite(wanted):
         return agree(name, wanted, found, dtype if name != "loss" else "float64")

@@ -22,10 +22,10 @@ FOLDER = Path(__file__).parent
 FILES = ("verl", "slime")
 WITHOUT_GOLDENS = {
     "miles-dense-1",  # does nothing
-    "miles-dense-3",  # published without bounds: there is no configuration that was run
+    "miles-dense-3",  # published without bounds, so no configuration was run
     "miles-dense-4",
 }
-FLOAT32_ROUNDING = 2e-7  # of the logarithm of 1e-4, which is 1.3e-7 lower in float32
+FLOAT32_ROUNDING = 2e-7  # rounding of log(1e-4), which is 1.3e-7 lower in float32
 
 
 @cache

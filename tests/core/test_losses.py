@@ -30,7 +30,7 @@ def test_ppo_loss_matches_torch_autograd(dual: float | None) -> None:
         loss = torch.where(t(ADVANTAGES) < 0, torch.minimum(loss, -t(ADVANTAGES) * dual), loss)
     (slope,) = torch.autograd.grad(loss.sum(), current)
     np.testing.assert_allclose(found.losses, loss.detach().numpy(), rtol=1e-12)
-    # Where a clip decides, the current policy gets no gradient, and nowhere else.
+    # The gradient is 0 exactly where a clip decides.
     np.testing.assert_allclose(found.slope, slope.numpy(), rtol=1e-12)
     assert found.clipped is not None
     lower = np.zeros(TOKENS, np.bool_) if found.clipped_lower is None else found.clipped_lower
@@ -78,7 +78,7 @@ def test_the_unbiased_kl_estimates_value_and_gradient() -> None:
     kl = torch.nn.functional.kl_div(reference, current, log_target=True, reduction="sum")
     assert float(expectation.detach()) == pytest.approx(float(kl.detach()))
     slopes = [torch.autograd.grad(value, current, retain_graph=True)[0] for value in (expectation, kl)]
-    # Up to a shift of all logits, which a softmax does not feel.
+    # A softmax does not depend on a shift of all logits.
     probabilities = current.detach().exp()
     project = [slope - probabilities * slope.sum() for slope in slopes]
     np.testing.assert_allclose(project[0].numpy(), project[1].numpy(), atol=1e-12)

@@ -56,11 +56,11 @@ def reduced(folder: Path) -> tuple[str, bool]:
 @pytest.mark.process
 def test_compiled_and_cached_loops_give_equal_bits(tmp_path: Path) -> None:
     first, second = reduced(tmp_path), reduced(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 1  # the first has left what the second loads
+    assert len(list(tmp_path.iterdir())) == 1  # the second process loads the code of the first
     assert (first[1], second[1]) == (True, False)
     assert first[0] == second[0]
     (tmp_path / "file").touch()
-    assert reduced(tmp_path / "file") == first  # there is no folder to keep it in
+    assert reduced(tmp_path / "file") == first  # no folder for machine code
 
 
 @pytest.fixture
@@ -186,15 +186,15 @@ def test_the_cache_key_contains_machine_and_versions(monkeypatch: pytest.MonkeyP
     import numba
     from llvmlite import binding
 
-    told = machine_code._compiler_environment().decode()
+    reported = machine_code._compiler_environment().decode()
     versions = np.__version__, llvmlite.__version__, numba.__version__
     for part in (*versions, binding.get_host_cpu_name(), binding.get_default_triple()):
-        assert part in told
+        assert part in reported
     monkeypatch.setenv("NUMBA_OPT", "0")
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".numba_config.yaml").write_text("cpu_name: z80\n")
-    told = machine_code._compiler_environment.__wrapped__().decode()
-    assert "NUMBA_OPT" in told and "z80" in told
+    reported = machine_code._compiler_environment.__wrapped__().decode()
+    assert "NUMBA_OPT" in reported and "z80" in reported
 
 
 def test_arguments_other_than_doubles_are_refused() -> None:

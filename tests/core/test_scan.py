@@ -55,7 +55,7 @@ def test_the_compiled_scan_matches_numpy(
     counts, sizes, certain = _compute_level_terms(segments, rollout, train, valid)
     assert look.levels[0].tolist() == counts.tolist()
     np.testing.assert_allclose(look.levels[1], sizes, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(look.levels[2], certain, rtol=1e-5, atol=1e-37)  # below it float32 has no probability
+    np.testing.assert_allclose(look.levels[2], certain, rtol=1e-5, atol=1e-37)  # float32 has no smaller probability
     assert look.identical.tolist() == segments.sum((rollout == train) & valid).tolist()
 
 
@@ -83,7 +83,7 @@ def test_evidence_is_equal_with_and_without_the_scan(bad: float | None) -> None:
         for key, sums in other.cells.items():
             np.testing.assert_allclose(sums, found[0].cells[key], rtol=1e-5, atol=1e-5)
     for key, sums in found[1].cells.items():
-        assert sums.tobytes() == found[2].cells[key].tobytes()  # whoever looked
+        assert sums.tobytes() == found[2].cells[key].tobytes()  # for every scan
 
 
 def test_selected_rows_keep_their_part_of_the_scan() -> None:

@@ -84,7 +84,7 @@ def test_weights_of_turns_can_use_the_remaining_tokens() -> None:
     weight = Weight(level="geometric", over="segment", sees="remaining")
     weights = applied(Correction(weight=weight, gates=(Gate(keep=(0.8, 1.25)),))).token_weights()
     left = np.abs(D) <= np.log(1.25)
-    wanted = np.ones(len(D))  # of a turn that has none left
+    wanted = np.ones(len(D))  # a turn without kept tokens
     for run in (run for row in ROWS for run in runs(row) if left[run].any()):
         wanted[run] = math.exp(D[run][left[run]].mean())
     np.testing.assert_allclose(weights, wanted, rtol=1e-12)

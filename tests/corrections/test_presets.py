@@ -25,7 +25,7 @@ SEQUENCES = {
     "mixed": [3.0, 0.6],  # product 1.8
     "high": [1.6, 1.9],  # product 3.04
     "low": [0.4, 0.25],  # product 0.1
-    "veto": [5e-5, 20000.0],  # product 1: only a veto or K3 sees it
+    "veto": [5e-5, 20000.0],  # product 1, so only a veto or K3 rejects it
     "just_low": [0.9990005, 0.9990005],  # between 0.999 and 1/1.001
     "just_high": [1.0010005, 1.0010005],  # between 1.001 and 1/0.999
     "empty": [],
@@ -75,7 +75,7 @@ REJECTED = {
     "decoupled_seq_is": NOTHING,
     "decoupled_token_icepop": NOTHING,
     "decoupled_seq_is_rs": {"high", "low"},
-    # k1 turns the interval around: train/rollout is kept from 1/1.001 to 1/0.999, and there is no veto.
+    # k1 has the opposite sign, so train/rollout is kept from 1/1.001 to 1/0.999. There is no veto.
     "decoupled_geo_rs": OUTSIDE_GEOMETRIC | {"just_low"},
     "decoupled_geo_rs_seq_tis": OUTSIDE_GEOMETRIC | {"just_low"},
     "decoupled_geo_rs_token_tis": OUTSIDE_GEOMETRIC | {"just_low"},
@@ -112,7 +112,7 @@ REJECTED = {
 TOKENS_KEPT = {
     "slime-mis": {"mixed": 1, "low": 0, "veto": 0},
     "mis": {"mixed": 1, "low": 0, "veto": 0},
-    "prefix-product": {"mixed": 1, "high": 1, "low": 0, "veto": 1},  # what is outside may come back inside
+    "prefix-product": {"mixed": 1, "high": 1, "low": 0, "veto": 1},  # a later token can move the sum inside again
     "prefix-minimum": {"veto": 0},
     "position-weighted": {"mixed": 0, "high": 0, "low": 0, "veto": 0},  # the second within 0.729..1.371
     "stochastic-rejection": {"mixed": 1, "veto": 1},  # a ratio of 3 is kept in two of three cases, not under this seed

@@ -84,7 +84,7 @@ def test_bad_values_are_reported_with_their_place(tmp_path, column, bad, reason,
     assert why.endswith(reason)
     assert problems.examples[where, why].row == 2
     if column in ("current_log_probs", "advantages"):
-        assert len(read(path)["rollout"]) == 4  # not wanted, not checked
+        assert len(read(path)["rollout"]) == 4  # columns that are not needed are not checked
 
 
 @pytest.mark.parametrize(

@@ -71,15 +71,15 @@ def test_sources_and_conversions_give_the_same_result(source: str, tmp_path: Pat
     place = DUMPS / source
     out = tmp_path / f"{place.stem}.parquet"
     run("convert", place, out, code=0)
-    direct, told = (json.loads(run("analyze", one, "--json", "--on-bad", "skip").stdout) for one in (place, out))
-    assert without_places(direct) == without_places(told)
+    direct, reported = (json.loads(run("analyze", one, "--json", "--on-bad", "skip").stdout) for one in (place, out))
+    assert without_places(direct) == without_places(reported)
     inputs = direct["provenance"]["inputs"]
     for one in inputs:
         assert one["path"].startswith(str(place))
         assert one["size"] == Path(one["path"]).stat().st_size
     for name in ("rows", "tokens"):
-        assert sum(one[name] for one in inputs) == told["provenance"]["inputs"][0][name]
-    lost = [sum(one["count"] for one in each["provenance"].get("left_out", [])) for each in (direct, told)]
+        assert sum(one[name] for one in inputs) == reported["provenance"]["inputs"][0][name]
+    lost = [sum(one["count"] for one in each["provenance"].get("left_out", [])) for each in (direct, reported)]
     assert lost[0] == lost[1]
 
 
@@ -324,11 +324,11 @@ def test_json_and_quiet_outputs(logs: Path, tmp_path: Path) -> None:
 
 
 def test_progress_counts_bytes_up_to_the_total(logs: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    convert_dump(logs, tmp_path / "out.parquet", progress=lambda done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    convert_dump(logs, tmp_path / "out.parquet", progress=lambda done, total: reported.append((done, total)))
     total = sum(path.stat().st_size for path in logs.iterdir())
-    assert told[-1] == (total, total)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reported[-1] == (total, total)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
 
 
 MEASURE = """

@@ -43,25 +43,25 @@ CORRECTIONS = [find_preset(name) for name in ("token_tis", "geo_rs")]
 
 
 @dataclass(frozen=True)
-class Noted:
+class Indices:
     units: tuple[int, ...]
 
-    def __add__(self, other: Noted) -> Noted:
-        return Noted(self.units + other.units)
+    def __add__(self, other: Indices) -> Indices:
+        return Indices(self.units + other.units)
 
 
 @dataclass(frozen=True)
-class Note:
+class RecordIndices:
     """Record the work units. The first task that does not find a file at `dies` writes it and is killed."""
 
-    makes = Noted
+    makes = Indices
     dies: str = ""
 
-    def __call__(self, dump: Dump, unit: ReadUnit) -> Noted:
+    def __call__(self, dump: Dump, unit: ReadUnit) -> Indices:
         if self.dies and not os.path.exists(self.dies):
             Path(self.dies).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return Noted((unit.index,))
+        return Indices((unit.index,))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Killed:
 
     def __call__(self, dump: Dump, unit: ReadUnit) -> Any:
         made = self.work(dump, unit)
-        Note(self.dies)(dump, unit)
+        RecordIndices(self.dies)(dump, unit)
         return made
 
 
@@ -127,17 +127,17 @@ def test_memory_limits_bound_concurrent_units(allowed: int, grouped: str) -> Non
     limit = PROCESS_BYTES + allowed * max(map(estimate_unit_bytes, dump.units)) + 1
     running, most, lock, met = 0, 0, threading.Lock(), threading.Barrier(allowed)
 
-    class Counting(Note):
-        def __call__(self, dump: Dump, unit: ReadUnit) -> Noted:
+    class Counting(RecordIndices):
+        def __call__(self, dump: Dump, unit: ReadUnit) -> Indices:
             nonlocal running, most
             with lock:
                 running += 1
                 most = max(most, running)
             if unit.index < allowed:
-                met.wait(10)  # so many do run side by side
+                met.wait(10)  # the tasks run at the same time
             with lock:
                 running -= 1
-            return Noted((unit.index,))
+            return Indices((unit.index,))
 
     ((_, part),) = LocalEngine(8, limit).map(Counting(), dump, list_shards(dump))
     assert part.units == tuple(range(8))
@@ -177,7 +177,7 @@ class TestRay:
     def test_parts_arrive_in_input_order(self, grouped: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engines, "SHARD_TOKENS", 10_000)
         dump = open_dump([SAMPLE, grouped])
-        merged = [part.units for _, part in RayEngine().map(Note(), dump, list_shards(dump))]
+        merged = [part.units for _, part in RayEngine().map(RecordIndices(), dump, list_shards(dump))]
         assert [unit for units in merged for unit in units] == list(range(len(dump.units)))
 
     def test_both_ray_nodes_work(self) -> None:
@@ -188,7 +188,7 @@ class TestRay:
     def test_killed_workers_are_replaced(self, tmp_path: Path) -> None:
         dump = open_dump([SAMPLE])
         flag = tmp_path / "died"
-        parts = [part.units for _, part in RayEngine().map(Note(str(flag)), dump, list_shards(dump))]
+        parts = [part.units for _, part in RayEngine().map(RecordIndices(str(flag)), dump, list_shards(dump))]
         assert flag.exists()
         assert parts == [(index,) for index in range(len(dump.units))]
 
@@ -226,7 +226,7 @@ class TestRay:
         dump = open_dump([str(file)])
         file.unlink()
         with pytest.raises(DataError, match=r"gone.parquet.*does not see this file.*storage that all nodes share"):
-            list(RayEngine().map(Note(), dump, list_shards(dump)))
+            list(RayEngine().map(RecordIndices(), dump, list_shards(dump)))
 
     def test_other_versions_on_workers_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engines, "tool_version", lambda: "another")
@@ -345,7 +345,7 @@ def test_workers_receive_only_their_files(many: Path) -> None:
     sent = pickle.loads(pickle.dumps(dump.select(shard)))
     assert [file.path for file in sent.files] == [shard[0].file.path]
     here = (engines.tool_version(), "python")
-    assert engines.compute_on_worker(Note(), sent, here) == Noted((shard[0].index,))
+    assert engines.compute_on_worker(RecordIndices(), sent, here) == Indices((shard[0].index,))
     (many / "014.parquet").unlink()
-    missing = engines.compute_on_worker(Note(), sent, here)
+    missing = engines.compute_on_worker(RecordIndices(), sent, here)
     assert isinstance(missing, DataError) and missing.file is not None and missing.file.endswith("014.parquet")

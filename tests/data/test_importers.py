@@ -250,7 +250,7 @@ def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sources, "_MOST_IN_MEMORY", 0)
     monkeypatch.setattr(pa.ipc, "new_file", full)
     (tmp_path / "run").mkdir()
-    for file in (PEERS / OF_PEERS["roll"]).glob("*.pt"):  # of another place: what was converted before is kept
+    for file in (PEERS / OF_PEERS["roll"]).glob("*.pt"):  # a file in another place does not remove the earlier output
         (tmp_path / "run" / file.name).write_bytes(file.read_bytes())
     with pytest.raises(ConfigError, match=r"\.arrow: cannot be written: No space left on device"):
         open_dump([str(tmp_path / "run")])

@@ -76,7 +76,7 @@ def test_files_and_folders_are_read_equally(framework: str, tmp_path: Path) -> N
 def test_steps_are_read_in_natural_order(framework: str, tmp_path: Path) -> None:
     """Step 3 comes before step 11."""
     source = tmp_path / "source"
-    variants = [variant(seed) for seed in (0, 8)]  # of one precision
+    variants = [variant(seed) for seed in (0, 8)]  # all columns have the same precision
     for number, v in enumerate(variants):
         folder = source / str(number)
         folder.mkdir(parents=True)
@@ -191,8 +191,8 @@ def test_invalid_log_probs_are_converted_but_refused_by_commands(
     convert_dump(path, out)
     for place in (path, out):
         if (means, value) == ("train", float("-inf")):  # the trainer's probability is 0, which is possible
-            told = json.loads(run("analyze", place, "--json", code=0).stdout)["provenance"]["left_out"]
-            assert [(item["count"], item["example"].endswith("of -inf")) for item in told] == [(1, True)]
+            reported = json.loads(run("analyze", place, "--json", code=0).stdout)["provenance"]["left_out"]
+            assert [(item["count"], item["example"].endswith("of -inf")) for item in reported] == [(1, True)]
             assert "1 token of train probability 0" in run("analyze", place, code=0).stdout
             continue
         done = run("analyze", place, code=4, COLUMNS="1000")

@@ -81,7 +81,7 @@ def test_joined_rollouts_of_slime_match_the_truth(source: Path, tmp_path: Path) 
     dashboard = source.name == "dashboard_columns"
     for row, one, joined in zip(rows, samples, train, strict=True):
         length = one["response_length"]
-        removed = one["remove_sample"] and not dashboard  # which the dashboard does not know
+        removed = one["remove_sample"] and not dashboard  # the dashboard does not have this value
         mask = [0] * length if removed else one["loss_mask"] or [1] * length
         assert row["sequence_id"] == str(one["index"])
         assert row["rollout_log_probs"] == np.array(one["rollout_log_probs"], np.float32).tolist()
@@ -289,7 +289,7 @@ def test_unrecognized_batches_name_the_most_similar_framework(framework: str, la
     content = torch.load(whole, weights_only=True)
     path = tmp_path / "batch_step2.pt"
     torch.save({name: value for name, value in content.items() if name != lacks}, path)
-    shutil.copy(whole, tmp_path / "batch_step1.pt")  # beside a whole one it counts too
+    shutil.copy(whole, tmp_path / "batch_step1.pt")  # the file also counts next to a complete file
     for place in (path, tmp_path):
         with pytest.raises(DataError, match=f"has most of what files of {framework} have, and no {lacks}") as error:
             convert_dump(place, tmp_path / "out.parquet")
@@ -312,7 +312,7 @@ def test_pickle_files_next_to_a_dump_are_ignored_with_a_warning(tmp_path: Path) 
     packed.write_bytes(b"x")
     done = run("analyze", dump, packed, code=0, COLUMNS="1000")
     assert f"ignored, since they are not dumps: {packed}" in done.stdout + done.stderr
-    packed.with_suffix("").write_bytes(b"x")  # unpacked beside it, it is packed all the same
+    packed.with_suffix("").write_bytes(b"x")  # the packed file is refused although it is next to an unpacked file
     for words in (["analyze", packed], ["convert", packed, tmp_path / "out.parquet"]):
         done = run(*words, code=4, COLUMNS="1000")
         assert done.stderr == f"error: {packed}: is an archive; unpack it\n"

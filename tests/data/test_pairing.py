@@ -51,7 +51,7 @@ def test_trainer_files_can_have_any_format(name: str, tmp_path: Path) -> None:
     if name == "padded.npz":
         np.savez(place, **dict(np.load(place)), **ids)
     elif name.startswith("padded"):
-        return  # tensors cannot have names of sequences
+        return  # tensors cannot contain sequence names
     responses = write_lines(tmp_path / "responses.jsonl", [ENGINES["openai_chat"](row) for row in rows])
     found = pair(responses, place)
     assert found.table["train_log_probs"].to_pylist() == [row["train_log_probs"] for row in rows]

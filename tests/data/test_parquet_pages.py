@@ -312,7 +312,7 @@ def test_short_frames_are_left_to_pyarrow(tmp_path):
     for size in range(60, len(whole), 40):
         body = codec.compress(whole[:size], asbytes=True)
         skipped = stored - len(body) - 8
-        if skipped >= 0:  # a frame that a decoder passes over fills what is left
+        if skipped >= 0:  # a frame that the decoder skips fills the rest
             body += (0x184D2A50).to_bytes(4, "little") + skipped.to_bytes(4, "little") + bytes(skipped)
             assert not same(chunk.rewritten(tmp_path / "b.parquet", {0: body}))
             tried += 1

@@ -198,7 +198,7 @@ def test_files_that_differ_only_in_the_step_are_one_run(tmp_path, files, runs):
     dump = open_dump(files)
     found = Counter(file.run for file in dump.files)
     if files[0].count("/") == 2:
-        assert len(found) == 2  # files of other folders, named one by one
+        assert len(found) == 2  # single files of other folders
         dump = open_dump(["d/step_1", "d/step_2"])
         assert Counter(file.run for file in dump.files) == {"d": 2}
         assert dump.warnings == ["2 folders d/step_* are read as one run (compare sets files side by side)"]
@@ -258,9 +258,9 @@ def sentence(*paths, **options):
 def test_broken_symlinks_are_reported(tmp_path, path):
     write(tmp_path / "a/s.parquet", wide())
     os.symlink(tmp_path / "missing", tmp_path / "a/gone.parquet")
-    told = sentence(path)
-    assert told.startswith(f"a/gone.parquet: broken link to {tmp_path}/missing; repair or remove it")
-    assert ("on_bad='skip'" in told) == (path != "a/gone.parquet")
+    reported = sentence(path)
+    assert reported.startswith(f"a/gone.parquet: broken link to {tmp_path}/missing; repair or remove it")
+    assert ("on_bad='skip'" in reported) == (path != "a/gone.parquet")
 
 
 def test_broken_symlinks_to_folders_are_reported(tmp_path):
@@ -292,9 +292,9 @@ def test_unreadable_files_are_reported(tmp_path, monkeypatch, path):
         raise PermissionError(errno.EACCES, f"Failed to open local file {location!r}. Detail: [errno 13]")
 
     monkeypatch.setattr("pyarrow.OSFile", refuse)  # a superuser may read anything
-    told = sentence(path)
-    assert told.startswith(f"a/{'bare' if path == 'a/bare' else 's.parquet'}: cannot be opened (Permission denied)")
-    assert "let this user read it" in told and "Parquet" not in told
+    reported = sentence(path)
+    assert reported.startswith(f"a/{'bare' if path == 'a/bare' else 's.parquet'}: cannot be opened (Permission denied)")
+    assert "let this user read it" in reported and "Parquet" not in reported
 
 
 def test_unreadable_folders_are_reported(tmp_path, monkeypatch):

@@ -264,10 +264,10 @@ def test_slow_footers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         b"",  # nothing
         b"\x19" * 100_000,  # lists in lists
-        b"\x15" + b"\xff" * 100_000,  # a number without an end
+        b"\x15" + b"\xff" * 100_000,  # a number that does not end
         b"\x29\x17" + bytes(8),  # a schema of floats
-        b"\x2c\x00\x00",  # a schema that is no list
-        b"\x29\x1c\x56\x02\x00\x00",  # an element that counts its children in 64 bits, which pyarrow passes over
+        b"\x2c\x00\x00",  # a schema that is not a list
+        b"\x29\x1c\x56\x02\x00\x00",  # an element with a 64-bit number of children, which pyarrow ignores
     ],
 )
 def test_unreadable_footers_are_refused(data: bytes) -> None:

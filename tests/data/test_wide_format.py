@@ -45,7 +45,7 @@ def test_fully_valid_tokens_are_not_copied(tmp_path):
     path = write(tmp_path / "a.parquet", wide((3, 2), **{MASK: [[True] * 3, [True] * 2]}))
     (batch,) = batches(open_dump([path]))
     assert not batch.rollout.flags.owndata
-    assert not batch.rollout.flags.writeable  # it is Arrow's own memory
+    assert not batch.rollout.flags.writeable  # the array uses Arrow's memory without a copy
 
 
 @pytest.mark.parametrize("value", [np.float16, np.float32, np.float64])
@@ -173,7 +173,7 @@ def test_sliced_list_arrays_are_read():
 
 @pytest.mark.skipif(not hasattr(pa, "list_view"), reason="this pyarrow has no list views")
 def test_list_views_are_read(tmp_path):
-    values = pa.array([-3, -1, -2], pa.float32())  # out of order: views may lie anyhow
+    values = pa.array([-3, -1, -2], pa.float32())  # out of order, because views can have any offset
     rows = pa.ListViewArray.from_arrays(pa.array([1, 0, 0]).cast("int32"), pa.array([2, 0, 1]).cast("int32"), values)
     try:
         path = write(tmp_path / "a.parquet", {ROLLOUT: rows, TRAIN: rows})

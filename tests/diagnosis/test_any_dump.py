@@ -54,7 +54,7 @@ def test_any_values_can_be_diagnosed(rows: list[list[tuple[float, float, bool]]]
         try:
             findings = diagnosed(Path(place))
         except DataError:
-            assert not any(token[2] for row in rows for token in row)  # nothing valid to judge
+            assert not any(token[2] for row in rows for token in row)  # no valid token
             return
         for finding in findings:
             assert Finding.model_validate_json(finding.model_dump_json()) == finding

@@ -54,7 +54,7 @@ def first(folder: Path) -> dict[str, Any]:
     return dict(json.loads(run("diagnose", folder, "--json").stdout)["findings"][0])
 
 
-def told(finding: dict[str, Any], name: str) -> dict[str, Any]:
+def reported(finding: dict[str, Any], name: str) -> dict[str, Any]:
     return dict(next(fact for fact in finding["evidence"] if fact["name"] == name))
 
 
@@ -65,7 +65,7 @@ def test_temperature_is_estimated_from_distributions(temperature: float, tmp_pat
     for seed in range(3):
         finding = first(dump(tmp_path / str(seed), tempered(temperature), seed))
         assert (finding["cause"], finding["confidence"]) == ("temperature", "high")
-        fact = told(finding, "temperature")
+        fact = reported(finding, "temperature")
         inside += fact["interval"][0] - 5e-5 <= temperature <= fact["interval"][1] + 5e-5  # four digits are kept
         assert fact["value"] == pytest.approx(temperature, abs=2e-3)
     assert inside >= 2
@@ -86,7 +86,7 @@ def test_temperature_is_estimated_from_distributions(temperature: float, tmp_pat
 def test_truncation_is_found_in_distributions(name: str, value: float, policy: Policy, tmp_path: Path) -> None:
     finding = first(dump(tmp_path / "dump", policy, 7))
     assert (finding["cause"], finding["confidence"]) == ("truncated_sampling", "high")
-    fact = told(finding, name)
+    fact = reported(finding, name)
     assert fact["interval"][0] * 0.98 <= value <= fact["interval"][1] * 1.02
     assert fact["value"] == pytest.approx(value, rel=0.05)
 

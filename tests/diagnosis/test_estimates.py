@@ -37,7 +37,7 @@ def sampled(policy: Policy, seed: int, *, raw: bool = False, trainer: Policy = l
     return Planted(lengths, given | {"response_mask": np.ones(len(tokens), np.bool_)}, columns)
 
 
-def told(finding: Finding, name: str) -> Fact:
+def reported(finding: Finding, name: str) -> Fact:
     return next(fact for fact in finding.evidence if fact.name == name)
 
 
@@ -51,7 +51,7 @@ def test_the_interval_of_a_temperature_contains_it(temperature: float, raw: bool
         dump = sampled(policy, seed, raw=raw, trainer=policy if raw else log_softmax)
         first = found(dump, tmp_path)[0]
         assert first.cause == ("raw_logprobs" if raw else "temperature")
-        fact = told(first, "temperature")
+        fact = reported(first, "temperature")
         assert isinstance(fact.value, float) and abs(fact.value / temperature - 1) < 0.05
         assert fact.interval is not None and fact.interval[1] < 1.25 * fact.interval[0]
         held += fact.interval[0] <= temperature <= fact.interval[1]
@@ -69,7 +69,7 @@ def test_intervals_that_reach_zero_are_handled(tmp_path: Path, monkeypatch: pyte
     policy = tempered(0.7)
     first = found(sampled(policy, 0, raw=True, trainer=policy), tmp_path)[0]
     assert first.cause == "raw_logprobs"
-    low, high = told(first, "temperature").interval or (0, 0)
+    low, high = reported(first, "temperature").interval or (0, 0)
     assert low <= 0.7 < 1e6 < high < np.inf
 
 
@@ -86,8 +86,8 @@ def test_top_k_is_counted(k: int, tmp_path: Path) -> None:
     for seed in range(SEEDS):
         first = found(sampled(truncated(k=k), seed), tmp_path)[0]
         assert first.cause == "truncated_sampling"
-        assert f"top-k of about {told(first, 'top_k').value}" in first.summary
-        low, high = told(first, "top_k").interval or (0, 0)
+        assert f"top-k of about {reported(first, 'top_k').value}" in first.summary
+        low, high = reported(first, "top_k").interval or (0, 0)
         held += low <= k <= high < 2.5 * low
     assert held >= SEEDS - 1
 
@@ -103,7 +103,7 @@ def test_min_p_is_not_called_top_p(least: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_the_interval_of_a_share_of_rows_contains_it(share: float, tmp_path: Path) -> None:
     first = found(planted.shifted(healthy(), 1, share), tmp_path)[0]
-    low, high = told(first, "sequences").interval or (1, 0)
+    low, high = reported(first, "sequences").interval or (1, 0)
     assert low <= share <= high < low + 0.2
 
 
@@ -116,7 +116,7 @@ def test_retokenized_text_is_found(tmp_path: Path) -> None:
         values[part] = np.concatenate([[-7.0, -5.0], values[part][:-2]])
     first = found(dump, tmp_path)[0]
     assert (first.cause, first.confidence) == ("retokenized", "high")
-    assert str(told(first, "shifts").value).startswith("-2: ")
+    assert str(reported(first, "shifts").value).startswith("-2: ")
 
 
 def test_edits_and_shifts_are_not_called_retokenized(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_share_of_swapped_rows_includes_partners_outside_the_sample(share: f
     whole = planted.swapped(healthy(), share)
     dump = whole.rows(np.sort(np.random.default_rng(4).permutation(len(whole))[: len(whole) // 2]))
     first = found(dump, tmp_path)[0]
-    fact = told(first, "sequences")
+    fact = reported(first, "sequences")
     low, high = fact.interval or (1, 0)
     assert first.cause == "swapped_rows"
     assert low <= share <= high < low + 0.3

@@ -35,7 +35,7 @@ def test_the_slope_matches_least_squares_within_steps() -> None:
     fit, (left,), *_ = np.linalg.lstsq(design, terms[:, 0], rcond=None)
     t = fit[0] / math.sqrt(left / 53 * np.linalg.inv(design.T @ design)[0, 0])
     assert value == pytest.approx(fit[0])
-    assert z == pytest.approx(t, rel=0.03)  # a normal's z is a little less
+    assert z == pytest.approx(t, rel=0.03)  # the z of a normal distribution is slightly lower
 
 
 @pytest.mark.slow
@@ -48,12 +48,12 @@ def test_constant_levels_rarely_give_a_slope(rows: int, steps: int) -> None:
 
 
 def test_growth_gives_a_slope() -> None:
-    rng, told = np.random.default_rng(3), []
+    rng, reported = np.random.default_rng(3), []
     for _ in range(50):
         terms, step, lag = drawn(rng, 64, 8)
         terms[:, 0] += lag
-        told.append(fit_slope(cells_of(terms, step, lag))[1])
-    assert np.mean(np.array(told) > 4) > 0.9
+        reported.append(fit_slope(cells_of(terms, step, lag))[1])
+    assert np.mean(np.array(reported) > 4) > 0.9
 
 
 def test_few_differing_sequences_give_no_slope(tmp_path: Path) -> None:

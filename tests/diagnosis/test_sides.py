@@ -83,7 +83,7 @@ def test_findings_have_their_side_in_json() -> None:
     assert data["sides"]["moe_trainer_temperature"]["side"] == "trainer"
 
 
-def test_identical_and_both_wrong_is_reported() -> None:
+def test_equally_wrong_sides_are_reported() -> None:
     assert sides_of(DUMPS / "dense_identical_sides_both_wrong").summary.startswith("Identical, and both wrong")
 
 
@@ -204,16 +204,16 @@ def test_a_fault_below_common_noise_belongs_to_one_side(tmp_path: Path) -> None:
 def test_json_and_page_name_the_next_comparison() -> None:
     """If there is a layer report, it determines the next comparison."""
     paths = [str(DUMPS / name) for name in ("dense_rollout_int8", "dense_clean_fp32")]
-    told = json.loads(run("diagnose", *paths, "--json").stdout)
-    jsonschema.validate(told, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
-    assert list(told["next"]) == ["dense_rollout_int8"]
+    reported = json.loads(run("diagnose", *paths, "--json").stdout)
+    jsonschema.validate(reported, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
+    assert list(reported["next"]) == ["dense_rollout_int8"]
     page = " ".join(run("diagnose", *paths, "-v", COLUMNS="400").stdout.split())
-    for step in told["next"]["dense_rollout_int8"]:
+    for step in reported["next"]["dense_rollout_int8"]:
         assert f"{step['name']} {step['text']}" in page
     report = str(FIXTURES / "framework_dumps/comparators/sglang/clean/report.jsonl")
-    told = json.loads(run("diagnose", *paths, "--layers", report, "--json").stdout)
-    jsonschema.validate(told, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
-    assert "next" not in told and told["layers"] and told["logit_noise"]
+    reported = json.loads(run("diagnose", *paths, "--layers", report, "--json").stdout)
+    jsonschema.validate(reported, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
+    assert "next" not in reported and reported["layers"] and reported["logit_noise"]
 
 
 def test_placeholders_in_a_reference_are_reported(tmp_path: Path) -> None:

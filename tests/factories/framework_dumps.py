@@ -53,14 +53,14 @@ def variant(seed: int) -> Variant:
         length = [1, 0, 2, int(rng.integers(3, 60))][min(number, 3)] if seed % 2 else int(rng.integers(1, 40))
         mask = np.ones(length, int)
         if length > 12:
-            mask[4:7] = 0  # a tool wrote these
+            mask[4:7] = 0  # tokens of a tool
             mask[-2:] = int(rng.integers(2))
         if number == 5:
             mask[:] = 0
         rollout = -rng.exponential(size=length)
         train = np.minimum(rollout + rng.normal(0, 0.02, length), 0)
         both = [torch.tensor(values).to(DTYPES[dtype]).float().numpy() for values in (rollout, train)]
-        if dtype == "float64":  # no more than float32 comes back
+        if dtype == "float64":  # the file contains float32
             both = [values.astype(np.float32) for values in (rollout, train)]
         both[0][mask == 0] = 0.0
         prompt = rng.integers(1, 99, int(rng.integers(1, 9))).tolist()
@@ -147,7 +147,7 @@ def areal(v: Variant, place: Path) -> None:
 
 def skyrl_tensor(rows: list[list[Any]], kind: torch.dtype) -> dict[str, Any]:
     tensor = torch.tensor(rows).to(kind)
-    if kind == torch.bfloat16:  # which numpy does not know
+    if kind == torch.bfloat16:  # numpy does not have this type
         buffer = io.BytesIO()
         torch.save(tensor, buffer)
         return {"format": "torch", "data": buffer.getvalue()}

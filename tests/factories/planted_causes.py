@@ -91,7 +91,7 @@ def _sides(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
     return tuple(dump.tokens[f"{side}_log_probs"].astype(np.float64) for side in ("rollout", "train"))  # type: ignore[return-value]
 
 
-# The distribution that samples, or that is recorded, is another.
+# Changes of the distribution that samples, or of the recorded log-probs.
 
 
 def _contexts(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +100,7 @@ def _contexts(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
     p = np.exp(np.minimum(train, -1e-6))
     shares = 1 / np.arange(1, OTHERS + 1)
     rest = (1 - p)[:, None] * (shares / shares.sum())
-    # Contexts of one model differ in how many others are likely: draw how steeply the rest falls.
+    # Contexts differ in the number of other likely tokens, so the slope of their shares is random.
     steep = dump.random.uniform(0.5, 3.0, len(p))[:, None]
     rest = rest**steep
     rest *= ((1 - p) / rest.sum(axis=1))[:, None]
@@ -159,7 +159,7 @@ def top_k(dump: Planted, k: int) -> Planted:
     return _resampled(dump, q, p, q)
 
 
-# The weights are others. Between train and current log-probs lies one real update.
+# Other weights. Train and current log-probs differ by one real update.
 
 
 def _ahead(dump: Planted, updates: np.ndarray | int) -> Planted:
@@ -244,7 +244,7 @@ def routing(dump: Planted, rate: float) -> Planted:
     return _with_train(dump, np.minimum(train + off, 0.0))
 
 
-# The columns hold something else.
+# Columns with other content.
 
 
 def identical(dump: Planted) -> Planted:
@@ -287,7 +287,7 @@ def duplicated(dump: Planted, share: float) -> Planted:
     return dump.rows(np.concatenate([np.arange(len(dump)), again]))
 
 
-# Some tokens are not what they should be.
+# Changes of single tokens.
 
 
 def _inserted(dump: Planted, rows: np.ndarray, at: np.ndarray, count: int, values: dict[str, Any]) -> Planted:
@@ -351,7 +351,7 @@ def no_end(dump: Planted) -> Planted:
     return _with_rollout(dump, np.where(last, 0.0, dump.tokens["rollout_log_probs"]))
 
 
-# Columns that hold other numbers than they say, or the right ones elsewhere.
+# Columns with other numbers than their name, or with the right numbers in the wrong place.
 
 
 def by_row(dump: Planted, side: str, change: Callable[[np.ndarray], np.ndarray]) -> Planted:

@@ -189,7 +189,7 @@ def sampled(model: Model, seed: int, setup: Setup | None = None, first_row: int 
     return Dump(tokens, columns, best)
 
 
-# What engines do to logits.
+# Changes that engines make to logits.
 
 
 def sampler(
@@ -462,7 +462,7 @@ def coarse_logits(model: Model, seed: int, severity: float) -> Dump:
     return sampled(model, seed, Setup(relative_noise=0.01 + 0.04 * severity))
 
 
-# Corruptions of a share of the tokens or rows of a healthy dump, for the property that more of them is never calmer.
+# Corruptions of a share of tokens or rows, for the test that more corruption never lowers the severity.
 
 
 def _at_tokens(change: Callable[[Array, np.random.Generator, Array], Array]) -> Fault:

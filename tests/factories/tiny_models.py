@@ -25,7 +25,7 @@ def _config(kind: str) -> Any:
         return transformers.GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     own: dict[str, Any] = {**SIZES, "hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2}
     own |= {"max_position_embeddings": 64}
-    if kind == "gemma2":  # its head caps logits
+    if kind == "gemma2":  # the head of the model caps logits
         return transformers.Gemma2Config(**own, head_dim=8, final_logit_softcapping=2.0, sliding_window=6)
     if kind == "mixtral":
         return transformers.MixtralConfig(**own, num_local_experts=4)
@@ -39,7 +39,7 @@ def make_model(folder: Path, kind: str = "llama") -> Any:
     model = transformers.AutoModelForCausalLM.from_config(_config(kind)).eval()
     with torch.no_grad():
         for weights in model.parameters():
-            weights.mul_(3.0)  # else all tokens are about as likely
+            weights.mul_(3.0)  # otherwise all tokens are about equally likely
     model.save_pretrained(folder)
     return model
 
@@ -74,6 +74,6 @@ def make_dump(folder: Path, truth: Sequence[np.ndarray], rows: Sequence[int] = r
     return folder
 
 
-if __name__ == "__main__":  # writes what the README scores
+if __name__ == "__main__":  # write the files that a guide scores
     folder = FIXTURES / "tiny_model"
     make_dump(folder / "dump", expected(make_model(folder / "checkpoint"), 0.8))

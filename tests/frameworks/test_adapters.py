@@ -145,7 +145,7 @@ def test_every_logged_name_has_a_meaning_and_every_meaning_is_logged(name: str) 
     assert len(meant) == len(set(meant))
     logged = {key for _, _, case in cases(name) for step in case["per_step"].values() for key in step}
     assert logged <= set(meant)
-    assert set(meant) - logged <= {"actor/train_infer_segment_diff_mask_mean@sum"}  # a filter that no golden has
+    assert set(meant) - logged <= {"actor/train_infer_segment_diff_mask_mean@sum"}  # a filter without golden numbers
     assert find_meanings(sorted(logged)[0])
 
 

@@ -70,7 +70,7 @@ def test_scalars_and_versions_are_recognized(dump: Path) -> None:
         assert (framework.title, correction.gates[0].keep) == ("verl@2025-10", (1e-4, None))
         assert {finding["level"] for finding in lint(path)} <= {"info"}
         assert overall(analyzed(dump / "d", "--config", path), "mine")["rejected_sequences"] == pytest.approx(1 / 12)
-    for framework, words in (("verl", 0), ("verl@2026-08", 2)):  # without a version, that of the keys
+    for framework, words in (("verl", 0), ("verl@2026-08", 2)):  # without a version, the keys determine it
         run("analyze", dump / "d", "--config", path, "--framework", framework, code=words)
     old = written(dump, "rollout_correction: {rollout_is: token, rollout_token_veto_threshold: 1e-5}")
     assert read_native(old)[0].title == "verl@2025-11-25"
@@ -220,7 +220,7 @@ def test_verl_before_pr_3915_zeroes_weights(dump: Path) -> None:
     assert [(gate.keep, gate.effect) for gate in after.gates] == [((0.5, 2.0), "mask")]
     assert len(old.correction(keys | {"rollout_is_veto_threshold": None}).gates) == 1
     unapplied = old.correction(keys | {"rollout_is": False})
-    assert (unapplied.weight, unapplied.gates) == (None, ())  # without weights there is nothing to zero
+    assert (unapplied.weight, unapplied.gates) == (None, ())  # without weights, no weight can be set to zero
     import pyarrow as pa
 
     log_ratio = np.log([[1.5, 3.0, 1.0], [1.0, 1e-5, 1.0], [1.0, 1.2, 1.0]])
@@ -271,7 +271,7 @@ def test_small_differences_from_a_log_are_reported(dump: Path) -> None:
         train = [values + rng.normal(0, scale, 100) for values in rollout]
         made.mkdir()
         columns = {"rollout_log_probs": rollout, "train_log_probs": train, "step": [0] * 8}
-        pq.write_table(pa.table(columns), made / "a.parquet")  # in float64, so that the smallest is no rounding
+        pq.write_table(pa.table(columns), made / "a.parquet")  # float64, so that rounding does not matter
         x = np.concatenate(train) - np.concatenate(rollout)
         true = float(np.mean(np.expm1(x) - x))
         for value, agrees in ((true, True), (true * factor, False)):
@@ -298,7 +298,7 @@ READ_AS: dict[str, list[str]] = {
     "verl-ppo-is-bypass.py": ["ppo_is_bypass"],
     "verl-pure-is.py": ["pure_is"],
     "verl-veto.py": [],
-    "verl-pr-3915.yaml": ["none"],  # without the threshold that switches everything on
+    "verl-pr-3915.yaml": ["none"],  # the threshold that enables corrections is missing
 }
 
 

@@ -328,7 +328,7 @@ def test_unreadable_launch_files_are_named(name: str, text: str, says: str, tmp_
 
 
 @pytest.mark.parametrize("none", ["rollout_correction", "null"])
-def test_an_empty_config_choice_changes_nothing(none: str, tmp_path: Path) -> None:
+def test_an_empty_config_choice_has_no_effect(none: str, tmp_path: Path) -> None:
     found = []
     for choice in ("", f"algorithm/rollout_correction={none}"):
         (tmp_path / "verl.sh").write_text(f"t.py {choice} algorithm.rollout_correction.rollout_is=token")

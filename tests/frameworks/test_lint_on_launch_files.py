@@ -288,9 +288,9 @@ def test_documented_outcomes_are_reported(tmp_path: Path) -> None:
 
 def test_notes_are_printed_only_with_verbose(tmp_path: Path) -> None:
     (tmp_path / "mis.yaml").write_text("use_tis: true\ntis_clip: 2.0\ntrue_on_policy_mode: true\n")
-    silent, told = run("lint", tmp_path / "mis.yaml", code=0), run("lint", tmp_path / "mis.yaml", "-v", code=0)
+    silent, reported = run("lint", tmp_path / "mis.yaml", code=0), run("lint", tmp_path / "mis.yaml", "-v", code=0)
     assert "1 note (-v prints them)" in silent.stdout and "true_on_policy_mode" not in silent.stdout
-    assert "true_on_policy_mode" in told.stdout
+    assert "true_on_policy_mode" in reported.stdout
 
 
 @pytest.mark.parametrize(("framework", "says"), [("miles", True), ("miles@2026-01", False)])

@@ -103,7 +103,7 @@ def names(metric: Metric, title: str) -> list[RelatedName]:
 def test_names_listed_as_equal_give_the_same_number(title: str, batch: str, tmp_path: Path) -> None:
     rows = table(batch, {"moe": 12, "edge": 1, "multiturn": 101}[batch])
     if batch == "edge":
-        rows = rows.drop_columns("current_log_probs")  # above 0, which no dump may hold
+        rows = rows.drop_columns("current_log_probs")  # values above 0 are not allowed in a dump
     correction = chosen(title)
     values = computed(rows, correction, tmp_path)
     compared = 0
@@ -161,7 +161,7 @@ def test_metrics_shows_equal_and_different_names() -> None:
 def test_every_name_in_the_documents_of_slime_resolves(name: str) -> None:
     found = resolve_metric(
         name, "slime" if name == "ois" else ""
-    )  # which is also a key of the registry, of a token mean
+    )  # the registry has the same key for a mean over tokens
     assert found.framework.startswith("slime")
     until = found.meanings[0].until
     assert found.status == (

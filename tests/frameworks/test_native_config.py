@@ -187,7 +187,7 @@ def test_logged_names_are_explained(name: str, says: list[str]) -> None:
 def test_analyze_replays_each_step_like_the_framework(tmp_path: Path) -> None:
     folder, rng = tmp_path / "run", np.random.default_rng(3)
     steps: dict[int, list[dict[str, Any]]] = {0: [], 1: [], 2: []}
-    for part, chosen in enumerate([(0, 1), (1, 2)]):  # step 1 lies in both files
+    for part, chosen in enumerate([(0, 1), (1, 2)]):  # both files contain step 1
         with Recorder(folder / f"part-{part}") as recorder:
             for step in chosen:
                 rollout = [-rng.exponential(1.0, int(n)).astype(np.float32) for n in rng.integers(3, 30, 8)]
@@ -339,7 +339,7 @@ def test_replays_average_by_rollout_or_token(tmp_path: Path) -> None:
     weights = [
         np.exp(np.array(t) - np.array(q)) for t, q in zip(table[1].to_pylist(), table[0].to_pylist(), strict=True)
     ]
-    by_rollout = [[0, 1], [2, 4], [3], [5]]  # a row without a rollout is one
+    by_rollout = [[0, 1], [2, 4], [3], [5]]  # a row without a rollout counts as one rollout
     means = [np.concatenate([weights[row] for row in rows]).mean() for rows in by_rollout]
     assert found == pytest.approx(np.mean(means))
     assert "replay" not in plain["provenance"]

@@ -26,7 +26,7 @@ def step(rng: Rng, dtype: str, *, nonfinite: bool) -> pa.Table:
         old = np.minimum(np.where(rng.random(length) < 0.2, mu, mu + rng.normal(0, scale, length)), -1e-4)
         cur = np.minimum(old + rng.normal(0, 0.1, length), -1e-4)
         if length and scale == 3.0 and rng.random() < 0.5:
-            mu[0] = -60.0  # beyond every clamp of an exponent
+            mu[0] = -60.0  # larger than every clamp
         mask = rng.random(length) < 0.8
         if nonfinite and mask.any():
             place, kind = rng.choice(np.flatnonzero(mask)), rng.integers(4)

@@ -45,7 +45,7 @@ def batch(jagged: bool) -> dict[str, torch.Tensor]:
     rows["responses"] = [torch.arange(length) for length in LENGTHS]
     rows["response_mask"] = [torch.zeros(length, dtype=torch.int64) for length in LENGTHS]
     rows["loss_mask"] = [torch.ones(length, dtype=torch.int64) for length in LENGTHS]
-    rows["loss_mask"][2][3] = 0  # a tool's token
+    rows["loss_mask"][2][3] = 0  # a token of a tool
     if jagged:
         return {name: torch.nested.nested_tensor(values, layout=torch.jagged) for name, values in rows.items()}
     return {name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True) for name, values in rows.items()}

@@ -70,7 +70,7 @@ def test_outputs_are_replaced_together(tmp_path: Path) -> None:
         write_atomically(tmp_path / "no" / "folder", b"2")
     assert (first.read_text(), list(tmp_path.iterdir())) == ("before", [first])
     blocked = tmp_path / "blocked"
-    for before in (b"before", None):  # the first target is there, or not
+    for before in (b"before", None):  # with and without the first target
         with pytest.raises(ConfigError, match="blocked: cannot be written"), replace_together():
             write_atomically(first, b"1")
             write_atomically(blocked, b"2")
@@ -153,7 +153,7 @@ def test_reading_a_small_file_uses_little_memory(tmp_path: Path) -> None:
     assert len(read_regular_file(tmp_path / "a", 1 << 34)) == 2_000_000
     assert tracemalloc.get_traced_memory()[1] < 8_000_000
     tracemalloc.stop()
-    assert read_regular_file("/proc/self/status", 1 << 20).startswith(b"Name:")  # its size is said to be 0
+    assert read_regular_file("/proc/self/status", 1 << 20).startswith(b"Name:")  # its reported size is 0
     with pytest.raises(OSError, match="is larger than"):
         read_regular_file(tmp_path / "a", 1_999_999)
 

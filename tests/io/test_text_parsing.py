@@ -58,7 +58,7 @@ WRONG = {
     "{? [1] : 2}": "a key must be a string",
     "{<<: 3}": "<< takes a mapping",
     "{x: " + "[" * 200 + "]" * 200 + "}": "line 1, column 68: nested too deeply",
-    "{x: " + "[" * 2000 + "]" * 2000 + "}": "nest",  # which libyaml says in its own words from 0.2.6 on
+    "{x: " + "[" * 2000 + "]" * 2000 + "}": "nest",  # libyaml has its own message since 0.2.6
     "{x: 1": "line 2, column 1",
     "{x: \x07}": "control characters",
 }

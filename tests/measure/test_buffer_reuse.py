@@ -41,7 +41,7 @@ def poison_what_is_free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_uninitialized_memory_does_not_change_results(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    if compiled:  # loops, pages and looks
+    if compiled:  # compiled loops, the page reader and scans
         monkeypatch.setattr("mismatchctl.measure.kernels.MIN_COMPILED_TOKENS", 0)
         assert choose_kernel(1) is COMPILED_KERNEL
     else:

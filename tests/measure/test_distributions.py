@@ -36,7 +36,7 @@ def test_recorded_probabilities_bound_the_full_distribution(logits: np.ndarray, 
     kl = math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     tv = math.fsum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
     found = {name: values[0] for name, values in compare_distributions(*top(rollout, train, k)[1:]).items()}
-    slack = 3e-5  # the rest is never below 1e-6
+    slack = 3e-5  # the rest has at least 1e-6
     assert found["top_kl"] <= kl + slack
     assert found["top_tv"] - slack <= tv <= found["top_tv_most"] + slack
     if k == WORDS:
@@ -84,7 +84,7 @@ def test_metrics_of_a_dump_match_formulas(tmp_path: Path) -> None:
     }
     for name, value in expected.items():
         assert found[name]["value"] == pytest.approx(value, abs=5e-6), name
-    assert found["top_kl"]["se"] < found["k3"]["se"]  # without the noise of sampling
+    assert found["top_kl"]["se"] < found["k3"]["se"]  # without sampling noise
     assert abs(found["k3"]["value"] - found["top_kl"]["value"]) < 4 * found["k3"]["se"]
     record(tmp_path / "part", 4)
     part = metrics(tmp_path / "part")

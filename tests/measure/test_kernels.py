@@ -90,7 +90,7 @@ def compared(
     np.testing.assert_array_equal(plain.run.joint, other.run.joint)
     np.testing.assert_allclose(
         close_layers(other.run.layers), close_layers(plain.run.layers), rtol=1e-6
-    )  # of tokens beside an edge, the last bit decides
+    )  # the last bit decides for tokens near an edge
     for name in ("surprisal", "position"):
         expected_table, table = plain.run.breakdowns[name], other.run.breakdowns[name]
         np.testing.assert_array_equal(expected_table[..., 0], table[..., 0])

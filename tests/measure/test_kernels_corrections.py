@@ -92,7 +92,10 @@ def interval(batch: TokenBatch, ratios: Ratios, side: str, **rule: Any) -> tuple
     with np.errstate(all="ignore"):
         measured = measure_gate(gate, ratios, Selection.everything(batch.segments), batch)
         low, high = np.quantile(measured[np.isfinite(measured)], (0.2, 0.8))
-        low, high = low - 1e-7 * abs(low) - 1e-9, high + 1e-7 * abs(high) + 1e-9  # not on a value: kernels round
+        low, high = (
+            low - 1e-7 * abs(low) - 1e-9,
+            high + 1e-7 * abs(high) + 1e-9,
+        )  # not at a value, because kernels round
         if gate.statistic == "ratio":
             low, high = np.exp(np.clip([low, high], -50, 50))
     return (None if side == "high" else float(low)), (None if side == "low" else float(high))

@@ -130,7 +130,7 @@ def test_values_and_gradients_match_formulas(name: str) -> None:
             moved[token] += sign * step
             held = b.current if name in CONSTANT else None
             losses = value(name, moved, held)
-            if name in OF_TOKEN:  # the ratio's value is the sequence's, its gradient the token's own
+            if name in OF_TOKEN:  # the value is the ratio of the sequence, and the gradient belongs to the token
                 ratio = np.exp(means(b.current - b.train)) * np.exp(moved - b.current)
                 assert b.advantages is not None
                 losses = clip_loss(b.advantages, ratio)

@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("row_groups_apart")]
 MANY = settings(
     derandomize=True,
     max_examples=12,
-    phases=[Phase.explicit, Phase.generate],  # a seed does not shrink
+    phases=[Phase.explicit, Phase.generate],  # shrinking a seed is useless
     suppress_health_check=list(HealthCheck),
 )
 

@@ -42,7 +42,7 @@ def test_khat_matches_arviz(name: str, size: int) -> None:
     if ordered[-length - 1] == ordered[-length] or ordered[-1] == ordered[-length]:
         pytest.skip("ties at the cut: the original PSIS, and we, leave them out of the fit; arviz-stats does not")
     theirs = float(array_stats.psislw(-logs)[1])
-    # 1e-6: arviz-stats subtracts exponentials, which loses digits where ratios are narrow; we take expm1.
+    # 1e-6, because arviz-stats subtracts exponentials and loses digits for narrow ratios. mismatchctl uses expm1.
     assert khat(largest(logs), size) == pytest.approx(theirs, rel=1e-6, abs=1e-6)
 
 

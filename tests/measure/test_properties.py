@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("row_groups_apart")]
 FEW = settings(
     derandomize=True,
     max_examples=4,
-    phases=[Phase.explicit, Phase.generate],  # a seed does not shrink
+    phases=[Phase.explicit, Phase.generate],  # shrinking a seed is useless
     suppress_health_check=list(HealthCheck),
 )
 ORDER = 1e-12
@@ -91,7 +91,7 @@ def compare(left: Any, right: Any, place: str, relative: float) -> None:
         assert left == right or (isinstance(left, (int, float)) and left == pytest.approx(right, rel=relative)), place
 
 
-# Log ratios of a grid have exact sums whatever the order; others round, and what cancels rounds more.
+# Log ratios on a grid have exact sums in any order. Other sums round, and sums that cancel round more.
 @FEW
 @given(shapes(flavours=("grid",), named=True), st.integers(0, 10**6))
 def test_order_and_split_do_not_change_results(anywhere: Callable[[], Path], shape: Shape, seed: int) -> None:
@@ -145,9 +145,9 @@ def test_padding_does_not_change_results(anywhere: Callable[[], Path], shape: Sh
     found = (
         [(cause["cause"], cause["confidence"]) for cause in runs["a"].pop("findings", [])] for runs in (left, right)
     )
-    assert next(found) == next(found)  # but the positions of examples are those in the padded rows
+    assert next(found) == next(found)  # the positions of examples refer to the padded rows
     for runs in (left, right):
-        del runs["a"]["content"]  # it describes masked tokens
+        del runs["a"]["content"]  # this field describes masked tokens
     assert left == right
 
 
@@ -294,7 +294,7 @@ def test_folded_clusters_ignore_the_order(anywhere: Callable[[], Path]) -> None:
     for metrics in found:
         assert metrics["k2"].se == pytest.approx(found[0]["k2"].se, rel=ORDER)
         assert metrics["prompts"].status.startswith("more than") or metrics["prompts"].value == len(rows)
-    # Folding keeps the standard error about what it is: of 1,410 values, up to the scatter of chance.
+    # Folding changes the standard error only by chance, in 1,410 values.
     squares = [(row["train"][0] + 1.0) ** 2 / 2 for row in rows]
     centre = sum(squares) / len(rows)
     se = math.sqrt(sum((v - centre) ** 2 for v in squares)) / len(rows)

@@ -81,7 +81,7 @@ def test_bins_contain_their_values(value: float) -> None:
 def test_quantiles_handle_zeros_and_extremes() -> None:
     x = np.array([0.0] * 60 + [1e-14] * 30 + [700.0] * 10)
     found = quantiles(collected([x]), (0.5, 0.9, 0.99), 700.0)
-    assert found[:2].tolist() == [0.0, 0.0]  # below 2^-40 all is one bin
+    assert found[:2].tolist() == [0.0, 0.0]  # values below 2^-40 share a bin
     assert found[2] == pytest.approx(700, rel=0.01)
     assert found[2] <= 700.0
     assert np.isnan(quantiles(collected([np.zeros(0)]), SHARES, 0.0)).all()
@@ -122,9 +122,9 @@ def test_few_values_beyond_a_quantile_are_a_heavy_tail() -> None:
         found = compute_quantiles(collected(x), (0.5, 0.99, 0.999), math.inf)
         return [math.isfinite(covers) for *_, covers in found]
 
-    assert heavy(own) == [False, False, True]  # two tokens of 2,000 lie beyond the last
-    assert heavy([*own[1:], own[0] + 10]) == [True, True, True]  # one cluster holds most of what lies beyond
-    assert heavy([np.zeros(100)] * 20) == [False, False, False]  # nothing scatters
+    assert heavy(own) == [False, False, True]  # two of 2,000 tokens are beyond the last bin
+    assert heavy([*own[1:], own[0] + 10]) == [True, True, True]  # most tokens beyond the quantile belong to one cluster
+    assert heavy([np.zeros(100)] * 20) == [False, False, False]  # no scatter
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0])
@@ -132,5 +132,5 @@ def test_the_worst_share_matches_numpy(scale: float) -> None:
     x = scale * np.random.default_rng(4).standard_t(3, 20_000)
     k3 = np.sort(np.expm1(x) - x) if scale == 1.0 else np.sort(x**2 / 2 + x**3 / 6 + x**4 / 24)
     expected = k3[-20:].sum() / k3.sum()
-    # Twenty tokens, of which those in the last bin count by its mean: at most 3% of one token's share near zero.
+    # Twenty tokens. A token in the last bin counts as the mean of the bin, with an error of at most 3% of one token.
     assert worst_share(collected([x]), 0.001) == pytest.approx(expected, rel=0.03)

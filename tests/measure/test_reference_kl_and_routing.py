@@ -30,7 +30,7 @@ def rows_of() -> Rows:
         made["current"] = made["train"] + RNG.normal(0, 0.1, length)
         made["ref"] = made["train"] + RNG.normal(0, 0.4, length)
         if at == 4:
-            made["ref"][3] -= 30.0  # beyond what low_var keeps
+            made["ref"][3] -= 30.0  # beyond the bound of low_var
         found.append({name: np.minimum(values, 0.0) for name, values in made.items()} | {"advantage": RNG.normal()})
     return found
 
@@ -156,7 +156,7 @@ def routed(path: Path, layers: int = 3, width: int = 2) -> tuple[str, float, flo
             if RNG.random() < 0.3:
                 b[token, 1] = (b[token, 1] + 1) % 8
             elif RNG.random() < 0.3:
-                b[token, 2] = b[token, 2][::-1]  # the same set, best first or not
+                b[token, 2] = b[token, 2][::-1]  # the same set in another order
             x = float(row["train"][token] - row["rollout"][token])
             own = math.expm1(x) - x
             k3[1] += own

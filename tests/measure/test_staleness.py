@@ -66,7 +66,7 @@ def test_tokens_of_several_versions_are_measured(tmp_path: Path, layout: str) ->
         for step in (0, 1):
             own = expected(range(4 * step, 4 * step + 4))[key]
             assert run.groups.metrics[key].value[step] == pytest.approx(own, rel=1e-8), key
-    assert run.overall.metrics["mixed_versions"].value == 1 / 6  # of the second the mask leaves one version
+    assert run.overall.metrics["mixed_versions"].value == 1 / 6  # the mask leaves one version of the second sequence
     lag = run.overall.metrics["staleness"]
     assert lag.se is not None and lag.se > 0
 
@@ -110,5 +110,5 @@ def test_rules_tables_and_causes_use_staleness(tmp_path: Path) -> None:
         code, text = run("analyze", file, "--by", "rollout_version", "--json")
         assert code == 0, text
         (found,) = Result.model_validate(json.loads(text)).runs.values()
-        assert found.by["rollout_version"].labels == [1, 3, 4, None]  # the oldest that is valid
+        assert found.by["rollout_version"].labels == [1, 3, 4, None]  # the oldest version of a valid token
         assert math.isclose(sum(found.by["rollout_version"].metrics["tokens"].value), sum(LENGTHS) - len(MASKED))

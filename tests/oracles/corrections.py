@@ -224,7 +224,7 @@ def _sums(correction: Correction, sequence: Sequence_, own: Applied) -> Sums:
     sums["#factor"] += n
     sums.add("kept", len(kept))
     sums.add("rejected", n - len(kept))
-    sums["#rejected"] = Decimal(n)  # whoever takes what is kept from all tokens rounds relative to these
+    sums["#rejected"] = Decimal(n)  # code that subtracts kept tokens from all tokens rounds relative to these
     sums.add("counted", sum(own.counted))
     sums.add("touched", filled and len(kept) < n)
     sums.add("gone", filled and not kept)

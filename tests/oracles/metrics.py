@@ -60,9 +60,9 @@ def sequence_sums(sequence: Sequence_, upper: str, lower: str) -> Sums:
     for name, values in (("p", p), ("q", q), ("gap", gaps)):
         sums.add(name, *values)
         sums.add(name * 2, *(v * v for v in values))
-    sums["#gap"] += total(p) + total(q)  # a difference rounds relative to what it is made of
+    sums["#gap"] += total(p) + total(q)  # a difference rounds relative to its terms
     sums.add("pq", *(a * b for a, b in zip(p, q, strict=True)))
-    sums["#pq"] = sums["#pp"] + sums["#qq"]  # whoever takes it from (p - q)^2 rounds relative to these
+    sums["#pq"] = sums["#pp"] + sums["#qq"]  # code that uses (p - q)^2 rounds relative to these
     sums.add("equal", sum(v == 0 for v in x))
     sums.add("nn", n * n)
     sums.add("S", total(x))
@@ -193,7 +193,7 @@ def split(sequences: Sequence[Sequence_], whole: Logs, a: Logs, b: Logs) -> dict
         for name, left, right in (("ww", w, w), ("xw", x, w), ("yw", y, w), ("xx", x, x), ("yy", y, y), ("xy", x, y)):
             own.add(name, *(p * q for p, q in zip(left, right, strict=True)))
         for name in ("xw", "yw", "xy"):
-            own["#" + name] = own["ww"] + own["xx"] + own["yy"]  # whoever takes it from squares rounds relative to them
+            own["#" + name] = own["ww"] + own["xx"] + own["yy"]  # code that uses squares rounds relative to the squares
         for name, values in (("w", w), ("x", x), ("y", y)):
             own.add(name, *values)
             own.add(f"k3 {name}", *(k3(v) for v in values))
@@ -250,7 +250,9 @@ def spread(sequences: Sequence[Sequence_]) -> dict[str, Truth]:
             own.add(tau, sum(max(w, 1 / w) > Decimal(tau) for w in ratios))
         own.add("x", *x)
         own.add("1 - p", *(1 - v.exp() for v in log_probs(sequence, "rollout")))
-        own["#1 - p"] = Decimal(len(x))  # whoever counts tokens minus probabilities rounds relative to these
+        own["#1 - p"] = Decimal(
+            len(x)
+        )  # code that subtracts probabilities from the number of tokens rounds relative to these
         sums.append(own)
     rows = cluster_rows(sequences, sums)
     formulas: dict[str, Formula] = {f"beyond_{tau.replace('.', '_')}": mean(tau, "n") for tau in TAUS}

@@ -279,10 +279,10 @@ def test_files_left_by_sigkill_can_be_analyzed(tmp_path: Path, tmp_path_factory:
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    (tmp_path / ".step_99999.parquet.tmp").write_bytes(b"PAR1 and half a page")  # had it been in the middle of one
+    (tmp_path / ".step_99999.parquet.tmp").write_bytes(b"PAR1 and half a page")  # if the process was writing a file
     kept = steps(tmp_path)
     assert len(kept) >= 4 * 8
-    assert kept == sorted(list(range(kept[-1] + 1)) * 8)  # every file before the one that was open
+    assert kept == sorted(list(range(kept[-1] + 1)) * 8)  # all files except the open one
 
     assert start(tmp_path, 1, 2).wait(60) == 0  # the restart
     assert len(steps(tmp_path)) == len(kept) + 16
@@ -350,7 +350,7 @@ def test_the_recorder_imports_only_numpy_and_pyarrow() -> None:
     script = """if True:
         import sys, tempfile
         import numpy, pyarrow.ipc, pyarrow.parquet
-        pyarrow.array([[-1.0]])  # which loads a pandas that happens to be installed
+        pyarrow.array([[-1.0]])  # this imports an installed pandas
         before = set(sys.modules)
         from mismatchctl.recorder import Recorder
         with tempfile.TemporaryDirectory() as folder, Recorder(folder) as recorder:

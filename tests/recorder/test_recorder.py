@@ -96,7 +96,7 @@ def test_ids_of_many_types_are_recorded(tmp_path: Path) -> None:
         tmp_path,
         rollout_log_probs=RAGGED,
         train_log_probs=RAGGED,
-        prompt_id=np.array(["a\0", "b", "c"], object),  # as verl has its uid
+        prompt_id=np.array(["a\0", "b", "c"], object),  # like verl's uid
         sequence_id=(5, 6, 7),
         rollout_ids=np.array([1, 1, 2], np.uint8),
         split="train",
@@ -196,7 +196,7 @@ def test_nested_tensors_are_recorded(tmp_path: Path) -> None:
     rows = [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]
     for number, layout in enumerate((torch.jagged, torch.strided)):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # nested tensors are a prototype, says torch
+            warnings.simplefilter("ignore")  # torch warns that nested tensors are a prototype
             nested = torch.nested.nested_tensor(rows, layout=layout, dtype=torch.bfloat16)
         masks = torch.nested.nested_tensor([torch.tensor([0, 1]), torch.tensor([1])], layout=torch.jagged)
         table = record(tmp_path / str(number), rollout_log_probs=nested, train_log_probs=rows, response_mask=masks)
@@ -348,7 +348,7 @@ def calls(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[tuple[int, float, 
             return rows
         return [torch.tensor(row, dtype=dtype) if in_torch else np.array(row, dtype) for row in rows]
 
-    # Halves up to 64 are exact in every type, bfloat16 too.
+    # Multiples of 0.5 up to 64 are exact in every type, including bfloat16.
     floats = [torch.float64, torch.float32, torch.bfloat16, torch.float16, np.float64, np.float32, np.float16]
     rollout, train = ([[-value / 2 for value in row] for row in fill()] for _ in range(2))
     tokens = fill()

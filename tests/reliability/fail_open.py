@@ -232,7 +232,7 @@ for _link in (False, True):
         )
 
 
-# Missing data: what is left is good, what is missing was bad.
+# Missing data: the bad rows are missing.
 
 
 def _keep(name: str, chosen: Callable[[Rows], Any]) -> None:
@@ -493,7 +493,7 @@ for _name in ("_x.parquet", ".x.parquet", "x.parquet.tmp", "_temporary/x.parquet
     _bad_under(_name, _hidden)
 
 
-# Skipped data: what is left out was bad.
+# Skipped data: the bad rows are skipped.
 
 
 def _skipping(case: Case, *words: object) -> list[str]:

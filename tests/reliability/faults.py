@@ -230,8 +230,8 @@ def permission(folder: Path) -> None:
         ("convert", "a.parquet", "out/c.parquet"): 2,
     }.items():
         done = as_nobody(folder, *argv)
-        told = "ermission" in done.stderr or "cannot be written" in done.stderr
-        assert told, (argv, done.returncode, done.stderr[-500:])
+        reported = "ermission" in done.stderr or "cannot be written" in done.stderr
+        assert reported, (argv, done.returncode, done.stderr[-500:])
         sentence(done, code)
     folder.chmod(0o755)
     for name in ("locked", "out"):
@@ -261,7 +261,7 @@ def rehearsed(argv: Sequence[str]) -> None:
 def as_nobody(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     def act() -> None:
         if os.geteuid() == 0:
-            # nobody may not be allowed to read the modules that are still to be loaded; those of outputs are not
+            # the user `nobody` may not read modules, so import them first, except the modules of outputs
             rehearsed(argv[: len(argv) - 2 * (argv[-2] in OUTPUTS)])
             place = Path(os.environ["TMPDIR"])
             place.parent.chmod(0o755)
@@ -286,26 +286,26 @@ def many(folder: Path) -> None:
 
 
 @dataclass
-class Met:
+class Outcome:
     name: str
     wrong: str
 
 
-def met(names: Iterable[str] = ()) -> Iterator[Met]:
+def run_faults(names: Iterable[str] = ()) -> Iterator[Outcome]:
     for name in names or FAULTS:
         folder = Path(tempfile.mkdtemp(prefix="faults-"))
         (folder / "out").mkdir()
         make_dump(folder / "a.parquet")
         try:
             FAULTS[name](folder)
-            yield Met(name, "")
+            yield Outcome(name, "")
         except Exception:
-            yield Met(name, traceback.format_exc())
+            yield Outcome(name, traceback.format_exc())
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
     zygote.warm()
-    for one in met(sys.argv[1:]):
+    for one in run_faults(sys.argv[1:]):
         print(json.dumps(asdict(one)), flush=True)

@@ -242,7 +242,7 @@ class Maker:
         if not valid.any():
             return self.odd()
         ratio = (flat[1] - flat[0])[valid]
-        # pyarrow 26 cannot read lists of flags that it wrote in version 2 pages of a few bytes.
+        # pyarrow 26 cannot read lists of booleans that it wrote in small version 2 pages.
         name = self.written(columns, "dump", small_pages=False)
         return Case("sound", ["analyze", name, "--json"], math.fsum(np.expm1(ratio) - ratio) / len(ratio))
 
@@ -284,7 +284,7 @@ class Maker:
                     data[at : at + 8] = self.rng.randbytes(8)
         return bytes(data)
 
-    # -- what is asked
+    # -- commands
 
     def verb(self, names: list[str]) -> list[str]:
         one = names[0]

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of functions that read untrusted bytes. It needs atheris (`pip install -e .[fuzz]`).
 
-`python -m tests.reliability.guided EXECUTIONS [DOORS]` prints one line of JSON per function: executions, covered edges
-and errors. A parser gets the bytes. Other functions get a valid file in which the bytes choose the changes.
+`python -m tests.reliability.guided EXECUTIONS [TARGETS]` prints one line of JSON per function: executions, covered
+edges and errors. A parser gets the bytes. Other functions get a valid file in which the bytes choose the changes.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ from typing import Any
 from tests.paths import ROOT
 
 HERE = Path(__file__).parent
-Door = Callable[[Path], Callable[[bytes], None]]
+Target = Callable[[Path], Callable[[bytes], None]]
 """A function that reads bytes in a folder. It must return, or raise an error for users."""
-DOORS: dict[str, Door] = {}
+TARGETS: dict[str, Target] = {}
 LIMITS = ("-timeout=30", "-rss_limit_mb=2048", "-max_len=4096", "-print_final_stats=1", "-verbosity=1")
 
 
-def door(function: Door) -> Door:
-    DOORS[function.__name__] = function
+def target(function: Target) -> Target:
+    TARGETS[function.__name__] = function
     return function
 
 
-@door
+@target
 def text(folder: Path) -> Callable[[bytes], None]:
     from mismatchctl.api.gate.rules import parse_rules
     from mismatchctl.api.sweep.study import ThresholdAxis
@@ -58,7 +58,7 @@ def text(folder: Path) -> Callable[[bytes], None]:
     return take
 
 
-@door
+@target
 def result(folder: Path) -> Callable[[bytes], None]:
     from mismatchctl.errors import MismatchctlError
     from mismatchctl.results.reader import read_result
@@ -73,7 +73,7 @@ def result(folder: Path) -> Callable[[bytes], None]:
     return take
 
 
-@door
+@target
 def footer(folder: Path) -> Callable[[bytes], None]:
     from mismatchctl.data.reader import check_files
     from mismatchctl.errors import MismatchctlError
@@ -94,7 +94,7 @@ def footer(folder: Path) -> Callable[[bytes], None]:
     return take
 
 
-@door
+@target
 def events(folder: Path) -> Callable[[bytes], None]:
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
@@ -113,7 +113,7 @@ def events(folder: Path) -> Callable[[bytes], None]:
     return take
 
 
-@door
+@target
 def pickles(folder: Path) -> Callable[[bytes], None]:
     from mismatchctl.data.importers.pickles import load_pickle
     from mismatchctl.errors import MismatchctlError
@@ -149,7 +149,7 @@ def exchanged(sound: Any, data: bytes) -> Any:
 
 @dataclass
 class Guided:
-    door: str
+    target: str
     executions: int
     edges: int
     wrong: str
@@ -157,8 +157,8 @@ class Guided:
 
 def guided(executions: int, names: list[str]) -> Iterator[Guided]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for name in names or DOORS:
-        command = [sys.executable, "-m", "tests.reliability.guided", "--door", name, f"-runs={executions}", *LIMITS]
+    for name in names or TARGETS:
+        command = [sys.executable, "-m", "tests.reliability.guided", "--target", name, f"-runs={executions}", *LIMITS]
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", cwd=folder, env=environment
@@ -169,18 +169,18 @@ def guided(executions: int, names: list[str]) -> Iterator[Guided]:
         yield Guided(name, int(number[-1]) if number else 0, int(edges[-1]) if edges else 0, wrong)
 
 
-def knock(name: str, words: list[str]) -> None:
+def fuzz(name: str, words: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["mismatchctl", "yaml", "pickle"]):
-        take = DOORS[name](Path(tempfile.mkdtemp(dir=".")))
+        take = TARGETS[name](Path(tempfile.mkdtemp(dir=".")))
     atheris.Setup([name, *words], take)
     atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--door":
-        knock(sys.argv[2], sys.argv[3:])
+    if sys.argv[1] == "--target":
+        fuzz(sys.argv[2], sys.argv[3:])
     else:
         for one in guided(int(sys.argv[1]), sys.argv[2:]):
             print(json.dumps(asdict(one)), flush=True)

@@ -113,7 +113,7 @@ class Killer:
         return Kill(verb, how.name, ended.code, wrong)
 
     def lost(self, verb: str, clobber: bool, how: signal.Signals, ended: zygote.Ended) -> str:
-        early = -how  # before the command can deal with signals, the system does
+        early = -how  # before the command installs its handlers, the signal ends the process
         if ended.code not in (0, SIGNALS[how], early) and not (verb == "recorder" and how != signal.SIGKILL):
             return f"exit code {ended.code}: {ended.stderr[-300:]}"
         if "Traceback" in ended.stderr and verb != "recorder":

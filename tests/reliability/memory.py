@@ -103,7 +103,7 @@ VERBS: dict[str, list[str]] = {
 
 def measure(name: str, folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / f"hostile.{name.rpartition('.')[2]}"
-    pid = os.fork()  # the memory that making the file takes is not that of the command
+    pid = os.fork()  # the memory for writing the file does not count
     if not pid:
         FILES[name](path)
         os._exit(0)
@@ -116,7 +116,7 @@ def measure(name: str, folder: Path) -> Iterator[dict[str, Any]]:
                                        stdout=subprocess.DEVNULL, stderr=stderr, env=environment)  # fmt: skip
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-        told = (folder / "stderr").read_text(encoding="utf-8", errors="replace")
+        reported = (folder / "stderr").read_text(encoding="utf-8", errors="replace")
         yield {
             "name": name,
             "verb": verb,
@@ -124,7 +124,7 @@ def measure(name: str, folder: Path) -> Iterator[dict[str, Any]]:
             "code": process.returncode,
             "mb": used.ru_maxrss // 1000,
             "cpu": round(used.ru_utime + used.ru_stime, 1),
-            "wrong": told[-300:] if process.returncode not in (0, 4) or "Traceback" in told else "",
+            "wrong": reported[-300:] if process.returncode not in (0, 4) or "Traceback" in reported else "",
         }
 
 

@@ -128,7 +128,7 @@ def sound(part: str) -> list[bytes]:
 
 def made(part: str, seed: int) -> bytes:
     rng = random.Random(seed)
-    if part == "events":  # with checksums that hold
+    if part == "events":  # with correct checksums
         return VerbMaker(seed, Path()).events([{"step": rng.choice([0, 1, 2**70]), "actor/kl": 0.5}] * 3)
     data = bytearray(rng.choice(sound(part)))
     low, high = 0, len(data)
@@ -136,7 +136,7 @@ def made(part: str, seed: int) -> bytes:
         start = high - 8 - struct.unpack_from("<I", data, high - 8)[0]
         low, high = (4, start) if part == "pages" else (start, high)
     for _ in range(rng.choice([1, 1, 2, 4, 16])):
-        high = min(high, len(data))  # what is put at the end may be shorter than what stood there
+        high = min(high, len(data))  # a replacement at the end can be shorter
         at = rng.randrange(low, high)
         if part == "arrow" and rng.random() < 0.5:
             at &= ~3
@@ -161,14 +161,14 @@ def take(part: str, data: bytes) -> str:
     if part in COLUMNAR:
         return columns(part, data)
     words = data.decode(errors="replace")
-    doors: dict[str, list[Callable[[], Any]]] = {
+    readers: dict[str, list[Callable[[], Any]]] = {
         "torch": [lambda: load_torch(Path("a.pt"), data)],
         "pickles": [lambda: unpickled(data)],
         "text": [lambda: parse_yaml(words), lambda: parse_json(words), lambda: parse_toml(words)],
         "events": [lambda: read_events(data)],
     }
     ended = "refused"
-    for act in doors[part]:
+    for act in readers[part]:
         with suppress(*SENTENCES):
             act()
             ended = "decoded"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reliability.guided import DOORS
+from tests.reliability.guided import TARGETS
 from tests.reliability.harness import found
 from tests.reliability.natives import PARTS
 
@@ -28,9 +28,9 @@ def test_no_bytes_crash_the_process() -> None:
     assert [one for one in natives if sum(one["ended"].values()) != NATIVES or one["wrong"]] == []
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", TARGETS)
 def test_random_bytes_raise_only_expected_errors(name: str, tmp_path: Path) -> None:
     """`guided.py` does the same with coverage guidance."""
-    take, noise = DOORS[name](tmp_path), random.Random(0)
+    take, noise = TARGETS[name](tmp_path), random.Random(0)
     for size in (0, 1, 3, 9, 40, 200) * 4:
         take(noise.randbytes(size))

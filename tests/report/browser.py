@@ -104,7 +104,9 @@ def start(folder: Path) -> Iterator[Any]:
     driver = webdriver.Chrome(
         options=options, service=webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
     )
-    driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})  # no window has it here
+    driver.execute_cdp_cmd(
+        "Emulation.setFocusEmulationEnabled", {"enabled": True}
+    )  # another way, because there is no window
     yield driver
     driver.quit()
 

@@ -226,7 +226,7 @@ def test_control_characters_in_csv_labels_are_escaped() -> None:
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_reward_over_steps_does_not_depend_on_corrections(count: int) -> None:
-    corrections = make_corrections(5)[2 : 2 + count]  # each of them rejects something
+    corrections = make_corrections(5)[2 : 2 + count]  # each correction rejects some tokens
     run = analyze([str(SAMPLE_DATA / "moe")], corrections).runs["moe"]
     figure = next(figure for figure in chain(*run_figures(run).values()) if figure.name == "reward")
     files = sorted((SAMPLE_DATA / "moe").glob("*.parquet"))
@@ -242,7 +242,7 @@ def test_large_changes_have_an_axis_by_factors() -> None:
     assert large.ticks == ((0.0, "0%"), (1.0, "+100%"), (9.0, "10x"), (99.0, "100x"), (999.0, "1,000x"))
 
 
-def test_rows_keep_apart_names_that_look_alike() -> None:
+def test_similar_names_stay_separate_rows() -> None:
     names = {f"{'x' * 70}{end}": (1.0, None, None) for end in "ab"}
     figure = rows_figure("f", "t", "s", "", Axis("x"), {"one": names, "two": {}})
     assert figure is not None and rows_figure("f", "t", "s", "", Axis("x"), {"one": {}}) is None

@@ -135,7 +135,7 @@ def test_the_trend_is_described(parsed: Parsed) -> None:
 
 def test_hostile_strings_stay_text(hostile: str) -> None:
     found = Parsed(hostile)
-    assert len(found.all("script")) == 4  # figures, d3, Plot, and the page's own
+    assert len(found.all("script")) == 4  # figures, d3, Plot, and the script of the page
     assert len(found.all("style")) == 1
     assert not found.all("img")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e\u2066-\u2069]", without_libraries(hostile))

@@ -251,7 +251,7 @@ def test_tables_can_be_sorted(browser: Any, pages: dict[str, str]) -> None:
 @NEEDS_AXE
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", ["analyze", "sweep", "compare", "gate", "diagnose"])
-def test_axe_finds_nothing(browser: Any, verbs: dict[str, str], name: str, dark: bool) -> None:
+def test_axe_reports_no_violations(browser: Any, verbs: dict[str, str], name: str, dark: bool) -> None:
     visit(browser, verbs[name], width=390 if dark else 1280, dark=dark)
     assert violations(browser) == []
 

@@ -149,9 +149,9 @@ def test_configurations_are_read_back_as_their_point(page: str) -> None:
             assert parse_correction(yaml.safe_load(own)) == correction
             keep = correction.gates[0].keep
             block = yaml.safe_load(verl)["algorithm"]["rollout_correction"]
-            told = load_framework("verl").correction(block).gates[0]
-            low, high = (float(bound) for bound in told.keep)  # type: ignore[arg-type]
-            if told.statistic == "k1":
+            reported = load_framework("verl").correction(block).gates[0]
+            low, high = (float(bound) for bound in reported.keep)  # type: ignore[arg-type]
+            if reported.statistic == "k1":
                 low, high = (2.718281828459045**-bound for bound in (high, low))
             assert (low, high) == pytest.approx(keep, rel=1e-9)
             if correction.weight is None:
@@ -254,7 +254,7 @@ def test_the_structure_is_accessible(request: pytest.FixtureRequest, name: str) 
         assert tag not in ("link", "img", "iframe", "object", "embed", "base")
         assert all(attributes.get(key, "#").startswith("#") for key in ("src", "href", "xlink:href", "action"))
         assert not any(key.startswith("on") for key in attributes), (tag, attributes)
-    assert len(parsed.all("script")) == 6  # points, figures, d3, Plot, and two of the page's own
+    assert len(parsed.all("script")) == 6  # points, figures, d3, Plot, and two scripts of the page
     assert not re.search(r"@import|url\((?!#)", without_libraries(text))
     assert len(text.encode()) < 1_500_000
 
@@ -299,7 +299,7 @@ def test_the_html_option_writes_and_does_not_overwrite(tmp_path: Path) -> None:
         "geometric mean within 1% (x = 1.01)",
         "geometric mean within 2% (x = 1.02)",
     ]
-    command.run(*flags, code=0)  # its own is written anew
+    command.run(*flags, code=0)  # the command may replace its own page
     place.write_text("mine")
     again = command.run(*flags, code=2)
     assert "--force" in again.stderr

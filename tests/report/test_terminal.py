@@ -156,7 +156,7 @@ def test_no_color_disables_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     text = printed(everything("hostile"), terminal=True)
     codes = {code for found in re.findall(r"\x1b\[([0-9;]*)m", text) for code in found.split(";")}
-    assert codes <= {"", "0", "1", "2"}  # bold and dim are no colours
+    assert codes <= {"", "0", "1", "2"}  # bold and dim are not colors
 
 
 def glyphs(encoding: str = "utf-8") -> TerminalGlyphs:

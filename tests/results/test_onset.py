@@ -74,7 +74,7 @@ def test_growth_of_all_tokens_is_found_despite_outliers() -> None:
     assert (found.verdict, found.driven_by) == ("grew", None)
 
 
-def test_outliers_at_every_later_step_are_growth_driven_by_them() -> None:
+def test_outliers_at_every_later_step_count_as_growth() -> None:
     found = check([1e-3] * 20 + [9e-3] * 20, [0.1] * 40, [0] * 20 + [4] * 20)
     assert (found.verdict, found.onset, found.driven_by) == ("grew", 20, 80)
     assert found.text.endswith("driven by 80 tokens whose two probabilities differ more than 2x")

@@ -35,7 +35,7 @@ def test_each_step_adds_little_to_the_result_size(tmp_path: Path) -> None:
         sizes.append(
             sum(len(json.dumps(part, separators=(",", ":"))) for part in (run["groups"], result["provenance"]))
         )
-    assert run["clusters"]["folded"]  # 36 steps of 32 prompts are more than it holds, as any longer run is
+    assert run["clusters"]["folded"]  # 36 steps of 32 prompts exceed the number of clusters that a Result keeps
     growing = (sizes[1] - sizes[0]) / 24 * 1000
     bounded = len(json.dumps(run["clusters"], separators=(",", ":"))) + 100_000  # and the rest of the Result
     assert growing + bounded < 5_000_000

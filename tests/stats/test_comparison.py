@@ -69,7 +69,7 @@ def test_overlapping_samples_are_permuted_and_swapped() -> None:
     new, old = [3.0, 1.0, 4.5, 2.0], [1.0, 1.5, 0.2, 2.6, 0.4]
     found = compare_samples(
         by_hand(new), by_hand(old, 2), K3, NONE
-    )  # the last two of the new are the first two of the old
+    )  # the last two new clusters are the first two old clusters
     totals = [
         sum(chosen) + sum(pair)
         for chosen in itertools.combinations([3.0, 1.0, 0.2, 2.6, 0.4], 2)
@@ -108,7 +108,7 @@ def test_one_small_p_value_suffices_and_many_large_ones_do_not() -> None:
     shares = shares_above(rng.normal(size=(2000, 3)))
     shares[0] = [0.3, 0.9, 1 / 2000]
     smallest = smallest_p_values(shares, (2.0, 2.0, 1.0))
-    assert np.mean(smallest <= smallest[0]) <= 5 / 2000 + 1e-9  # one fifth of the level is K3's
+    assert np.mean(smallest <= smallest[0]) <= 5 / 2000 + 1e-9  # K3 has a fifth of the level
     shares[0] = [0.3, 0.3, 0.3]
     smallest = smallest_p_values(shares, (2.0, 2.0, 1.0))
     assert np.mean(smallest <= smallest[0]) > 0.5
@@ -130,7 +130,7 @@ def test_false_failures_stay_within_the_level(new: int, old: int) -> None:
         shares = shares_above(np.concatenate([values[None, :new].sum(axis=1), labels @ values]))
         smallest = smallest_p_values(shares, [each.weight for each in statistics])
         failed += bool(np.mean(smallest <= smallest[0] * (1 + 1e-9)) <= 0.05)
-    assert failed <= 15  # 7.5 expected; 15 or more once in 130
+    assert failed <= 15  # 7.5 are expected. 15 or more have a probability of 1 in 130
 
 
 def layers(each: ClusterSample):  # type: ignore[no-untyped-def]
@@ -155,7 +155,7 @@ def test_a_change_of_most_tokens_is_found_despite_a_heavy_tail() -> None:
     lost[::2, 7] = -1.0
     assert compare_samples(sample(rollout, lost), old, K3, NONE).p < 0.01
     alike = [compare_samples(sample(*tokens(seed, 24, 200)), old, K3, NONE).p for seed in range(3, 23)]
-    assert sum(p <= 0.05 for p in alike) <= 3  # 1 expected; more than 3 once in 60
+    assert sum(p <= 0.05 for p in alike) <= 3  # 1 is expected. More than 3 have a probability of 1 in 60
 
 
 def test_a_tail_of_likely_tokens_is_found_below_a_larger_tail() -> None:
@@ -252,7 +252,10 @@ def test_failing_parts_besides_k3_are_named(lost: bool) -> None:
 def test_a_smaller_k3_rises_in_no_part_and_power_starts_at_the_limit() -> None:
     rollout, x = tokens(3, 16, 200)
     k3_beyond = Allowance(relative=0.25)
-    old, few = sample(rollout, x), sample(rollout[:6], 0.5 * x[:6])  # prompts of little K3, which the baseline has too
+    old, few = (
+        sample(rollout, x),
+        sample(rollout[:6], 0.5 * x[:6]),
+    )  # prompts with a low K3, which are also in the baseline
     saved = ClusterSample(old.keys, old.names, np.array([[float(f"{v:.4e}") for v in row] for row in old.sums]))
     parts = compare_samples(old, saved, K3, k3_beyond).parts
     said = describe_k3_parts(Check.model_construct(parts=parts, kind="increase"))
@@ -273,7 +276,7 @@ def test_ess_is_permuted_despite_large_weights() -> None:
             for rows in (slice(40), slice(40, 48))
         )
         failed += compare_samples(one, other, ess, NONE, lower=True).p <= 0.05
-    assert failed <= 8  # of 60: binomial, at 5% one time in 500 more
+    assert failed <= 8  # of 60. At 5%, more have a probability of 1 in 500
 
 
 def test_comparisons_without_layers_use_k3_alone() -> None:

@@ -19,10 +19,10 @@ def _data(step: Step, after: bool) -> dict[str, torch.Tensor]:
         "logprobs": padded((row.whole(row.sampled(row.rollout), 0.0) for row in rows), 0.0),
         "versions": padded((row.whole(row.versions, -1) for row in rows), -1, torch.int32),
         "rewards": torch.tensor([row.reward for row in rows]),
-        # One entry per position, about the token after it: the last one is about none.
+        # Entry t is about token t + 1, so the last entry has no token.
         "prox_logp": padded(([*row.whole(row.train, GARBAGE)[1:], GARBAGE] for row in rows), GARBAGE),
     }
-    if after:  # what compute_advantages leaves
+    if after:  # the columns after compute_advantages
         data["loss_mask"] = data["loss_mask"].float().roll(-1, 1)
         data["logprobs"] = data["logprobs"].roll(-1, 1) * data["loss_mask"]
     return data

@@ -62,9 +62,9 @@ def _sampled(rng: np.random.Generator, row: int) -> Sampled:
     before, length = 2 + (row // GROUP) * 2 + row % 2, [5, 9, 4, 3, 7, 6][row]
     ours = np.ones(length, bool)
     if row == 1:
-        ours[3:6] = False  # a tool wrote these
+        ours[3:6] = False  # tokens of a tool
     if row == 3:
-        ours[:] = False  # cut off, and left out of the loss
+        ours[:] = False  # cut off, and not in the loss
     rollout = -rng.exponential(size=length).astype(np.float32) - np.float32(0.01)
     train = np.minimum(rollout + rng.normal(scale=0.2, size=length).astype(np.float32), np.float32(-0.001))
     return Sampled(

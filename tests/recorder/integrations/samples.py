@@ -129,7 +129,7 @@ def megatron_ranks(project: str) -> list[dict[str, Any]]:
     """Return the data of each data-parallel rank of slime or Miles, from the framework's train dump."""
     files = sorted((DUMPS / "slime_miles" / project / "train_data").glob("0_*.pt"))
     ranks = [torch.load(file, weights_only=True, map_location="cpu")["rollout_data"] for file in files]
-    for data in ranks:  # the trainer's values are made up, some of them above 0, which no log-prob is
+    for data in ranks:  # the trainer's values are invented, and some of them are above 0
         data["log_probs"] = [values.clamp(max=0) for values in data["log_probs"]]
     return ranks
 

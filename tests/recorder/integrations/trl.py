@@ -17,7 +17,7 @@ class GRPOTrainer:
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [example["sequence"] for example in inputs]
-        # A completion that is cut off loses its whole mask; a tool's tokens are only in tool_mask.
+        # The mask of a truncated completion is 0 everywhere. Tool tokens are only in tool_mask.
         complete = [[int(any(row.ours))] * len(row.response) for row in rows]
         tools = [[int(ours or not any(row.ours)) for ours in row.ours] for row in rows]
         return {
