@@ -37,7 +37,7 @@ FRAMEWORKS = {
     "open-instruct", "ms-swift",
 }  # fmt: skip
 OUTLINE = (
-    "Where to put the snippet",
+    "Place of the snippet",
     "Snippet",
     "Tensors",
     "Mask",
