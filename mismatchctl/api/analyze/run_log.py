@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
@@ -28,7 +28,6 @@ from mismatchctl.io.files import read_regular_file
 from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 from mismatchctl.measure.cluster_table import LabelValue
-from mismatchctl.measure.groups import GroupCells, GroupMerger
 from mismatchctl.results.growth import Growth, Label, fit_growth
 from mismatchctl.results.model import Agreement, Lag, LogComparison, MetricLogComparison
 
@@ -433,41 +432,32 @@ def build_replay_table(batch: TokenBatch) -> pa.Table:
     return pa.table(columns)
 
 
-class LoggedSteps(GroupMerger[list[pa.Table]]):
-    """Logged values of one framework by run, step and correction.
-
-    For each name that cannot be computed, the reason is stored.
-    """
-
-    closing_size = 0
+class LoggedSteps:
+    """Logged values of one framework by run, step and correction, and the reasons why others are unavailable."""
 
     def __init__(self, framework: Framework, corrections: Iterable[Correction], options: ReplayOptions) -> None:
-        super().__init__(())
         self._framework, self.options = framework, options
         self._corrections = list(corrections)
+        self._open: dict[StepKey, list[pa.Table]] = {}
         self._logged: dict[StepKey, dict[str, dict[str, float]]] = {}
         self.refused: dict[str, str] = {}
         self.unavailable: dict[str, str] = {}
 
     def add(self, parts: StepTables) -> None:
-        for (run, step), table in parts:
-            self.merge(run, step, (), [table])
+        for step, table in parts:
+            self._open.setdefault(step, []).append(table)
 
-    def _size(self, cell: list[pa.Table]) -> int:
-        return sum(map(len, cell))
-
-    def _merge_cells(self, cell: list[pa.Table], more: list[pa.Table]) -> list[pa.Table]:
-        return cell + more
-
-    def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[list[pa.Table]]]) -> None:
-        for step, (tables,) in zip(steps, map(dict.values, groups), strict=True):
+    def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
+        """Replay the steps that are complete."""
+        for step in [step for step in self._open if not may_grow(*step)]:
+            tables = self._open.pop(step)
             shared = [name for name in tables[0].column_names if all(name in t.column_names for t in tables)]
             table = pa.concat_tables([part.select(shared) for part in tables])
-            self._logged[run, step] = {
-                correction.name: self._replay(table, correction)
-                for correction in self._corrections
-                if correction.name not in self.refused
-            }
+            usable = (correction for correction in self._corrections if correction.name not in self.refused)
+            self._logged[step] = {correction.name: self._replay(table, correction) for correction in usable}
+
+    def finish(self) -> None:
+        self.close(lambda run, step: False)
 
     @property
     def log_step_offset(self) -> int:
