@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby, islice, pairwise
+from itertools import chain, groupby, islice, pairwise, product
 from typing import Literal
 
 import numpy as np
@@ -81,10 +81,8 @@ class DumpFile:
     run: str  # named by the path argument or by a Hive folder (`run=a/`)
     size: int
     rows: int  # sequences in the wide layout, tokens in the long layout
-    row_groups: int  # or record batches
     layout: RowLayout
     columns: Mapping[str, str]  # canonical name -> name in the file. `--by` columns keep their name.
-    dtypes: Mapping[str, str]
     partition: Mapping[str, HiveValue]  # canonical name -> value of a Hive folder such as `step=12/`
     ignored: Mapping[str, str] = field(default_factory=dict)  # optional columns that cannot be used -> reason
     location: str = field(default="", repr=False)  # absolute path or object address, empty for a table in memory
@@ -173,11 +171,12 @@ def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
         raise DataError(f"{problem} ({first_error_line(error)})", file=path, remedy=remedy) from error
 
 
-def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values: Mapping[str, HiveValue]) -> DumpFile:
+def identify_columns(footer: FileFooter, names: ColumnNames, values: Mapping[str, HiveValue]) -> DumpFile:
     path, columns = footer.found.path, names.match(footer)
     if footer.found.step is not None and "step" not in columns and "step" not in values:
         values = {**values, "step": footer.found.step}
-    layout = _find_layout(footer, columns)
+    sides = [is_list(footer.types[columns[column]]) for column in REQUIRED_COLUMNS if column in columns]
+    layout: RowLayout = "wide" if any(sides) or not sides else "long"
     required = LONG_LAYOUT_REQUIRED if layout == "long" else REQUIRED_COLUMNS
     for column in required:
         if column not in columns:
@@ -198,15 +197,13 @@ def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values:
         ignored[column] = problem
         del columns[column]
     return DumpFile(
-        index=index,
+        index=0,  # until all files are known
         path=path,
         run=str(values.get("run", footer.found.run)),
         size=footer.size,
         rows=sum(footer.contents.rows),
-        row_groups=len(footer.contents.rows),
         layout=layout,
         columns=columns,
-        dtypes={column: escape_unprintable(str(footer.types[name])) for column, name in columns.items()},
         partition=values,
         ignored=ignored,
         location=footer.found.location,
@@ -214,23 +211,6 @@ def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values:
         contents=footer.contents,
         types={column: footer.types[name] for column, name in columns.items()},
     )
-
-
-def _find_layout(footer: FileFooter, columns: Mapping[str, str]) -> RowLayout:
-    lists: list[str] = []
-    scalars: list[str] = []
-    for column in REQUIRED_COLUMNS:
-        if column in columns:
-            (lists if is_list(footer.types[columns[column]]) else scalars).append(columns[column])
-    if lists and scalars:
-        held = describe_type(footer.types[scalars[0]])
-        raise DataError(
-            f"contains {held}, but {escape_unprintable(lists[0])} contains lists",
-            file=footer.found.path,
-            column=escape_unprintable(scalars[0]),
-            remedy="write both as lists (one row per sequence) or both as floats (one row per token)",
-        )
-    return "long" if scalars else "wide"
 
 
 def _column_option(column: str) -> str:
@@ -385,7 +365,7 @@ def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Col
     partitions = _partition_values(result.footers, names)
     for footer, values in zip(result.footers, partitions, strict=True):
         try:
-            result.files.append(identify_columns(footer, 0, names, values))
+            result.files.append(identify_columns(footer, names, values))
         except DataError as error:
             result.reject(error, skip)
     _check_by(result, names)
@@ -450,38 +430,25 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
 
 
 def _check_agreement(found: Catalog, used: Sequence[str], skip: bool) -> None:
+    """Raise an error if the files of a run have different types for a column, or leave out the unusual files."""
+    remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:
         runs[file.run].append(file)
-    deviating: dict[int, DataError] = {}
-    for files in runs.values():
-        for column in used:
-            for file, problem in _find_deviating_files(files, column):
-                deviating.setdefault(id(file), problem)
-    for file in found.files:
-        if error := deviating.get(id(file)):
-            found.reject(error, skip)
-    found.files = [file for file in found.files if id(file) not in deviating]
-
-
-def _find_deviating_files(files: Sequence[DumpFile], column: str) -> Iterator[tuple[DumpFile, DataError]]:
-    kinds = {id(file): describe_type(file.types[column]) for file in files if column in file.types}
-    if column in COLUMNS_BY_NAME and COLUMNS_BY_NAME[column].kind is not ColumnKind.ID:  # flags count as numbers
-        kinds = {number: words.replace(FLAG_TYPE, NUMBER_TYPE) for number, words in kinds.items()}
-    kinds = {number: words for number, words in kinds.items() if not words.endswith(NULL_TYPE)}
-    if len(set(kinds.values())) < 2:
-        return
-    usual, times = Counter(kinds.values()).most_common(1)[0]  # ties go to the first
-    example = next(file for file in files if kinds.get(id(file)) == usual)
-    others = f" and {times - 1} more" if times > 1 else ""
-    remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
-    for file in files:
-        if kinds.get(id(file), usual) != usual:
-            problem, name = (
-                f"contains {kinds[id(file)]} here but {usual} in {example.path}{others}",
-                file.columns[column],
-            )
-            yield file, DataError(problem, file=file.path, column=escape_unprintable(name), remedy=remedy)
+    for whole, column in product(runs.values(), used):
+        files = [file for file in whole if column in file.types]
+        words = [describe_type(file.types[column]) for file in files]
+        if column in COLUMNS_BY_NAME and COLUMNS_BY_NAME[column].kind is not ColumnKind.ID:
+            words = [one.replace(FLAG_TYPE, NUMBER_TYPE) for one in words]  # flags count as numbers
+        counts = Counter(one for one in words if not one.endswith(NULL_TYPE))
+        usual, times = counts.most_common(1)[0] if counts else ("", 0)  # ties go to the first
+        for file, one in zip(files, words, strict=True):
+            if one in counts and one != usual:
+                others = f" and {times - 1} more" if times > 1 else ""
+                problem = f"contains {one} here but {usual} in {files[words.index(usual)].path}{others}"
+                name = escape_unprintable(file.columns[column])
+                found.reject(DataError(problem, file=file.path, column=name, remedy=remedy), skip)
+                found.files = [other for other in found.files if other is not file]
 
 
 def list_warnings(files: Sequence[DumpFile]) -> Iterator[str]:
@@ -578,7 +545,7 @@ def _wide_units(file: DumpFile) -> list[ReadUnit]:
 
 
 def _group_units(file: DumpFile) -> Iterator[ReadUnit]:
-    steps = file.integer_ranges("step") if "step" in file.columns else [_folder_step(file)] * file.row_groups
+    steps = file.integer_ranges("step") if "step" in file.columns else [_folder_step(file)] * len(file.contents.rows)
     start = 0
     for group, rows in enumerate(file.contents.rows):
         if rows:
@@ -601,7 +568,7 @@ def _survey_file(file: DumpFile) -> _Survey:
     columns = [column for column in SEQUENCE_KEYS if column in file.columns]
     starts, keys, cuttable, first = [], [], [], 0
     last: pa.Table | None = None
-    for piece in read_pieces(file, columns, range(file.row_groups), _PIECE_ROWS):
+    for piece in read_pieces(file, columns, range(len(file.contents.rows)), _PIECE_ROWS):
         arrays = [to_plain_array(piece.column(file.columns[column])) for column in columns]
         table = pa.table(arrays, names=columns)
         joined = table if last is None else pa.concat_tables([last, table])

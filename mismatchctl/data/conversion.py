@@ -171,7 +171,7 @@ def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
     first = 0
-    for table in read_pieces(everything, list(everything.columns), range(file.row_groups), rows):
+    for table in read_pieces(everything, list(everything.columns), range(len(file.contents.rows)), rows):
         if file.layout == "wide":
             _check_lists(table, file, first)
         first += len(table)

@@ -246,7 +246,11 @@ def test_two_aliases_of_one_column_are_refused(tmp_path):
     [
         ({ROLLOUT: [["a"]], TRAIN: lists([[-1]])}, ROLLOUT, "contains text (string) where floats are needed; change"),
         ({ROLLOUT: ["a"], TRAIN: [-1.0]}, ROLLOUT, "sequence_id"),
-        ({ROLLOUT: lists([[-1]]), TRAIN: [-1.0]}, TRAIN, "contains numbers, but rollout_log_probs contains lists"),
+        (
+            {ROLLOUT: lists([[-1]]), TRAIN: [-1.0]},
+            TRAIN,
+            "contains numbers where lists, one element per token,",
+        ),
         ({ROLLOUT: [[-1]], TRAIN: lists([[-1]])}, ROLLOUT, "contains numbers (int64) where floats are needed"),
         ({**wide((1,)), MASK: [["x"]]}, MASK, "where 0/1 or true/false are needed"),
         ({**wide((1,)), MASK: [True]}, MASK, "contains true/false where lists"),

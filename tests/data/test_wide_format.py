@@ -22,10 +22,10 @@ def test_the_simplest_dump_is_read(tmp_path):
     path = write(tmp_path / "a.parquet", wide((3, 0, 2), step=[1, 1, 2], sequence_id=[7, 8, 9]))
     dump = open_dump([path])
     (file,) = dump.files
-    assert (file.layout, file.rows, file.row_groups, file.run) == ("wide", 3, 1, "a")
+    assert (file.layout, file.rows, file.contents.rows, file.run) == ("wide", 3, (3,), "a")
     assert file.size == Path(path).stat().st_size
     assert file.columns == {name: name for name in [ROLLOUT, TRAIN, "step", "sequence_id"]}
-    assert file.dtypes["step"] == "int64"
+    assert file.types["step"] == pa.int64()
     (unit,) = dump.units
     assert (unit.index, unit.row_group, unit.rows) == (0, 0, 3)
     (batch,) = dump.read(unit, Problems())

@@ -37,6 +37,7 @@ from mismatchctl.io.files import (
     remove_folder,
 )
 from mismatchctl.io.process import release_memory
+from mismatchctl.io.stores import escape_unprintable
 from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, step_hash
 from mismatchctl.measure.columns import MISMATCH_NAME
 from mismatchctl.measure.groups import ClosedSums
@@ -191,7 +192,8 @@ def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Proble
     return [
         model.InputFile(
             path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
-            layout=file.layout, dtypes={name: dtype for name, dtype in file.dtypes.items() if name in TYPED_COLUMNS},
+            layout=file.layout,
+            dtypes={name: escape_unprintable(str(file.types[name])) for name in TYPED_COLUMNS if name in file.types},
             skipped=problems.skipped.get(file.path, 0), skipped_tokens=problems.tokens.get(file.path, 0),
         )
         for file in dump.files
