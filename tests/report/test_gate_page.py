@@ -23,7 +23,7 @@ def _verdict(outcome: str, *risen: str) -> Verdict:
 
 def test_the_headline_states_the_verdict() -> None:
     page = render_html(document(_verdict("failed", "bulk")))
-    assert Parsed(page).text.count("failed: K3 is 52.0x the baseline") >= 1
+    assert Parsed(page).text.count("Failed: K3 is 52.0x the baseline") >= 1
     assert '<h1 class="fail">' in page
 
 

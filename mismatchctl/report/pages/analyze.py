@@ -336,7 +336,7 @@ class _PageBuilder:
             return section.add(*parts(0, next(iter(self.runs.values()))))
         if len(notes) > 1 and not note:
             text, count = Counter(notes).most_common(1)[0]
-            section.note = f"{count} of {len(notes)} runs: {text}" if count > 1 else ""
+            section.note = f"{count} of {len(notes)} runs: {text}" if count > 1 else f"{next(iter(self.runs))}: {text}"
         for index, (name, run) in enumerate(self.runs.items()):
             status = self.judged[name]
             sub = doc.Section(

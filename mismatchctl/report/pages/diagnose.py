@@ -26,7 +26,10 @@ def diagnose_screen(
     """Build the first screen of a diagnosis, or the whole page with `page`."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
     screen = doc.Document(_headline(judged))
-    screen.sections += [_answer_section(found, judged)] if page is None else page.sections[1:]
+    if page is None:
+        screen.add(_answer_section(found, judged))
+    else:
+        screen.sections += [section for section in page.sections if section.anchor != "answer"]
     screen.add(
         doc.Section("", "notes").add(*tables.cut_notes(notes) if page is None else tables.cut_notes(notes, len(notes)))
     )
@@ -43,7 +46,8 @@ def diagnose_screen(
 def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> doc.Document:
     """Build the page of a diagnosis. `full` shows all details of findings with low confidence."""
     judged = {name: summary.findings_status(findings) for name, findings in found.runs.items()}
-    made = doc.Document(_headline(judged)).add(_answer_section(found, judged))
+    answer = _answer_section(found, judged) if len(judged) > 1 else doc.Section("", "answer")
+    made = doc.Document(_headline(judged)).add(answer.add(doc.Figures([causes_figure(found.runs, "causes")])))
     for index, (name, findings) in enumerate(found.runs.items()):
         made.add(_findings_section(name, f"run-{index}-findings", findings, full=full))
     for index, (name, sides) in enumerate(found.sides.items()):
@@ -74,7 +78,7 @@ def _answer_section(found: Diagnosis, judged: Mapping[str, RunStatus]) -> doc.Se
         section.add(tables.status_table(_order(judged)[: tables.MAX_RUNS], answers, "cause"))
         left = len(judged) - tables.MAX_RUNS
         section.add(doc.Note(f"{format_count(left, 'more run')}: -v") if left > 0 else None)
-    return section.add(doc.Figures([causes_figure(found.runs, "causes")]))
+    return section
 
 
 def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> Iterator[_Row]:
