@@ -36,7 +36,6 @@ from mismatchctl.io.files import (
     natural_key,
     remove_folder,
 )
-from mismatchctl.io.process import release_memory
 from mismatchctl.io.stores import escape_unprintable
 from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, step_hash
 from mismatchctl.measure.columns import MISMATCH_NAME
@@ -430,7 +429,6 @@ def summarize_left_out(problems: Problems) -> list[model.SkippedData]:
 
 
 _ROW_COLUMNS = ("run", "file", "row", "step", "sequence_id", "prompt_id", "reward")
-_ROWS_PER_PART = 1 << 17
 _JOIN_KEYS = ("_run", "_step", "_scope")
 
 
@@ -451,20 +449,13 @@ class SequenceFile:
             remove_folder(self._folder)
 
     def write(self, batches: Sequence[bytes]) -> None:
-        """Add encoded batches, in input order and in parts of limited size."""
-        if self._folder is None:
-            return
-        import polars as pl
-
-        frames: list[pl.DataFrame] = []
-        for number, batch in enumerate(batches, 1):
-            frames.append(pl.read_ipc(batch))
-            if number == len(batches) or sum(map(len, frames)) >= _ROWS_PER_PART:
-                place = self._folder / f"{self._parts:08d}.parquet"
-                with explain_write_errors(place):
-                    pl.concat(frames, how="diagonal_relaxed").write_parquet(place, compression="lz4")
-                frames, self._parts = [], self._parts + 1
-        release_memory()
+        """Store encoded batches, in input order."""
+        for batch in batches:
+            assert self._folder is not None
+            place = self._folder / f"{self._parts:08d}.arrow"
+            with explain_write_errors(place):
+                place.write_bytes(batch)
+            self._parts += 1
 
     def finish(self, factors: NormalizationFactors) -> None:
         """Normalize the weights and write the file atomically."""
@@ -472,7 +463,7 @@ class SequenceFile:
             return
         import polars as pl
 
-        parts = [pl.scan_parquet(self._folder / f"{part:08d}.parquet") for part in range(self._parts)]
+        parts = [pl.scan_ipc(self._folder / f"{part:08d}.arrow") for part in range(self._parts)]
         frame = pl.concat(parts, how="diagonal_relaxed")
         frame = replace_nonfinite_in_table(self._normalized(frame, factors).drop(_JOIN_KEYS))
         with atomic_output(self._path) as temporary:
