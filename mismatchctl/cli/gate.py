@@ -93,9 +93,9 @@ def gate(
 
         found = plan_sample_sizes(result, rules, regression, against, error_level)
         data = [need.model_dump(mode="json") for need in found]
-        out.print_json_or_page(data, lambda: plan_document(found), as_json=outputs.json, quiet=quiet)
+        out.print_json_or_page(data, lambda: plan_document(found, inputs.words), as_json=outputs.json, quiet=quiet)
         return
-    out.print_warnings(result.warnings, quiet)
+    out.print_warnings(result.warnings, quiet or outputs.has_screen)
     verdict = judge(result, rules, replace(against, accept=accept), error_level, limits)
     with out.write_together(quiet):
         _write_verdict(verdict, outputs, junit)
@@ -108,7 +108,7 @@ def gate(
                 write_baseline(make_baseline(result, verdict, rules, by_hand=accept), save_baseline)
             else:
                 out.print_message(f"{save_baseline}: not written, because the verdict is {verdict.outcome}{remedy}")
-    _print_verdict(verdict, inputs.words, outputs, saved=str(save_baseline) if accept else "")
+    _print_verdict(verdict, inputs.words, outputs, str(save_baseline) if accept else "", result.warnings)
     raise typer.Exit(EXIT_OK if accept else _exit_code(verdict, on_undecided, quiet))
 
 
@@ -128,7 +128,9 @@ def _write_verdict(verdict: Verdict, outputs: opt.OutputOptions, junit: Path | N
         out.write_files([(junit, junit_xml(verdict))])
 
 
-def _print_verdict(verdict: Verdict, paths: Sequence[str], outputs: opt.OutputOptions, saved: str = "") -> None:
+def _print_verdict(
+    verdict: Verdict, paths: Sequence[str], outputs: opt.OutputOptions, saved: str = "", warnings: Sequence[str] = ()
+) -> None:
     """Print the verdict, and write the summary and annotations of GitHub Actions."""
     from mismatchctl.report.markdown import render_markdown, workflow_commands
     from mismatchctl.report.pages.gate import document, gate_screen
@@ -137,7 +139,9 @@ def _print_verdict(verdict: Verdict, paths: Sequence[str], outputs: opt.OutputOp
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         _append_text(Path(summary), render_markdown(page))
     shown = page if outputs.verbose else None
-    outputs.show(verdict.to_json, lambda: page, lambda: gate_screen(verdict, paths, page=shown, saved=saved))
+    outputs.show(
+        verdict.to_json, lambda: page, lambda: gate_screen(verdict, paths, page=shown, saved=saved, warnings=warnings)
+    )
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(verdict):
             typer.echo(line, err=bool(outputs.printed))

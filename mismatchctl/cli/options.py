@@ -12,19 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from mismatchctl.cli.output import (
-    check_output_paths,
-    contains_dump,
-    open_page,
-    print_markdown,
-    print_message,
-    print_page,
-    print_warnings,
-    render_page_files,
-    require_local_path,
-    write_files,
-    write_together,
-)
+from mismatchctl.cli import output as out
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,11 +41,9 @@ class PairOptions:
 
     @property
     def keys(self) -> list[str]:
-        """Return the columns of --on."""
         return [name.strip() for name in self.on.split(",") if name.strip()]
 
     def sides(self) -> tuple[Path, Path] | None:
-        """Return the two files, or None."""
         if self.rollout is not None and self.train is not None:
             return self.rollout, self.train
         if self.rollout is not None or self.train is not None:
@@ -103,7 +89,7 @@ class InputOptions(PairOptions):
 
         paired = pair(*sides, self.keys)
         for note in paired.notes:
-            print_message(note, quiet)
+            out.print_message(note, quiet)
         return [paired.source(*sides)]
 
     @property
@@ -136,7 +122,6 @@ class EngineOptions:
     address: str | None = None
 
     def build(self) -> Engine:
-        """Return the engine."""
         if self.engine == "ray":
             if self.threads is not None or self.memory_limit is not None:
                 raise ConfigError("--threads and --memory-limit do not work with --engine ray")
@@ -206,17 +191,17 @@ class OutputOptions:
         if len(self.printed) > 1:
             raise ConfigError(f"{self.printed[0]} and {self.printed[1]} both write to stdout: give one of them")
         files = [None if str(place) == "-" else place for place in (self.output, self.markdown)]
-        check_output_paths(*files, self.html, *more, force=self.force, inputs=inputs, baseline=baseline)
+        out.check_output_paths(*files, self.html, *more, force=self.force, inputs=inputs, baseline=baseline)
         if self.open_ and self.html is None:
             raise ConfigError("--open needs --html FILE")
         if folder is None:
             return
-        require_local_path(folder)
+        out.require_local_path(folder)
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--figures {folder}: this is a file; choose a folder")
         if not folder.exists() and not folder.parent.is_dir():
             raise ConfigError(f"--figures {folder}: the folder {folder.parent} does not exist; create it first")
-        if contains_dump(folder, inputs):
+        if out.contains_dump(folder, inputs):
             raise ConfigError(f"--figures {folder}: this folder contains the input dump; choose another folder")
 
     def write(
@@ -224,9 +209,9 @@ class OutputOptions:
     ) -> None:
         """Write the requested files. `save` replaces the JSON file."""
         markdown = None if str(self.markdown) == "-" else self.markdown
-        write_files(render_page_files(page, self.html, markdown))
+        out.write_files(out.render_page_files(page, self.html, markdown))
         if self.output is not None and str(self.output) != "-":
-            (save or (lambda place: write_files([(place, data().encode())])))(self.output)
+            (save or (lambda place: out.write_files([(place, data().encode())])))(self.output)
         if self.figures is not None:
             self.write_figures(self.figures, page())
 
@@ -239,9 +224,9 @@ class OutputOptions:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--figures {folder}: cannot create the folder: {error.strerror or error}") from None
-        check_output_paths(*(folder / name for name, _ in made), force=self.force)
+        out.check_output_paths(*(folder / name for name, _ in made), force=self.force)
         try:
-            write_files((folder / name, make()) for name, make in made)
+            out.write_files((folder / name, make()) for name, make in made)
         except BaseException:
             if is_new:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -253,7 +238,7 @@ class OutputOptions:
     ) -> None:  # fmt: skip
         """Write all files together, then print."""
         page = cache(page)
-        with write_together(self.quiet):
+        with out.write_together(self.quiet):
             self.write(data, page, save)
         self.show(data, page, screen, warnings)
 
@@ -263,20 +248,19 @@ class OutputOptions:
     ) -> None:  # fmt: skip
         """Open the page if requested, and print Markdown, the JSON with its warnings, or the screen."""
         if self.open_ and self.html is not None:
-            open_page(self.html)
+            out.open_page(self.html)
         if str(self.markdown) == "-":
-            print_markdown(page())
+            out.print_markdown(page())
         elif self.printed:
-            print_warnings(warnings(), self.quiet)
+            out.print_warnings(warnings(), self.quiet)
             typer.echo(data(), nl=False)
         elif not self.quiet:
-            print_page(screen(), whole=self.verbose)
+            out.print_page(screen(), whole=self.verbose)
 
 
 def select_corrections(
     named: Iterable[str] | None, configs: Iterable[str] | None = None, framework: str = "", *, quiet: bool = False
 ) -> list[Correction]:
-    """Return the corrections of `--correction` and `--config`."""
     found: list[Correction] = []
     for text in named or ():
         if text.lstrip().startswith("{"):
@@ -306,12 +290,11 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
     if len(corrections) > 1:
         notes.append(f"its launches or calls differ; comparing {', '.join(one.name for one in corrections)}")
     for note in dict.fromkeys(notes):
-        print_message(f"{path}: {note}", quiet)
+        out.print_message(f"{path}: {note}", quiet)
     return corrections
 
 
 def load_corrections(text: str) -> list[Correction]:
-    """Return the corrections of a file or of a preset."""
     from mismatchctl.corrections.presets import CORRECTION_SUFFIXES, read_corrections
     from mismatchctl.frameworks.registry import find_preset
 

@@ -52,7 +52,6 @@ def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
 def render_page_files(
     page: Callable[[], Document], html: Path | None, markdown: Path | None = None
 ) -> Iterator[tuple[Path, bytes]]:
-    """Yield the document in each requested format."""
     if html is not None:
         from mismatchctl.report.html import render_html
 
@@ -64,7 +63,6 @@ def render_page_files(
 
 
 def open_page(html: Path) -> None:
-    """Open a page in the browser."""
     import webbrowser
 
     if not webbrowser.open(html.resolve().as_uri()):
@@ -90,7 +88,6 @@ def print_json(data: Any) -> None:
 
 
 def print_json_or_page(data: Any, page: Callable[[], Document], *, as_json: bool, quiet: bool = False) -> None:
-    """Print JSON, or a page unless `quiet`."""
     if as_json:
         print_json(data)
     elif not quiet:
@@ -236,7 +233,6 @@ def require_local_path(place: Path) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents."""
     require_local_path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

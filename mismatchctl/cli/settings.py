@@ -30,10 +30,7 @@ def read_settings(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
 
 
 def has_settings() -> bool:
-    """Return True if a file or an environment variable sets a default.
-
-    An unreadable file counts, so that its error is reported.
-    """
+    """Return True if a file or variable sets a default. An unreadable file counts, so that its error is reported."""
     try:
         return any(name.startswith(VARIABLE_PREFIX) for name in os.environ) or bool(_find_settings_file()[1])
     except (MismatchctlError, OSError):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from mismatchctl.cli import output as out
-from mismatchctl.cli.output import make_folder, print_message, require_local_path, write_files, write_together
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def demo(
     if copy is not None:
         _copy_samples(copy, force, quiet)
         return
-    make_folder(folder)
+    out.make_folder(folder)
     report, saved = folder / "report.html", folder / "result.json"
     out.check_output_paths(report, saved, force=force)
     from mismatchctl.api.analyze.analyze import analyze
@@ -53,18 +52,18 @@ def demo(
     from mismatchctl.report.pages.analyze import analyze_screen, document
 
     samples = find_packaged_folder(SAMPLE_FOLDER)
-    with write_together(quiet), out.progress_bar(quiet) as progress:
+    with out.write_together(quiet), out.progress_bar(quiet) as progress:
         presets = [preset.correction for preset in load_presets().values()]
         runs = [str(samples / run) for run in RUNS]
         result = analyze(runs, default_corrections(), progress=progress, presets=presets)
-        write_files(out.render_page_files(lambda: document(result), report))
-        write_files([(saved, result.to_json().encode())])
+        out.write_files(out.render_page_files(lambda: document(result), report))
+        out.write_files([(saved, result.to_json().encode())])
     if open_:
         out.open_page(report)
     if not quiet:
         following = "mismatchctl demo --copy sample_data && mismatchctl diagnose sample_data/moe"
         out.print_page(analyze_screen(result, [], asked=False, following=following, report=str(report)))
-    print_message(f"The report is in {report}. Open it in a browser.", quiet)
+    out.print_message(f"The report is in {report}. Open it in a browser.", quiet)
 
 
 def _copy_samples(folder: Path, force: bool, quiet: bool) -> None:
@@ -73,15 +72,15 @@ def _copy_samples(folder: Path, force: bool, quiet: bool) -> None:
     samples = find_packaged_folder(SAMPLE_FOLDER)
     files = [(folder / run / file.name, file) for run in RUNS for file in sorted((samples / run).glob("*.parquet"))]
     for run in RUNS:
-        make_folder(folder / run)
+        out.make_folder(folder / run)
     for place, file in files:
         if place.exists() and not force and place.read_bytes() != file.read_bytes():
             raise ConfigError(
                 f"{place}: this folder already exists and contains other files. Choose another folder, or add --force."
             )
-    write_files((place, file.read_bytes()) for place, file in files)
-    print_message(f"wrote {len(files)} files to {folder}", quiet)
-    print_message(f"Next: mismatchctl analyze {' '.join(str(folder / run) for run in RUNS)}", quiet)
+    out.write_files((place, file.read_bytes()) for place, file in files)
+    out.print_message(f"wrote {len(files)} files to {folder}", quiet)
+    out.print_message(f"Next: mismatchctl analyze {' '.join(str(folder / run) for run in RUNS)}", quiet)
 
 
 def init(
@@ -119,7 +118,6 @@ def init(
 
 
 def _describe(integration: Integration, root: Path | None) -> str:
-    """Describe the snippet and its places in the installed version."""
     from mismatchctl.api.integration import find_source
 
     name, version = integration.name, integration.version
@@ -174,23 +172,23 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
             targets.append((source, _read(source), edits))
     modes = {path: path.stat().st_mode for path, _, _ in targets if path.exists()}
     written = [file for target in targets for file in _patched_files(*target)]
-    with write_together(quiet):
-        write_files(written)
+    with out.write_together(quiet):
+        out.write_files(written)
     for path, mode in modes.items():
         if path.stat().st_mode != mode:
             path.chmod(mode)
     if not written:
-        print_message("the code is already there: no file was changed", quiet)
+        out.print_message("the code is already there: no file was changed", quiet)
     if integration.note:
-        print_message(integration.note, quiet)
-    print_message(f"After the first step: mismatchctl init {integration.name} --check dumps/", quiet)
+        out.print_message(integration.note, quiet)
+    out.print_message(f"After the first step: mismatchctl init {integration.name} --check dumps/", quiet)
 
 
 def _patched_files(path: Path, text: str, edits: list[Edit]) -> list[tuple[Path, bytes]]:
     """Return the patched file and its backup, or an empty list if the file is already patched."""
     from mismatchctl.api.integration import patch_text, remove_patch
 
-    require_local_path(path)
+    out.require_local_path(path)
     unix = text.replace("\r\n", "\n")
     try:
         patched = patch_text(unix, edits)
@@ -223,7 +221,7 @@ def _check_dump(path: str) -> None:
     files = check_files([path], aliases=column_aliases())
     problem = next((_describe_problem(file) for file in files if not file.sound), None)
     if problem is not None:
-        print_message(f"error: {path} cannot be used yet: {problem}")
+        out.print_message(f"error: {path} cannot be used yet: {problem}")
         raise typer.Exit(EXIT_CANNOT_JUDGE)
     from mismatchctl.api.diagnose import diagnose
     from mismatchctl.results.summary import HARMLESS_CAUSES
@@ -255,9 +253,9 @@ def _write_ci(framework: str, gitlab: bool, force: bool, quiet: bool) -> None:
     if existing := [str(path) for path in changed if path.exists() and not force]:
         raise ConfigError(f"{existing[0]}: exists already. To overwrite the file, add --force")
     for path in changed:
-        make_folder(path.parent)
-    with write_together(quiet):
-        write_files((path, text.encode()) for path, text in changed.items())
+        out.make_folder(path.parent)
+    with out.write_together(quiet):
+        out.write_files((path, text.encode()) for path, text in changed.items())
     if quiet:
         return
     if gitlab:

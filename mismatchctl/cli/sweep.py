@@ -82,7 +82,6 @@ def sweep(
 
 
 def _geometric_study(values: str) -> Study:
-    """Return the study that varies the geometric rejection."""
     from mismatchctl.api.sweep.study import Study, ThresholdAxis, validate_study
     from mismatchctl.corrections.presets import parse_correction
 
@@ -97,7 +96,6 @@ def _geometric_study(values: str) -> Study:
 
 
 def _build_studies(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], quiet: bool) -> list[Study]:
-    """Return the corrections of `--correction` and `--config`, with the fields that `--vary` changes."""
     if not named and not configs:
         if vary:
             raise ConfigError("--vary needs --correction or --config")
@@ -120,7 +118,6 @@ def _parse_axis(text: str) -> ThresholdAxis:
 
 
 def _parse_targets(rejections: Sequence[str], sizes: Sequence[str]) -> list[TargetValue]:
-    """Parse `--target-rejection` and `--target-ess`."""
     from mismatchctl.api.sweep.targets import ESS_METRIC, TARGET_REJECTIONS
 
     found: list[TargetValue] = []

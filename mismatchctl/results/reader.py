@@ -15,7 +15,7 @@ from mismatchctl.core.batch import Float64s
 from mismatchctl.core.bins import K3_CAPS, LAYER_K3, LAYER_TOKENS
 from mismatchctl.core.validation import explain_error
 from mismatchctl.errors import ConfigError, DataError, describe_os_error, kind_of
-from mismatchctl.io.files import read_first_bytes
+from mismatchctl.io.files import is_baseline, read_first_bytes
 from mismatchctl.io.stores import is_remote, read_file
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
@@ -242,7 +242,7 @@ def is_result(path: str | Path) -> bool:
     except OSError:
         return Path(path).suffix == ".json" and not Path(path).is_dir()
     if b"[" in start and not any(key in start for key in (b'"mismatchctl"', b'"format"', b'"provenance"', b'"runs"')):
-        return False  # lists begin early in a dump
+        return is_baseline(Path(path))  # lists begin early in a dump, and in a baseline with corrections
     return start.startswith(b"{") or (not start and Path(path).suffix == ".json")
 
 

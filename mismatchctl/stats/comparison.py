@@ -186,7 +186,6 @@ def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: 
 def _excess_over_limit(
     new: Float64s, new_size: Float64s, allowed: Float64s, old_size: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return the excess of each cluster over its share of the limit."""
     limit = allowed.sum() / old_size.sum() if old_size.sum() else math.nan
     return new - limit * new_size, allowed - limit * old_size
 
@@ -215,10 +214,7 @@ def _clip(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Count the tokens per cluster with a larger K3 than nearly all tokens of the baseline.
-
-    Return 0 if the baseline has many tokens with such a K3.
-    """
+    """Count tokens with a larger K3 than nearly all of the baseline's, by cluster. 0 if many tokens have such a K3."""
     cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.share_above[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
@@ -298,10 +294,7 @@ def _pooled_influence(
 
 
 def rise_within_bins(new: K3Layers, old: K3Layers, cap: int) -> float:
-    """Return K3 up to a cap, relative to the value expected from the baseline's probability bins.
-
-    The result is NaN if the expected value is 0.
-    """
+    """Return K3 up to a cap, relative to the value expected from the baseline's probability bins, or NaN."""
     found, expected = new.capped[:, :, cap], _expected_k3(new.tokens, old.capped[:, :, cap], old.tokens)
     total = float(expected.sum())
     return float(found.sum()) / total if total > 0 else math.nan

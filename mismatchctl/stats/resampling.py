@@ -28,10 +28,8 @@ def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
     bits = (hashes[:, None, :] >> np.arange(_BITS, dtype=np.uint64)[None, :, None]) & np.uint64(1)
-    drawn: Float64s = bits.reshape(len(words) * _BITS, len(keys))[start - first * _BITS : stop - first * _BITS].astype(
-        np.float64
-    )
-    return 2 * drawn
+    drawn = bits.reshape(len(words) * _BITS, len(keys))[start - first * _BITS : stop - first * _BITS]
+    return 2 * drawn.astype(np.float64)
 
 
 def resample_metrics(
@@ -48,16 +46,11 @@ def resample_metrics(
         drawn = bootstrap_weights(every, start, stop)
         for sample, used, rows, outs in zip(samples, wanted, positions, found, strict=True):
             own = drawn if len(sample) == len(every) else drawn[:, np.searchsorted(every, sample.keys)]
-            sums = _replicate_sums(own, sample.sums[:, used])  # all columns at once, so that weights are read once
+            with np.errstate(all="ignore"):
+                sums = own @ sample.sums[:, used]  # all columns at once, so that weights are read once
             for metric, columns, out in zip(metrics, rows, outs, strict=True):
                 out[start:stop] = metric.evaluate(sums[:, np.searchsorted(used, columns)], sample, columns)
     return found
-
-
-def _replicate_sums(drawn: Float64s, sums: Float64s) -> Float64s:
-    with np.errstate(all="ignore"):
-        product: Float64s = drawn @ sums
-    return product
 
 
 def percentile_interval(draws: Float64s) -> tuple[float, float] | None:
@@ -127,7 +120,6 @@ class SampleExchange:
 
     @property
     def least_p(self) -> float:
-        """Return the smallest possible p-value."""
         return 1 / self.relabelings
 
     @property

@@ -232,10 +232,7 @@ class K3Layers:
 
     @cached_property
     def share_above(self) -> Float64s:
-        """Return the share of tokens whose K3 exceeds each cap except the last [C - 1].
-
-        Tokens below the next cap count partly.
-        """
+        """Return the share of tokens whose K3 exceeds each cap [C - 1]. Tokens below the next cap count partly."""
         found: Float64s = np.diff(self.capped.sum(axis=(0, 1))) / (_CAP_STEPS * max(self.tokens.sum(), 1.0))
         return found
 

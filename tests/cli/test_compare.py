@@ -147,6 +147,9 @@ def test_results_are_recognized_by_content(dumps: tuple[Path, Path], tmp_path: P
     kept.write_text(analyze([str(dumps[0])]).to_json())
     done = run(kept, dumps[1], code=0)
     assert done.stdout.startswith("FAIL   worse: K3 rose ")
+    command.run("gate", dumps[0], "--save-baseline", tmp_path / "ok.json", "--accept", "-q", code=0)
+    accepted = run(tmp_path / "ok.json", dumps[1], "--html", tmp_path / "page.html", code=0)
+    assert accepted.stdout.splitlines()[0] == done.stdout.splitlines()[0]
 
 
 def test_bad_rows_stop_or_are_skipped(dumps: tuple[Path, Path], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def check_form(words: list[str], text: str, width: int) -> None:
     assert max(map(cell_len, lines)) <= width, (words, text)
     assert [line for line in lines if line != line.rstrip()] == [], words
     assert lines[0] and not NO_ANSWER.match(lines[0]), words
-    if words[0] in ("analyze", "diagnose", "watch", "lint") or "--check" in words:
+    if words[0] in ("analyze", "diagnose", "watch", "lint", "advise", "compare") or "--check" in words:
         assert lines[0].split()[0] in ("OK", "CHECK", "FAIL"), words
     assert "Next: mismatchctl " in " ".join(lines[-2:]) or words[:2] == ["metrics", "k3"], (words, text)
     assert "e-05" not in text and " %" not in text.replace(" %s", ""), (words, text)

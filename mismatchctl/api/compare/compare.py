@@ -279,10 +279,7 @@ def compare_metrics(
 def permutation_p_values(
     metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, float]:
-    """Return two-sided p-values per metric by permuting clusters as the gate does.
-
-    If possible, K3 is tested by layers of probability.
-    """
+    """Return two-sided p-values by permuting clusters as the gate does, of K3 by layers of probability if possible."""
     reference, other = samples
     if not metrics or not all(map(len, samples)):
         return {}
@@ -437,10 +434,7 @@ class PartMeans:
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return the change of K3 [..., B] due to each part's share of tokens (mix) and due to each part's own K3 (level).
-
-    The contributions of all parts add up to the difference of the means.
-    """
+    """Return the change of K3 [..., B] due to each part's share of tokens (mix) and due to its K3 (level)."""
     with np.errstate(all="ignore"):
         before, after = (side.tokens / side.tokens.sum(axis=-1, keepdims=True) for side in (reference, other))
     has_before, has_after = reference.tokens > 0, other.tokens > 0
@@ -453,10 +447,7 @@ def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Flo
 
 
 def decompose_by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | None:
-    """Divide the change of K3 into the bins of a breakdown.
-
-    Standard errors belong to `level` and ignore that the two runs share prompts.
-    """
+    """Divide the change of K3 into bins. Standard errors belong to `level` and ignore shared prompts."""
     lows = sorted({*reference.low, *other.low})
     highs = dict(zip([*reference.low, *other.low], [*reference.high, *other.high], strict=True))
     sides, errors = [], []
@@ -485,7 +476,8 @@ def _decompose_by_label(
     labels = [*first.labels, *(label for label in second.labels if label not in first.labels)]
     if all(isinstance(label, (int, float)) for label in labels):
         labels.sort(key=lambda label: float(label or 0))
-    if len(labels) < 2 or not any(label in second.labels for label in first.labels):
+    known = all("tokens" in side.metrics for side in groups)  # a baseline has no values by step
+    if len(labels) < 2 or not known or not any(label in second.labels for label in first.labels):
         return None
     rows = [[side.labels.index(name) if name in side.labels else None for name in labels] for side in groups]
     sides, errors = [], []
@@ -501,10 +493,7 @@ def _decompose_by_label(
 def _resampled_errors(
     runs: tuple[RunResult, RunResult], rows: Sequence[Sequence[int | None]], sample: SampleReader
 ) -> Float64s | None:
-    """Return the standard error of each contribution, if there are cluster tables.
-
-    Shared clusters are resampled together.
-    """
+    """Return the standard error of each contribution. Shared clusters are resampled together."""
     count = len(rows[0])
     metrics = [find_metric("tokens"), find_metric("k3")]
     places = [(side, part, index) for side in (0, 1) for part, index in enumerate(rows[side]) if index is not None]

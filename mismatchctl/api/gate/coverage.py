@@ -132,11 +132,7 @@ def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances) 
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the shares of skipped sequences, tokens and files.
-
-    If each file belongs to one run, each run is checked separately. If a whole file was skipped, the number of its
-    sequences and tokens is estimated from its size.
-    """
+    """Check the shares of skipped sequences, tokens and files. The size of a skipped file estimates its contents."""
     inputs, left_out = result.provenance.inputs, result.provenance.left_out
     first = next(iter(result.runs), "")
     files = [item for item in left_out if item.reason == _WHOLE_FILE]
@@ -178,7 +174,6 @@ def _list_skipped(result: Result) -> list[tuple[str, int, int]]:
 
 
 def _count_sequences(run: RunResult) -> float:
-    """Count the sequences of a run, including empty ones."""
     return sum(_value(run, key) or 0.0 for key in ("sequences", "empty_sequences"))
 
 
@@ -223,10 +218,7 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, matches: Sequence[Match], rules: Sequence[Rule]) -> Iterator[Check]:
-    """Check that the Result has every step or value of the baseline that a rule judges.
-
-    Steps are only required if some steps match. Otherwise the dump is another part of the training.
-    """
+    """Check the steps or values that a rule judges. A dump with other steps only is another part of the training."""
     for rule, (name, run, accepted) in itertools.product(rules, matches):
         if accepted is None or rule.per == "overall":
             continue
@@ -243,11 +235,7 @@ def _check_missing_places(result: Result, matches: Sequence[Match], rules: Seque
 
 
 def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: float) -> Iterator[Check]:
-    """Check the shares of the baseline's steps, prompts and responses that are missing in the dump.
-
-    A dump with other steps, or with mostly other prompts, is another part of the training and is compared without this
-    check.
-    """
+    """Check the missing shares. A dump of mostly other steps or prompts is another part of the training."""
     empty = [(_value(each, "empty_sequences") or 0.0) / max(_count_sequences(each), 1.0) for each in (run, accepted)]
     if empty[0] - empty[1] > most:
         reason = f"{100 * empty[0]:.3g}% of the responses lack a valid token, in the baseline {100 * empty[1]:.3g}%"
@@ -257,7 +245,8 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
     absent = [label for label in there if label not in here]
     if len(absent) < len(there) and len(absent) > most * len(there):
         shown = ", ".join("(none)" if label is None else str(label) for label in absent[:3])
-        reason = f"{len(absent):,} of the baseline's {len(there):,} steps are missing ({shown}, ...). {remedy}"
+        more, verb = ", ..." * (len(absent) > 3), "is" if len(absent) == 1 else "are"
+        reason = f"{len(absent):,} of the baseline's {len(there):,} steps {verb} missing ({shown}{more}). {remedy}"
         yield undecided_check(name, "missing steps", reason)
     sample, other = _build_alike_samples(run, accepted)
     common = sample.count_common(other)
@@ -289,10 +278,7 @@ def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSa
 
 
 def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Find prompts with fewer tokens than in the baseline, which a mask may hide.
-
-    If only a few prompts have more tokens, a mask probably hides tokens.
-    """
+    """Find prompts with fewer tokens than in the baseline. If few prompts have more tokens, a mask may hide tokens."""
     sample, other = _build_alike_samples(run, accepted)
     _, here, there = np.intersect1d(sample.keys, other.keys, assume_unique=True, return_indices=True)
     alike = count_responses(sample)[here] == count_responses(other)[there]
@@ -343,7 +329,6 @@ def undecided_check(run: str, title: str, reason: str, *, place: str = "overall"
 def _check_plausible(
     name: str, run: RunResult, accepted: RunResult | None, rules: Sequence[Rule], limits: Tolerances
 ) -> Iterator[Check]:
-    """Yield an undecided check for each reason why the data may hide a mismatch."""
     new, old = run.content, None if accepted is None else accepted.content
     if old is not None and new is None:
         remedy = "Analyze the dump again, or pass the dump itself"
@@ -406,7 +391,9 @@ def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iter
         yield undecided_check(name, "clipped values", f"{reason}. Record them as computed. {accept_remedy()}")
     doubts = [cause for cause in new.doubts if old is None or cause not in old.doubts]
     if doubts:
-        reason = f"the dump shows {', '.join(doubts)}, so its log-probs do not meet the rules' assumptions"
+        reason = (
+            f"the dump shows {', '.join(doubts).replace('_', ' ')}, so its log-probs do not meet the rules' assumptions"
+        )
         yield undecided_check(name, "recorded columns", f"{reason}. See mismatchctl diagnose")
 
 
@@ -506,12 +493,11 @@ def _check_identity(name: str, new: RunContent, old: RunContent) -> Iterator[Che
 
 
 def _shares_distance(here: Float64s, there: Float64s) -> float:
-    """Return the distance of two distributions: the share of counts that would have to change bins."""
+    """Return the share of counts that would have to change bins."""
     return float(np.abs(here / max(here.sum(), 1.0) - there / max(there.sum(), 1.0)).sum() / 2)
 
 
 def _compare_vocabularies(new: RunContent, old: RunContent) -> str:
-    """Describe how the token ids of two dumps differ. "" if the token ids do not differ."""
     counts = [np.array(each.vocabulary, np.float64) for each in (new, old)]
     if new.id_p95 is None or old.id_p95 is None or len(counts[0]) != len(counts[1]) or not len(counts[0]):
         return ""

@@ -109,10 +109,7 @@ def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | 
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
-    """Write a baseline with sorted keys and one row of numbers per line.
-
-    If the path is a folder, the file name is the next free number.
-    """
+    """Write sorted keys and one row of numbers per line, to a file or to the next number of a folder."""
     content = ("".join(_format_json_lines(baseline.to_data())) + "\n").encode()
     write_atomically(NextNumber(place) if place.is_dir() else place, content)
     return place
@@ -240,9 +237,9 @@ def read_baselines(
             command="save the first one with --save-baseline FILE --accept",
         )
         raise DataError("the baseline does not exist", file=str(baseline), remedy=remedy)
-    elif not is_result(baseline):
+    elif Path(baseline).is_dir():
         remedy = f"name the accepted Result with {option('baseline')}, and pass dumps as arguments"
-        raise DataError("this is not a saved Result", file=str(baseline), remedy=remedy)
+        raise DataError("this is a folder, not a saved Result", file=str(baseline), remedy=remedy)
     accepted, notes = ({}, []) if history is None else _read_history(Path(history), last)
     if isinstance(baseline, Result):
         accepted[IN_MEMORY] = baseline

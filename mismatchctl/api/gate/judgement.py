@@ -160,10 +160,7 @@ class AcceptedResults:
 
 @dataclass
 class _Case:
-    """One bound of a rule at one place, and the same place in the accepted Results, newest last.
-
-    If the bound cannot be judged, `reason` has the reason.
-    """
+    """One bound of a rule at one place, the same place in accepted Results (newest last), or why it is undecided."""
 
     rule: Rule
     run: str
@@ -176,10 +173,7 @@ class _Case:
 
     @property
     def is_resampled(self) -> bool:
-        """Return True if the test accounts for noise by resampling clusters.
-
-        Logged metrics have no noise, unless they are compared with a baseline.
-        """
+        """Return True if clusters are resampled. Logged metrics only have noise compared with a baseline."""
         if self.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
             return False  # a single bad token exceeds a limit of 0
         return self.target.table.is_resampled and (not self.target.logged_by or isinstance(self.bound, Allowance))
@@ -423,7 +417,7 @@ class _CaseJudge:
         return any(each.exceeds_limit for each in found.statistics) and found.p <= self._level
 
     def _level_change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
-        """Test for a change over time. The result is cached, because two checks need it."""
+        """Test for a change over time. Two checks need the result."""
         assert isinstance(case.bound, Allowance) and case.place is not None
         key = case.rule.text, case.run, case.place.name, case.kind in LOWER_KINDS
         if key not in self._changes:
@@ -460,10 +454,7 @@ def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
 
 
 def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
-    """Judge a value by its limit and its interval, without resampling.
-
-    If the value exceeds the limit but the lower end of its interval does not, the case is undecided.
-    """
+    """Judge a value by its limit and its interval: undecided if only the interval is within the limit."""
     found, lower = place.value(), case.kind in LOWER_KINDS
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
     check.sequences = int(place.recorded("sequences").value or 0)

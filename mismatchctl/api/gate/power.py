@@ -94,10 +94,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 @dataclass(frozen=True)
 class _ClusterValues:
-    """Values of statistics by cluster, as arrays [clusters, statistics], with a planted change and without it.
-
-    `lost` are the shares of new and old clusters with lost tokens.
-    """
+    """Values of statistics by cluster [N, K] after a planted change, and shares of clusters with lost tokens."""
 
     new: Float64s
     old: Float64s
@@ -175,10 +172,7 @@ def estimate_power(values: _ClusterValues, population: ClusterPopulation, sizes:
 def _draw_scores(
     apart: Float64s, mixed: Float64s, sizes: ClusterSizes, new: tuple[float, ...], old: tuple[float, ...]
 ) -> Float64s:
-    """Return the z-score of each statistic in each random draw [_POWER_DRAWS, K].
-
-    `apart` are differences of shared clusters [W, K].
-    """
+    """Return z-scores in random draws [_POWER_DRAWS, K]. `apart`: differences of shared clusters [W, K]."""
     n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
     total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
     degrees = sizes.shared - 1
@@ -280,10 +274,7 @@ def required_sample_size(
     run: str, metric: TableMetric, sample: ClusterSample, baseline: ClusterSample | None, regression: float,
     allowance: Allowance, level: float,
 ) -> SampleSizePlan:  # fmt: skip
-    """Estimate the clusters and sequences that are needed to detect a relative rise beyond the allowed increase.
-
-    Without shared clusters, the baseline is assumed to have the same number of clusters as the new dump.
-    """
+    """Estimate the data that finds a rise beyond the allowed increase, if both dumps have equally many clusters."""
     paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
     @cache

@@ -82,10 +82,7 @@ def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
 
 
 def logged_sample(target: RuleTarget, run: RunResult, index: int | None = None) -> ClusterSample:
-    """Return the steps of a run, or one step by index, as the clusters of a test.
-
-    If a value is not finite, all totals are undefined.
-    """
+    """Return the steps of a run, or one step, as clusters. A value that is not finite makes totals undefined."""
     values = np.array(logged_values(target, run), np.float64)
     labels = hash_values(np.array([str(label) for label in run.groups.labels], dtype=str))
     sizes = run.groups.metrics.get("sequences")
@@ -157,10 +154,7 @@ BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
 
 
 def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
-    """Parse `k3:max=0.01,increase=20%,per=step`, an inline YAML mapping or a file of rules.
-
-    With `any_name`, the metric can be any name, because a metrics log may contain any name.
-    """
+    """Parse `k3:max=0.01,per=step`, inline YAML or a file of rules. A metrics log may contain `any_name`."""
     if Path(text).suffix in RULE_SUFFIXES:
         return _read_rules(Path(text), any_name)
     where = wording(python=f"rule {text!r}", command=f"--rule {text}")
@@ -227,7 +221,6 @@ def _check_unit(rule: Rule, metric: Metric, data: Mapping[str, Any], where: str)
 
 
 def _add_default_bound(rule: Rule, metric: Metric, where: str) -> Rule:
-    """Add the default allowed increase to a rule without a bound."""
     if metric.better not in ("low", "high"):
         problem = f"missing bound. {rule.metric} can be too high or too low, so write max, min or both"
         raise ConfigError(f"{where}: {problem}")
@@ -236,10 +229,7 @@ def _add_default_bound(rule: Rule, metric: Metric, where: str) -> Rule:
 
 
 def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
-    """Find the metric of a Result that a rule judges.
-
-    If the rule does not contain a correction, the first correction with this logged metric is used.
-    """
+    """Find the metric that a rule judges, with the rule's correction or the first one whose logged values have it."""
     found = {correction.name: correction for correction in result.corrections}
     also = result.provenance.framework or ""
     if rule.correction is not None:

@@ -76,10 +76,7 @@ def detect_change(
 
 
 def _layered_series(samples: Sequence[ClusterSample], factor: float) -> list[tuple[Float64s, Allowance]]:
-    """Return shoulder and bulk of K3 relative to the oldest Result, if all Results have layers of K3.
-
-    The allowed rise of shoulder and bulk is their rise if K3 of every token is multiplied by `factor`.
-    """
+    """Return shoulder and bulk relative to the oldest Result, and their rise if K3 of every token rises by `factor`."""
     layers = [K3Layers.from_sample(sample) for sample in samples]
     known = [each for each in layers if each is not None]
     if len(known) < len(layers):
@@ -95,10 +92,7 @@ def _layered_series(samples: Sequence[ClusterSample], factor: float) -> list[tup
 
 
 def _change_statistics(values: Float64s, allowance: Allowance, *, lower: bool) -> Float64s:
-    """Return Student's t for a change after each Result, and for a line through all Results [N].
-
-    If the allowed increase is relative, positive values are compared by their logarithms.
-    """
+    """Return Student's t for a change after each Result and for a line [N], of logarithms for relative changes."""
     sign = -1.0 if lower else 1.0
     if (values > 0).all() and not allowance.absolute:
         series = sign * np.log(values)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mismatchctl.core.formatting import escape_terminal, format_heavy_tail, format_number
+from mismatchctl.core.formatting import escape_terminal, format_count, format_heavy_tail, format_number
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.views import TableText, View, format_cell, json_text, make_frame
@@ -123,7 +123,6 @@ class Verdict(View, FiniteModel):
 
 
 def worst_outcome(outcomes: list[Outcome]) -> Outcome:
-    """Return the worst outcome, or "undecided" without outcomes."""
     return max(outcomes, key=_OUTCOME_ORDER.index, default="undecided")
 
 
@@ -194,10 +193,7 @@ def check_name(check: Check) -> str:
 
 
 def metric_label(check: Check) -> str:
-    """Return the label of a metric with its correction, for example `ESS of geo_rs`.
-
-    For a check without a rule, the title of the check is returned.
-    """
+    """Return the metric with its correction, such as `ESS of geo_rs`, or the title of a check without a rule."""
     if check.rule == COVERAGE_RULE:
         return check.title
     label = re.sub(r"(?<![a-z])k(?=[123]$)", "K", check.metric)
@@ -228,17 +224,16 @@ def _describe_limit(check: Check, limit: str) -> str:
 
 
 def exceeds_limit(check: Check) -> bool:
-    """Return True if the value exceeds its limit, regardless of noise."""
     if check.value is None or check.limit is None:
         return False
     return check.value < check.limit if check.kind in LOWER_KINDS else check.value > check.limit
 
 
 def describe_data(check: Check) -> str:
-    parts = [f"{check.sequences:,} sequences"] if check.sequences else []
+    parts = [format_count(check.sequences, "sequence")] if check.sequences else []
     if check.clusters:
-        word = f"{check.clustered_by}s" if check.clustered_by in ("prompt", "step") else "clusters"
-        parts.append(f"{check.clusters:,} {word}{_PAIRING_TEXTS[check.pairing]}")
+        word = check.clustered_by if check.clustered_by in ("prompt", "step") else "cluster"
+        parts.append(f"{format_count(check.clusters, word)}{_PAIRING_TEXTS[check.pairing]}")
     return ", ".join(parts)
 
 
@@ -267,10 +262,7 @@ _PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder", "tail": "ta
 
 
 def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
-    """Describe whether K3 of rare or of typical tokens rose, and by how much, with 95% intervals.
-
-    Return "" if the Result has no layers of K3.
-    """
+    """Describe whether K3 of rare or of typical tokens rose. Return "" if the Result has no layers of K3."""
     found = []
     for part in check.parts:
         if part.rise is not None:
@@ -303,10 +295,7 @@ def is_first_baseline(verdict: Verdict) -> bool:
 
 
 def outcome_label(check: Check) -> str:
-    """Return the outcome as a word for reports.
-
-    The outcome of a value that becomes the first baseline is "recorded".
-    """
+    """Return the outcome as a word. The outcome of a value that becomes the first baseline is "recorded"."""
     return "recorded" if check.reason == FIRST_BASELINE_REASON else check.outcome
 
 
@@ -319,16 +308,18 @@ def verdict_answer(verdict: Verdict) -> str:
     first = max(chosen, key=_excess) if verdict.outcome == "failed" else chosen[0]
     runs = {check.run for check in checks}
     where = f"{escape_terminal(first.run)}: " if len(runs) > 1 and verdict.outcome != "passed" else ""
-    others = len({(check.run, check.rule, check.kind, check.title) for check in chosen}) - 1
     if verdict.outcome == "passed":
-        rest = "" if not others else f" and {others} more check{'s' if others > 1 else ''} passed"
-        return check_name(first) + rest
-    rest = f" ({others} more {verdict.outcome})" if others else ""
+        alike = [each for each in chosen if (each.rule, each.kind, each.title) == (first.rule, first.kind, first.title)]
+        name, others = check_name(first), len(chosen) - len(alike)
+        if len(alike) > 1:
+            noun = "run" if first.place == "overall" else first.place.split()[0]
+            name = f"{check_name(first.model_copy(update={'place': 'overall'}))} in all {len(alike)} {noun}s"
+        return name + (f" and {format_count(others, 'more check')} passed" if others else "")
+    rest = f" ({len(chosen) - 1:,} more {verdict.outcome})" if len(chosen) > 1 else ""
     return where + (_describe_failure(first) if verdict.outcome == "failed" else _describe_doubt(first)) + rest
 
 
 def _excess(check: Check) -> float:
-    """Return the factor by which a value exceeds its limit."""
     if not check.value or not check.limit or check.value * check.limit <= 0:
         return 0.0
     return check.limit / check.value if check.kind in LOWER_KINDS else check.value / check.limit
@@ -361,6 +352,8 @@ def _describe_doubt(check: Check) -> str:
     if check.rule == COVERAGE_RULE and check.value is not None:
         return check_statement(check)
     name = check_name(check)
+    if reason.startswith("no baseline: "):
+        return reason
     return f"{name}: {reason}" if reason else name
 
 

@@ -81,7 +81,8 @@ def _next_command(comparison: api.Comparison, worst: api.Contrast) -> str:
     side = comparison.side(worst.other)
     if side.kind == "result":
         return form.format_command("report", [side.source], "--html report.html")
-    if api.judge_contrast(worst).status == "OK":
+    found = api.judge_contrast(worst)
+    if found.status == "OK" and found.word != "better":  # an unexplained fall of K3 may be a fault of the dump
         return form.format_command("gate", [side.source], "--save-baseline ok.json --accept")
     return form.format_command("diagnose", [side.source])
 

@@ -20,8 +20,9 @@ _STATUSES: Mapping[str, Status] = {"passed": "OK", "undecided": "CHECK", "failed
 
 
 def gate_screen(
-    verdict: api.Verdict, paths: Sequence[str], *, page: doc.Document | None = None, saved: str = ""
-) -> doc.Document:
+    verdict: api.Verdict, paths: Sequence[str], *, page: doc.Document | None = None, saved: str = "",
+    warnings: Sequence[str] = (),
+) -> doc.Document:  # fmt: skip
     """Build the first screen of a verdict, or the whole page with `page`.
 
     `saved` is the path of the new baseline, if the dump was accepted with --accept.
@@ -33,15 +34,16 @@ def gate_screen(
     else:
         screen = doc.Document(doc.Headline(answer, status=_STATUSES[verdict.outcome]))
     if page is None:
-        screen.add(doc.Section("", "checks").add(*_verdict_parts(verdict)))
+        screen.add(doc.Section("", "checks").add(*_verdict_parts(verdict, warnings)))
     else:
+        screen.add(doc.Section("", "warnings").add(*(doc.Note(warning, "alarm") for warning in warnings)))
         screen.sections += page.sections
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Next", _next_command(verdict, paths, saved))]
     return screen
 
 
-def _verdict_parts(verdict: api.Verdict) -> Iterator[doc.DocumentPart]:
+def _verdict_parts(verdict: api.Verdict, warnings: Sequence[str]) -> Iterator[doc.DocumentPart]:
     order = sorted(verdict.checks, key=lambda check: _OUTCOMES.index(check.outcome))
     several = len({check.run for check in verdict.checks}) > 1
     columns = [
@@ -57,7 +59,7 @@ def _verdict_parts(verdict: api.Verdict) -> Iterator[doc.DocumentPart]:
     rose = [
         api.describe_k3_parts(check, intervals=False) for check in order if check.outcome == "failed" and check.parts
     ]
-    notes = [*rose[:1], *_list_reasons(verdict, order), *verdict.notes]
+    notes = [*warnings[:1], *rose[:1], *_list_reasons(verdict, order), *verdict.notes, *warnings[1:]]
     decided = [check for check in order if check.outcome != "undecided" and check.covers is not None]
     for check in sorted(decided, key=lambda check: check.covers or 0)[:1]:
         others = f" (and {format_count(len(decided) - 1, 'more check')})" if len(decided) > 1 else ""
@@ -72,13 +74,13 @@ def _verdict_parts(verdict: api.Verdict) -> Iterator[doc.DocumentPart]:
 
 def _list_reasons(verdict: api.Verdict, order: Sequence[api.Check]) -> Iterator[str]:
     """Yield the reasons of checks that the headline does not contain."""
-    answer = api.verdict_answer(verdict)
+    answer, several = api.verdict_answer(verdict), len({check.run for check in verdict.checks}) > 1
     for check in order:
         first, _, rest = check.reason.partition(". ")
-        if first and first in answer and check.reason != api.FIRST_BASELINE_REASON:
-            yield from [rest] if rest else ()
-        elif check.reason not in ("", api.FIRST_BASELINE_REASON):
-            yield f"{api.check_name(check)}: {check.reason}"
+        if check.reason == api.FIRST_BASELINE_REASON or (first in answer and not rest):
+            continue
+        name = f"{f'{check.run}: ' if several else ''}{api.check_name(check)}"
+        yield f"{name}: {rest if first in answer else check.reason}"
     yield from dict.fromkeys(check.meaning for check in order if check.meaning)
 
 
@@ -156,28 +158,32 @@ def _check_card(check: api.Check) -> doc.Card:
     return doc.Card(mark, level, api.check_statement(check), lines=[("", line) for line in below])
 
 
-def plan_document(needs: Sequence[SampleSizePlan]) -> doc.Document:
+def plan_document(needs: Sequence[SampleSizePlan], paths: Sequence[str]) -> doc.Document:
     section = doc.Section("", "plan")
     if not needs:
-        section.add(doc.Note("--plan needs a rule that limits the rise of a mean, such as k3:increase=25%."))
-        return doc.Document(doc.Headline("")).add(section)
+        title = "no plan: --plan needs a rule that limits the rise of a mean, such as k3:increase=25%"
+        return doc.Document(doc.Headline(title, status="CHECK"))
+    rise, most = f"{100 * needs[0].regression:g}%", max(need.sequences or 0 for need in needs)
+    title = f"{most:,} sequences on each side find a rise of {rise} in at least 4 of 5 dumps"
     columns = [
         doc.Column("run and metric", lambda need: f"{need.run} {need.metric}", "text"),
-        doc.Column("rise", lambda need: f"+{format_number(need.regression, 'fraction')}", drop=0),
         doc.Column("needs sequences", lambda need: format_number(need.sequences, "sequences"), drop=0),
         doc.Column("needs clusters", lambda need: format_number(need.clusters, "clusters"), drop=1),
         doc.Column("has clusters", lambda need: format_number(need.have, "clusters"), drop=2),
-        doc.Column("compared", lambda need: "the same clusters" if need.paired else "with others", "text", 3),
+        doc.Column("compared with", lambda need: f"{'the same' if need.paired else 'other'} clusters", "text", 3),
     ]
-    caption = "Data on each side to find a rise in at least 4 of 5 dumps"
-    section.add(doc.Table.of(caption, needs, columns, reach=doc.EVERYWHERE))
-    section.add(
-        *(doc.Note(f"{need.run} {need.metric}: {need.status}", "alarm") for need in needs if need.status != "ok")
+    if known := [need for need in needs if need.sequences is not None]:
+        section.add(doc.Table.of("", known, columns, reach=doc.EVERYWHERE))
+    refused = [need for need in needs if need.status != "ok"]
+    section.add(*(doc.Note(f"{need.run} {need.metric}: {need.status}", "alarm") for need in refused))
+    page = doc.Document(
+        doc.Headline(title if most else f"no plan for a rise of {rise}", status="" if most else "CHECK")
     )
+    following = "--save-baseline baseline.json --accept"
     if any("allows" in need.status for need in needs):
-        rule, rise = f"{needs[0].metric}:increase={50 * needs[0].regression:g}%", f"{100 * needs[0].regression:g}%"
-        section.add(doc.Note(f"To plan for a rise of {rise}, name a smaller tolerance: --rule {rule} --plan {rise}"))
-    return doc.Document(doc.Headline("")).add(section)
+        following = f"--rule {needs[0].metric}:increase={50 * needs[0].regression:g}% --plan {rise}"
+    page.commands = [("Next", format_command("gate", paths, following))]
+    return page.add(section)
 
 
 def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
