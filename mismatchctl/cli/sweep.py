@@ -35,8 +35,8 @@ def sweep(
 ) -> None:
     """Sweep thresholds: the rejected data, ESS and bias of each.
 
-    If you do not name a correction, it sweeps token truncation, sequence and geometric rejection, and the veto. -o also
-    writes the points as a table (.parquet, .csv).
+    If you do not name a correction, sweep varies token truncation, sequence and geometric rejection, and the veto. -o
+    also writes the points as a table (.parquet, .csv).
     """
     quiet = outputs.quiet
     outputs.check(inputs=[*inputs.files, *(config or [])])

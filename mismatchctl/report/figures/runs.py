@@ -240,7 +240,9 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
         caption = "Left: a correction rejects less. Lower points leave less mismatch in training."
         crowded = any(presets.values())
         if crowded:
-            caption += " The small points are the presets. No point is better than the Pareto front in both."
+            caption += (
+                " The small points are the presets. No correction beats the Pareto front in rejection and K3 at once."
+            )
         axis = REJECTED_AXIS if crowded else Axis("tokens rejected", percent=True)
         axes = axis, Axis("K3 of the kept tokens (nats/token)", "log")
     else:

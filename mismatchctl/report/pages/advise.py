@@ -66,10 +66,8 @@ def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
         yield _config_part(advice)
     rows = [("known", best.outcome)] if best.outcome else []
     if best.name == "none" and advice.default is not None:
-        price = f"{percent(1 - advice.default.ess)} of the ESS"
-        rows.append(
-            ("by default", f"Many documents recommend {advice.default.title}. On this dump it would cost {price}")
-        )
+        price = f"{percent(1 - advice.default.ess)} of the ESS on this dump"
+        rows.append(("by default", f"Many documents recommend {advice.default.title}, which would cost {price}"))
     if second is not None:
         text = api.candidate_label("none") if second.name == "none" else f"{second.title}: {api.describe_gain(second)}"
         text += ", not significantly worse" if second.ties else ""
@@ -201,7 +199,7 @@ def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
         "error of one update's gradient, relative to no correction",
         "Lower left is better. More data reduces the variance but not the bias. A point at the left "
         "end has no significant bias.",
-        Axis("bias² (more data does not reduce it)", x[0]), Axis("variance (more data reduces it)", y[0]), tuple(marks),
+        Axis("bias²", x[0]), Axis("variance (falls with more data)", y[0]), tuple(marks),
     )  # fmt: skip
 
 

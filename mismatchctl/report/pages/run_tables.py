@@ -228,7 +228,7 @@ def comparison_of_corrections(result: model.Result, registry: MetricRegistry) ->
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
         doc.Column("data needed", needed, description="to reach the effective sample size without correction"),
     ]  # fmt: skip
-    caption = "Shares are relative to all valid tokens or all sequences. A fresh batch has as many sequences as a step."
+    caption = "Shares are relative to all valid tokens or all sequences. A fresh batch has the size of a step."
     places = [row[0] for row in rows] if several else ()
     return doc.Table.of(caption, rows, columns, sortable=True, title="Corrections", runs=places, reach=doc.EVERYWHERE)
 
