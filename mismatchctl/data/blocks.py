@@ -94,7 +94,7 @@ class DecodedBlock:
 
     @cached_property
     def look(self) -> RowScan | None:
-        """Return a scan of the log-probs, or None if checks without a scan are faster."""
+        """Return a scan of the log-probs, or `None` if checks without a scan are faster."""
         reference, policy = (self.tokens[column] for column in REQUIRED_COLUMNS)
         if any(array.null_count or not pa.types.is_floating(array.type) for array in (policy, reference)):
             return None
@@ -305,7 +305,7 @@ def token_values(array: pa.Array) -> NDArray[Any] | None:
 
 
 def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
-    """Return the position of each valid token in its sequence, or None if there are no gaps."""
+    """Return the position of each valid token in its sequence, or `None` without gaps."""
     if place is None:
         return None
     offsets, lengths = segments.offsets, segments.lengths

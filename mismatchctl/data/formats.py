@@ -48,7 +48,7 @@ _NUMBERS = ("float", "integer", "decimal")
 
 
 def classify(kind: pa.DataType) -> tuple[int, str]:
-    """Return the depth of nested lists, and the kind of their values: of `VALUE_KINDS`, or the name of the type."""
+    """Return the depth of nested lists, and the kind of their values: a key of `VALUE_KINDS` or a type."""
     depth, kind = 0, plain_type(kind)
     while is_list(kind):
         depth, kind = depth + 1, plain_type(kind.value_type)
@@ -167,7 +167,7 @@ class ListColumn:
         return np.zeros(len(self.lengths), np.bool_) if self.null is None else self.null
 
     def flat(self, keep: Bools | None) -> pa.Array:
-        """Return the elements of the rows in `keep` (None: all rows), without a copy if the rows are adjacent."""
+        """Return the elements of the rows in `keep` (`None`: all rows), without a copy if the rows are adjacent."""
         starts = self.starts if keep is None else self.starts[keep]
         lengths = self.lengths if keep is None else self.lengths[keep]
         ends = starts + lengths
@@ -201,7 +201,7 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
 
 
 def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
-    """Convert values per sequence to int64, float64 (NaN for null) or objects (None for null, int for large ids)."""
+    """Convert values per sequence to int64, float64 (NaN for null) or objects (`None` for null, int for large ids)."""
     kind = array.type
     number = column is not None and column.kind is not ColumnKind.ID
     if pa.types.is_boolean(kind) and number:
@@ -222,7 +222,7 @@ def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Convert whole floats to integers and NaN to None. Other ids become strings, but a fractional step stays."""
+    """Convert whole floats to integers and NaN to `None`. Other ids become strings, but a fractional step stays."""
     missing = np.isnan(values)
     are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
     if are_whole.all():

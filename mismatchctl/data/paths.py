@@ -259,7 +259,7 @@ def _is_series(names: Sequence[str], files: bool) -> bool:
 
 
 def _steps(files: Sequence[str]) -> list[int | None]:
-    """Return the step in the name of each file or folder, or None if a name has no step."""
+    """Return the step in the name of each file or folder, or `None` if a name lacks a step."""
     found = [int(steps[-1]) if (steps := _STEP.findall(file)) else None for file in files]
     return found if None not in found and len(set(found)) > 1 else [None] * len(files)
 

@@ -169,7 +169,7 @@ class LengthMismatch:
         return f"{name} has {one.lengths[name]:,} elements in row {one.row:,} where the other lists have {others:,}"
 
     def pattern(self) -> str:
-        """Describe the common difference of the lengths of both log-prob lists, or ""."""
+        """Describe the common difference of the lengths of the two log-prob lists, or ""."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]
         if len(pairs) < 2:
             return ""
@@ -189,7 +189,7 @@ class LengthMismatch:
         return ""
 
     def overlap(self) -> str:
-        """Return the end (first or last) at which both log-prob lists agree, or ""."""
+        """Return the end (first or last) that is equal in the two log-prob lists, or ""."""
         return _ENDS.get(find_surplus(((one.rollout, one.train) for one in self.examples), _FEWEST_TOKENS), "")
 
 

@@ -133,7 +133,7 @@ class Dump:
         return part
 
     def settings(self, file: DumpFile) -> list[Any]:
-        """Return everything besides the file that determines its batches."""
+        """Return the settings that determine the batches of a file."""
         columns = self._columns, self._watched, file.columns, file.partition
         return [file.index, file.run, *columns, self._skip, self._mask_missing, self._broken.get(file.index, {})]
 

@@ -589,7 +589,7 @@ def _is_same_file(handle: BinaryIO, path: Path) -> bool:
 
 
 def _try_lock(handle: BinaryIO) -> bool | None:
-    """Lock a file until it is closed. Return False if another process has the lock, and None without locks."""
+    """Lock a file until it is closed. Return False if another process has the lock, and `None` without locks."""
     if not HAS_LOCKS:
         return None
     import fcntl

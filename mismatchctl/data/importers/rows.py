@@ -323,7 +323,7 @@ def _prompt_tokens(tokens: NDArray[np.int64], mask: NDArray[np.bool_], attention
 
 
 def prompt_hash(prompt: Any) -> str | None:
-    """Return a hash of a prompt's tokens or text, None for an empty prompt."""
+    """Return a hash of a prompt's tokens or text, `None` for an empty prompt."""
     if prompt is None or (isinstance(prompt, (list, np.ndarray)) and len(prompt) == 0):
         return None
     prompt = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt

@@ -38,7 +38,7 @@ BatchJoin = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
 class ForeignRun:
     """Files that are read as one run.
 
-    `missing` tokens have no log-prob and are masked. `copies` are sequences that another file has with the same values.
+    `missing` tokens lack a log-prob and are masked. `copies` are sequences that another file has with the same values.
     """
 
     def __init__(self, place: str, join: BatchJoin | None = None, joined_columns: Collection[str] = ()) -> None:
@@ -54,7 +54,7 @@ class ForeignRun:
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, framework: str = "") -> Batches:
-        """Yield the sequences of a file. If no framework wrote the file, yield none."""
+        """Yield the sequences of a file. If no framework wrote the file, the result is empty."""
         layout = recognize_layout(path, framework)
         if layout is None:
             refuse_incomplete(path)
@@ -81,7 +81,7 @@ class ForeignRun:
                 yield batch
 
     def finish(self) -> None:
-        """Raise an error if all files together have no sequence."""
+        """Raise an error if all files together lack sequences."""
         if self._first is None and self._alone is not None:
             raise _incomplete_error("train", *self._alone)
         if self._first is None or not self._sequences:
@@ -92,7 +92,7 @@ class ForeignRun:
             raise DataError(problem, file=self._place, remedy=remedy)
 
     def _without_missing(self, batch: pa.RecordBatch, layout: FileLayout) -> pa.RecordBatch:
-        """Mask the tokens for which the framework had no log-prob."""
+        """Mask the tokens without a log-prob of the framework."""
         if not layout.missing:
             return batch
         mask = _flat_values(batch, "response_mask")
@@ -186,7 +186,7 @@ def _file_stamp(one: UnopenedFile) -> _FileStamp:
 def _convert_run(
     named: Sequence[str], stamps: Sequence[_FileStamp], skip: bool
 ) -> tuple[list[ConversionOutcome], list[str]]:
-    """Read each file of a run. If the run has dumps, files that are not dumps become None."""
+    """Read each file of a run. If the run has dumps, files that are not dumps become `None`."""
     place = os.path.commonpath(named)
     source = ForeignRun(place)
     paths = [Path(path if os.path.exists(path) else stamp[0]) for path, stamp in zip(named, stamps, strict=True)]
@@ -226,7 +226,7 @@ def _read_file(source: ForeignRun, path: Path, incomplete: bool) -> Batches:
 
 
 def _collect(batches: Batches, in_memory: bool) -> pa.Table | None:
-    """Return the rows as a table, which can be stored in a temporary file. Return None without rows."""
+    """Return the rows as a table, which can be stored in a temporary file. Return `None` without rows."""
     first = next(batches, None)
     if first is None:
         return None

@@ -94,7 +94,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def has_both_sides(table: pa.Table) -> bool:
-    """Return True if a table contains the log-probs of both sides."""
+    """Return True if a table contains the log-probs of rollout and trainer."""
     found = set(map(canonical_name, table.schema.names))
     return found >= {*REQUIRED_COLUMNS} and ("response_mask" in found or "position" in found)
 
@@ -147,7 +147,7 @@ def is_engine_file(path: Path) -> bool:
 
 
 def first_record(path: Path) -> Mapping[str, Any] | None:
-    """Return the first object of a JSON or JSONL file, or None."""
+    """Return the first object of a JSON or JSONL file, or `None`."""
     try:
         if path.suffix.lower() in JSON_LINES:
             lines = (line for line in read_first_bytes(path, _FIRST).splitlines() if line.strip())
@@ -400,7 +400,7 @@ def _to_cells(values: NDArray[Any]) -> Any:
 
 
 def _from_frame(frame: Any) -> pa.Table:
-    """Convert a polars table. Arrow supports neither names with a null character nor integers of 128 bits."""
+    """Convert a polars table, without the names and integers of 128 bits that Arrow does not support."""
     import polars as pl
 
     kept = [name for name, kind in frame.schema.items() if "\0" not in name and "128" not in str(kind)]
@@ -423,7 +423,7 @@ def _with_token_ids(table: pa.Table) -> pa.Table:
 
 
 def with_prompt_ids(table: pa.Table) -> pa.Table:
-    """If the table has no prompt ids, add ids from the tokens or the text of the prompts."""
+    """If the table lacks prompt ids, add ids from the tokens or the text of the prompts."""
     for name in () if "prompt_id" in map(canonical_name, table.schema.names) else _PROMPTS:
         if name in table.schema.names and not pa.types.is_floating(table.schema.field(name).type):
             values = table[name].to_pylist()
