@@ -35,26 +35,10 @@ TOKENS_PER_SEQUENCE = 16
 """The sums of a sequence take as much memory as this number of tokens."""
 
 
-class MergeablePart(Protocol):
-    """The result of one part of a dump. Results are merged with `+` in input order."""
-
-    def __add__(self, other: Any, /) -> Any:
-        """Merge two parts."""
-
-
-MergeableT = TypeVar("MergeableT", bound=MergeablePart)
+Work = Callable[[Dump, ReadUnit], Any]
+"""A computation on one part of a dump, which can be pickled. Its results are merged with `+` in input order."""
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
-PartT = TypeVar("PartT", bound=MergeablePart, covariant=True)
-
-
-class Work(Protocol[PartT]):
-    """A computation on one part of a dump. It can be pickled, and its fields determine the result."""
-
-    def __call__(self, dump: Dump, unit: ReadUnit, /) -> PartT:
-        """Compute the result of one part of the dump."""
-
-
 Shard = tuple[ReadUnit, ...]
 """Adjacent parts of one file."""
 
@@ -62,7 +46,7 @@ Shard = tuple[ReadUnit, ...]
 class Engine(Protocol):
     """Runs work on shards."""
 
-    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
+    def map(self, work: Work, dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
         """Yield the result of each shard in the given order."""
 
 
@@ -127,7 +111,7 @@ class LocalEngine:
     threads: int | None = None  # parts read at the same time, by default one per processor
     memory: int | None = None  # limit in bytes, by default half of the memory, which may reduce the number of threads
 
-    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
+    def map(self, work: Work, dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
         """Yield the result of each shard. Parts of several shards are read at the same time."""
         memory = self.memory
         if memory is None:
@@ -135,7 +119,7 @@ class LocalEngine:
             memory = max(min(sizes, default=1 << 63) // 2, PROCESS_BYTES + BATCH_TOKENS * 3 // 2 * BYTES_PER_TOKEN)
         threads = _limit_threads(self.threads or default_threads(), memory, dump)
         units = ((shard, unit, unit is shard[-1]) for shard in shards for unit in shard)
-        merged: MergeableT | None = None
+        merged: Any = None
         for (shard, _, last), part in ordered_map(lambda item: work(dump, item[1]), units, threads):
             merged = part if merged is None else merged + part
             if last:
@@ -174,7 +158,7 @@ class IncrementalEngine:
     engine: Engine
     _parts: dict[bytes, bytes] = field(default_factory=dict)
 
-    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
+    def map(self, work: Work, dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
         """Yield the result of each shard in the given order."""
         keys = []
         for shard in shards:
@@ -204,7 +188,7 @@ class RayEngine:
 
     address: str | None = None
 
-    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
+    def map(self, work: Work, dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
         """Yield the part of each shard, in the given order."""
         with _connect(self.address) as ray:
             task = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(compute_on_worker)
@@ -251,7 +235,7 @@ def _connect(address: str | None) -> Iterator[Any]:
             ray.shutdown()
 
 
-def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str]) -> MergeableT | MismatchctlError:
+def compute_on_worker(work: Work, dump: Dump, caller: tuple[str, str]) -> Any:
     node, (version, reader) = os.uname().nodename, caller
     if tool_version() != version:
         return DataError(
@@ -268,8 +252,7 @@ def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str
         )
     try:
         with messages_for(reader):
-            parts: Iterator[MergeableT] = (work(dump, unit) for unit in dump.units)
-            return reduce(add, parts)
+            return reduce(add, (work(dump, unit) for unit in dump.units))
     except MismatchctlError as error:
         return error
 
