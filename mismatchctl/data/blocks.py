@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -88,8 +88,7 @@ class DecodedBlock:
     def mask(self) -> Bools:
         """Return the mask of the trained tokens [T]. Without a mask column, all tokens are True."""
         if MASK_COLUMN not in self.tokens:
-            tokens = int(self.offsets[-1])
-            return _true_array(1 << tokens.bit_length())[:tokens]
+            return np.ones(self.offsets[-1], np.bool_)
         return np.asarray(token_values(self.tokens[MASK_COLUMN]) == 1)
 
     @cached_property
@@ -275,13 +274,6 @@ def _note_faults(
             block.add_faults(column, f"{column}: {reason}", bad if index is None else index[bad], problem, remedy)
 
 
-@lru_cache(maxsize=2)
-def _true_array(count: int) -> Bools:
-    flags = np.ones(count, np.bool_)
-    flags.flags.writeable = False
-    return flags
-
-
 def token_values(array: pa.Array) -> NDArray[Any] | None:
     """Return one value per token, NaN for null: [T], [T, K] for lists of one length, `None` for other lists."""
     if not is_list(array.type):
@@ -306,20 +298,13 @@ def token_values(array: pa.Array) -> NDArray[Any] | None:
 
 def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
     """Return the position of each valid token in its sequence, or `None` without gaps."""
-    if place is None:
+    if place is None or not len(place):
         return None
     offsets, lengths = segments.offsets, segments.lengths
-    filled = lengths > 0
-    first, last = np.zeros(len(lengths), place.dtype), np.zeros(len(lengths), place.dtype)
-    first[filled], last[filled] = place[offsets[:-1][filled]], place[offsets[1:][filled] - 1]
-    if np.array_equal((last - first + 1)[filled], lengths[filled]):
+    first, last = place[np.minimum(offsets[:-1], len(place) - 1)], place[offsets[1:] - 1]
+    if np.array_equal((last - first + 1)[lengths > 0], lengths[lengths > 0]):
         return None
-    position = np.empty(len(place), np.int64)
-    for start, stop in segments.blocks():  # repeated values stay in the CPU cache
-        tokens = slice(offsets[start], offsets[stop])
-        np.subtract(
-            place[tokens], np.repeat(first[start:stop], lengths[start:stop]), out=position[tokens], casting="unsafe"
-        )
+    position: Ints = (place - np.repeat(first, lengths)).astype(np.int64, copy=False)
     return position
 
 
