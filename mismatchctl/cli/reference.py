@@ -94,25 +94,19 @@ def lint(
     quiet: bool = False,
 ) -> None:
     """Check a framework's configuration (exit 3 on errors)."""
-    from dataclasses import asdict, replace
-
     from mismatchctl.api.lint import lint as run
     from mismatchctl.core.formatting import format_command
     from mismatchctl.report.pages.checks import lint_document
 
     chosen, findings = run(config, dumps or (), framework, opt.parse_renames(column))
-    entries = [asdict(replace(finding, instead=None)) for finding in findings]
-    for entry in entries:
-        del entry["instead"]
-    data = {"framework": chosen.title, "findings": entries}
+    entries = [{name: value for name, value in vars(one).items() if name != "instead"} for one in findings]
+    title, following = (
+        f"{config} as {chosen.dated}",
+        format_command("analyze", dumps or ["DUMPS"], f"--config {config}"),
+    )
     out.print_json_or_page(
-        data,
-        lambda: lint_document(
-            findings,
-            f"{config} as {chosen.dated}",
-            notes=verbose,
-            following=format_command("analyze", dumps or ["DUMPS"], f"--config {config}"),
-        ),
+        {"framework": chosen.title, "findings": entries},
+        lambda: lint_document(findings, title, notes=verbose, following=following),
         as_json=json,
         quiet=quiet,
     )

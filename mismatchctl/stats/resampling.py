@@ -75,22 +75,18 @@ def p_above_zero(draws: Float64s, flipped: Float64s | None = None) -> float:
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values so that the family-wise error rate is controlled (Holm 1979)."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+    values, adjusted, count = np.array(p_values, np.float64), np.zeros(len(p_values)), len(p_values)
+    order = np.argsort(values, kind="stable")
+    adjusted[order] = np.maximum.accumulate(np.minimum(values[order] * np.arange(count, 0, -1), 1.0))
+    return adjusted.tolist()
 
 
 def adjust_fdr(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values so that the false-discovery rate is controlled (Benjamini and Hochberg 1995)."""
-    order = sorted(range(len(p_values)), key=lambda index: -p_values[index])
-    adjusted, smallest = [0.0] * len(p_values), 1.0
-    for place, index in enumerate(order):
-        smallest = min(smallest, p_values[index] * len(p_values) / (len(p_values) - place))
-        adjusted[index] = smallest
-    return adjusted
+    values, adjusted, count = np.array(p_values, np.float64), np.zeros(len(p_values)), len(p_values)
+    order = np.argsort(-values, kind="stable")
+    adjusted[order] = np.minimum.accumulate(np.minimum(values[order] * count / np.arange(count, 0, -1), 1.0))
+    return adjusted.tolist()
 
 
 LEAST_RELABELINGS, MOST_RELABELINGS = 1 << 12, 1 << 16
@@ -222,26 +218,18 @@ def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total:
     spread = math.sqrt(float(half @ half) + share * (1 - share) * float(single @ single))
     if total <= _ROUNDING or spread == 0:
         return 1.0
-    point = _find_saddlepoint(half / spread, single / spread, chosen if size else 0, total / spread)
-    bound = min(-point.exponent - log_chance, 0.0)
-    w, curvature = math.sqrt(max(2 * point.exponent, 0.0)), max(point.curvature, 1e-300)
+    exponent, slope, curvature = _find_saddlepoint(
+        half / spread, single / spread, chosen if size else 0, total / spread
+    )
+    bound, w = min(-exponent - log_chance, 0.0), math.sqrt(max(2 * exponent, 0.0))
     if w < _ROUNDING:
         return 1.0
-    score = w + math.log(point.slope * math.sqrt(curvature) / w) / w
+    score = w + math.log(slope * math.sqrt(max(curvature, 1e-300)) / w) / w
     approximate = _TAIL_MARGIN * 0.5 * math.erfc(score / math.sqrt(2))
     return min(1.0, max(min(approximate, math.exp(bound)), math.exp(-log_ways)))
 
 
-@dataclass(frozen=True)
-class _Saddlepoint:
-    """The largest exponent of the Chernoff bound, with its slope and relative curvature."""
-
-    exponent: float
-    slope: float
-    curvature: float
-
-
-def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> _Saddlepoint:
+def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> tuple[float, float, float]:
     """Maximize the exponent by Newton's method. The method can stop early, because each exponent gives a valid bound.
 
     The random total has a sign for each of `half`, and random labels of `single` with `chosen` expected.
@@ -281,7 +269,7 @@ def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: floa
             break
         at, (exponent, gradient, second) = tried, following
     determinant = float(np.linalg.det(second))
-    return _Saddlepoint(exponent, float(at[1]), determinant / first if first else float(second[1, 1]))
+    return exponent, float(at[1]), determinant / first if first else float(second[1, 1])
 
 
 def shares_above(totals: Float64s) -> Float64s:

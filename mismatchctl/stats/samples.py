@@ -47,6 +47,15 @@ class ClusterSample:
     def column(self, name: str) -> Float64s:
         return self.sums[:, self.columns[name]]
 
+    @classmethod
+    def merge(cls, keys: Hashes, names: tuple[str, ...], sums: Float64s) -> ClusterSample:
+        """Add up the rows with equal keys."""
+        keys, where = np.unique(keys, return_inverse=True)
+        merged = np.zeros((len(keys), len(names)))
+        with np.errstate(over="ignore"):
+            np.add.at(merged, where, sums)
+        return cls(keys, names, merged)
+
     def count_common(self, other: ClusterSample) -> int:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
@@ -78,15 +87,12 @@ def build_step_sample(run: RunResult, index: int) -> ClusterSample:
 def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample:
     """Return the clusters whose `--by` column has the value at `index` of the column's labels."""
     if column not in run.by:
-        raise DataError(
-            f"the Result does not contain a breakdown by {column}",
-            remedy=f"analyze the dump with {option('by', column)}",
-        )
+        remedy = f"analyze the dump with {option('by', column)}"
+        raise DataError(f"the Result does not contain a breakdown by {column}", remedy=remedy)
     table = run.by[column].clusters
     if table is None:
-        raise DataError(
-            f"the Result does not contain clusters by {column}, because there are too many", remedy=DUMP_REMEDY
-        )
+        problem = f"the Result does not contain clusters by {column}, because there are too many"
+        raise DataError(problem, remedy=DUMP_REMEDY)
     return _build_sample(table, None, np.array(table.groups, np.int64) == index)
 
 
@@ -99,11 +105,7 @@ def _build_sample(
     sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # the largest stored value means an overflow
     if table.by != "prompt" and table.groups and steps is not None:
         keys = mix_hashes(keys, hash_values(np.array(list(map(str, steps.labels))))[table.groups])
-    keys, where = np.unique(keys[rows], return_inverse=True)
-    merged = np.zeros((len(keys), len(table.columns)))
-    with np.errstate(over="ignore"):
-        np.add.at(merged, where, sums[rows])
-    return ClusterSample(keys, tuple(table.columns), merged)
+    return ClusterSample.merge(keys[rows], tuple(table.columns), sums[rows])
 
 
 @dataclass(frozen=True)
@@ -266,10 +268,7 @@ class K3Layers:
             # slopes at the caps: the mean of both sides; below the lowest cap nearly all tokens exceed it
             slopes = np.concatenate([rises[:, :1], (rises[:, :-1] + rises[:, 1:]) / 2, rises[:, -1:]], axis=1)
             slopes[:, 1] = rises[:, 1]
-            first, last = (
-                np.where(at > 0, slopes[:, at], rises[:, at]),
-                np.where(at > 0, slopes[:, at + 1], rises[:, at]),
-            )
+            first, last = (np.where(at > 0, slopes[:, place], rises[:, at]) for place in (at, at + 1))
             bend = (1 - share) * (first - rises[:, at]) - share * (last - rises[:, at])
             moved_logs = logs[:, at] + share * rises[:, at] + share * (1 - share) * bend
             part = np.clip(np.nan_to_num((np.exp(moved_logs) - low) / (high - low)), 0.0, 1.0)

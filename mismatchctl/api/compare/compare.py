@@ -12,22 +12,7 @@ from typing import Literal
 import numpy as np
 
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.api.compare.comparison import (
-    CONFIDENCE,
-    PRIMARY_METRICS,
-    Carrier,
-    Change,
-    Comparison,
-    Contrast,
-    Contribution,
-    Decomposition,
-    GrowthContrast,
-    Interval,
-    PartLabel,
-    Side,
-    contrast_details,
-    contrast_headline,
-)
+from mismatchctl.api.compare import comparison as model
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.validation import replace_nonfinite
 from mismatchctl.corrections.model import Correction
@@ -64,7 +49,7 @@ def compare(
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
     micro_batch_size: int | None = None,
-) -> Comparison:
+) -> model.Comparison:
     """Compare every run of every argument with the first run."""
 
     def analyze_source(path: DumpSource) -> Result:
@@ -80,7 +65,7 @@ def compare(
     both, metrics = list(zip(others, pairs, strict=True)), first.run.overall.metrics
     changes = adjust_p_values([compare_metrics(metrics, other.run.overall.metrics, pair) for other, pair in both])
     corrected = adjust_p_values([_compare_corrections(first, other, pair) for other, pair in both])
-    return Comparison(
+    return model.Comparison(
         warnings=warnings,
         sides=[_build_side(source, sample) for source, sample in zip(sources, samples, strict=True)],
         contrasts=[
@@ -165,8 +150,8 @@ def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
     return [replace(source, name=name) for source, name in zip(sources, names, strict=True)]
 
 
-def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
-    return Side(
+def _build_side(source: ComparedRun, sample: ClusterSample) -> model.Side:
+    return model.Side(
         name=source.name,
         source=escape_unprintable(source.path),
         kind=source.kind,
@@ -180,7 +165,7 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
 
 def _compare_corrections(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
-) -> dict[str, Change]:
+) -> dict[str, model.Change]:
     """Compare the metrics of every correction that both sides define in the same way, as `name/key`."""
     return {
         f"{correction.name}/{key}": tested
@@ -197,14 +182,14 @@ def _compare_corrections(
 
 def _build_contrast(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample],
-    changes: dict[str, Change], corrected: dict[str, Change],
-) -> Contrast:  # fmt: skip
+    changes: dict[str, model.Change], corrected: dict[str, model.Change],
+) -> model.Contrast:  # fmt: skip
     shared, same = samples[0].count_common(samples[1]), samples[0].equal_sides(samples[1])
-    grouped: dict[str, dict[str, Change]] = {}
+    grouped: dict[str, dict[str, model.Change]] = {}
     for place, change in corrected.items():
         name, _, key = place.rpartition("/")  # a name may contain slashes, a key does not
         grouped.setdefault(name, {})[key] = change
-    found = Contrast(
+    found = model.Contrast(
         other=other.name,
         clusters_shared=shared,
         same_tokens=bool(same),
@@ -214,7 +199,7 @@ def _build_contrast(
         decompositions=_build_decompositions(first, other),
         growth=compare_growth(first.run, other.run),
     )
-    found.says = [contrast_headline(found), *contrast_details(found)]
+    found.says = [model.contrast_headline(found), *model.contrast_details(found)]
     return found
 
 
@@ -230,17 +215,18 @@ def _describe_pairing(
     return f"not paired: no {what} in common"
 
 
-def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[Decomposition]:
+def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[model.Decomposition]:
     runs = first.run, other.run
     steps = _decompose_by_label("step", True, runs, (first.run.groups, other.run.groups), build_step_sample)
 
-    def by_value(column: str) -> Decomposition | None:
-        def sample(run: RunResult, index: int) -> ClusterSample:
-            return build_value_sample(run, column, index)
+    def sample(column: str) -> SampleReader:
+        return lambda run, index: build_value_sample(run, column, index)
 
-        return _decompose_by_label(column, False, runs, (first.run.by[column], other.run.by[column]), sample)
-
-    values = [by_value(column) for column in first.run.by if column in other.run.by]
+    values = [
+        _decompose_by_label(name, False, runs, (first.run.by[name], other.run.by[name]), sample(name))
+        for name in first.run.by
+        if name in other.run.by
+    ]
     bins = [
         decompose_by_bin(breakdown, other.run.breakdowns[name])
         for name, breakdown in first.run.breakdowns.items()
@@ -263,9 +249,11 @@ def compare_metrics(
     other: Mapping[str, Value],
     samples: tuple[ClusterSample, ClusterSample],
     correction: Correction | None = None,
-) -> dict[str, Change]:
-    keys = [key for key in reference if key in other]
-    metrics = {key: metric for key in keys if (metric := _find_table_metric(key, correction)) is not None}
+) -> dict[str, model.Change]:
+    keys, metrics = [key for key in reference if key in other], dict[str, TableMetric]()
+    for key in keys:
+        with suppress(ConfigError):  # a metric of another version of mismatchctl
+            metrics[key] = find_metric(key, correction)
     smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
     draws = resample_metrics(samples, list(smooth.values())) if smooth else [[], []]
     pairs = dict(zip(smooth, zip(*draws, strict=True), strict=True))
@@ -294,7 +282,7 @@ def permutation_p_values(
     return found
 
 
-def adjust_p_values(families: Sequence[Mapping[str, Change]]) -> list[dict[str, Change]]:
+def adjust_p_values(families: Sequence[Mapping[str, model.Change]]) -> list[dict[str, model.Change]]:
     """Adjust p-values: primary metrics by Holm's method, other metrics for the false-discovery rate."""
     found = [dict(changes) for changes in families]
     for adjust, is_primary in ((adjust_holm, True), (adjust_fdr, False)):
@@ -302,15 +290,15 @@ def adjust_p_values(families: Sequence[Mapping[str, Change]]) -> list[dict[str, 
             (index, key, change.p_alone)
             for index, changes in enumerate(families)
             for key, change in changes.items()
-            if (key in PRIMARY_METRICS) == is_primary and change.p_alone is not None
+            if (key in model.PRIMARY_METRICS) == is_primary and change.p_alone is not None
         ]
         for (index, key, alone), p in zip(places, adjust([p for _, _, p in places]), strict=True):
             found[index][key] = _set_p_value(found[index][key], alone, p, len(places))
     return found
 
 
-def _set_p_value(change: Change, alone: float, p: float, tests: int) -> Change:
-    level = 1 - CONFIDENCE
+def _set_p_value(change: model.Change, alone: float, p: float, tests: int) -> model.Change:
+    level = 1 - model.CONFIDENCE
     low, high = change.interval or (0.0, 0.0)
     note = ""
     if p >= level and not low <= 0 <= high:
@@ -319,13 +307,6 @@ def _set_p_value(change: Change, alone: float, p: float, tests: int) -> Change:
         else:
             note = f"p = {alone:.2g}: relabeled clusters often differ by this much, so the interval is too narrow"
     return change.model_copy(update={"p": p, "significant": p < level, "note": note})
-
-
-def _find_table_metric(key: str, correction: Correction | None) -> TableMetric | None:
-    try:
-        return find_metric(key, correction)
-    except ConfigError:
-        return None  # the metric belongs to another version of mismatchctl
 
 
 def _has_columns(metric: TableMetric, samples: Sequence[ClusterSample]) -> bool:
@@ -337,13 +318,13 @@ def _has_columns(metric: TableMetric, samples: Sequence[ClusterSample]) -> bool:
 def _build_change(
     metric: TableMetric | None, reference: Value, other: Value, draws: tuple[Float64s, Float64s] | None,
     p: float | None,
-) -> Change:  # fmt: skip
+) -> model.Change:  # fmt: skip
     if reference.value is None or other.value is None:
         status = reference.status if reference.value is None else other.status
-        return Change(reference=reference, other=other, status=status)
+        return model.Change(reference=reference, other=other, status=status)
     same = math.isclose(reference.value, other.value, rel_tol=_EQUALITY_TOLERANCE)
     difference = 0.0 if same else other.value - reference.value
-    change = Change(reference=reference, other=other, difference=difference, status=NOT_RESAMPLED_REASON)
+    change = model.Change(reference=reference, other=other, difference=difference, status=NOT_RESAMPLED_REASON)
     if metric is None:
         return change
     change.better = None if same else _is_better(metric.metric, reference.value, other.value)
@@ -372,12 +353,12 @@ def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
     return (other < reference) == (metric.better == "low")
 
 
-def _difference_interval(draws: Float64s) -> Interval | None:
+def _difference_interval(draws: Float64s) -> model.Interval | None:
     found = percentile_interval(draws)
     return found if found is not None and all(map(math.isfinite, found)) else None
 
 
-def compare_growth(reference: RunResult, other: RunResult) -> GrowthContrast:
+def compare_growth(reference: RunResult, other: RunResult) -> model.GrowthContrast:
     first, second = fit_run_growth(reference), fit_run_growth(other)
     before, after = _k3_by_step(reference), _k3_by_step(other)
     common = [label for label in before if label in after]
@@ -395,7 +376,7 @@ def compare_growth(reference: RunResult, other: RunResult) -> GrowthContrast:
         tail = TokenTail([new / old if new and old else None for old, new in p99], outliers)
         growth = check_outliers(growth, common, quotients, tail)
     onsets_differ = _onsets_differ(first, second)
-    return GrowthContrast(reference=first, other=second, quotient=growth, onsets_differ=onsets_differ)
+    return model.GrowthContrast(reference=first, other=second, quotient=growth, onsets_differ=onsets_differ)
 
 
 def _k3_by_step(run: RunResult) -> dict[Label, tuple[float, float]]:
@@ -446,7 +427,7 @@ def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Flo
     return mix, level
 
 
-def decompose_by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | None:
+def decompose_by_bin(reference: Breakdown, other: Breakdown) -> model.Decomposition | None:
     """Divide the change of K3 into bins. Standard errors belong to `level` and ignore shared prompts."""
     lows = sorted({*reference.low, *other.low})
     highs = dict(zip([*reference.low, *other.low], [*reference.high, *other.high], strict=True))
@@ -471,7 +452,7 @@ SampleReader = Callable[[RunResult, int], ClusterSample]
 
 def _decompose_by_label(
     quantity: str, ordered: bool, runs: tuple[RunResult, RunResult], groups: tuple[Groups, Groups], sample: SampleReader
-) -> Decomposition | None:
+) -> model.Decomposition | None:
     first, second = groups
     labels = [*first.labels, *(label for label in second.labels if label not in first.labels)]
     if all(isinstance(label, (int, float)) for label in labels):
@@ -514,14 +495,14 @@ def _resampled_errors(
 
 
 def _build_decomposition(
-    quantity: str, ordered: bool, places: Sequence[Mapping[str, PartLabel]], sides: Sequence[PartMeans], se: Float64s
-) -> Decomposition | None:
+    quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans], se: Float64s
+) -> model.Decomposition | None:
     mix, level = contributions(*sides)
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
     shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
     parts = [
-        Contribution(
+        model.Contribution(
             **place,  # type: ignore[arg-type]
             tokens=(float(shares[0][index]), float(shares[1][index])),
             k3=(replace_nonfinite(float(sides[0].k3[index])), replace_nonfinite(float(sides[1].k3[index]))),
@@ -531,7 +512,7 @@ def _build_decomposition(
         )
         for index, place in enumerate(places)
     ]
-    return Decomposition(
+    return model.Decomposition(
         quantity=quantity,
         ordered=ordered,
         difference=float(mix.sum() + level.sum()),
@@ -542,7 +523,7 @@ def _build_decomposition(
     )
 
 
-def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | None:
+def _find_carrier(parts: Sequence[model.Contribution], ordered: bool) -> model.Carrier | None:
     """Find the parts of the data that contribute most of the change, and more than their share of K3."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
@@ -554,13 +535,13 @@ def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | Non
     chosen = _find_stretch(carried, weight) if ordered else carried > weight
     errors = [part.se for part, is_in in zip(parts, chosen, strict=True) if is_in and part.se is not None]
     sure = bool(errors) and abs(total[chosen].sum()) > MIN_STANDARD_ERRORS * math.hypot(*errors)
-    share, own = float(carried[chosen].sum()), float(weight[chosen].sum())
+    share, own, reached = (float(values[chosen].sum()) for values in (carried, weight, tokens[:, 1]))
     if not sure or chosen.all() or share < max(MIN_CARRIED_SHARE, MIN_CARRIED_RATIO * own):
         return None
     picked = [part for part, is_in in zip(parts, chosen, strict=True) if is_in]
     labels = [part.label for part in picked] if picked[0].low is None else []
-    reached = float(tokens[chosen, 1].sum())
-    return Carrier(low=picked[0].low, high=picked[-1].high, labels=labels, carried=share, weight=own, tokens=reached)
+    low, high = picked[0].low, picked[-1].high
+    return model.Carrier(low=low, high=high, labels=labels, carried=share, weight=own, tokens=reached)
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:

@@ -14,7 +14,7 @@ from mismatchctl.core.formatting import INTERVAL_LEVEL, format_count, format_lab
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
 from mismatchctl.io import __version__
-from mismatchctl.results.growth import Growth
+from mismatchctl.results.growth import Growth, Label
 from mismatchctl.results.model import Breakdown, Distribution, Value
 from mismatchctl.results.summary import Status, percent
 from mismatchctl.results.views import (
@@ -37,7 +37,6 @@ CONFIDENCE = INTERVAL_LEVEL
 """Confidence level of intervals. The significance level is one minus this."""
 
 Interval = tuple[float, float]
-PartLabel = str | int | float | bool | None
 ValuePair = tuple[float | None, float | None]
 """Values of the reference and of the other side."""
 
@@ -89,7 +88,7 @@ class Contribution(FiniteModel):
     of `level`.
     """
 
-    label: PartLabel = None
+    label: Label = None
     low: float | None = None
     high: float | None = None
     tokens: tuple[float, float]
@@ -112,7 +111,7 @@ class Carrier(FiniteModel):
 
     low: float | None = None
     high: float | None = None
-    labels: list[PartLabel] = Field(default_factory=list)
+    labels: list[Label] = Field(default_factory=list)
     carried: float
     weight: float
     tokens: float
@@ -342,12 +341,7 @@ def change_label(change: Change) -> str:
 
 def contrast_details(contrast: Contrast) -> list[str]:
     more = [*describe_carriers(contrast), *describe_mix(contrast)] if k3_change(contrast).significant else []
-    return [
-        *describe_doubt(contrast),
-        contrast.paired,
-        *more,
-        *describe_growth(contrast.growth),
-    ]
+    return [*describe_doubt(contrast), contrast.paired, *more, *describe_growth(contrast.growth)]
 
 
 def describe_doubt(contrast: Contrast) -> list[str]:

@@ -72,7 +72,12 @@ def check_coverage(
 ) -> Iterator[Check]:
     """Yield checks of skipped, unread, missing, repeated and masked data, and of data that hides a mismatch."""
     yield from _check_left_out(result, limits.max_skipped)
-    yield from _check_unread(result)
+    if unread := result.provenance.unread:
+        more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+        verb = "look like dumps and were" if len(unread) > 1 else "looks like a dump and was"
+        remedy = "Rename files of the dump to NAME.parquet, and move other files away"
+        reason = f"{', '.join(unread[:3])}{more} {verb} not read because of the name. {remedy}"
+        yield undecided_check(next(iter(result.runs), ""), "files not read", reason)
     yield from _check_finite_counts(result)
     matches = [*_match_runs(result, baseline)]
     for name, run, accepted in matches:
@@ -187,18 +192,6 @@ def _check_share(run: str, title: str, lost: float, total: float, most: float) -
     )  # fmt: skip
 
 
-def _check_unread(result: Result) -> Iterator[Check]:
-    found = result.provenance.unread
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        verb = "look like dumps and were" if len(found) > 1 else "looks like a dump and was"
-        reason = (
-            f"{', '.join(found[:3])}{more} {verb} not read because of the name. "
-            "Rename files of the dump to NAME.parquet, and move other files away"
-        )
-        yield undecided_check(next(iter(result.runs), ""), "files not read", reason)
-
-
 def _check_finite_counts(result: Result) -> Iterator[Check]:
     """Check that the number of tokens is finite, because a mean over infinitely many tokens would be 0."""
     for name, run in result.runs.items():
@@ -270,10 +263,7 @@ def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSa
     """Return the clusters of both runs, merged in the same way if the baseline's clusters are merged."""
     sample, other = build_run_sample(run), build_run_sample(accepted)
     if accepted.clusters.folded and not run.clusters.folded and len(other) and int(other.keys.max()) < OVERALL_CAP:
-        keys, where = np.unique(sample.keys % np.uint64(OVERALL_CAP), return_inverse=True)
-        sums = np.zeros((len(keys), sample.sums.shape[1]))
-        np.add.at(sums, where, sample.sums)
-        sample = ClusterSample(keys, sample.names, sums)
+        sample = ClusterSample.merge(sample.keys % np.uint64(OVERALL_CAP), sample.names, sample.sums)
     return sample, other
 
 
@@ -292,11 +282,8 @@ def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iter
     )
     many = same_content >= fewer or (fewer >= _MIN_SMALLER_PROMPTS and fewer > equal)
     if fewer and 20 * more <= fewer and many:
-        reason = (
-            f"{fewer:,} of {len(rise):,} prompts of the baseline have fewer tokens than in "
-            f"the baseline, and {more:,} have more. "
-            "Check response_mask, or save a new baseline"
-        )
+        counts = f"{fewer:,} of {len(rise):,} prompts of the baseline have fewer tokens than in the baseline"
+        reason = f"{counts}, and {more:,} have more. Check response_mask, or save a new baseline"
         yield undecided_check(name, "tokens of the same prompts", reason)
 
 
@@ -348,8 +335,7 @@ def _check_plausible(
 
 
 def _check_repeated(name: str, new: RunContent, old: RunContent | None, most: float) -> Iterator[Check]:
-    before = _repeated_shares(old) if old is not None else (0.0, 0.0)
-    shares = _repeated_shares(new)
+    shares, before = _repeated_shares(new), _repeated_shares(old) if old is not None else (0.0, 0.0)
     if all(share - known <= most for share, known in zip(shares, before, strict=True)):
         return
     reason = (
@@ -377,11 +363,8 @@ def _check_masks(name: str, new: RunContent, old: RunContent | None) -> Iterator
                 return
     seen = old is not None and old.loud > _LOUD_SHARE / 2 and old.hidden > 0.5 * new.hidden
     if new.loud >= _LOUD_SHARE and new.hidden >= _LOUD_HIDDEN and not seen:
-        reason = (
-            f"{_percent(new.loud)} of the masked tokens differ more than 99.9% of the valid tokens, so the mask may "
-            f"hide the mismatch. {remedy}"
-        )
-        yield undecided_check(name, "masked tokens", reason)
+        reason = f"{_percent(new.loud)} of the masked tokens differ more than 99.9% of the valid tokens"
+        yield undecided_check(name, "masked tokens", f"{reason}, so the mask may hide the mismatch. {remedy}")
 
 
 def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iterator[Check]:
@@ -444,11 +427,8 @@ def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Che
         if distance > _PROBABILITY_DISTANCE:
             found.append(f"{_percent(distance)} of the tokens have another probability than in the baseline")
     if found:
-        reason = (
-            f"{found[0]}. Do these log-probs have other units, or come from another "
-            f"model or other data? {accept_remedy()}"
-        )
-        yield undecided_check(name, "scale of the log-probs", reason)
+        doubt = "Do these log-probs have other units, or come from another model or other data?"
+        yield undecided_check(name, "scale of the log-probs", f"{found[0]}. {doubt} {accept_remedy()}")
 
 
 def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
@@ -463,11 +443,9 @@ def _check_lengths(name: str, run: RunResult, accepted: RunResult) -> Iterator[C
     (here, error_here), (there, error_there) = lengths
     z = abs(here - there) / max(np.hypot(error_here, error_there), 1e-12)
     if there > 0 and not _LENGTH_RANGE <= here / there <= 1 / _LENGTH_RANGE and z > _LENGTH_Z:
-        reason = (
-            f"{here:.3g} valid tokens per response, in the baseline {there:.3g}. Does a mask or a cut remove "
-            f"tokens, or does padding count as tokens? {accept_remedy()}"
-        )
-        yield undecided_check(name, "length of the responses", reason)
+        shown = f"{here:.3g} valid tokens per response, in the baseline {there:.3g}"
+        doubt = "Does a mask or a cut remove tokens, or does padding count as tokens?"
+        yield undecided_check(name, "length of the responses", f"{shown}. {doubt} {accept_remedy()}")
 
 
 def count_responses(sample: ClusterSample) -> Float64s:

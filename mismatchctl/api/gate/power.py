@@ -135,8 +135,7 @@ def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: 
 def _center_values(values: Float64s, of_new: int) -> Float64s:
     """Shift the values of the new sample to the mean of the baseline, without a change of the noise."""
     blocks = [each for each in (values[:of_new], values[of_new:]) if len(each)]
-    middle = blocks[-1].mean(axis=0)
-    return np.concatenate([middle + _inflated_deviations(each) for each in blocks])
+    return np.concatenate([blocks[-1].mean(axis=0) + _inflated_deviations(each) for each in blocks])
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:

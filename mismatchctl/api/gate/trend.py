@@ -58,13 +58,11 @@ def detect_change(
     found = [_change_statistics(series, allowed, lower=lower) for series, allowed in every]
     nights = len(samples)
     nulls = _null_distribution(nights)
-    shares = [
-        np.array(
-            [_tail_probability(nulls[0], each.max(), nights, len(each)), _tail_probability(nulls[1], each[-2], nights)]
-        )
+    shares = np.array([
+        (_tail_probability(nulls[0], each.max(), nights, len(each)), _tail_probability(nulls[1], each[-2], nights))
         for each in found
-    ]
-    adjusted = np.array([share * sum(weights) / weight for share, weight in zip(shares, weights, strict=True)])
+    ])  # fmt: skip
+    adjusted = shares * sum(weights) / np.array(weights)[:, None]
     best = int(adjusted[:, 0].argmin())
     place = int(found[best].argmax())
     first = place + 1 if place < nights - 1 else 0
