@@ -76,17 +76,25 @@ class Check(FiniteModel):
 
 
 class Verdict(View, FiniteModel):
-    """All checks, and the worst outcome among them."""
+    """All checks, and the worst outcome among them.
+
+    Attributes:
+        level: false-failure rate over all checks.
+        baseline: path of the baseline, if any.
+        notes: messages that do not change the outcome, such as far less data than in the baseline.
+        growth: growth of K3 over the steps of each run, without runs of one step.
+        says: the messages of the summary.
+    """
 
     format: Literal[1] = 1
     tool: str = "mismatchctl"
     version: str = ""
     outcome: Outcome
-    level: float  # false-failure rate over all checks
-    baseline: str | None  # path
+    level: float
+    baseline: str | None
     checks: list[Check]
-    notes: list[str] = Field(default_factory=list)  # do not change the outcome
-    growth: dict[str, Growth] = Field(default_factory=dict)  # of K3 over the steps, by run
+    notes: list[str] = Field(default_factory=list)
+    growth: dict[str, Growth] = Field(default_factory=dict)
     says: str = ""
 
     def to_json(self) -> str:
