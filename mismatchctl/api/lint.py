@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, option
-from mismatchctl.frameworks.adapter import Framework, Hidden
+from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.config_files import NativeConfig, read_native_configs
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.frameworks.registry import data_file
@@ -50,8 +50,8 @@ def lint(
         plain = [one for one in written.scalars if len(one.keys) == 1 and not one.quoted]
         texts = {one.keys[0]: one.text for one in plain if is_text_in_yaml_1_1(one.text)}  # that look like numbers
         as_read = native | texts if chosen.reads_yaml_1_1 else native
-        hidden = Hidden(tuple(place for place, _ in written.unknown), bool(written.missing))
-        traps = [*_find_digit_traps(written.scalars), *_find_unknown_values(written), *chosen.lint(as_read, hidden)]
+        unknown = [*(place for place, _ in written.unknown), *([""] if written.missing else [])]
+        traps = [*_find_digit_traps(written.scalars), *_find_unknown_values(written), *chosen.lint(as_read, unknown)]
         traps += _check_sampling(chosen, native)
         if len(all_written) > 1:
             traps = [replace(trap, place=f"{written.name}: {trap.place}") for trap in traps]

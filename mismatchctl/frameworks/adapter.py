@@ -320,20 +320,6 @@ def read_metrics(folder: Path) -> dict[str, tuple[LoggedMetric, ...]]:
     return found
 
 
-@dataclass(frozen=True)
-class Hidden:
-    """Places of values that a configuration reads but that its file does not contain."""
-
-    places: tuple[str, ...] = ()  # dotted places whose value comes from another source
-    rest: bool = False  # True if another file may set everything that is missing
-
-    def __bool__(self) -> bool:
-        return bool(self.places) or self.rest
-
-
-NOTHING_HIDDEN = Hidden()
-
-
 class Framework(ABC):
     """One framework at one version."""
 
@@ -405,8 +391,11 @@ class Framework(ABC):
         return []
 
     @abstractmethod
-    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Return the findings of `lint` about a configuration, even if the framework rejects it."""
+    def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
+        """Return the findings about a configuration.
+
+        `unknown`: the keys whose values are not in the file. An empty key means all keys that the file lacks.
+        """
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:

@@ -6,7 +6,7 @@ import inspect
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,11 +22,9 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
-    NOTHING_HIDDEN,
     Adapter,
     Dtype,
     Framework,
-    Hidden,
     LoggedMetric,
     Replay,
     ReplayOptions,
@@ -106,6 +104,29 @@ def merge_options(parts: Iterable[Options]) -> Options:
     return made
 
 
+FormBound = Callable[[Any, Any], Any]
+LOW: FormBound = lambda low, high: low  # noqa: E731
+HIGH: FormBound = lambda low, high: high  # noqa: E731
+"""Bounds of a rule in a form."""
+
+
+def negated(bound: FormBound) -> FormBound:
+    return lambda low, high: None if (value := bound(low, high)) is None else -value
+
+
+def or_zero(bound: FormBound) -> FormBound:
+    return lambda low, high: bound(low, high) or 0.0
+
+
+def fill_form(form: Any, low: Any, high: Any) -> Any:
+    """Replace the functions of the bounds in a form by their values."""
+    if isinstance(form, dict):
+        return {name: fill_form(value, low, high) for name, value in form.items()}
+    if isinstance(form, (list, tuple)):
+        return type(form)(fill_form(value, low, high) for value in form)
+    return form(low, high) if callable(form) else form
+
+
 _MAX_STACKS = 64
 """Maximum number of combinations of forms that are tried."""
 
@@ -116,27 +137,6 @@ class ConfiguredCorrection(Correction):
     """A Correction with the options that it was read from. The loss and its metrics depend on these options."""
 
     _options: Options = PrivateAttr(default_factory=dict)
-
-
-class Watched(dict[str, Any]):
-    """Options that record which options were read."""
-
-    def __init__(self, options: Mapping[str, Any], seen: set[tuple[str, ...]] | None = None, above: str = "") -> None:
-        super().__init__(options)
-        self.seen: set[tuple[str, ...]] = set() if seen is None else seen
-        self._above = above
-
-    def __getitem__(self, key: str) -> Any:
-        place = (self._above, key) if self._above else (key,)
-        self.seen.add(place)
-        value = super().__getitem__(key)
-        return Watched(value, self.seen, key) if isinstance(value, dict) and not self._above else value
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default  # noqa: SIM401 - `self[key]` notes what was looked at
-
-    def is_block(self, place: tuple[str, ...]) -> bool:
-        return len(place) == 1 and isinstance(dict.get(self, place[0]), dict)
 
 
 class PlainFramework(Framework):
@@ -164,7 +164,8 @@ class PlainFramework(Framework):
     weighs_always: bool = False  # True if every configuration has weights
 
     traps: Mapping[str, Callable[[Options], bool]] = {}  # conditions of the traps in traps.yaml, by name
-    forms: Sequence[Callable[[Any, Any], Options]] = ()  # ways to write a weight rule and gates between two bounds
+    # ways to write a weight rule or a gate: options with functions of its two bounds
+    forms: Sequence[Options] = ()
 
     def __init_subclass__(cls) -> None:
         for key, value in read_options(Path(inspect.getfile(cls)).parent).items():
@@ -355,7 +356,7 @@ class PlainFramework(Framework):
     def _options_of(self, correction: Correction) -> Options | None:
         if isinstance(correction, ConfiguredCorrection) and self._says(correction._options, correction):
             return {name: value for name, value in correction._options.items() if value != self.options.get(name)}
-        whole = (form(*bounds) for bounds in _iterate_bounds(correction) for form in self.forms)
+        whole = (fill_form(form, *bounds) for bounds in _iterate_bounds(correction) for form in self.forms)
         parts = product(*(self._forms_of(rule) for rule in (*correction.gates, correction.weight) if rule is not None))
         stacks = (merge_options(part) for part in islice(parts, _MAX_STACKS))
         return next((said for said in (*whole, *stacks) if self._says(said, correction)), None)
@@ -364,7 +365,7 @@ class PlainFramework(Framework):
         """Return the forms that can express one rule."""
         bounds = rule.keep if isinstance(rule, Gate) else _weight_bounds(rule)
         alone = Correction(gates=(rule,)) if isinstance(rule, Gate) else Correction(weight=rule)
-        said = [form(*bounds) for form in self.forms]
+        said = [fill_form(form, *bounds) for form in self.forms]
         exact = [one for one in said if self._says(one, alone)]
         return exact or [one for one in said if self._holds(one, rule)]
 
@@ -383,40 +384,38 @@ class PlainFramework(Framework):
         except (ValidationError, ConfigError, TypeError, KeyError):
             return None
 
-    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Return the findings, except findings that depend on an unknown value."""
-        watched = Watched({})
+    def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
+        """Return the findings. A check that needs an unknown option is skipped."""
         found: list[LintMessage] = []
+        traps = load_traps(self._folder)
+        known = suppress(KeyError) if unknown else nullcontext()
         try:
             with self._taking_values():
-                options = self.read(native)
+                options = self._without(self.read(native), native, unknown)
                 for name, is_caught in self.traps.items():
-                    watched = Watched(options)
-                    if is_caught(watched) and not self._depends(watched, native, hidden):
-                        found.append(load_traps(self._folder)[name].message(self.source))
-                watched = Watched(options)
-                weight, gates = self.rules(watched)
-                made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
-                if not self._depends(watched, native, hidden):
+                    with known:
+                        found += [traps[name].message(self.source)] if is_caught(options) else []
+                with known:
+                    weight, gates = self.rules(options)
+                    made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
                     found += [*self._off(native, made), *check_bounds(made, "", lambda gate: "", self.title)]
         except ConfigError as error:
-            if any(one.level == "error" for one in found) or self._depends(watched, native, hidden):
-                return found
-            return [LintMessage("error", "", str(error), "correct it", self.title)]
+            if not any(one.level == "error" for one in found):
+                return [LintMessage("error", "", str(error), "correct it", self.title)]
         return found
 
-    def _depends(self, watched: Watched, native: Mapping[str, Any], hidden: Hidden) -> bool:
-        """Return True if an option with an unknown value was read."""
-        if not hidden:
-            return False
-        given = {tuple(map(str, place)): (name, value) for place, name, value in self.find(native)}
-        named = {(name,) for name, _ in given.values()} | {
-            (name, str(key)) for name, value in given.values() if isinstance(value, Mapping) for key in value
-        }
-        if hidden.rest and any(seen not in named for seen in watched.seen if not watched.is_block(seen)):
-            return True
-        spelt = {self.name_of(place.rpartition(".")[2]) or place.rpartition(".")[2] for place in hidden.places}
-        return any(seen[-1] in spelt for seen in watched.seen)
+    def _without(self, options: Options, native: Mapping[str, Any], unknown: Collection[str]) -> Options:
+        """Return the options whose values are known."""
+        names = {self.name_of(key) or key for key in (place.rpartition(".")[2] for place in unknown)}
+
+        def known(options: Options, given: Mapping[str, Any]) -> Options:
+            return {
+                key: known(value, given.get(key) or {}) if isinstance(value, dict) and value else value
+                for key, value in options.items()
+                if key not in names and ("" not in unknown or key in given or (isinstance(value, dict) and value))
+            }
+
+        return known(options, {name: value for _, name, value in self.find(native)})
 
     def _off(self, native: Mapping[str, Any], made: Correction) -> list[LintMessage]:
         """Report a configuration without the option that enables the correction."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,9 @@ from mismatchctl.core.batch import Bools
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import NOTHING_HIDDEN, File, Hidden, Row, read_layout
+from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.lint import LintMessage
-from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, read_choice
+from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, negated, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 
@@ -120,15 +120,9 @@ _METRICS = {name: name for name in ("ratio", *_STATISTICS)}
 _RULE_DEFAULTS = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
 
 
-def _make_form(level: str, action: str, metric: str, agg: str, method: str) -> Any:
-    def write_form(low: Any, high: Any) -> Options:
-        low, high = (
-            (None if high is None else -high, None if low is None else -low) if metric == "kl_k1" else (low, high)
-        )
-        rule = {"level": level, "action": action, "metric": metric, "agg": agg, "upper": high, "lower": low}
-        return {"rejection_sampling": rule, "prox_logp_method": method}
-
-    return write_form
+def _rule_form(level: str, action: str, metric: str, agg: str) -> Options:
+    low, high = (negated(HIGH), negated(LOW)) if metric == "kl_k1" else (LOW, HIGH)
+    return {"level": level, "action": action, "metric": metric, "agg": agg, "upper": high, "lower": low}
 
 
 _FORM_CHOICES = (
@@ -163,9 +157,13 @@ class Areal(PlainFramework):
     """AReaL: one rule that rejects or clamps by one statistic. The version before 2026-08 has M2PO instead."""
 
     forms = (
-        lambda low, high: {},
-        lambda low, high: {"m2_threshold": None if high is None else 2 * high},
-        *(_make_form(*said, method) for method in ("recompute", "loglinear") for said in _FORM_CHOICES),
+        {},
+        {"m2_threshold": lambda low, high: None if high is None else 2 * high},
+        *(
+            {"rejection_sampling": _rule_form(*chosen), "prox_logp_method": method}
+            for method in ("recompute", "loglinear")
+            for chosen in _FORM_CHOICES
+        ),
     )
 
     traps = {
@@ -189,9 +187,9 @@ class Areal(PlainFramework):
         "keeps_everything": lambda o: o["rejection_sampling"] is not None and not o["use_decoupled_loss"],
     }
 
-    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
+    def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
         """Check a configuration. Without the decoupled loss, `lint` does not report a missing correction."""
-        found = super().lint(native, hidden)
+        found = super().lint(native, unknown)
         return [one for one in found if one.place != "actor.rejection_sampling" or self.is_on(native)]
 
     @classmethod

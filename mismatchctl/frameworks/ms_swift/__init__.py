@@ -12,12 +12,13 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import File, Row, read_layout
-from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, make_off_policy_gate
+from mismatchctl.frameworks.options import HIGH, PlainFramework, Rules, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 _PREFIX = "rollout_correction/"
+_SAMPLING = "rollout_importance_sampling"
 
 
 class MsSwift(PlainFramework):
@@ -26,15 +27,11 @@ class MsSwift(PlainFramework):
     The sequence level uses the geometric mean. With a mask, token weights have no bound.
     """
 
-    forms = tuple(
-        (
-            lambda low, high, mode=mode: {
-                "rollout_importance_sampling_mode": mode,
-                "rollout_importance_sampling_threshold": high,
-            }
-        )
-        for mode in _MODES
-    ) + ((lambda low, high: {"off_policy_sequence_mask_delta": high}), lambda low, high: {})
+    forms = (
+        *({f"{_SAMPLING}_mode": mode, f"{_SAMPLING}_threshold": HIGH} for mode in _MODES),
+        {"off_policy_sequence_mask_delta": HIGH},
+        {},
+    )
 
     traps = {
         "geometric": lambda o: str(o["rollout_importance_sampling_mode"]).startswith("sequence"),

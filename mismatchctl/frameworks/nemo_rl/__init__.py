@@ -13,30 +13,25 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import File, Row, read_layout
-from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
+from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, k3
 
-
-def _make_form(kind: str | None, sequences: bool) -> Any:
-    def write_form(low: Any, high: Any) -> Options:
-        loss = {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": kind}
-        if kind is not None:
-            loss |= {"truncated_importance_sampling_ratio": high, "truncated_importance_sampling_ratio_min": low}
-        if sequences:
-            loss |= {"sequence_level_importance_ratios": True, "token_level_loss": False}
-        return {"loss": loss}
-
-    return write_form
+_CORRECTS = {"use_importance_sampling_correction": True}
+_BOUNDS = {"truncated_importance_sampling_ratio": HIGH, "truncated_importance_sampling_ratio_min": LOW}
+_PER_SEQUENCE = {"sequence_level_importance_ratios": True, "token_level_loss": False}
 
 
 class NemoRl(PlainFramework):
     """NeMo-RL: non-finite weights become 0, and rejected sequences are not counted in denominators."""
 
-    forms = tuple(
-        _make_form(kind, level) for level in (False, True) for kind in (None, "tis", "icepop", "seq-mask-tis")
-    ) + (
-        lambda low, high: {},
-        lambda low, high: {"seq_logprob_error_threshold": high},
+    forms = (
+        *(
+            {"loss": _CORRECTS | level | ({"truncated_importance_sampling_type": kind} | _BOUNDS if kind else {})}
+            for level in ({}, _PER_SEQUENCE)
+            for kind in ("", "tis", "icepop", "seq-mask-tis")
+        ),
+        {},
+        {"seq_logprob_error_threshold": HIGH},
     )
 
     traps = {

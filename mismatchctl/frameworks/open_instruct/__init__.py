@@ -12,12 +12,10 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import File, Row, read_layout
-from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
+from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, or_zero
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
-
-def _make_mask_form(**more: Any) -> Any:
-    return lambda low, high: {"rho_mask_lower_bound": low or 0.0, "rho_mask_upper_bound": high or 0.0, **more}
+_MASK = {"rho_mask_lower_bound": or_zero(LOW), "rho_mask_upper_bound": or_zero(HIGH)}
 
 
 class OpenInstruct(PlainFramework):
@@ -27,12 +25,12 @@ class OpenInstruct(PlainFramework):
     """
 
     forms = (
-        lambda low, high: {"rho_clamp_lower_bound": low or 0.0, "rho_clamp_upper_bound": high or 0.0},
-        _make_mask_form(rho_clamp_upper_bound=0.0),
-        _make_mask_form(),
-        _make_mask_form(rho_mask_tv_divergence=True),
-        _make_mask_form(rho_mask_sequence_level=True),
-        lambda low, high: {"use_rho_correction": False},
+        {"rho_clamp_lower_bound": or_zero(LOW), "rho_clamp_upper_bound": or_zero(HIGH)},
+        _MASK | {"rho_clamp_upper_bound": 0.0},
+        _MASK,
+        _MASK | {"rho_mask_tv_divergence": True},
+        _MASK | {"rho_mask_sequence_level": True},
+        {"use_rho_correction": False},
     )
 
     traps = {

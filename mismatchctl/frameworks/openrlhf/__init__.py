@@ -10,7 +10,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import File, Row, read_layout
-from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
+from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, or_zero
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
 _TYPES = ("tis", "icepop", "seq-mask-tis")
@@ -46,18 +46,11 @@ class OpenRlhf(PlainFramework):
         super().__init__(version)
         self.renamed = version == "0.11.2"
         if self.renamed:
-            self.forms = (
-                *(lambda low, high, one=one: one | {"is_correction_threshold": (low or 0.0, high)} for one in _SCHEMES),
-                lambda low, high: {"is_correction_level": "off"},
-            )
+            bounds = {"is_correction_threshold": (or_zero(LOW), HIGH)}
+            self.forms = (*(one | bounds for one in _SCHEMES), {"is_correction_level": "off"})
         else:
-            self.forms = (
-                *(
-                    lambda low, high, kind=kind: {"correct": True, "type": kind, "threshold": (low, high)}
-                    for kind in _TYPES
-                ),
-                lambda low, high: {"correct": False},
-            )
+            known = ({"correct": True, "type": kind, "threshold": (LOW, HIGH)} for kind in _TYPES)
+            self.forms = (*known, {"correct": False})
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:

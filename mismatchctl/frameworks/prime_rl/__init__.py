@@ -13,7 +13,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import File, Row, read_layout
-from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
+from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, or_zero
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step, k3
 
 _LATER_KEYS = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
@@ -39,17 +39,12 @@ class PrimeRl(PlainFramework):
     def __init__(self, version: str) -> None:
         super().__init__(version)
         self.later = version in ("2026-09", "2026-10")
-        self.forms = tuple(self._forms())
-
-    def _forms(self) -> Any:
-        yield lambda low, high: {"type": "ipo", "eps": high}
-        if self.version == "2026-10":
-            yield lambda low, high: {"type": "ppo"}
+        others: list[Options] = [{"type": "default", "dppo_mask_high": HIGH}]
         if self.later:
-            yield lambda low, high: {"type": "icepop", "ratio_low": low, "ratio_high": high}
-            yield lambda low, high: {"type": "cispo", "ratio_low": low or 0.0, "ratio_high": high}
-        else:
-            yield lambda low, high: {"type": "default", "dppo_mask_high": high}
+            others = [{"type": "ppo"}] if version == "2026-10" else []
+            others.append({"type": "icepop", "ratio_low": LOW, "ratio_high": HIGH})
+            others.append({"type": "cispo", "ratio_low": or_zero(LOW), "ratio_high": HIGH})
+        self.forms = ({"type": "ipo", "eps": HIGH}, *others)
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:

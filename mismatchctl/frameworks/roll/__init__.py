@@ -14,7 +14,7 @@ from mismatchctl.corrections.application import GateOutcome, adjacent_segments
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import File, Row, read_layout, read_options
-from mismatchctl.frameworks.options import PlainFramework, Rules, check_flag, make_adapter, read_choice
+from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, check_flag, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
 _TABLES = read_options(Path(__file__).parent)
@@ -23,25 +23,18 @@ _LEVELS: dict[str, dict[str, Any]] = _TABLES["ratio_levels"]
 _DIFF_LEVELS: dict[str, dict[str, Any]] = _TABLES["diff_levels"]
 
 
-def _make_weight_form(kind: str) -> Any:
-    return lambda low, high: {"is_weight": {"enabled": True, "weight_type": kind, "upper_bound": high}}
-
-
-def _make_filter_form(kind: str, what: str) -> Any:
-    def write_form(low: Any, high: Any) -> Options:
-        chosen = {"enabled": True, "agg_type": kind, "ratio_enabled": what == "ratio", "diff_enabled": what == "diff"}
-        return {"filters": [chosen | {f"{what}_low": low, f"{what}_high": high}]}
-
-    return write_form
+def _filter_form(kind: str, what: str) -> Options:
+    chosen = {"enabled": True, "agg_type": kind, "ratio_enabled": what == "ratio", "diff_enabled": what == "diff"}
+    return {"filters": [chosen | {f"{what}_low": LOW, f"{what}_high": HIGH}]}
 
 
 class Roll(PlainFramework):
     """ROLL: one weight, and filters that are computed independently of each other."""
 
     forms = (
-        lambda low, high: {},
-        *map(_make_weight_form, _LEVELS),
-        *(_make_filter_form(kind, what) for what in ("ratio", "diff") for kind in _LEVELS),
+        {},
+        *({"is_weight": {"enabled": True, "weight_type": kind, "upper_bound": HIGH}} for kind in _LEVELS),
+        *(_filter_form(kind, what) for what in ("ratio", "diff") for kind in _LEVELS),
     )
 
     traps = {

@@ -14,7 +14,7 @@ from mismatchctl.corrections.application import GateOutcome
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import File, Row, is_typo_of, read_layout, to_array
-from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, read_choice
+from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, negated, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
 _LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
@@ -23,46 +23,34 @@ _NOT_COMPUTED = (*_COVARIANCE, "cross_entropy")
 """Losses of SkyRL that are not implemented here."""
 
 
-def _make_form(**names: str) -> Any:
-    fixed = {key: value for key, value in names.items() if key not in ("low", "high")}
-
-    def write_form(low: Any, high: Any) -> Options:
-        bounds = {names[side]: value for side, value in (("low", low), ("high", high)) if side in names}
-        return {"off_policy_correction": {**fixed, **bounds}}
-
-    return write_form
-
-
-def _make_rollout_is_form(low: Any, high: Any) -> Options:
-    ends = {"eps_clip_low": None if low is None else 1 - low, "eps_clip_high": None if high is None else high - 1}
-    return {"policy_loss_type": "rollout_is"} | {
-        name: None if value is None else round(value, 12) for name, value in ends.items()
-    }
-
-
-def _make_dppo_form(kind: str, side: str) -> Any:
-    def write_form(low: Any, high: Any) -> Options:
-        delta = high if kind == "binary_kl" or side == "high" else None if low is None else -low
-        return {"policy_loss_type": "dppo", "dppo": {"dppo_type": kind, f"delta_{side}": delta}}
-
-    return write_form
+def _from_one(bound: Any) -> Any:
+    return lambda low, high: None if (value := bound(low, high)) is None else round(abs(1 - value), 12)
 
 
 class SkyRl(PlainFramework):
     """SkyRL: veto, token mask, weight and sequence mask, always in this order. Denominators stay the same."""
 
+    # fmt: off
     forms = (
-        lambda low, high: {},
-        _make_form(tis_ratio_type="token", high="token_tis_ratio_clip_high"),
-        _make_form(tis_ratio_type="sequence", high="sequence_tis_ratio_clip_high"),
-        _make_form(sequence_mask_metric="geometric", low="geo_mask_low", high="geo_mask_high"),
-        _make_form(sequence_mask_metric="product", low="product_mask_low", high="product_mask_high"),
-        _make_form(low="token_mask_is_threshold_low", high="token_mask_is_threshold_high"),
-        _make_form(low="outlier_token_is_threshold_low", high="outlier_token_is_threshold_high"),
-        _make_rollout_is_form,
-        *(_make_dppo_form(kind, side) for kind in ("binary_tv", "binary_kl") for side in ("low", "high")),
+        {},
+        *({"off_policy_correction": form} for form in (
+            {"tis_ratio_type": "token", "token_tis_ratio_clip_high": HIGH},
+            {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": HIGH},
+            {"sequence_mask_metric": "geometric", "geo_mask_low": LOW, "geo_mask_high": HIGH},
+            {"sequence_mask_metric": "product", "product_mask_low": LOW, "product_mask_high": HIGH},
+            {"token_mask_is_threshold_low": LOW, "token_mask_is_threshold_high": HIGH},
+            {"outlier_token_is_threshold_low": LOW, "outlier_token_is_threshold_high": HIGH},
+        )),
+        {"policy_loss_type": "rollout_is", "eps_clip_low": _from_one(LOW), "eps_clip_high": _from_one(HIGH)},
+        *({"policy_loss_type": "dppo", "dppo": form} for form in (
+            {"dppo_type": "binary_tv", "delta_low": negated(LOW)},
+            {"dppo_type": "binary_tv", "delta_high": HIGH},
+            {"dppo_type": "binary_kl", "delta_low": HIGH},
+            {"dppo_type": "binary_kl", "delta_high": HIGH},
+        )),
     )
 
+    # fmt: on
     traps = {
         "own_loss": lambda o: o["policy_loss_type"] not in (*_LOSSES, *_NOT_COMPUTED),
         "upper_veto_only": lambda o: (

@@ -12,9 +12,7 @@ from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError, option
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
-    NOTHING_HIDDEN,
     Framework,
-    Hidden,
     LoggedMetric,
     Replay,
     ReplayOptions,
@@ -354,9 +352,9 @@ class Slime(Framework):
             return keys, [*unsaid, *beyond, *otherwise]
         return said.native(), [*unsaid, *otherwise]
 
-    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
+    def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
         written = SlimeConfig(native, self.about)
-        return [finding for rule in (SURE_RULES if hidden else RULES) for finding in rule(written)]
+        return [finding for rule in (SURE_RULES if unknown else RULES) for finding in rule(written)]
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         return include_custom_config(native, folder)

@@ -10,7 +10,7 @@ from mismatchctl.core.losses import Array, LossTerm
 from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import File, Row, read_layout
-from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter
+from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, or_zero
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 from mismatchctl.io.scripts import PythonCall
 from mismatchctl.io.yaml import Unknown
@@ -27,8 +27,8 @@ class TinkerCookbook(PlainFramework):
     """tinker-cookbook: the ratio of the current policy to the sampler, without a bound by default."""
 
     forms = (
-        lambda low, high: {"loss_fn": "importance_sampling"},
-        lambda low, high: {"loss_fn": "cispo", "clip_low_threshold": low or 0.0, "clip_high_threshold": high},
+        {"loss_fn": "importance_sampling"},
+        {"loss_fn": "cispo", "clip_low_threshold": or_zero(LOW), "clip_high_threshold": HIGH},
     )
 
     traps = {"unbounded": lambda o: o["loss_fn"] == "importance_sampling"}

@@ -13,9 +13,9 @@ from mismatchctl.core.batch import Bools
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import NOTHING_HIDDEN, File, Hidden, Row, read_layout
+from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.lint import LintMessage
-from mismatchctl.frameworks.options import PlainFramework, Rules, make_adapter, make_off_policy_gate
+from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 from mismatchctl.io.scripts import PythonCall
 from mismatchctl.io.yaml import Unknown
@@ -31,9 +31,10 @@ _MIN_LOG_WEIGHT = float(np.log(1e-8))
 class Trl(PlainFramework):
     """TRL: at the sequence level, the ratio is the product of token ratios. Masks do not change the denominators."""
 
-    forms = tuple(
-        (lambda low, high, mode=mode: {"correct": True, "mode": mode, "cmin": low, "cmax": high}) for mode in _MODES
-    ) + ((lambda low, high: {"correct": False}),)
+    forms = (
+        *({"correct": True, "mode": mode, "cmin": LOW, "cmax": HIGH} for mode in _MODES),
+        {"correct": False},
+    )
 
     traps = {
         "product": lambda o: bool(o["correct"]) and str(o["mode"]).startswith("sequence"),
@@ -55,9 +56,9 @@ class Trl(PlainFramework):
         """Return the entropy, because it needs the whole distribution of the policy. No dump has it."""
         return {"entropy": ""}
 
-    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
+    def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
         """Check a configuration. Without a key of the correction, `lint` does not report a missing correction."""
-        found = super().lint(native, hidden)
+        found = super().lint(native, unknown)
         return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
 
     def with_text(self, native: Mapping[str, Any], text: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
-    NOTHING_HIDDEN,
     Framework,
-    Hidden,
     LoggedMetric,
     Replay,
     ReplayOptions,
@@ -289,9 +287,9 @@ class Verl(Framework):
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         return write_keys(correction, self.about)
 
-    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
+    def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
         written = VerlConfig(native, self.about)
-        return [finding for rule in (SURE_RULES if hidden else RULES) for finding in rule(written)]
+        return [finding for rule in (SURE_RULES if unknown else RULES) for finding in rule(written)]
 
     def is_default_file(self, name: str) -> bool:
         return is_shipped(name)
