@@ -69,9 +69,6 @@ def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
         yield LintMessage(
             "unknown", place, consequence, "write the value in the file, so that it can be checked", "the file"
         )
-    for place in written.branching:
-        consequence = "depends on a branch of the script: the last value in the script is read"
-        yield LintMessage("info", place, consequence, "check each branch on its own", "the script")
     if written.descendant:
         consequence = (
             f"{written.descendant} reuses the keys of {written.framework.name}: the file is read with these keys"

@@ -284,8 +284,6 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
             notes.append(f"read as {written.framework.dated}; choose another framework with --framework")
         if written.missing:
             notes.append(f"{', '.join(written.missing)} was not found; its keys count as not set")
-        if written.branching:
-            notes.append(f"{', '.join(written.branching)} depends on a branch: the last value in the script is read")
     corrections = [correction for _, correction in configurations]
     if len(corrections) > 1:
         notes.append(f"its launches or calls differ; comparing {', '.join(one.name for one in corrections)}")

@@ -177,10 +177,7 @@ def is_typo_of(key: str, names: Iterable[str]) -> str:
     plain = _letters(key)
     for name in names:
         other = _letters(name)
-        most = 1 if min(len(plain), len(other)) < 9 else 2
-        if abs(len(plain) - len(other)) <= most and 0 < _distance(plain, other, most) <= most:
-            return name
-        if plain == other and key != name:
+        if key != name and _is_near(plain, other, 1 if min(len(plain), len(other)) < 9 else 2):
             return name
     return ""
 
@@ -189,20 +186,15 @@ def _letters(key: str) -> str:
     return key.lower().replace("-", "").replace("_", "")
 
 
-def _distance(one: str, other: str, most: int) -> int:
-    """Count the edits between two names. A swap of neighbors is one edit."""
-    before, last = list(range(len(other) + 1)), [0] * (len(other) + 1)
-    for row, letter in enumerate(one, 1):
-        current = [row]
-        for column, opposite in enumerate(other, 1):
-            best = min(before[column] + 1, current[-1] + 1, before[column - 1] + (letter != opposite))
-            if row > 1 and column > 1 and letter == other[column - 2] and one[row - 2] == opposite:
-                best = min(best, last[column - 2] + 1)
-            current.append(best)
-        if min(current) > most:
-            return most + 1
-        last, before = before, current
-    return before[-1]
+def _is_near(one: str, other: str, most: int) -> bool:
+    """Return True if at most `most` edits turn one name into the other. A swap of neighbors is one edit."""
+    if one == other or not most or abs(len(one) - len(other)) > most:
+        return one == other
+    if one[:1] == other[:1]:
+        return _is_near(one[1:], other[1:], most)
+    swapped = len(one) > 1 and one[:2] == other[1::-1] and _is_near(one[2:], other[2:], most - 1)
+    edited = ((one[1:], other[1:]), (one[1:], other), (one, other[1:]))
+    return swapped or any(_is_near(*rest, most - 1) for rest in edited)
 
 
 _MOST_PARENTS = 8

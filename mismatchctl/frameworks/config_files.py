@@ -142,7 +142,6 @@ class RawConfig:
     line: int = 0  # its first line, counted from 1. 0: the whole file.
     scalars: Sequence[YamlScalar] = ()  # the values of a YAML file as written
     files: tuple[tuple[str, str], ...] = ()  # configuration files that a launch names: the flag and the path
-    branching: tuple[str, ...] = ()  # dotted keys whose value depends on a branch of a script
     missing: tuple[str, ...] = ()  # other sources of options, which are not read
 
 
@@ -173,7 +172,7 @@ def _launched(script: str, name: str) -> list[RawConfig]:
     for one in parse_shell(script):
         program = next((word for word in one.words if word.endswith(".py")), None)
         keys = one.keys if program is None else one.keys | {PROGRAM: program}
-        found.append(RawConfig(name, keys, line=one.line, files=one.files, branching=one.branching))
+        found.append(RawConfig(name, keys, line=one.line, files=one.files))
     return found
 
 
@@ -215,7 +214,6 @@ class NativeConfig:
     missing: tuple[str, ...] = ()  # files that were not found
     # places that the framework reads but lack a value in the file, with their expressions
     unknown: tuple[tuple[str, str], ...] = ()
-    branching: tuple[str, ...] = ()  # dotted keys whose value depends on a branch of a script
     descendant: str = ""  # the project that reuses the framework's keys, or empty
 
     @property
@@ -276,7 +274,6 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
             said.scalars,
             tuple(name for name in (*said.missing, *missing, *absent) if not chosen.is_default_file(name)),
             tuple((".".join(place), text) for place, text in unknown if chosen.reads(place, whole)),
-            tuple(key for key in said.branching if chosen.reads(tuple(key.split(".")), whole)),
             registry.descendant_of(chosen.name, text),
         )
         if not any(one.says_the_same(other) for other in found):

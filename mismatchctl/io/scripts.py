@@ -1,7 +1,7 @@
 """Read launch scripts: the flags, Hydra overrides and `name=value` arguments of each command.
 
 Nothing is executed. Variables and arrays of the script are substituted. Branches are not evaluated: each assignment
-counts in its order, and keys that depend on a branch are listed.
+counts in its order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from mismatchctl.io.yaml import TextError, Unknown, parse_scalar
 
@@ -63,7 +63,6 @@ class Launch:
     line: int = 0
     files: tuple[tuple[str, str], ...] = ()
     words: tuple[str, ...] = ()
-    branching: tuple[str, ...] = ()
 
 
 def is_shell_script(text: str) -> bool:
@@ -79,17 +78,10 @@ def parse_shell(text: str) -> list[Launch]:
     return _Script(text).launches()
 
 
-class _Word(NamedTuple):
-    """A word, and whether it is part of a branch of the script."""
-
-    text: str
-    branches: bool
-
-
 @dataclass
 class _Script:
     text: str
-    arrays: dict[str, list[_Word]] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
     def launches(self) -> list[Launch]:
@@ -97,27 +89,24 @@ class _Script:
         for line, words in self._commands():
             if not words:
                 continue
-            if _sets(words[0].text):
+            if _sets(words[0]):
                 alone += words
             elif made := _read(words, line):
                 found.append(made)
         if found:
             return found
         for name, words in self.arrays.items():
-            if name not in self.used and any(_sets(word.text) for word in words):
+            if name not in self.used and any(map(_sets, words)):
                 alone += words
         return [_read(alone, 0) or Launch({})]
 
-    def _commands(self) -> Iterator[tuple[int, list[_Word]]]:
-        depth = 0
+    def _commands(self) -> Iterator[tuple[int, list[str]]]:
         for line, raw in _split_commands(self.text):
             words = list(raw)
             while words and words[0] in _KEYWORDS:
                 first = words.pop(0)
-                depth += (first in ("if", "case")) - (first in ("fi", "esac"))
                 if first in ("case", "for"):
                     words = words[words.index("in") + 1 :] if "in" in words else []
-            branches = depth > 0
             if len(words) > 1 and words[0].endswith(")") and "(" not in words[0]:  # a pattern of `case`
                 words = words[1:]
             while words and (variable := _VARIABLE.fullmatch(words[0])):
@@ -125,43 +114,34 @@ class _Script:
                 if value.startswith("("):
                     value_words = [value[1:], *words[1:]]
                     value_words[-1] = value_words[-1].removesuffix(")")
-                    made, words = self._expanded([one for one in value_words if one], branches), []
+                    made, words = self._expanded([one for one in value_words if one]), []
                 else:
-                    made, words = [_Word(self._substituted(value), branches)], words[1:]
+                    made, words = [self._substituted(value)], words[1:]
                     if _POSITIONAL.fullmatch(value):
                         continue
                     before = self.arrays.get(name, [])
                     if adds and before:
-                        made = [_Word(before[-1].text + made[0].text, branches)]
-                        self.arrays[name] = before[:-1] + made
+                        self.arrays[name] = [*before[:-1], before[-1] + made[0]]
                         continue
                 self.arrays[name] = [*(self.arrays.get(name, []) if adds else []), *made]
             if words and words[0] not in _PRINTS:
-                yield line, self._expanded(words, branches)
+                yield line, self._expanded(words)
 
-    def _expanded(self, words: Sequence[str], branches: bool) -> list[_Word]:
+    def _expanded(self, words: Sequence[str]) -> list[str]:
         """Substitute variables. An array or a variable alone can become several words."""
-        found: list[_Word] = []
+        found: list[str] = []
         for word in words:
             used = _VARIABLE_USE.fullmatch(word)
             name = (used[1] or used[2]) if used else ""
             if used and name in self.arrays:
                 self.used.add(name)
-                if sum(len(one.text) for one in self.arrays[name]) > _MOST_CHARACTERS:
-                    found.append(_Word(word, branches))
-                    continue
-                for one in self.arrays[name]:
-                    found += [_Word(part, branches or one.branches) for part in _parts(one.text)]
+                short = sum(map(len, self.arrays[name])) <= _MOST_CHARACTERS
+                found += [part for one in self.arrays[name] for part in _parts(one)] if short else [word]
             elif _SEVERAL.fullmatch(word):
                 continue
             else:
                 text = self._substituted(word)
-                tainted = branches or any(
-                    any(one.branches for one in self.arrays.get(match[1] or match[2], ()))
-                    for match in _VARIABLE_USE.finditer(word)
-                )
-                parts = _parts(text) if used and text != word else [text]
-                found += [_Word(part, tainted) for part in parts]
+                found += _parts(text) if used and text != word else [text]
             if len(found) > _MOST_WORDS:
                 raise TextError("the script expands to too many arguments")
         return found
@@ -171,7 +151,7 @@ class _Script:
             name = used[1] or used[2]
             if name in self.arrays:
                 self.used.add(name)
-                text = " ".join(one.text for one in self.arrays[name])
+                text = " ".join(self.arrays[name])
                 return text if len(text) <= _MOST_CHARACTERS else used[0]
             return used[0] if used[3] is None else used[3]
 
@@ -266,26 +246,22 @@ def _without_files(text: str) -> str:
     return "\n".join(lines)
 
 
-def _read(words: Sequence[_Word], line: int) -> Launch | None:
+def _read(words: Sequence[str], line: int) -> Launch | None:
     keys: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
     files: list[tuple[str, str]] = []
-    branching: list[str] = []
     flag: list[str] = []
-    for word in words:
-        given = word.text
+    for given in words:
         if named := _FLAG.fullmatch(given):
             flag = named[1].split(".") if "." in named[1] else [f"--{named[1]}"]  # a dotted flag is a nested key
             value = True if named[2] is None else _parse_override_value(named[2])
             _find_level(keys, flag)[flag[-1]] = value
-            branching += [named[1]] if word.branches else []
             if named[2] is not None and _FILE.fullmatch(named[2]):
                 files.append((named[1], named[2]))
             flag = flag if named[2] is None else []
         elif override := _OVERRIDE.fullmatch(given):
             path = override[1].split(".")
             _find_level(keys, path)[path[-1]] = _parse_override_value(override[2])
-            branching += [override[1]] if word.branches else []
             flag = []
         elif choice := _CHOICE.fullmatch(given):
             keys[choice[1]], flag = choice[2], []
@@ -300,17 +276,14 @@ def _read(words: Sequence[_Word], line: int) -> Launch | None:
         elif variable := _VARIABLE.fullmatch(given):
             flag = []
             arguments[variable[1]] = _parse_override_value(variable[3])
-            branching += [variable[1]] if word.branches else []
         else:
             if _FILE.fullmatch(given):
                 files.append((".".join(flag).lstrip("-"), given))
             if flag:
-                branching += [".".join(flag)] if word.branches else []
                 flag = flag if given and _add_flag_value(keys, flag, _parse_override_value(given)) else []
     if not keys and not arguments and not files:
         return None
-    unique = tuple(dict.fromkeys(one.lstrip("-") for one in branching))
-    return Launch(arguments | keys, line, tuple(files), tuple(one.text for one in words), unique)
+    return Launch(arguments | keys, line, tuple(files), tuple(words))
 
 
 def _parse_override_value(text: str) -> Any:
