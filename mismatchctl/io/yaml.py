@@ -41,33 +41,46 @@ MOST_DEPTH = 64
 
 PlainValue = str | int | float | bool | None
 
-_FLOAT = re.compile(
-    r"""[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
-      | [-+]?[0-9]+(?:_[0-9]+)*[eE][-+]?[0-9]+""",
-    re.VERBOSE,
-)
-"""Floats of YAML 1.2, which may lack the point or the sign of the exponent. OmegaConf reads them."""
 _SIGNED = re.compile(r"[-+]?[0-9_]*\.[0-9_]*[eE][-+][0-9]+")
 _TAG_PREFIX = "tag:yaml.org,2002:"
-_TAG_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
+_TAGS = tuple(f"{_TAG_PREFIX}{name}" for name in ("int", "float", "bool", "null"))
 _CONSTRUCTOR = yaml.constructor.SafeConstructor()
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Resolves numbers, booleans and null as OmegaConf does. Dates stay text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] in _TAGS]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+# Floats of YAML 1.2 may lack the point or the sign of the exponent.
+_FLOAT = r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+(?:_[0-9]+)*[eE][-+]?[0-9]+)\Z"
+_Loader.add_implicit_resolver(f"{_TAG_PREFIX}float", re.compile(_FLOAT), list("-+0123456789"))
+_RESOLVER = _Loader("")
 
 
 def parse_scalar(text: str) -> PlainValue:
     """Parse an unquoted YAML scalar as PyYAML does, and also the floats of YAML 1.2."""
-    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], ())
-    tags = (tag.removeprefix(_TAG_PREFIX) for tag, pattern in resolvers if pattern.fullmatch(text))
-    name = "float" if _FLOAT.fullmatch(text) else next(tags, "")
-    if name not in _TAG_TYPES:
+    return _construct(yaml.ScalarNode(_RESOLVER.resolve(yaml.ScalarNode, text, (True, False)), text))
+
+
+def _construct(node: yaml.ScalarNode) -> PlainValue:
+    text: str = node.value
+    name = node.tag.removeprefix(_TAG_PREFIX)
+    if node.tag == f"{_TAG_PREFIX}str":
         return text
+    if node.tag not in _TAGS:
+        raise TextError(f"the tag {_format_tag(node.tag)} is not read")
     if text.count(":") > 3:
         raise TextError(f"{text[:40]} is not a number; quote it if it is a string")
     if name == "int" and len(text) > _MOST_DIGITS:
         return parse_integer(text)
     try:
-        value: PlainValue = getattr(_CONSTRUCTOR, f"construct_yaml_{name}")(yaml.ScalarNode(name, text))
-    except ValueError:  # 0b_ has no digit
-        return text
+        value: PlainValue = getattr(_CONSTRUCTOR, f"construct_yaml_{name}")(node)
+    except (ValueError, LookupError):
+        raise TextError(f"{text[:40]!r} does not match the tag {_format_tag(node.tag)}") from None
     if name == "int":
         return parse_integer(str(value))
     if isinstance(value, float) and math.isinf(value) and "inf" not in text.lower():
@@ -108,7 +121,7 @@ def parse_float(text: str) -> float:
 
 
 _POINTER = re.compile(r"\$\{([^${}]*)\}")
-_RESOLVER = re.compile(r"oc\.(env|select):\s*([^,]*?)\s*(?:,(.*))?", re.DOTALL)
+_CALL = re.compile(r"oc\.(env|select):\s*([^,]*?)\s*(?:,(.*))?", re.DOTALL)
 _MOST_STEPS = 8
 """Maximum depth of interpolations that refer to or contain other interpolations."""
 _MOST_CHARACTERS = 1000
@@ -158,7 +171,7 @@ def _put_in(pointer: re.Match[str], place: tuple[str, ...], root: Mapping[str, A
 
 
 def _resolve_pointer(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    resolver = _RESOLVER.fullmatch(where)
+    resolver = _CALL.fullmatch(where)
     if resolver is None:
         return _find_value(where, place, root)
     found = _find_value(resolver[2], (), root) if resolver[1] == "select" else _MISSING
@@ -257,89 +270,72 @@ def parse_yaml(text: str, *, decimal: bool = False) -> Any:
 
 
 def _parse_yaml(text: str, decimal: bool) -> tuple[Any, list[YamlScalar]]:
-    reader = _YamlReader(text, decimal)
+    builder = _Builder(decimal)
     try:
-        return reader.document(), reader.scalars
+        _check_depth(text)
+        node = yaml.compose(text, _Loader)
+        return None if node is None else builder.build(node), builder.scalars
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "cannot be read"
         raise TextError(problem, *_line_and_column(error.problem_mark or error.context_mark)) from None
     except yaml.YAMLError as error:
         raise TextError(str(error)) from None
     except TextError as error:
-        raise TextError(str(error), *_line_and_column(reader.event.start_mark)) from None
+        raise TextError(str(error), *_line_and_column(builder.mark)) from None
+
+
+def _check_depth(text: str) -> None:
+    """Refuse deep nesting, because libyaml's composer recurses without a limit, and a second document."""
+    depth = documents = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        if depth > MOST_DEPTH or documents > 1:
+            problem = "nested too deeply" if depth else "expected one YAML document, found a second document"
+            raise TextError(problem, *_line_and_column(event.start_mark))
 
 
 def _line_and_column(mark: Any) -> tuple[int, ...]:
     return () if mark is None else (mark.line + 1, mark.column + 1)
 
 
-class _YamlReader:
-    """Builds values from libyaml's events, since PyYAML's constructors do not limit depth and aliases."""
+class _Builder:
+    """Builds plain values from nodes, since PyYAML's constructor repeats aliases without a limit."""
 
-    def __init__(self, text: str, decimal: bool = False) -> None:
-        self._decimal = decimal
-        self._events = iter(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-        self.event: Any = None
+    def __init__(self, decimal: bool) -> None:
+        self._decimal, self._values = decimal, 0
         self.scalars: list[YamlScalar] = []
-        self._anchors: dict[str, tuple[Any, int]] = {}
-        self._values = 0
+        self.mark: Any = None  # start of the current node
 
-    def document(self) -> Any:
-        found: list[Any] = []
-        while not isinstance(self._next(), yaml.StreamEndEvent):
-            if isinstance(self.event, yaml.DocumentStartEvent):
-                if found:
-                    raise TextError("expected one YAML document, found a second document")
-                self._next()
-                found.append(self._value((), 0))
-        return found[0] if found else None
-
-    def _next(self) -> Any:
-        self.event = next(self._events)
-        return self.event
-
-    def _value(self, keys: tuple[str, ...], depth: int, *, has_key: bool = False) -> Any:
-        event, size, value = self.event, 1, None
-        if isinstance(event, yaml.AliasEvent):
-            value, size = self._anchored(event)
-            self._count(size)
-            return value
-        if isinstance(event, yaml.ScalarEvent):
+    def build(self, node: yaml.Node, keys: tuple[str, ...] = (), depth: int = 0, *, has_key: bool = False) -> Any:
+        self.mark, self._values = node.start_mark, self._values + 1
+        if self._values > MOST_VALUES or depth > MOST_DEPTH:  # the depth of an alias that contains itself
+            raise TextError(f"more than {MOST_VALUES:,} values")
+        if isinstance(node, yaml.ScalarNode):
             if has_key:
-                self.scalars.append(YamlScalar(keys, event.value, not event.implicit[0]))
-            self._count(1)
-            value = _scalar_value(event)
+                self.scalars.append(YamlScalar(keys, node.value, bool(node.style)))
+            value = _construct(node)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if self._decimal and is_number and not _DECIMAL.fullmatch(event.value):
-                value = str(event.value)
-        else:
-            is_mapping, before = isinstance(event, yaml.MappingStartEvent), self._values
-            if event.tag not in (None, "!", f"{_TAG_PREFIX}{'map' if is_mapping else 'seq'}"):
-                raise TextError(f"the tag {_format_tag(event.tag)} is not read")
-            if depth == MOST_DEPTH:
-                raise TextError("nested too deeply")
-            value = self._mapping(keys, depth + 1) if is_mapping else self._list(keys, depth + 1)
-            size = self._values - before + 1
-        if event.anchor is not None:
-            self._anchors[event.anchor] = value, size
-        return value
+            return str(node.value) if self._decimal and is_number and not _DECIMAL.fullmatch(node.value) else value
+        is_mapping = isinstance(node, yaml.MappingNode)
+        if node.tag != f"{_TAG_PREFIX}{'map' if is_mapping else 'seq'}":
+            raise TextError(f"the tag {_format_tag(node.tag)} is not read")
+        return (self._mapping if is_mapping else self._list)(node, keys, depth + 1)
 
-    def _list(self, keys: tuple[str, ...], depth: int) -> list[Any]:
-        found = []
-        while not isinstance(self._next(), yaml.SequenceEndEvent):
-            found.append(self._value(keys, depth))
-        return found
+    def _list(self, node: yaml.Node, keys: tuple[str, ...], depth: int) -> list[Any]:
+        return [self.build(one, keys, depth) for one in node.value]
 
-    def _mapping(self, keys: tuple[str, ...], depth: int) -> dict[str, Any]:
+    def _mapping(self, node: yaml.Node, keys: tuple[str, ...], depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         merged: list[dict[str, Any]] = []
-        while not isinstance(self._next(), yaml.MappingEndEvent):
-            merges = isinstance(self.event, yaml.ScalarEvent) and self.event.implicit[0] and self.event.value == "<<"
-            key = self._key()
+        for key_node, value_node in node.value:
+            self.mark, key = key_node.start_mark, key_node.value
+            if not isinstance(key, str):
+                raise TextError("a key must be a string")
+            merges = key == "<<" and not key_node.style
             if key in found and not merges:
                 raise TextError(f"the key {key!r} occurs twice in one mapping")
-            self._next()
-            value = self._value((*keys, key), depth, has_key=True)
+            value = self.build(value_node, (*keys, key), depth, has_key=True)
             if not merges:
                 found[key] = value
                 continue
@@ -349,41 +345,6 @@ class _YamlReader:
         for mapping in merged:
             found = mapping | found
         return found
-
-    def _key(self) -> str:
-        event = self.event
-        key = self._anchored(event)[0] if isinstance(event, yaml.AliasEvent) else getattr(event, "value", None)
-        if not isinstance(key, str):
-            raise TextError("a key must be a string")
-        if isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
-            self._anchors[event.anchor] = key, 1
-        return key
-
-    def _anchored(self, event: yaml.AliasEvent) -> tuple[Any, int]:
-        if event.anchor not in self._anchors:
-            raise TextError(f"*{event.anchor} refers to an unknown anchor")
-        return self._anchors[event.anchor]
-
-    def _count(self, size: int) -> None:
-        self._values += size
-        if self._values > MOST_VALUES:
-            raise TextError(f"more than {MOST_VALUES:,} values")
-
-
-def _scalar_value(event: yaml.ScalarEvent) -> PlainValue:
-    text: str = event.value
-    tag: str | None = event.tag
-    if tag is None or tag == "!":
-        return parse_scalar(text) if event.implicit[0] else text
-    name = tag.removeprefix(_TAG_PREFIX)
-    if name == "str":
-        return text
-    if not tag.startswith(_TAG_PREFIX) or name not in _TAG_TYPES:
-        raise TextError(f"the tag {_format_tag(tag)} is not read")
-    value = parse_scalar(text)
-    if not isinstance(value, _TAG_TYPES[name]) or (isinstance(value, bool) and name != "bool"):
-        raise TextError(f"{text[:40]!r} does not match the tag {_format_tag(tag)}")
-    return float(value) if isinstance(value, int) and name == "float" else value
 
 
 def _format_tag(tag: str) -> str:

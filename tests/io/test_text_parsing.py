@@ -54,7 +54,7 @@ WRONG = {
     "{x: 1e999}": "larger than any float",
     "{x: 99999999999999999999}": "more than 64 bits",
     "{x: 1, x: 2}": "line 1, column 8: the key 'x' occurs twice",
-    "{x: *y}": "*y refers to an unknown anchor",
+    "{x: *y}": "line 1, column 5: found undefined alias",
     "{? [1] : 2}": "a key must be a string",
     "{<<: 3}": "<< takes a mapping",
     "{x: " + "[" * 200 + "]" * 200 + "}": "line 1, column 68: nested too deeply",
@@ -80,7 +80,7 @@ def test_yaml_aliases_merge_within_the_limit() -> None:
     )
     with pytest.raises(TextError, match="more than 100,000 values"):
         parse_yaml(laughs)
-    with pytest.raises(TextError, match="refers to an unknown anchor"):
+    with pytest.raises(TextError, match="more than 100,000 values"):
         parse_yaml("a: &a [*a]")
     with pytest.raises(TextError, match="a second document"):
         parse_yaml("a: 1\n---\nb: 2")
