@@ -118,22 +118,6 @@ def threshold_label(correction: Correction, path: str) -> str:
     return correction_label(correction)
 
 
-def unusual_rules(correction: Correction) -> list[str]:
-    """Describe the rules of a correction that few frameworks support."""
-    usual, found = (LOG_RATIO_BOUND, "float64", 0.0, None), []
-    if correction.loss not in ("ppo", "ppo_bypass", "policy_gradient"):
-        found.append(f"the loss {correction.loss} is a separate setting there")
-    if correction.weight is not None and not correction.weight.is_usual:
-        fields = {"over", "clamp", "limit", "sees", "nonfinite", "bound_where"}
-        values = correction.weight.model_dump(include=fields, exclude_defaults=True)
-        found.append(f"unusual weights: {', '.join(f'{name} {value}' for name, value in values.items())}")
-    for gate in correction.gates:
-        given = (gate.limit, gate.precision, gate.widen, gate.seed)
-        if given != usual or gate.over in ("prefix", "batch") or gate.when in ("nonpositive_advantage", "drifting"):
-            found.append(f"{gate_label(gate)}: an unusual rule")
-    return found
-
-
 def short_number(value: float) -> str:
     """Format a threshold with three significant digits, without padding the exponent: 2, 0.999, 1e-4."""
     digits = max(3, 1 - _leading_place(abs(value - 1))) if 0.5 < value < 2 else 3

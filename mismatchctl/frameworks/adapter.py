@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
+from mismatchctl.corrections.application import gate_bounds
+from mismatchctl.corrections.labels import gate_label, weight_label
 from mismatchctl.corrections.model import Correction
-from mismatchctl.errors import suggestion
+from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.io.scripts import PythonCall
 from mismatchctl.io.yaml import Unknown, read_data
@@ -62,11 +65,7 @@ class File(Protocol):
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Layout of a framework's dump file.
-
-    If a layout lacks `train_log_probs`, its files contain the rollout side only. Such files must be joined with files
-    of train log-probs.
-    """
+    """Layout of a framework's dump file. Without `train_log_probs`, the file must be joined with train log-probs."""
 
     framework: str  # name for `--from`
     # schema column -> name in the raw rows. Other columns are not converted. `step` and `sequence_id` need no entry.
@@ -96,13 +95,14 @@ class FileLayout:
 def read_layout(
     module: str,
     name: str,
-    rows: Callable[[File], Iterator[Row]],
+    rows: Callable[[File], Iterator[Row]] | None = None,
     recognizes: Callable[[File], bool] = lambda file: True,
 ) -> FileLayout:
-    """Read a layout in layouts.yaml, in the folder of a module. The keys are the fields of FileLayout."""
+    """Read a layout in layouts.yaml, in the folder of a module. By default, rows are those of a padded batch."""
     found = _read_layouts(module)[name].items()
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found}
-    return FileLayout(name, rows=rows, recognizes=recognizes, **fields)
+    padded = {*fields["columns"].values(), "attention_mask"}
+    return FileLayout(name, rows=rows or (lambda file: file.batch(padded)), recognizes=recognizes, **fields)
 
 
 @cache
@@ -143,33 +143,28 @@ class UnreadKey:
 
 
 def split_unknown(
-    keys: Mapping[str, Any], *, interpolations: bool, above: tuple[str, ...] = ()
+    keys: Mapping[str, Any], *, interpolations: bool
 ) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], str]]]:
-    """Return the keys with a known value, and the places of the others with their expressions.
-
-    `interpolations`: unresolved ones, and OmegaConf's `???`, are unknown too.
-    """
-    known: dict[str, Any] = {}
+    """Return the keys with a known value, and the places and expressions of the others, such as interpolations."""
     unknown: list[tuple[tuple[str, ...], str]] = []
-    for key, value in keys.items():
-        place = (*above, str(key))
+
+    def keep(value: Any, place: tuple[str, ...]) -> Any:
         if isinstance(value, Mapping):
-            known[key], more = split_unknown(value, interpolations=interpolations, above=place)
-            unknown += more
-        elif isinstance(value, list):
-            known[key] = []
-            for number, one in enumerate(value):
-                inner = one if isinstance(one, Mapping) else {str(number): one}
-                found, more = split_unknown(inner, interpolations=interpolations, above=place)
-                known[key].append(found if isinstance(one, Mapping) else one)
-                unknown += more
-        elif isinstance(value, Unknown) or (
-            interpolations and isinstance(value, str) and ("${" in value or value == "???")
-        ):
+            found = ((key, keep(one, (*place, str(key)))) for key, one in value.items())
+            return {key: one for key, one in found if one is not _UNKNOWN}
+        if isinstance(value, list):
+            kept = [keep(one, (*place, str(number))) for number, one in enumerate(value)]
+            return [one if made is _UNKNOWN else made for one, made in zip(value, kept, strict=True)]
+        text = isinstance(value, str) and interpolations and ("${" in value or value == "???")
+        if text or isinstance(value, Unknown):
             unknown.append((place, value))
-        else:
-            known[key] = value
-    return known, unknown
+            return _UNKNOWN
+        return value
+
+    return keep(keys, ()), unknown
+
+
+_UNKNOWN = object()
 
 
 def is_typo_of(key: str, names: Iterable[str]) -> str:
@@ -197,15 +192,68 @@ def _is_near(one: str, other: str, most: int) -> bool:
     return swapped or any(_is_near(*rest, most - 1) for rest in edited)
 
 
+def is_same(one: Correction, other: Correction, rounding: float = 0.0) -> bool:
+    """Return True if two Corrections weight and reject in the same way. Names do not matter."""
+    (ours, our_bounds), (theirs, their_bounds) = _comparable_rules(one), _comparable_rules(other)
+    pairs = zip(our_bounds, their_bounds, strict=False)
+    return ours == theirs and all(a == b or math.isclose(a, b, rel_tol=rounding, abs_tol=rounding) for a, b in pairs)
+
+
+def _comparable_rules(correction: Correction) -> tuple[tuple[Any, ...], list[float]]:
+    """Return the rules without their bounds, and the bounds."""
+    gates, weight = [gate.model_dump(exclude={"keep"}) for gate in correction.gates], None
+    bounds = [bound for gate in correction.gates for bound in gate_bounds(gate)]
+    if (rule := correction.weight) is not None:
+        over = None if rule.normalize == "none" else rule.normalize_over
+        empty = rule.normalize_empty if rule.normalize == "sequence" else None
+        named = rule.model_dump(exclude={"truncate", "clip", "zero", "normalize_over", "normalize_empty"})
+        weight, bounds = (rule.zero is not None, over, empty, named), [*bounds, *rule.bounds]
+    return (weight, gates, correction.loss), bounds
+
+
+def fit_rules(
+    correction: Correction, write: Callable[[Correction], Any], read: Callable[[Any], Correction], title: str
+) -> tuple[Correction, list[str]]:
+    """Leave out the rules that a framework reads in another way than they are written, and describe them."""
+
+    def refusal(tried: Correction) -> str:
+        try:
+            found = read(write(tried))
+        except ConfigError as error:
+            return f"refuses it: {error}"
+        except LookupError:
+            return "has no such rule"
+        ours, theirs = _last_rule(tried), _last_rule(found)
+        fields = [f"{name} {value}" for name, value in theirs.items() if value is not None and ours.get(name) != value]
+        different = f"has {', '.join(fields)} instead" if ours.keys() == theirs.keys() else "has no such rule"
+        return "" if is_same(tried, found, 1e-12) else different
+
+    kept, problems = Correction(), list[str]()
+    if not refusal(correction):
+        return correction, []
+    rules: list[tuple[str, str, Any]] = [("loss", f"loss {correction.loss}", correction.loss)]
+    if correction.weight is not None:
+        rules.append(("weight", weight_label(correction.weight), correction.weight))
+    for field_name, label, rule in [*rules, *(("gates", gate_label(gate), gate) for gate in correction.gates)]:
+        tried = kept.model_copy(update={field_name: (*kept.gates, rule) if field_name == "gates" else rule})
+        if problem := refusal(tried):
+            problems.append(f"{label}: {title} {problem}")
+        else:
+            kept = tried
+    return kept, problems
+
+
+def _last_rule(correction: Correction) -> dict[str, Any]:
+    rules = [rule for rule in (correction.weight, *correction.gates) if rule is not None]
+    return {"loss": correction.loss, **(rules[-1].model_dump() if rules else {})}
+
+
 _MOST_PARENTS = 8
 _SUFFIXES = ("", ".yaml", ".yml")
 
 
 def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
-    """Find a file that a configuration refers to.
-
-    With `above`, also search the folders above the configuration and the working folder.
-    """
+    """Find a file that a configuration refers to, with `above` also above its folder and in the working folder."""
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
@@ -335,12 +383,8 @@ class Framework(ABC):
         """Merge the files that a configuration refers to, and return the names of missing files."""
         return native, ()
 
-    def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a configuration without the keys that only mismatchctl understands."""
-        return dict(native)
-
-    def with_text(self, native: Mapping[str, Any], text: str) -> dict[str, Any]:
-        """Add options that the rest of the file implies."""
+    def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
+        """Return the keys that the framework knows, with options that the text of the file implies."""
         return dict(native)
 
     def published_outcome(self, correction: Correction) -> str:
@@ -376,18 +420,12 @@ class Framework(ABC):
         return False
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """List the keys that the framework's code does not read.
-
-        If such a key looks like a correction key, `correction` raises an error.
-        """
+        """List the keys that the framework's code does not read although they look like correction keys."""
         return []
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings about a configuration.
-
-        `unknown`: the keys whose values are not in the file. An empty key means all keys that the file lacks.
-        """
+        """Return the findings. `unknown`: keys without a value in the file, an empty key for all that it lacks."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
@@ -400,10 +438,7 @@ class Framework(ABC):
         """Compute the framework's results for the rows of one training step."""
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Return the logged names that need columns which the dump lacks, with these columns.
-
-        A name with an empty text gets no warning.
-        """
+        """Map logged names to the columns that the dump lacks for them. An empty text gives no warning."""
         return {}
 
     @abstractmethod

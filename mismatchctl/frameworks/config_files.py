@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,12 +12,11 @@ from pydantic import ValidationError
 
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.validation import describe_expected
-from mismatchctl.corrections.application import gate_bounds
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import Preset
 from mismatchctl.errors import ConfigError, wording
 from mismatchctl.frameworks import registry
-from mismatchctl.frameworks.adapter import Framework, find_file, split_unknown
+from mismatchctl.frameworks.adapter import Framework, find_file, is_same, split_unknown
 from mismatchctl.frameworks.registry import CONFIG_CLASSES, find_adapter, load_framework, load_framework_for, recognize
 from mismatchctl.io.scripts import UNPACKING_NOT_READ, find_python_calls, is_shell_script, parse_shell
 from mismatchctl.io.yaml import TextError, dump_yaml, read_data, read_text, read_with_scalars, resolve_interpolations
@@ -29,27 +28,18 @@ _MOST_FILES = 64
 _CHOICE = re.compile(r"(?:override\s+)?(?P<group>[^@]*)(?:@(?P<package>.*))?")
 
 
-@dataclass
-class Composed:
-    """A configuration merged with its parents."""
-
-    keys: dict[str, Any]  # the merged keys
-    missing: list[str] = field(default_factory=list)  # files that were not found. Their values are unknown.
-    files: list[Path] = field(default_factory=list)  # files that were read
-
-
-def compose(keys: Mapping[str, Any], folder: Path) -> Composed:
-    made = Composed({})
+def compose(keys: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Merge a configuration with its parents, and return the names of missing files."""
+    missing: list[str] = []
     chosen = [key for key, value in keys.items() if re.search("[/@]", key) and isinstance(value, str)]
     own = {key: value for key, value in keys.items() if key not in chosen}
     if chosen:  # of files for groups, on a command line
         listed = own.get("defaults", [])
         own["defaults"] = [*([listed] if isinstance(listed, str) else listed), *({key: keys[key]} for key in chosen)]
-    made.keys = _composed(own, folder, made)
-    return made
+    return _composed(own, folder, missing, []), missing
 
 
-def _composed(keys: dict[str, Any], folder: Path, made: Composed) -> dict[str, Any]:
+def _composed(keys: dict[str, Any], folder: Path, missing: list[str], files: list[Path]) -> dict[str, Any]:
     listed = keys.get("defaults")
     if not isinstance(listed, (str, list)):
         return keys
@@ -60,12 +50,14 @@ def _composed(keys: dict[str, Any], folder: Path, made: Composed) -> dict[str, A
             continue  # the file's own keys win in all frameworks here
         for name, package in _named(entry):
             found = find_file(name, folder)
-            if found is None or len(made.files) >= _MOST_FILES:
-                made.missing.append(name)
+            if found is None or len(files) >= _MOST_FILES:
+                missing.append(name)
                 continue
-            made.files.append(found)
-            parent = _read_keys(found)
-            inner = _composed(parent, found.parent, made)
+            files.append(found)
+            parent = read_data(found) or {}
+            if not isinstance(parent, Mapping):
+                raise ConfigError(f"{found}: expected keys and values")
+            inner = _composed(dict(parent), found.parent, missing, files)
             for key in reversed(package):
                 inner = {key: inner}
             whole = merge(whole, inner)
@@ -74,40 +66,27 @@ def _composed(keys: dict[str, Any], folder: Path, made: Composed) -> dict[str, A
 
 def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Return the file names in one entry of `defaults:`, and the place of their content."""
+    places: list[tuple[str, str]] = []
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
         group = name.rpartition("/")[0].strip("./") if not name.endswith((".yaml", ".yml")) else ""
-        place = "" if package in ("_here_", "_global_") or name.startswith(".") else package or group
-        yield name, tuple(part for part in re.split(r"[./]", place) if part)
+        places = [(name, "" if name.startswith(".") else package or group)]
     elif isinstance(entry, Mapping):
-        for key, value in entry.items():
-            choice = _CHOICE.fullmatch(str(key))
-            if choice is None or value is None or not isinstance(value, str):
-                continue
-            group, package = choice["group"].strip("/"), choice["package"]
-            place = "" if package in ("_here_", "_global_") else package if package is not None else group
-            yield f"{group}/{value}", tuple(part for part in re.split(r"[./]", place) if part)
-
-
-def _read_keys(path: Path) -> dict[str, Any]:
-    data = read_data(path) or {}
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{path}: expected keys and values")
-    return dict(data)
+        choices = [(_CHOICE.fullmatch(str(key)), value) for key, value in entry.items() if isinstance(value, str)]
+        for choice, value in choices:
+            if choice is not None:
+                group, package = choice["group"].strip("/"), choice["package"]
+                places.append((f"{group}/{value}", group if package is None else package))
+    for name, place in places:
+        yield name, tuple(part for part in re.split(r"[./]", place) if part and place not in ("_here_", "_global_"))
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two configurations: mappings are merged, and other values are replaced.
-
-    If a mapping in `above` has `_override_: true`, it replaces the mapping in `below`.
-    """
+    """Merge mappings. With `_override_: true`, a mapping in `above` replaces the mapping in `below`."""
     made = dict(below)
     for key, value in above.items():
-        before = made.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping) and not value.get("_override_"):
-            made[key] = merge(before, value)
-        else:
-            made[key] = value
+        both = isinstance(value, Mapping) and isinstance(made.get(key), Mapping)
+        made[key] = merge(made[key], value) if both and not value.get("_override_") else value
     return made
 
 
@@ -177,10 +156,7 @@ def _launched(script: str, name: str) -> list[RawConfig]:
 
 
 def _read_python(path: Path, name: str) -> list[RawConfig]:
-    """Read the calls of a framework's configuration class.
-
-    The name of a configuration is the name of the function that contains the call.
-    """
+    """Read the calls of a framework's configuration class, named after the functions that contain them."""
     text = read_text(path)
     calls = [(call, name, whose) for name, whose in CONFIG_CLASSES.items() for call in find_python_calls(text, name)]
     try:
@@ -221,10 +197,7 @@ class NativeConfig:
         return tuple(".".join(item.place) for item in self.framework.unread(self.keys))
 
     def says_the_same(self, other: NativeConfig) -> bool:
-        """Return True if two configurations give the same correction.
-
-        Python examples often write one configuration in two ways.
-        """
+        """Return True if two configurations give the same correction, as in many Python examples."""
         try:
             ours, theirs = (one.framework.correction(one.keys) for one in (self, other))
         except ConfigError:
@@ -261,8 +234,11 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
     found: list[NativeConfig] = []
     for said, missing in trainings or [max(everything, key=lambda one: _size(one[0].keys))]:
         chosen = _choose_framework(path, said, framework, guesses, of_any)
-        whole, absent = chosen.with_included(_select_keys(said, chosen), path.parent)
-        whole = chosen.with_text(chosen.known_names(whole), text)
+        given = said.keys
+        if said.whose and recognize(given) is None:  # only the class is known
+            given = {key: value for key, value in given.items() if chosen.accepts_keys({key: value})}
+        whole, absent = chosen.with_included(given, path.parent)
+        whole = chosen.known_names(whole, text)
         resolves = not chosen.reads_yaml_1_1
         whole = resolve_interpolations(whole) if resolves else whole
         keys, unknown = split_unknown(whole, interpolations=resolves)
@@ -292,13 +268,12 @@ def _with_files(said: RawConfig, folder: Path) -> tuple[RawConfig, tuple[str, ..
         if place is not None:
             data = read_data(place)
             if isinstance(data, Mapping):
-                composed = compose(data, place.parent)
-                below, missing = merge(below, composed.keys), [*missing, *composed.missing]
+                parent, absent = compose(data, place.parent)
+                below, missing = merge(below, parent), [*missing, *absent]
         elif flag:
             missing.append(name)
-    composed = compose(said.keys, folder)
-    keys = merge(below, composed.keys) if below else composed.keys
-    return replace(said, keys=keys), (*missing, *composed.missing)
+    keys, absent = compose(said.keys, folder)
+    return replace(said, keys=merge(below, keys) if below else keys), (*missing, *absent)
 
 
 def _hydra_files(keys: Mapping[str, Any]) -> list[str]:
@@ -332,13 +307,6 @@ def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
     return find_adapter(framework.name).recognize(keys) is not None or framework.accepts_keys(
         framework.known_names(keys)
     )
-
-
-def _select_keys(said: RawConfig, framework: Framework) -> dict[str, Any]:
-    """Return the keys of a call. If only the class is known, return only the keys that the framework knows."""
-    if not said.whose or recognize(said.keys) is not None:
-        return said.keys
-    return {key: value for key, value in said.keys.items() if framework.accepts_keys({key: value})}
 
 
 def _choose_framework(
@@ -413,21 +381,6 @@ def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, A
     except ConfigError as error:
         return found, [str(error)]
     return found, [] if is_same(correction, again) else ["its keys would be read as another correction"]
-
-
-def is_same(one: Correction, other: Correction) -> bool:
-    """Return True if two Corrections weight and reject in the same way. Names do not matter."""
-    return _comparable_rules(one) == _comparable_rules(other)
-
-
-def _comparable_rules(correction: Correction) -> tuple[Any, ...]:
-    gates, weight = [(gate_bounds(gate), gate.model_dump(exclude={"keep"})) for gate in correction.gates], None
-    if (rule := correction.weight) is not None:
-        over = None if rule.normalize == "none" else rule.normalize_over
-        empty = rule.normalize_empty if rule.normalize == "sequence" else None
-        named = rule.model_dump(exclude={"truncate", "clip", "zero", "normalize_over", "normalize_empty"})
-        weight = rule.bounds, rule.zero is not None, over, empty, named
-    return weight, gates, correction.loss
 
 
 def format_preset(preset: Preset) -> str:

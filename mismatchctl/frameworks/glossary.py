@@ -74,10 +74,7 @@ def find_certain_metric(name: str) -> str | None:
 
 
 def find_related_names(metric: Metric) -> list[RelatedName]:
-    """Return the frameworks' names of a metric: exact names first, then names of similar metrics.
-
-    A similar metric is the same statistic over other tokens, with another reduction, or of other weights.
-    """
+    """Return the frameworks' names of a metric: exact names first, then names of similar statistics."""
     if metric.measure is None:
         return []
     found: dict[tuple[str, tuple[str, ...]], list[tuple[str, str]]] = {}
@@ -125,10 +122,7 @@ def canonical_name(name: str) -> str:
 
 
 def _find_metric(meanings: tuple[LoggedMetric, ...], correction: Correction | None) -> Metric | None:
-    """Return the metric that has all of these meanings for a correction.
-
-    Bounded weights are the final weights if they are not normalized. In bypass mode, the current policy replaces train.
-    """
+    """Return the metric with all of these meanings. Without normalization, bounded weights are the final weights."""
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:
@@ -185,10 +179,7 @@ FACT_FIELDS = ("unit", "definition", "meaning", "source")
 
 
 def find_metrics(name: str | None = None) -> Sections:
-    """Return all metrics, the metric of a key, or the metrics with a word in their key (`ess`).
-
-    Upper case and the number of a gate in the key are ignored.
-    """
+    """Return all metrics, the metric of a key, or the metrics with a word in their key (`ess`)."""
     sections: Sections = {
         "The mismatch": list(MISMATCH_METRICS),
         **{pair.section: list(pair_metrics(pair)) for pair in PAIRS[1:]},

@@ -172,10 +172,7 @@ _K1_RATIO_LEVELS = {"token": "token", "sum": "sequence", "mean": "geometric"}
 def check_advice(
     correction: Correction, weight_place: str, gate_place: GatePlace, normalizing: str
 ) -> Iterator[LintMessage]:
-    """Compare a correction with the documented recommendations.
-
-    `normalizing` describes how to normalize weights in the framework, or why this is impossible. Empty: no advice.
-    """
+    """Compare a correction with the recommendations. `normalizing` describes how to normalize, or is empty."""
     if correction.weight is not None:
         yield from _advise_weight(correction, correction.weight, weight_place, normalizing)
     for index, gate in enumerate(correction.gates):

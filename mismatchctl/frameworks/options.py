@@ -228,7 +228,7 @@ class PlainFramework(Framework):
         """Return True if a configuration contains a key that identifies the framework."""
         return any(re.fullmatch(self.signs, said) for said in _iterate_keys(native))
 
-    def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
+    def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
         hidden = {*self.internal, *self.aliases.values()} - self.aliases.keys()
         made = dict(native)
         for place, inner in list(self.levels(native)):
@@ -242,6 +242,8 @@ class PlainFramework(Framework):
         found = []
         blocks = {key for place in self._places for key in place}
         spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
+        # Other option names are similar to common keys.
+        distinct = [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
         for place, inner in self.levels(native):
             for key in inner:
                 plain = _option_name(key)
@@ -249,15 +251,11 @@ class PlainFramework(Framework):
                     continue
                 signed = re.fullmatch(self.signs, plain) is not None if self.signs else False
                 hint = self._home(key)
-                if not hint and (name := is_typo_of(plain, spelt if signed else self._distinct(spelt))):
+                if not hint and (name := is_typo_of(plain, spelt if signed else distinct)):
                     hint = f" (did you mean {name!r}?)"
                 if hint:
                     found.append(UnreadKey((*place, str(key)), hint))
         return found
-
-    def _distinct(self, spelt: Iterable[str]) -> list[str]:
-        """Return the option names that only a correction has. Other option names are similar to common keys."""
-        return [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
 
     def read(self, native: Mapping[str, Any]) -> Options:
         """Read all options of a configuration."""
@@ -367,13 +365,12 @@ class PlainFramework(Framework):
         alone = Correction(gates=(rule,)) if isinstance(rule, Gate) else Correction(weight=rule)
         said = [fill_form(form, *bounds) for form in self.forms]
         exact = [one for one in said if self._says(one, alone)]
-        return exact or [one for one in said if self._holds(one, rule)]
-
-    def _holds(self, options: Options, rule: Weight | Gate) -> bool:
-        """Return True if the options include a rule."""
-        weight, gates = self._rules_of(options) or (None, ())
-        given = [one.model_copy(update={"sees": rule.sees}) for one in (weight, *gates) if one is not None]
-        return rule in given
+        rules = [(one, weight, gates) for one in said for weight, gates in [self._rules_of(one) or (None, ())]]
+        return exact or [
+            one
+            for one, weight, gates in rules
+            if any(other and rule == other.model_copy(update={"sees": rule.sees}) for other in (weight, *gates))
+        ]
 
     def _says(self, options: Options, correction: Correction) -> bool:
         return self._rules_of(options) == (correction.weight, correction.gates)
@@ -398,7 +395,9 @@ class PlainFramework(Framework):
                 with known:
                     weight, gates = self.rules(options)
                     made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
-                    found += [*self._off(native, made), *check_bounds(made, "", lambda gate: "", self.title)]
+                    if weight is not None and not self.is_on(native) and self.recognizes(native):
+                        found.append(traps["switched_off"].message(self.source))
+                    found += check_bounds(made, "", lambda gate: "", self.title)
         except ConfigError as error:
             if not any(one.level == "error" for one in found):
                 return [LintMessage("error", "", str(error), "correct it", self.title)]
@@ -416,12 +415,6 @@ class PlainFramework(Framework):
             }
 
         return known(options, {name: value for _, name, value in self.find(native)})
-
-    def _off(self, native: Mapping[str, Any], made: Correction) -> list[LintMessage]:
-        """Report a configuration without the option that enables the correction."""
-        if self.is_on(native) or made.weight is None or not self.recognizes(native):
-            return []
-        return [load_traps(self._folder)["switched_off"].message(self.source)]
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Return the key of each threshold."""

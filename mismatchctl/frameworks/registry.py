@@ -164,10 +164,7 @@ def list_frameworks() -> list[dict[str, Any]]:
 
 
 def find_preset(name: str) -> Correction:
-    """Return the correction of a preset, or of a name such as `geo_1.01`.
-
-    In names, `-` and `_` are the same.
-    """
+    """Return the correction of a preset, or of a name such as `geo_1.01`. `-` and `_` are the same."""
     if not isinstance(name, str):
         raise ConfigError(f"unknown preset {name!r}")
     for item in PRESETS:

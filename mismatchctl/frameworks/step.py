@@ -114,10 +114,7 @@ Options = dict[str, Any]
 
 @dataclass
 class ConfiguredStep:
-    """One step under one configuration: the valid tokens [T] in the dtype of the training.
-
-    Overflow and NaN are possible values, so the caller ignores numpy's warnings.
-    """
+    """One step under one configuration: the valid tokens [T] in the dtype of the training, with overflow and NaN."""
 
     step: Step  # the rows
     options: Options  # all options, including defaults

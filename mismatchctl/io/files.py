@@ -31,10 +31,7 @@ _own_folders: set[Path] = set()
 
 @dataclass(frozen=True)
 class NextNumber:
-    """The next numbered JSON file of a folder: 0001.json, 0002.json, ...
-
-    The name is claimed when the file is written.
-    """
+    """The next numbered JSON file of a folder (0001.json, ...). Writing the file claims its name."""
 
     folder: Path
 
@@ -116,10 +113,7 @@ def find_packaged_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def replace_together() -> Iterator[list[Path]]:
-    """Collect all file replacements of this block and do them at its end.
-
-    If the block or a replacement fails, no file changes.
-    """
+    """Do all file replacements of this block at its end, or none if the block fails."""
     pending: list[tuple[Path, Path | NextNumber]] = []
     places: list[Path] = []
     token = _pending_moves.set(pending)

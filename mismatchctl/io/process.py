@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -19,10 +18,7 @@ _cleanups: list[Callable[[], None]] = []
 
 
 def install_handlers() -> None:
-    """Turn signals into KeyboardInterrupt, unless they are ignored (nohup).
-
-    A second signal ends the process at once.
-    """
+    """Turn signals into KeyboardInterrupt, unless they are ignored (nohup). A second signal ends the process."""
     for number in _SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, _handle_signal):
             signal.signal(number, _handle_signal)
@@ -76,9 +72,6 @@ def defer_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-
 def system_bytes(name: str) -> int | None:
     """Return the memory that `sysconf` reports in pages, if known."""
     try:
@@ -89,7 +82,7 @@ def system_bytes(name: str) -> int | None:
 
 def container_bytes() -> int | None:
     """Return the memory limit of this process's container, if there is one."""
-    for path in _CGROUP_LIMITS:
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
             limit = int(file.read())
             return limit if limit < (system_bytes("SC_PHYS_PAGES") or 1 << 62) else None
@@ -131,7 +124,7 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     path = getattr(module, "__file__", None)
     if path is None:
         return None
-    import ctypes  # takes longer to load than `--help` may
+    import ctypes
 
     try:
         library = ctypes.CDLL(path)
@@ -145,6 +138,8 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 def release_memory() -> None:
     """Return the freed memory of numpy and Arrow to the system. Otherwise, this memory stays reserved."""
+    import ctypes  # takes longer to load than `--help` may
+
     import pyarrow as pa
 
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc

@@ -71,10 +71,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def parse_shell(text: str) -> list[Launch]:
-    """Return the commands of a script that have flags or overrides.
-
-    If there is none, return one Launch with the other arguments, such as arrays for another script.
-    """
+    """Return the commands with flags or overrides, or else one Launch with the other arguments."""
     return _Script(text).launches()
 
 
@@ -311,10 +308,7 @@ def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _add_flag_value(found: dict[str, Any], keys: list[str], value: Any) -> bool:
-    """Add a word as the value of a flag, or as the next of several numbers.
-
-    The result is True if another number may follow.
-    """
+    """Add a word as a flag's value, or as the next of several numbers. Return True if another may follow."""
     level, last = _find_level(found, keys), keys[-1]
     before = [] if level[last] is True else level[last] if isinstance(level[last], list) else [level[last]]
     are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (*before, value))

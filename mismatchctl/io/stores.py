@@ -68,10 +68,7 @@ _REMEDIES = {
 
 
 def store_error(scheme: str, error: BaseException, path: str) -> DataError:
-    """Describe an error of an object store.
-
-    The message of the store's client is not repeated, because it can contain secrets.
-    """
+    """Describe an error of an object store without the client's message, which can contain secrets."""
     shown, text = escape_unprintable(path), f"{type(error).__name__} {error}"
     if isinstance(error, FileNotFoundError):
         return DataError(
@@ -126,10 +123,7 @@ def open_filesystem(scheme: str, bucket: str) -> Any:
 
 
 class Store:
-    """Files on this machine.
-
-    A path is written as by the user, and a location does not depend on the working directory.
-    """
+    """Files on this machine. A location is a path that does not depend on the working directory."""
 
     remote = False
     error_types: tuple[type[Exception], ...] = (OSError, ValueError)
@@ -151,10 +145,7 @@ class Store:
             return []
 
     def walk(self, folder: str) -> Iterator[str]:
-        """Yield all files below a folder.
-
-        Each link is followed once. Files whose names start with `.` or `_` are left out.
-        """
+        """Yield all files below a folder, except names that start with `.` or `_`. Each link is followed once."""
         seen: set[tuple[int, int]] = set()
         pending = [folder]  # os.walk recurses before Python 3.12, and folders may be nested thousands deep
         while pending:
@@ -165,11 +156,12 @@ class Store:
                     continue
                 seen.add((found.st_dev, found.st_ino))
                 with os.scandir(place) as listing:
-                    entries = [(one.path, _is_folder(one)) for one in listing if not one.name.startswith((".", "_"))]
+                    names = [one.path for one in listing if not one.name.startswith((".", "_"))]
             except OSError as error:
                 raise DataError(f"cannot be listed ({error.strerror})", file=escape_unprintable(place)) from None
-            pending += sorted((path for path, is_folder in entries if is_folder), reverse=True)
-            yield from (os.path.normpath(path) for path, is_folder in entries if not is_folder)
+            folders = {path for path in names if os.path.isdir(path)}
+            pending += sorted(folders, reverse=True)
+            yield from (os.path.normpath(path) for path in names if path not in folders)
 
     def glob(self, pattern: str) -> dict[str, bool]:
         """Return the matches of a pattern, each with True if it is a file. A broken link counts as a file."""
@@ -220,13 +212,6 @@ class Store:
                 return bytes(file.read(length))
         except self.error_types as error:
             raise self.explain(error, path) from error
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself
-        return False
 
 
 _HIDDEN_MESSAGE = "Failed to flush response stream"

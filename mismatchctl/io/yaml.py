@@ -421,10 +421,7 @@ _YamlDumper.add_representer(str, _YamlDumper.represent_str)
 
 
 def dump_yaml(data: Any, *, inner: bool = False) -> str:
-    """Write plain data as YAML, with keys in their order.
-
-    `inner` writes the innermost mappings and lists on one line.
-    """
+    """Write plain data as YAML. `inner` writes the innermost mappings and lists on one line."""
     return yaml.dump(
         data,
         Dumper=_YamlDumper,

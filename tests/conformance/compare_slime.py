@@ -24,8 +24,8 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import Framework, Replay, ReplayOptions
 from mismatchctl.frameworks.registry import load_framework
+from mismatchctl.frameworks.slime import Slime
 from mismatchctl.frameworks.slime.arguments import SlimeVersion
-from mismatchctl.frameworks.slime.framework import Slime
 from mismatchctl.frameworks.step import Step
 from mismatchctl.measure.columns import compute_token_loss
 

@@ -26,8 +26,8 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import Framework, ReplayOptions
 from mismatchctl.frameworks.registry import load_framework
 from mismatchctl.frameworks.step import Step
-from mismatchctl.frameworks.verl.framework import Verl
-from mismatchctl.frameworks.verl.versions import VerlVersion
+from mismatchctl.frameworks.verl import Verl
+from mismatchctl.frameworks.verl.configuration import VerlVersion
 from mismatchctl.measure.columns import compute_token_loss
 
 FOLDER = Path(__file__).parent / "verl"

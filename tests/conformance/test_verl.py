@@ -8,7 +8,7 @@ import pytest
 
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import load_framework
-from mismatchctl.frameworks.verl.framework import Verl
+from mismatchctl.frameworks.verl import Verl
 from tests.conformance.compare_verl import FOLDER, PARTS, VERSIONS, Aggregation, LossInput, measure_loss
 from tests.paths import ROOT
 

@@ -31,8 +31,8 @@ print(*sys.modules, file=sys.stderr)
 PARSES = """
 import sys
 import yaml
-events, parsed = yaml.parse, []
-yaml.parse = lambda text, **named: parsed.append(text) or events(text, **named)
+compose, parsed = yaml.compose, []
+yaml.compose = lambda text, loader: parsed.append(text) or compose(text, loader)
 from mismatchctl.api.lint import lint
 lint(sys.argv[1], framework="verl")
 assert parsed.count(open(sys.argv[1]).read()) == 1, parsed

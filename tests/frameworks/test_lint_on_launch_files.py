@@ -189,10 +189,10 @@ def test_parent_configs_are_merged_and_missing_ones_reported(tmp_path: Path) -> 
 def test_config_groups_are_read_from_their_folder(tmp_path: Path) -> None:
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm/mine.yaml").write_text("rollout_is: token\nrollout_is_threshold: 4.0\n")
-    made = compose({"algorithm@algorithm.rollout_correction": "mine", "trainer": {"x": 1}}, tmp_path)
-    assert made.keys["algorithm"]["rollout_correction"] == {"rollout_is": "token", "rollout_is_threshold": 4.0}
-    override = compose({"defaults": ["missing_group", {"b": None}], "c": {"_override_": True, "d": 1}}, tmp_path)
-    assert override.missing == ["missing_group"]
+    made, _ = compose({"algorithm@algorithm.rollout_correction": "mine", "trainer": {"x": 1}}, tmp_path)
+    assert made["algorithm"]["rollout_correction"] == {"rollout_is": "token", "rollout_is_threshold": 4.0}
+    _, missing = compose({"defaults": ["missing_group", {"b": None}], "c": {"_override_": True, "d": 1}}, tmp_path)
+    assert missing == ["missing_group"]
 
 
 def test_config_paths_are_relative_to_the_repository(tmp_path: Path) -> None:

@@ -132,10 +132,13 @@ def test_presets_can_be_written_natively(name: str) -> None:
 @pytest.mark.parametrize(
     ("correction", "unsaid"),
     [
-        (Correction(gates=(Gate(keep=(0.5, 2.0)),)), "rejects only beside them"),
-        (Correction(weight=Weight(), gates=(Gate(statistic="k3", keep=(None, 0.1)),)), "gate token K3"),
-        (Correction(weight=Weight(level="sequence", normalize="token")), "same level"),
-        (Correction(loss="policy_gradient"), "always clipped"),
+        (Correction(gates=(Gate(keep=(0.5, 2.0)),)), "token ratio within 2x: slime has no such rule"),
+        (
+            Correction(weight=Weight(), gates=(Gate(statistic="k3", keep=(None, 0.1)),)),
+            "slime has statistic ratio instead",
+        ),
+        (Correction(weight=Weight(level="sequence", normalize="token")), "slime has normalize sequence instead"),
+        (Correction(loss="policy_gradient"), "slime has loss ppo instead"),
     ],
 )
 def test_unsupported_fields_are_named(correction: Correction, unsaid: str) -> None:

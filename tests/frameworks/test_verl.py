@@ -150,15 +150,15 @@ def test_corrections_match_verl(version: str) -> None:
 @pytest.mark.parametrize(
     ("correction", "words"),
     [
-        (Correction(weight=Weight(clip=(0.5, 2.0))), "raise weights to a lower bound"),
-        (Correction(weight=Weight(level="geometric", truncate=2.0)), "no geometric weights"),
-        (Correction(gates=(Gate(level="max", keep=(None, 9.0)),)), "rejects by k1, k2 and k3"),
+        (Correction(weight=Weight(clip=(0.5, 2.0))), "has truncate 2.0 instead"),
+        (Correction(weight=Weight(level="geometric", truncate=2.0)), "Invalid rollout_is: geometric"),
+        (Correction(gates=(Gate(level="max", keep=(None, 9.0)),)), "has no such rule"),
         (
             Correction(gates=(Gate(statistic="k3", clamp="token", keep=(None, 1), effect="zero"),)),
-            "support effect 'zero'",
+            "has effect mask instead",
         ),
-        (Correction(weight=Weight(truncate=2.0, normalize="sequence")), "at their own level"),
-        (Correction(weight=Weight(truncate=2.0), loss="ppo_bypass"), "compares current/rollout only"),
+        (Correction(weight=Weight(truncate=2.0, normalize="sequence")), "has normalize token instead"),
+        (Correction(weight=Weight(truncate=2.0), loss="ppo_bypass"), "has source current/rollout instead"),
     ],
 )
 def test_corrections_verl_lacks_are_named_and_not_replayed(correction: Correction, words: str) -> None:

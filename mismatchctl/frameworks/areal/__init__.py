@@ -265,10 +265,6 @@ class Areal(PlainFramework):
             return ConfiguredStep(step, options, correction, trained="current_log_probs")
         return ConfiguredStep(step, options, correction)
 
-    def high_of(self, options: Options) -> float:
-        higher = options["eps_clip_higher"]
-        return 1 + float(options["eps_clip"] if higher is None else higher)
-
     def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
         """Return the log ratio of the update, the advantages, and for GSPO the sequences with a gradient."""
         if run.options["importance_sampling_level"] == "token":
@@ -283,7 +279,8 @@ class Areal(PlainFramework):
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         options = run.options
         x, advantages, kept = self.update(run)
-        low, high = 1 - options["eps_clip"], self.high_of(options)
+        higher = options["eps_clip_higher"]
+        low, high = 1 - options["eps_clip"], 1 + float(options["eps_clip"] if higher is None else higher)
         if options["use_cispo_loss"]:
             term = losses.cispo_loss(advantages, x, run.current, low, high)
         else:

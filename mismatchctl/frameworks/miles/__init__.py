@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import Adapter, File, Row, read_layout, to_array
-from mismatchctl.frameworks.slime import check_complete, take_response
+from mismatchctl.frameworks.slime import Slime, check_complete, take_response
 from mismatchctl.frameworks.slime.arguments import find_version, list_months, recognize
-from mismatchctl.frameworks.slime.framework import Slime
 from mismatchctl.io.parquet_footer import check_footer
 
 

@@ -197,15 +197,12 @@ def _unwrap(name: str, value: Any) -> Any:
     return value[0]
 
 
-def _holds_several(value: Any) -> bool:
-    return isinstance(value, list) and len(value) > 1 and isinstance(value[0], list)
-
-
 def _read_rows(file: File) -> Iterator[Row]:
     step = re.search(r"step(\d+)", file.path.name)
     for number, line in enumerate(file.lines()):
         row = {name: _unwrap(name, value) for name, value in line.items()}
-        if several := next((name for name in PADDED_COLUMNS if _holds_several(row.get(name))), None):
+        lists = {name: row[name] for name in PADDED_COLUMNS if isinstance(row.get(name), list)}
+        if several := next((name for name in lists if len(row[name]) > 1 and isinstance(row[name][0], list)), None):
             raise DataError(
                 f"contains {len(row[several])} samples in one line, but each line must contain one sample",
                 file=str(file.path),
@@ -213,9 +210,7 @@ def _read_rows(file: File) -> Iterator[Row]:
                 column=several,
                 remedy="write one line per sample",
             )
-        for name in PADDED_COLUMNS:
-            if isinstance(row.get(name), list):
-                row[name] = row[name][: row.get("input_lengths")]
+        row |= {name: values[: row.get("input_lengths")] for name, values in lists.items()}
         rollout, previous = row.get("generation_logprobs"), row.get("prev_logprobs")
         if isinstance(previous, list) and isinstance(rollout, list) and any(rollout) and not any(previous):
             raise DataError(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mismatchctl.core import losses
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import File, Row, read_layout
+from mismatchctl.frameworks.adapter import read_layout
 from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, or_zero
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
@@ -179,11 +179,4 @@ class OpenRlhf(PlainFramework):
         return float(rows[run.lengths > 0].mean())
 
 
-def _read_rows(file: File) -> Iterator[Row]:
-    return file.batch({*LAYOUT.columns.values(), "attention_mask"})
-
-
-LAYOUT = read_layout(__file__, "openrlhf", _read_rows)
-
-
-ADAPTER = make_adapter(OpenRlhf, versions=("0.11.2", "0.11"), layouts=(LAYOUT,))
+ADAPTER = make_adapter(OpenRlhf, versions=("0.11.2", "0.11"), layouts=(read_layout(__file__, "openrlhf"),))

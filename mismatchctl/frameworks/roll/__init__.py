@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.application import GateOutcome, adjacent_segments
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import File, Row, read_layout, read_options
+from mismatchctl.frameworks.adapter import read_layout, read_options
 from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, check_flag, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
@@ -154,11 +153,4 @@ class Roll(PlainFramework):
         return float((passed.sum() + inside) / max(run.tokens, 1))
 
 
-def _read_rows(file: File) -> Iterator[Row]:
-    return file.batch({*LAYOUT.columns.values(), "attention_mask"})
-
-
-LAYOUT = read_layout(__file__, "roll", _read_rows)
-
-
-ADAPTER = make_adapter(Roll, versions=("2026-08",), layouts=(LAYOUT,))
+ADAPTER = make_adapter(Roll, versions=("2026-08",), layouts=(read_layout(__file__, "roll"),))

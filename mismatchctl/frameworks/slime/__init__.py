@@ -1,22 +1,423 @@
-"""Adapter of slime: layouts of dumps, and joining of context-parallel slices."""
+"""Adapter of slime and Miles: configurations, traps, and dump files with context-parallel slices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.errors import DataError
-from mismatchctl.frameworks.adapter import Adapter, File, Row, read_layout, to_array
-from mismatchctl.frameworks.slime.arguments import find_version, list_months, recognize
-from mismatchctl.frameworks.slime.framework import Slime
+from mismatchctl.corrections.model import Correction, Gate
+from mismatchctl.errors import ConfigError, DataError, option
+from mismatchctl.frameworks.adapter import (
+    DEFAULT_REPLAY_OPTIONS,
+    Adapter,
+    File,
+    Framework,
+    LoggedMetric,
+    Replay,
+    ReplayOptions,
+    Row,
+    UnreadKey,
+    read_layout,
+    read_options,
+    to_array,
+)
+from mismatchctl.frameworks.lint import (
+    LintMessage,
+    check_advice,
+    check_bounds,
+    find_named_key,
+    format_decimal,
+    is_text_of_number,
+    load_traps,
+    replace_gate,
+    trap_if,
+)
+from mismatchctl.frameworks.slime.arguments import (
+    DOCUMENTED_ONLY,
+    KNOWN_KEYS,
+    MIS_FIELDS,
+    NUMBER_FIELDS,
+    OLD_KEYS,
+    Arguments,
+    SlimeVersion,
+    find_unread_keys,
+    find_version,
+    include_custom_config,
+    list_months,
+    make_arguments,
+    make_correction,
+    normalize_key,
+    read_arguments,
+    recognize,
+    write_old_keys,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_ARGUMENT_NAMES = tuple(field.name for field in fields(Arguments))
+
+
+@dataclass(frozen=True)
+class SlimeConfig:
+    """Arguments as the user wrote them."""
+
+    root: Mapping[str, Any]  # the mapping
+    version: SlimeVersion  # the slime or Miles version
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """Return the spelling of each argument in the file, for example `--use-tis`."""
+        return {normalize_key(str(key)): str(key) for key in self.root}
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """Return the given values by argument name. Numbers in quotes are converted."""
+        values = {name: self.root[key] for name, key in self.keys.items() if key in self.root}
+        return {name: float(value) if name in self.texts else value for name, value in values.items()}
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Return the arguments whose number is a string in YAML."""
+        return [
+            name for name, key in self.keys.items() if name in NUMBER_FIELDS and is_text_of_number(self.root.get(key))
+        ]
+
+    @cached_property
+    def arguments(self) -> Arguments | ConfigError:
+        ignored = {item.key for item in find_unread_keys(self.root, self.version)}
+        try:
+            named = {name: value for name, value in self.given.items() if self.keys[name] not in ignored}
+            return read_arguments(named, self.version)
+        except ConfigError as error:
+            return error
+
+    @cached_property
+    def correction(self) -> Correction | ConfigError:
+        if isinstance(self.arguments, ConfigError):
+            return self.arguments
+        try:
+            return make_correction(self.arguments, self.version.framework, "mask")
+        except ConfigError as error:
+            return error
+
+    @property
+    def weight_place(self) -> str:
+        return self.place("tis_upper_bound" if self.mis else "tis_clip")
+
+    @property
+    def mis(self) -> Arguments | None:
+        """Return the arguments if they are valid and select mis.py."""
+        given = self.arguments
+        return given if isinstance(given, Arguments) and given.function == "mis" else None
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        return self.correction.gates if isinstance(self.correction, Correction) else ()
+
+    @property
+    def veto(self) -> float | None:
+        """Return the threshold of the veto if mis.py computes weights."""
+        found = self.given.get("rs_veto_threshold")
+        return found if isinstance(found, int | float) and self.weighs_with_mis else None
+
+    @property
+    def weighs_with_mis(self) -> bool:
+        """Return True if mis.py computes weights."""
+        return bool(self.given.get("use_tis")) and any(name in self.given for name in MIS_FIELDS)
+
+    def place(self, name: str) -> str:
+        return self.keys.get(name, name)
+
+    def gate_place(self, gate: Gate) -> str:
+        if gate.is_veto:
+            return self.place("rs_veto_threshold")
+        assert isinstance(self.arguments, Arguments)
+        masks = self.arguments.tis_mode == "mask" and gate.keep == self.arguments.tis_bounds
+        given = any(self.given.get(name) is not None for name in ("rs_lower_bound", "rs_upper_bound"))
+        return self.place("tis_upper_bound" if masks or not given else "rs_upper_bound")
+
+    def trap(self, name: str, place: str = "", /, *, instead: Correction | None = None, **values: Any) -> LintMessage:
+        """Create a finding of traps.yaml about an argument."""
+        made = load_traps(Path(__file__).parent)[name].message(self.source, instead, **values)
+        return replace(made, place=self.place(place or made.place))
+
+    @property
+    def source(self) -> str:
+        return (
+            f"{self.version.framework} {self.version.commit[:8]} ({self.version.label}), mis.py, loss.py, arguments.py"
+        )
+
+
+def _check_quoted_numbers(written: SlimeConfig) -> Iterator[LintMessage]:
+    for name in written.texts:
+        value = written.root[written.keys[name]]
+        yield written.trap("quoted_number", name, value=value, number=format_decimal(value))
+
+
+def _check_unknown_keys(written: SlimeConfig) -> Iterator[LintMessage]:
+    version = written.version
+    for item in find_unread_keys(written.root, version):
+        name = normalize_key(item.key)
+        if name in DOCUMENTED_ONLY:
+            why = DOCUMENTED_ONLY[name]
+            yield written.trap("documented_only", name, framework=version.framework, label=version.label, why=why)
+        else:
+            yield written.trap("unread", name, hint=item.hint)
+    for name, key in written.keys.items():
+        if name in MIS_FIELDS and key.startswith("--"):
+            yield written.trap("no_flag", name, name=name)
+
+
+def _check_refusal(written: SlimeConfig) -> Iterator[LintMessage]:
+    if isinstance(written.correction, ConfigError):
+        message = str(written.correction)
+        name = find_named_key(message.partition(": ")[0], _ARGUMENT_NAMES) or find_named_key(message, _ARGUMENT_NAMES)
+        if "tis_batch_normalize" in message and "geometric" in message:
+            name = "tis_batch_normalize"
+        trap = "refused_normalization" if name == "tis_batch_normalize" else "refused"
+        yield written.trap(trap, name, framework=written.version.framework, message=message)
+
+
+def _check_rejection_switch(written: SlimeConfig) -> Iterator[LintMessage]:
+    if written.given.get("use_rs") and not written.given.get("use_tis"):
+        found = written.trap("rejection_off")
+        yield replace(found, level="warning") if "use_tis" in written.given else found  # said, or forgotten
+
+
+def _check_veto_ratio(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Check whether the veto is meant for probabilities, as the documents describe it, or for ratios."""
+    threshold, gates, instead = written.veto, written.gates, None
+    if threshold is None or threshold <= 0 or not written.given.get("use_rs"):
+        return
+    if isinstance(written.correction, Correction) and any(gate.is_veto for gate in gates):
+        index = next(index for index, gate in enumerate(gates) if gate.is_veto)
+        instead = replace_gate(written.correction, index, gates[index].model_copy(update={"statistic": "train_prob"}))
+    yield written.trap("veto_ratio", instead=instead, threshold=threshold, number=format_decimal(threshold))
+
+
+def _check_lower_bound(written: SlimeConfig) -> Iterator[LintMessage]:
+    given = written.mis
+    if given is None or not written.weighs_with_mis:
+        return
+    low, high = given.rs_bounds if given.use_rs else given.tis_bounds
+    if given.rejects and given.rs_lower_bound is None:
+        origin = "tis_lower_bound" if given.tis_lower_bound is not None else "1 / tis_upper_bound"
+        yield written.trap("lower_falls_back", origin=origin, level_name=given.rs_level, low=low)
+    elif given.tis_mode == "truncate" and given.tis_lower_bound is not None:
+        yield written.trap("no_lower_bound")
+    if given.rejects and given.rs_upper_bound is None:
+        yield written.trap("upper_falls_back", level_name=given.rs_level, high=high)
+
+
+_OUTCOMES = {
+    (2.0, True, True): ("1", False),
+    (1.5, True, True): ("2", True),
+    (1.5, False, True): ("3", True),
+    (1.5, False, False): ("4", False),
+}
+"""Upper bound, normalization, geometric rejection within 0.99..1.001 -> number and outcome."""
+_ARTICLE = "Let Speed Be With Stability (Training-Inference Mismatch with Miles), LMSYS, 2026-01-16: MoE runs"
+
+
+def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
+    """Return number and outcome of the published configuration with these weights and gates."""
+    weight, gates = correction.weight, correction.gates
+    if weight is None or weight.level != "token" or weight.zero is not None:
+        return None
+    rejects = [(gate.statistic, gate.level, gate.keep) for gate in gates] == [("ratio", "geometric", (0.99, 1.001))]
+    if bool(gates) is not rejects:
+        return None
+    return _OUTCOMES.get((weight.bounds[1], weight.normalize == "token", rejects))
+
+
+def _check_outcome(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Report the outcome of the four published configurations for a mixture of experts."""
+    if (
+        written.mis
+        and isinstance(written.correction, Correction)
+        and (known := _find_published_run(written.correction))
+    ):
+        number, held = known
+        yield replace(written.trap("held" if held else "collapsed", number=number), source=_ARTICLE)
+
+
+def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Check the requirements of Miles for asynchronous PPO and --skip-actor-forward-only."""
+    given = written.given
+    if not written.version.finite:
+        return
+    if given.get("skip_actor_forward_only"):
+        others = [name for name in ("keep_old_actor", "true_on_policy_mode") if given.get(name)]
+        replays = (
+            ("use_indexer_replay", "use_rollout_indexer_replay"),
+            ("use_routing_replay", "use_rollout_routing_replay"),
+        )
+        others += [name for name, rollout in replays if given.get(name) and not given.get(rollout)]
+        yield from (written.trap("skip_refuses", name=name) for name in others)
+        if not given.get("use_rollout_logprobs"):
+            yield written.trap("own_old_policy")
+    corrects = any(given.get(name) for name in ("use_rollout_logprobs", "use_tis", "keep_old_actor"))
+    is_async = "train_async" in str(written.root.get("<program>", ""))
+    if is_async and given.get("advantage_estimator") == "ppo" and not corrects:
+        yield written.trap("async_ppo")
+
+
+def _check_normalization(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Report that weights are divided by the mean over one micro-batch."""
+    given = written.arguments
+    if isinstance(given, ConfigError) or not (given.weighs and given.tis_batch_normalize):
+        return
+    alone = written.given.get("micro_batch_size") == 1 and not written.given.get("use_dynamic_batch_size")
+    if given.tis_level == "sequence":
+        yield written.trap("cancels" if alone else "may_cancel")
+    else:
+        yield written.trap("per_sequence_mean" if alone else "depends_on_packing")
+    if given.tis_mode == "mask":
+        yield written.trap("raw_mean")
+
+
+def _check_bounds(written: SlimeConfig) -> Iterator[LintMessage]:
+    if isinstance(written.correction, Correction):
+        yield from check_bounds(written.correction, written.weight_place, written.gate_place, written.source)
+
+
+def _check_advice(written: SlimeConfig) -> Iterator[LintMessage]:
+    # Do not advise normalization: in a micro-batch of one sequence it cancels sequence weights.
+    if isinstance(written.correction, Correction):
+        yield from check_advice(written.correction, written.weight_place, written.gate_place, "")
+
+
+_old_keys = trap_if("old_keys", lambda c: c.version.old_keys and not OLD_KEYS.keys().isdisjoint(c.keys))
+
+RULES: tuple[Callable[[SlimeConfig], Iterator[LintMessage]], ...] = (
+    _check_quoted_numbers,
+    _check_unknown_keys,
+    _old_keys,
+    _check_refusal,
+    trap_if("true_on_policy", lambda c: c.given.get("true_on_policy_mode")),
+    trap_if("measures_only", lambda c: c.weighs_with_mis and c.given.get("get_mismatch_metrics")),
+    trap_if("wins", lambda c: c.weighs_with_mis and not c.given.get("get_mismatch_metrics")),
+    trap_if("corrects_twice", lambda c: c.weighs_with_mis and c.given.get("use_rollout_logprobs")),
+    _check_rejection_switch,
+    trap_if("veto_off", lambda c: c.veto is not None and not c.given.get("use_rs")),
+    trap_if("veto_nothing", lambda c: c.veto is not None and c.given.get("use_rs") and c.veto <= 0),
+    _check_veto_ratio,
+    _check_lower_bound,
+    # Rejected tokens stay in the denominators since 2026, which is undocumented.
+    trap_if("denominators", lambda c: c.version.rollout_denominators and c.gates and {
+        "option": option("framework"), "framework": c.version.framework, "label": c.version.label}),
+    trap_if("product", lambda c: c.mis and c.mis.rejects and c.mis.rs_level == "sequence"),
+    _check_outcome,
+    _check_forward_only,
+    _check_normalization,
+    _check_bounds,
+    trap_if("built_in_only", lambda c: c.weighs_with_mis and "tis_clip" in c.given, "tis_clip"),
+    trap_if("built_in_only", lambda c: c.weighs_with_mis and "tis_clip_low" in c.given, "tis_clip_low"),
+    trap_if("no_dual_clip", lambda c: c.given.get("eps_clip_c") is not None and not c.version.dual_clip),
+    _check_advice,
+)  # fmt: skip
+
+SURE_RULES = (_old_keys, _check_quoted_numbers, _check_unknown_keys)
+"""Rules that only depend on keys in the file, for files that do not contain every value."""
+
+
+class Slime(Framework):
+    """slime or Miles at one version."""
+
+    columns: Mapping[str, str] = read_options(Path(__file__).parent)["columns"]
+    reads_yaml_1_1 = True
+
+    def __init__(self, version: SlimeVersion) -> None:
+        self.name, self.version, self.about = version.framework, version.label, version
+
+    @property
+    def dated(self) -> str:
+        return f"{self.title} ({self.about.commit[:8]})"
+
+    def correction(self, native: Mapping[str, Any]) -> Correction:
+        return make_correction(self._checked(read_arguments(native, self.about)), self.name, self.about.effect)
+
+    def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
+        said, unsaid, otherwise = make_arguments(correction, self.about)
+        return write_old_keys(said) if self.about.old_keys else said.native(), [*unsaid, *otherwise]
+
+    def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
+        written = SlimeConfig(native, self.about)
+        return [finding for rule in (SURE_RULES if unknown else RULES) for finding in rule(written)]
+
+    def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+        return include_custom_config(native, folder)
+
+    def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
+        return len(place) == 1 and normalize_key(place[0]) in KNOWN_KEYS
+
+    def published_outcome(self, correction: Correction) -> str:
+        number, held = _find_published_run(correction) or ("", False)
+        if not number:
+            return ""
+        return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
+
+    def remarks(self, correction: Correction) -> list[str]:
+        """Since 2026, rejected tokens count in the denominators, but the presets of the articles remove them."""
+        if not (self.about.rollout_denominators and correction.gates):
+            return []
+        return [
+            f"{self.title} keeps rejected tokens in the denominators, so the loss shrinks by their share; presets take "
+            f"them out ({option('framework')} {self.name}@2026-01 too)"
+        ]
+
+    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
+        return list(find_unread_keys(native, self.about))
+
+    def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
+        written = SlimeConfig(native, self.about)
+        return [written.gate_place(gate) for gate in correction.gates]
+
+    def replay(
+        self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
+    ) -> Replay:
+        """Replay a step. Newer versions divide by the rollouts of `rollout_ids`, or by rows without this column."""
+        from mismatchctl.frameworks.slime.replay import ReplayedStep
+
+        own = {**self.columns, "log_probs": "train_log_probs"}  # the table is known to be slime's
+        return ReplayedStep(self.about, self._arguments(correction), table, options, own).replay()
+
+    def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
+        """The KL loss needs a reference policy, and OPSM also counts masked tokens."""
+        given = self._arguments(correction)
+        lacks_reference = given.use_kl_loss and "ref_log_probs" not in columns
+        found = dict.fromkeys(("kl_loss", "loss"), "ref_log_probs in every row") if lacks_reference else {}
+        return found | ({"opsm_clipfrac": "masked tokens"} if given.use_opsm else {})
+
+    def meanings(self) -> list[LoggedMetric]:
+        from mismatchctl.frameworks.slime.replay import list_meanings
+
+        return list_meanings(self.about)
+
+    def logged_key(self, name: str) -> str:
+        return name.removeprefix("train/")
+
+    def _checked(self, given: Arguments) -> Arguments:
+        if given.advantage_estimator == "cispo" and not self.about.cispo:
+            raise ConfigError(f"{self.name} of {self.version} does not support advantage_estimator cispo")
+        return given
+
+    def _arguments(self, correction: Correction) -> Arguments:
+        said, unsaid, _ = make_arguments(correction, self.about)
+        if unsaid:
+            raise ConfigError(f"{self.name} cannot express this correction: {'; '.join(unsaid)}")
+        return self._checked(said)
+
 
 SLICED_COLUMNS = ("rollout_log_probs", "log_probs", "ref_log_probs", "advantages", "returns", "values", "entropy", "kl")
 """Columns that each rank's file contains only in part. Other columns are complete."""
@@ -135,10 +536,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read the samples of one rank. The list is empty if another rank's file contains them.
-
-    The list is also empty for a pipeline stage without log-probs. The first context-parallel rank has all samples.
-    """
+    """Read a rank's samples. There are none if another rank has them, or in a stage without log-probs."""
     data = content["rollout_data"]
     if "log_probs" not in data:
         if any(rank.log_probs for rank in find_ranks(file)):

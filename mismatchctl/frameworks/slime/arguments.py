@@ -1,13 +1,10 @@
-"""Versions and arguments of slime and Miles, and their conversion to and from a Correction.
-
-mis.py computes the same corrections since 2025-11-17.
-"""
+"""Versions and arguments of slime and Miles, and their conversion to and from a Correction."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +12,13 @@ from typing import Any, Literal
 from pydantic import PrivateAttr, ValidationError
 
 from mismatchctl.core.validation import explain_error
-from mismatchctl.corrections.labels import gate_label, unusual_rules
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import UnreadKey, find_file, is_typo_of, read_options
+from mismatchctl.frameworks.adapter import UnreadKey, find_file, fit_rules, is_typo_of, read_options
 from mismatchctl.frameworks.lint import is_text_of_number
 from mismatchctl.io.yaml import Unknown, read_data
+
+Effect = Literal["mask", "zero"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,11 @@ class SlimeVersion:
     @property
     def label(self) -> str:
         return self.title or self.month
+
+    @property
+    def effect(self) -> Effect:
+        """Return the effect of rejection, veto and mask mode, which share a mask."""
+        return "zero" if self.rollout_denominators or self.zeroes_rejected else "mask"
 
 
 VERSIONS = tuple(SlimeVersion(**fields) for fields in read_data(Path(__file__).with_name("versions.yaml")))
@@ -110,11 +113,7 @@ SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments that slime's loss reads, with the defaults of its command line.
-
-    slime's code has no defaults for the fields of mis.yaml. In this class, they are None or off unless a file sets
-    them.
-    """
+    """The arguments that slime's loss reads. The fields of mis.yaml have no defaults there: None or off."""
 
     use_tis: bool = False
     get_mismatch_metrics: bool = False
@@ -218,10 +217,7 @@ NUMBER_FIELDS = {field.name for field in fields(Arguments) if str(field.type).st
 
 
 def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Arguments:
-    """Read arguments from the keys of mis.yaml and from command-line flags.
-
-    As in slime, keys that do not affect the correction or the loss are ignored. `unread` lists them.
-    """
+    """Read arguments from keys of mis.yaml and command-line flags. Other keys are ignored, as in slime."""
     for item in find_unread_keys(native, version):
         raise ConfigError(f"no code reads {item.key!r}{item.hint}")
     named = _normalize_keys(native)
@@ -276,17 +272,15 @@ def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
     return {"use_tis": True, "use_rs": False, "tis_batch_normalize": False} | made
 
 
-def write_old_keys(said: Arguments) -> tuple[dict[str, Any], list[str]]:
-    """Write arguments in the keys of October and November 2025, and list the rules that are not supported."""
+def write_old_keys(said: Arguments) -> dict[str, Any]:
+    """Write arguments in the keys of October and November 2025."""
     written = said.native()
     if said.function != "mis":
-        return written, []
-    unsaid = ["rejection beside weights"] if said.rejects and (said.rs_bounds != (0.0, math.inf)) else []
-    unsaid += ["normalized weights"] if said.tis_batch_normalize else []
+        return written
     low, high = said.tis_bounds
     values = (said.tis_level, said.tis_mode, low, high, said.rs_veto_threshold)
     others = {key: value for key, value in written.items() if key not in MIS_FIELDS}
-    return others | dict(zip(OLD_KEYS, values, strict=True)), unsaid
+    return others | dict(zip(OLD_KEYS, values, strict=True))
 
 
 def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -420,14 +414,8 @@ def _list_refusals(given: Arguments) -> Iterator[str]:
         )
 
 
-Effect = Literal["mask", "zero"]
-
-
 class SlimeCorrection(Correction):
-    """A Correction with the arguments that it was read from.
-
-    Logged metrics depend on more arguments than the rules do.
-    """
+    """A Correction with the arguments that it was read from, which the logged metrics depend on."""
 
     _arguments: Arguments = PrivateAttr()
 
@@ -479,66 +467,68 @@ def _make_gates(arguments: Arguments, effect: Effect) -> tuple[Gate, ...]:
     return tuple(Gate.model_validate({**gate, "effect": effect}) for gate in gates)
 
 
-def make_arguments(correction: Correction, effect: Effect) -> tuple[Arguments, list[str], list[str]]:
+def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Arguments, list[str], list[str]]:
     """Convert a Correction to slime's arguments, and list the rules without an equivalent and those with a near one."""
+    effect = version.effect
     known = correction._arguments if isinstance(correction, SlimeCorrection) else Arguments()
     if isinstance(correction, SlimeCorrection):
         again = make_correction(known, correction.name, effect)
         if (again.weight, again.gates, again.loss) == (correction.weight, correction.gates, correction.loss):
             return known, [], []
-    weight, gates, otherwise = correction.weight, correction.gates, list[str]()
-    unsaid: list[str] = unusual_rules(correction)
-    if correction.loss == "policy_gradient":
-        unsaid.append("loss policy_gradient: slime's policy loss is always clipped")
-    correcting: dict[str, Any] = {"use_tis": False, "get_mismatch_metrics": False, "custom_tis_function_path": None}
+    wanted, notes = _nearest(correction, effect)
+
+    def read(said: Arguments) -> Correction:
+        keys = write_old_keys(said) if version.old_keys else said.native()
+        return make_correction(read_arguments(keys, version), correction.name, effect)
+
+    fitted, problems = fit_rules(wanted, lambda one: _write_rules(one, known), read, version.framework)
+    return _write_rules(fitted, known), problems, notes
+
+
+def _nearest(correction: Correction, effect: Effect) -> tuple[Correction, list[str]]:
+    """Return the correction with slime's denominators, and the differences."""
+    notes, weight = [], correction.weight
+    if any(gate.effect != effect for gate in correction.gates):
+        notes.append(
+            f"in this version all rejected tokens {'stay in' if effect == 'zero' else 'leave'} the denominators"
+        )
+    if weight is not None and weight.normalize != "none":
+        if weight.normalize_over == "group":
+            notes.append("weights normalized over the group: slime takes each micro-batch by itself")
+        if weight.normalize == "sequence" and weight.normalize_empty == "skip":
+            notes.append("normalization without empty sequences: slime counts them as 0")
+        weight = weight.model_copy(update={"normalize_over": "micro_batch", "normalize_empty": "count"})
+    gates = tuple(gate.model_copy(update={"effect": effect}) for gate in correction.gates)
+    return correction.model_copy(update={"weight": weight, "gates": gates}), notes
+
+
+def _write_rules(correction: Correction, known: Arguments) -> Arguments:
+    """Write arguments. Rules that slime does not support give arguments of other rules."""
+    weight = correction.weight
+    correcting: dict[str, Any] = {"use_tis": weight is not None, "get_mismatch_metrics": False}
+    correcting |= {"custom_tis_function_path": None, "use_rollout_logprobs": correction.loss == "ppo_bypass"}
     if weight is not None:
-        plain = weight.level == "token" and weight.normalize == "none" and not gates
-        if weight.zero is not None and not plain:
-            unsaid.append("weights of 0 outside an interval beside gates, normalization or another level")
         low, high = weight.bounds
         # IcePop, or the built-in clip for weights without normalization. mis normalizes over micro-batches.
-        if weight.zero is not None or (plain and weight.clip is not None and weight.normalize_over == "group"):
+        plain = weight.clip is not None and weight.normalize_over == "group" and not correction.gates
+        if weight.zero is not None or (plain and weight.level == "token"):
             path = None if weight.zero is None else ICEPOP_PATH
-            correcting = {"custom_tis_function_path": path, "tis_clip_low": low, "tis_clip": high}
+            correcting |= {"custom_tis_function_path": path, "tis_clip_low": low, "tis_clip": high}
         else:
-            correcting = _write_mis(weight, gates, effect, unsaid, otherwise)
-        correcting["use_tis"] = True
-        if weight.source != "train/rollout":
-            unsaid.append(f"weights of {weight.source}: slime's are train/rollout")
-    elif gates:
-        unsaid.append("gates without weights: slime rejects only beside them")
-    return replace(known, use_rollout_logprobs=correction.loss == "ppo_bypass", **correcting), unsaid, otherwise
+            correcting |= _write_mis(weight, list(correction.gates))
+    return replace(known, **correcting)
 
 
-def _write_mis(
-    weight: Weight, gates: Sequence[Gate], effect: Effect, unsaid: list[str], otherwise: list[str]
-) -> dict[str, Any]:
-    """Write the arguments of mis.py. Differences are added to the two lists."""
-    if weight.normalize not in ("none", weight.level):
-        unsaid.append(f"{weight.level} weights normalized per {weight.normalize}: slime takes the same level")
-    if weight.normalize != "none" and weight.normalize_over == "group":
-        otherwise.append("weights normalized over the group: slime takes each micro-batch by itself")
-    if weight.normalize == "sequence" and weight.normalize_empty == "skip":
-        otherwise.append("normalization without empty sequences: slime counts them as 0")
-    rejection, vetoes = [], []
-    for gate in gates:
-        if gate.is_veto and gate.keep[1] is None and _is_plain(gate, clamp="none"):
-            vetoes.append(gate)
-        elif gate.level in _CHOICES["level"] and _is_plain(gate, clamp="aggregate"):
-            rejection.append(gate)
-        else:
-            unsaid.append(f"gate {gate_label(gate)}: slime has ratios of train/rollout with both bounds, and its veto")
-    if any(gate.effect != effect for gate in gates):
-        stay = "stay in" if effect == "zero" else "leave"
-        otherwise.append(f"in this version all rejected tokens {stay} the denominators")
+def _write_mis(weight: Weight, gates: list[Gate]) -> dict[str, Any]:
+    """Write the arguments of mis.py."""
     low, high = weight.bounds
+    veto = next((gate for gate in gates if gate.is_veto), None)
+    gates = [gate for gate in gates if gate is not veto]
     mode, lower = ("clip", low) if weight.clip else ("truncate", None)
-    if weight.clip is None and weight.truncate is None and rejection and rejection[0].level == weight.level:
-        mode, (lower, high) = "mask", _gate_interval(rejection.pop(0))
-    if len(rejection) > 1 or len(vetoes) > 1:
-        unsaid.append("more than one rejection gate and one veto")
-    rejects = bool(rejection or vetoes)
-    rs_low, rs_high = _gate_interval(rejection[0]) if rejection else (0.0, math.inf)
+    if weight.clip is None and weight.truncate is None and gates and gates[0].level == weight.level:
+        mode, (lower, high) = "mask", gates.pop(0).bounds
+    rejects = bool(gates or veto)
+    rs_low, rs_high = gates[0].bounds if gates else (0.0, math.inf)
     return {
         "custom_tis_function_path": MIS_PATH,
         "tis_level": weight.level,
@@ -547,19 +537,8 @@ def _write_mis(
         "tis_upper_bound": high,
         "tis_batch_normalize": weight.normalize != "none",
         "use_rs": rejects,
-        "rs_level": rejection[0].level if rejection else "token",
+        "rs_level": gates[0].level if gates else "token",
         "rs_lower_bound": rs_low if rejects else None,
         "rs_upper_bound": rs_high if rejects else None,
-        "rs_veto_threshold": vetoes[0].keep[0] if vetoes else None,
+        "rs_veto_threshold": veto.keep[0] if veto else None,
     }
-
-
-def _is_plain(gate: Gate, clamp: str) -> bool:
-    """Return True for a ratio train/rollout over whole sequences, without special settings."""
-    own = {"level", "keep", "effect"}
-    return gate.model_dump(exclude=own) == Gate(keep=(0.0, 1.0)).model_dump(exclude=own) | {"clamp": clamp}
-
-
-def _gate_interval(gate: Gate) -> tuple[float, float]:
-    low, high = gate.keep
-    return (0.0 if low is None else low), (float("inf") if high is None else high)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Floats
 from mismatchctl.core.losses import LossTerm, cispo_loss, exp, kl_estimate, low_variance_kl, off_policy_mask, ppo_loss
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
-from mismatchctl.frameworks.adapter import LoggedMetric, Replay, ReplayOptions, read_metrics
+from mismatchctl.frameworks.adapter import LoggedMetric, Replay, ReplayOptions, read_metrics, read_options
 from mismatchctl.frameworks.slime.arguments import VERSIONS, Arguments, SlimeVersion
 from mismatchctl.frameworks.step import Step
 from mismatchctl.measure.metrics.metric import KEPT_TOKENS, VALID_TOKENS
@@ -26,10 +26,7 @@ _MIN_MEAN_WEIGHT = 1e-8  # a mean weight up to this is not divided by
 
 
 class MicroBatch:
-    """slime's loss on one micro-batch. As in mis.py, values per sequence are repeated for each token.
-
-    The order is: surrogate, OPSM, weights, kept mask.
-    """
+    """slime's loss on one micro-batch. As in mis.py, values per sequence are repeated for each token."""
 
     def __init__(self, step: Step, arguments: Arguments, version: SlimeVersion) -> None:
         self.step, self.arguments, self.version = step, arguments, version
@@ -105,10 +102,7 @@ class MicroBatch:
 
     @cached_property
     def bounded_weights(self) -> Floats:
-        """Return the bounded weights.
-
-        In mask mode, weights have no bound. IcePop sets weights outside the bounds to 0.
-        """
+        """Return the bounded weights. Mask mode has no bound. IcePop sets weights outside the bounds to 0."""
         low, high = self.weight_bounds
         if self.arguments.function == "icepop":
             inside = (self.raw_weights >= low) & (self.raw_weights <= high)
@@ -152,10 +146,7 @@ class MicroBatch:
 
     @cached_property
     def catastrophic(self) -> Bools:
-        """Return the tokens whose ratio is below the veto.
-
-        The logarithm of the threshold is float32, regardless of the run's dtype.
-        """
+        """Return the tokens whose ratio is below the veto, whose logarithm is always float32."""
         with np.errstate(divide="ignore", invalid="ignore"):
             threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
         return np.asarray(self.log_ratio < threshold, np.bool_)
@@ -245,10 +236,7 @@ class MicroBatch:
 
     @property
     def kl_loss(self) -> Floats:
-        """Return the KL of current and reference (default: rollout) in float32.
-
-        The unbiased KL is multiplied by current/old before the bound.
-        """
+        """Return the KL of current and reference (default: rollout) in float32, unbiased by current/old."""
         reference = self.step.values("ref_log_probs") if self.step.has("ref_log_probs") else self.rollout
         importance = exp(self.current - self.old) if self.arguments.use_unbiased_kl else None
         return self._kl(self.current, reference, self.arguments.kl_loss_type, importance)
@@ -354,21 +342,7 @@ def _in_version(metric: LoggedMetric, version: SlimeVersion) -> LoggedMetric | N
     return replace(metric, name=name, over=over)
 
 
-DOCUMENTED_NAMES: dict[str, str] = {
-    **{f"mismatch_{name}": f"mis_{name}" for name in (
-        "training_log_ppl", "training_ppl", "rollout_log_ppl", "rollout_ppl", "kl", "k3_kl", "log_ppl_diff",
-        "log_ppl_abs_diff", "ppl_ratio",
-    )},
-    "train_rollout_logprob_abs_diff": "train_rollout_logprob_abs_diff",
-    "ois": "ois",
-    "mis_mean_is_weight_before_clip": "mis_tis_weight_before_bound",
-    "mis_ratio_mean_after_mis": "mis_is_ratio_mean_after_tis_rs",
-    **{f"mis_{name}": f"mis_tis_{name}" for name in (
-        "truncate_fraction", "clip_fraction_low", "clip_fraction_high", "mask_fraction_low", "mask_fraction_high",
-    )},
-    **{f"mis_catastrophic_{what}_fraction": f"mis_rs_catastrophic_{what}_fraction" for what in ("token", "seq")},
-    "mis_batch_norm_factor": "mis_batch_norm_factor",
-}  # fmt: skip
+DOCUMENTED_NAMES: dict[str, str] = read_options(Path(__file__).parent)["documented_names"]
 """The metrics in slime's documentation -> the name in its code for the documented formula."""
 
 _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}

@@ -80,24 +80,17 @@ def read_call(call: PythonCall) -> dict[str, Any] | None:
     return given if not call.function and not given.keys().isdisjoint(_LOSS_KEYS) else None
 
 
-def _unwrap_tensor(tensor: Any) -> Any:
-    """Return the values of TensorData. Plain lists stay as they are."""
-    return tensor["data"] if isinstance(tensor, dict) else tensor
-
-
 def _read_rows(file: File) -> Iterator[Row]:
     for line in file.lines():
         row: Row = {"step": file.step}
         for part in ("loss_fn_inputs", "loss_fn_outputs"):
-            row |= {f"{part}.{name}": _unwrap_tensor(tensor) for name, tensor in line[part].items()}
+            for name, tensor in line[part].items():
+                row[f"{part}.{name}"] = tensor["data"] if isinstance(tensor, dict) else tensor  # of TensorData
         yield row | {"prompt": _read_prompt(line, row)}
 
 
 def _read_prompt(line: Mapping[str, Any], row: Row) -> list[int] | None:
-    """Return the prompt: the input tokens before the first sampled token.
-
-    If the input contains images, the result is None.
-    """
+    """Return the input tokens before the first sampled token, or None if the input contains images."""
     chunks, mask = line.get("model_input", {}).get("chunks", []), row.get("loss_fn_inputs.mask") or []
     first = next((place for place, value in enumerate(mask) if value), None)
     if first is None or not all(isinstance(chunk.get("tokens"), list) for chunk in chunks):

@@ -61,10 +61,11 @@ class Trl(PlainFramework):
         found = super().lint(native, unknown)
         return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
 
-    def with_text(self, native: Mapping[str, Any], text: str) -> dict[str, Any]:
+    def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
         """Set the use of vLLM if Unsloth loads a model with `fast_inference=True`, which samples with vLLM."""
         samples = re.search(r"\bfast_inference\s*=\s*True\b", text) is not None
-        return {"use_vllm": True, **native} if samples and native.get("use_vllm") is None else dict(native)
+        native = super().known_names(native)
+        return {"use_vllm": True, **native} if samples and native.get("use_vllm") is None else native
 
     def rules(self, options: Options) -> Rules:
         gates: list[Gate] = []

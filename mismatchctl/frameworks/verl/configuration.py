@@ -12,12 +12,117 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
-from mismatchctl.corrections.labels import gate_label, unusual_rules
+from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import BYPASS_SOURCE, MISMATCH_SOURCE, Correction, Gate, RatioSource, Weight
-from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, UnreadKey, is_typo_of, read_options, suggest_key
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, UnreadKey, fit_rules, is_typo_of, read_options, suggest_key
 from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, load_traps, replace_gate
-from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, VerlVersion
+from mismatchctl.io.yaml import read_data
+
+Dialect = Literal["flat", "ratio", "estimator"]
+
+
+@dataclass(frozen=True)
+class VerlVersion:
+    """One version of verl's rollout correction."""
+
+    name: str  # name in `verl@name`: the month, or the day if the month has a later version
+    date: str  # day of the commit, year-month-day
+    # configuration: `flat` (keys of the algorithm section), `ratio` (rollout_correction with rejection by the ratio) or
+    # `estimator` (rollout_correction with rejection by k1, k2, k3)
+    dialect: Dialect
+    keys: Mapping[str, object]  # keys of its configuration, with the defaults in verl's YAML
+    prefix: str = "rollout_corr/"  # prefix of the logged names
+    letter: str = ""  # an older name, which the expected numbers of the tests use. Empty if unused.
+    commit: str = ""  # commit of volcengine/verl. Empty if only its pull requests are known.
+    pulls: Sequence[int] = ()  # pull requests that identify it
+    # True if rejection sets weights to 0 and does not change the mask. Rejected tokens stay in the denominators, and
+    # `rollout_is: false` disables rejection.
+    zeroes_rejected: bool = False
+    normalizes: bool = False  # True if weights can be normalized over the batch
+    normalizes_empty: bool = False  # True if empty sequences count in that mean
+    empty_loss_is_nan: bool = False  # True if a micro-batch without kept tokens has the loss nan
+    icepop: bool = False  # True if a threshold "lo_hi" sets weights outside to 0
+    measures_applied: bool = False  # True if metrics of weights describe bounded weights
+    fractions_applied: bool = False  # True if rollout_is_seq_fraction_* describe bounded weights
+    defaults_to_v1: bool = False  # True if the V1 trainer runs unless `trainer.use_v1` is false
+    records_log_probs: bool = False  # default of `rollout.calculate_log_probs`
+    note: str = ""  # differences from the release that it represents
+
+    @property
+    def effect(self) -> Literal["mask", "zero"]:
+        return "zero" if self.zeroes_rejected else "mask"
+
+    @property
+    def bypass_key(self) -> str:
+        return "bypass_mode" if "bypass_mode" in self.keys else "bypass_old_logprob_for_rollout"
+
+    @property
+    def pure_key(self) -> str:
+        known = ("use_policy_gradient", "use_pure_rollout_correction", "loss_type")
+        return next(key for key in known if key in self.keys)
+
+    @property
+    def names_loss(self) -> bool:
+        """Return True if bypass mode has an option for the loss. Both losses then apply rejection."""
+        return "loss_type" in self.keys
+
+    def is_pure(self, settings: Mapping[str, object]) -> bool:
+        value = settings[self.pure_key]
+        return value == "reinforce" if self.names_loss else bool(value)
+
+
+_DATA = read_data(Path(__file__).with_name("versions.yaml"))
+VERSIONS = tuple(VerlVersion(name, **fields) for name, fields in _DATA["snapshots"].items())
+"""All versions, oldest first."""
+
+_BY_NAME = {version.name: version for version in VERSIONS}
+RELEASES = {
+    name: replace(_BY_NAME[fields.pop("like")], **{"name": name, "letter": "", "pulls": ()} | fields)
+    for name, fields in _DATA["releases"].items()
+}
+"""Releases on PyPI."""
+
+KEYS = frozenset(key for version in VERSIONS for key in version.keys)
+"""Keys that any version reads."""
+
+
+def find_version(word: str) -> VerlVersion:
+    """Find a version by release, name, pull request, commit, day or `head`. A month means its last version."""
+    if word.lower() in ("", "head"):
+        return VERSIONS[-1]
+    if re.fullmatch(r"v?\d+\.\d+(\.\d+)?\w*", word):
+        return _find_release(word.removeprefix("v"))
+    for version in VERSIONS:
+        commit = version.commit[:7] == word[:7] and version.commit.startswith(word[: len(version.commit)])
+        if word in (version.name, version.letter) or word in map(str, version.pulls) or (commit and version.commit):
+            return version
+    if word[:4].isdecimal() and word[4:5] == "-":
+        older = [version for version in VERSIONS if version.date[: len(word)] <= word]
+        if older:
+            return older[-1]
+        first = VERSIONS[0]
+        raise ConfigError(f"verl@{word}: rollout correction came with verl PR #{first.pulls[0]} on {first.date}")
+    known = [name for version in VERSIONS for name in (version.name, *map(str, version.pulls))] + [*RELEASES]
+    raise ConfigError(f"unknown verl version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}")
+
+
+def _find_release(word: str) -> VerlVersion:
+    """Find a release by its number, or the nearest earlier release."""
+    if word in RELEASES:
+        return RELEASES[word]
+    older = [name for name in RELEASES if _numbers(name) <= _numbers(word)]
+    if not older:
+        raise ConfigError(
+            f"verl@{word}: rollout correction came with verl 0.6.1. For the months before, use verl@2025-10."
+        )
+    found = RELEASES[older[-1]]
+    return replace(found, note=f"verl {word} is not known, read as {older[-1]}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
+
 
 BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
@@ -44,16 +149,12 @@ def find_value(native: Mapping[str, Any], *keys: str) -> Any:
 
 
 def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...]:
-    path: tuple[str, ...] = ("algorithm",) if _is_full(native) else ()
+    alone = BLOCK in native or not KEYS.isdisjoint(native)
+    full = isinstance(native.get("algorithm"), Mapping) or not (alone or _FULL_CONFIG_SECTIONS.isdisjoint(native))
+    path: tuple[str, ...] = ("algorithm",) if full else ()  # a full configuration may lack all keys of `algorithm`
     outer = find_value(native, *path) or {}
     nested = version.dialect != "flat" and (BLOCK in outer or bool(path))
     return (*path, BLOCK) if nested else path
-
-
-def _is_full(native: Mapping[str, Any]) -> bool:
-    """Return True for a full verl configuration, which may lack all keys of `algorithm`."""
-    alone = BLOCK in native or not KEYS.isdisjoint(native)
-    return isinstance(native.get("algorithm"), Mapping) or not (alone or _FULL_CONFIG_SECTIONS.isdisjoint(native))
 
 
 def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, Any]:
@@ -88,7 +189,7 @@ def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterato
                     yield UnreadKey((*where, word), _explain_key(word, version))
         level = level if inside else level.get(path[depth])
     cap = find_value(native, *ACTOR_CAP)
-    if cap is not None and not _is_off(cap):
+    if cap is not None and not (isinstance(cap, (int, float)) and cap <= 0):
         yield UnreadKey(ACTOR_CAP, f": {_REPLACEMENTS[ACTOR_CAP[-1]]}")
 
 
@@ -119,10 +220,6 @@ def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
     if own.get("bypass_mode") is None:
         own.pop("bypass_mode", None)  # null is the backend's default there
     return {**native, "algorithm": {**outer, BLOCK: own}}
-
-
-def _is_off(cap: Any) -> bool:
-    return cap is None or (isinstance(cap, (int, float)) and cap <= 0)
 
 
 def _explain_key(key: str, version: VerlVersion) -> str:
@@ -156,10 +253,7 @@ _NONE_TEXT_MESSAGE = "'None' is text, which nothing takes for null: write null, 
 
 
 class UnappliedCorrection(Correction):
-    """A Correction that verl logs completely, but that its loss applies only partly.
-
-    Examples are `rollout_is: false`, and PPO in bypass mode.
-    """
+    """A Correction that verl logs but applies only partly, such as `rollout_is: false` or PPO in bypass mode."""
 
     _measured: Correction = PrivateAttr()  # the full correction, which is computed and logged
 
@@ -186,11 +280,7 @@ def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
 
 
 def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Read the keys of 2025-10: one ratio with two thresholds, for weights or rejection.
-
-    Before #3915, rejected tokens get weight 0 and count in the denominators. Since then, rejected tokens keep their
-    weight and do not count in the denominators.
-    """
+    """Read the keys of 2025-10. Before #3915, rejected tokens get weight 0 and count in the denominators."""
     upper = _read_number(settings, "rollout_is_threshold")
     name = f"verl-{version.name}"
     if upper is None:
@@ -500,7 +590,6 @@ class VerlConfig:
 
 _RS_OPTION_NAMES = {rule: option for option, rule in RS_OPTIONS.items()}
 _K1_LEVELS = {"token": "token", "sequence": "sum", "geometric": "mean"}
-_RATIO_LEVELS = {"flat": ("token", "sequence", "geometric"), "ratio": ("token", "sequence")}
 
 
 @dataclass(frozen=True)
@@ -518,97 +607,47 @@ def find_rs_option(gate: Gate) -> str:
     return _RS_OPTION_NAMES[gate.statistic, gate.level]
 
 
-def make_plan(
-    correction: Correction, version: VerlVersion, converted: Sequence[Gate] | None = None
-) -> tuple[VerlPlan, list[str]]:
-    """Assign the parts of a correction to verl's options, and list the parts that are not supported."""
+def make_plan(correction: Correction, version: VerlVersion) -> VerlPlan:
     applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
-    correction = correction._measured if isinstance(correction, UnappliedCorrection) else correction
-    if converted is not None:
-        correction = correction.model_copy(update={"gates": tuple(converted)})
-    problems: list[str] = unusual_rules(correction)
-    source: RatioSource = MISMATCH_SOURCE if correction.loss == "ppo" else BYPASS_SOURCE
-    if others := correction.sources - {source}:
-        problems.append(f"with loss {correction.loss} verl compares {source} only, not {', '.join(sorted(others))}")
-    weight = correction.weight
-    if weight is not None and (reasons := list(_explain_weight_limits(weight, correction, version))):
-        problems += reasons
-        weight = None
-    rejections: list[Gate] = []
-    veto = None
-    for gate in correction.gates:
-        if reasons := list(_explain_gate_limits(gate, version)):
-            problems += [f"{gate_label(gate)}: {reason}" for reason in reasons]
-        elif gate.level == "min":
-            veto = max(veto or 0.0, gate.keep[0] or 0.0)
-        elif rejections and version.dialect != "estimator":
-            problems.append(f"{gate_label(gate)}: verl@{version.name} rejects by one rule only")
-        else:
-            rejections.append(gate)
-    if version.dialect == "flat":
-        if correction.loss != "ppo":
-            problems.append(f"verl@{version.name} has no bypass mode")
-        if weight is None and correction.gates:
-            problems.append(f"verl@{version.name} rejects only with the ratio that it weights with")
-        if weight is not None and rejections and rejections[0].level != weight.level:
-            problems.append(f"verl@{version.name} weights and rejects at one level")
-    return VerlPlan(weight, applied, tuple(rejections), veto, source), problems
+    measured = _measured(correction)
+    vetoes = [gate.keep[0] or 0.0 for gate in measured.gates if gate.level == "min"]
+    rejections = tuple(gate for gate in measured.gates if gate.level != "min")
+    source: RatioSource = MISMATCH_SOURCE if measured.loss == "ppo" else BYPASS_SOURCE
+    return VerlPlan(measured.weight, applied, rejections, max(vetoes, default=None), source)
 
 
-def _explain_weight_limits(weight: Weight, correction: Correction, version: VerlVersion) -> Iterator[str]:
-    """Explain why this version does not support the weights."""
-    if weight.level not in _RATIO_LEVELS.get(version.dialect, ("token", "sequence")):
-        yield f"verl@{version.name} has no {weight.level} weights"
-    if weight.clip is not None:
-        yield "verl cannot raise weights to a lower bound"
-    if weight.zero is not None and (not version.icepop or not all(weight.zero)):
-        yield f"verl@{version.name} zeroes no weights that way: it wants two bounds above 0"
-    rejects = any(gate.level == weight.level and gate.statistic == "ratio" for gate in correction.gates)
-    if version.dialect == "flat" and (weight.truncate is None) is not rejects:
-        yield f"verl@{version.name} either truncates weights or rejects by them"
-    if weight.watch_low is not None and version.dialect != "flat":
-        yield f"verl@{version.name} derives the lower bound of its statistics"
-    if weight.normalize != "none" and not version.normalizes:
-        yield f"verl@{version.name} does not normalize weights"
-    if weight.normalize != "none" and (weight.normalize != weight.level or weight.normalize_over != "group"):
-        yield "verl normalizes weights over the batch, at their own level"
-    if weight.normalize == "sequence" and (weight.normalize_empty == "count") is not version.normalizes_empty:
-        empty = "counts" if version.normalizes_empty else "leaves out"
-        yield f"verl@{version.name} {empty} empty sequences in the mean weight"
+def _measured(correction: Correction) -> Correction:
+    return correction._measured if isinstance(correction, UnappliedCorrection) else correction
 
 
-def _explain_gate_limits(gate: Gate, version: VerlVersion) -> Iterator[str]:
-    """Explain why this version does not support the rejection."""
-    plain = {field: Gate.model_fields[field].default for field in ("over", "inclusive", "sees", "when")}
-    for field, usual in (plain | {"effect": version.effect}).items():
-        if getattr(gate, field) != usual:
-            yield f"verl@{version.name} does not support {field} {getattr(gate, field)!r}"
-    if version.dialect == "estimator":
-        if (gate.statistic, gate.level) not in _RS_OPTION_NAMES or gate.clamp != "token":
-            yield f"verl@{version.name} rejects by k1, k2 and k3 with log ratios clamped per token"
-        elif gate.keep[1] is None or (gate.statistic == "k1") is (gate.keep[0] is None):
-            yield "k1 needs both bounds, k2 and k3 an upper one only"
-    elif gate.statistic == "ratio" and gate.level == "min":
-        if gate.keep[1] is not None or gate.clamp != "none":
-            yield "verl's veto has a lower bound only and does not clamp"
-    elif gate.statistic != "ratio" or gate.level == "max" or gate.clamp != "aggregate":
-        yield f"verl@{version.name} rejects by the ratio of a token, a sequence or its geometric mean"
-    elif gate.keep[1] is None:
-        yield "verl's rejection needs an upper bound"
+def fit_correction(correction: Correction, version: VerlVersion) -> tuple[Correction, list[str]]:
+    """Leave out the rules that this version does not support, and describe them."""
+
+    def read(keys: dict[str, Any]) -> Correction:
+        return _measured(read_correction(keys, version))
+
+    fitted, problems = fit_rules(
+        _measured(correction),
+        lambda one: _write(make_plan(one, version), one.loss, version),
+        read,
+        f"verl@{version.name}",
+    )
+    return (fitted if problems else correction), problems
 
 
 def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, Any], list[str]]:
     """Convert a Correction to verl's keys, and list rules without an exact equivalent."""
-    measured = correction._measured if isinstance(correction, UnappliedCorrection) else correction
-    said = [_convert_gate(gate, version) for gate in measured.gates]
+    measured = _measured(correction)
+    gates = tuple(_convert_gate(gate, version) for gate in measured.gates)
     notes = [
         f"{gate_label(gate)}: written as {gate_label(other)}, which differs if {CLAMP_DIFFERENCE}"
-        for gate, other in zip(measured.gates, said, strict=True)
+        for gate, other in zip(measured.gates, gates, strict=True)
         if other is not gate
     ]
-    roles, problems = make_plan(correction, version, said)
-    writers = {"flat": _write_flat, "ratio": _write_ratio, "estimator": _write_estimator}
-    return writers[version.dialect](roles, measured, version), [*notes, *problems]
+    applied = make_plan(correction, version).applied
+    fitted, problems = fit_correction(measured.model_copy(update={"gates": gates}), version)
+    plan = replace(make_plan(fitted, version), applied=applied)
+    return _write(plan, fitted.loss, version), [*notes, *problems]
 
 
 def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
@@ -627,7 +666,16 @@ def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
     return gate
 
 
-def _write_flat(roles: VerlPlan, correction: Correction, version: VerlVersion) -> dict[str, Any]:
+def _write(roles: VerlPlan, loss: str, version: VerlVersion) -> dict[str, Any]:
+    """Write the keys of a plan. Rules that the version does not support give other keys."""
+    if version.dialect == "flat":
+        return _write_flat(roles)
+    if len(roles.rejections) > 1 and version.dialect == "ratio":
+        raise LookupError
+    return (_write_ratio if version.dialect == "ratio" else _write_estimator)(roles, loss, version)
+
+
+def _write_flat(roles: VerlPlan) -> dict[str, Any]:
     weight = roles.weight
     if weight is None:
         return {"rollout_is_threshold": None}
@@ -642,7 +690,7 @@ def _write_flat(roles: VerlPlan, correction: Correction, version: VerlVersion) -
     }
 
 
-def _write_ratio(roles: VerlPlan, correction: Correction, version: VerlVersion) -> dict[str, Any]:
+def _write_ratio(roles: VerlPlan, loss: str, version: VerlVersion) -> dict[str, Any]:
     keys = _write_weight(roles.weight, version)
     if roles.rejections:
         low, high = roles.rejections[0].keep
@@ -653,8 +701,8 @@ def _write_ratio(roles: VerlPlan, correction: Correction, version: VerlVersion) 
         }
     if roles.veto is not None:
         keys["rollout_token_veto_threshold"] = roles.veto
-    if correction.loss != "ppo":
-        pure = correction.loss == "policy_gradient"
+    if loss != "ppo":
+        pure = loss == "policy_gradient"
         keys |= {
             version.bypass_key: True,
             version.pure_key: ("reinforce" if pure else "ppo_clip") if version.names_loss else pure,
@@ -662,13 +710,13 @@ def _write_ratio(roles: VerlPlan, correction: Correction, version: VerlVersion) 
     return keys
 
 
-def _write_estimator(roles: VerlPlan, correction: Correction, version: VerlVersion) -> dict[str, Any]:
+def _write_estimator(roles: VerlPlan, loss: str, version: VerlVersion) -> dict[str, Any]:
     keys = _write_weight(roles.weight, version)
     if roles.rejections:
         keys["rollout_rs"] = ",".join(find_rs_option(gate) for gate in roles.rejections)
         keys["rollout_rs_threshold"] = ",".join(_format_threshold(gate) for gate in roles.rejections)
-    if correction.loss != "ppo":
-        keys |= {"bypass_mode": True, "loss_type": "ppo_clip" if correction.loss == "ppo_bypass" else "reinforce"}
+    if loss != "ppo":
+        keys |= {"bypass_mode": True, "loss_type": "ppo_clip" if loss == "ppo_bypass" else "reinforce"}
     return keys
 
 

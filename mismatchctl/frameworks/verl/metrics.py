@@ -20,8 +20,7 @@ from mismatchctl.corrections.model import BYPASS_SOURCE, Gate, Weight
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import LoggedMetric, Replay, read_metrics
 from mismatchctl.frameworks.step import Step
-from mismatchctl.frameworks.verl.configuration import RS_OPTIONS, VerlPlan, find_rs_option
-from mismatchctl.frameworks.verl.versions import VerlVersion
+from mismatchctl.frameworks.verl.configuration import RS_OPTIONS, VerlPlan, VerlVersion, find_rs_option
 from mismatchctl.measure.metrics.metric import BOUNDED_WEIGHTS, KEPT_TOKENS, VALID_SEQUENCES, VALID_TOKENS
 
 Values = NDArray[Any]
@@ -63,7 +62,6 @@ class PolicyPair:
         return self.row_sum(values) / np.maximum(self.segments.lengths, 1).astype(values.dtype)
 
     def row_max(self, values: Floats) -> Floats:
-        """Return the maximum over the valid tokens of each row [S], or 0 for an empty row."""
         return np.where(self.segments.nonempty, self.segments.max(values), 0).astype(values.dtype)
 
     def any_in_row(self, flags: Bools) -> Bools:
@@ -140,10 +138,7 @@ def _measure_ratio(
     measures_applied: bool = False,  # True to measure bounded weights (since 2026), False to measure raw weights
     fractions_applied: bool = False,  # True if the fractions of rows outside describe bounded weights too (0.8.0)
 ) -> Measured:
-    """Measure the ratio at a level with two thresholds, for importance weights or rejection by the ratio.
-
-    Rows compare logarithms with a float32 threshold.
-    """
+    """Measure the ratio at a level with two thresholds. Rows compare logarithms with a float32 threshold."""
     token = level == "token"
     x = sample.log_ratio if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.log_ratio)
     ratio = exp(clamp_log_ratio(x))
@@ -269,6 +264,8 @@ _REDUCTION_WORDS = {
 
 def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
     """List every name that a version can log, once per configuration with a different meaning."""
+    bases = {"weight": BOUNDED_WEIGHTS} if version.measures_applied else {}
+    bases |= {"high": "ratios, which mask mode rejects by the same thresholds"} if version.dialect == "flat" else {}
     return [
         replace(
             row,
@@ -279,17 +276,11 @@ def list_meanings(version: VerlVersion) -> list[LoggedMetric]:
             reduction=_REDUCTION_WORDS.get(row.reduction, row.reduction),
             # These names describe the ratios that rejection compares, instead of weights.
             like=None if prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction") else row.like,
-            basis=_find_basis(row, version),
+            basis=bases.get(row.values, row.basis),
         )
         for table, prefix, when in _iterate_tables(version)
         for row in table
     ]
-
-
-def _find_basis(row: LoggedMetric, version: VerlVersion) -> str:
-    if row.values == "high" and version.dialect == "flat":
-        return "ratios, which mask mode rejects by the same thresholds"
-    return BOUNDED_WEIGHTS if row.values == "weight" and version.measures_applied else row.basis
 
 
 def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Metrics, str, str]]:
@@ -325,10 +316,7 @@ _DEBUG_PREFIX = "training/rollout_"
 
 
 def _measure_debug(train: Floats, rollout: Floats) -> dict[str, float]:
-    """Compute differences of probabilities and their Pearson correlation, over the valid tokens [T].
-
-    Undefined values are nan, like in verl: the deviation of one token, the correlation of constants.
-    """
+    """Compare probabilities of the valid tokens [T]. Undefined values are nan, as in verl."""
     ours, theirs = exp(train), exp(rollout)
     apart = np.abs(ours - theirs).astype(np.float64)
     a, b = (side.astype(np.float64) - side.astype(np.float64).mean() for side in (ours, theirs))
@@ -372,18 +360,16 @@ def replay_step(step: Step, plan: VerlPlan, version: VerlVersion, micro_batch_si
 @np.errstate(over="ignore", invalid="ignore")
 def _replay_batch(step: Step, plan: VerlPlan, version: VerlVersion, policy: str) -> Replay:
     sample = PolicyPair(step.values(policy), step.values("rollout_log_probs"), step.segments)
-    compute = _compute_flat if version.dialect == "flat" else _compute_correction
-    weights, kept, logged = compute(sample, plan, version)
+    if version.dialect == "flat":
+        weights, kept, logged = _compute_flat(sample, plan, version)
+    else:
+        weights, logged, factor = _compute_weights(sample, plan.weight, version)
+        kept, rejected = _compute_rejections(sample, plan, version)
+        logged |= rejected | _measure_off_policy(sample, version) | factor
     if weights is None or not plan.applied:
         return Replay(logged, None, step.by_row(kept))
     shown = kept & (weights > 0) if version.zeroes_rejected else kept
     return Replay(logged, step.by_row(weights), step.by_row(shown))
-
-
-def _compute_correction(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> _Outcome:
-    weights, logged, factor = _compute_weights(sample, plan.weight, version)
-    kept, rejected = _compute_rejections(sample, plan, version)
-    return weights, kept, logged | rejected | _measure_off_policy(sample, version) | factor
 
 
 def _measure_off_policy(sample: PolicyPair, version: VerlVersion) -> dict[str, float]:
