@@ -40,7 +40,7 @@ class File(Protocol):
 
     @property
     def step(self) -> int | None:
-        """Return the last number in the name of the file, or None."""
+        """Return the last number in the name of the file, or `None`."""
 
     def open(self, path: Path) -> File: ...
 
@@ -98,7 +98,7 @@ def read_layout(
     rows: Callable[[File], Iterator[Row]] | None = None,
     recognizes: Callable[[File], bool] = lambda file: True,
 ) -> FileLayout:
-    """Read a layout in layouts.yaml, in the folder of a module. By default, rows are those of a padded batch."""
+    """Read a layout in layouts.yaml, in the folder of a module. By default, the rows are read from a padded batch."""
     found = _read_layouts(module)[name].items()
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found}
     padded = {*fields["columns"].values(), "attention_mask"}
@@ -287,7 +287,7 @@ class ReplayOptions:
 
     @property
     def given(self) -> dict[str, str | int] | None:
-        """Return the options that differ from the default, or None."""
+        """Return the options that differ from the default, or `None`."""
         return {name: value for name, value in asdict(self).items() if value != getattr(ReplayOptions, name)} or None
 
 

@@ -62,7 +62,7 @@ def find_meanings(name: str) -> dict[LoggedMetric, list[str]]:
 
 
 def find_certain_metric(name: str) -> str | None:
-    """Return the key of the mismatch metric that a name means in every framework. None: ambiguous.
+    """Return the key of the mismatch metric that a name means in every framework. `None`: ambiguous.
 
     A name without a panel (`kl`) is ambiguous, unless it is a key of mismatchctl (`k3`). Counts (`tokens`) are too.
     """

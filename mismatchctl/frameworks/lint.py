@@ -180,13 +180,13 @@ def check_advice(
 
 
 def replace_gate(correction: Correction, index: int, gate: Gate) -> Correction | None:
-    """Return the correction with another gate at an index, or None if the gate's interval is empty."""
+    """Return the correction with another gate at an index, or `None` if the gate's interval is empty."""
     gates = (*correction.gates[:index], gate, *correction.gates[index + 1 :])
     return _replace_rules(correction, gates=gates)
 
 
 def _replace_rules(correction: Correction, **rules: Any) -> Correction | None:
-    """Replace rules of a correction, or return None if bounds are reversed or nan."""
+    """Replace rules of a correction, or return `None` if bounds are reversed or nan."""
     kept = {"weight": correction.weight, "gates": correction.gates, "loss": correction.loss}
     try:
         return Correction(**(kept | rules))
@@ -233,7 +233,7 @@ def _advise_gate(correction: Correction, index: int, gate: Gate, place: str) -> 
 
 
 def ratio_bounds(gate: Gate) -> tuple[Literal["token", "sequence", "geometric"], float, float] | None:
-    """Return level and bounds of a gate on the ratio as a framework writes them, or None."""
+    """Return level and bounds of a gate on the ratio as a framework writes them, or `None`."""
     low, high = gate.keep
     if gate.statistic == "ratio" and gate.level in USEFUL_RATIO_BOUNDS:
         return gate.level, low or 0.0, math.inf if high is None else high  # type: ignore[return-value]

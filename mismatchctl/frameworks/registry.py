@@ -91,7 +91,7 @@ def load_framework_for(native: Mapping[str, Any], name: str) -> Framework:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the framework and version that a configuration was written for, or None."""
+    """Return the framework and version that a configuration was written for, or `None`."""
     versions = ((name, find_adapter(name).recognize(native)) for name in ADAPTER_MODULES)
     return next((f"{name}@{version}".rstrip("@") for name, version in versions if version is not None), None)
 
@@ -103,7 +103,7 @@ def data_file(framework: str, name: str) -> Path:
 
 @cache
 def _read_file(framework: str, name: str) -> Any:
-    """Read a data file of a framework, or return None if it does not exist."""
+    """Read a data file of a framework, or return `None` if it does not exist."""
     place = data_file(framework, name)
     return read_data(place) if place.exists() else None
 

@@ -231,12 +231,12 @@ class ConfiguredStep:
         return np.where(self.keep, self.raw_weights, 0).astype(self.step.dtype)
 
     def mean(self, values: Array, where: Bools | None = None) -> float:
-        """Return the mean over tokens, or 0 if there are none."""
+        """Return the mean over tokens, or 0 without any."""
         chosen = values if where is None else values[where]
         return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
 
     def row_means(self, values: Array, where: Bools | None = None) -> Array:
-        """Return the mean of each row over the selected tokens [S], or 0 if there are none."""
+        """Return the mean of each row over the selected tokens [S], or 0 without any."""
         where = np.ones(self.tokens, np.bool_) if where is None else where
         return self.segments.sum(np.where(where, values, 0.0)) / np.maximum(self.segments.sum(where), 1)
 

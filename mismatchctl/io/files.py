@@ -113,7 +113,7 @@ def find_packaged_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def replace_together() -> Iterator[list[Path]]:
-    """Do all file replacements of this block at its end, or none if the block fails."""
+    """Do all file replacements of this block at its end, or leave all files unchanged if the block fails."""
     pending: list[tuple[Path, Path | NextNumber]] = []
     places: list[Path] = []
     token = _pending_moves.set(pending)

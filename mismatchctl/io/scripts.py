@@ -1,7 +1,7 @@
 """Read launch scripts: the flags, Hydra overrides and `name=value` arguments of each command.
 
-Nothing is executed. Variables and arrays of the script are substituted. Branches are not evaluated: each assignment
-counts in its order.
+The script is not executed. Variables and arrays are substituted. Branches are not evaluated: each assignment counts
+in its order.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _SAMPLING = "rollout_importance_sampling"
 
 
 class MsSwift(PlainFramework):
-    """ms-swift: upper bounds only. Sequences use the geometric mean. With a mask, token weights have no bound."""
+    """ms-swift: upper bounds only. Sequences use the geometric mean. With a mask, token weights are unbounded."""
 
     forms = (
         *({f"{_SAMPLING}_mode": mode, f"{_SAMPLING}_threshold": HIGH} for mode in _MODES),

@@ -323,7 +323,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_prompt(row: Row, width: int) -> Any:
-    """Return the prompt tokens without padding, or None if padding cannot be identified."""
+    """Return the prompt tokens without padding, or `None` if padding cannot be identified."""
     attention = row.pop("attention_mask", None)
     if attention is None or len(attention) != len(row["sequences"]):
         return None

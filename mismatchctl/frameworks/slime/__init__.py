@@ -536,7 +536,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read a rank's samples. There are none if another rank has them, or in a stage without log-probs."""
+    """Read a rank's samples. The list is empty if another rank has them, or without log-probs."""
     data = content["rollout_data"]
     if "log_probs" not in data:
         if any(rank.log_probs for rank in find_ranks(file)):

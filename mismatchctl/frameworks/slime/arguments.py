@@ -113,7 +113,7 @@ SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments that slime's loss reads. The fields of mis.yaml have no defaults there: None or off."""
+    """The arguments that slime's loss reads. Fields of mis.yaml that are not set are off or `None`."""
 
     use_tis: bool = False
     get_mismatch_metrics: bool = False
@@ -148,7 +148,7 @@ class Arguments:
 
     @property
     def function(self) -> CorrectionFunction:
-        """Return the function of the correction, or None if no argument selects a function."""
+        """Return the function of the correction, or `None` if no argument selects a function."""
         if not (self.use_tis or self.get_mismatch_metrics):
             return "none"
         if self.custom_tis_function_path is None:
@@ -301,7 +301,7 @@ def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[st
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version for keys of mis.yaml or correction flags ("" means any version), or None."""
+    """Return the version for keys of mis.yaml or correction flags ("" means any version), or `None`."""
     named = _normalize_keys(native)
     if "mis_mode" in named and "mis_level" in named and named.keys().isdisjoint(MIS_FIELDS):
         return "2025-11"

@@ -102,7 +102,7 @@ class MicroBatch:
 
     @cached_property
     def bounded_weights(self) -> Floats:
-        """Return the bounded weights. Mask mode has no bound. IcePop sets weights outside the bounds to 0."""
+        """Return the bounded weights. Mask mode does not bound them. IcePop sets weights outside the bounds to 0."""
         low, high = self.weight_bounds
         if self.arguments.function == "icepop":
             inside = (self.raw_weights >= low) & (self.raw_weights <= high)

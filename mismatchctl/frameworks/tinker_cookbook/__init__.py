@@ -72,7 +72,7 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """Read the options in a call of the configuration class. Another class, or a call without a loss, gives None."""
+    """Read the options in a call of the configuration class. Another class, or a call without a loss, gives `None`."""
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
     given = dict(call.given)
@@ -90,7 +90,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_prompt(line: Mapping[str, Any], row: Row) -> list[int] | None:
-    """Return the input tokens before the first sampled token, or None if the input contains images."""
+    """Return the input tokens before the first sampled token, or `None` if the input contains images."""
     chunks, mask = line.get("model_input", {}).get("chunks", []), row.get("loss_fn_inputs.mask") or []
     first = next((place for place, value in enumerate(mask) if value), None)
     if first is None or not all(isinstance(chunk.get("tokens"), list) for chunk in chunks):

@@ -339,7 +339,7 @@ _SHARED_KEYS = {"loss_type"}
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version of a configuration, or None if it has no key of rollout correction.
+    """Return the version of a configuration, or `None` without a key of rollout correction.
 
     Only versions that know most of its keys are considered. The order of preference is: the newest version with an
     effect, the newest version that accepts the keys, the newest version.
