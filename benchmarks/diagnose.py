@@ -271,12 +271,13 @@ def known(folders: Iterable[Path]) -> Iterator[str]:
             (found,) = diagnose([str(folder / name)], threads=1).runs.values()
             right = found[0].cause in truth
             counts[found[0].confidence, right] += 1
-            more += sum(one.confidence == "high" and one.cause not in truth for one in found[1:])
+            also = truth | ({"truncated_sampling"} if "top_p" in label else set())  # a second planted cause
+            more += sum(one.confidence == "high" and one.cause not in also for one in found[1:])
             if not right:
                 rivals = {rival.cause for rival in found[0].rivals} & truth
-                also = ", which lists the planted cause as possible" if rivals else ""
+                listed = ", which lists the planted cause as possible" if rivals else ""
                 planted = " or ".join(sorted(truth))
-                finding = f"{found[0].cause} ({found[0].confidence}){also}"
+                finding = f"{found[0].cause} ({found[0].confidence}){listed}"
                 wrong.append(f"- In the dump {name}, the finding for {planted} is {finding}.")
         cells = [percent(counts[level, True], counts[level, True] + counts[level, False]) for level in CONFIDENCES[:2]]
         right = sum(count for (_, good), count in counts.items() if good)

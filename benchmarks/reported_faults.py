@@ -38,7 +38,7 @@ KINDS = {
 FIRST_SEED = 8000
 """Apart from the seeds that rules were tried on."""
 HEALTHY_SEEDS = 12
-SEVERITY_KINDS = ("512 tokens (confident model)",)
+SEVERITY_KINDS = tuple(KINDS)
 CALM = {"numerical_noise", "identical", "moe_routing", "batch_dependent_kernels", "log_densities"}
 RANK = {"low": 1, "medium": 2, "high": 3}
 QUIET, NOISE = {"numerical_noise", "identical"}, frozenset({"numerical_noise", "moe_routing"})

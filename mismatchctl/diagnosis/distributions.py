@@ -50,7 +50,7 @@ class Truncation:
 
 
 def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
-    """Return both lists of likely tokens [N, k] where they are recorded, and their sequences [N]."""
+    """Return the two lists of likely tokens [N, k] at recorded positions, and their sequences [N]."""
     a, b = case.rows.tokens.get(ROLLOUT_TOP_COLUMN), find_other_top(case.rows.tokens)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None
@@ -208,7 +208,7 @@ def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> fl
 
 
 def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
-    """Return the bounds of all b for which the sum of b moved - seen is within its error of 0.
+    """Return the bounds of all b that leave the sum of b moved - seen within its error of 0.
 
     `a` is the sum of `moved`.
     """
@@ -332,6 +332,9 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     read = estimate_scale(case)
     if read is not None:
         return replace(known, temperature=read.temperature, interval=read.interval)
+    same = compare_same_contexts(case)
+    if same is not None and same[2] > SAME_SURE_EXPLAINED:
+        return replace(known, temperature=1 / same[0], interval=_invert(same[1]))
     truncated = "truncated_sampling" in case.explained
     fitted = None if truncated else _fit_case(case)
     if fitted is not None:
@@ -418,3 +421,80 @@ def _exponents(case: Case) -> Float64s:
     chosen = mark_rare_tokens(case)
     p, q = case.t[chosen], np.minimum(case.r[chosen], -1e-9)
     return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
+
+
+_SAME_MIN_TOKENS, _SAME_LEAST_EXPLAINED, _SAME_MIN_CHANGE = 40, 0.6, 0.03
+SAME_SURE_EXPLAINED = 0.95
+"""Share of variance of log ratios within contexts that a temperature explains. Penalties and softcaps explain less."""
+_FLAT_TOKENS, _FLAT_PARTS, _FLAT_KEPT = 300, 24, 4.0
+_TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
+"""Half the variance and the mean of log(p / cut) over the cut tokens of an exponential tail."""
+
+
+@cached_on_case
+def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float] | None:
+    """Return b of r = b t + c and its 95% interval, from different tokens after the same prompt and prefix.
+
+    In one context, Z and the kept mass are constants, so a truncation does not change b. The third value is the share
+    of the variance of log ratios within contexts that b explains.
+    """
+    ids = case.rows.tokens.get("token_ids")
+    if ids is None:
+        return None
+    offsets, lengths = case.rows.segments.offsets, case.rows.segments.lengths
+    context, used = np.full(len(case.sound), -1), 0
+    rows, key, place = np.arange(case.size), case.clusters, 0
+    while True:
+        rows, key = rows[lengths[rows] > place], key[lengths[rows] > place]
+        _, key, counts = np.unique(key, return_inverse=True, return_counts=True)
+        shared = counts[key] > 1
+        rows, key = rows[shared], key[shared]
+        if not len(rows):
+            break
+        tokens = offsets[rows] + place
+        context[tokens] = used + key
+        used += len(counts)
+        key = key * (int(ids[tokens].max()) + 1) + ids[tokens]
+        place += 1
+    known = context[case.index] >= 0
+    _, where, counts = np.unique(context[case.index][known], return_inverse=True, return_counts=True)
+    if len(where) < _SAME_MIN_TOKENS or len(counts) < 2:
+        return None
+    t, r = (side - (np.bincount(where, side) / counts)[where] for side in (case.t[known], case.r[known]))
+    whole, apart = float(t @ t), float((r - t) @ (r - t))
+    if not (whole > 0 and apart > 0):
+        return None
+    b = float(t @ r) / whole
+    left = r - b * t
+    error = float(np.sqrt((np.bincount(where, t * left) ** 2).sum() * len(counts) / (len(counts) - 1))) / whole
+    half, explained = error * t_quantile(INTERVAL_Z, len(counts) - 1), 1 - float(left @ left) / apart
+    changed = b > half and abs(b - 1) > max(2 * half, _SAME_MIN_CHANGE)
+    return (b, (b - half, b + half), explained) if changed and explained > _SAME_LEAST_EXPLAINED else None
+
+
+def estimate_kept_mass(case: Case, b: float) -> tuple[Float64s, Float64s]:
+    """Return the kept mass of each token [N] and of groups of flat contexts, if the rollout samples from p^b.
+
+    p^b / q is the same number u for all tokens of a context: the sum of p^b over the kept tokens. Contexts are grouped
+    by u. In a group, the means of p / q, p log p / q and 1 / q are sums over the kept tokens. With the recorded entropy
+    they give the mass and the mean log-prob of the cut tokens, and therefore their sum of p^b. The values of flat
+    groups are reduced by half of the least kept probability, because top-p keeps at least its mass.
+    """
+    entropy = case.token_column("entropy")
+    order = np.argsort((b * case.t - case.r) / (b - 1), kind="stable")
+    mass, flat = np.ones(len(order)), []
+    for part in np.array_split(order, int(np.clip(len(order) // _FLAT_TOKENS, 1, _FLAT_PARTS))):
+        t, r = case.t[part], case.r[part]
+        ratio = np.exp(t - r)
+        cut = 1 - float(ratio.mean())
+        if cut <= 0:
+            continue
+        least = float(np.quantile(t, 0.02))
+        tail = least + _TAIL_MEAN
+        if entropy is not None and np.isfinite(entropy[part]).all():
+            tail = min(-(float(entropy[part].mean()) + float((ratio * t).mean())) / cut, least)
+        own = float(np.exp(b * t - r).mean())
+        mass[part] = own / (own + cut * math.exp((b - 1) * tail + (b - 1) ** 2 * _TAIL_SPREAD))
+        if float(np.exp(-r).mean()) > _FLAT_KEPT:
+            flat.append(float(mass[part[0]]) - float(np.exp(np.quantile(r, 0.02))) / 2)
+    return mass, np.array(flat)

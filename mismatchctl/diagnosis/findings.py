@@ -13,13 +13,13 @@ from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case, Detection
 from mismatchctl.diagnosis.causes.registry import CAUSES, Cause
 from mismatchctl.diagnosis.evidence import Evidence
-from mismatchctl.diagnosis.measures import UNRELATED_CORRELATION, column_correlation, find_loudest
+from mismatchctl.diagnosis.measures import UNRELATED_CORRELATION, column_correlation, find_loudest, percent
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Confidence, Example, Finding, RivalCause
 
 CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 NOISE_CAUSE, UNEXPLAINED_CAUSE = "numerical_noise", "unexplained"
-_MINOR_SHARE, _NOISE_SHARE = 0.5, 1 / 3
+_MINOR_SHARE, _NOISE_SHARE, _SMALL_SHARE = 0.5, 1 / 3, 0.05
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,23 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
     filler = fillers[0] if fillers else None if rows[-1].detection.outside_k3 else rows[-1]
     rest_k3 = left / whole if whole > 0 else 1.0
     rows = [replace(row, share_k3=(row.share_k3 or 0.0) + rest_k3) if row is filler else row for row in rows]
-    return [
-        replace(row, detection=replace(row.detection, confidence="low"))
-        if row.cause.id == NOISE_CAUSE and (row.share_k3 or 0.0) < _NOISE_SHARE
-        else row
-        for row in rows
-    ]
+    return [_describe_small_share(row, whole) for row in rows]
+
+
+def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
+    """Add the share of K3 after the other causes are fixed. Noise with a small share gets low confidence."""
+    share, own = row.share_k3, float(row.case.k3.sum())
+    if row.cause.id == NOISE_CAUSE and (share or 0.0) < _NOISE_SHARE:
+        return replace(row, detection=replace(row.detection, confidence="low"))
+    if share is None or row.detection.confidence == "low" or own <= 0 or own > _SMALL_SHARE * whole:
+        return row
+    remaining = min(share * whole / own, 1.0)
+    if share > _SMALL_SHARE or remaining < _MINOR_SHARE:
+        return row
+    summary = (
+        f"{row.detection.summary}. After the other causes are fixed, this cause has {percent(remaining)} of the K3"
+    )
+    return replace(row, detection=replace(row.detection, summary=summary))
 
 
 def _make_finding(found: _CauseResult, files: Mapping[int, str]) -> Finding:

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mismatchctl.api.diagnose import diagnose
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.causes import sampling
 from mismatchctl.diagnosis.distributions import TemperatureFit, estimate_temperature
 from mismatchctl.results.model import Fact, Finding
 from tests.diagnosis.findings import found
 from tests.factories import planted_causes as planted
+from tests.factories import sampled as models
 from tests.factories.planted_causes import Planted, healthy
 from tests.factories.policies import Policy, log_softmax, tempered, truncated
 
@@ -98,6 +100,39 @@ def test_min_p_is_not_called_top_p(least: float, tmp_path: Path) -> None:
     assert first.cause == "truncated_sampling"
     assert "min-p" in first.summary
     assert not {"top_p", "top_k"} & {fact.name for fact in first.evidence}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.8), (0.6, 0.95), (0.85, 0.9)])
+@pytest.mark.parametrize(("vocabulary", "certainty"), [(64, 2.0), (256, 4.0), (512, 9.0), (1024, 5.0)])
+def test_temperature_and_top_p_are_estimated_together(
+    temperature: float, top_p: float, vocabulary: int, certainty: float, tmp_path: Path
+) -> None:
+    process = models.sampler(temperature=temperature, top_p=top_p)
+    setup = models.Setup(rows=192, longest=110, process=process, noise=(0.01, 0.0))
+    dump = models.sampled(models.Model.of(51, vocabulary, certainty), 51, setup)
+    for entropy, tolerance in ((True, 0.03), (False, 0.06)):
+        if not entropy:
+            dump.tokens.pop("entropy")
+        (findings,) = diagnose([str(dump.write(tmp_path / "dump.parquet"))]).runs.values()
+        heat, mass = told(findings[0], "temperature"), told(findings[0], "top_p")
+        assert findings[0].cause == "truncated_sampling"
+        assert heat.value == pytest.approx(temperature, rel=0.01)
+        assert mass.value == pytest.approx(top_p, abs=tolerance)
+        assert mass.interval is not None and mass.interval[0] <= top_p <= mass.interval[1]
+
+
+@pytest.mark.parametrize(("setting", "named"), [({"top_k": 12}, "top_k"), ({"min_p": 0.05}, "")])
+def test_other_truncations_at_a_temperature_are_not_called_top_p(
+    setting: dict[str, float], named: str, tmp_path: Path
+) -> None:
+    process = models.sampler(temperature=0.7, **setting)  # type: ignore[arg-type]
+    setup = models.Setup(rows=128, longest=110, process=process, noise=(0.01, 0.0))
+    dump = models.sampled(models.Model.of(52, 256, 4.0), 52, setup)
+    (findings,) = diagnose([str(dump.write(tmp_path / "dump.parquet"))]).runs.values()
+    facts = {fact.name: fact for fact in findings[0].evidence}
+    assert facts["temperature"].value == pytest.approx(0.7, rel=0.01)
+    assert {"top_p", "top_k"} & {*facts} == ({named} if named else set())
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])

@@ -9,7 +9,14 @@ import numpy as np
 from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
-from mismatchctl.diagnosis.distributions import Truncation, estimate_temperature, estimate_truncation
+from mismatchctl.diagnosis.distributions import (
+    SAME_SURE_EXPLAINED,
+    Truncation,
+    compare_same_contexts,
+    estimate_kept_mass,
+    estimate_temperature,
+    estimate_truncation,
+)
 from mismatchctl.diagnosis.measures import (
     calibration,
     coherence,
@@ -32,6 +39,8 @@ _STEEPNESS = "how the log-probs of unlikely tokens scale relative to each other:
 def detect_temperature(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
     truncated = "truncated_sampling" in case.explained
+    if truncated and compare_same_contexts(case) is not None:
+        return None  # the finding of the truncation states the temperature
     if found is None or (found.likelier == "train" and not truncated) or not (found.scaled or truncated):
         return None
     told, steep = found.likelier == "rollout" and not truncated, truncated or found.plainly_scaled
@@ -82,6 +91,8 @@ _GAIN_Z, _GAIN_LEAST, _GAIN_LEAST_TOKENS, _GAIN_SHARE, _GAIN_LOSSES = 7.5, 0.02,
 """A truncation of little mass does not move tokens where it cuts less than the noise."""
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
 """Probability of tokens with nuclei of about p; tolerance and spread of equal masses."""
+_TEMPERED_SPREAD, _TEMPERED_ERRORS = 0.045, (0.05, 0.02)
+"""Quartile range of the kept mass in flat contexts (min-p has more), and errors of top-p without and with entropy."""
 _MIN_P_NOTE = (
     "its value is relative to the likeliest token, whose probability only lists contain (rollout_top_log_probs)"
 )
@@ -105,6 +116,8 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     certain = (case.r == 0) & (case.t < min(-1e-4, float(unsure.max()) if len(unsure) else 0.0))
     zeros = float(certain.mean())
     one_sided = max(likely, direction.unlikely) < _TRUNCATED_COHERENCE or (not case.reshaped and _gains_only(case))
+    power = compare_same_contexts(case)
+    one_sided |= power is not None and power[2] > SAME_SURE_EXPLAINED  # the temperature alone leaves E[ratio] at 1
     nucleus = zeros > _TRUNCATED_ZERO_SHARE
     if z > _TRUNCATED_Z or not (one_sided or nucleus) or -excess < _TRUNCATED_MIN_CUT:
         return None
@@ -112,7 +125,10 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
         return None
     if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < _TRUNCATED_MIN_MASS:
         return None  # these log-probs of 0 cannot come from a nucleus of one token
-    setting, told = _describe_setting(case, case.t[certain] if nucleus else None)
+    if power is None:
+        setting, told = _describe_setting(case, case.t[certain] if nucleus else None)
+    else:
+        setting, told = _describe_tempered_setting(case, *power, nucleus)
     kept, below = float(np.exp(np.quantile(case.x, _TRUNCATED_QUANTILE))), float((case.x < 0).mean())
     plain = nucleus or kept < _TRUNCATED_LIGHT_MASS
     rival = {"other_vocabulary": "the two vocabulary sizes: padding or banned tokens look the same"}
@@ -203,12 +219,46 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
         return f"min-p, because more tokens are kept if less mass is cut; {_MIN_P_NOTE}", []
     if certain is not None:
         return f"top-p or min-p, because single tokens are kept (not distinguishable); if min-p, {_MIN_P_NOTE}", []
+    return _describe_top_k(length)
+
+
+def _describe_top_k(length: tuple[int, int, int] | None) -> tuple[str, list[Fact]]:
     if length is None:
         return "top-k (no exact zeros); k cannot be estimated if less than a tenth of the mass is cut", []
     fewest, k, most_kept = length
     said = f"{fewest:,} to {most_kept:,}; no exact zeros, the same number at every position"
     meaning = "E[1 / p] of the sampled tokens: the number of kept tokens"
     return f"top-k of about {k:,} ({said})", [make_fact("top_k", k, meaning, interval=(fewest, most_kept))]
+
+
+def _describe_tempered_setting(
+    case: Case, b: float, ends: tuple[float, float], explained: float, nucleus: bool
+) -> tuple[str, list[Fact]]:
+    """Describe the truncation of a rollout that samples from p^b."""
+    meaning = "of the rollout relative to the trainer, from different tokens after the same prompt and prefix"
+    if explained < SAME_SURE_EXPLAINED:
+        said = (
+            f"several settings at once, a temperature of about {1 / b:.2g} and others (top-p, top-k, min-p, penalties)"
+        )
+        return said, [make_fact("temperature", 1 / b, meaning + ", about")]
+    interval = 1 / ends[1], 1 / ends[0]
+    facts = [make_fact("temperature", 1 / b, meaning, interval=interval)]
+    said = f"temperature {1 / b:.3g} {format_interval(interval)}and "
+    mass, flat = estimate_kept_mass(case, b)
+    if len(flat) > 1:
+        low, value, high = (float(end) for end in np.quantile(flat, (0.25, 0.5, 0.75)))
+        error = _TEMPERED_ERRORS["entropy" in case.rows.tokens]
+        if high - low < _TEMPERED_SPREAD and value < 1:
+            half = max(high - low, error)
+            ends = value - half, min(value + half, 1.0)
+            meaning = "of the sampler: the mass that is kept of the distribution at this temperature"
+            facts.append(make_fact("top_p", value, meaning, interval=ends))
+            return f"{said}top-p of about {value:.3g} {format_interval(ends)}".rstrip(), facts
+    length, drift = _estimate_kept_tokens(case, 1 - mass)
+    if nucleus or abs(drift) > _KEPT_LENGTH_Z:
+        return f"{said}top-p or min-p (not distinguishable)", facts
+    setting, told = _describe_top_k(length)
+    return said + setting, facts + told
 
 
 def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
