@@ -89,7 +89,7 @@ SECOND: dict[str, tuple[str, Callable[[Dump, int], Dump]]] = {
     "shift by 1": ("misaligned", lambda dump, seed: in_rows(dump, seed, 1.0, lambda row, rng: np.roll(row, 1))),
     "20 % of the rows edited": ("edited_response retokenized", edited),
     "-30 on 1 %": (
-        "padding_or_sentinel",
+        "padding_or_sentinel unexplained",
         lambda dump, seed: in_rows(dump, seed, 1.0, lambda row, rng: np.where(rng.random(len(row)) < 0.01, -30.0, row)),
     ),
     "stored in bfloat16": (
@@ -126,8 +126,8 @@ def main() -> None:
         for one in findings:
             if one.cause not in QUIET | {"unexplained"}:
                 counts[one.confidence, one.cause in causes | others] += 1
-                if one.confidence == "high" and one.cause not in causes | others:
-                    print(first, "|", second, "|", [(each.cause, each.confidence) for each in findings])
+                if one.confidence != "low" and one.cause not in causes | others:
+                    print(one.confidence, first, "|", second, "|", [(row.cause, row.confidence) for row in findings])
     lines = ["| planted | first finding right | its fault named | the other fault named |", "|---|---|---|---|"]
     for place, table in ((0, FIRST), (1, SECOND)):
         for name in table:

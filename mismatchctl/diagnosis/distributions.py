@@ -423,7 +423,7 @@ def _exponents(case: Case) -> Float64s:
     return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
 
 
-_SAME_MIN_TOKENS, _SAME_LEAST_EXPLAINED, _SAME_MIN_CHANGE = 40, 0.6, 0.03
+_SAME_MIN_TOKENS, _SAME_LEAST_EXPLAINED, _SAME_MAX_LEFT, _SAME_MIN_CHANGE = 40, 0.6, 0.1, 0.03
 SAME_SURE_EXPLAINED = 0.95
 """Share of variance of log ratios within contexts that a temperature explains. Penalties and softcaps explain less."""
 _FLAT_TOKENS, _FLAT_PARTS, _FLAT_KEPT = 300, 24, 4.0
@@ -468,7 +468,8 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
     left = r - b * t
     error = float(np.sqrt((np.bincount(where, t * left) ** 2).sum() * len(counts) / (len(counts) - 1))) / whole
     half, explained = error * t_quantile(INTERVAL_Z, len(counts) - 1), 1 - float(left @ left) / apart
-    changed = b > half and abs(b - 1) > max(2 * half, _SAME_MIN_CHANGE)
+    related = float(left @ left) < _SAME_MAX_LEFT * float(r @ r)  # or another token's log-prob
+    changed = related and b > half and abs(b - 1) > max(2 * half, _SAME_MIN_CHANGE)
     return (b, (b - half, b + half), explained) if changed and explained > _SAME_LEAST_EXPLAINED else None
 
 

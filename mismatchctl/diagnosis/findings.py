@@ -152,18 +152,16 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
 
 def _describe_small_share(row: _CauseResult, whole: float) -> _CauseResult:
     """Add the share of K3 after the other causes are fixed. Noise with a small share gets low confidence."""
-    share, own = row.share_k3, float(row.case.k3.sum())
-    if row.cause.id == NOISE_CAUSE and (share or 0.0) < _NOISE_SHARE:
-        return replace(row, detection=replace(row.detection, confidence="low"))
-    if share is None or row.detection.confidence == "low" or own <= 0 or own > _SMALL_SHARE * whole:
+    share, own, detection = row.share_k3 or 0.0, float(row.case.k3.sum()), row.detection
+    if row.cause.id == NOISE_CAUSE and share < _NOISE_SHARE:
+        return replace(row, detection=replace(detection, confidence="low"))
+    if row.share_k3 is None or detection.confidence == "low" or detection.symptom_of:
         return row
-    remaining = min(share * whole / own, 1.0)
-    if share > _SMALL_SHARE or remaining < _MINOR_SHARE:
+    if not 0 < max(own, share * whole) <= _SMALL_SHARE * whole or share * whole < _MINOR_SHARE * own:
         return row
-    summary = (
-        f"{row.detection.summary}. After the other causes are fixed, this cause has {percent(remaining)} of the K3"
-    )
-    return replace(row, detection=replace(row.detection, summary=summary))
+    remaining = percent(min(share * whole / own, 1.0))
+    text = f"{detection.summary}. After the other causes are fixed, this cause has {remaining} of the K3"
+    return replace(row, detection=replace(detection, summary=text))
 
 
 def _make_finding(found: _CauseResult, files: Mapping[int, str]) -> Finding:

@@ -171,8 +171,10 @@ def test_repeated_text_at_the_end_is_not_padding(tmp_path: Path) -> None:
 
 def test_several_sampling_settings_are_one_finding(tmp_path: Path) -> None:
     dump = faults.sampled(MODELS["unsure"], 38, Setup(rows=192, longest=110, process=sampler(0.6, 0.95)))
-    causes = [one.cause for one in found(dump, tmp_path)]
-    assert "sampling_settings" in causes and {"temperature", "truncated_sampling"} <= {*causes}
+    findings = found(dump, tmp_path)
+    assert [one.cause for one in findings if one.confidence != "low"] == ["truncated_sampling", "sampling_settings"]
+    values = {fact.name: fact.value for fact in findings[1].evidence}
+    assert values["temperature"] == pytest.approx(0.6, abs=0.01) and values["top_p"] == pytest.approx(0.95, abs=0.03)
 
 
 def test_edited_responses_are_not_an_engine_state(tmp_path: Path) -> None:

@@ -566,6 +566,8 @@ def _match_placeholders(case: Case, cleaned: Case, tallies: dict[str, Tally], ta
 
 
 _UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 3.0
+_UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6
+"""Share of a run that the other side denies: 0.67 and more for tool output, less if a sure model makes runs of 0."""
 _UNSAMPLED_MIN_SHARE = 0.01
 """Share of such tokens for more than low confidence: a policy that moved far has a few with a log-prob of 0, too."""
 
@@ -575,6 +577,10 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # a nucleus of one token has 0
     if float((case.x < 0).sum()) > _UNSAMPLED_ONE_SIDED_SHARE * len(case.x):  # a truncation may leave a single token
         runs = runs[(runs.value != 0) | ((runs.length >= _UNSAMPLED_MIN_RUN) & (runs.off > _UNSAMPLED_MIN_DENIAL))]
+    far = np.append(0, np.cumsum(np.abs(case.x) > _UNSAMPLED_FAR))
+    denied = (far[runs.first + runs.length] - far[runs.first]) > _UNSAMPLED_MIN_FAR_SHARE * runs.length
+    typed = np.array([is_placeholder(value) for value in runs.value], np.bool_)
+    runs = runs[denied & typed]  # a text that repeats itself has a constant log-prob too
     tokens = runs.tokens(case)
     sequences = np.bincount(case.sequence[tokens], minlength=case.size) > 0
     long = runs[runs.length >= 4]

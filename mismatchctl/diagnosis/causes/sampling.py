@@ -232,14 +232,12 @@ def _describe_top_k(length: tuple[int, int, int] | None) -> tuple[str, list[Fact
 
 
 def _describe_tempered_setting(
-    case: Case, b: float, ends: tuple[float, float], explained: float, nucleus: bool
+    case: Case, b: float, ends: tuple[float, float], explained: float, nucleus: bool = False
 ) -> tuple[str, list[Fact]]:
     """Describe the truncation of a rollout that samples from p^b."""
     meaning = "of the rollout relative to the trainer, from different tokens after the same prompt and prefix"
     if explained < SAME_SURE_EXPLAINED:
-        said = (
-            f"several settings at once, a temperature of about {1 / b:.2g} and others (top-p, top-k, min-p, penalties)"
-        )
+        said = f"a temperature of about {1 / b:.2g} together with other settings (top-p, top-k, min-p, penalties)"
         return said, [make_fact("temperature", 1 / b, meaning + ", about")]
     interval = 1 / ends[1], 1 / ends[0]
     facts = [make_fact("temperature", 1 / b, meaning, interval=interval)]
@@ -569,7 +567,8 @@ def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tup
 def detect_sampling_settings(case: Case) -> Detection | None:
     """Combine several sampler settings into one cause, because one configuration sets them."""
     names = [name for name in _SETTINGS if name in case.explained]
-    if len(names) < 2 or "sampling_settings" in case.explained:
+    power = compare_same_contexts(case) if "truncated_sampling" in names else None
+    if len(names) + (power is not None) < 2 or "sampling_settings" in case.explained:
         return None
     facts, parts = [], []
     if "temperature" in names:
@@ -578,12 +577,12 @@ def detect_sampling_settings(case: Case) -> Detection | None:
             facts.append(make_fact("temperature", found.temperature, "of the rollout relative to the trainer, about"))
             parts.append(f"a temperature of about {found.temperature:.2g}")
     if "truncated_sampling" in names:
-        said, told = _describe_setting(case, None)
+        said, told = _describe_setting(case, None) if power is None else _describe_tempered_setting(case, *power)
         facts += told
         parts.append(said)
     if "logit_penalty" in names:
         parts.append("a penalty on repeated tokens")
-    if len(parts) < 2:
+    if len(parts) + (power is not None) < 2:
         return None
     return Detection(
         "medium",
