@@ -9,10 +9,11 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import INTERVAL_Z
-from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.diagnosis.measures import (
+from mismatchctl.diagnosis.case import (
     UNRELATED_CORRELATION,
     Calibration,
+    Case,
+    cached_on_case,
     calibration,
     coherence,
     column_correlation,

@@ -10,10 +10,9 @@ import numpy as np
 
 from mismatchctl.core.batch import Segments
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import Case, Detection
+from mismatchctl.diagnosis.case import UNRELATED_CORRELATION, Case, Detection, column_correlation, find_loudest, percent
 from mismatchctl.diagnosis.causes.registry import CAUSES, Cause
 from mismatchctl.diagnosis.evidence import Evidence
-from mismatchctl.diagnosis.measures import UNRELATED_CORRELATION, column_correlation, find_loudest, percent
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Confidence, Example, Finding, RivalCause
 

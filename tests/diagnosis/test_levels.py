@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatchctl.diagnosis.levels import StepCells, fit_slope
+from mismatchctl.diagnosis.causes.staleness import StepCells, fit_slope
 from tests.diagnosis.findings import found
 from tests.factories.planted_causes import healthy
 

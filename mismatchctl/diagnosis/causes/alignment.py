@@ -13,11 +13,12 @@ from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.formatting import format_count
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
-from mismatchctl.diagnosis.evidence import Tally, TokenMarks
-from mismatchctl.diagnosis.measures import (
+from mismatchctl.diagnosis.case import (
     BFLOAT16_NOISE,
+    Case,
+    Detection,
     break_at_turns,
+    cached_on_case,
     find_loudest,
     find_suspicious_runs,
     format_list,
@@ -26,6 +27,7 @@ from mismatchctl.diagnosis.measures import (
     make_share_fact,
     percent,
 )
+from mismatchctl.diagnosis.evidence import Tally, TokenMarks
 from mismatchctl.results.model import Confidence
 
 _EDIT_MIN_SIDE = 4

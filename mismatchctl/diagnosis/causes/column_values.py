@@ -12,10 +12,17 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Floats
 from mismatchctl.core.formatting import format_count
-from mismatchctl.diagnosis.case import Case, Detection
+from mismatchctl.diagnosis.case import (
+    Case,
+    Detection,
+    calibration,
+    find_better_reading,
+    find_loudest,
+    make_fact,
+    percent,
+)
 from mismatchctl.diagnosis.causes.data_shape import are_probabilities
 from mismatchctl.diagnosis.distributions import estimate_truncation
-from mismatchctl.diagnosis.measures import calibration, find_better_reading, find_loudest, make_fact, percent
 
 _PROBABILITIES_MIN_SHARE, _PROBABILITIES_MIN_ROWS = 0.05, 3
 _MIN_PROBABILITY = 1e-30

@@ -10,9 +10,10 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_number
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
-from mismatchctl.diagnosis.case import Case, Detection
-from mismatchctl.diagnosis.measures import (
+from mismatchctl.diagnosis.case import (
     BFLOAT16_NOISE,
+    Case,
+    Detection,
     find_better_reading,
     find_loudest,
     is_placeholder,

@@ -16,7 +16,6 @@ from mismatchctl.diagnosis.causes import (
     rows,
     sampling,
     staleness,
-    unexplained,
 )
 from mismatchctl.diagnosis.distributions import TOP_COLUMNS
 from mismatchctl.diagnosis.evidence import FlagFunction
@@ -125,7 +124,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("moe_routing", numerics.detect_moe_routing, columns=("rollout_experts", "train_experts"), in_layers=True),
     Cause("other_vocabulary", numerics.detect_other_vocabulary),
     Cause("context_mismatch", rows.detect_context_by_prompt, columns=("turn",)),
-    Cause("unexplained", unexplained.detect_unexplained, in_layers=True),
+    Cause("unexplained", numerics.detect_unexplained, in_layers=True),
     Cause("numerical_noise", numerics.detect_numerical_noise),
 )
 """Columns first, then tokens, workers, the distribution and the weights. The rest and noise come last."""

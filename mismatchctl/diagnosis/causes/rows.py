@@ -9,12 +9,12 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_count
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
-from mismatchctl.diagnosis.causes.staleness import of_one_version
-from mismatchctl.diagnosis.evidence import TokenMarks
-from mismatchctl.diagnosis.measures import (
+from mismatchctl.diagnosis.case import (
     BFLOAT16_NOISE,
     UNRELATED_CORRELATION,
+    Case,
+    Detection,
+    cached_on_case,
     calibration,
     column_correlation,
     compute_t,
@@ -29,6 +29,8 @@ from mismatchctl.diagnosis.measures import (
     percent,
     turns,
 )
+from mismatchctl.diagnosis.causes.staleness import of_one_version
+from mismatchctl.diagnosis.evidence import TokenMarks
 from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.model import Fact
 

@@ -8,16 +8,10 @@ import numpy as np
 
 from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.core.formatting import INTERVAL_Z
-from mismatchctl.diagnosis.case import Case, Detection, cached_on_case
-from mismatchctl.diagnosis.distributions import (
-    SAME_SURE_EXPLAINED,
-    Truncation,
-    compare_same_contexts,
-    estimate_kept_mass,
-    estimate_temperature,
-    estimate_truncation,
-)
-from mismatchctl.diagnosis.measures import (
+from mismatchctl.diagnosis.case import (
+    Case,
+    Detection,
+    cached_on_case,
     calibration,
     coherence,
     find_loudest,
@@ -26,6 +20,14 @@ from mismatchctl.diagnosis.measures import (
     make_fact,
     percent,
     quantile_bins,
+)
+from mismatchctl.diagnosis.distributions import (
+    SAME_SURE_EXPLAINED,
+    Truncation,
+    compare_same_contexts,
+    estimate_kept_mass,
+    estimate_temperature,
+    estimate_truncation,
 )
 from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.results.model import Fact
