@@ -251,6 +251,175 @@ class Case:
     def complete(self) -> bool:
         return self.size == self.evidence.sequences
 
+    @cached_property
+    def suspicious_runs(self) -> ConstantRuns:
+        """Find runs of four or more equal log-probs that differ from the other side.
+
+        A single log-prob of 0 is enough if the trainer's log-prob is below -2.
+        """
+        found = [_find_constant_runs(self, values) for values in (self.r, self.t)]
+        return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
+
+    @cached_property
+    def systematic_share(self) -> tuple[float, float]:
+        """Return the share of the variance that a token has in every context, and its z-score.
+
+        Different model weights shift each token of the vocabulary, while noise depends on the context. The share comes
+        from pairs of equal tokens in different sequences, and its error from random signs.
+        """
+        ids = self.rows.tokens.get("token_ids")
+        if ids is None or len(self.x) < 200:
+            return 0.0, 0.0
+        size, bins = np.clip(self.standard, -4, 4), quantile_bins((self.r + self.t) / 2, _PROBABILITY_BINS)
+        number = np.maximum(np.bincount(bins, minlength=_PROBABILITY_BINS), 1)
+        size = size - (np.bincount(bins, size, _PROBABILITY_BINS) / number)[bins]  # effects of the probability
+        pairs, inverse = np.unique(ids[self.index].astype(np.int64) * self.size + self.where, return_inverse=True)
+        sums = np.bincount(inverse, weights=size).astype(np.float64)
+        counts = np.bincount(inverse).astype(np.float64)
+        starts = np.flatnonzero(np.append(True, np.diff(pairs // self.size) != 0))  # pairs are sorted by token
+        sequence = pairs % self.size
+
+        def product(values: Float64s) -> float:
+            return float((np.add.reduceat(values, starts) ** 2).sum() - (values * values).sum())
+
+        others, power = product(counts), float((size * size).mean())
+        if others <= 0 or power == 0:
+            return 0.0, 0.0
+        flips = np.random.default_rng(0).choice([-1.0, 1.0], (_SIGN_FLIPS, self.size))
+        scatter = float(np.std([product(sums * flip[sequence]) for flip in flips]))
+        value = product(sums)
+        return value / others / power, value / scatter if scatter > 0 else 0.0
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        values = []
+        for sign in (1.0, -1.0):
+            excess = np.expm1(np.clip(sign * self.x, -20, 20))
+            values += [float(excess.mean()) if len(excess) else 0.0, self.clustered_z(excess)]
+        return Calibration(*values)
+
+    @cached_property
+    def column_correlation(self) -> float:
+        """Return the correlation of the columns. Log-probs below -8 count as -8."""
+        one, other = (np.maximum(values, -_LOG_PROB_FLOOR) for values in (self.r, self.t))
+        if len(self.x) < 3 or one.std() == 0 or other.std() == 0:
+            return 1.0
+        return float(np.corrcoef(one, other)[0, 1])
+
+    @cached_property
+    def certain_tokens_differ(self) -> bool:
+        """Return True if nearly certain tokens differ as much as other tokens.
+
+        Then the log-probs themselves were changed, because a change of logits moves log-probs in proportion to 1 - p.
+        """
+        size, unsure = np.abs(self.x), (self.t > _UNSURE_RANGE[0]) & (self.t < _UNSURE_RANGE[1])
+        if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
+            return False
+        usual = float(np.median(size[unsure]))
+        certain = [size[values > -_CERTAIN_LOG_PROB] for values in (self.t, self.r)]
+        return any(
+            len(part) >= _MIN_INFORMATIVE_TOKENS and float(np.quantile(part, 0.75)) > _CERTAIN_DISTANCE_SHARE * usual
+            for part in certain
+        )
+
+    @cached_property
+    def is_greedy(self) -> bool:
+        """Return True if unlikely tokens are missing. Then neither column belongs to the sampling distribution."""
+        doubt = float(-np.expm1(np.minimum(self.r, 0.0)).sum())
+        return float((self.r < _UNLIKELY_LOG_PROB).sum()) < _MISSING_SHARE * doubt
+
+    @cached_property
+    def coherence(self) -> Coherence:
+        values, standard = [], np.clip(self.standard, -4, 4)
+        certain: Bools = self.t > _LIKELY_LOG_PROB
+        if len(self.t) and certain.mean() < _MIN_CERTAIN_SHARE:
+            certain = self.t > np.quantile(self.t, 1 - _MIN_CERTAIN_SHARE)
+        for chosen in (certain, mark_rare_tokens(self)):
+            size = np.abs(standard[chosen]).sum()
+            values += [float(standard[chosen].sum() / size) if size > 0 else 0.0]
+            values += [self.clustered_z(np.where(chosen, standard, 0.0))]
+        return Coherence(*values)
+
+    @cached_property
+    def is_one_sided(self) -> bool:
+        """Return True if likely and unlikely tokens all move in one direction, which two distributions cannot do."""
+        likely, _, unlikely, _ = self.coherence
+        return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > _ONE_SIDED_SHARE
+
+    @cached_property
+    def drift_correlation(self) -> tuple[float, float]:
+        """Return the correlation of the tokens' mean log ratio with the next update of the policy, and its z-score.
+
+        Stale weights differ in the direction of learning, and quantized weights do not. If the columns are missing, the
+        result is 0.
+        """
+        ids, current = (self.rows.tokens.get(name) for name in ("token_ids", "current_log_probs"))
+        if ids is None or current is None or not len(self.x):
+            return 0.0, 0.0
+        ahead = (current[self.index] - self.t) / (1.0 - np.exp(np.minimum(self.t, 0.0)) + 0.02)
+        usual = float(np.nanmedian(np.abs(ahead)))
+        if not usual > 0:
+            return 0.0, 0.0
+        ahead = np.nan_to_num(np.clip(ahead / usual, -6, 6))
+        _, token, counts = np.unique(ids[self.index], return_inverse=True, return_counts=True)
+        often = counts >= 30
+        if often.sum() < 10:
+            return 0.0, 0.0
+        past, future = (
+            (np.bincount(token, values) / counts)[often] for values in (np.clip(self.standard, -4, 4), ahead)
+        )
+        if past.std() == 0 or future.std() == 0:
+            return 0.0, 0.0
+        value = float(np.corrcoef(past, future)[0, 1])
+        return value, float(np.arctanh(np.clip(value, -0.999, 0.999)) * np.sqrt(often.sum() - 3))
+
+    @cached_property
+    def row_kinds(self) -> RowKinds | None:
+        """Find two kinds of rows, by the covariance of the mismatch in odd and even tokens."""
+        if self.noise < _KINDS_MIN_NOISE:
+            return None
+        odd = self.place % 2 == 1
+        halves = [self.doubtful & part for part in (odd, ~odd)]
+        counts = [self.sums(half) for half in halves]
+        known = np.flatnonzero((counts[0] >= _KINDS_MIN_TOKENS) & (counts[1] >= _KINDS_MIN_TOKENS))
+        if len(known) < _KINDS_MIN_ROWS:
+            return None
+        first, second = (
+            self.sums(self.loudness * half)[known] / count[known] for half, count in zip(halves, counts, strict=True)
+        )
+        variance = float(np.cov(first, second)[0, 1])
+        if variance < _KINDS_MIN_VARIANCE:
+            return None
+        level = (first + second) / 2
+        order = np.argsort(level)
+        sizes = np.arange(1, len(level))
+        sums = np.cumsum(level[order])[:-1]
+        apart = (level.sum() - sums) / (len(level) - sizes) - sums / sizes
+        between = np.where(
+            np.minimum(sizes, len(level) - sizes) >= _KINDS_MIN_SIZE, sizes * (len(level) - sizes) * apart**2, 0.0
+        )
+        cut = int(between.argmax())
+        louder = np.zeros(self.size, np.bool_)
+        louder[known[order[cut + 1 :]]] = True
+        return RowKinds(louder, float(np.exp(apart[cut])), variance, len(known))
+
+    @cached_property
+    def turns(self) -> Ints | None:
+        """Return the turn of each token in its row, from 0 [N], by the column `turn` or by masked gaps."""
+        recorded = self.rows.tokens.get("turn")
+        new = np.zeros(len(self.index), np.bool_)
+        inside = self.where[1:] == self.where[:-1]
+        if recorded is not None and recorded.ndim == 1:
+            new[1:] = (np.diff(recorded[self.index].astype(np.float64)) != 0) & inside
+        else:
+            masked = np.append(0, np.cumsum(~self.rows.mask))
+            new[1:] = (np.diff(masked[self.index]) > 0) & inside  # explained tokens are no boundary
+        if new.sum() < _TURNS_FEWEST:
+            return None
+        running = np.cumsum(new)
+        turn: Ints = running - running[np.minimum(self.each(self.starts), len(running) - 1)]
+        return turn
+
 
 _FIELD_NAMES = frozenset(field.name for field in fields(Case))
 
@@ -424,16 +593,6 @@ class ConstantRuns:
         return case.marked(np.cumsum(marks[:-1]) > 0)
 
 
-@cached_on_case
-def find_suspicious_runs(case: Case) -> ConstantRuns:
-    """Find runs of four or more equal log-probs that differ from the other side.
-
-    A single log-prob of 0 is enough if the trainer's log-prob is below -2.
-    """
-    found = [_find_constant_runs(case, values) for values in (case.r, case.t)]
-    return ConstantRuns(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
-
-
 def _find_constant_runs(case: Case, values: Float64s) -> ConstantRuns:
     new = np.ones(len(values), np.bool_)
     new[1:] = (values[1:] != values[:-1]) | (case.where[1:] != case.where[:-1])
@@ -460,37 +619,6 @@ def quantile_bins(values: NDArray[Any], number: int) -> Ints:
     return np.searchsorted(np.quantile(values, np.linspace(0, 1, number + 1)[1:-1]), values)
 
 
-@cached_on_case
-def systematic_share(case: Case) -> tuple[float, float]:
-    """Return the share of the variance that a token has in every context, and its z-score.
-
-    Different model weights shift each token of the vocabulary, while noise depends on the context. The share comes from
-    pairs of equal tokens in different sequences, and its error from random signs.
-    """
-    ids = case.rows.tokens.get("token_ids")
-    if ids is None or len(case.x) < 200:
-        return 0.0, 0.0
-    size, bins = np.clip(case.standard, -4, 4), quantile_bins((case.r + case.t) / 2, _PROBABILITY_BINS)
-    number = np.maximum(np.bincount(bins, minlength=_PROBABILITY_BINS), 1)
-    size = size - (np.bincount(bins, size, _PROBABILITY_BINS) / number)[bins]  # effects of the probability
-    pairs, inverse = np.unique(ids[case.index].astype(np.int64) * case.size + case.where, return_inverse=True)
-    sums = np.bincount(inverse, weights=size).astype(np.float64)
-    counts = np.bincount(inverse).astype(np.float64)
-    starts = np.flatnonzero(np.append(True, np.diff(pairs // case.size) != 0))  # pairs are sorted by token
-    sequence = pairs % case.size
-
-    def product(values: Float64s) -> float:
-        return float((np.add.reduceat(values, starts) ** 2).sum() - (values * values).sum())
-
-    others, power = product(counts), float((size * size).mean())
-    if others <= 0 or power == 0:
-        return 0.0, 0.0
-    flips = np.random.default_rng(0).choice([-1.0, 1.0], (_SIGN_FLIPS, case.size))
-    scatter = float(np.std([product(sums * flip[sequence]) for flip in flips]))
-    value = product(sums)
-    return value / others / power, value / scatter if scatter > 0 else 0.0
-
-
 class Calibration(NamedTuple):
     """E[ratio] - 1 and E[1 / ratio] - 1, with their z-scores. The first is 0 if the rollout column is right."""
 
@@ -498,48 +626,6 @@ class Calibration(NamedTuple):
     z: float
     inverse: float
     inverse_z: float
-
-
-@cached_on_case
-def calibration(case: Case) -> Calibration:
-    values = []
-    for sign in (1.0, -1.0):
-        excess = np.expm1(np.clip(sign * case.x, -20, 20))
-        values += [float(excess.mean()) if len(excess) else 0.0, case.clustered_z(excess)]
-    return Calibration(*values)
-
-
-@cached_on_case
-def column_correlation(case: Case) -> float:
-    """Return the correlation of the columns. Log-probs below -8 count as -8."""
-    one, other = (np.maximum(values, -_LOG_PROB_FLOOR) for values in (case.r, case.t))
-    if len(case.x) < 3 or one.std() == 0 or other.std() == 0:
-        return 1.0
-    return float(np.corrcoef(one, other)[0, 1])
-
-
-@cached_on_case
-def certain_tokens_differ(case: Case) -> bool:
-    """Return True if nearly certain tokens differ as much as other tokens.
-
-    Then the log-probs themselves were changed, because a change of logits moves log-probs in proportion to 1 - p.
-    """
-    size, unsure = np.abs(case.x), (case.t > _UNSURE_RANGE[0]) & (case.t < _UNSURE_RANGE[1])
-    if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
-        return False
-    usual = float(np.median(size[unsure]))
-    certain = [size[values > -_CERTAIN_LOG_PROB] for values in (case.t, case.r)]
-    return any(
-        len(part) >= _MIN_INFORMATIVE_TOKENS and float(np.quantile(part, 0.75)) > _CERTAIN_DISTANCE_SHARE * usual
-        for part in certain
-    )
-
-
-@cached_on_case
-def is_greedy(case: Case) -> bool:
-    """Return True if unlikely tokens are missing. Then neither column belongs to the sampling distribution."""
-    doubt = float(-np.expm1(np.minimum(case.r, 0.0)).sum())
-    return float((case.r < _UNLIKELY_LOG_PROB).sum()) < _MISSING_SHARE * doubt
 
 
 def mark_rare_tokens(case: Case) -> Bools:
@@ -561,51 +647,6 @@ class Coherence(NamedTuple):
     unlikely_z: float
 
 
-@cached_on_case
-def coherence(case: Case) -> Coherence:
-    values, standard = [], np.clip(case.standard, -4, 4)
-    certain: Bools = case.t > _LIKELY_LOG_PROB
-    if len(case.t) and certain.mean() < _MIN_CERTAIN_SHARE:
-        certain = case.t > np.quantile(case.t, 1 - _MIN_CERTAIN_SHARE)
-    for chosen in (certain, mark_rare_tokens(case)):
-        size = np.abs(standard[chosen]).sum()
-        values += [float(standard[chosen].sum() / size) if size > 0 else 0.0]
-        values += [case.clustered_z(np.where(chosen, standard, 0.0))]
-    return Coherence(*values)
-
-
-def is_one_sided(case: Case) -> bool:
-    """Return True if likely and unlikely tokens all move in one direction, which two distributions cannot do."""
-    likely, _, unlikely, _ = coherence(case)
-    return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > _ONE_SIDED_SHARE
-
-
-@cached_on_case
-def drift_correlation(case: Case) -> tuple[float, float]:
-    """Return the correlation of the tokens' mean log ratio with the next update of the policy, and its z-score.
-
-    Stale weights differ in the direction of learning, and quantized weights do not. If the columns are missing, the
-    result is 0.
-    """
-    ids, current = (case.rows.tokens.get(name) for name in ("token_ids", "current_log_probs"))
-    if ids is None or current is None or not len(case.x):
-        return 0.0, 0.0
-    ahead = (current[case.index] - case.t) / (1.0 - np.exp(np.minimum(case.t, 0.0)) + 0.02)
-    usual = float(np.nanmedian(np.abs(ahead)))
-    if not usual > 0:
-        return 0.0, 0.0
-    ahead = np.nan_to_num(np.clip(ahead / usual, -6, 6))
-    _, token, counts = np.unique(ids[case.index], return_inverse=True, return_counts=True)
-    often = counts >= 30
-    if often.sum() < 10:
-        return 0.0, 0.0
-    past, future = ((np.bincount(token, values) / counts)[often] for values in (np.clip(case.standard, -4, 4), ahead))
-    if past.std() == 0 or future.std() == 0:
-        return 0.0, 0.0
-    value = float(np.corrcoef(past, future)[0, 1])
-    return value, float(np.arctanh(np.clip(value, -0.999, 0.999)) * np.sqrt(often.sum() - 3))
-
-
 _KINDS_MIN_VARIANCE, _KINDS_MIN_NOISE = 0.6, 1e-4
 """Variance of the rows' log levels beyond chance: at most 0.41 in nine models, 1.5 and more with two kinds."""
 _KINDS_MIN_TOKENS, _KINDS_MIN_ROWS, _KINDS_MIN_SIZE = 5, 8, 2
@@ -619,37 +660,6 @@ class RowKinds:
     times: float
     variance: float
     rows: int
-
-
-@cached_on_case
-def find_row_kinds(case: Case) -> RowKinds | None:
-    """Find two kinds of rows, by the covariance of the mismatch in odd and even tokens."""
-    if case.noise < _KINDS_MIN_NOISE:
-        return None
-    odd = case.place % 2 == 1
-    halves = [case.doubtful & part for part in (odd, ~odd)]
-    counts = [case.sums(half) for half in halves]
-    known = np.flatnonzero((counts[0] >= _KINDS_MIN_TOKENS) & (counts[1] >= _KINDS_MIN_TOKENS))
-    if len(known) < _KINDS_MIN_ROWS:
-        return None
-    first, second = (
-        case.sums(case.loudness * half)[known] / count[known] for half, count in zip(halves, counts, strict=True)
-    )
-    variance = float(np.cov(first, second)[0, 1])
-    if variance < _KINDS_MIN_VARIANCE:
-        return None
-    level = (first + second) / 2
-    order = np.argsort(level)
-    sizes = np.arange(1, len(level))
-    sums = np.cumsum(level[order])[:-1]
-    apart = (level.sum() - sums) / (len(level) - sizes) - sums / sizes
-    between = np.where(
-        np.minimum(sizes, len(level) - sizes) >= _KINDS_MIN_SIZE, sizes * (len(level) - sizes) * apart**2, 0.0
-    )
-    cut = int(between.argmax())
-    louder = np.zeros(case.size, np.bool_)
-    louder[known[order[cut + 1 :]]] = True
-    return RowKinds(louder, float(np.exp(apart[cut])), variance, len(known))
 
 
 def compute_t(values: Float64s) -> float:
@@ -669,27 +679,9 @@ def fit_within_rows(case: Case, values: Float64s, used: Bools) -> tuple[float, f
 _TURNS_FEWEST, _TURNS_BESIDE, _TURNS_MOST = 10, 2, 0.6
 
 
-@cached_on_case
-def turns(case: Case) -> Ints | None:
-    """Return the turn of each token in its row, from 0 [N], by the column `turn` or by masked gaps."""
-    recorded = case.rows.tokens.get("turn")
-    new = np.zeros(len(case.index), np.bool_)
-    inside = case.where[1:] == case.where[:-1]
-    if recorded is not None and recorded.ndim == 1:
-        new[1:] = (np.diff(recorded[case.index].astype(np.float64)) != 0) & inside
-    else:
-        masked = np.append(0, np.cumsum(~case.rows.mask))
-        new[1:] = (np.diff(masked[case.index]) > 0) & inside  # explained tokens are no boundary
-    if new.sum() < _TURNS_FEWEST:
-        return None
-    running = np.cumsum(new)
-    turn: Ints = running - running[np.minimum(case.each(case.starts), len(running) - 1)]
-    return turn
-
-
 def break_at_turns(case: Case, found: Bools, split: Ints) -> bool:
     """Return True if most rows in `found` [S] change at the start of a turn."""
-    turn = turns(case)
+    turn = case.turns
     if turn is None or not found.any():
         return False
     begins = np.append(False, (np.diff(turn) > 0) & (case.where[1:] == case.where[:-1]))

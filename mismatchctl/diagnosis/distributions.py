@@ -14,10 +14,6 @@ from mismatchctl.diagnosis.case import (
     Calibration,
     Case,
     cached_on_case,
-    calibration,
-    coherence,
-    column_correlation,
-    drift_correlation,
     mark_rare_tokens,
 )
 from mismatchctl.measure.metrics.facets import OTHER_TOP_COLUMNS, ROLLOUT_TOP_COLUMN, find_other_top
@@ -28,15 +24,6 @@ _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3
 """Required positions, and the log-prob of tokens without mass."""
 _SCALE_MIN_EXPLAINED, _SCALE_Z, _SCALE_MIN_CHANGE = 0.9, 4.0, 0.003
 _TRUNCATION_QUANTILE, _TOP_K_MIN_SHARE, _MAX_CONTRADICTION = 0.005, 0.99, 0.02
-
-
-@dataclass(frozen=True)
-class LogitScale:
-    """Factor between the logits of the two sides, with its 95% interval."""
-
-    temperature: float
-    interval: tuple[float, float]
-    explained: float
 
 
 @dataclass(frozen=True)
@@ -61,8 +48,8 @@ def _read_lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 
 @cached_on_case
-def estimate_scale(case: Case) -> LogitScale | None:
-    """Estimate the factor between the logits of both sides, if it explains nearly all of the difference."""
+def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
+    """Estimate the temperature and its 95% interval from lists, if it explains nearly all of the difference."""
     lists = _read_lists(case)
     if lists is None:
         return None
@@ -81,7 +68,7 @@ def estimate_scale(case: Case) -> LogitScale | None:
     error = float(np.sqrt((own**2).sum() * used / (used - 1))) / (2 * factor * whole_b)
     if explained < _SCALE_MIN_EXPLAINED or abs(factor - 1) < max(_SCALE_Z * error, _SCALE_MIN_CHANGE):
         return None
-    return LogitScale(1 / factor, (1 / (factor + 2 * error), 1 / max(factor - 2 * error, 1e-9)), explained)
+    return 1 / factor, (1 / (factor + 2 * error), 1 / max(factor - 2 * error, 1e-9))
 
 
 @cached_on_case
@@ -322,17 +309,17 @@ def _find_sampler(ratio: Calibration) -> str:
 
 def estimate_temperature(case: Case) -> TemperatureFit | None:
     """Find a temperature: log-probs of likely and of unlikely tokens move in opposite directions."""
-    if len(case.x) < 200 or column_correlation(case) < UNRELATED_CORRELATION:
+    if len(case.x) < 200 or case.column_correlation < UNRELATED_CORRELATION:
         return None
-    likely, likely_z, unlikely, unlikely_z = coherence(case)
+    likely, likely_z, unlikely, unlikely_z = case.coherence
     known = TemperatureFit(
-        1.0, None, likely, unlikely, calibration(case),
+        1.0, None, likely, unlikely, case.calibration,
         steepness=1.0, steepness_error=0.0, misfit=0.0, misfit_z=0.0, impossible=1.0, small=False,
         tokens=len(case.x), certain=True, sure=True, listed=True,
     )  # fmt: skip
     read = estimate_scale(case)
     if read is not None:
-        return replace(known, temperature=read.temperature, interval=read.interval)
+        return replace(known, temperature=read[0], interval=read[1])
     same = compare_same_contexts(case)
     if same is not None and same[2] > SAME_SURE_EXPLAINED:
         return replace(known, temperature=1 / same[0], interval=_invert(same[1]))
@@ -351,7 +338,7 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     if abs(likely) < _LIKELY_COHERENCE or abs(unlikely) < (_TRUNCATED_COHERENCE if truncated else _UNLIKELY_COHERENCE):
         return None
     sure = min(abs(likely), abs(unlikely)) > _SURE_COHERENCE
-    if not sure and drift_correlation(case)[0] > _LEARNING_CORRELATION:
+    if not sure and case.drift_correlation[0] > _LEARNING_CORRELATION:
         return None  # learning sharpens a policy, which resembles a temperature
     colder = likely < 0
     if fitted is not None and (fitted.exponent > 1) == colder:
@@ -379,7 +366,7 @@ def _invert(interval: tuple[float, float] | None) -> tuple[float, float] | None:
 
 @cached_on_case
 def _fit_case(case: Case) -> PowerFit | None:
-    ratio = calibration(case)
+    ratio = case.calibration
     by = _find_sampler(ratio)
     if not by and abs(ratio.z) >= _FAR_Z:
         return None

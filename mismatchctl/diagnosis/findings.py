@@ -10,7 +10,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Segments
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import UNRELATED_CORRELATION, Case, Detection, column_correlation, find_loudest, percent
+from mismatchctl.diagnosis.case import UNRELATED_CORRELATION, Case, Detection, find_loudest, percent
 from mismatchctl.diagnosis.causes.registry import CAUSES, Cause
 from mismatchctl.diagnosis.evidence import Evidence
 from mismatchctl.results.growth import Growth
@@ -109,7 +109,7 @@ def _merge_symptoms(found: list[_CauseResult]) -> list[_CauseResult]:
 def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
     """Limit the confidence to medium if the columns are unrelated on the other tokens."""
     rest = [row for row in found if row.cause.id == UNEXPLAINED_CAUSE and row.detection.everywhere]
-    if not any(column_correlation(row.case) < UNRELATED_CORRELATION for row in rest):
+    if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found
 
     def is_partial(detection: Detection) -> bool:

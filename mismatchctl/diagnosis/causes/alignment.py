@@ -20,7 +20,6 @@ from mismatchctl.diagnosis.case import (
     break_at_turns,
     cached_on_case,
     find_loudest,
-    find_suspicious_runs,
     format_list,
     is_placeholder,
     make_fact,
@@ -385,7 +384,7 @@ def _match_inverted_mask(case: Case) -> Detection | None:
 
 def _match_prompt_in_mask(case: Case) -> Detection | None:
     """Find responses that start with a constant, because engines omit the log-probs of the prompt."""
-    every = find_suspicious_runs(case)
+    every = case.suspicious_runs
     runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)
     elsewhere = int((~every.at_start).sum()) / max(len(case.index), 1)
@@ -509,7 +508,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
     off = (case.rollout > POSITIVE_TOLERANCE) | (case.train > POSITIVE_TOLERANCE)
     off |= (case.rollout < MIN_LOG_PROB) | (case.train < MIN_LOG_PROB)
     cleaned = case.without(off & case.sound)
-    runs = find_suspicious_runs(cleaned)
+    runs = cleaned.suspicious_runs
     # A repeated text has a constant log-prob too, and a nucleus of one token has 0.
     typed = np.array([is_placeholder(value) for value in runs.value], np.bool_)
     runs = runs[runs.at_end & typed & ((runs.value != 0) | (runs.off > _DENIED))]
@@ -575,7 +574,7 @@ _UNSAMPLED_MIN_SHARE = 0.01
 
 
 def detect_unsampled_tokens(case: Case) -> Detection | None:
-    runs = find_suspicious_runs(case)
+    runs = case.suspicious_runs
     runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # a nucleus of one token has 0
     if float((case.x < 0).sum()) > _UNSAMPLED_ONE_SIDED_SHARE * len(case.x):  # a truncation may leave a single token
         runs = runs[(runs.value != 0) | ((runs.length >= _UNSAMPLED_MIN_RUN) & (runs.off > _UNSAMPLED_MIN_DENIAL))]

@@ -15,7 +15,6 @@ from mismatchctl.core.formatting import format_count
 from mismatchctl.diagnosis.case import (
     Case,
     Detection,
-    calibration,
     find_better_reading,
     find_loudest,
     make_fact,
@@ -66,7 +65,7 @@ def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
-        summary.format(before=before, after=after),
+        summary.format(before=before, after=after, share=percent(float(found.mean()))),
         share=case.share(found[case.sequence]),
         evidence=(
             make_fact("difference_as_given", before, "median |log ratio| without a change, nats"),
@@ -93,6 +92,27 @@ def _match_two_probabilities(case: Case) -> Detection:
         where={"column": "rollout_log_probs and train_log_probs"},
         leaves=case.repaired(rollout=_to_logs(case.rollout), train=_to_logs(case.train)),
     )
+
+
+_REVERSED_MIN_ROWS, _REVERSED_MIN_SHARE, _REVERSED_MIN_DISTANCE = 3, 0.05, 0.2
+
+
+def detect_reversed_rows(case: Case) -> Detection | None:
+    least = _REVERSED_MIN_DISTANCE * _REVERSED_MIN_SHARE
+    if not len(case.x) or float(np.mean(np.minimum(np.abs(case.x), 1.0))) < least:
+        return None
+    values = case.rollout.copy()
+    values[case.index] = case.r[case.each(case.starts + case.counts) - 1 - case.place]
+    found = find_better_reading(case, "rollout", values)
+    if found.sum() < _REVERSED_MIN_ROWS or found.mean() < _REVERSED_MIN_SHARE:
+        return None
+    found = case.counts > 0 if found.mean() > 0.5 else found
+    reading = _match_reading(
+        case, case.reread("rollout", values, found), "rollout", found, "read from its end to its start, one column "
+        "agrees with the other: they are {after:.2g} nats apart, not {before:.2g}, in {share} of the sequences",
+        "difference_reversed", "median |log ratio| with one column reversed within its row",
+    )  # fmt: skip
+    return replace(reading, where={"sequences": percent(float(found.mean()))})
 
 
 _CUMULATIVE_MIN_SHARE, _CUMULATIVE_FALLING_SHARE, _CUMULATIVE_MIN_LENGTH = 0.5, 0.98, 6
@@ -166,7 +186,7 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
         return None  # a few rows that agree a little better by chance
     signed = _OPPOSITE_SIGN in reading  # log-probs are not above 0
     read = left.without(~best[case.sequence])
-    ratio = calibration(read)
+    ratio = read.calibration
     sampled = abs(ratio.z) < _CALIBRATED_Z or abs(ratio.excess) < _CALIBRATED
     fits = read.noise < _QUIET or (sampled and read.noise < _LOUD)
     if after > _CLOSE * before and not signed and not fits:
@@ -439,7 +459,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     likely = own > np.log(0.5)
     expected = float((doubt / p)[likely & ~far].sum())
     affected = min(1.0, float((far & likely).sum()) / expected) if expected > 0 else 1.0
-    tokens, rows, ratio = case.marked(far), np.bincount(case.where[far], minlength=case.size) > 0, calibration(case)
+    tokens, rows, ratio = case.marked(far), np.bincount(case.where[far], minlength=case.size) > 0, case.calibration
     sums = p[far] + np.exp(np.minimum(other[far], 0.0))
     name, mean, z = (
         ("E[ratio] - 1", ratio.excess, ratio.z)

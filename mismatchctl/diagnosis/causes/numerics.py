@@ -18,19 +18,10 @@ from mismatchctl.diagnosis.case import (
     Case,
     Detection,
     cached_on_case,
-    calibration,
-    certain_tokens_differ,
-    coherence,
-    column_correlation,
-    drift_correlation,
     find_loudest,
-    find_row_kinds,
-    is_greedy,
-    is_one_sided,
     make_fact,
     make_noise_fact,
     percent,
-    systematic_share,
 )
 from mismatchctl.diagnosis.causes.rows import loudness_rise
 from mismatchctl.results.model import Confidence
@@ -80,7 +71,7 @@ def is_near_bound(case: Case) -> bool:
 
 
 def _is_balanced(case: Case, most: float = 5.0) -> bool:
-    ratio = calibration(case)
+    ratio = case.calibration
     return abs(ratio.z) < most or abs(ratio.excess) < _ROUNDING_BIAS
 
 
@@ -119,7 +110,7 @@ def detect_numerical_noise(case: Case) -> Detection | None:
     bounds = f"of the logits, robust; float32 stays below {FLOAT32_NOISE:g}, bfloat16 below {BFLOAT16_NOISE:g}"
     kurtosis = f"kurtosis of the noise: 3 if it is normal, {_CACHE_LIKE[0]:g} at most in dense models in bfloat16"
     ranges = f"dense models: {DENSE_RANGE[0]:g} to {DENSE_RANGE[1]:g}, mixtures of experts: to {MOE_RANGE[1]:g}"
-    beyond, z = "share of the K3 on tokens beyond 12 times the noise", calibration(case).z
+    beyond, z = "share of the K3 on tokens beyond 12 times the noise", case.calibration.z
     return Detection(
         confidence,
         summary,
@@ -165,7 +156,7 @@ def _describe_arithmetic(case: Case) -> str:
 def _describe_trace(case: Case) -> str:
     if case.noise < FLOAT32_NOISE:
         return ""
-    shared, z = systematic_share(case)
+    shared, z = case.systematic_share
     if shared < _NOISE_TRACE_SHARE or z < 4:
         return ". Weights or a cache in 8 bits can make the same noise: check the engine's settings"
     return (
@@ -185,16 +176,16 @@ _CACHE_USUAL_NOISE, _CACHE_MAX_NOISE = 0.07, 0.2
 def detect_cache_quantization(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < _EVEN_MAX_NOISE or len(case.x) < 200:
         return None
-    shared, shared_z = systematic_share(case)
+    shared, shared_z = case.systematic_share
     even = abs(shared_z) < _EVEN_Z and case.spread < _EVEN_SPREAD * case.noise
     if case.noise >= _CACHE_MAX_NOISE and not even:
         return None
-    if (shared > _CACHE_SYSTEMATIC_SHARE and shared_z > 4) or certain_tokens_differ(case):
+    if (shared > _CACHE_SYSTEMATIC_SHARE and shared_z > 4) or case.certain_tokens_differ:
         return None
-    if find_row_kinds(case) is not None:
+    if case.row_kinds is not None:
         return None
     (growth, z), (share, _) = _loudness_growth(case), tail_shares(case)
-    ratio_z, grows, times = calibration(case).z, z > _CACHE_Z and growth > 0.05, float(np.exp(growth))
+    ratio_z, grows, times = case.calibration.z, z > _CACHE_Z and growth > 0.05, float(np.exp(growth))
     balanced = abs(ratio_z) < _CACHE_FAR_Z
     size = case.noise < _CACHE_MAX_NOISE if grows else case.noise < _CACHE_USUAL_NOISE and not is_near_bound(case)
     size |= even and not is_near_bound(case)
@@ -348,9 +339,9 @@ _OTHER_MODEL_COHERENCE = 0.9
 def detect_other_model(case: Case) -> Detection | None:
     if case.reshaped or case.filled or case.noise < _OTHER_MODEL_MIN_NOISE or len(case.x) < 500:
         return None
-    if column_correlation(case) < UNRELATED_CORRELATION or certain_tokens_differ(case):
+    if case.column_correlation < UNRELATED_CORRELATION or case.certain_tokens_differ:
         return None
-    ratio, direction = calibration(case), coherence(case)
+    ratio, direction = case.calibration, case.coherence
     if ratio.z < _OTHER_MODEL_Z or abs(ratio.inverse_z) > _OTHER_MODEL_ZERO_Z:
         return None
     if direction.likely > _OTHER_MODEL_COHERENCE and direction.unlikely < -_OTHER_MODEL_COHERENCE:
@@ -415,14 +406,14 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
     impossible = _match_impossible_tokens(case)
     if impossible is not None:
         return impossible
-    if case.reshaped or case.filled or len(case.x) < 500 or case.noise > _VOCABULARY_MAX_NOISE or is_greedy(case):
+    if case.reshaped or case.filled or len(case.x) < 500 or case.noise > _VOCABULARY_MAX_NOISE or case.is_greedy:
         return None
-    if find_row_kinds(case) is not None:
+    if case.row_kinds is not None:
         return None  # a different vocabulary affects every row
     inner = np.abs(case.standard) < _VOCABULARY_INNER_Z
     bounded = np.where(inner, np.expm1(np.where(inner, case.x, 0.0)), 0.0)
     lost, z = float(bounded.mean()), case.clustered_z(bounded)
-    ratio = calibration(case)
+    ratio = case.calibration
     if abs(z) < _VOCABULARY_Z or not _VOCABULARY_MIN_LOSS < abs(lost) < _VOCABULARY_MAX_LOSS or lost * ratio.excess < 0:
         return None
     fewer, more = ("rollout", "trainer") if lost < 0 else ("trainer", "rollout")
@@ -455,15 +446,15 @@ def detect_quantized_rollout(case: Case) -> Detection | None:
     small = BFLOAT16_NOISE / 2 < case.noise < _QUANTIZED_MAX_NOISE
     if case.reshaped or case.filled or not small or len(case.x) < MIN_STRUCTURE_TOKENS:
         return None
-    if certain_tokens_differ(case) or is_one_sided(case):
+    if case.certain_tokens_differ or case.is_one_sided:
         return None
-    (shared, z), (along, along_z) = systematic_share(case), drift_correlation(case)
+    (shared, z), (along, along_z) = case.systematic_share, case.drift_correlation
     if shared < _QUANTIZED_MIN_SHARE or z < _QUANTIZED_Z or not along_z:
         return None
     error = np.arctanh(np.clip(along, -0.999, 0.999)) / along_z
     if np.tanh(np.arctanh(np.clip(along, -0.999, 0.999)) + 2 * error) > _QUANTIZED_MAX_DRIFT:
         return None  # stale weights look the same unless learning is excluded
-    ratio = calibration(case)
+    ratio = case.calibration
     if abs(ratio.z) > _QUANTIZED_FAR_Z and abs(ratio.excess) > _QUANTIZED_SLIGHT_BIAS:
         return None
     if case.noise < BFLOAT16_NOISE and shared < _QUANTIZED_TRACE_SHARE:
@@ -495,12 +486,12 @@ _WEIGHTS_MIN_RISE, _WEIGHTS_COHERENCE = 1.4, 0.5
 
 
 def detect_weights_differ(case: Case) -> Detection | None:
-    if case.reshaped or case.filled or case.noise < BFLOAT16_NOISE or column_correlation(case) < UNRELATED_CORRELATION:
+    if case.reshaped or case.filled or case.noise < BFLOAT16_NOISE or case.column_correlation < UNRELATED_CORRELATION:
         return None
-    shared, z = systematic_share(case)
-    if shared < _WEIGHTS_MIN_SHARE or z < _WEIGHTS_Z or certain_tokens_differ(case) or is_one_sided(case):
+    shared, z = case.systematic_share
+    if shared < _WEIGHTS_MIN_SHARE or z < _WEIGHTS_Z or case.certain_tokens_differ or case.is_one_sided:
         return None
-    ratio, (rise, rise_z, _), (likely, _, unlikely, _) = calibration(case), loudness_rise(case), coherence(case)
+    ratio, (rise, rise_z, _), (likely, _, unlikely, _) = case.calibration, loudness_rise(case), case.coherence
     sampled = abs(ratio.z) < _WEIGHTS_FAR_Z or abs(ratio.excess) < _WEIGHTS_SLIGHT_BIAS
     rises, bound = rise > _WEIGHTS_MIN_RISE and rise_z > 4, shared >= TOKEN_BOUND_SHARE
     turned = likely * unlikely < 0 and min(abs(likely), abs(unlikely)) > _WEIGHTS_COHERENCE
@@ -583,7 +574,7 @@ def _match_tokens(case: Case) -> Detection | None:
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     upward = float((case.x[chosen] > 0).mean())
-    flips = abs(calibration(case).z) < _FLIP_Z and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # as experts make them
+    flips = abs(case.calibration.z) < _FLIP_Z and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # as experts make them
     flips &= count < _FEW_FLIPS * len(case.x)
     sure = share > 0.3 and sequences > 1 and not case.reshaped and not flips
     more = bool(case.explained) and share * float(case.k3.sum()) < _NEARLY_ALL * case.whole_k3  # the same cause again
@@ -636,7 +627,7 @@ def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
 
 
 def _match_rows(case: Case) -> Detection | None:
-    found = find_row_kinds(case)
+    found = case.row_kinds
     if found is None:
         return None
     share = float(found.louder.sum()) / found.rows
@@ -666,10 +657,10 @@ def _match_everywhere(case: Case) -> Detection | None:
     """Find more noise than arithmetic can cause, or a rollout column that does not belong to the sampled tokens."""
     if is_plain_noise(case):
         return None
-    (share, _), ratio = tail_shares(case), calibration(case)
-    if column_correlation(case) < UNRELATED_CORRELATION:
+    (share, _), ratio = tail_shares(case), case.calibration
+    if case.column_correlation < UNRELATED_CORRELATION:
         return _match_unrelated(case)
-    broken, told = abs(ratio.z) > _BROKEN_Z and not is_greedy(case), len(case.x) >= MIN_STRUCTURE_TOKENS
+    broken, told = abs(ratio.z) > _BROKEN_Z and not case.is_greedy, len(case.x) >= MIN_STRUCTURE_TOKENS
     if case.noise <= BFLOAT16_NOISE and not broken:
         return None  # a usual tail beyond noise is part of the noise finding
     sure = told and (case.noise > _LOUD_NOISE or broken)
@@ -678,7 +669,7 @@ def _match_everywhere(case: Case) -> Detection | None:
         f"logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 causes. It does not depend on the "
         "token, position, worker or step"
     )
-    if certain_tokens_differ(case):
+    if case.certain_tokens_differ:
         summary += (
             "; certain tokens differ like the others, as if a number had been added to log-probs, or log_softmax "
             "computed in low precision"
@@ -702,7 +693,7 @@ def _match_everywhere(case: Case) -> Detection | None:
 
 
 def _match_unrelated(case: Case) -> Detection:
-    together, ratio = column_correlation(case), calibration(case)
+    together, ratio = case.column_correlation, case.calibration
     means = (ratio.z, ratio.excess), (ratio.inverse_z, ratio.inverse)
     sampled = any(abs(z) < _CALIBRATED_Z and mean < _CALIBRATED_MEAN for z, mean in means)
     limit = ", or weights have moved very far, so that one of the two may still be the sampling distribution"

@@ -80,7 +80,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("packed_columns", data_shape.detect_packed_columns, columns=("response_mask",)),
     Cause("mask_wrong", alignment.detect_mask_wrong, columns=("token_ids",)),
     Cause("misaligned", alignment.detect_misaligned),
-    Cause("reversed_rows", rows.detect_reversed_rows),
+    Cause("reversed_rows", column_values.detect_reversed_rows),
     Cause("swapped_rows", rows.detect_swapped_rows),
     Cause("other_token_recorded", column_values.detect_other_token_recorded),
     Cause("padding_or_sentinel", alignment.detect_padding_or_sentinel, flags=alignment.flag_placeholders),

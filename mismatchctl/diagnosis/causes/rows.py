@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -15,19 +16,13 @@ from mismatchctl.diagnosis.case import (
     Case,
     Detection,
     cached_on_case,
-    calibration,
-    column_correlation,
     compute_t,
-    find_better_reading,
     find_loudest,
-    find_row_kinds,
     fit_within_rows,
     format_list,
-    is_greedy,
     make_fact,
     make_share_fact,
     percent,
-    turns,
 )
 from mismatchctl.diagnosis.causes.staleness import of_one_version
 from mismatchctl.diagnosis.evidence import TokenMarks
@@ -50,7 +45,7 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
     count, eligible, ids = int(again.sum()), int(long.sum()), case.column("sequence_id")
     if count == 0:
         return None
-    share, likeliest = percent(count / eligible), is_greedy(case)
+    share, likeliest = percent(count / eligible), case.is_greedy
     same_id = np.mean([ids[row] is not None and ids[row] == ids[original[row]] for row in np.flatnonzero(again)])
     return Detection(
         "low" if likeliest else "high",
@@ -78,22 +73,17 @@ def _row_values(case: Case, row: int) -> np.ndarray:
 _IDENTICAL_TOKEN_SHARE, _IDENTICAL_ROW_SHARE, _IDENTICAL_MIN_LENGTH, _IDENTICAL_BY_CHANCE_SHARE = 0.999, 0.02, 16, 0.3
 
 
-def _mark_identical(rows: Rows) -> Bools:
-    same: Bools = rows.rollout == rows.train
-    return same & rows.mask
-
-
-def _are_different(rows: Rows) -> Bools:
-    other: Bools = rows.rollout != rows.train
-    return other & rows.mask
+def _mark_equal(equal: bool, rows: Rows) -> Bools:
+    found: Bools = (rows.rollout == rows.train) == equal
+    return found & rows.mask
 
 
 def flag_identical(rows: Rows) -> dict[str, TokenMarks]:
-    known = rows.look
-    same = TokenMarks.on(rows, _mark_identical) if known is None else TokenMarks(known.identical, _mark_identical)
+    known, mark = rows.look, partial(_mark_equal, True)
+    same = TokenMarks.on(rows, mark) if known is None else TokenMarks(known.identical, mark)
     if 0 < int(same.counts.sum()) < _IDENTICAL_TOKEN_SHARE * np.count_nonzero(rows.mask):
         return {"identical": same}
-    return {"identical": same, "different": TokenMarks.on(rows, _are_different)}
+    return {"identical": same, "different": TokenMarks.on(rows, partial(_mark_equal, False))}
 
 
 def detect_identical(case: Case) -> Detection | None:
@@ -155,37 +145,6 @@ def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
     )
 
 
-_REVERSED_MIN_ROWS, _REVERSED_MIN_SHARE, _REVERSED_MIN_DISTANCE = 3, 0.05, 0.2
-
-
-def detect_reversed_rows(case: Case) -> Detection | None:
-    least = _REVERSED_MIN_DISTANCE * _REVERSED_MIN_SHARE
-    if not len(case.x) or float(np.mean(np.minimum(np.abs(case.x), 1.0))) < least:
-        return None
-    values = case.rollout.copy()
-    values[case.index] = case.r[case.each(case.starts + case.counts) - 1 - case.place]
-    found = find_better_reading(case, "rollout", values)
-    if found.sum() < _REVERSED_MIN_ROWS or found.mean() < _REVERSED_MIN_SHARE:
-        return None
-    found = case.counts > 0 if found.mean() > 0.5 else found
-    left, share = case.reread("rollout", values, found), percent(float(found.mean()))
-    before, after = case.distance(found), left.distance(found)
-    return Detection(
-        "high",
-        f"read from its end to its start, one column agrees with the other: they are {after:.2g} nats apart, "
-        f"not {before:.2g}, "
-        f"in {share} of the sequences",
-        share=case.share(found[case.sequence]),
-        evidence=(
-            make_fact("difference_as_given", before, "median |log ratio| without a change, nats"),
-            make_fact("difference_reversed", after, "median |log ratio| with one column reversed within its row"),
-        ),
-        where={"sequences": share},
-        examples=find_loudest(case, found),
-        leaves=left,
-    )
-
-
 _SWAPPED_MIN_DISTANCE, _SWAPPED_MIN_LENGTH, _SWAPPED_HEAD, _SWAPPED_MAX_ROWS = 0.2, 10, 32, 384
 _SWAPPED_MATCH_FACTOR, _SWAPPED_MIN_ROWS, _SWAPPED_SURE_SHARE, _SWAPPED_CHANCE = 0.35, 2, 0.5, 0.03
 
@@ -205,7 +164,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     if matched.sum() < max(_SWAPPED_MIN_ROWS, _SWAPPED_CHANCE * len(candidates)):
         return None
     found = np.isin(np.arange(case.size), candidates[matched])
-    most = len(candidates) > _SWAPPED_SURE_SHARE * long.sum() and column_correlation(case) < UNRELATED_CORRELATION
+    most = len(candidates) > _SWAPPED_SURE_SHARE * long.sum() and case.column_correlation < UNRELATED_CORRELATION
     if (matched.mean() > _SWAPPED_SURE_SHARE and len(candidates) > 4) or most:  # also rows without a sampled partner
         found = case.counts > 0 if found.mean() > _SWAPPED_SURE_SHARE else off > _SWAPPED_MIN_DISTANCE
     ids = case.column("sequence_id")
@@ -284,7 +243,7 @@ def _tokens_since_turn(case: Case) -> Ints | None:
 
 def detect_context_at_turn(case: Case) -> Detection | None:
     """Find a jump of the difference at a turn boundary."""
-    turn = None if case.reshaped or case.noise == 0 else turns(case)
+    turn = None if case.reshaped or case.noise == 0 else case.turns
     if turn is None:
         return None
     used = case.doubtful
@@ -405,7 +364,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     times = first / max(rest, 1e-12)
     clear = times >= _CONTEXT_MIN_FACTOR
     sure = slope < _CONTEXT_SURE_SLOPE and times >= _SURE_FACTOR
-    ratio = calibration(case)
+    ratio = case.calibration
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     removed = [cause for cause in case.explained if cause in ("unsampled_tokens", "edited_response")]
     meanings = {
@@ -434,7 +393,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
         }
         | ({} if clear else {"weights_differ": "checksums of the weights; the engine's --quantization"}),
         everywhere=clear,
-        symptom_of=removed[0] if removed and boundary == "turn" and turns(case) is None else "",
+        symptom_of=removed[0] if removed and boundary == "turn" and case.turns is None else "",
     )
 
 
@@ -442,7 +401,7 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
     """Find prompts whose rows all have a larger mismatch than the rows of other prompts."""
     if case.reshaped or case.filled or case.rows.columns.get("prompt_id") is None:
         return None
-    found = find_row_kinds(case)
+    found = case.row_kinds
     if found is None:
         return None
     used = case.counts >= _KIND_TOKENS
@@ -512,7 +471,7 @@ def detect_position_mismatch(case: Case) -> Detection | None:
     if z < _POSITION_Z or factor < _POSITION_MIN_FACTOR or size[1] / 0.6745 < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None
     meaning = "median difference (in logits) of the last quarter over the first tokens"
-    sure = factor > _POSITION_SURE_FACTOR and z > _POSITION_SURE_Z and abs(calibration(case).z) < 5
+    sure = factor > _POSITION_SURE_FACTOR and z > _POSITION_SURE_Z and abs(case.calibration.z) < 5
     return Detection(
         "high" if sure else "medium",
         f"the difference grows {factor:.3g}x from the first tokens to the last quarter of the responses (from "

@@ -12,8 +12,6 @@ from mismatchctl.diagnosis.case import (
     Case,
     Detection,
     cached_on_case,
-    calibration,
-    coherence,
     find_loudest,
     format_interval,
     format_list,
@@ -106,7 +104,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     read = estimate_truncation(case)
     if read is not None:
         return _match_truncation(case, read)
-    ratio, direction = calibration(case), coherence(case)
+    ratio, direction = case.calibration, case.coherence
     excess, z, likely = ratio.excess, ratio.z, direction.likely
     above = case.rollout[case.rows.mask]
     if float(((above > _TRUNCATED_ABOVE_RATIO) & (above < _TRUNCATED_STRAY_RATIO)).mean()) > _TRUNCATED_ABOVE_SHARE:
@@ -172,7 +170,7 @@ def _share_below(case: Case) -> float:
 
 
 def _match_truncation(case: Case, read: Truncation) -> Detection:
-    ratio, kept = calibration(case), "mean of the trainer's probability that is kept, over positions with a cut"
+    ratio, kept = case.calibration, "mean of the trainer's probability that is kept, over positions with a cut"
     meaning, against = "E[ratio] - 1: minus the mass that the sampler cut off", ratio.z > _TRUNCATED_Z
     return Detection(
         "high" if read.name else "medium",
@@ -462,7 +460,7 @@ def detect_logit_bias(case: Case) -> Detection | None:
     size = float(np.median(mean[steady]))
     if held < _BIAS_MIN_EXPLAINED or rest > 0.3 * abs(size):
         return None
-    ratio = calibration(case)
+    ratio = case.calibration
     sampled = (
         min(abs(ratio.z), abs(ratio.inverse_z)) < _BIAS_FAR_Z
     )  # a bias leaves both sides distributions, one of which sampled

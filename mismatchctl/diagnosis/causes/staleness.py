@@ -20,14 +20,12 @@ from mismatchctl.diagnosis.case import (
     Case,
     Detection,
     cached_on_case,
-    drift_correlation,
     find_loudest,
     fit_within_rows,
     format_list,
     make_fact,
     percent,
     quantile_bins,
-    systematic_share,
 )
 from mismatchctl.diagnosis.evidence import LAG_COLUMN, LEVEL_TERMS, GroupValue, sum_levels, version_lag
 from mismatchctl.diagnosis.evidence import LevelSums as AllCells
@@ -100,9 +98,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
     several = len(lags) > 1
     growth, growth_z = fit_slope(cells) if several else (0.0, 0.0)
     untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens cannot show that model weights differ
-    (shared, shared_z), (along, along_z) = (
-        untold if case.reshaped else (systematic_share(case), drift_correlation(case))
-    )
+    (shared, shared_z), (along, along_z) = untold if case.reshaped else (case.systematic_share, case.drift_correlation)
     grows, idle = growth_z > _LAG_Z, several and growth_z < _LAG_POSSIBLE_Z
     weights_differ = shared > _LAG_SYSTEMATIC_SHARE and shared_z > 6
     learning = along > _LAG_DRIFT_CORRELATION and along_z > _LAG_Z
@@ -119,7 +115,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
     elif behind and learning:
         confidence = "high"
     elif behind:
-        likely = (weights_differ and drift_correlation(case)[1] == 0) or (loud and not case.reshaped)
+        likely = (weights_differ and case.drift_correlation[1] == 0) or (loud and not case.reshaped)
         confidence = "medium" if likely else "low"
     elif learning and weights_differ:
         confidence = "medium"
@@ -436,7 +432,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
         return None
     if len(lags) > 1 and abs(np.corrcoef(lag, age)[0, 1]) > _NEVER_TRACKED:
         return None  # the recorded lag also grows and explains the rise
-    (shared, shared_z), (along, along_z) = systematic_share(case), drift_correlation(case)
+    (shared, shared_z), (along, along_z) = case.systematic_share, case.drift_correlation
     tied = (shared > _NEVER_TIED and shared_z > 6) or (along > _NEVER_LEARNING and along_z > 4)
     meanings = {
         "factor": "mean difference (in logits) at the last two versions over that at the first",
