@@ -370,7 +370,8 @@ def _compare_entropy(case: Case) -> Detection | None:
     The two are equal if the column belongs to the sampled tokens.
     """
     entropy = case.token_column("entropy")
-    if entropy is None or case.reshaped or case.filled or case.noise > _AGREE:
+    filled = case.filled and {*case.explained} != {"low_precision_logging"}  # rounded columns agree too
+    if entropy is None or case.reshaped or filled or case.noise > _AGREE:
         return None
     known, surprise = np.isfinite(entropy), -(case.r + case.t) / 2
     if known.sum() < _ENOUGH:
