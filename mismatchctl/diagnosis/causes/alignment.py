@@ -452,6 +452,8 @@ def _match_shared_prefix(case: Case) -> Detection | None:
 
 
 MIN_LOG_PROB = -200.0
+_SENTINEL_DISTANCE, _SENTINEL_MIN_TOKENS, _SENTINEL_MIN_SHARE, _SENTINEL_DENIED_SHARE = 5.0, 6, 0.4, 0.9
+"""Nats between the sides, tokens with the number, their share of such tokens, and the share that is far off."""
 _LAST_TOKEN_MIN_SHARE, _LAST_TOKEN_Z = 0.1, 5.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
 """Shortest row; nats, and multiples of the row's median, above which its last token is off."""
@@ -507,6 +509,9 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
     tallies = {name: found for name, found in case.evidence.tallies.items() if name.partition("_")[0] in open_kinds}
     off = (case.rollout > POSITIVE_TOLERANCE) | (case.train > POSITIVE_TOLERANCE)
     off |= (case.rollout < MIN_LOG_PROB) | (case.train < MIN_LOG_PROB)
+    sentinels = {} if repaired else _find_sentinels(case)
+    for tokens in sentinels.values():
+        off |= tokens
     cleaned = case.without(off & case.sound)
     runs = cleaned.suspicious_runs
     # A repeated text has a constant log-prob too, and a nucleus of one token has 0.
@@ -516,9 +521,23 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
     ended = np.bincount(cleaned.sequence[tail], minlength=case.size) > 0
     if ended.sum() < max(3, 0.01 * case.size):
         tail[:] = ended[:] = False
-    if not tallies and not ended.any():
+    if not tallies and not ended.any() and not sentinels:
         return None
-    return _match_placeholders(case, cleaned, tallies, tail, ended)
+    return _match_placeholders(case, cleaned, tallies, sentinels, tail, ended)
+
+
+def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
+    """Return the tokens [T] with one typed number that the other side denies, by side and number."""
+    found = {}
+    if "low_precision_logging" not in case.explained:  # then all values look typed
+        far = np.abs(case.x) > _SENTINEL_DISTANCE
+        for side, own, _ in case.sides:
+            values, counts = np.unique(own[far], return_counts=True)
+            for value in values[counts >= max(_SENTINEL_MIN_TOKENS, _SENTINEL_MIN_SHARE * far.sum())].tolist():
+                at = own == value
+                if is_placeholder(value) and value < 0 and far[at].mean() > _SENTINEL_DENIED_SHARE:
+                    found[side, value] = case.marked(at)
+    return found
 
 
 def _find_bad_ends(case: Case) -> Bools:
@@ -538,13 +557,26 @@ def _find_bad_ends(case: Case) -> Bools:
     return case.marked(ends[last] - 1)
 
 
-def _match_placeholders(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools, ended: Bools) -> Detection:
+def _match_placeholders(
+    case: Case,
+    cleaned: Case,
+    tallies: dict[str, Tally],
+    sentinels: dict[tuple[str, float], Bools],
+    tail: Bools,
+    ended: Bools,
+) -> Detection:
     evidence, phrases, some = [], [], bool(ended.any())
     for name, tally in sorted(tallies.items()):
         kind, _, side = name.partition("_")
         meaning = f"valid tokens whose {side} log-prob is {_PLACEHOLDER_KINDS[kind]}"
         evidence.append(make_fact(name, tally.tokens, meaning))
         phrases.append(f"{tally.tokens:,} valid tokens have a {side} log-prob {_PLACEHOLDER_KINDS[kind]}")
+    for (side, value), tokens in sentinels.items():
+        meaning = f"valid tokens with the {side} log-prob {value:g}, far from the other side"
+        evidence.append(make_fact(f"constant_{side}", int(tokens.sum()), meaning))
+        phrases.append(
+            f"{int(tokens.sum()):,} valid tokens have the {side} log-prob {value:g}, which the other side denies"
+        )
     if some:
         used, meaning = case.counts > 0, "share of sequences that end in tokens without a log-prob on one side"
         evidence.append(make_share_fact("ends", ended, used, meaning))
