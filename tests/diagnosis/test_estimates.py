@@ -115,7 +115,7 @@ def test_temperature_and_top_p_are_estimated_together(
         if not entropy:
             dump.tokens.pop("entropy")
         (findings,) = diagnose([str(dump.write(tmp_path / "dump.parquet"))]).runs.values()
-        heat, mass = told(findings[0], "temperature"), told(findings[0], "top_p")
+        heat, mass = reported(findings[0], "temperature"), reported(findings[0], "top_p")
         assert findings[0].cause == "truncated_sampling"
         assert heat.value == pytest.approx(temperature, rel=0.01)
         assert mass.value == pytest.approx(top_p, abs=tolerance)
