@@ -11,7 +11,7 @@ import io
 import re
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -330,6 +330,10 @@ class PythonCall:
     brings_more: bool
     partial: bool
     line: int
+
+    def values(self, computed: Container[str]) -> dict[str, Any]:
+        """Return the given values. Some computed ones are Unknown."""
+        return self.given | {name: Unknown("computed in the script") for name in self.computed if name in computed}
 
 
 def find_python_calls(text: str, name: str) -> list[PythonCall]:

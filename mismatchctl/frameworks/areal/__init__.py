@@ -31,10 +31,6 @@ def _summarize(name: str, values: Array, where: Bools) -> dict[str, float]:
     return found | {key: value for key, value in ends.items() if not np.isinf(value)}
 
 
-def _weighted_tokens(run: ConfiguredStep) -> Bools:
-    return run.weights > 0
-
-
 def _filtered_share(run: ConfiguredStep) -> float:
     valid = max(run.counted.sum(), 1)
     rule = run.options["rejection_sampling"]
@@ -61,7 +57,7 @@ def measure_before_move(framework: Areal, run: ConfiguredStep) -> dict[str, floa
         _, clipped, _ = _find_clips(framework, run)
         logged["clip_ratio"] = float((clipped & run.keep).sum() / max(run.counted.sum(), 1))
     if run.correction.weight is not None:
-        behave = _weighted_tokens(run)
+        behave = run.weights > 0
         logged["rs_filtered_fraction"] = _filtered_share(run)
         logged |= _summarize("behave_imp_weight", run.weights, behave) | _summarize("behave_approx_kl", run.d, behave)
         if behave.any():
@@ -72,7 +68,7 @@ def measure_before_move(framework: Areal, run: ConfiguredStep) -> dict[str, floa
 def measure_after_move(framework: Areal, run: ConfiguredStep) -> dict[str, float]:
     valid, left = run.counted, run.keep
     logged: dict[str, float] = {"n_valid_tokens": float(valid.sum())}
-    behave = _weighted_tokens(run) if run.correction.weight is not None else valid
+    behave = run.weights > 0 if run.correction.weight is not None else valid
     if run.has_loss:
         losses, clipped, dual = _find_clips(framework, run)
         sequences, cispo = run.options["importance_sampling_level"] != "token", run.options["use_cispo_loss"]
@@ -115,7 +111,6 @@ _REMOVED_KEYS = re.compile(r"behave?_imp_weight_(cap|mode)")
 _RATIO_LEVELS = {"sum": "sequence", "mean": "geometric", "max": "max"}
 
 _STATISTICS = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3_reversed", "binary_kl": "binary_kl_max"}
-_METRICS = {name: name for name in ("ratio", *_STATISTICS)}
 
 _RULE_DEFAULTS = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
 
@@ -226,7 +221,7 @@ class Areal(PlainFramework):
         rule = options["rejection_sampling"]
         if rule is None:
             return None, tuple(gates)
-        metric = read_choice(_METRICS, rule, "metric")
+        metric = read_choice({name: name for name in ("ratio", *_STATISTICS)}, rule, "metric")
         sequences = read_choice({"token": False, "sequence": True}, rule, "level")
         clamps = read_choice({"mask": False, "clamp": True}, rule, "action")
         low, high = rule["lower"], rule["upper"]

@@ -224,11 +224,7 @@ class SkyRl(PlainFramework):
             sums = run.segments.sum
             below = sums(ratio < low) > 0 if low is not None else np.zeros(rows, np.bool_)
             above = sums(ratio > high) > 0 if high is not None else np.zeros(rows, np.bool_)
-            logged |= {
-                "outlier_seq_masked_ratio": float((below | above).mean()),
-                "outlier_seq_over_high_ratio": float(above.mean()),
-                "outlier_seq_under_low_ratio": float(below.mean()),
-            }
+            logged |= self._shares("outlier_seq", below, above)
         left = np.ones(run.tokens, np.bool_)
         for outcome in self._mask(run):
             flags = outcome.rejected
@@ -243,14 +239,14 @@ class SkyRl(PlainFramework):
             logged["tis_seq_clip_high_ratio"] = float(weights.high.mean())
         if given["sequence_mask_metric"] is not None:
             outcome = self._mask(run)[-1]
-            name = {"geometric": "geo", "product": "product"}[given["sequence_mask_metric"]] + "_sequence_mask_"
-            above, below = outcome.high.sequences, outcome.low.sequences
-            logged |= {
-                name + "masked_ratio": float((above | below).mean()),
-                name + "over_high_ratio": float(above.mean()),
-                name + "under_low_ratio": float(below.mean()),
-            }
+            name = {"geometric": "geo", "product": "product"}[given["sequence_mask_metric"]]
+            logged |= self._shares(f"{name}_sequence_mask", outcome.low.sequences, outcome.high.sequences)
         return logged
+
+    @staticmethod
+    def _shares(name: str, below: Any, above: Any) -> dict[str, float]:
+        shares = {"masked": below | above, "over_high": above, "under_low": below}
+        return {f"{name}_{what}_ratio": float(flags.mean()) for what, flags in shares.items()}
 
     def _loss_metrics(self, run: ConfiguredStep) -> dict[str, float]:
         options, kind = run.options, run.options["policy_loss_type"]

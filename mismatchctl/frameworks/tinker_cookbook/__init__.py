@@ -13,7 +13,6 @@ from mismatchctl.frameworks.adapter import File, Row, read_layout
 from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, or_zero
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 from mismatchctl.io.scripts import PythonCall
-from mismatchctl.io.yaml import Unknown
 
 CONFIG_CLASS = "Config"
 """Name of the class in `train.Config(...)`, which contains the loss and other settings."""
@@ -75,8 +74,7 @@ def read_call(call: PythonCall) -> dict[str, Any] | None:
     """Read the options in a call of the configuration class. Another class, or a call without a loss, gives `None`."""
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
-    given = dict(call.given)
-    given |= {name: Unknown("computed in the script") for name in call.computed if name in _LOSS_KEYS}
+    given = call.values(_LOSS_KEYS)
     return given if not call.function and not given.keys().isdisjoint(_LOSS_KEYS) else None
 
 

@@ -18,7 +18,6 @@ from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 from mismatchctl.io.scripts import PythonCall
-from mismatchctl.io.yaml import Unknown
 
 CONFIG_CLASS = "GRPOConfig"
 """Name of the Python class that contains correction options and other training options."""
@@ -164,9 +163,7 @@ class Trl(PlainFramework):
 
 def read_call(call: PythonCall) -> dict[str, Any]:
     """Return the options in a call of the configuration class. Computed options are Unknown."""
-    given = dict(call.given)
-    given |= {name: Unknown("computed in the script") for name in call.computed if name in Trl.aliases}
-    return given
+    return call.values(Trl.aliases)
 
 
 def _read_rows(file: File) -> Iterator[Row]:

@@ -666,71 +666,46 @@ def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
     return gate
 
 
-def _write(roles: VerlPlan, loss: str, version: VerlVersion) -> dict[str, Any]:
+def _write(plan: VerlPlan, loss: str, version: VerlVersion) -> dict[str, Any]:
     """Write the keys of a plan. Rules that the version does not support give other keys."""
+    weight, rejections = plan.weight, plan.rejections
     if version.dialect == "flat":
-        return _write_flat(roles)
-    if len(roles.rejections) > 1 and version.dialect == "ratio":
+        return _write_flat(plan)
+    if version.dialect == "ratio" and len(rejections) > 1:
         raise LookupError
-    return (_write_ratio if version.dialect == "ratio" else _write_estimator)(roles, loss, version)
+    keys: dict[str, Any] = {"rollout_is": None if weight is None else weight.level}
+    if weight is not None:
+        low, high = weight.bounds
+        keys["rollout_is_threshold"] = high if weight.zero is None else f"{low!r}_{high!r}"
+        keys |= {"rollout_is_batch_normalize": True} if weight.normalize != "none" else {}
+    if rejections and version.dialect == "ratio":
+        keys |= {"rollout_rs": rejections[0].level, "rollout_rs_threshold": rejections[0].keep[1]}
+        keys["rollout_rs_threshold_lower"] = rejections[0].keep[0] or 0.0
+    elif rejections:
+        keys["rollout_rs"] = ",".join(map(find_rs_option, rejections))
+        keys["rollout_rs_threshold"] = ",".join(map(_format_threshold, rejections))
+    if plan.veto is not None and version.dialect == "ratio":
+        keys["rollout_token_veto_threshold"] = plan.veto
+    if loss != "ppo":
+        pure = loss == "policy_gradient"
+        named = "reinforce" if pure else "ppo_clip"
+        keys |= {version.bypass_key: True, version.pure_key: named if version.names_loss else pure}
+    return keys
 
 
-def _write_flat(roles: VerlPlan) -> dict[str, Any]:
-    weight = roles.weight
+def _write_flat(plan: VerlPlan) -> dict[str, Any]:
+    weight = plan.weight
     if weight is None:
         return {"rollout_is_threshold": None}
-    keep = roles.rejections[0].keep if roles.rejections else (weight.watch_low, weight.truncate)
+    keep = plan.rejections[0].keep if plan.rejections else (weight.watch_low, weight.truncate)
     return {
-        "rollout_is": roles.applied,
+        "rollout_is": plan.applied,
         "rollout_is_threshold": keep[1],
         "rollout_is_threshold_lower": keep[0],
         "rollout_is_level": weight.level,
-        "rollout_is_mode": "mask" if roles.rejections else "truncate",
-        "rollout_is_veto_threshold": roles.veto,
+        "rollout_is_mode": "mask" if plan.rejections else "truncate",
+        "rollout_is_veto_threshold": plan.veto,
     }
-
-
-def _write_ratio(roles: VerlPlan, loss: str, version: VerlVersion) -> dict[str, Any]:
-    keys = _write_weight(roles.weight, version)
-    if roles.rejections:
-        low, high = roles.rejections[0].keep
-        keys |= {
-            "rollout_rs": roles.rejections[0].level,
-            "rollout_rs_threshold": high,
-            "rollout_rs_threshold_lower": low or 0.0,
-        }
-    if roles.veto is not None:
-        keys["rollout_token_veto_threshold"] = roles.veto
-    if loss != "ppo":
-        pure = loss == "policy_gradient"
-        keys |= {
-            version.bypass_key: True,
-            version.pure_key: ("reinforce" if pure else "ppo_clip") if version.names_loss else pure,
-        }
-    return keys
-
-
-def _write_estimator(roles: VerlPlan, loss: str, version: VerlVersion) -> dict[str, Any]:
-    keys = _write_weight(roles.weight, version)
-    if roles.rejections:
-        keys["rollout_rs"] = ",".join(find_rs_option(gate) for gate in roles.rejections)
-        keys["rollout_rs_threshold"] = ",".join(_format_threshold(gate) for gate in roles.rejections)
-    if loss != "ppo":
-        keys |= {"bypass_mode": True, "loss_type": "ppo_clip" if loss == "ppo_bypass" else "reinforce"}
-    return keys
-
-
-def _write_weight(weight: Weight | None, version: VerlVersion) -> dict[str, Any]:
-    if weight is None:
-        return {"rollout_is": None}
-    low, high = weight.bounds
-    keys: dict[str, Any] = {
-        "rollout_is": weight.level,
-        "rollout_is_threshold": high if weight.zero is None else f"{low!r}_{high!r}",
-    }
-    if weight.normalize != "none":
-        keys["rollout_is_batch_normalize"] = True
-    return keys
 
 
 def _format_threshold(gate: Gate) -> str:
