@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from mismatchctl.core.formatting import DASH, format_estimate, format_heavy_tail, format_label, format_number
+from mismatchctl.core.formatting import (
+    DASH,
+    format_count,
+    format_estimate,
+    format_heavy_tail,
+    format_label,
+    format_number,
+)
 from mismatchctl.corrections.model import Correction
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import other_metrics
@@ -16,7 +24,7 @@ from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.report.document import EVERYWHERE, Column, Headline, Note, Table, TableCell
 from mismatchctl.results.model import NOT_RECORDED, Groups, Value
-from mismatchctl.results.summary import STATUSES, RunStatus, Status
+from mismatchctl.results.summary import STATUSES, RunStatus
 
 SHORT_TITLES = {
     "k3": "K3", "abs_diff_mean": "mean |diff|", "abs_diff_max": "largest |diff|", "ratio_mean": "mean ratio",
@@ -59,38 +67,29 @@ def value_cell(value: Value, unit: str, *, errors: bool = True) -> TableCell:
     return TableCell(text, reason, f"{value.value:.6g}", brief=brief)
 
 
-def by_severity(statuses: Mapping[str, Status]) -> list[str]:
-    return sorted(statuses, key=lambda name: STATUSES.index(statuses[name]))
+def by_severity(judged: Mapping[str, RunStatus]) -> list[str]:
+    return sorted(judged, key=lambda name: STATUSES.index(judged[name].status))
 
 
-def count_runs(statuses: Iterable[Status], calm: str = "", verb: str = "need", what: str = "attention") -> str:
-    """Count the runs that are not OK, as "2 of 3 runs need attention". If all runs are OK, return `calm`."""
-    found = list(statuses)
-    bad = sum(status != "OK" for status in found)
-    return f"{bad} of {len(found)} runs {verb}{'s' * (bad == 1)} {what}" if bad or not calm else calm
-
-
-def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = "") -> Headline:
+def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = "", what: str = "attention") -> Headline:
     """Return the answer of the only run after its name, or the number of runs that need attention."""
-    statuses = {name: one.status for name, one in judged.items()}
-    worst = by_severity(statuses)[0]
-    title = f"{worst}: {judged[worst].text}" if len(judged) == 1 else count_runs(statuses.values(), calm)
-    return Headline(title, subtitle=subtitle, status=statuses[worst])
+    worst, bad = by_severity(judged)[0], sum(one.status != "OK" for one in judged.values())
+    title = f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} {what}" if bad else calm
+    title = f"{worst}: {judged[worst].text}" if len(judged) == 1 else title
+    return Headline(title, subtitle=subtitle, status=judged[worst].status)
 
 
-def status_table(
-    names: Iterable[str], judged: Mapping[str, tuple[str, str]], head: str, *more: Column, **options: Any
-) -> Table:
-    """Return a table of runs: name, status, further columns, and the answer. `judged` has status and answer."""
-    answer = Column(head, lambda name: judged[name][1], "text", 1, flexible=True)
-    columns = [Column("run", kind="name"), Column("status", lambda name: judged[name][0], "text", 0), *more, answer]
-    return Table.of("", names, columns, reach=EVERYWHERE, **options)
-
-
-def split_title(text: str) -> str:
-    words_of = text.split()
-    halves = [(" ".join(words_of[:cut]), " ".join(words_of[cut:])) for cut in range(1, len(words_of))]
-    return "\n".join(min(halves, key=lambda lines: max(map(len, lines)), default=(text,)))
+def runs_table(judged: Mapping[str, RunStatus], head: str, *more: Column, title: str = "") -> Iterator[Table | Note]:
+    """Yield a table of the most severe runs, with further columns before the answer, and count the other runs."""
+    order = by_severity(judged)
+    shown = order[: MAX_RUNS + (len(order) == MAX_RUNS + 1)]
+    answer = Column(head, lambda name: judged[name].text, "text", 1, flexible=True)
+    columns = [Column("run", kind="name"), Column("status", lambda name: judged[name].status, "text", 0), *more, answer]
+    yield Table.of("", shown, columns, title=title, reach=EVERYWHERE)
+    if rest := order[len(shown) :]:
+        counts = Counter(judged[name].status for name in rest)
+        left = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+        yield Note(f"{format_count(len(rest), 'more run')}: {left}")
 
 
 @cache
@@ -131,7 +130,7 @@ class MetricRegistry:
                 drop=keys[key] if isinstance(keys, Mapping) else None,
                 unit="" if metric.unit in ("-", metric.title, "fraction") else metric.unit,
                 description=f"{metric.definition}. {metric.meaning}", anchor=f"{scope}-{key}",
-                short="" if text else split_title(SHORT_TITLES.get(key, "")),
+                short="" if text else SHORT_TITLES.get(key, ""),
             )  # fmt: skip
 
         return [column(key) for key in keys]

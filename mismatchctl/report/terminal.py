@@ -86,7 +86,7 @@ def break_name(name: str, length: int) -> str:
         if lines[-1] and len(lines[-1]) + len(part) > length:
             lines.append("")
         lines[-1] += part
-    return "\n".join(lines)
+    return "\n".join(map(str.rstrip, lines))
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,8 @@ class TerminalWriter:
         return tables
 
     def _column(self, head: doc.Column, cells: Sequence[doc.TableCell]) -> _TerminalColumn:
-        heading = head.short or (break_name(self.glyphs.text(head.text), _HEADING_LINE) if head.numeric else head.text)
+        heading = head.short or self.glyphs.text(head.text)
+        heading = break_name(heading, _HEADING_LINE) if head.numeric else heading
         first = "\n".join(map(self.glyphs.text, heading.split("\n")))
 
         def text(cell: doc.TableCell, width: int, shown: str) -> str:

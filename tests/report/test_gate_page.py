@@ -23,8 +23,8 @@ def _verdict(outcome: str, *risen: str) -> Verdict:
 
 def test_the_headline_states_the_verdict() -> None:
     page = render_html(document(_verdict("failed", "bulk")))
-    assert Parsed(page).text.count("Failed: K3 is 52.0x the baseline") >= 1
-    assert '<h1 class="fail">' in page
+    assert Parsed(page).text.count("failed: K3 is 52.0x the baseline") >= 1
+    assert '<h1 class="fail gate">' in page
 
 
 def test_new_values_are_drawn_next_to_the_baseline() -> None:

@@ -11,8 +11,8 @@ from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.report import document as doc
 from mismatchctl.report.figures.figure import MAX_NAME, MUTED, Axis, Figure, Marks, Scale
-from mismatchctl.report.tables import MAX_RUNS, by_severity, count_runs, status_table
-from mismatchctl.results.summary import first_sentence, percent
+from mismatchctl.report.tables import by_severity, runs_headline, runs_table
+from mismatchctl.results.summary import RunStatus, first_sentence, percent
 
 MAX_CONFIG_LINES = 12
 _LOG_SPAN = 4.0
@@ -24,29 +24,26 @@ def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, f
 
     `full` adds the reasons.
     """
-    order = _order(found)
-    advice, parts = found[order[0]], _screen_parts(found[order[0]])
-    if len(found) > 1:
-        answers = {run: (api.advice_status(own), api.advice_headline(own)) for run, own in found.items()}
-        more = [doc.Note(f"{len(order) - MAX_RUNS} more runs: -v")] if len(order) > MAX_RUNS else []
-        parts = iter([status_table(order[:MAX_RUNS], answers, "advice"), *more])
-    screen = doc.Document(_headline(found)).add(doc.Section("", "advice").add(*parts))
+    judged = _judge(found)
+    advice = found[by_severity(judged)[0]]
+    parts = runs_table(judged, "advice") if len(found) > 1 else _screen_parts(advice)
+    screen = doc.Document(_headline(judged)).add(doc.Section("", "advice").add(*parts))
     if full:
         screen.sections += document(found).sections
     screen.commands = [*([] if full else [("Reasons", "-v")]), ("Next", _next_command(advice, paths))]
     return screen
 
 
-def _order(found: Mapping[str, api.RunAdvice]) -> list[str]:
-    return by_severity({run: api.advice_status(own) for run, own in found.items()})
+def _judge(found: Mapping[str, api.RunAdvice]) -> dict[str, RunStatus]:
+    return {run: RunStatus(api.advice_status(own), api.advice_headline(own)) for run, own in found.items()}
 
 
-def _headline(found: Mapping[str, api.RunAdvice]) -> doc.Headline:
-    worst = _order(found)[0]
-    title = ": ".join(filter(None, (worst, api.advice_headline(found[worst]))))
-    if len(found) > 1:
-        title = count_runs(map(api.advice_status, found.values()), what="a fix or a correction")
-    return doc.Headline(title, subtitle="advise", status=api.advice_status(found[worst]))
+def _headline(judged: Mapping[str, RunStatus]) -> doc.Headline:
+    head = runs_headline(
+        judged, f"0 of {len(judged)} runs need a fix or a correction", "advise", "a fix or a correction"
+    )
+    head.title = head.title.removeprefix(": ")  # tables in memory have no name
+    return head
 
 
 def _screen_parts(advice: api.RunAdvice) -> Iterator[doc.DocumentPart]:
@@ -105,7 +102,7 @@ def _next_command(advice: api.RunAdvice, paths: Sequence[str]) -> str:
 
 
 def document(found: Mapping[str, api.RunAdvice]) -> doc.Document:
-    made = doc.Document(_headline(found))
+    made = doc.Document(_headline(_judge(found)))
     for index, (run, advice) in enumerate(found.items()):
         title = f"{run}: {api.advice_headline(advice)}" if len(found) > 1 else "Ranking"
         made.add(_advice_section(doc.Section(title, f"advice-{index}"), advice))

@@ -109,7 +109,7 @@ def _order_runs(result: Result, judged: Mapping[str, RunStatus]) -> list[str]:
     """Return the names of the runs, the most severe and then the one with the largest K3 first."""
     k3 = {name: _k3(result, name).value for name in judged}
     order = sorted(judged, key=lambda name: -math.inf if (value := k3[name]) is None else -value)
-    return tables.by_severity({name: judged[name].status for name in order})
+    return tables.by_severity({name: judged[name] for name in order})
 
 
 def _k3(result: Result, name: str) -> Value:
@@ -135,21 +135,14 @@ def _count(run: RunResult, key: str) -> int:
 
 
 def _runs_section(result: Result, judged: Mapping[str, RunStatus]) -> doc.Section:
-    order = _order_runs(result, judged)
-    shown = order[: tables.MAX_RUNS + (len(order) == tables.MAX_RUNS + 1)]
     steps = any(len(run.groups.labels) > 1 for run in result.runs.values())
     k3 = doc.Column("K3", lambda name: format_number(_k3(result, name).value), drop=0)
     by_step = doc.Column(
         "K3 by step", lambda name: doc.TableCell(series=result.runs[name].groups.series("k3").value), "line",
         2 if steps else None,
     )  # fmt: skip
-    answers = {name: (one.status, one.text) for name, one in judged.items()}
-    section = doc.Section("", "runs").add(tables.status_table(shown, answers, "answer", k3, by_step))
-    if rest := order[len(shown) :]:
-        counts = Counter(judged[name].status for name in rest)
-        left = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts[one])
-        section.add(doc.Note(f"{format_count(len(rest), 'more run')}: {left}"))
-    return section
+    ordered = {name: judged[name] for name in _order_runs(result, judged)}
+    return doc.Section("", "runs").add(*tables.runs_table(ordered, "answer", k3, by_step))
 
 
 def _run_facts(result: Result, run: RunResult, *, causes: bool) -> doc.Facts:

@@ -12,14 +12,14 @@ from mismatchctl.report import document as doc
 from mismatchctl.report import tables
 from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
 from mismatchctl.report.figures.figure import MAX_NAME, Axis, Figure, Interval, change_axis, interval_of, rows_figure
-from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, count_runs, number_cell, status_table, value_cell
+from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, number_cell, value_cell
 from mismatchctl.results.model import Value
-from mismatchctl.results.summary import STATUSES
+from mismatchctl.results.summary import STATUSES, RunStatus
 
 MAX_DETAILED_CONTRASTS = 3
 """Maximum comparisons with their own tables in a terminal."""
 MAX_METRICS, MAX_PARTS, TERMINAL_PARTS, MAX_DRAWN = 24, 50, 9, 12
-MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 12
+MAX_SCREEN_METRICS = 7
 
 
 def compare_screen(comparison: api.Comparison, page: doc.Document | None = None) -> doc.Document:
@@ -29,7 +29,7 @@ def compare_screen(comparison: api.Comparison, page: doc.Document | None = None)
     if page is None:
         notes = (doc.Note(shorten(text, 150), "alarm") for text in comparison.warnings[:1])
         facts = doc.Facts([(name, tables.cut(text, 145)) for name, text in _answer_rows(comparison)])
-        parts = [_runs_table(comparison)] if len(comparison.contrasts) > 1 else [facts, *_screen_metrics(comparison)]
+        parts = _runs_table(comparison) if len(comparison.contrasts) > 1 else (facts, *_screen_metrics(comparison))
         screen.add(doc.Section("", "answer").add(*parts, *notes))
     else:
         screen.sections += page.sections[1:]
@@ -46,7 +46,7 @@ def document(comparison: api.Comparison) -> doc.Document:
     made = doc.Document(head, version=comparison.version)
     rows = [*_answer_rows(comparison), ("next", _next_command(comparison, min(contrasts, key=_severity)))]
     made.add(doc.Section("", "answer").add(
-        _runs_table(comparison) if len(contrasts) > 1 else None, doc.Facts(rows),
+        *(_runs_table(comparison) if len(contrasts) > 1 else ()), doc.Facts(rows),
         doc.Figures([changes_figure(comparison, "changes")]),
     ))  # fmt: skip
     made.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
@@ -67,14 +67,11 @@ def _severity(contrast: api.Contrast) -> tuple[int, float]:
 
 
 def _headline(comparison: api.Comparison) -> doc.Headline:
-    judged, worst = (
-        [api.judge_contrast(own).status for own in comparison.contrasts],
-        min(comparison.contrasts, key=_severity),
-    )
-    title = (
-        count_runs(judged, f"0 of {len(judged)} runs are worse") if len(judged) > 1 else api.contrast_headline(worst)
-    )
-    return doc.Headline(title, status=api.judge_contrast(worst).status)
+    if len(comparison.contrasts) == 1:
+        (own,) = comparison.contrasts
+        return doc.Headline(api.contrast_headline(own), status=api.judge_contrast(own).status)
+    judged = _judge(comparison)
+    return tables.runs_headline(judged, f"0 of {len(judged)} runs are worse")
 
 
 def _next_command(comparison: api.Comparison, worst: api.Contrast) -> str:
@@ -109,19 +106,21 @@ def _screen_metrics(comparison: api.Comparison) -> Iterator[doc.DocumentPart]:
         yield doc.Note(f"{form.format_count(len(keys) - MAX_SCREEN_METRICS, 'more changed metric')}: -v")
 
 
-def _runs_table(comparison: api.Comparison) -> doc.Table:
-    found = {contrast.other: contrast for contrast in sorted(comparison.contrasts, key=_severity)}
+def _judge(comparison: api.Comparison) -> dict[str, RunStatus]:
     answers = {}
-    for name, contrast in found.items():
+    for contrast in sorted(comparison.contrasts, key=_severity):
         judged = api.judge_contrast(contrast)
         change = contrast.changes.get(judged.key, api.UNMEASURED_CHANGE)
         size = api.describe_size(judged.key, change, interval=False) if change.difference else None
-        answers[name] = (judged.status, size or api.contrast_headline(contrast))
+        answers[contrast.other] = RunStatus(judged.status, size or api.contrast_headline(contrast))
+    return answers
+
+
+def _runs_table(comparison: api.Comparison) -> Iterator[doc.Table | doc.Note]:
+    found = {contrast.other: contrast for contrast in comparison.contrasts}
     k3 = doc.Column("K3", lambda name: format_number(api.k3_change(found[name]).other.value), drop=0)
     title = f"Reference: {comparison.reference.name}, K3 {value_cell(comparison.reference.metrics['k3'], '').brief}"
-    if len(found) > MAX_SCREEN_RUNS:
-        title += f". {MAX_SCREEN_RUNS} of {len(found)} runs, all with -v"
-    return status_table([*found][:MAX_SCREEN_RUNS], answers, "change", k3, title=title)
+    return tables.runs_table(_judge(comparison), "change", k3, title=title)
 
 
 def _distribution_figures(comparison: api.Comparison) -> Iterator[Figure | None]:

@@ -36,7 +36,7 @@ def diagnose_screen(
     healthy = screen.headline.status == "OK"
     options = "--save-baseline ok.json --accept" if healthy else ""
     if len(paths) == len(judged) > 1:
-        paths = [paths[[*judged].index(_order(judged)[0])]]
+        paths = [paths[[*judged].index(tables.by_severity(judged)[0])]]
     following = format_command("gate" if healthy else "analyze", paths, options)
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Report", "--html report.html"), ("Next", following)]
@@ -64,20 +64,13 @@ def _headline(judged: Mapping[str, RunStatus]) -> doc.Headline:
     return tables.runs_headline(judged, f"no fault found in any of the {len(judged)} runs", "causes of the mismatch")
 
 
-def _order(judged: Mapping[str, RunStatus]) -> list[str]:
-    return tables.by_severity({name: one.status for name, one in judged.items()})
-
-
 def _answer_section(found: Diagnosis, judged: Mapping[str, RunStatus]) -> doc.Section:
     section = doc.Section("", "answer")
     if len(judged) == 1:
         ((name, findings),) = found.runs.items()
         section.add(doc.Facts(list(_finding_rows(found, name, findings)), reach=doc.EVERYWHERE))
     else:
-        answers = {name: (one.status, one.text) for name, one in judged.items()}
-        section.add(tables.status_table(_order(judged)[: tables.MAX_RUNS], answers, "cause"))
-        left = len(judged) - tables.MAX_RUNS
-        section.add(doc.Note(f"{format_count(left, 'more run')}: -v") if left > 0 else None)
+        section.add(*tables.runs_table(judged, "cause"))
     return section
 
 

@@ -107,8 +107,7 @@ def _next_command(verdict: api.Verdict, paths: Sequence[str], saved: str) -> str
 
 def document(verdict: api.Verdict) -> doc.Document:
     status = "OK" if api.is_first_baseline(verdict) else _STATUSES[verdict.outcome]
-    headline = api.verdict_headline(verdict)
-    made = doc.Document(doc.Headline(headline[:1].upper() + headline[1:], status=status, subtitle="gate"))
+    made = doc.Document(doc.Headline(api.verdict_headline(verdict), status=status, subtitle="gate"))
     several = len({check.run for check in verdict.checks}) > 1
     answer = doc.Section("", "what-to-do").add(doc.Facts(doc.add_heading("what to do", advise_next(verdict))))
     made.add(answer.add(doc.Figures(_figures(verdict))))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mismatchctl.api.metrics_log import LogAnalysis, LoggedRun, change_text
 from mismatchctl.core.formatting import DASH, format_count, format_number
 from mismatchctl.report import document as doc
-from mismatchctl.report.tables import MAX_RUNS, by_severity, runs_headline, status_table
+from mismatchctl.report.tables import runs_headline, runs_table
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import FAILING_GROWTH, RunStatus, Status, classify_k3, describe_onset, describe_range
 
@@ -24,10 +24,7 @@ def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
     judged = {run.name: _judge(run) for run in found.runs}
     made = doc.Document(runs_headline(judged, f"all {len(judged)} runs are healthy", "metrics log"))
     if len(judged) > 1:
-        order, hidden = by_severity({name: one.status for name, one in judged.items()}), len(judged) - MAX_RUNS
-        answers = {name: (one.status, one.text) for name, one in judged.items()}
-        more = f"{hidden} more runs are in --json" if hidden > 0 else ""
-        made.add(doc.Section("", "runs").add(status_table(order[:MAX_RUNS], answers, "result", left_out=more)))
+        made.add(doc.Section("", "runs").add(*runs_table(judged, "result")))
     if whole or len(judged) == 1:
         for index, run in enumerate(found.runs):
             made.add(_run_section(run, f"run-{index}", found, whole=whole))

@@ -223,8 +223,7 @@ def comparison_of_corrections(result: model.Result, registry: MetricRegistry) ->
         doc.Column("what it does", lambda row: labels.get(row[2], ""), "prose", 5),
         *shown({"rejected_tokens": 0}),
         doc.Column("fresh batch rejects", lambda row: _fresh_batch_cell(runs[row[1]].fresh_batches.get(row[2])), drop=4,
-                   description="predicted rejected share of the tokens, with its 95% interval",
-                   short="fresh batch\nrejects"),
+                   description="predicted rejected share of the tokens, with its 95% interval"),
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
         doc.Column("data needed", needed, description="to reach the effective sample size without correction"),
     ]  # fmt: skip

@@ -103,9 +103,7 @@ def combined_document(found: Sequence[SavedFile]) -> Document:
         title, page = _SECTION_KINDS[type(kept)]
         own_page, anchor = page(kept), f"part-{number}"
         if isinstance(kept, Verdict):  # the verdict of the gate comes first
-            card = Card(
-                kept.outcome, kept.outcome, own_page.headline.title.replace(kept.outcome.capitalize(), "The gate", 1)
-            )
+            card = Card(kept.outcome, kept.outcome, own_page.headline.title.replace(kept.outcome, "The gate", 1))
             opening.insert(has_result, Section("", f"verdict-{number}").add(card))
         section = Section(title, anchor, note=own_page.headline.title)
         for part in iterate_parts(own_page.sections) if type(kept) in seen else ():

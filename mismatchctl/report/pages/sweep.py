@@ -22,7 +22,7 @@ from mismatchctl.report import document as doc
 from mismatchctl.report.figures import sweep as charts
 from mismatchctl.report.figures.sweep import StudyRun, axis_label
 from mismatchctl.report.pages.run_tables import provenance_section
-from mismatchctl.report.tables import MAX_ROWS, MAX_RUNS, SHORT_TITLES, MetricRegistry, split_title
+from mismatchctl.report.tables import MAX_ROWS, MAX_RUNS, SHORT_TITLES, MetricRegistry
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import percent, skipped_data_notes
 
@@ -314,7 +314,7 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, reg
     columns = []
     for place, axis in enumerate(own.study.axes):
         label = axis_label(own.study.correction, axis.path)
-        short = split_title(label.removeprefix("bound "))
+        short = label.removeprefix("bound ")
         columns.append(doc.Column(label, threshold(place), "number" if place else "name", 0, short=short))
     columns += registry.columns(keys, values, "c")
     table = doc.Table.of(caption, rows, columns, sortable=True)

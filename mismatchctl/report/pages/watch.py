@@ -73,8 +73,7 @@ def format_answers(look: Snapshot, runs: Iterable[str]) -> Iterator[str]:
     if len(found) > MAX_FIRST_RUNS:
         head = runs_headline(found, calm_title(found))
         yield f"{head.status:<5}  {head.title}"
-        order = by_severity({run: one.status for run, one in found.items()})
-        found = {run: found[run] for run in order[:MAX_FIRST_RUNS] if found[run].status != "OK"}
+        found = {run: found[run] for run in by_severity(found)[:MAX_FIRST_RUNS] if found[run].status != "OK"}
     for run, judged in found.items():
         line = f"{judged.status:<5}  {shorten(run, 60)}: {shorten(judged.text, 300)}"
         yield from wrap(line, shutil.get_terminal_size((_WIDTH, 24)).columns, subsequent_indent=" " * 7)
