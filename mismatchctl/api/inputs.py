@@ -242,15 +242,6 @@ def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(flat, kind)))
 
 
-def collect_arrays(arrays: Mapping[str, object]) -> dict[str, object]:
-    """Collect the arrays that were passed by keyword into a mapping of columns."""
-    given = {name: values for name, values in arrays.items() if values is not None}
-    for name in ("rollout", "train"):
-        if name not in given:
-            raise ConfigError(f"give {name} too: rollout and train are required, mask is optional")
-    return given
-
-
 def parse_corrections(given: object) -> list[Correction]:
     from mismatchctl.corrections.model import Correction
     from mismatchctl.corrections.presets import parse_correction, read_corrections
@@ -344,12 +335,3 @@ def config_file(config: StrPath | Mapping[str, object]) -> Iterator[Path | str]:
             yield path
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(path), "the mapping")) from None
-
-
-def refuse_preset(source: DumpSource) -> None:
-    """Raise an error if a dump has the name of a preset."""
-    if isinstance(source, str) and "/" not in source and not os.path.exists(source):
-        from mismatchctl.frameworks.registry import load_presets
-
-        if source in load_presets():
-            raise ConfigError(f"{source} is a preset, not a dump: pass it by keyword, as corrections or correction")

@@ -21,14 +21,12 @@ from mismatchctl.api.inputs import (
     check_columns,
     check_count,
     check_number,
-    collect_arrays,
     config_file,
     list_inputs,
     list_sources,
     list_texts,
     parse_corrections,
     public_function,
-    refuse_preset,
 )
 from mismatchctl.errors import ConfigError, kind_of
 
@@ -545,13 +543,20 @@ def _list_dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None
     given = {name: values for name, values in arrays.items() if values is not None}
     if sources and given:
         raise ConfigError(f"{next(iter(given))}: pass dumps or arrays, not both")
+    for name in ("rollout", "train") if given else ():
+        if name not in given:
+            raise ConfigError(f"give {name} too: rollout and train are required, mask is optional")
     if given:
-        return list_sources([collect_arrays(given)])
+        return list_sources([given])
     found = list_sources(sources)
     if not found:
         raise ConfigError("no dump given: pass a path, a table or a mapping of columns")
     for source in found:
-        refuse_preset(source)
+        if isinstance(source, str) and "/" not in source and not os.path.exists(source):
+            from mismatchctl.frameworks.registry import load_presets
+
+            if source in load_presets():
+                raise ConfigError(f"{source} is a preset, not a dump: pass it by keyword, as corrections or correction")
     return found
 
 

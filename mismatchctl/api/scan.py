@@ -268,7 +268,7 @@ class DumpReading:
         micro_batches: MicroBatches | None = None,
     ) -> Iterator[tuple[Any, GroupMayGrow]]:
         """Yield the results in input order, with a function that returns True if a run and step can occur again."""
-        later, done = _OpenGroups(self.dump.units), 0
+        may_grow, done = _find_open_groups(self.dump.units), 0
         reading = partial(_read_part, work, micro_batches, find_trims(self.dump, self._corrections))
         for shard, read in engine.map(reading, self.dump, list_shards(self.dump)):
             self.problems = self.problems + read.problems
@@ -277,41 +277,34 @@ class DumpReading:
             done += sum(read.tokens.values())
             if progress is not None:
                 progress(done, self.expected_tokens)
-            yield read.part, later.after(shard[-1])
+            yield read.part, partial(may_grow, shard[-1].index)
 
     def require_tokens(self) -> None:
         self.dump.require_tokens(sum(self.tokens.values()), self.problems)
 
 
-class _OpenGroups:
-    """The runs and steps that can still occur in later parts of the dump, according to the file footers.
+def _find_open_groups(units: Sequence[ReadUnit]) -> Callable[[int, str, LabelValue], bool]:
+    """Return a function that returns True if (run, step) can occur after the part with an index, by the footers."""
+    named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
+    # for each run, from the last part to the first: negated indices (to search), and the steps in this and later parts
+    indices: dict[str, list[int]] = {}
+    ranges: dict[str, list[tuple[float, float]]] = {}
+    for unit in reversed(units):
+        run = "" if named else unit.file.run
+        own = ranges.setdefault(run, [])
+        low, high = unit.step_range or (-math.inf, math.inf)
+        own.append((min(low, own[-1][0]), max(high, own[-1][1])) if own else (low, high))
+        indices.setdefault(run, []).append(-unit.index)
 
-    For each run: its parts, and the range of steps in each part and in all later parts.
-    """
+    def may_grow(index: int, run: str, step: LabelValue) -> bool:
+        key = "" if named else run
+        later = bisect_left(indices[key], -index)
+        if later == 0:
+            return False
+        low, high = ranges[key][later - 1]
+        return step is None or isinstance(step, str) or low <= step <= high
 
-    def __init__(self, units: Sequence[ReadUnit]) -> None:
-        self._named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
-        self._indices: dict[str, list[int]] = {}
-        self._ranges: dict[str, list[tuple[float, float]]] = {}
-        for unit in reversed(units):
-            run = "" if self._named else unit.file.run
-            ranges = self._ranges.setdefault(run, [])
-            low, high = unit.step_range or (-math.inf, math.inf)
-            ranges.append((min(low, ranges[-1][0]), max(high, ranges[-1][1])) if ranges else (low, high))
-            self._indices.setdefault(run, []).append(-unit.index)  # negated, so that bisect can search it
-
-    def after(self, unit: ReadUnit) -> Callable[[str, LabelValue], bool]:
-        """Return a function that returns True if (run, step) can occur after part `unit`."""
-
-        def may_come(run: str, step: LabelValue) -> bool:
-            key = "" if self._named else run
-            later = bisect_left(self._indices[key], -unit.index)
-            if later == 0:
-                return False
-            low, high = self._ranges[key][later - 1]
-            return step is None or isinstance(step, str) or low <= step <= high
-
-        return may_come
+    return may_grow
 
 
 def check_correction_names(corrections: Iterable[Correction]) -> None:
