@@ -245,7 +245,7 @@ SHAPES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "a jump in the middle": lambda place: 1.5 * (place >= 0.5),
     "a rise that ends before the last step": lambda place: 4.5 * np.clip(place - 0.3, 0, 0.33),
 }
-"""The logarithm of a metric over the dump's steps, from 0 to 1 and beyond; steps scatter by 0.2 around it."""
+"""The log odds of a share over the dump's steps, from 0 to 1 and beyond; steps scatter by 0.2 around it."""
 
 
 def later() -> str:
@@ -264,9 +264,9 @@ def later() -> str:
                     noise = random.normal(0, 0.2, count + count // 2)
                     for place in range(1, len(noise)):
                         noise[place] = together * noise[place - 1] + math.sqrt(1 - together**2) * noise[place]
-                    values = np.exp(shape(np.arange(len(noise)) / (count - 1)) + noise)
+                    values = 1e-4 * np.exp(shape(np.arange(len(noise)) / (count - 1)) + noise)
                     for ahead in (count // 10, count // 2):
-                        found = predict_at_step("k3", list(range(count)), values[:count].tolist(), ahead)
+                        found = predict_at_step("rejected_tokens", list(range(count)), values[:count].tolist(), ahead)
                         assert found.interval is not None
                         low, high = found.interval
                         hits[ahead].append(low <= values[count - 1 + ahead] <= high)

@@ -249,7 +249,7 @@ def predict_fresh_batch(
     size = max(round(sequences / max(len(labels), 1)), 1)
     known = [share for share in shares if share is not None]
     constant = all(share == 0 for share in known) or all(share == 1 for share in known)
-    ahead = predict_at_step("rejected_tokens", labels, shares, 1.0, is_fraction=True)
+    ahead = predict_at_step("rejected_tokens", labels, shares, 1.0)
     usable = ahead.value is not None and (not constant or is_folded)
     if usable or is_folded or len(clusters) < 2:
         status = "ok" if ahead.status.startswith("no trend") else ahead.status
@@ -344,52 +344,38 @@ def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> b
 MIN_TREND_STEPS = 8
 """Minimum number of steps for a trend."""
 _TREND_MODEL = (
-    "the growth model of the run: a level, a straight line and a level, of {scale}. The interval is over the "
+    "the growth model of the run: a level, a straight line and a level, of log odds. The interval is over the "
     "lines that fit, with the scatter of the steps, which count less if neighbouring steps are correlated"
 )
 
 
-def predict_at_step(
-    quantity: str, steps: Sequence[object], values: Sequence[float | None], ahead: float, *, is_fraction: bool = False
-) -> Prediction:
-    """Predict a metric `ahead` steps after the last step, if its growth continues.
+def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[float | None], ahead: float) -> Prediction:
+    """Predict a share `ahead` steps after the last step, if its growth continues.
 
-    If the metric does not change, the value is the mean over the steps and the status is "no trend". If the change has
+    If the share does not change, the value is the mean over the steps and the status is "no trend". If the change has
     ended, the value is the level after the change. Steps whose labels are not numbers are left out.
     """
     question = f"{ahead:+g} steps"
-    scale = "log odds" if is_fraction else "the logarithm"
     pairs = [
-        (float(step), float(value))
-        for step, value in zip(steps, values, strict=True)
-        if isinstance(step, (int, float)) and not isinstance(step, bool) and value is not None
+        (float(step), float(share))
+        for step, share in zip(steps, shares, strict=True)
+        if isinstance(step, (int, float)) and not isinstance(step, bool) and share is not None
     ]
     different = len({step for step, _ in pairs})
     if different < MIN_TREND_STEPS:
         why = f"{different} steps have a number, too few for a trend"
-        return Prediction(question, quantity, None, None, why, _TREND_MODEL.format(scale=scale))
+        return Prediction(question, quantity, None, None, why, _TREND_MODEL)
     x, y = np.array(sorted(pairs)).T
-    if is_fraction and (y == y[0]).all() and y[0] in (0.0, 1.0):  # log odds are not finite
-        ends, model = (float(y[0]), float(y[0])), _TREND_MODEL.format(scale=scale)
-        return Prediction(question, quantity, ends[0], ends, "no trend", model)
-    if is_fraction:  # 0 and 1 are moved inside by half of the smallest observed distance
-        inner = y[(y > 0) & (y < 1)]
-        edge = float(np.minimum(inner, 1 - inner).min(initial=0.5)) / 2
-        inner = np.clip(y, edge, 1 - edge)
-        straight = np.log(inner) - np.log1p(-inner)
-    else:
-        scale = "the logarithm" if (y > 0).all() else "the value"
-        straight = np.log(y) if (y > 0).all() else y
-    place, spread, status = _extrapolate(x, straight, float(x[-1]) + ahead)
-    found = np.array([place, place - spread, place + spread])
-    if is_fraction:
-        found = 1 / (1 + np.exp(-found))
-    elif scale == "the logarithm":
-        found = np.exp(found)
-    value, low, high = found.tolist()
+    if (y == y[0]).all() and y[0] in (0.0, 1.0):  # log odds are not finite
+        return Prediction(question, quantity, float(y[0]), (float(y[0]), float(y[0])), "no trend", _TREND_MODEL)
+    inner = y[(y > 0) & (y < 1)]  # 0 and 1 are moved inside by half of the smallest observed distance
+    edge = float(np.minimum(inner, 1 - inner).min(initial=0.5)) / 2
+    inner = np.clip(y, edge, 1 - edge)
+    place, spread, status = _extrapolate(x, np.log(inner) - np.log1p(-inner), float(x[-1]) + ahead)
+    value, low, high = (1 / (1 + np.exp(-np.array([place, place - spread, place + spread])))).tolist()
     if ahead > x[-1] - x[0] and status == "ok":
         status = f"too far: the dump spans {x[-1] - x[0]:g} steps"
-    return Prediction(question, quantity, value, (low, high), status, _TREND_MODEL.format(scale=scale))
+    return Prediction(question, quantity, value, (low, high), status, _TREND_MODEL)
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:

@@ -271,7 +271,7 @@ def test_trends_are_extrapolated_with_an_interval() -> None:
     for _ in range(100):
         steps = np.arange(30)
         noisy = np.exp(0.05 * steps + random.normal(0, 0.2, 30))
-        found = predict_at_step("k3", steps.tolist(), (1e-4 * noisy).tolist(), 20)
+        found = predict_at_step("rejected_tokens", steps.tolist(), (1e-4 * noisy).tolist(), 20)
         assert found.interval is not None
         later = 1e-4 * math.exp(0.05 * 49 + random.normal(0, 0.2))
         hits += found.status == "ok" and found.interval[0] <= later <= found.interval[1]
@@ -280,11 +280,14 @@ def test_trends_are_extrapolated_with_an_interval() -> None:
 
 def test_missing_trends_are_reported() -> None:
     random = np.random.default_rng(7)
-    found = [predict_at_step("k3", list(range(30)), np.exp(random.normal(0, 0.2, 30)).tolist(), 50) for _ in range(100)]
+    found = [
+        predict_at_step("rejected_tokens", list(range(30)), (1e-4 * np.exp(random.normal(0, 0.2, 30))).tolist(), 50)
+        for _ in range(100)
+    ]
     assert sum(prediction.status == "no trend" for prediction in found) >= 95
-    constant = predict_at_step("rejected_sequences", list(range(10)), [0.0] * 10, 5, is_fraction=True)
+    constant = predict_at_step("rejected_sequences", list(range(10)), [0.0] * 10, 5)
     assert constant.status == "no trend"
-    few = predict_at_step("k3", [1, 2, "three", None], [1.0, 2.0, 3.0, None], 5)
+    few = predict_at_step("rejected_tokens", [1, 2, "three", None], [0.1, 0.2, 0.3, None], 5)
     assert (few.value, few.interval) == (None, None)
     assert few.status == "2 steps have a number, too few for a trend"
 
@@ -296,7 +299,7 @@ def test_finished_changes_keep_their_level(end: int) -> None:
     height = 1.5 * np.clip((steps - 11) / (end - 11), 0, 1)
     for _ in range(100):
         values = 1e-4 * np.exp(height + random.normal(0, 0.2, 30))
-        found = predict_at_step("k3", steps.tolist(), values.tolist(), 20)
+        found = predict_at_step("rejected_tokens", steps.tolist(), values.tolist(), 20)
         assert found.interval is not None
         later = 1e-4 * math.exp(1.5 + random.normal(0, 0.2))
         over = found.status.startswith("no trend since step ")
@@ -310,12 +313,14 @@ def test_predictions_use_the_growth_of_the_summary() -> None:
         for _ in range(20):
             values = (1e-4 * np.exp(slope * np.arange(30) + random.normal(0, 0.2, 30))).tolist()
             reported = fit_growth(list(range(30)), values, [None] * 30)
-            assert reported.changed == (predict_at_step("k3", list(range(30)), values, 5).status != "no trend")
+            assert reported.changed == (
+                predict_at_step("rejected_tokens", list(range(30)), values, 5).status != "no trend"
+            )
 
 
 def test_predicted_fractions_stay_between_0_and_1() -> None:
     values = [min(0.03 * step, 1.0) for step in range(1, 31)]
-    found = predict_at_step("rejected_sequences", list(range(30)), values, 100, is_fraction=True)
+    found = predict_at_step("rejected_sequences", list(range(30)), values, 100)
     assert found.interval is not None
     assert 0.9 < found.interval[0] <= found.interval[1] <= 1
 

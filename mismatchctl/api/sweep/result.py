@@ -105,7 +105,7 @@ def _forecast_step(groups: pl.LazyFrame, run: str, name: str, point: int, ahead:
     own = (pl.col("run") == run) & (pl.col("correction") == name) & (pl.col("point") == point)
     rows = groups.filter(own & (pl.col("scope") == "group")).select("group", *REJECTION_METRICS).collect()
     steps = [_numeric_label(label) for label in rows["group"]]
-    return [predict_at_step(key, steps, rows[key].to_list(), ahead, is_fraction=True) for key in REJECTION_METRICS]
+    return [predict_at_step(key, steps, rows[key].to_list(), ahead) for key in REJECTION_METRICS]
 
 
 def _numeric_label(label: object) -> object:
