@@ -132,7 +132,7 @@ def core_sums(batch: TokenBatch, plan: MeasurePlan) -> ClusterTable:
     import numpy as np
 
     from mismatchctl.measure.cluster_table import BatchTable, cluster_hashes
-    from mismatchctl.measure.columns import pair_columns
+    from mismatchctl.measure.columns import correction_columns, pair_columns
     from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces
     from mismatchctl.measure.reduction import correction_ratios
 
@@ -141,9 +141,7 @@ def core_sums(batch: TokenBatch, plan: MeasurePlan) -> ClusterTable:
         ratios, places = correction_ratios(block, plan), SequencePlaces(*(first[: len(block)] for _ in range(3)))
         gap = ratios["train/rollout"]
         made = [pair_columns(gap, *plan.kernel.reduce_tokens(gap, block.position, places, PairTables()))]
-        made += [
-            plan.kernel.correction_columns(each, ratios, made[0][0]["k3"], block, None) for each in plan.corrections
-        ]
+        made += [correction_columns(each, ratios, made[0][0]["k3"], block, None) for each in plan.corrections]
         sums, maxima = ([values for own in kind for values in own.values()] for kind in zip(*made, strict=True))
         table = table or BatchTable(first, cluster_hashes(batch), first.view(np.uint64), len(sums), len(maxima))
         table.add(sums, maxima)

@@ -21,6 +21,7 @@ import numpy as np
 from measure import in_rounds, make_dump, parser_of, publish, reported, table
 
 from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.kernels.device_kernel import BLOCK_TOKENS, DeviceKernel, accelerators
 
 COUNTS = (0, 5, 50)
@@ -90,7 +91,7 @@ def arithmetic(device: str, repeat: int) -> list[float]:
         ratios = kernel.compute_ratios(block.train, block.rollout, block.segments)
         kernel.reduce_tokens(ratios, None, places, pair, run)
         for correction in given:
-            kernel.correction_columns(correction, {"train/rollout": ratios}, ratios.k3_sum, block)
+            correction_columns(correction, {"train/rollout": ratios}, ratios.k3_sum, block, all_tokens=True)
 
     rates = [rate(copy, repeat, finish)]
     rates += [rate(partial(sums, corrections(number)), repeat, finish) for number in COUNTS]

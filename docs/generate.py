@@ -39,11 +39,10 @@ from mismatchctl.frameworks.registry import load_presets as all_presets
 from mismatchctl.io import __version__
 from mismatchctl.io.yaml import read_data
 from mismatchctl.measure.columns import PAIRS, Pair
-from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import pair_metrics
 from mismatchctl.measure.metrics.facets import FACETS, Facet
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
 from mismatchctl.measure.reduction import MOST_VALUES
 from mismatchctl.results.model import result_schema
 

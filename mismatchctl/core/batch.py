@@ -31,15 +31,8 @@ Extent = tuple[float, float]
 
 
 def compute_extent(values: Floats) -> Extent:
-    """Return the minimum and maximum.
-
-    An empty array gives NaN. Each block of the array is read only once, while it is in the CPU cache.
-    """
-    if not len(values):
-        return math.nan, math.nan
-    parts = [values[start : start + BLOCK_TOKENS] for start in range(0, len(values), BLOCK_TOKENS)]
-    lowest, highest = np.min([np.min(part) for part in parts]), np.max([np.max(part) for part in parts])
-    return float(lowest), float(highest)
+    """Return the minimum and maximum. An empty array gives NaN."""
+    return (float(np.min(values)), float(np.max(values))) if len(values) else (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,6 @@ class Segments:
         return self.lengths > 0
 
     def take(self, chosen: Bools | Ints) -> Segments:
-        """Return the chosen segments in the given order."""
         return Segments.from_lengths(self.lengths[chosen])
 
     def token_indices(self, chosen: Bools | Ints) -> Ints:

@@ -64,25 +64,6 @@ def _make_row_adder() -> Any:
     return add
 
 
-def _make_widener() -> Any:
-    """Build a function that lets its caller use 512-bit vectors, if the processor has them.
-
-    LLVM avoids these vectors, because they can lower the clock rate. With 512-bit vectors, loops of pure arithmetic
-    take two thirds of the time.
-    """
-
-    @intrinsic
-    def widen(typing: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            # llvmlite's own `add` does not accept values.
-            set.add(builder.function.attributes, '"prefer-vector-width"="512"')
-            return context.get_dummy_value()
-
-        return types.void(), generate
-
-    return widen
-
-
 def _make_extreme(name: str) -> Any:
     """Build the minimum or maximum of two floats for vector code."""
 
@@ -98,7 +79,6 @@ def _make_extreme(name: str) -> Any:
     return extreme
 
 
-use_wide_vectors = _make_widener()
 max_float, min_float = _make_extreme("llvm.maxnum"), _make_extreme("llvm.minnum")
 add_to_row = _make_row_adder()
 double_to_bits, bits_to_double = _make_bitcast(float64, int64), _make_bitcast(int64, float64)

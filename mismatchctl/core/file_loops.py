@@ -15,7 +15,6 @@ from mismatchctl.core.compiler import (
     compile_sums,
     compile_terms,
     float_to_bits,
-    use_wide_vectors,
 )
 
 _COEFFICIENTS = tuple(np.float32(1 / math.factorial(power)) for power in range(7))
@@ -28,7 +27,6 @@ _SMALLEST, _ZERO = np.float32(-87.0), np.float32(0.0)
 @compile_loop
 def _add_reach(bits: Any, signed: Any, reach: Any, highest: Any) -> None:
     """Update the smallest and largest signed bits, and the largest unsigned bits."""
-    use_wide_vectors()
     least, most, top = bits[0], bits[0], signed[0]
     for j in range(len(bits)):
         least, most, top = min(least, bits[j]), max(most, bits[j]), max(top, signed[j])
@@ -51,7 +49,6 @@ def _add_levels(policy: Any, reference: Any, valid: Any, cap: float, sums: Any) 
 
     The sums of a block have a relative error of at most 1e-6, as in numpy.
     """
-    use_wide_vectors()
     most, tokens, size, certain, same = float32(cap), _ZERO, _ZERO, _ZERO, _ZERO
     for j in range(len(policy)):
         given, x = float32(valid[j]), abs(policy[j] - reference[j])

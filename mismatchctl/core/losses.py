@@ -29,7 +29,7 @@ class LossTerm:
     mean_over: Segments | None = None
     # tokens that the gradient of `mean_over` reaches [T]. Default: all.
     gradient_tokens: NDArray[np.bool_] | None = None
-    clipped: NDArray[np.bool_] | None = None  # tokens whose loss is decided by the clip [T], for a loss with a clip
+    clipped: NDArray[np.bool_] | None = None  # tokens whose loss a clip, a bound or a gate decides [T]
     # tokens whose loss is decided by the dual clip [T], for a loss with a dual clip
     clipped_lower: NDArray[np.bool_] | None = None
 

@@ -13,7 +13,6 @@ import hashlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -35,10 +34,6 @@ _CONSTANTS = ("core/*.py", "measure/*.py", "measure/kernels/*.py")
 """Files of the package that define constants of the loops."""
 _MOST_CODE_BYTES = 1 << 26
 """Maximum size of a machine code file."""
-_DAY_SECONDS = 86_400.0
-_UNUSED_SECONDS = 90 * _DAY_SECONDS
-"""Unused files, of other sources, versions or machines, are deleted after this time."""
-_FILE_PATTERN = f"*.*-{'[0-9a-f]' * 16}.o"
 _compile_lock = threading.Lock()
 _TypeKey = tuple[Any, ...]
 _loaded_engines: list[Any] = []
@@ -53,7 +48,6 @@ def use_compiled_loops() -> None:
 
 
 def compiled_loops_in_use() -> bool:
-    """Return True after `use_compiled_loops`."""
     return _in_use.is_set()
 
 
@@ -135,9 +129,6 @@ def _read_code(place: Path, made_for: bytes) -> bytes | None:
         content = read_regular_file(place, _MOST_CODE_BYTES, owners={0, os.getuid(), _FOLDER.stat().st_uid})
     except OSError:
         return None
-    with contextlib.suppress(OSError):
-        if time.time() - place.stat().st_mtime > _DAY_SECONDS:
-            os.utime(place)
     return content[32:] if content[:32] == _digest(made_for, content[32:]) else None
 
 
@@ -147,15 +138,7 @@ def _write_code(code: bytes, places: list[Path], made_for: bytes) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(place, _digest(made_for, code) + code, at_once=True)
             place.chmod(0o644)  # regardless of the umask, since files that others can write are not loaded
-            _remove_unused(place.parent)
             return
-
-
-def _remove_unused(folder: Path) -> None:
-    for place in folder.glob(_FILE_PATTERN):
-        with contextlib.suppress(OSError):
-            if time.time() - place.lstat().st_mtime > _UNUSED_SECONDS:
-                place.unlink()
 
 
 def _compile(loop: Any, given: tuple[Any, ...]) -> bytes:

@@ -209,7 +209,6 @@ def gate_bounds(gate: Gate) -> tuple[float, float]:
 
 
 def clamp_ratios(ratios: Ratios, clamp: ClampLevel, limit: float) -> Ratios:
-    """Clamp the log ratios of tokens if the rule requires it."""
     if clamp != "token" or np.abs(ratios.extent).max() <= limit:
         return ratios
     return _replace_log_ratio(ratios, np.clip(ratios.log_ratio, -limit, limit))
@@ -504,7 +503,6 @@ class CorrectedBlock:
 def apply_correction(
     correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch, *, all_inside: bool = False
 ) -> CorrectedBlock:
-    """Apply `correction` to a block."""
     everything = Selection.everything(batch.segments)
     nothing = Selection(batch.segments, np.zeros(len(batch), np.bool_))
     kept = counted = everything
@@ -566,7 +564,6 @@ def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) 
 
 
 def _sequences_outside(ratios: Ratios, low: float, high: float) -> Bools:
-    """Return the sequences [S] whose extremes are outside an interval of ratios."""
     lower, upper = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
     if not (lower <= LOG_RATIO_BOUND and upper >= -LOG_RATIO_BOUND):  # NaN bounds, or bounds outside the clamp
         return np.ones(len(ratios.segments), np.bool_)

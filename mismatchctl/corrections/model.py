@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import difflib
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
+from mismatchctl.io.yaml import read_data
 
-LOSSES: dict[str, dict[str, float]] = {
-    "ppo": {"low": 0.8, "high": 1.2},
-    "ppo_bypass": {"low": 0.8, "high": 1.2},
-    "policy_gradient": {},
-    "dual_clip": {"low": 0.8, "high": 1.2, "dual": 3.0},
-    "two_sided": {"low": 0.8, "high": 1.2, "cap": 4.0},
-    "cispo": {"low": 0.0, "high": 5.0},
-    "cispo_bypass": {"low": 0.0, "high": 5.0},
-    "gspo": {"low": 0.8, "high": 1.2},
-    "gspo_token": {"low": 0.8, "high": 1.2},
-    "gmpo": {"low": -0.4, "high": 0.4},
-    "sapo": {"positive": 1.0, "negative": 1.05},
-    "vespo": {"k_positive": 2.0, "rate_positive": 3.0, "k_negative": 3.0, "rate_negative": 2.0},
-    "topr": {"low": 0.0, "high": 1.0},
-    "importance_sampling": {},
-    "dppo": {"low": 0.2, "high": 0.2},
-    "ipo": {"eps": 0.1},
-    "quadratic": {"tau": 1e-3},
-}
-"""Loss names, their parameters and the frameworks' defaults.
-
-ppo clips the ratio current/train, and ppo_bypass clips current/rollout. dual_clip also bounds the loss for negative
-advantages. two_sided also bounds the unclipped ratio. cispo is REINFORCE with the bounded ratio as a constant. gspo
-uses the geometric mean ratio of the sequence. gspo_token uses the same value with the gradient of each token. gmpo uses
-the geometric mean of ratios that are clipped on one side (in log space). sapo replaces the clip by a sigmoid, and vespo
-by a gate on the product of current/rollout. topr bounds the ratio for negative advantages. importance_sampling, dppo,
-ipo and quadratic weight with current/rollout. dppo drops tokens whose probability moved too far in the direction of the
-advantage. ipo drops tokens whose probability moved too far in any direction. quadratic adds tau times the squared log
-ratio. All losses bound ratios at exp(+-20), even if the framework has no bound.
-"""
-
+LOSSES: dict[str, dict[str, float]] = read_data(Path(__file__).with_name("losses.yaml"))
+"""Loss names, their parameters and the frameworks' defaults."""
 OWN_RATIO_LOSSES = frozenset(
     ("ppo_bypass", "cispo_bypass", "vespo", "topr", "importance_sampling", "dppo", "ipo", "quadratic")
 )
 """Losses that use the ratio current/rollout and therefore already contain its importance weight."""
-SEQUENCE_LOSSES = frozenset(("gspo", "gmpo"))
-"""Losses whose gradient flows from each token to all tokens of its sequence."""
 
 
 def parse_loss(text: str) -> tuple[str, dict[str, float]]:
@@ -381,7 +352,6 @@ class Correction(_CorrectionModel):
 
     @property
     def sources(self) -> set[str]:
-        """Return the pairs of policies that the weight and the gates use."""
         rules: list[Weight | Gate] = [*self._gates] if self.weight is None else [self.weight, *self._gates]
         return {rule.source for rule in rules}
 
@@ -407,7 +377,6 @@ class Correction(_CorrectionModel):
 
     @property
     def normalizes_micro_batches(self) -> bool:
-        """Return True if weights are normalized within micro-batches."""
         return (
             self.weight is not None and self.weight.normalize != "none" and self.weight.normalize_over == "micro_batch"
         )

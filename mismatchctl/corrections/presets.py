@@ -206,7 +206,6 @@ def classify_severity(ess_token: float) -> str:
 
 
 def suitable_severity(correction: Correction) -> str:
-    """Return the severity of mismatch that a correction is suited for."""
     if correction.weight is None and not correction.gates:
         return "negligible"
     return "severe" if correction.gates else "moderate"
@@ -266,5 +265,4 @@ def _list_assumptions(correction: Correction) -> list[str]:
 
 
 def list_traits(presets: Mapping[str, Preset]) -> list[dict[str, str]]:
-    """Describe all presets, without aliases."""
     return [describe_traits(name, item.correction) for name, item in presets.items() if item.alias_of is None]

@@ -213,7 +213,6 @@ def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]
 
 
 def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
-    """Return columns of weight versions from which the age of each row is computed."""
     if age is None:
         return {}
     ages = _to_floats(_to_numpy(age), "age")

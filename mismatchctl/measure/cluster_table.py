@@ -27,9 +27,6 @@ OVERALL_CAP = 1024
 DETAILED_CAP = 1 << 14
 """Maximum number of exact rows of a run if all clusters are needed."""
 
-_WIDE = 512  # number of columns from which adding whole rows is faster than `reduceat`
-_SHORT = 32  # rows per sum up to which it is faster to add all first rows, then all second rows, ...
-
 
 def hash_values(values: NDArray[Any]) -> Hashes:
     """Hash each value to 64 bits.
@@ -68,25 +65,6 @@ def hash_content(columns: list[Float64s]) -> Hashes:
     return hashes
 
 
-def add_rows(rows: Float64s, starts: Ints) -> Float64s:
-    """Sum `rows` [S, ...] between the given starts [len(starts), ...]."""
-    if len(starts) == len(rows):
-        return rows
-    sizes = np.diff(np.append(starts, len(rows)))
-    if sizes.max() <= _SHORT:
-        sums = rows[starts]
-        for place in range(1, int(sizes.max())):
-            more = np.flatnonzero(sizes > place)
-            sums[more] += rows[starts[more] + place]
-        return sums
-    if rows[0].size < _WIDE:
-        return np.add.reduceat(rows, starts, axis=0)
-    result, stops = np.empty((len(starts), *rows.shape[1:])), [*starts[1:].tolist(), len(rows)]
-    for row, start, stop in zip(result, starts.tolist(), stops, strict=True):
-        np.add.reduce(rows[start:stop], axis=0, out=row)
-    return result
-
-
 def take_rows(table: Float64s, order: Ints) -> Float64s:
     """Return the rows of a table [R, K] in the given order, with contiguous columns."""
     return table.T.take(order, axis=1).T
@@ -94,19 +72,10 @@ def take_rows(table: Float64s, order: Ints) -> Float64s:
 
 def merge_rows(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> tuple[Float64s, Float64s]:
     """Reorder rows [R, ...], and sum and maximize each group. `first` has flags of the first row of each group."""
-    starts = np.flatnonzero(first)
-    if len(sums) <= sums.shape[1]:
-        return add_rows(sums[order], starts), np.maximum.reduceat(maxima[order], starts, axis=0)
-    if len(starts) == len(first):
+    if first.all():
         return take_rows(sums, order), take_rows(maxima, order)
-    added, largest = np.empty((sums.shape[1], len(starts))), np.empty((maxima.shape[1], len(starts)))
-    where = np.cumsum(first) - 1
-    few = np.bincount(where).max() <= _SHORT or sums.shape[1] >= _WIDE  # in the same order as `add_rows`
-    for column, result in zip(sums.T, added, strict=True):
-        result[:] = np.bincount(where, column[order]) if few else np.add.reduceat(column[order], starts)
-    for column, result in zip(maxima.T, largest, strict=True):
-        np.maximum.reduceat(column[order], starts, out=result)
-    return added.T, largest.T
+    starts = np.flatnonzero(first)
+    return np.add.reduceat(sums[order], starts, axis=0), np.maximum.reduceat(maxima[order], starts, axis=0)
 
 
 def merge_parts(

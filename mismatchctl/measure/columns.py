@@ -21,7 +21,7 @@ from mismatchctl.corrections.application import (
     apply_correction,
     sequences_near_bounds,
 )
-from mismatchctl.corrections.model import MISMATCH_SOURCE, OWN_RATIO_LOSSES, SEQUENCE_LOSSES, Correction, parse_loss
+from mismatchctl.corrections.model import MISMATCH_SOURCE, OWN_RATIO_LOSSES, Correction, parse_loss
 
 Columns = dict[str, Float64s]
 """Values per sequence [S], by name."""
@@ -34,34 +34,13 @@ PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 """Names of columns of the uncorrected loss."""
 
 
-@dataclass(frozen=True)
-class TokenLoss:
-    """The loss of each token and its derivative."""
-
-    losses: Floats  # loss of each token [T]
-    # derivative with respect to the token's own log ratio [T], which is the derivative with respect to its current
-    # log-prob unless `term` is set
-    gradient: Floats
-    clipped: Bools  # tokens whose loss is decided by a clip, a bound or a gate of the loss [T]
-    term: LossTerm | None = None  # computes the gradient of weighted losses if gradients flow to other tokens
-
-    def weighted_gradient(self, weights: Float64s | float, kept: Selection) -> Floats:
-        """Return the derivative of the weighted losses of kept tokens by the current log-probs [T].
-
-        If the gradient of a token's loss stays within the token, rejected tokens also have a value.
-        """
-        if self.term is None:
-            return weights * self.gradient
-        return self.term.gradient(np.where(kept.expand(), weights, 0.0))
-
-
-def compute_token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
+def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
     """Compute the loss of each token of a block, without weights. Current log-probs and advantages are required."""
     if batch.current is None or batch.advantages is None:
         return None
     kind, numbers = parse_loss(text)
     term, clipped = _surrogate_term(kind, numbers, batch, batch.advantages.astype(np.float64), batch.current)
-    return TokenLoss(term.losses, term.slope, clipped, term if kind in SEQUENCE_LOSSES else None)
+    return replace(term, clipped=clipped)
 
 
 def _surrogate_term(
@@ -109,26 +88,26 @@ def _surrogate_term(
     return replace(plain, losses=plain.losses + penalty.losses, slope=plain.slope + penalty.slope), none
 
 
-def plain_loss_columns(plain: TokenLoss | None, batch: TokenBatch) -> Columns:
+def plain_loss_columns(plain: LossTerm | None, batch: TokenBatch) -> Columns:
     if plain is None:
         return {name: np.zeros(len(batch)) for name in PLAIN_LOSS_NAMES}
     total = batch.segments.sum
-    return dict(zip(PLAIN_LOSS_NAMES, (total(plain.losses), total(plain.gradient**2)), strict=True))
+    return dict(zip(PLAIN_LOSS_NAMES, (total(plain.losses), total(plain.slope**2)), strict=True))
 
 
-def loss_columns(correction: Correction, block: CorrectedBlock, plain: TokenLoss | None, batch: TokenBatch) -> Columns:
+def loss_columns(correction: Correction, block: CorrectedBlock, plain: LossTerm | None, batch: TokenBatch) -> Columns:
     """Return the columns of the loss under a correction, or zeros if the loss is unknown."""
     own = plain if correction.loss == "ppo" else compute_token_loss(correction.loss, batch)
-    if own is None or plain is None:
+    if own is None or own.clipped is None or plain is None:
         return {name: np.zeros(len(batch)) for name in LOSS_NAMES}
     weights: Float64s | float = block.token_weights() if correction.weights_loss else 1.0
-    gradient = own.weighted_gradient(weights, block.kept)
     kept, counted = block.kept, block.counted.counts
+    gradient = own.gradient(np.where(kept.expand(), weights, 0.0))
     losses = kept.sum(weights * own.losses)
     columns = (
         losses,
         losses / np.maximum(counted, 1),
-        kept.sum(gradient * plain.gradient),
+        kept.sum(gradient * plain.slope),
         kept.sum(gradient * gradient),
         kept.sum(own.clipped.astype(np.float64)),
         kept.counts,
@@ -228,7 +207,7 @@ def compute_correction_facts(
     ratios: Mapping[str, Ratios],  # by source of the correction
     k3: Float64s,  # sum of the mismatch's K3 per sequence [S]
     batch: TokenBatch,  # the block
-    plain: TokenLoss | None = None,  # its uncorrected loss, if known
+    plain: LossTerm | None = None,  # its uncorrected loss, if known
     *,
     losses: bool = False,  # True to compute the columns of the loss
     all_inside: bool = False,  # assume that no token reaches a bound of a rule on tokens
@@ -406,18 +385,24 @@ TOKEN_SUMS, TOKEN_MAXIMA = _token_names("sum"), _token_names("largest")
 """Sums and maxima over the tokens of each sequence, in the order of the kernels."""
 
 
-def _weight_column(name: str, along: GridAxis) -> SumColumn[CorrectionFacts]:
-    return SumColumn(name, lambda c: c.weight_sums[name], depends_on=along)
+def _read_fact(of: str, name: str) -> ColumnFunction[CorrectionFacts]:
+    return lambda c: getattr(c, of)[name]
 
 
+_WEIGHT_AXES: dict[str, GridAxis] = {
+    "raw_weight_excess": "none",
+    "weight_excess": "weights",
+    "kept_excess": "all",
+    "weight_low": "weights",
+    "weight_high": "weights",
+    "squared_raw_weight_excess": "none",
+    "squared_weight_excess": "weights",
+}
+_EXTREME_AXES: dict[str, GridAxis] = {
+    "raw_weight": "none", "-raw_weight": "none", "weight": "weights", "-weight": "weights",
+}  # fmt: skip
 _WEIGHT_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
-    _weight_column("raw_weight_excess", "none"),
-    _weight_column("weight_excess", "weights"),
-    _weight_column("kept_excess", "all"),
-    _weight_column("weight_low", "weights"),
-    _weight_column("weight_high", "weights"),
-    _weight_column("squared_raw_weight_excess", "none"),
-    _weight_column("squared_weight_excess", "weights"),
+    *(SumColumn(name, _read_fact("weight_sums", name), depends_on=along) for name, along in _WEIGHT_AXES.items()),
     SumColumn("kept", lambda c: c.kept),
     SumColumn("counted", lambda c: c.counted),
     SumColumn("kept_k3", lambda c: c.kept_k3),
@@ -428,17 +413,9 @@ _WEIGHT_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
     SumColumn("squared_sequence_weight", lambda c: c.sequence_weight**2, depends_on="all"),
     SumColumn("squared_kept_weight", lambda c: c.squared_kept_weight, depends_on="all"),
 )
-
-
-def _extreme_column(name: str, along: GridAxis) -> SumColumn[CorrectionFacts]:
-    return SumColumn(name, lambda c: c.extremes[name], merge="largest", depends_on=along)
-
-
-_EXTREME_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
-    _extreme_column("raw_weight", "none"),
-    _extreme_column("-raw_weight", "none"),
-    _extreme_column("weight", "weights"),
-    _extreme_column("-weight", "weights"),
+_EXTREME_COLUMNS = tuple(
+    SumColumn(name, _read_fact("extremes", name), merge="largest", depends_on=along)
+    for name, along in _EXTREME_AXES.items()
 )
 _VETO_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
     SumColumn("catastrophic_tokens", lambda c: np.asarray(c.catastrophic), depends_on="veto"),
@@ -447,10 +424,7 @@ _VETO_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
         "catastrophic_sequences", lambda c: (np.asarray(c.catastrophic) > 0).astype(np.float64), depends_on="veto"
     ),
 )
-_LOSS_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = tuple(
-    SumColumn(name, lambda c, name=name: c.loss_sums[name])  # type: ignore[misc]
-    for name in LOSS_NAMES
-)
+_LOSS_COLUMNS = tuple(SumColumn(name, _read_fact("loss_sums", name)) for name in LOSS_NAMES)
 
 
 def _gate_columns(index: int, side: Side) -> tuple[SumColumn[CorrectionFacts], ...]:
@@ -491,7 +465,6 @@ def column_names(columns: Iterable[SumColumn[FactsT]], merge: str) -> tuple[str,
 
 
 def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Columns, Columns]:
-    """Return the sum columns and maximum columns of a pair of policies."""
     facts = PairFacts(ratios, dict(zip(TOKEN_SUMS, sums, strict=True)))
     of_tokens = {"sum": facts.sums, "largest": dict(zip(TOKEN_MAXIMA, largest, strict=True))}
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
@@ -507,7 +480,7 @@ def correction_columns(
     ratios: Mapping[str, Ratios],  # by source of the correction
     k3: Float64s,  # sum of the mismatch's K3 per sequence [S]
     batch: TokenBatch,  # the block
-    plain: TokenLoss | None = None,  # its uncorrected loss, if known
+    plain: LossTerm | None = None,  # its uncorrected loss, if known
     *,
     losses: bool = False,  # True to include columns of the loss, which needs current log-probs
     all_tokens: bool = False,  # True to evaluate every token, as losses do

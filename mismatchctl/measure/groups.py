@@ -128,7 +128,6 @@ class GroupScopes:
 
 
 def counts_empty(rule: Weight | None) -> bool:
-    """Return True if sequences without valid tokens count in the mean weight."""
     return rule is not None and rule.normalize == "sequence" and rule.normalize_empty == "count"
 
 

@@ -42,6 +42,7 @@ from mismatchctl.measure.columns import (
     Pair,
     column_names,
     compute_token_loss,
+    correction_columns,
     list_columns,
     pair_columns,
     plain_loss_columns,
@@ -288,7 +289,15 @@ def _reduce_blocks(
             made.append((plain_loss_columns(plain, block), {}))
         for correction in plan.corrections:
             made.append(
-                plan.kernel.correction_columns(correction, ratios, mismatch["k3"], block, plain, losses=plan.has_losses)
+                correction_columns(
+                    correction,
+                    ratios,
+                    mismatch["k3"],
+                    block,
+                    plain,
+                    losses=plan.has_losses,
+                    all_tokens=plan.kernel.evaluates_all_tokens,
+                )
             )
         yield (
             [values for added, _ in made for values in added.values()],

@@ -92,8 +92,6 @@ def _worst_field(worst: WorstRows, name: str) -> NDArray[Any]:
 
 MAX_ROWS = 2 * BUCKETS
 """Maximum rows (cell and bucket) of the kernels' tables, so that they fit the cache with the tokens."""
-_FEW_PLACES = 1 << 13
-"""Histograms with at most this number of entries are added by sorting, not in a full table."""
 
 
 def _empty_places() -> Ints:
@@ -124,8 +122,8 @@ class Histogram:
         if len(filled) < 2:
             return filled[0] if filled else parts[0]
         return Histogram(
-            *_add_parts([(own.places, own.tokens) for own in filled], BUCKETS * MAGNITUDE_BINS),
-            *_add_parts([(own.bins, own.counts, own.k3) for own in filled], SIGNED_BINS),
+            *_add_parts([(own.places, own.tokens) for own in filled]),
+            *_add_parts([(own.bins, own.counts, own.k3) for own in filled]),
         )
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
@@ -148,23 +146,13 @@ class Histogram:
         return filled, tokens
 
 
-def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]], size: int) -> list[NDArray[Any]]:
-    """Add parts of (positions, columns), with positions below `size`.
-
-    Return all positions and the sums of the columns.
-    """
-    if sum(len(places) for places, *_ in parts) <= _FEW_PLACES:
-        places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
-        order = np.argsort(places, kind="stable")
-        places = places[order]
-        starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
-        return [places[starts], *(np.add.reduceat(column[order], starts) for column in columns)]
-    tables = [np.zeros(size, column.dtype) for column in parts[0][1:]]
-    for places, *columns in parts:
-        for table, column in zip(tables, columns, strict=True):
-            table[places] += column
-    places = np.flatnonzero(tables[0])
-    return [places, *(table[places] for table in tables)]
+def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
+    """Add parts of (positions, columns). Return all positions and the sums of the columns."""
+    places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
+    order = np.argsort(places, kind="stable")
+    places = places[order]
+    starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
+    return [places[starts], *(np.add.reduceat(column[order], starts) for column in columns)]
 
 
 def read_histograms(tables: PairTables) -> list[Histogram]:

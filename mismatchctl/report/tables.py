@@ -18,10 +18,9 @@ from mismatchctl.core.formatting import (
     format_number,
 )
 from mismatchctl.corrections.model import Correction
-from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
 from mismatchctl.report.document import EVERYWHERE, Column, Headline, Note, Table, TableCell
 from mismatchctl.results.model import NOT_RECORDED, Groups, Value
 from mismatchctl.results.summary import STATUSES, RunStatus

@@ -18,7 +18,7 @@ from mismatchctl.errors import ConfigError, DataError, describe_os_error, kind_o
 from mismatchctl.io.files import is_baseline, read_first_bytes
 from mismatchctl.io.stores import is_remote, read_file
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
-from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.measure.metrics.registry import MISMATCH_METRICS
 from mismatchctl.results.model import FORMAT, Clusters, Groups, Result, RunResult, Series, Value
 from mismatchctl.results.summary import summarize_run
 

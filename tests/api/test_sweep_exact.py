@@ -26,7 +26,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel
-from mismatchctl.measure.metrics.corrections import COST_METRICS
+from mismatchctl.measure.metrics.registry import COST_METRICS
 from mismatchctl.results.model import Groups, Value
 from tests.factories.random_dumps import BOUNDS, RATIO_BOUNDS, Files, Shape, corrections, make_rows, shapes, write
 from tests.paths import SAMPLE_DATA

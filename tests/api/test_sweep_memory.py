@@ -15,7 +15,6 @@ from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
 from mismatchctl.api.sweep.sweep import RowTable, sweep
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.grid import sums
-from mismatchctl.measure.grid.columns import block_columns
 from tests.factories.sequence_samples import read_sample
 
 WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.9)]
@@ -70,7 +69,7 @@ def test_rows_without_tokens_are_not_measured(tmp_path: Path, monkeypatch: pytes
         written(tmp_path / "b.parquet", lengths[:30], 10),
     )
     measured: list[int] = []
-    own = block_columns
+    own = sums.block_columns
 
     def counted(family: Any, ratios: Any, block: Any, *more: Any, **options: Any) -> Any:
         measured.append(len(block))

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.core.losses import sum_terms
-from mismatchctl.corrections.application import Selection
 from mismatchctl.corrections.model import Correction
 from mismatchctl.frameworks.adapter import Dtype, Framework, ReplayOptions
 from mismatchctl.frameworks.options import PlainFramework
@@ -138,12 +137,12 @@ class ProductLoss:
         segments = Segments.from_lengths(run.segments.sum(over))
         train = run.rollout if self.bypassed else run.train
         values = (run.rollout[over], train[over], run.current[over], None, run.advantages[over] * self.scale)
-        found, every = np.zeros(run.segments.tokens), Selection.everything(segments)
+        found = np.zeros(run.segments.tokens)
         for sign, names in ((1, self.losses), (-1, self.subtracted)):
             for name in names:
                 loss = compute_token_loss(name, TokenBatch(segments, *values))
                 assert loss is not None
-                found[over] += sign * loss.weighted_gradient(self.factors[over], every)
+                found[over] += sign * loss.gradient(self.factors[over])
         return found
 
 

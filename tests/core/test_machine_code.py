@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -129,28 +128,6 @@ def test_own_machine_code_is_loaded_for_any_umask(made: list[int]) -> None:
     finally:
         os.umask(before)
     assert len(made) == 1
-
-
-def test_unused_machine_code_is_removed(made: list[int], tmp_path: Path) -> None:
-    """Older versions never removed it."""
-    folder, digits = tmp_path / "kept", "0123456789abcdef"
-    folder.mkdir()
-    names = [
-        f"loops.plain-{digits}.o",
-        f"loops.plain-{digits[::-1]}.o",
-        f"loops-{digits}.o",
-        f"loops.plain-{digits}.nbc",
-    ]
-    for name in names:
-        (folder / name).touch()
-        if name != names[1]:
-            os.utime(folder / name, (0, time.time() - 100 * 86_400))
-    unsplit()
-    (own,) = {place.name for place in folder.iterdir()} - {*names}
-    assert {place.name for place in folder.iterdir()} == {own, *names[1:]}
-    os.utime(folder / own, (0, time.time() - 80 * 86_400))
-    unsplit()
-    assert len(made) == 1 and time.time() - (folder / own).stat().st_mtime < 60
 
 
 def test_machine_code_folders_ignore_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mismatchctl.corrections.model import Correction
-from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
 from mismatchctl.results.model import (
     Breakdown,
     Clusters,

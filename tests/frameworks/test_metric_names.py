@@ -13,10 +13,9 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.glossary import NEVER_LOGGED_STATUS, RelatedName, find_related_names, resolve_metric
 from mismatchctl.frameworks.registry import find_preset, load_adapters, load_framework
 from mismatchctl.frameworks.slime import replay as slime
-from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
 from tests.cli import command
 from tests.conformance.compare_verl import table
 

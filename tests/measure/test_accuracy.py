@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import mismatchctl as mm
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.measure.metrics.registry import MISMATCH_METRICS
 from mismatchctl.results.model import Value
 from tests.oracles.metrics import mismatch
 from tests.oracles.tolerances import ABSOLUTE_TOLERANCE, EXACT_METRICS, RELATIVE_TOLERANCES

@@ -18,7 +18,7 @@ from mismatchctl.core.batch import TokenBatch
 from mismatchctl.core.ratios import STATISTICS, Ratios
 from mismatchctl.corrections.application import Selection, measure_gate
 from mismatchctl.corrections.model import ARITHMETIC_LEVELS, STATISTIC_LEVELS, Correction, Gate, Weight
-from mismatchctl.measure.columns import compute_token_loss
+from mismatchctl.measure.columns import compute_token_loss, correction_columns
 from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel
 from mismatchctl.measure.reduction import MeasurePlan, correction_ratios
 from tests.factories.batches import made_batch
@@ -39,7 +39,15 @@ def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losse
             ratios = correction_ratios(block, plan)
             own = compute_token_loss("ppo", block)
             found = [
-                kernel.correction_columns(each, ratios, ratios["train/rollout"].k3_sum, block, own, losses=losses)
+                correction_columns(
+                    each,
+                    ratios,
+                    ratios["train/rollout"].k3_sum,
+                    block,
+                    own,
+                    losses=losses,
+                    all_tokens=kernel.evaluates_all_tokens,
+                )
                 for each in given
             ]
             parts.append([additive | {f"max {name}": v for name, v in largest.items()} for additive, largest in found])

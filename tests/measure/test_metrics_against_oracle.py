@@ -17,7 +17,6 @@ from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.corrections.model import Correction
 from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.kernels.kernel import Kernel
-from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import (
     METRICS_NOT_BY_STEP,
     METRICS_WITH_GROUP_ERRORS,
@@ -25,7 +24,7 @@ from mismatchctl.measure.metrics.evaluation import (
     REPEATED_METRICS,
     other_metrics,
 )
-from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
 from mismatchctl.results.model import Groups, OverallMetrics, RunResult, Series, Value
 from tests.factories.random_dumps import Files, Rows, Shape, corrections, make_rows, shapes, write
 from tests.oracles import metrics as oracle

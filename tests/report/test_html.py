@@ -4,9 +4,8 @@ import re
 import pytest
 
 from mismatchctl.core.formatting import format_estimate, format_number
-from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import other_metrics
-from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
 from mismatchctl.report.document import Document, Facts, Figures, Section, Table
 from mismatchctl.report.html import render_html
 from mismatchctl.report.pages.analyze import document

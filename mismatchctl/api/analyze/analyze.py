@@ -38,6 +38,7 @@ from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import DEFAULT_REPLAY_OPTIONS, Dtype, Framework, ReplayOptions
 from mismatchctl.measure.cluster_table import cluster_hashes, merge_parts
+from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.kernels import Device, choose_kernel
 from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.measure.metrics.evaluation import Accumulator
@@ -90,7 +91,9 @@ def _measure_gates(batch: TokenBatch, run: str, presets: MeasurePlan) -> GateSum
             ratios = correction_ratios(block, presets)
             k3 = ratios["train/rollout"].k3_sum
             for sums, preset in zip(found[name], presets.corrections, strict=True):
-                columns, _ = presets.kernel.correction_columns(preset, ratios, k3, block)
+                columns, _ = correction_columns(
+                    preset, ratios, k3, block, all_tokens=presets.kernel.evaluates_all_tokens
+                )
                 sums += columns["kept"].sum(), columns["kept_k3"].sum()
     return found
 

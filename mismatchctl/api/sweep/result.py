@@ -50,7 +50,6 @@ class ForecastRequest:
 
     @property
     def needs_sequences(self) -> bool:
-        """Return True if the requested predictions need a sample of sequences."""
         return self.batch is not None or bool(self.lengths)
 
 
@@ -80,7 +79,6 @@ def forecast_corrections(chosen: Sequence[Study]) -> list[Correction]:
 def make_forecasts(
     outlook: ForecastRequest, chosen: Sequence[Study], runs: Sequence[str], sample: SequenceSample, groups: pl.LazyFrame
 ) -> tuple[Forecast, ...]:
-    """Predict all chosen points on each run from the sample of sequences."""
     found = []
     for run in runs:
         own, number = sample.of_run(run), 0
@@ -457,7 +455,6 @@ Item = TypeVar("Item")
 
 
 def run_predictions(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
-    """Return the predictions of one run by correction and point."""
     found: dict[str, Sequence[Prediction]] = {}
     for forecast in sweep.forecasts:
         if forecast.run == run:
@@ -545,7 +542,6 @@ def thin_rows(rows: Sequence[Item], most: int) -> list[Item]:
 
 
 def format_target_interval(target: SolvedThreshold) -> str:
-    """Format the interval of a solved threshold, or return a dash."""
     if target.interval is None:
         return DASH
     low, high = target.interval

@@ -22,7 +22,7 @@ from mismatchctl.core.validation import replace_nonfinite_in_table
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import PARQUET_METADATA, atomic_output
-from mismatchctl.measure.metrics.corrections import sweep_metrics
+from mismatchctl.measure.metrics.registry import sweep_metrics
 from mismatchctl.results.model import InputFile, SkippedData
 
 if TYPE_CHECKING:
@@ -165,7 +165,6 @@ def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
 
 
 def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _SweepData) -> None:
-    """Raise an error if a target or prediction refers to an unknown run, study or point."""
     names = {study.name: study for study in studies}
     for target in saved.targets:
         if target.run not in runs:
@@ -192,7 +191,6 @@ def check_suffix(path: Path) -> None:
 
 
 def write_sweep(sweep: Sweep, path: Path) -> None:
-    """Write all rows atomically, in the format of the file name."""
     check_suffix(path)
     with atomic_output(path) as temporary:
         if path.suffix == ".json":

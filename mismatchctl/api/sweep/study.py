@@ -23,6 +23,7 @@ MAX_POINTS = 100_000
 """Maximum number of points of all studies, to catch typing errors."""
 
 INTERVAL_FIELDS = ("clip", "zero", "keep")
+_FIXED_FIELDS = ("name", "about", "loss")  # no metric of a sweep depends on them
 _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false": False}
 
 
@@ -38,7 +39,6 @@ class ThresholdAxis:
 
     @cached_property
     def is_numeric(self) -> bool:
-        """Return True if all values are numbers, so that a curve can be drawn."""
         return all(isinstance(value, float) for value in self.values)
 
     @classmethod
@@ -125,19 +125,15 @@ class Study:
         return found, places
 
     def _grid(self) -> CorrectionGrid:
+        rules = ["weight", *(f"gates.{number}" for number in range(len(self.correction.gates)))]
         alone = [self._with_values({})], np.zeros(len(self.points), np.int64)
-        weights, losses, *gates = (self._variants.get(rule, alone) for rule in self._rules)
+        weights, *gates = (self._variants.get(rule, alone) for rule in rules)
         return CorrectionGrid(
             weights[0][0],
             tuple(each.weight for each in weights[0]),
-            tuple(each.loss for each in losses[0]),
             tuple(tuple(each.gates[number] for each in variants) for number, (variants, _) in enumerate(gates)),
-            np.stack([places for _, places in (weights, losses, *gates)]),
+            np.stack([places for _, places in (weights, *gates)]),
         )
-
-    @property
-    def _rules(self) -> list[str]:
-        return ["weight", "loss", *(f"gates.{number}" for number in range(len(self.correction.gates)))]
 
     @cached_property
     def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
@@ -183,14 +179,13 @@ class Study:
 
 
 def _rule_of(path: str) -> str:
-    """Return the rule that a field belongs to: `weight`, `loss` or one of the gates."""
+    """Return the rule that a field belongs to: `weight` or one of the gates."""
     first, _, rest = path.partition(".")
     number = rest.partition(".")[0]
     return f"gates.{int(number)}" if first == "gates" and number.isdecimal() else first
 
 
 def value_at_path(data: Any, path: str) -> Any:
-    """Return the value of a field in plain data, if the field exists."""
     for part in path.split("."):
         if isinstance(data, dict):
             data = data.get(part)
@@ -232,8 +227,8 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
                 )
             key: Any = int(part)
         elif isinstance(holder, dict):
-            if part not in holder or part in ("name", "about"):
-                known = [name for name in holder if name not in ("name", "about")]
+            if part not in holder or part in _FIXED_FIELDS:
+                known = [name for name in holder if name not in _FIXED_FIELDS]
                 hint = suggestion(part, known) or f"; it is one of {', '.join(known)}"
                 raise ConfigError(f"{where}: {path} is not a field of a correction; unknown key {part!r}{hint}")
             key = part

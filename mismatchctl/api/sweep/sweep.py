@@ -61,7 +61,7 @@ from mismatchctl.measure.grid.sums import (
 from mismatchctl.measure.grid.thresholds import CorrectionFamily, group_families
 from mismatchctl.measure.groups import GroupCells, GroupMerger, group_by_value
 from mismatchctl.measure.kernels import choose_kernel
-from mismatchctl.measure.metrics.corrections import sweep_metrics
+from mismatchctl.measure.metrics.registry import sweep_metrics
 from mismatchctl.measure.reduction import MeasurePlan
 
 if TYPE_CHECKING:
@@ -192,7 +192,6 @@ class RowTable:
         return found | {"scope": [scope] * count, "group": [label for label in labels for _ in range(len(points))]}
 
     def add(self, rows: Sequence[Mapping[str, Any]], groups: Sequence[LabelValue]) -> None:
-        """Add the rows of the given groups."""
         for part in rows:
             places = np.repeat(np.arange(len(groups)), len(part["point"]) // len(groups))
             self._order.append(len(self._labels) + places)

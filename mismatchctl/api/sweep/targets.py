@@ -103,7 +103,6 @@ WEIGHT_RULES = (
 
 
 def rules_for_metric(key: str) -> tuple[ThresholdRule, ...]:
-    """Return the rules that can meet a target of this metric."""
     return WEIGHT_RULES if key == ESS_METRIC else REJECTION_RULES
 
 

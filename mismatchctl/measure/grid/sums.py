@@ -1,16 +1,19 @@
-"""Sums of each family of corrections along the grid: reduce batches, finish groups, evaluate metrics."""
+"""Sums of each family of corrections along the grid: columns of blocks, sums of batches and groups, metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, combinations_with_replacement
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
+from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
+from mismatchctl.corrections.application import Selection, Weights, measure_gate
+from mismatchctl.corrections.model import MISMATCH_SOURCE
 from mismatchctl.measure.cluster_table import (
     GROUP_CAP,
     OVERALL_CAP,
@@ -18,19 +21,31 @@ from mismatchctl.measure.cluster_table import (
     ClusterTable,
     Hashes,
     PromptCounter,
-    add_rows,
     cluster_hashes,
     mix_hashes,
 )
-from mismatchctl.measure.grid.columns import block_columns
+from mismatchctl.measure.columns import (
+    CorrectionFacts,
+    Side,
+    correction_columns,
+    impossible_tokens,
+    list_columns,
+    weight_sums,
+)
 from mismatchctl.measure.grid.thresholds import (
     EMPTY_COLUMN,
+    SMALL_WEIGHT,
     Arrays,
+    BinIntervals,
     BlockColumns,
     BlockParts,
     CorrectionFamily,
     GridLayout,
+    Term,
+    TokenBins,
     as_slice,
+    sum_products,
+    sum_token_table,
 )
 from mismatchctl.measure.groups import GroupScopes, normalize_columns, table_numbers
 from mismatchctl.measure.metrics.evaluation import evaluate_metric, formula_slopes
@@ -41,6 +56,299 @@ BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
 """Blocks are larger than elsewhere, because a block causes many calls per family. Values per point fit the cache."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
 """Minimum number of sequences per block, and the limit of memory: 8 MiB per column."""
+
+
+def block_columns(
+    family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
+) -> BlockColumns:
+    if not family.is_binned:  # a single point, as in `analyze`
+        columns, maxima = correction_columns(family.correction, ratios, ratios["train/rollout"].k3_sum, batch)
+        trivial = (-1, *(1,) * len(family.grid))
+        return BlockColumns(
+            parts,
+            fixed={name: values.reshape(trivial) for name, values in columns.items()},
+            maxima={name: parts.largest(values).reshape(trivial) for name, values in maxima.items()},
+        )
+    binned = _BinnedPoints(family, ratios, batch, parts)
+    passing, flags = binned.passing(), binned.flags
+    made = BlockColumns(
+        parts, flags, binned.kept, {}, binned.fixed, binned.summed, binned.maxima, binned.variants, binned.terms
+    )
+    failing = binned.failing(passing)
+    for column in list_columns(family.correction, losses=False):
+        if column.merge == "largest" or column.name in (made.summed | made.terms):
+            continue
+        assert column.compute is not None
+        if column.depends_on not in ("kept", "all"):
+            made.fixed[column.name] = column.compute(passing)
+            continue
+        made.passing[column.name] = column.compute(passing)
+        if flags is not None and (rest := column.compute(failing)).any():
+            made.failing[column.name] = rest
+    return made
+
+
+def _sum_others(table: NDArray[Any], axis: int) -> NDArray[Any]:
+    """Sum a table [S, ...] over the other axes of bins [S, bins]."""
+    return table if table.ndim == 2 else table.sum(axis=tuple(set(range(1, table.ndim)) - {axis}))
+
+
+class _BinnedPoints:
+    """Evaluates the points of a family of corrections with bins. `rejected` has the axes of the grid [S, ...]."""
+
+    def __init__(
+        self, family: CorrectionFamily, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: BlockParts
+    ) -> None:
+        self.family, self.ratios, self.batch, self.parts = family, ratios, batch, parts
+        self.correction = family.correction
+        self.segments = batch.segments
+        self.length = self._wide(batch.segments.sizes)
+        self.zeroes = any(gate.effect == "zero" for gate in self.correction.gates)
+        gates = [self.correction.gates[gate] for gate in family.order]
+        everything = Selection.everything(batch.segments)
+        measured = [measure_gate(gate, ratios[gate.source], everything, batch) for gate in gates]
+        tokens = family.token_gates
+        bins = [TokenBins.find(*rule).narrow() for rule in zip(measured[:tokens], family.thresholds, strict=False)]
+        of_sequences = [
+            rule.narrow(rule.bin(values))[:2]
+            for values, rule in zip(measured[tokens:], family.thresholds[tokens:], strict=True)
+        ]
+        self.on_tokens = [rule for rule, _ in bins]
+        self.on_sequences = [(values, rule) for values, (rule, _) in zip(measured[tokens:], of_sequences, strict=True)]
+        self.variants: tuple[Ints | None, ...] = (None, *(of for _, of in (*bins, *of_sequences)))
+        self.rejected: dict[tuple[int, Side], NDArray[Any]] = {}
+        self.summed: Arrays = {}
+        self.kept: Arrays = {}  # terms that depend on the gates
+        self.fixed: Arrays = {}  # terms that do not
+        self.terms: dict[str, list[Term]] = {}
+        self.maxima: Arrays = {}
+        self.flags = self._sequence_gates()
+        rule = self.correction.weight
+        self.weights = None if rule is None else Weights(rule, ratios[rule.source], impossible=batch.impossible)
+
+    def passing(self) -> CorrectionFacts:
+        kept = self._kept_tokens()
+        made = self._weights(kept)
+        counted = self.length if self.zeroes else kept["count"]
+        wide = {name: (self._wide(known), self._wide(values)) for name, (known, values) in self.batch.outcomes.items()}
+        if self.parts.count == 1 and "weight_excess" in made:
+            self.summed["mean_excess"] = np.tensordot(1 / self.segments.sizes, made["weight_excess"], 1)[None]
+        facts = CorrectionFacts(
+            length=self.length,
+            kept=kept["count"],
+            counted=counted,
+            kept_k3=kept["k3"],
+            weight_sums=made,
+            squared_kept_weight=made["squared_kept_weight"],
+            extremes={},
+            rejected=self.rejected,
+            catastrophic=self._catastrophic(),
+            checked=self.length + self._wide(impossible_tokens(self.batch)),
+            outcomes=wide,
+            loss_sums={},
+        )
+        flags = 1.0 if self.flags is None else self.flags
+        for side, share in facts.share.items():
+            values = {f"{side}_{name}": known for name, (_, known) in wide.items()}
+            values |= {f"{side}_{name}_known": known for name, (known, _) in wide.items()}
+            whole = share * flags + (1.0 - flags if side == "rejected" else 0.0)
+            self.summed |= sum_products(whole, values, self.parts)
+        return facts
+
+    def failing(self, passing: CorrectionFacts) -> CorrectionFacts:
+        """Return the columns of sequences that a gate rejects completely."""
+        none = np.zeros_like(self.length)
+        return replace(
+            passing,
+            kept=none,
+            counted=self.length if self.zeroes else none,
+            kept_k3=none,
+            weight_sums=dict.fromkeys(passing.weight_sums, none),
+            squared_kept_weight=none,
+        )
+
+    def _wide(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
+        """Reshape values [S] or [S, V] to the grid, with V along one axis."""
+        before, after = (1,) * axis, (1,) * (len(self.family.grid) - axis - 1)
+        return values.reshape(len(values), *before, -1, *after)
+
+    def _from_tokens(self, values: NDArray[Any], weights: bool) -> NDArray[Any]:
+        """Reshape values [S, (weights), variants of token gates ...] to the grid."""
+        missing = (1,) * len(self.on_sequences)
+        return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
+
+    def _sequence_gates(self) -> Float64s | None:
+        """Return flags of sequences that pass all gates on whole sequences, or None. Record the rejections."""
+        flags = None
+        for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
+            low, high = thresholds.sides(measured)
+            passes = self._wide(~(low | high), axis)
+            flags = passes if flags is None else flags & passes
+            self._note(axis, low * self.segments.sizes[:, None], high * self.segments.sizes[:, None])
+        return None if flags is None or flags.all() else flags.astype(np.float64)
+
+    def _note(self, axis: int, low: NDArray[Any], high: NDArray[Any]) -> None:
+        gate = self.family.order[axis - 1]
+        self.rejected |= {(gate, "low"): self._wide(low, axis), (gate, "high"): self._wide(high, axis)}
+
+    def _kept_tokens(self) -> Arrays:
+        """Sum over the tokens that gates on tokens keep, with a single weight [S, variants of gates on tokens ...]."""
+        if not self.on_tokens:
+            return {"count": self.length, "k3": self._wide(self.ratios["train/rollout"].k3_sum)}
+        wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}
+        if self.weights is not None and self.weights.per_token and len(self.family.weights) == 1:
+            small = self.weights.ratios.extent[0] < SMALL_WEIGHT
+            wanted |= {"excess": self.weights.excess}
+            wanted |= {"square": (self.weights.bounded if small else self.weights.excess + 1.0) ** 2}
+        made = dict(zip(wanted, sum_token_table(self.on_tokens, list(wanted.values()), self.segments), strict=True))
+        axis, last = len(self.on_tokens), self.on_tokens[-1].thresholds.inside
+        for gate in range(axis):
+            self._note_tokens(gate, _sum_others(made["count"], 1 + gate))
+        for gate, rule in enumerate(self.on_tokens[:-1], 1):
+            made = {name: rule.thresholds.inside.sums(sums, axis=gate) for name, sums in made.items()}
+        made = {name: self._from_tokens(sums, False) for name, sums in made.items()}
+        for name, column in (("k3", "kept_k3"), ("square", "squared_kept_weight")):
+            if name in made:
+                self.kept[name] = made[name]
+                self.terms[column] = [Term(name, last, axis + 1)]
+        return made | {name: last.sums(made[name], axis=axis + 1) for name in ("count", "excess") if name in made}
+
+    def _note_tokens(self, axis: int, counts: NDArray[Any]) -> None:
+        """Record the rejections of a gate on tokens, given the tokens by bin [S, bins]."""
+        gate, thresholds, some = self.family.order[axis], self.on_tokens[axis].thresholds, counts > 0
+        rows = self.parts.index * thresholds.bins
+        ends = {"low": some.argmax(axis=1), "high": thresholds.bins - 1 - some[:, ::-1].argmax(axis=1)}
+        tokens = self.parts.sum(counts)
+        for side, runs in (("low", thresholds.below), ("high", thresholds.above)):
+            extremes = np.bincount(rows + ends[side], minlength=tokens.size).reshape(tokens.shape)
+            for name, values in (("tokens", tokens), ("sequences", extremes)):
+                column, term = f"gate{gate}_{name}_{side}", f"gate{gate} {name} {side}"
+                self.summed[term] = self._wide(values, axis + 1)
+                self.terms[column] = [Term(term, runs, axis + 2)]
+
+    def _weights(self, kept: Arrays) -> Arrays:
+        zero = np.zeros_like(self.length)
+        if self.weights is None:
+            names = ("raw_weight_excess", "weight_excess", "weight_low", "weight_high", "kept_excess")
+            made: Arrays = dict.fromkeys((*names, "squared_raw_weight_excess", "squared_weight_excess"), zero)
+            made["squared_kept_weight"] = kept["count"]
+            one = self._along_weights(np.ones(self.parts.count))
+            self.maxima = {"raw_weight": one, "-raw_weight": -one, "weight": one, "-weight": -one}
+            return made
+        if not self.weights.per_token:
+            return self._sequence_weights(self.weights, kept)
+        found = self.family.bounds.maxima(self.weights, self.segments, self.parts)
+        self.maxima = {name: self._along_weights(values) for name, values in found.items()}
+        if "excess" not in kept:
+            return self._token_weights(self.weights)
+        sums = weight_sums(self.weights, Selection.everything(self.segments))
+        sums |= {"kept_excess": kept["excess"], "squared_kept_weight": kept["square"]}
+        return {name: self._wide(values) if values.ndim == 1 else values for name, values in sums.items()}
+
+    def _along_weights(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Reshape values [parts] or [parts, weights] to the grid."""
+        return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
+
+    def _token_weights(self, weights: Weights) -> Arrays:
+        """Sum the weights per token, with bins for the weight and for token gates."""
+        bounds = self.family.bounds
+        excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
+        wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess}
+        if weights.ratios.extent[0] < SMALL_WEIGHT:  # 1 + 2 (w - 1) + (w - 1)^2 would lose digits
+            wanted["ww"] = weights.raw**2
+        rule, of = TokenBins.find(ratio, bounds.thresholds).narrow()
+        self.variants = of, *self.variants[1:]
+        tables = sum_token_table([rule, *self.on_tokens], list(wanted.values()), self.segments)
+        kept: Arrays = dict(zip(wanted, tables, strict=True))
+        every = {name: self._wide(_sum_others(sums, 1)) for name, sums in kept.items()}
+        for axis, gate in enumerate(self.on_tokens, 2):
+            kept = {name: gate.thresholds.inside.sums(sums, axis=axis) for name, sums in kept.items()}
+        kept = {name: self._from_tokens(sums, True) for name, sums in kept.items()}
+        if "ww" not in kept:
+            kept["ww"] = kept["count"] + 2 * kept["e"] + kept["ee"]
+        kept["mean"], kept["share"] = (kept["count"] + kept["e"]) / self.length, kept["count"] / self.length
+        self.kept |= {f"kept {name}": values for name, values in kept.items()}
+        self.fixed = {name: every[name] for name in ("count", "e")}
+        self.summed["ee"] = self.parts.sum(every["ee"])
+        self.summed["mean"], self.summed["share"] = (
+            self.parts.sum(every[name] / self.length) for name in ("e", "count")
+        )
+        sides = {(1, 0): rule.thresholds.below, (0, 1): rule.thresholds.above}
+        sides = {powers: runs for powers, runs in sides.items() if not runs.are_empty}
+        for name, inside, outside, power, origin in (
+            ("weight_excess", "e", "count", 1, 1.0),
+            ("mean_excess", "mean", "share", 1, 1.0),
+            ("squared_weight_excess", "ee", "count", 2, 1.0),
+            ("kept_excess", "kept e", "kept count", 1, 1.0),
+            ("squared_kept_weight", "kept ww", "kept count", 2, 0.0),
+            ("sequence_weight", "kept mean", "kept share", 1, 0.0),
+        ):
+            self._add_term(name, inside, rule.thresholds.inside, (0, 0))
+            for (low, high), runs in sides.items():
+                self._add_term(name, outside, runs, (power * low, power * high), origin)
+        means = {(0, 0): rule.thresholds.inside.sums(kept["mean"], axis=1)}
+        means |= {powers: runs.sums(kept["share"], axis=1) for powers, runs in sides.items()}
+        for ((a, b), x), ((c, d), y) in combinations_with_replacement(means.items(), 2):
+            term = f"kept mean {(a, b)} times {(c, d)}"
+            self.kept[term] = x * y if x is y else 2 * x * y
+            self._add_term("squared_sequence_weight", term, None, (a + c, b + d))
+        self._add_term("weight_high", "count", rule.thresholds.above, (0, 0))
+        (watched,) = sum_token_table([TokenBins.find(ratio, bounds.watched)], [None], self.segments)
+        self.summed |= {
+            "raw_weight_excess": self.parts.sum(every["e"].sum(axis=1, keepdims=True)),
+            "squared_raw_weight_excess": self.summed["ee"].sum(axis=1, keepdims=True),
+            "weight_low": self._along_weights(bounds.watched.below.sums(self.parts.sum(watched))),
+        }
+        return {"squared_kept_weight": self.length}  # no column uses it
+
+    def _add_term(
+        self, name: str, term: str, runs: BinIntervals | None, powers: tuple[int, int], origin: float = 0.0
+    ) -> None:
+        """Add a term to a column: sums over bins, times powers of the lower and upper bound of each weight."""
+        factor = None
+        if any(powers):
+            factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
+        self.terms.setdefault(name, []).append(Term(term, runs, factor=factor))
+
+    def _sequence_weights(self, weights: Weights, kept: Arrays) -> Arrays:
+        bounds, raw, lengths = self.family.bounds, weights.raw_excess[:, None], self.segments.sizes[:, None]
+        low, high = bounds.thresholds.sides(weights.raw_excess + 1.0)
+        watched, _ = bounds.watched.sides(weights.raw_excess + 1.0)
+        excess = np.where(low, bounds.low - 1.0, np.where(high, bounds.high - 1.0, raw))
+        product = np.exp(np.clip(weights.log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None]
+        weight = np.where(low, bounds.low, np.where(high, bounds.high, product))
+        made = {
+            "raw_weight_excess": self._wide(raw * lengths),
+            "squared_raw_weight_excess": self._wide(raw * raw * lengths),
+            "weight_excess": self._wide(excess * lengths),
+            "squared_weight_excess": self._wide(excess * excess * lengths),
+            "weight_low": self._wide(watched * lengths),
+            "weight_high": self._wide(high * lengths),
+            "kept_excess": self._wide(excess) * kept["count"],
+            "squared_kept_weight": self._wide(weight * weight) * kept["count"],
+        }
+        found = {"raw_weight": product, "-raw_weight": -product, "weight": weight, "-weight": -weight}
+        self.maxima = {name: self._along_weights(self.parts.largest(values)) for name, values in found.items()}
+        return made
+
+    def _catastrophic(self) -> NDArray[Any] | None:
+        axis = self.family.veto
+        if axis is None:
+            return None
+        gates = self.family.gates[self.family.order[axis]]
+        limits = np.log([gate.keep[0] or 0.0 for gate in gates])
+        ratios = self.ratios[gates[0].source]
+        tokens = np.zeros((len(self.segments), len(gates)))
+        if gates[0].source == MISMATCH_SOURCE:
+            tokens += impossible_tokens(self.batch)[:, None]
+        if ratios.extent[0] < limits.max():
+            found = np.flatnonzero(ratios.log_ratio < limits.max())
+            edges, place = np.unique(limits, return_inverse=True)
+            sequences = np.searchsorted(self.segments.offsets, found, side="right") - 1
+            bins = sequences * len(edges) + np.searchsorted(edges, ratios.log_ratio[found], side="right")
+            counts = np.bincount(bins, minlength=len(tokens) * len(edges)).reshape(len(tokens), -1)
+            tokens = tokens + counts.cumsum(axis=1)[:, place]
+        return self._wide(tokens, axis + 1)
 
 
 def evaluate_metrics(
@@ -156,8 +464,6 @@ _NO_COLUMNS = GridLayout({})
 
 
 class _FamilyTable:
-    """Sums of a family by the rows of a batch."""
-
     def __init__(self, rows: BatchRows, layout: GridLayout, maxima: GridLayout = _NO_COLUMNS) -> None:
         self._rows, self.layout, self._largest = rows, layout, maxima
         self.sums = np.zeros((len(rows), layout.width))
@@ -279,7 +585,7 @@ class FamilyCloser:
             sums = np.concatenate([values.reshape(len(sums), -1) for values in columns.values()], axis=1)
         if scopes.any():  # the rows of a cluster's micro-batches are adjacent
             first = np.flatnonzero(np.append(True, (clusters[1:] != clusters[:-1]) | (cells[1:] != cells[:-1])))
-            sums, clusters, cells = add_rows(sums, first), clusters[first], cells[first]
+            sums, clusters, cells = np.add.reduceat(sums, first, axis=0), clusters[first], cells[first]
         folded = any(table.is_folded for table in tables)
         return ClusterTable(clusters, np.zeros_like(clusters), sums, np.zeros((len(clusters), 0)), folded), cells
 
@@ -302,5 +608,5 @@ def _sum_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
         return values
     found = np.zeros((count, *values.shape[1:]))
     if len(of):
-        found[of[firsts]] = add_rows(values, firsts)
+        found[of[firsts]] = np.add.reduceat(values, firsts, axis=0)
     return found

@@ -409,14 +409,13 @@ class CorrectionGrid:
 
     base: Correction  # a correction. The other corrections differ from it only in their rules.
     weights: tuple[Weight | None, ...]  # variants of the weight rule
-    losses: tuple[str, ...]  # variants of the loss
     gates: tuple[tuple[Gate, ...], ...]  # variants of each gate
-    places: Ints  # index of the variant at each point: weight, loss, and each gate [2 + gates, P]
+    places: Ints  # index of the variant at each point: weight and each gate [1 + gates, P]
 
     def correction(self, point: int) -> Correction:
-        weight, loss, *gates = self.places[:, point].tolist()
+        weight, *gates = self.places[:, point].tolist()
         own = tuple(variants[gate] for variants, gate in zip(self.gates, gates, strict=True))
-        return self.base.model_copy(update={"weight": self.weights[weight], "loss": self.losses[loss], "gates": own})
+        return self.base.model_copy(update={"weight": self.weights[weight], "gates": own})
 
 
 SHARED_COLUMNS = ("tokens", "sequences")
@@ -487,7 +486,6 @@ class CorrectionFamily:
 
     @cached_property
     def token_gates(self) -> int:
-        """Return the number of gates on single tokens, which are first in `order`."""
         return sum(self.correction.gates[gate].level == "token" for gate in self.order)
 
     @cached_property
@@ -527,7 +525,7 @@ class CorrectionFamily:
 
 
 def group_families(grid: CorrectionGrid) -> tuple[CorrectionFamily, ...]:
-    kinds = [_number([_weight_kind(weight) for weight in grid.weights]), _number(grid.losses)]
+    kinds = [_number([_weight_kind(weight) for weight in grid.weights])]
     kinds += [_number([_gate_kind(gate) for gate in variants]) for variants in grid.gates]
     of_point = np.stack([kind[places] for kind, places in zip(kinds, grid.places, strict=True)])
     _, firsts, inverse = np.unique(of_point, axis=1, return_index=True, return_inverse=True)
@@ -548,7 +546,7 @@ def _build_family(grid: CorrectionGrid, points: Ints) -> CorrectionFamily:
     first = grid.correction(int(points[0]))
     order = sorted(range(len(first.gates)), key=lambda gate: (first.gates[gate].level != "token", gate))
     found = [np.unique(places, return_inverse=True) for places in grid.places[:, points]]
-    (of_weight, weight_places), _, *of_gates = found
+    (of_weight, weight_places), *of_gates = found
     weights = tuple(grid.weights[variant] for variant in of_weight.tolist())
     gates = tuple(
         tuple(variants[variant] for variant in numbers.tolist())

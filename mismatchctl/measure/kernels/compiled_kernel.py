@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ from mismatchctl.core.machine_code import CompiledLoop, use_compiled_loops
 from mismatchctl.core.ratios import INTERVALS, Ratios
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
 from mismatchctl.measure.kernels.kernel import (
-    BREAKDOWNS,
-    LANES,
+    BUCKETS,
     Kernel,
     PairTables,
     RunTables,
@@ -32,9 +32,9 @@ _SEARCH_BUFFER_SIZE = 1 << 14
 """Usual maximum number of tokens that a search finds. A buffer for all tokens would be allocated for each search."""
 
 
-def _sum_property(name: str) -> Any:
-    index = TOKEN_SUMS.index(name)
-    return property(lambda ratios: ratios.sums[0][index])
+def _row_property(name: str, *places: int) -> Any:
+    """Return a property that reads an entry of another attribute."""
+    return property(lambda ratios: reduce(getitem, places, getattr(ratios, name)))
 
 
 class CompiledRatios(Ratios):
@@ -49,21 +49,17 @@ class CompiledRatios(Ratios):
         first = np.zeros(len(self.segments), np.int64)
         return COMPILED_KERNEL.reduce_tokens(self, None, SequencePlaces(first, first, first), _NO_PAIR)
 
-    log_ratio_sum, absolute_sum, square_sum = _sum_property("log_ratio"), _sum_property("abs"), _sum_property("square")
-    k3_sum, excess_sum, squared_excess_sum = (
-        _sum_property("k3"),
-        _sum_property("excess"),
-        _sum_property("squared_excess"),
+    log_ratio_sum, absolute_sum, square_sum, k3_sum, excess_sum, squared_excess_sum = (
+        _row_property("sums", 0, TOKEN_SUMS.index(name))
+        for name in ("log_ratio", "abs", "square", "k3", "excess", "squared_excess")
     )
-
-    @cached_property
-    def max_log_ratio(self) -> Float64s:
-        highest: Float64s = self.sums[1][0]
-        return highest
+    max_log_ratio, _negated_minimum = (_row_property("sums", 1, index) for index in range(2))
+    log_ratio, exp_minus_one, k3 = (_row_property("_terms", index) for index in range(3))
+    policy_prob, reference_prob = (_row_property("_probabilities", index) for index in range(2))
 
     @cached_property
     def min_log_ratio(self) -> Float64s:
-        lowest: Float64s = -self.sums[1][1]
+        lowest: Float64s = -self._negated_minimum
         return lowest
 
     def take(self, chosen: Ints) -> CompiledRatios:
@@ -83,26 +79,6 @@ class CompiledRatios(Ratios):
         made = np.empty((5, self.segments.tokens))
         make_terms(*self.log_probs, *made)
         return tuple(made[3:])
-
-    @cached_property
-    def log_ratio(self) -> Float64s:
-        return self._terms[0]
-
-    @cached_property
-    def exp_minus_one(self) -> Float64s:
-        return self._terms[1]
-
-    @cached_property
-    def k3(self) -> Float64s:
-        return self._terms[2]
-
-    @cached_property
-    def policy_prob(self) -> Float64s:
-        return self._probabilities[0]
-
-    @cached_property
-    def reference_prob(self) -> Float64s:
-        return self._probabilities[1]
 
 
 def _to_loop_array(values: Floats) -> Floats:
@@ -140,10 +116,9 @@ class CompiledKernel(Kernel):
         reduce_sequences(
             *ratios.log_probs, _NO_PLACES if position is None else np.ascontiguousarray(position),
             ratios.segments.offsets, order, places.rows, pair.cells, places.buckets, places.clusters, sums, maxima,
-            pair.tokens.reshape(-1), pair.sums.reshape(-1), tables.breakdowns["surprisal"],
+            pair.tokens.reshape(-1), pair.sums.reshape(-1), tables.breakdowns["surprisal"].reshape(BUCKETS, -1),
             tables.breakdowns["position"], joint, tables.layers.reshape(-1), outside,
             np.empty((5, TILE + 8)), np.empty((3, TILE), np.int32),
-            np.zeros(LANES * BREAKDOWNS["surprisal"].count * 2 * 4),
         )  # fmt: skip
         ratios.sums = sums.T, maxima.T
         return ratios.sums

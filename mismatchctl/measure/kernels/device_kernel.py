@@ -97,7 +97,6 @@ class DeviceArray(NDArrayOperatorsMixin):
 
 
 def _to_operand(value: Any) -> Any:
-    """Convert a numpy value for torch."""
     if isinstance(value, np.ndarray) and value.ndim:
         raise TypeError("an array on the host met one on a device")
     return value.tensor if isinstance(value, DeviceArray) else value

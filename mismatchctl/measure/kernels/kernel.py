@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,9 @@ from mismatchctl.core import bins
 from mismatchctl.core.batch import Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS
 from mismatchctl.core.ratios import Ratios
-from mismatchctl.corrections.model import Correction
-from mismatchctl.measure.columns import Columns, TokenLoss, correction_columns
 
 BUCKETS = 64
 """Number of buckets into which clusters are divided by hash, to resample histograms."""
-LANES = 4
-"""Consecutive tokens of one bin are added to this number of sums in turn, so that no addition waits for another."""
 JOINT_CELLS = 128
 """Cells along each side of the grid of rollout and train probability."""
 BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
@@ -133,23 +129,8 @@ class Kernel:
         x = ratios.log_ratio[tokens]
         return tokens[(x <= low) | (x >= high)]
 
-    def correction_columns(
-        self,
-        correction: Correction,
-        ratios: Mapping[str, Ratios],
-        k3: Float64s,
-        batch: TokenBatch,
-        plain: TokenLoss | None = None,
-        *,
-        losses: bool = False,
-    ) -> tuple[Columns, Columns]:
-        """Return the sum columns and maximum columns of a correction before normalization."""
-        all_tokens = self.evaluates_all_tokens
-        return correction_columns(correction, ratios, k3, batch, plain, losses=losses, all_tokens=all_tokens)
-
 
 def _sum_tokens(ratios: Ratios, position: Ints) -> tuple[Float64s, Float64s]:
-    """Return TOKEN_SUMS and TOKEN_MAXIMA of a block."""
     total = ratios.segments.sum
     x, difference = ratios.log_ratio, np.abs(ratios.prob_diff)
     before = np.roll(x, 1)

@@ -30,11 +30,10 @@ from mismatchctl.core.compiler import (
     float_to_bits,
     max_float,
     min_float,
-    use_wide_vectors,
 )
 from mismatchctl.core.ratios import INTERVALS, LOG_RATIO_BOUND
 from mismatchctl.measure.columns import TOKEN_SUMS
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT_CELLS, LANES
+from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
@@ -77,7 +76,6 @@ def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, flo
 @compile_loop
 def _largest_magnitude(policy: Any, reference: Any) -> Any:
     """Return the largest |log ratio| or |reference log-prob|, or 0."""
-    use_wide_vectors()
     farthest = float32(0.0)
     for j in range(len(policy)):
         apart, own = float32(policy[j] - reference[j]), float32(reference[j])
@@ -93,7 +91,6 @@ def make_terms(
 
     Probabilities are only computed if there are buffers for them. Without probabilities, the loop takes half the time.
     """
-    use_wide_vectors()
     if not len(reference_prob):
         for j in range(len(policy)):
             x = float64(policy[j]) - float64(reference[j])
@@ -143,7 +140,6 @@ def _add_sums(
 
     Two loops are used, because the sums of one loop would not fit into 16 registers.
     """
-    use_wide_vectors()
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
     lowest = highest = x[0]
     for j in range(len(x)):
@@ -257,30 +253,14 @@ def _octave_bin(value: float, kind: _BinParameters) -> int:
     return _clamp((float_to_bits(float32(value)) >> kind[0]) - kind[1], kind[2])
 
 
-@compile_loop
-def _place_surprisal(reference: Any, x: Any, where: Any) -> None:
-    """Compute the offset in `lanes` for the surprisal bin and the sign of the log ratio."""
-    for j in range(len(x)):
-        row = 2 * _octave_bin(-reference[j], _SURPRISAL) + (1 if x[j] < 0.0 else 0)
-        where[j] = 4 * (LANES * row + j % LANES)
+_SURPRISAL_SUMS = BREAKDOWN_SUMS + 2
+"""Sums of each bin of the surprisal."""
 
 
 @compile_loop
-def _close_surprisal(lanes: Any, table: Any) -> None:
-    """Add the sums of a bucket to its table, and set the sums to 0."""
-    size = 4 * LANES
-    for place in range(0, len(lanes), size):
-        for number in range(4, size):
-            lanes[place + number % 4] += lanes[place + number]
-    for place, row in enumerate(table):
-        start = 2 * size * place
-        up, down = lanes[start : start + 4], lanes[start + size : start + size + 4]
-        row[0] += up[0] + down[0]
-        row[1] += up[1] - down[1]
-        row[2] += up[2] + down[2]
-        row[3] += up[1] + down[1]
-        row[4] += up[3] + down[3]
-    lanes[:] = 0.0
+def _place_surprisal(reference: Any, where: Any) -> None:
+    for j in range(len(reference)):
+        where[j] = _SURPRISAL_SUMS * _octave_bin(-reference[j], _SURPRISAL)
 
 
 _SURPRISAL_BINS_ABOVE = tuple(
@@ -296,12 +276,12 @@ _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
     """Compute the offset in `layers` for the probability bin and the number of caps that K3 reaches.
 
-    See `count_caps_reached`. `surprisal` is an offset in `lanes`.
+    `surprisal` is an offset in the table of a bucket.
     """
     for j in range(len(k3)):
         place = int32(0)
         for edge in _SURPRISAL_BINS_ABOVE:
-            place = int32(place + (int32(1) if surprisal[j] < int32(8 * LANES * edge) else int32(0)))
+            place = int32(place + (int32(1) if surprisal[j] < int32(_SURPRISAL_SUMS * edge) else int32(0)))
         exponent = int32(uint64(double_to_bits(k3[j])) >> uint64(52))  # unsigned: AVX2 cannot shift signed 64 bits
         reached = _clamp((exponent - (FIRST_CAP_BITS - 2)) >> 1, _CAP_COUNT)
         where[j] = 2 * (int32(place * (_CAP_COUNT + 1)) + reached)
@@ -318,36 +298,22 @@ def _place_joint(policy_prob: Any, reference_prob: Any, where: Any) -> None:
 
 
 @compile_loop
-def _tally_run(x: Any, k3: Any, reference_prob: Any, places: Any, lanes: Any, layers: Any, joint: Any) -> None:
-    """Count tokens by surprisal, layer and joint probability in one loop.
-
-    By surprisal and sign, the loop sums tokens, log ratios, K3 and 1 - probability.
-    """
+def _tally_run(x: Any, k3: Any, reference_prob: Any, places: Any, by_surprisal: Any, layers: Any, joint: Any) -> None:
+    """Sum tokens by surprisal, layer and joint probability in one loop."""
     surprisal, layer, cell = places
     for j in range(len(x)):
-        add_to_row(lanes, surprisal[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
+        add_to_row(by_surprisal, surprisal[j], (1.0, abs(x[j]), k3[j], x[j], 1.0 - reference_prob[j]))
         add_to_row(layers, layer[j], (1.0, k3[j]))
         joint[uint64(cell[j])] += 1
 
 
-@compile_loop
-def _sum_in_lanes(x: Any, k3: Any) -> tuple[float, float]:
-    """Sum |x| and K3 in a fixed order."""
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = 0.0
-    whole = len(x) // 4 * 4
-    for j in range(0, whole, 4):
-        a0 += abs(x[j])
-        a1 += abs(x[j + 1])
-        a2 += abs(x[j + 2])
-        a3 += abs(x[j + 3])
-        b0 += k3[j]
-        b1 += k3[j + 1]
-        b2 += k3[j + 2]
-        b3 += k3[j + 3]
-    for j in range(whole, len(x)):
-        a0 += abs(x[j])
-        b0 += k3[j]
-    return (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
+@compile_sums
+def _sum_sizes(x: Any, k3: Any) -> tuple[float, float]:
+    absolute = k3_sum = 0.0
+    for j in range(len(x)):
+        absolute += abs(x[j])
+        k3_sum += k3[j]
+    return absolute, k3_sum
 
 
 @compile_loop
@@ -362,7 +328,7 @@ def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> 
         else:
             where = _octave_bin(float64(first + start + 1), _POSITION)
             stop = min(len(x), _POSITION_ENDS[where] - first - 1)
-        absolute, k3_sum = _sum_in_lanes(x[start:stop], k3[start:stop])
+        absolute, k3_sum = _sum_sizes(x[start:stop], k3[start:stop])
         table[where, 0] += stop - start
         table[where, 1] += absolute
         table[where, 2] += k3_sum
@@ -376,16 +342,16 @@ _FIRST_NEIGHBOUR = TOKEN_SUMS.index("neighbours")
 def reduce_sequences(
     policy: Any, reference: Any, position: Any, offsets: Any, order: Any, rows: Any, cells: Any, buckets: Any,
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
-    joint: Any, layers: Any, outside: Any, terms: Any, bins_of: Any, lanes: Any,
+    joint: Any, layers: Any, outside: Any, terms: Any, bins_of: Any,
 ) -> None:  # fmt: skip
     """Pass over the tokens of sequences in `order`, which is sorted by row.
 
     `x` and `position` start one token early, with the token before the first one. The buffers are `terms` [5, more than
-    TILE], `bins_of` [3, TILE], and `lanes` with zeros.
+    TILE] and `bins_of` [3, TILE].
     """
     x, exp_minus_one, k3, policy_prob, reference_prob = terms[0], terms[1], terms[2], terms[3], terms[4]
     where, layer, cell = bins_of[0], bins_of[1], bins_of[2]
-    for turn, i in enumerate(order):
+    for i in order:
         bucket = buckets[i]
         for start in range(offsets[i], offsets[i + 1], TILE):
             stop = min(start + TILE, offsets[i + 1])
@@ -399,16 +365,14 @@ def reduce_sequences(
                 row, sums_of = rows[i] * MAGNITUDE_BINS, 2 * cells[rows[i]] * SIGNED_BINS
                 _tally_ratios(own, k3_own, tokens_by_row[row:], sums_by_cell[sums_of:], (where, layer))
             if len(joint):
-                _place_surprisal(q, own, where)
+                _place_surprisal(q, where)
                 _place_layers(k3_own, where, layer)
                 _place_joint(p_own, q_own, cell)
                 own_layers = layers[clusters[i] * _LAYER_COUNT :]
-                _tally_run(own, k3_own, q_own, (where, layer, cell), lanes, own_layers, joint)
+                _tally_run(own, k3_own, q_own, (where, layer, cell), by_surprisal[bucket], own_layers, joint)
                 _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
                 _add_outside(own, *extremes, outside[i])
             x[0] = x[n]
-        if len(joint) and (turn + 1 == len(order) or buckets[order[turn + 1]] != bucket):
-            _close_surprisal(lanes, by_surprisal[bucket])
 
 
 @compile_loop

@@ -21,7 +21,6 @@ from mismatchctl.measure.cluster_table import (
 )
 from mismatchctl.measure.columns import MISMATCH_NAME, PAIRS, Pair
 from mismatchctl.measure.groups import ClosedSums, GroupCells, GroupMerger, SumsCloser, closed_axis, group_by_value
-from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS, SPLITS, SPREAD_METRICS
 from mismatchctl.measure.metrics.metric import (
     NO_QUANTILE,
@@ -32,7 +31,7 @@ from mismatchctl.measure.metrics.metric import (
     compute_intervals,
     compute_quantiles,
 )
-from mismatchctl.measure.metrics.mismatch import BASE_METRICS, PAIR_METRICS, RATIO_Z
+from mismatchctl.measure.metrics.registry import BASE_METRICS, PAIR_METRICS, RATIO_Z, correction_metrics
 from mismatchctl.measure.reduction import MeasurePlan, Sums
 from mismatchctl.measure.sums import CellSums, RunSums
 
@@ -108,7 +107,6 @@ class Evaluator:
             yield index, (own, {key for key in keys if key not in METRICS_WITH_GROUP_ERRORS})
 
     def evaluate(self, cells: ClosedSums, excluded: frozenset[str] | None = None) -> EstimateRow:
-        """Evaluate all metrics. Values by step lack most standard errors and the `excluded` metrics."""
         totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
         done = {

@@ -26,7 +26,7 @@ from mismatchctl.measure.metrics.metric import (
     read_formula,
     read_metrics,
 )
-from mismatchctl.measure.metrics.mismatch import nonzero_variance
+from mismatchctl.measure.metrics.registry import nonzero_variance
 
 ROLLOUT_TOP_COLUMN = "rollout_top_log_probs"
 OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")

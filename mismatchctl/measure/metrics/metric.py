@@ -396,10 +396,6 @@ def worst_share(pair: PairSums, tokens: float) -> float:
     return float((k3 * part).sum() / total)
 
 
-_SAFE_LOG_FACTOR = 40.0
-"""Log of a factor whose 16th power is still a normal float."""
-
-
 def tail_length(count: int) -> int:
     """Return the number of ratios in the tail: min(0.2 S, 3 sqrt S), limited to the stored values."""
     return min(math.ceil(min(count / 5, 3 * math.sqrt(count))), TAIL_VALUES - 1)
@@ -431,27 +427,10 @@ def _generalized_pareto_shape(excess: Float64s) -> float:
     grid = 1 - np.sqrt(m / (np.arange(1, m + 1) - 0.5))
     grid = grid / (3 * excess[int(n / 4 + 0.5) - 1]) + 1 / excess[-1]
     with np.errstate(all="ignore"):
-        shape = _mean_logs(grid, excess)
+        shape = np.log1p(-grid[:, None] * excess).mean(axis=1)
         likelihood = n * (np.log(-grid / shape) - shape - 1)
         weight = 1 / np.exp(likelihood - likelihood[:, None]).sum(axis=1)
     usable = weight >= 10 * np.finfo(np.float64).eps
     weight, grid = weight[usable] / weight[usable].sum(), grid[usable]
     posterior = float(np.log1p(-np.sum(grid * weight) * excess).mean())
     return (n * posterior + 10 * 0.5) / (n + 10)
-
-
-def _mean_logs(slopes: Float64s, excess: Float64s) -> Float64s:
-    """Return the mean of log(1 - slope * excess) for each slope.
-
-    Products are used, because a logarithm takes more time than 16 products.
-    """
-    if not (np.abs(np.log(1 - slopes * excess[-1])) < _SAFE_LOG_FACTOR).all():
-        return np.log1p(-slopes[:, None] * excess).mean(axis=1)  # type: ignore[no-any-return]
-    apart = np.append(excess, np.zeros(-len(excess) % 16)).reshape(16, -1)
-    product, factor = 1 - slopes[:, None] * apart[0], np.empty((len(slopes), apart.shape[1]))
-    for own in apart[1:]:
-        np.multiply(slopes[:, None], own, out=factor)
-        np.subtract(1, factor, out=factor)
-        product *= factor
-    means: Float64s = np.log(product).sum(axis=1) / len(excess)
-    return means
