@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -97,8 +96,12 @@ class Checkpoint:
         hidden = body(input_ids=ids, use_cache=False)
         for start in range(first, ids.shape[1], POSITIONS_PER_BLOCK):
             part = slice(start, min(start + POSITIONS_PER_BLOCK, ids.shape[1]))
-            with _replace_layer_outputs(body, type(hidden)(last_hidden_state=hidden.last_hidden_state[:, part])):
+            answer = type(hidden)(last_hidden_state=hidden.last_hidden_state[:, part])
+            body.forward = lambda *given, known=answer, **named: known  # so that the model only computes its head
+            try:
                 logits = self._model(input_ids=ids[:, part], use_cache=False).logits[0]
+            finally:
+                del body.forward
             yield part, logits
 
 
@@ -117,13 +120,3 @@ def _choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {name}: the device is not available: {first_error_line(error)}") from error
     return device
-
-
-@contextmanager
-def _replace_layer_outputs(body: Any, answer: Any) -> Iterator[None]:
-    """Replace the layers by their known output, so that the model only computes its head."""
-    body.forward = lambda *given, **named: answer
-    try:
-        yield
-    finally:
-        del body.forward

@@ -129,7 +129,7 @@ def advice_notes(
             f"{first} is expected to remove {gain:.0%} of the error (standard error {error:.0%}), which is not "
             f"significant. {surest} removes {less:.0%}, which is"
         )
-    if not sample.is_complete:
+    if len(sample) < sample.dump_sequences:
         notes.append(
             f"{len(sample):,} of {sample.dump_sequences:,} sequences were used (whole prompts, chosen by a hash)"
         )

@@ -55,10 +55,6 @@ class RunSample:
         return len(self.batch)
 
     @property
-    def is_complete(self) -> bool:
-        return len(self) == self.dump_sequences
-
-    @property
     def per_step(self) -> int | None:
         return max(round(self.dump_sequences / len(self.steps)), 1) if self.steps else None
 
