@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.application import gate_bounds
-from mismatchctl.corrections.labels import gate_label, weight_label
-from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.labels import correction_label, gate_label, weight_label
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.io.scripts import PythonCall
@@ -199,16 +199,28 @@ def is_same(one: Correction, other: Correction, rounding: float = 0.0) -> bool:
     return ours == theirs and all(a == b or math.isclose(a, b, rel_tol=rounding, abs_tol=rounding) for a, b in pairs)
 
 
-def _comparable_rules(correction: Correction) -> tuple[tuple[Any, ...], list[float]]:
+def _comparable_rules(correction: Correction) -> tuple[Any, list[float]]:
     """Return the rules without their bounds, and the bounds."""
-    gates, weight = [gate.model_dump(exclude={"keep"}) for gate in correction.gates], None
-    bounds = [bound for gate in correction.gates for bound in gate_bounds(gate)]
-    if (rule := correction.weight) is not None:
-        over = None if rule.normalize == "none" else rule.normalize_over
-        empty = rule.normalize_empty if rule.normalize == "sequence" else None
-        named = rule.model_dump(exclude={"truncate", "clip", "zero", "normalize_over", "normalize_empty"})
-        weight, bounds = (rule.zero is not None, over, empty, named), [*bounds, *rule.bounds]
-    return (weight, gates, correction.loss), bounds
+    rules, bounds = [], list[float]()
+    for rule in _list_rules(correction):
+        fields = _relevant_fields(rule)
+        bounds += gate_bounds(rule) if isinstance(rule, Gate) else rule.bounds
+        zeroes = fields.pop("zero", None) is not None
+        rules.append({name: fields[name] for name in fields if name not in ("keep", "truncate", "clip")} | {"": zeroes})
+    return (rules, correction.loss), bounds
+
+
+def _list_rules(correction: Correction) -> list[Weight | Gate]:
+    return [rule for rule in (correction.weight, *correction.gates) if rule is not None]
+
+
+def _relevant_fields(rule: Weight | Gate) -> dict[str, Any]:
+    fields = rule.model_dump()
+    if fields.get("normalize") == "none":
+        del fields["normalize_over"]
+    if fields.get("normalize") in ("none", "token"):
+        del fields["normalize_empty"]
+    return fields
 
 
 def fit_rules(
@@ -223,10 +235,14 @@ def fit_rules(
             return f"refuses it: {error}"
         except LookupError:
             return "has no such rule"
-        ours, theirs = _last_rule(tried), _last_rule(found)
-        fields = [f"{name} {value}" for name, value in theirs.items() if value is not None and ours.get(name) != value]
-        different = f"has {', '.join(fields)} instead" if ours.keys() == theirs.keys() else "has no such rule"
-        return "" if is_same(tried, found, 1e-12) else different
+        if is_same(tried, found, 1e-12):
+            return ""
+        ours, theirs = _list_rules(tried), _list_rules(found)
+        if len(ours) != len(theirs) or found.loss != tried.loss:
+            return "has no such rule" if found.loss == tried.loss else f"has the loss {found.loss} instead"
+        wanted, has = _relevant_fields(ours[-1]), _relevant_fields(theirs[-1])
+        fields = [f"{name} {value}" for name, value in has.items() if value is not None and wanted.get(name) != value]
+        return f"has {', '.join(fields)} instead" if fields else f"reads {correction_label(found)} instead"
 
     kept, problems = Correction(), list[str]()
     if not refusal(correction):
@@ -241,11 +257,6 @@ def fit_rules(
         else:
             kept = tried
     return kept, problems
-
-
-def _last_rule(correction: Correction) -> dict[str, Any]:
-    rules = [rule for rule in (correction.weight, *correction.gates) if rule is not None]
-    return {"loss": correction.loss, **(rules[-1].model_dump() if rules else {})}
 
 
 _MOST_PARENTS = 8

@@ -137,8 +137,8 @@ def test_presets_can_be_written_natively(name: str) -> None:
             Correction(weight=Weight(), gates=(Gate(statistic="k3", keep=(None, 0.1)),)),
             "slime has statistic ratio instead",
         ),
-        (Correction(weight=Weight(level="sequence", normalize="token")), "slime has normalize sequence instead"),
-        (Correction(loss="policy_gradient"), "slime has loss ppo instead"),
+        (Correction(weight=Weight(level="sequence", normalize="token")), "slime has normalize sequence"),
+        (Correction(loss="policy_gradient"), "slime has the loss ppo instead"),
     ],
 )
 def test_unsupported_fields_are_named(correction: Correction, unsaid: str) -> None:

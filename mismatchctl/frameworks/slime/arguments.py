@@ -204,7 +204,8 @@ class Arguments:
         return written
 
 
-KNOWN_KEYS = frozenset(field.name for field in fields(Arguments)) - {"vetoes_alone"} | {
+_FIELDS = {field.name: str(field.type) for field in fields(Arguments) if field.name != "vetoes_alone"}
+KNOWN_KEYS = frozenset(_FIELDS) | {
     "custom_config_path",
     "micro_batch_size",
     "use_dynamic_batch_size",
@@ -212,8 +213,9 @@ KNOWN_KEYS = frozenset(field.name for field in fields(Arguments)) - {"vetoes_alo
 }
 """Arguments that affect correction, loss or advice about them."""
 
-_FLAG_FIELDS = {field.name for field in fields(Arguments) if field.type == "bool"} - {"vetoes_alone"}
-NUMBER_FIELDS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
+_FLAG_FIELDS = {name for name, kind in _FIELDS.items() if kind == "bool"}
+NUMBER_FIELDS = {name for name, kind in _FIELDS.items() if kind.startswith("float")}
+_NON_NULL_KEYS = {name for name, kind in _FIELDS.items() if kind in ("bool", "float")}
 
 
 def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Arguments:
@@ -224,11 +226,7 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
     old = version is not None and version.old_keys and not OLD_KEYS.keys().isdisjoint(named)
     if old:
         named = _from_old_keys(named)
-    known = {
-        key: _check_value(key, value)
-        for key, value in named.items()
-        if key in _FLAG_FIELDS | NUMBER_FIELDS | _TEXT_FIELDS
-    }
+    known = {key: _check_value(key, value) for key, value in named.items() if key in _FIELDS}
     path = known["custom_tis_function_path"] = _find_function_path(known.get("custom_tis_function_path"), named)
     if path == MIS_PATH:
         # Without use_tis, only this flag calls mis. So it is set for a file that turns use_tis off.
@@ -342,13 +340,6 @@ def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | No
     if "mis" in function:
         return MIS_PATH
     raise ConfigError(f"custom_tis_function_path {given}: only mis.py and icepop_function are supported")
-
-
-_TEXT_FIELDS = {
-    "custom_tis_function_path", "tis_level", "tis_mode", "rs_level", "advantage_estimator", "kl_loss_type",
-}  # fmt: skip
-
-_NON_NULL_KEYS = {*_FLAG_FIELDS, "tis_clip", "tis_clip_low", "eps_clip", "opsm_delta", "kl_loss_coef"}
 
 
 def _check_value(key: str, value: Any) -> Any:
