@@ -134,13 +134,10 @@ def vespo_gate(log_weight: Array, k: float, rate: float) -> Array:
 def sum_terms(terms: list[tuple[LossTerm, Array]]) -> tuple[float, Array]:
     """Return the value and gradient [T] of a sum of terms times their factors [T]."""
     with np.errstate(invalid="ignore", over="ignore"):
-        value = sum(float(np.sum(_multiply(factors, term.losses), dtype=np.float64)) for term, factors in terms)
+        values = (np.where(factors == 0, 0.0, factors * term.losses) for term, factors in terms)
+        value = sum(float(np.sum(each, dtype=np.float64)) for each in values)
         gradient: Array = np.sum([term.gradient(factors) for term, factors in terms], axis=0)
     return value, gradient
-
-
-def _multiply(factors: Array, losses: Array) -> Array:
-    return np.where(factors == 0, 0.0, factors * losses)
 
 
 def kl_estimate(log_ratio: Floats, kind: str) -> Floats:

@@ -130,7 +130,8 @@ def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selecti
 def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
     """Return the statistic that a gate compares, per token [T] or per segment."""
     if gate.statistic == "age":
-        return _sequence_age(gate, batch)
+        unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
+        return np.where(np.isnan(batch.age), unknown, batch.age)
     if gate.precision == "float32":
         ratios = Float32Ratios(*ratios.log_probs, ratios.segments)
     if gate.nonfinite == "one" and gate.statistic == "ratio":
@@ -190,12 +191,6 @@ def _running_counts(view: Selection) -> Float64s:
     """Return the number of selected tokens up to each token [T]."""
     seen = _segment_values(view.segments, np.asarray(view.expand()))
     return np.concatenate([np.zeros(0), *map(np.cumsum, seen)])
-
-
-def _sequence_age(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Return the age of each sequence [S]. A gate rejects an unknown age, unless the gate keeps undefined values."""
-    unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
-    return np.where(np.isnan(batch.age), unknown, batch.age)
 
 
 def gate_bounds(gate: Gate) -> tuple[float, float]:

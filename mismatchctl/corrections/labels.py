@@ -120,17 +120,13 @@ def threshold_label(correction: Correction, path: str) -> str:
 
 def short_number(value: float) -> str:
     """Format a threshold with three significant digits, without padding the exponent: 2, 0.999, 1e-4."""
-    digits = max(3, 1 - _leading_place(abs(value - 1))) if 0.5 < value < 2 else 3
+    distance = abs(value - 1)  # its leading place must be shown
+    digits = max(3, 1 - max(math.floor(math.log10(distance)), -9)) if distance > 0 and 0.5 < value < 2 else 3
     rounded = float(f"{value:.3g}")
     text = f"{rounded:e}" if 0 < abs(rounded) < _SMALLEST_PLAIN else f"{value:.{digits}g}"
     mantissa, mark, exponent = text.partition("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"{mantissa}e{int(exponent)}" if mark else text
-
-
-def _leading_place(distance: float) -> int:
-    """Return the decimal place that a threshold near 1 must show."""
-    return max(math.floor(math.log10(distance)), -9) if distance > 0 else 0
 
 
 def _rejecting_token(gate: Gate) -> str:

@@ -63,13 +63,10 @@ class _CorrectionModel(BaseModel):
     def _no_flag_for_a_number(cls, data: Any) -> Any:
         """Reject `truncate: true`, which pydantic would read as 1."""
         for name, value in data.items() if isinstance(data, dict) else ():
-            if name != "inclusive" and (value is True or value is False or _contains_flag(value)):
+            parts = value if isinstance(value, (list, tuple)) else (value,)
+            if name != "inclusive" and any(part is True or part is False for part in parts):
                 raise ValueError(f"{name} must not be true or false")
         return data
-
-
-def _contains_flag(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and any(one is True or one is False for one in value)
 
 
 def _drop_infinite_bounds(interval: Interval) -> Interval:

@@ -72,10 +72,6 @@ def forecast_points(study: Study) -> list[int]:
     return sorted({round(place * (count - 1) / max(shown - 1, 1)) for place in range(shown)})
 
 
-def forecast_corrections(chosen: Sequence[Study]) -> list[Correction]:
-    return [study.correction_at(point) for study in chosen for point in forecast_points(study)]
-
-
 def make_forecasts(
     outlook: ForecastRequest, chosen: Sequence[Study], runs: Sequence[str], sample: SequenceSample, groups: pl.LazyFrame
 ) -> tuple[Forecast, ...]:
@@ -504,13 +500,9 @@ def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
         f"At its cheapest, {found}." if found else "No point has values of all metrics, so there is no Pareto front."
     ]
     for (key, wanted), chosen in group_by_target([target for target in sweep.targets if target.run == run]).items():
-        met = [_describe_target(target) for target in chosen if _is_met(target)]
+        met = [_describe_target(target) for target in chosen if target.status.startswith(("ok", MET_EVERYWHERE))]
         sentences.append(f"{format_target(key, wanted)} – {'; '.join(met) or 'no threshold meets it'}.")
     return sentences
-
-
-def _is_met(target: SolvedThreshold) -> bool:
-    return target.status == "ok" or target.status.startswith(MET_EVERYWHERE)
 
 
 def _describe_target(target: SolvedThreshold) -> str:

@@ -23,7 +23,7 @@ from mismatchctl.api.sweep.result import (
     ForecastRequest,
     Sweep,
     add_pareto_column,
-    forecast_corrections,
+    forecast_points,
     make_forecasts,
     sweep_sentences,
 )
@@ -299,7 +299,8 @@ def sweep(
         )
     accumulator = SweepAccumulator(plan, families, chosen, [number for number, _ in parts])
 
-    predicted = forecast_corrections(chosen) if outlook.needs_sequences else []
+    points = [(study, point) for study in chosen for point in forecast_points(study) if outlook.needs_sequences]
+    predicted = [study.correction_at(point) for study, point in points]
     sample, grids = empty_sample(len(predicted)), GridTables()
     work = _SweepPass(plan, families, tuple(predicted), outlook.needs_sequences, list_searches(wishes))
     engine = engine or LocalEngine(threads)

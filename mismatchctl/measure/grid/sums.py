@@ -274,7 +274,7 @@ class _BinnedPoints:
             self.parts.sum(every[name] / self.length) for name in ("e", "count")
         )
         sides = {(1, 0): rule.thresholds.below, (0, 1): rule.thresholds.above}
-        sides = {powers: runs for powers, runs in sides.items() if not runs.are_empty}
+        sides = {powers: runs for powers, runs in sides.items() if (runs.starts < runs.stops).any()}
         for name, inside, outside, power, origin in (
             ("weight_excess", "e", "count", 1, 1.0),
             ("mean_excess", "mean", "share", 1, 1.0),

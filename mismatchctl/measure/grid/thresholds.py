@@ -180,10 +180,6 @@ class BinIntervals:
     starts: Ints
     stops: Ints
 
-    @property
-    def are_empty(self) -> bool:
-        return not bool((self.starts < self.stops).any())
-
     @cached_property
     def _pivots(self) -> list[tuple[int, Ints]]:
         """Return the fewest bins that divide all intervals, with the intervals of each bin."""
