@@ -183,7 +183,7 @@ def test_findings_are_short_and_verbose_adds_evidence(tmp_path: Path) -> None:
     assert len(brief.splitlines()) <= 14  # the paths in the last command can take several lines
     assert "strongest first" in whole
     assert ("standard errors" in brief, "standard errors" in whole) == (False, True)
-    assert "1 finding," in whole and "e+02%" not in whole
+    assert "1 finding;" in whole and "e+02%" not in whole
 
 
 @pytest.mark.parametrize(("tied", "confidence"), [(0.08, "medium"), (0.5, "high")])
