@@ -268,9 +268,7 @@ def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
-    if Path(relative).is_absolute():
-        folders = [Path("/")]
-    for place in folders:
+    for place in folders:  # an absolute path replaces the folder
         for suffix in _SUFFIXES:
             candidate = place / f"{relative}{suffix}"
             try:

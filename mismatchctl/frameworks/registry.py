@@ -109,11 +109,10 @@ def _read_file(framework: str, name: str) -> Any:
 
 
 def _read_releases(framework: str) -> list[dict[str, Any]]:
-    """Read a framework's presets.yaml.
+    """Read a framework's presets.yaml: a list of releases with `version`, `source` and `presets` by name.
 
-    A release has `version`, `source`, and `presets` by name. A preset has `about` and `config`, a configuration in the
-    framework's keys. Optional fields are `source`, `alias`, `documented` (if the documentation differs), and `reader`
-    (the version that reads the keys).
+    A preset has `about`, `config` (in the framework's keys), and optionally `source`, `alias`, `documented` (if the
+    documentation differs) and `reader` (the version that reads the keys).
     """
     found: list[dict[str, Any]] = _read_file(framework, "presets.yaml") or []
     return found

@@ -132,9 +132,7 @@ def replace_together() -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> Iterator[Path]:
-    """Yield a temporary path in the folder of the output file.
-
-    If the block succeeds, the temporary file replaces `path`. Otherwise it is removed.
+    """Yield a temporary path in the folder of the output file, which replaces `path` if the block succeeds.
 
     Inside `replace_together`, the replacement is delayed unless `at_once` is set.
     """
