@@ -89,10 +89,13 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
 
 
 _CLAMP_LIMIT = Field(
-    default=LOG_RATIO_BOUND, gt=0, allow_inf_nan=False, description="log ratios are clamped to plus and minus this"
+    default=LOG_RATIO_BOUND,
+    gt=0,
+    allow_inf_nan=False,
+    description="largest absolute log ratio, to which log ratios are clamped",
 )
 _SOURCE_DESCRIPTION = (
-    "the two policies of the ratio; proximal: one update before current, interpolated log-linearly "
+    "the two policies of the ratio. The proximal policy is one update before current, interpolated log-linearly "
     "between rollout and current by rollout_version and train_version"
 )
 _SEGMENT_DESCRIPTION = "over the sequence, or over each run of adjacent valid tokens (a turn)"
@@ -119,58 +122,64 @@ class Gate(_CorrectionModel):
         "age",
     ] = Field(
         default="ratio",
-        description="statistic of each token; train and rollout are the two policies of the source: "
-        "k1 is rollout minus train, k3_reversed k3 of rollout over train, prob_diff train minus "
-        "rollout, mult_error exp(|log ratio|), ratio_gap |ratio - 1|, binary_kl the KL of this token against all "
-        "others (rollout from train, probabilities clipped to [1e-8, 1 - 1e-8]; binary_kl_max: the larger direction). "
-        "Per sequence: age, the number of weight updates from its oldest rollout_version to train_version",
+        description="statistic of each token, where train and rollout are the two policies of `source`. "
+        "k1: rollout minus train. k3_reversed: k3 of rollout over train. prob_diff: train minus rollout. "
+        "mult_error: exp(|log ratio|). ratio_gap: |ratio - 1|. binary_kl: the KL of this token against all "
+        "others (rollout from train, probabilities clipped to [1e-8, 1 - 1e-8]). binary_kl_max: the larger direction. "
+        "age: the number of weight updates from the oldest rollout_version of the sequence to train_version",
     )
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
-        description="aggregation; `ratio`: in log space, bounded as a ratio (mean: mean of the ratios); "
-        "other statistics: arithmetically",
+        description="aggregation of the tokens. A `ratio` is aggregated in log space and bounded as a ratio, "
+        "except for mean, the mean of the ratios. Other statistics are aggregated arithmetically",
     )
     over: Literal["sequence", "segment", "prefix", "batch"] = Field(
         default="sequence",
-        description=f"aggregated {_SEGMENT_DESCRIPTION}, or over the tokens up to each token; "
-        "batch: the largest tokens are dropped until the mean of the rest is inside (M2PO)",
+        description=f"aggregated {_SEGMENT_DESCRIPTION}, or over the tokens up to each token. "
+        "batch: the tokens with the largest values are rejected until the mean of the other tokens is inside (M2PO)",
     )
-    keep: Interval = Field(default=(None, None), description="[lower, upper]; null leaves a side open")
+    keep: Interval = Field(default=(None, None), description="[lower, upper] bound. null means no bound")
     inclusive: tuple[bool, bool] = Field(default=(True, True), description="keep a value that equals the bound")
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
     clamp: ClampLevel = Field(
         default="aggregate",
-        description="clamp of log ratios: after aggregation (`ratio` only), per token before, nowhere",
+        description="clamp log ratios after aggregation (`ratio` only), per token before aggregation, or not at all",
     )
     limit: float = _CLAMP_LIMIT
     nonfinite: Literal["reject", "keep", "one"] = Field(
-        default="reject", description="treatment of a NaN statistic; one: such a ratio counts as 1"
+        default="reject", description="reject or keep tokens with a NaN statistic, or (one) count a NaN ratio as 1"
     )
     precision: Literal["float64", "float32"] = Field(
-        default="float64", description="precision of the computation; float32 matters near certainty and at bounds of 1"
+        default="float64",
+        description="precision of the computation. float32 makes a difference for nearly certain tokens and for "
+        "bounds of 1",
     )
     widen: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="the n-th token's bounds (logs of them, for ratios) are multiplied by n to this",
+        description="exponent by which bounds grow along the sequence: the bounds of token n are multiplied by "
+        "n to the power of `widen`, for ratios the logarithms of the bounds",
     )
     seed: int | None = Field(
-        default=None, ge=0, description="above the upper bound, keep with probability bound / value"
+        default=None,
+        ge=0,
+        description="random seed. With a seed, a value above the upper bound is kept with probability bound / value",
     )
     sees: Literal["original", "remaining"] = Field(
         default="original",
-        description="aggregates over all valid tokens, or over the tokens that earlier gates kept; a rejected "
-        "sequence is rejected completely; with level token, only kept tokens are judged",
+        description="aggregate over all valid tokens, or over the tokens that earlier gates kept. A rejected "
+        "sequence is rejected completely. With level token, only kept tokens are judged",
     )
     effect: Literal["mask", "zero"] = Field(
         default="mask",
-        description="mask: rejected tokens leave the denominators; zero: they count in the denominators with weight 0",
+        description="mask: rejected tokens do not count in denominators. zero: rejected tokens count in "
+        "denominators with weight 0",
     )
     when: Literal["always", "positive_advantage", "negative_advantage", "nonpositive_advantage", "drifting"] = Field(
         default="always",
-        description="tokens that the gate may reject; drifting: tokens that the update moves further from the sampler "
-        "(log ratio and advantage have the same sign)",
+        description="tokens that the gate may reject. drifting: tokens that the update moves further from the sampler, "
+        "because log ratio and advantage have the same sign",
     )
 
     @field_validator("keep")
@@ -234,43 +243,48 @@ class Weight(_CorrectionModel):
         default="token",
         description="token ratio, product over the sequence, or geometric mean over the sequence",
     )
-    truncate: float | None = Field(default=None, description="upper bound; larger weights become the bound")
-    clip: Interval | None = Field(default=None, description="[lower, upper]; weights outside become the nearer bound")
-    zero: Interval | None = Field(default=None, description="[lower, upper]; weights outside become 0 (IcePop)")
+    truncate: float | None = Field(default=None, description="upper bound. Larger weights become the bound")
+    clip: Interval | None = Field(
+        default=None, description="[lower, upper] bound. Weights outside become the nearer bound"
+    )
+    zero: Interval | None = Field(default=None, description="[lower, upper] bound. Weights outside become 0 (IcePop)")
     watch_low: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="weights below it count as low; without a lower bound they stay as they are",
+        description="weights below this value count as low in the metrics, but do not change",
     )
     normalize: Literal["none", "token", "sequence"] = Field(
         default="none",
-        description="divide by the mean weight: over tokens, or the mean over sequences of their mean",
+        description="divide weights by the mean weight of tokens (token), or by the mean over sequences of "
+        "their mean (sequence)",
     )
     normalize_over: Literal["group", "micro_batch"] = Field(
         default="group",
-        description="tokens over which the mean is taken, always with the mask before rejection",
+        description="take the mean weight over the step (group) or the micro-batch, with the mask before rejection",
     )
     normalize_empty: Literal["skip", "count"] = Field(
         default="skip",
-        description="the mean over sequences leaves out sequences without valid tokens, or counts them as 0",
+        description="leave sequences without valid tokens out of the mean over sequences, or count them as 0",
     )
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
     over: Literal["sequence", "segment"] = Field(default="sequence", description=f"aggregated {_SEGMENT_DESCRIPTION}")
     clamp: ClampLevel = Field(
-        default="aggregate", description="clamp of log ratios: after aggregation, per token before, or none"
+        default="aggregate",
+        description="clamp log ratios after aggregation, per token before aggregation, or not at all",
     )
     limit: float = _CLAMP_LIMIT
     sees: Literal["original", "remaining"] = Field(
         default="original",
-        description="aggregates over all valid tokens, or over the tokens that the gates kept (no token: 1)",
+        description="aggregate over all valid tokens, or over the tokens that the gates kept. Without a kept "
+        "token, the weight is 1",
     )
     nonfinite: Literal["keep", "one", "zero"] = Field(
         default="keep",
-        description="what becomes of a weight that is NaN or infinite: it stays, or is 0; one: such ratios count as 1",
+        description="keep a weight that is NaN or infinite, set it to 0, or (one) count its ratio as 1",
     )
     bound_where: Gate | None = Field(
         default=None,
-        description="weights are bounded only in sequences that this gate would reject; null: in all sequences",
+        description="bound weights only in sequences that this gate would reject. null: in all sequences",
     )
 
     @field_validator("clip", "zero")
@@ -324,15 +338,15 @@ class Correction(_CorrectionModel):
         default="correction", min_length=1, max_length=80, description="name of the correction in tables and files"
     )
     about: str = Field(default="", description="source and purpose")
-    weight: Weight | None = Field(default=None, description="null: every weight is 1")
+    weight: Weight | None = Field(default=None, description="weight rule. null: every weight is 1")
     gates: tuple[Gate, ...] = Field(
-        default=(), description="applied in order; a token is kept when every gate keeps it"
+        default=(), description="gates in the order in which they are applied. A token is kept if every gate keeps it"
     )
     loss: str = Field(
         default="ppo",
-        description="ppo: anchored on train; ppo_bypass: anchored on rollout; policy_gradient: weighted REINFORCE; "
-        f"others: {', '.join(list(LOSSES)[3:])}; numbers after a colon: gspo:low=0.9997,high=1.0004; "
-        "ratios are bounded at exp(+-20)",
+        description="ppo: PPO with train as the old policy. ppo_bypass: PPO with rollout as the old policy. "
+        f"policy_gradient: weighted REINFORCE. Other losses: {', '.join(list(LOSSES)[3:])}. Numbers follow a colon, as "
+        "in gspo:low=0.9997,high=1.0004. Ratios are limited to exp(+-20)",
     )
 
     @field_validator("loss")
