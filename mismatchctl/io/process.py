@@ -72,6 +72,9 @@ def defer_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
 def system_bytes(name: str) -> int | None:
     """Return the memory that `sysconf` reports in pages, if known."""
     try:
@@ -82,7 +85,7 @@ def system_bytes(name: str) -> int | None:
 
 def container_bytes() -> int | None:
     """Return the memory limit of this process's container, if there is one."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for path in _CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
             limit = int(file.read())
             return limit if limit < (system_bytes("SC_PHYS_PAGES") or 1 << 62) else None
