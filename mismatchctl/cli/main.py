@@ -32,7 +32,7 @@ COMMANDS = {
     "demo": "mismatchctl.cli.start", "init": "mismatchctl.cli.start",
     "analyze": "mismatchctl.cli.analyze", "diagnose": "mismatchctl.cli.reports", "sweep": "mismatchctl.cli.sweep",
     "advise": "mismatchctl.cli.reports", "compare": "mismatchctl.cli.reports", "gate": "mismatchctl.cli.gate",
-    "watch": "mismatchctl.cli.watch", "score": "mismatchctl.cli.score", "convert": "mismatchctl.cli.convert",
+    "watch": "mismatchctl.cli.analyze", "score": "mismatchctl.cli.dumps", "convert": "mismatchctl.cli.dumps",
     "report": "mismatchctl.cli.reports", "schema": "mismatchctl.cli.reference", "metrics": "mismatchctl.cli.reference",
     "lint": "mismatchctl.cli.reference", "doctor": "mismatchctl.cli.reference", "presets": "mismatchctl.cli.reference",
 }  # fmt: skip
