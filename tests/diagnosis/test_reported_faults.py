@@ -169,6 +169,25 @@ def test_repeated_text_at_the_end_is_not_padding(tmp_path: Path) -> None:
     assert "padding_or_sentinel" not in {one.cause for one in found(dump, tmp_path)}
 
 
+def test_repeated_text_with_a_few_wrong_tokens_was_sampled(tmp_path: Path) -> None:
+    """Each side repeats its own constant log-prob, and one token in twelve is far off."""
+    dump, far = faults.sampled(MODELS["usual"], 48), np.where(np.arange(12) == 5, -9.0, 0.0)
+    for side, value, off in (("rollout", -0.123456, 0 * far), ("train", -0.131313, far)):
+        dump = dump.each(
+            f"{side}_log_probs",
+            lambda row, i, v=value, o=off: np.concatenate([row[:6], v + o, row[18:]]) if i % 4 == 0 else row,
+        )
+    assert "unsampled_tokens" not in {one.cause for one in found(dump, tmp_path)}
+
+
+def test_a_scattered_sentinel_does_not_hide_the_other_fault(tmp_path: Path) -> None:
+    setup = Setup(process=sampler(top_p=0.9))
+    dump, rng = faults.sampled(MODELS["usual"], 49, setup), np.random.default_rng(49)
+    dump = dump.each("rollout_log_probs", lambda row, i: np.where(rng.random(len(row)) < 0.01, -30.0, row))
+    causes = {one.cause: one.confidence for one in found(dump, tmp_path)}
+    assert causes == {"padding_or_sentinel": "high", "truncated_sampling": "high"}
+
+
 def test_several_sampling_settings_are_one_finding(tmp_path: Path) -> None:
     dump = faults.sampled(MODELS["unsure"], 38, Setup(rows=192, longest=110, process=sampler(0.6, 0.95)))
     findings = found(dump, tmp_path)

@@ -79,7 +79,8 @@ class Setup:
     older: Model | None = None
     older_until: float = 1.0
     relative_noise: float = 0.0
-    """Share of the prompt's influence that the trainer loses at the start, or after each masked stretch."""
+    trainer_lost: float = 0.0
+    """Share of the prompt's influence that the trainer loses."""
 
 
 @dataclass
@@ -130,7 +131,7 @@ def sampled(model: Model, seed: int, setup: Setup | None = None, first_row: int 
     state = np.zeros((rows, len(model.mix)))
     for token in prompts.T:
         state = model.step(state, token)
-    engine, trainer = state, state
+    engine, trainer = state, state * (1 - setup.trainer_lost)
     seen = np.zeros((rows, vocabulary))
     found: dict[str, list[Array]] = {name: [] for name in ("r", "t", "ids", "entropy", "best", "old")}
     for place in range(int(lengths.max())):
