@@ -250,9 +250,9 @@ def main() -> None:
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     lines = [
         f"The test uses {len(rows):,} dumps of random recurrent models with four vocabularies: {', '.join(KINDS)}. "
-        "Each fault and severity has",
-        f"{seeds} dump per vocabulary, and healthy data have {HEALTHY_SEEDS * seeds}. Tokens are really sampled, and "
-        "one fault is planted. The seeds",
+        f"There is {seeds} dump per",
+        f"fault, severity and vocabulary, and {HEALTHY_SEEDS * seeds} healthy dumps per vocabulary. Tokens are really",
+        "sampled, and one fault is planted. The seeds",
         f"start at {FIRST_SEED}. Other seeds were used to develop the tests of `diagnose`.",
         "",
         *fault_table(rows),
