@@ -156,12 +156,11 @@ class Store:
                     continue
                 seen.add((found.st_dev, found.st_ino))
                 with os.scandir(place) as listing:
-                    names = [one.path for one in listing if not one.name.startswith((".", "_"))]
+                    entries = [(one.path, _is_folder(one)) for one in listing if not one.name.startswith((".", "_"))]
             except OSError as error:
                 raise DataError(f"cannot be listed ({error.strerror})", file=escape_unprintable(place)) from None
-            folders = {path for path in names if os.path.isdir(path)}
-            pending += sorted(folders, reverse=True)
-            yield from (os.path.normpath(path) for path in names if path not in folders)
+            pending += sorted((path for path, is_folder in entries if is_folder), reverse=True)
+            yield from (os.path.normpath(path) for path, is_folder in entries if not is_folder)
 
     def glob(self, pattern: str) -> dict[str, bool]:
         """Return the matches of a pattern, each with True if it is a file. A broken link counts as a file."""
@@ -212,6 +211,13 @@ class Store:
                 return bytes(file.read(length))
         except self.error_types as error:
             raise self.explain(error, path) from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 _HIDDEN_MESSAGE = "Failed to flush response stream"
