@@ -74,6 +74,7 @@ def row(runs: int, steps: int, corrections: int, folder: Path) -> str:
         times = []
         for _ in range(OPENED):
             chromium.visit(browser, place.as_uri())
+            chromium.wait(browser, "return performance.getEntriesByType('paint').length")
             times.append([*browser.execute_script(TIMES), browser.execute_async_script(OPEN)])
     cells = [f"{statistics.median(each):.2f} [{max(each):.2f}]" for each in zip(*times, strict=True)]
     return f"| {runs} | {steps:,} | {corrections} | {len(page) / 1e6:.2f} | {spent:.1f} | {' | '.join(cells)} |"
