@@ -212,7 +212,6 @@ def vanishing(folder: Path, *, advantages: bool) -> Path:
 )
 @pytest.mark.parametrize("framework", ["slime", "miles"])
 def test_outcomes_of_published_runs_are_listed(name: str, outcome: str, framework: str) -> None:
-    """The outcomes are those of the article on Miles."""
     found = load_framework(framework).published_outcome(find_preset(name))
     assert found.endswith(outcome) and bool(found) is bool(outcome)
     if framework == "miles" and outcome:

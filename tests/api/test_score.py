@@ -238,8 +238,6 @@ class Code:
 
 
 def configured(**values: Any) -> Callable[[Path], object]:
-    """Write a checkpoint with changed fields in its configuration."""
-
     def damage(folder: Path) -> None:
         place = folder / "config.json"
         place.write_text(json.dumps(json.loads(place.read_text()) | values))

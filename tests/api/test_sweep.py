@@ -344,7 +344,6 @@ def test_geo_varies_the_geometric_gate() -> None:
 
 
 def test_default_studies_contain_the_usual_thresholds() -> None:
-    """The values are those of the frameworks' presets."""
     values = {study.name: study.axes[0].values for study in DEFAULT_STUDIES}
     usual = {"token_truncate": 2.0, "seq_reject": 2.0, "geo": 1.001, "veto": 1e-4}
     assert all(value in values[name] and len(values[name]) == 41 for name, value in usual.items())

@@ -81,7 +81,6 @@ def test_unreadable_files_are_reported_when_idle(tmp_path: Path, files: list[byt
 
 
 def test_skipped_data_is_reported_once(tmp_path: Path, files: list[bytes]) -> None:
-    """Bad rows and files must not be skipped silently."""
     (tmp_path / "a.parquet").write_bytes(files[0])
     rows = pl.read_parquet(files[1])
     worse = rows.with_columns(step=pl.when(pl.int_range(pl.len()) == 1).then(None).otherwise(pl.col("step")))

@@ -247,7 +247,6 @@ def test_junit_is_valid_and_counts(places: dict[str, Path], tmp_path: Path) -> N
 
 
 def test_notes_appear_in_every_report_format(places: dict[str, Path], tmp_path: Path) -> None:
-    """Notes about missing data reach JUnit, Markdown and annotations."""
     place, markdown = tmp_path / "junit.xml", tmp_path / "gate.md"
     words = "gate", places["tiny"], "--baseline", places["baseline"], "--max-missing", "100%"
     done = run(*words, "--junit", place, "--markdown", markdown, GITHUB_ACTIONS="true")

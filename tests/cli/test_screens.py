@@ -53,7 +53,6 @@ def check_screens(name: str, commands: list[list[str]], width: int) -> None:
 
 
 def test_the_five_dumps_get_their_status(dumps: dict[str, list[str]]) -> None:
-    """The statuses follow from how the dumps were made."""
     heads = {name: screens.screen(["analyze", *paths], 80).splitlines()[0] for name, paths in dumps.items()}
     assert heads["healthy"].startswith("OK ")
     assert heads["growing"].startswith("FAIL ") and "since step 4" in heads["growing"]

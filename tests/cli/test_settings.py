@@ -93,7 +93,6 @@ print(len(built) > 1, file=sys.stderr)
     ],
 )
 def test_only_the_needed_command_is_built(text: str, words: list[str], others: bool, says: str, tmp_path: Path) -> None:
-    """The settings of other commands are also checked."""
     (tmp_path / "mismatchctl.toml").write_text(text)
     done = subprocess.run(
         [sys.executable, "-c", BUILT, *words], capture_output=True, text=True, check=True, cwd=tmp_path

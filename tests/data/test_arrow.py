@@ -110,7 +110,6 @@ def test_units_know_their_rows_and_tokens(tmp_path):
 
 
 def test_only_needed_columns_are_read(tmp_path):
-    """Damage in other columns is not noticed."""
     text = "".join(np.random.default_rng(1).choice(list("abcdefghijklmnop"), 2000))
     path = copied(write(tmp_path / "p/a.parquet", wide((2,), note=[text])), tmp_path / "a.arrow")
     data = bytearray(path.read_bytes())

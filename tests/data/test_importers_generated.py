@@ -74,7 +74,6 @@ def test_files_and_folders_are_read_equally(framework: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("framework", WRITERS)
 def test_steps_are_read_in_natural_order(framework: str, tmp_path: Path) -> None:
-    """Step 3 comes before step 11."""
     source = tmp_path / "source"
     variants = [variant(seed) for seed in (0, 8)]  # all columns have the same precision
     for number, v in enumerate(variants):

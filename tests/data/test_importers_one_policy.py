@@ -42,7 +42,6 @@ def test_rollout_files_name_the_missing_train_log_probs(framework: str, tmp_path
 
 
 def train_file(place: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write train log-probs in another order than the rollouts."""
     pq.write_table(pa.Table.from_pylist(rows[::-1]), place)
     return place
 

@@ -19,7 +19,6 @@ def claimed(findings: list[Finding], levels: tuple[str, ...]) -> list[str]:
 
 
 def noisy(dump: Planted, size: float) -> Planted:
-    """Add the same noise to every recorded log-prob."""
     random = np.random.default_rng(2)
     return by_row(dump, "rollout", lambda row: np.minimum(row + random.normal(0, size, len(row)), 0))
 
@@ -38,7 +37,6 @@ def one_way(dump: Planted) -> Planted:
 
 
 def halves(rows: int = 80, length: int = 40) -> Planted:
-    """Make half of the tokens likely and half unlikely."""
     random = np.random.default_rng(5)
     p = random.choice([0.7, 0.11, 0.03], rows * length, p=[0.5, 0.35, 0.15])
     p = p * np.exp(0.05 * random.standard_normal(len(p)))

@@ -67,7 +67,6 @@ def batches(dump: Dump, problems: Problems | None = None) -> Iterator[TokenBatch
 
 
 def content(dump: Dump, problems: Problems | None = None) -> dict[str, list[Any]]:
-    """Return all batches joined, one entry per sequence."""
     result: dict[str, list[Any]] = {}
     for batch in batches(dump, problems):
         offsets = batch.segments.offsets

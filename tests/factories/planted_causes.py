@@ -186,7 +186,6 @@ def growing(dump: Planted, lag: float, onset: int) -> Planted:
 
 
 def quantized_rollout(dump: Planted, scale: float) -> Planted:
-    """Give each token of the vocabulary its own offset."""
     rollout, _ = _sides(dump)
     off = dump.random.normal(0, scale, 257)[dump.tokens["token_ids"]]
     return _with_rollout(dump, np.minimum(rollout + off * (1 - np.exp(rollout)), 0.0))
@@ -291,7 +290,6 @@ def duplicated(dump: Planted, share: float) -> Planted:
 
 
 def _inserted(dump: Planted, rows: np.ndarray, at: np.ndarray, count: int, values: dict[str, Any]) -> Planted:
-    """Insert `count` tokens into some rows."""
     starts = np.cumsum(dump.lengths) - dump.lengths
     where = np.repeat(starts[rows] + at, count)
     for name in dump.tokens:

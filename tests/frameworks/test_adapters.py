@@ -189,7 +189,6 @@ print(json.dumps([
 
 @pytest.mark.process
 def test_the_recipe_for_a_framework_works(tmp_path: Path) -> None:
-    """The test runs the code blocks of CONTRIBUTING.md."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
     (adapter_on_page,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (line,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)

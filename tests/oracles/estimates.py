@@ -121,7 +121,6 @@ def truth(formula: Formula, rows: Sequence[Row]) -> Truth:
 
 
 def over(above: Decimal, below: Decimal) -> Decimal:
-    """Divide, or raise Undefined."""
     if below == 0:
         raise Undefined
     return above / below

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
+from tests.factories.protobuf import varint
 from tests.reliability.fuzzing import FRAMEWORKS, HERE, NASTY, PAGES, Case, Maker
 
 RESULT = HERE / "result.json"
@@ -137,13 +138,6 @@ class VerbMaker(Maker):
             path.write_bytes(self.spoilt(path.read_bytes()))
         rule = ["--rule", "k3:max=1"] if self.rng.random() < 0.5 else []
         return Case("under watch", ["watch", name, "--until-idle", "0.01s", "--every", "0.01s", *rule])
-
-
-def varint(number: int) -> bytes:
-    made = b""
-    while number > 0x7F:
-        made, number = made + bytes([number & 0x7F | 0x80]), number >> 7
-    return made + bytes([number])
 
 
 def save(run: Callable[[Path, tuple[str, ...]], str], folder: Path) -> None:

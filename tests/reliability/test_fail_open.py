@@ -31,6 +31,5 @@ def edits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("number", range(10**6, 10**6 + 60))
 def test_edited_results_do_not_pass_the_gate(number: int, edits: Path) -> None:
-    """`reliability.py` runs more mutations."""
     found = try_mutation(number, edits)
     assert not found["wrong"], found

@@ -30,7 +30,6 @@ def test_no_bytes_crash_the_process() -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_random_bytes_raise_only_expected_errors(name: str, tmp_path: Path) -> None:
-    """`guided.py` does the same with coverage guidance."""
     take, noise = TARGETS[name](tmp_path), random.Random(0)
     for size in (0, 1, 3, 9, 40, 200) * 4:
         take(noise.randbytes(size))

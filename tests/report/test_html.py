@@ -190,7 +190,6 @@ def test_runs_without_any_difference_are_called_identical() -> None:
 
 
 def test_the_document_can_be_queried() -> None:
-    """The contents of a page are available without markup."""
     result = make_result()
     made = document(result)
     answer = made.sections[0].parts[0]

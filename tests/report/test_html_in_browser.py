@@ -285,7 +285,6 @@ def test_the_corrections_of_the_demo_fit(browser: Any, verbs: dict[str, str], wi
 
 @pytest.mark.slow
 def test_thirty_runs_of_two_hundred_steps_take_two_megabytes(browser: Any, tmp_path: Path) -> None:
-    """Timings are in the benchmark of pages."""
     page = tmp_path / "many.html"
     result = make_result(
         runs=[f"run-{index}" for index in range(30)], steps=tuple(range(200)), corrections=make_corrections(3)

@@ -60,7 +60,6 @@ def table_of(section: Section, words: str) -> Table | None:
 
 
 def axes_of(section: Section) -> list[int]:
-    """Return the axis of each curve."""
     curves = next(part for part in section.parts if isinstance(part, Figures) and part.axes)
     return [int(name.rpartition("-")[2]) for name in curves.axes]
 

@@ -40,8 +40,6 @@ def everything(what: str) -> Result:
 
 
 class Page(io.StringIO):
-    """A text stream with an encoding."""
-
     def __init__(self, encoding: str) -> None:
         super().__init__()
         self._encoding = encoding

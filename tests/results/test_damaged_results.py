@@ -35,7 +35,6 @@ def only(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def grown(table: dict[str, Any], column: str) -> None:
-    """Raise a column by 1% in one cluster."""
     place = table["columns"].index(column)
     table["sums"][0][place] += 0.01 * max(abs(sums[place]) for sums in table["sums"])
 
