@@ -88,7 +88,7 @@ StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
 Values: TypeAlias = Union["NDArray[np.generic]", TorchTensor, ArrowTable, Sequence[object]]
 """One number per token: an array or tensor [B, T], a nested tensor, a list of rows, or a column of lists."""
 Columns: TypeAlias = Mapping[str, Values]
-"""A table as a mapping of columns. `rollout`, `train`, `mask` and `current` stand for the dump's column names."""
+"""A table as a mapping of columns. `rollout`, `train`, `mask` and `current` are short for the dump's column names."""
 Table: TypeAlias = Union[ArrowTable, PandasTable, "pl.LazyFrame", FormattedDataset, Columns]
 """A table with one row per sequence."""
 Source: TypeAlias = StrPath | Table

@@ -114,7 +114,7 @@ class TrimThresholds:
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
     """Compute the thresholds of gates with `over: batch` for all steps.
 
-    If a correction has such a gate, the dump is read once more.
+    If a correction has such a gate, this reads the dump again.
     """
     gates = _batch_gates(corrections)
     units = dump.units if gates else ()
