@@ -77,6 +77,8 @@ def gate(
     against = read_baselines(baseline, history, last, fixed_tokens=fixed_tokens)
     corrections = opt.select_corrections(correction)
     regression = None if plan is None else opt.parse_share("--plan", plan, 1000, "name a rise such as 20%")
+    if regression == 0:
+        raise ConfigError(f"--plan {plan}: name a rise above 0, such as 20%")
     limits = Tolerances(
         opt.parse_share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%"),
         opt.parse_share("--max-missing", max_missing, 1, "name a share from 0 to 1, such as 5%"),

@@ -151,6 +151,8 @@ def test_logs_without_known_names_are_refused(tmp_path: Path) -> None:
         (["rollout_corr/k3_kl:max=1"], 0),
         (["k3_kl:max=1"], 0),
         (["k3:max=0.001"], 3),
+        (["k3:max=20%"], 2),
+        (["rollout_corr/k3_kl:max=20%"], 2),
         (["k3:max=1", "critic/rewards/mean:min=0.2"], 3),
         (["critic/rewards/mean:min=0.05"], 0),
         (["nope:max=1"], 4),

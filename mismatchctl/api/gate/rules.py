@@ -194,13 +194,13 @@ def _validate_rule(data: Any, where: str, any_name: bool) -> Rule:
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain_error(error, Rule)}") from None
     rule = rule.model_copy(update={"metric": canonical_name(rule.metric)})
-    if any_name and rule.bounds:
-        return rule
     try:
         metric = find_target(
             rule.metric, rule.framework, ANY_CORRECTION if rule.correction is not None else None
         ).metric
     except ConfigError as error:
+        if any_name and rule.bounds:
+            return rule
         raise ConfigError(f"{where}: {error}") from None
     _check_unit(rule, metric, data, where)
     return rule if rule.bounds else _add_default_bound(rule, metric, where)
@@ -216,7 +216,8 @@ def _check_unit(rule: Rule, metric: Metric, data: Mapping[str, Any], where: str)
             remedy = f"Write {key}={bound:g}, or increase={data[key]} for a rise over the baseline"
             raise ConfigError(f"{where}: {problem}. {remedy}")
         if metric.unit == "fraction" and bound > 1:
-            remedy = f"Write {key}={bound:g}%" if bound <= 100 else "Write at most 100%"
+            is_percent = str(data[key]).strip().endswith("%")
+            remedy = "Write at most 100%" if is_percent or bound > 100 else f"Write {key}={bound:g}%"
             raise ConfigError(f"{where}: {key}={data[key]}: {rule.metric} is a share from 0 to 1. {remedy}")
 
 
