@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from mismatchctl.core.formatting import format_bytes
 from mismatchctl.data.blocks import BATCH_TOKENS
 from mismatchctl.data.catalog import ReadUnit
 from mismatchctl.data.formats import MemoryTable
@@ -94,7 +95,7 @@ def _limit_threads(threads: int, memory: int, dump: Dump) -> int:
         group = f"row group {largest.row_group} of {largest.file.path}, {largest.tokens:,} tokens"
         least = -(-(PROCESS_BYTES + each) // 1_000_000)
         raise ConfigError(
-            f"--memory-limit {-(-memory // 1_000_000):,}MB is too little for {group}; allow {least:,}MB, or "
+            f"--memory-limit {format_bytes(memory)} is too little for {group}; allow {least:,}MB, or "
             "write smaller row groups"
         )
     return min(threads, possible)
