@@ -4,6 +4,7 @@ import re
 import pytest
 
 from mismatchctl.core.formatting import format_estimate, format_number
+from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
 from mismatchctl.report.document import Document, Facts, Figures, Section, Table
@@ -187,6 +188,17 @@ def test_runs_without_any_difference_are_called_identical() -> None:
     assert "exactly 0: the log-probs agree to the bit" in Parsed(page).text
     assert "every log ratio is 0" in Parsed(page).text
     assert not {"k3", "k3_by_position", "distribution"} & set(page_figures(page))
+
+
+def test_the_severity_class_is_the_one_of_advise() -> None:
+    """0.99 and 0.9 are the bounds of the effective sample size with token weights up to 2."""
+    for ess, expected in ((0.995, "negligible (99.5%)"), (0.95, "moderate (95%)"), (0.5, "severe (50%)")):
+        result = make_result(corrections=[find_preset("token_tis")])
+        result.runs["run-a"].overall.corrections["token_tis"]["ess_token"] = Value(value=ess)
+        section = next(part for part in document(result).parts(Section) if part.anchor == "corrections")
+        assert expected in section.lead
+    other = document(make_result(corrections=[find_preset("geo_rs")]))
+    assert not next(part for part in other.parts(Section) if part.anchor == "corrections").lead
 
 
 def test_the_document_can_be_queried() -> None:

@@ -14,6 +14,8 @@ from mismatchctl.api.scan import NO_MICRO_BATCHES
 from mismatchctl.core import formatting as form
 from mismatchctl.core.formatting import format_count, format_label, format_number
 from mismatchctl.corrections.labels import correction_label
+from mismatchctl.corrections.model import Weight
+from mismatchctl.corrections.presets import classify_severity
 from mismatchctl.report import document as doc
 from mismatchctl.report import tables
 from mismatchctl.report.figures import runs as charts
@@ -390,12 +392,23 @@ class _PageBuilder:
         section = doc.Section("Corrections", "corrections", folded=True, opened=not self.brief)
         section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, fresh batch"
         shown = dict(list(self.runs.items())[:MAX_COLORED_RUNS])
+        section.lead = self._severity(shown)
         tradeoff = doc.Figures([charts.corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
         yield section.add(run_tables.comparison_of_corrections(self.result, self.registry), tradeoff)
         yield self.details(
             "Corrections in detail", "correction-details", self._correction_parts,
             note="values over the steps, loss and gradient, and each gate",
         )  # fmt: skip
+
+    def _severity(self, shown: Mapping[str, RunResult]) -> str:
+        """Describe the severity class of each run, as advise does, if a correction has token weights up to 2."""
+        default = (one.name for one in self.result.corrections if one.weight == Weight(truncate=2.0) and not one.gates)
+        name, classes = next(default, ""), []
+        for run, found in shown.items():
+            ess = found.overall.corrections.get(name, {}).get("ess_token", NOT_RECORDED).value
+            if ess is not None:
+                classes.append(f"{f'{run} ' if self.several else ''}{classify_severity(ess)} ({percent(ess)})")
+        return f"Severity class, by the ESS with token weights up to 2: {', '.join(classes)}." if classes else ""
 
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         yield self.draw(index, "corrections", after=1)
