@@ -150,7 +150,7 @@ def _answer_how_bad(k3: Value | None, standing: K3Standing, against: BaselineRat
         why = "not measured" if k3 is None else k3.status
         return Answer(question="how bad", key="undefined", level="unknown", text=f"K3 is undefined: {why}")
     facts = [Fact(name="k3", value=value, interval=k3_interval(k3), meaning="nats per token, 95% interval")]
-    tail = " (heavy_tail: few clusters dominate)" if k3.tail else ""
+    tail = " (a few clusters dominate)" if k3.tail else ""
     text = f"K3 {format_estimate(value, k3.se, 'nats/token')} nats/token{tail}: {standing.text}"
     worse = False
     if against is not None:
@@ -396,8 +396,8 @@ class RunStatus:
 def run_status(run: RunResult) -> RunStatus:
     """Judge a run by its K3, growth and findings."""
     summary, cause = get_summary(run), headline_finding(run.findings)
-    parts = list(filter(None, (_describe_growth(summary.growth), _describe_level(summary))))
     named = cause is not None and cause.cause not in HARMLESS_CAUSES | SYMPTOMS
+    parts = list(filter(None, (_describe_growth(summary.growth), _describe_level(summary, named=named))))
     if cause is not None and named:
         described = describe_cause(cause)
         parts = [f"{parts[0]}: {lower_first(described)}"] if parts else [described]
@@ -473,11 +473,13 @@ def _describe_growth(growth: Growth) -> str:
     return f"mismatch grew {format_number(growth.factor)}x since step {format_label(growth.onset)}"
 
 
-def _describe_level(summary: RunSummary) -> str:
+def _describe_level(summary: RunSummary, *, named: bool) -> str:
+    """Describe a high K3. The level of an MoE needs no mention if the cause is known."""
     against = summary.against
     if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"
-    return f"K3 is {describe_range(summary.standing)}" if summary.standing.range in ("moe", "above") else ""
+    told = ("above",) if named else ("moe", "above")
+    return f"K3 is {describe_range(summary.standing)}" if summary.standing.range in told else ""
 
 
 def _describe_doubt(run: RunResult, summary: RunSummary) -> str:

@@ -272,15 +272,17 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
     )
     return Detection(
         "high" if sure else "medium" if share > 0.1 else "low",
-        f"both sides chose different experts for {percent(rate)} of the tokens, which cause {percent(share)} of the K3 "
-        f"(mean K3 {inside:.2g} on these tokens, {outside:.2g} on others)",
+        f"both sides chose different experts for {percent(rate)} of the tokens: the mean K3 is {inside:.2g} on these "
+        f"tokens and {outside:.2g} on the others",
         share=case.share(case.marked(flipped)),
         k3=share * max(0.0, 1 - outside / inside) if inside > 0 else 0.0,
         evidence=(
             make_fact("disagreement", rate, "share of tokens whose experts differ in some layer"),
             make_fact("k3_where_they_differ", inside, "mean K3 of these tokens"),
             make_fact("k3_where_they_agree", outside, "mean K3 of other tokens"),
-            make_fact("k3_share", share, "share of the K3 on these tokens"),
+            make_fact(
+                "k3_share", share, "share of the K3 on these tokens, including the K3 that other tokens also have"
+            ),
             make_fact("z", z, "K3 of these tokens minus K3 of other tokens, in standard errors"),
             make_fact("by_layer", ", ".join(rates), "tokens whose experts differ, by layer"),
         ),

@@ -186,7 +186,8 @@ def _describe_k3(k3: Value, usual: str) -> str:
     interval = ""
     if ends := summary.k3_interval(k3):
         low, high = ends
-        interval = f" (95% interval {format_number(low)} to {format_number(high)}{', too narrow' if k3.tail else ''})"
+        narrow = ", too narrow because few clusters dominate" if k3.tail else ""
+        interval = f" (95% interval {format_number(low)} to {format_number(high)}{narrow})"
     return f"{format_number(k3.value)} nats/token{interval}   {usual}"
 
 

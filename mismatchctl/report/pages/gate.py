@@ -12,7 +12,7 @@ from mismatchctl.report import document as doc
 from mismatchctl.report.figures.figure import Axis, Figure, Interval, change_axis, rows_figure
 from mismatchctl.results.summary import Status
 
-MAX_CHECKS, MAX_REASONS, MAX_DRAWN = 8, 3, 16
+MAX_CHECKS, MAX_REASONS, MAX_DRAWN = 6, 3, 16
 """Maximum checks and notes on a screen, and checks in the figure."""
 _REASON_LENGTH = 150
 _OUTCOMES = ("failed", "undecided", "passed")
