@@ -267,7 +267,9 @@ _SIGNATURES = (
     rb"run,correction,point,",
 )
 """Patterns of the first bytes of mismatchctl's JSON, HTML, SVG, Markdown, JUnit, PNG and sweep CSV files."""
-_ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{')
+_BASELINE_BYTES = 1 << 20
+"""Bytes that are searched for the mark of a baseline, which follows the corrections."""
+_ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{\s*"(?:by_hand|rules|verdict)":')
 """Pattern of an accepted baseline, which only `--save-baseline` may overwrite."""
 
 
@@ -290,8 +292,8 @@ def is_own_output(path: Path) -> bool:
 
 
 def is_baseline(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return _ACCEPTED_BASELINE.search(file.read(_PREFIX_BYTES)) is not None
+    with contextlib.suppress(OSError):
+        return _ACCEPTED_BASELINE.search(read_first_bytes(path, _BASELINE_BYTES)) is not None
     return False
 
 

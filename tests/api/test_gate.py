@@ -22,7 +22,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.recorder.recorder import Recorder
 from mismatchctl.results.model import Result
-from mismatchctl.results.reader import read_result
+from mismatchctl.results.reader import is_result, read_result
 from mismatchctl.stats.comparison import Allowance
 from tests.factories.cluster_results import noisy, result, table
 
@@ -245,6 +245,15 @@ def test_baselines_are_small_and_reproducible(tmp_path: Path) -> None:
     assert direct.baseline == pytest.approx(saved.baseline, rel=1e-8)
 
 
+def test_baselines_with_many_corrections_are_results(tmp_path: Path) -> None:
+    """The mark of a baseline follows its corrections."""
+    whole, rules = result(noisy(8, 1e-3, 0)), parse_rules("k3:max=1")
+    gates = [{"keep": [0.5, 2.0]}]
+    whole.corrections = [Correction.model_validate({"name": f"c{number}", "gates": gates}) for number in range(200)]
+    place = write_baseline(make_baseline(whole, judge(whole, rules), rules, by_hand=False), tmp_path / "ok.json")
+    assert is_result(place)
+
+
 @pytest.mark.slow
 def test_baselines_of_many_clusters_are_folded(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
@@ -288,7 +297,7 @@ SAVING = """
 import sys
 from pathlib import Path
 from mismatchctl.api.gate.gate import write_baseline
-from mismatchctl.results.reader import read_result
+from mismatchctl.results.reader import is_result, read_result
 baselines = [read_result(path) for path in sys.argv[2:]]
 print(flush=True)
 sys.stdin.read()  # until all processes are ready

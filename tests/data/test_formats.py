@@ -96,6 +96,24 @@ def test_prompts_without_ids_are_identified_by_tokens(tmp_path: Path) -> None:
     assert ids[0] == ids[3] != ids[4]
 
 
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("wide.jsonl", [2**63 + 5, 2**63 + 6]),
+        ("wide.jsonl", [2**65, -1]),
+        ("wide.csv", [2**63 + 5, 2**63 + 6]),
+        ("rows.json", [2**63 + 5, 2**63 + 6]),
+    ],
+)
+def test_ids_above_int64_are_kept(name: str, ids: list[int], tmp_path: Path) -> None:
+    rows = make_rows()
+    for number, row in enumerate(rows):
+        row["prompt_id"] = ids[number % 2]
+    FORMATS[name](tmp_path / name, rows)
+    found = np.concatenate([batch.columns["prompt_id"] for batch in opened(tmp_path / name)])
+    assert list(map(str, found)) == [str(row["prompt_id"]) for row in rows]
+
+
 def test_safetensors_of_every_type_keep_their_values(tmp_path: Path) -> None:
     exact = [[-0.5, -1.25], [-2.0, -0.0078125]]  # exact in bfloat16
     for kind in (torch.bfloat16, torch.float16, torch.float32, torch.float64):

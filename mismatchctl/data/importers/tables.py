@@ -380,7 +380,11 @@ def _array(value: Any, rows: int) -> pa.Array:
         return pa.array(_to_cells(value))
     arrays = [one for one in value if isinstance(one, np.ndarray)]
     common = np.result_type(*arrays) if arrays and all(one.dtype.kind in "fiub" for one in arrays) else None
-    return pa.array([_to_cell(one, common) if isinstance(one, np.ndarray) else one for one in value])
+    cells = [_to_cell(one, common) if isinstance(one, np.ndarray) else one for one in value]
+    try:
+        return pa.array(cells)
+    except OverflowError:  # ids above int64
+        return pa.array(cells, pa.uint64())
 
 
 def _to_cell(row: NDArray[Any], common: np.dtype[Any] | None) -> Any:
@@ -400,11 +404,16 @@ def _to_cells(values: NDArray[Any]) -> Any:
 
 
 def _from_frame(frame: Any) -> pa.Table:
-    """Convert a polars table, without the names and integers of 128 bits that Arrow does not support."""
+    """Convert a polars table without names that Arrow does not support. Integers of 128 bits may be large ids."""
     import polars as pl
 
-    kept = [name for name, kind in frame.schema.items() if "\0" not in name and "128" not in str(kind)]
-    return _plain(frame.select(kept).to_arrow(compat_level=pl.CompatLevel.oldest()))
+    columns = []
+    for column in frame.select(name for name in frame.columns if "\0" not in name):
+        if column.dtype == pl.Int128:
+            short = column.cast(pl.UInt64, strict=False)
+            column = short if short.null_count() == column.null_count() else column.cast(pl.String)
+        columns += [] if "128" in str(column.dtype) else [column]
+    return _plain(pl.DataFrame(columns).to_arrow(compat_level=pl.CompatLevel.oldest()))
 
 
 def _plain(table: pa.Table) -> pa.Table:
