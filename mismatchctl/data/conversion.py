@@ -105,7 +105,8 @@ class JoinedColumns:
         """Return the row of a sequence. With `partial`, the sequence may be missing in the joined files."""
         if keys not in self._rows:
             columns = [self._table[self.columns[name]].to_pylist() for name in keys]
-            self._rows[keys] = index_rows(keys, columns, self._place)
+            remedy = f"remove the copies; rows are matched by {', '.join(keys)}"
+            self._rows[keys] = _index_rows(columns, self._place, remedy)
         if key not in self._rows[keys] and not partial:
             named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
             problem = f"{named} is not in {self._place}"
@@ -143,16 +144,14 @@ def _list_keys(columns: Iterable[Sequence[Any]]) -> Iterator[Key]:
     return (tuple(None if part is None else str(part) for part in key) for key in zip(*columns, strict=True))
 
 
-def index_rows(names: Sequence[str], columns: Sequence[Sequence[Any]], path: Path) -> dict[Key, int]:
+def _index_rows(columns: Sequence[Sequence[Any]], path: Path, remedy: str) -> dict[Key, int]:
     """Return the row of each key of a file."""
     found: dict[Key, int] = {}
     for row, key in enumerate(_list_keys(columns)):
-        if None in key:
-            raise DataError(f"a row without {', '.join(names)}", file=str(path), row=row)
         if found.setdefault(key, row) != row:
-            problem = f"{_named([key])} is in rows {found[key]} and {row}"
-            remedy = "remove the copies, or name every column that identifies a row: --on step,id"
-            raise DataError(problem, file=str(path), row=row, remedy=remedy)
+            raise DataError(
+                f"{_named([key])} is in rows {found[key]} and {row}", file=str(path), row=row, remedy=remedy
+            )
     return found
 
 
@@ -361,7 +360,11 @@ class _Side:
                 near, listed = suggestion(key, self.columns), ", ".join(map(escape_unprintable, self.columns))
                 remedy = f"choose the columns that identify a row with --on. The columns are {listed}"
                 raise ConfigError(f"{self.path}: missing column {key}{near}; {remedy}")
-        return index_rows(keys, [self.columns[name] for name in names], self.path)
+        columns = [self.columns[name] for name in names]
+        if missing := [column.index(None) for column in columns if None in column]:
+            raise DataError(f"a row without {', '.join(keys)}", file=str(self.path), row=min(missing))
+        remedy = "remove the copies, or name every column that identifies a row: --on step,id"
+        return _index_rows(columns, self.path, remedy)
 
 
 def read_whole_file(path: Path) -> pa.Table:

@@ -248,11 +248,19 @@ def test_columns_are_joined_by_id(tmp_path: Path) -> None:
     done = run("convert", source, tmp_path / "out2.parquet", "--join", tmp_path / "few.parquet", code=4)
     assert "sequence_id 0 is not in" in done.stderr
     pq.write_table(pa.concat_tables([table, table]), tmp_path / "twice.parquet")
-    assert (
-        "is in rows 0 and 8"
-        in run("convert", source, tmp_path / "o.parquet", "--join", tmp_path / "twice.parquet").stderr
-    )
+    done = run("convert", source, tmp_path / "out2.parquet", "--join", tmp_path / "twice.parquet", code=4)
+    assert "is in rows 0 and 8; remove the copies; rows are matched by sequence_id" in done.stderr
     assert not (tmp_path / "out2.parquet").exists()
+
+
+def test_columns_are_joined_to_rows_without_a_step(tmp_path: Path) -> None:
+    keys = {"sequence_id": ["a", "b"], "step": pa.array([None, None], pa.int64())}
+    sides = {side: [[-1.0, -2.0]] * 2 for side in ("rollout_log_probs", "train_log_probs")}
+    pq.write_table(pa.table({**keys, **sides}), tmp_path / "dump.parquet")
+    pq.write_table(pa.table({**keys, "prompt_id": ["p", "q"]}), tmp_path / "more.parquet")
+    out = tmp_path / "out.parquet"
+    run("convert", tmp_path / "dump.parquet", out, "--join", tmp_path / "more.parquet", code=0)
+    assert pq.read_table(out)["prompt_id"].to_pylist() == ["p", "q"]
 
 
 def test_rollouts_need_joined_train_log_probs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
