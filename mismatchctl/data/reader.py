@@ -128,6 +128,7 @@ class Dump:
         """Return a small copy of the dump with some parts, which can be sent to another process."""
         part, own = copy.copy(self), tuple(units)
         part.files = tuple({unit.file.index: unit.file for unit in own}.values())
+        part.paths = {file.index: file.path for file in part.files}
         part._broken = {file.index: self._broken[file.index] for file in part.files if file.index in self._broken}
         part.units, part.problems, part.warnings = own, Problems(), []
         return part

@@ -343,7 +343,7 @@ def test_workers_receive_only_their_files(many: Path) -> None:
     dump = open_dump([str(many)])
     shard = list(list_shards(dump))[14]
     sent = pickle.loads(pickle.dumps(dump.select(shard)))
-    assert [file.path for file in sent.files] == [shard[0].file.path]
+    assert [file.path for file in sent.files] == [*sent.paths.values()] == [shard[0].file.path]
     here = (engines.tool_version(), "python")
     assert engines.compute_on_worker(RecordIndices(), sent, here) == Indices((shard[0].index,))
     (many / "014.parquet").unlink()
