@@ -89,17 +89,22 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
 
 def open_regular_file(path: str | Path) -> BinaryIO:
     """Open a regular file for reading. The function never waits for a pipe."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)  # `fdopen` does not close the descriptor of a folder
+    number, problem = (errno.EISDIR, os.strerror(errno.EISDIR)) if stat.S_ISDIR(mode) else _NOT_REGULAR
+    raise OSError(number, problem, str(path))
+
+
+_NOT_REGULAR = errno.EINVAL, "is not a regular file"
 
 
 def require_regular_file(path: str | Path) -> None:
     """Raise an OSError if a path is a pipe, a socket or a device. Opening a pipe could wait forever."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        raise OSError(*_NOT_REGULAR, str(path))
 
 
 def find_packaged_folder(name: str) -> Path:

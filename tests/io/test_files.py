@@ -17,6 +17,7 @@ from mismatchctl.io.files import (
     _machine_id,
     atomic_output,
     make_temporary_folder,
+    read_first_bytes,
     read_regular_file,
     remove_folder,
     replace_together,
@@ -145,6 +146,15 @@ def test_a_file_over_the_size_limit_gives_one_sentence(words: str, tmp_path: Pat
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit, timeout=120)
     assert done.returncode == 2 and "cannot be written" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and os.listdir(tmp_path / "out") == []
+
+
+def test_refused_paths_do_not_stay_open(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = os.listdir("/proc/self/fd")
+    for path, problem in ((tmp_path, "Is a directory"), (tmp_path / "pipe", "is not a regular file")):
+        with pytest.raises(OSError, match=problem):
+            read_first_bytes(path, 8)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_reading_a_small_file_uses_little_memory(tmp_path: Path) -> None:
