@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from mismatchctl.io.yaml import TextError, Unknown, parse_scalar
+from mismatchctl.io.yaml import MOST_DEPTH, TextError, Unknown, parse_scalar
 
 _FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*\+?=\(|--[A-Za-z][\w.-]*(?:[\s=]|$))", re.MULTILINE)
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
@@ -300,6 +300,8 @@ def _parse_override_value(text: str) -> Any:
 
 def _find_level(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
     """Return the mapping that contains the last key. As in Hydra, keys below replace a value."""
+    if len(keys) > MOST_DEPTH:
+        raise TextError("a key is nested too deeply")
     for key in keys[:-1]:
         if not isinstance(found.get(key), dict):
             found[key] = {}

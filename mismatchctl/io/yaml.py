@@ -63,6 +63,8 @@ _RESOLVER = _Loader("")
 
 def parse_scalar(text: str) -> PlainValue:
     """Parse an unquoted YAML scalar as PyYAML does, and also the floats of YAML 1.2."""
+    if text.endswith("\n"):  # PyYAML's patterns ignore a final line end, which a scalar of a file cannot have
+        return text
     return _construct(yaml.ScalarNode(_RESOLVER.resolve(yaml.ScalarNode, text, (True, False)), text))
 
 
@@ -277,6 +279,7 @@ def _parse_yaml(text: str, decimal: bool) -> tuple[Any, list[YamlScalar]]:
         return None if node is None else builder.build(node), builder.scalars
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "cannot be read"
+        problem = "this anchor occurs twice" if problem == "second occurrence" else problem
         raise TextError(problem, *_line_and_column(error.problem_mark or error.context_mark)) from None
     except yaml.YAMLError as error:
         raise TextError(str(error)) from None
@@ -309,7 +312,9 @@ class _Builder:
 
     def build(self, node: yaml.Node, keys: tuple[str, ...] = (), depth: int = 0, *, has_key: bool = False) -> Any:
         self.mark, self._values = node.start_mark, self._values + 1
-        if self._values > MOST_VALUES or depth > MOST_DEPTH:  # the depth of an alias that contains itself
+        if depth > MOST_DEPTH:  # by aliases, which can contain themselves
+            raise TextError("nested too deeply")
+        if self._values > MOST_VALUES:
             raise TextError(f"more than {MOST_VALUES:,} values")
         if isinstance(node, yaml.ScalarNode):
             if has_key:
@@ -367,7 +372,18 @@ def read_with_scalars(path: str | Path, *, decimal: bool = False) -> tuple[Any, 
     with _explain(f"{path}: not valid {kind}"):
         if kind == "YAML":
             return _parse_yaml(text, decimal)
-        return (parse_json if kind == "JSON" else parse_toml)(text), []
+        found = (parse_json if kind == "JSON" else parse_toml)(text)
+        _check_nesting(found, MOST_DEPTH)
+        return found, []
+
+
+def _check_nesting(data: Any, most: int) -> None:
+    """Refuse settings that are nested more deeply than YAML may be, because later steps recurse."""
+    if isinstance(data, (dict, list)):
+        if not most:
+            raise TextError("nested too deeply")
+        for one in data.values() if isinstance(data, dict) else data:
+            _check_nesting(one, most - 1)
 
 
 def read_text(path: str | Path) -> str:

@@ -289,6 +289,7 @@ def test_unreachable_targets_are_reported() -> None:
         (["-c", "nope"], "unknown preset 'nope'"),
         (["--vary", "weight.truncate=1:2:3"], "--vary needs --correction"),
         (["-c", "token_tis", "--vary", "weight.truncat=1:2:3"], "did you mean 'truncate'?"),
+        (["-c", "token_tis", "--vary", "loss=ppo,cispo"], "loss cannot vary: no metric of a sweep depends on the loss"),
         (["-c", "token_tis", "--vary", "weight.truncate=1:2"], "a range is START:END:NUMBER"),
         (["-c", "token_tis", "--vary", "weight.truncate"], "write PATH=values"),
         (["-c", "token_tis", "--vary", "weight.truncate=0:2:3:log"], "ends above 0"),

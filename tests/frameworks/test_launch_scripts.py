@@ -317,6 +317,8 @@ def test_launch_files_give_the_intended_correction(case: str, tmp_path: Path) ->
             "train_infer_correction: {filters: [{enabled: 'true'}]}",
             "filters.enabled must be true or false, found the text 'true'",
         ),
+        ("verl.sh", f"run algorithm.rollout_correction.{'a.' * 400}b=1", "a key is nested too deeply"),
+        ("slime.sh", f"run --use-tis --{'a.' * 400}b 1", "a key is nested too deeply"),
         ("other.py", "other.Config(seed=3)", "no call of RolloutCorrectionConfig, GRPOConfig, Config "),
         ("verl.yaml", "rollout_is: geometric", r"geometric. Must be one of {'sequence', 'token'}"),
     ],
@@ -372,6 +374,7 @@ def test_shell_words_are_split() -> None:
         ("python mason.py --env A=1 -- source x.sh \\&\\& python t.py --rho 2", {"--rho": 2}),
         ("python train.py --use-tis \\", {"--use-tis": True}),
         ("python train.py --tis-clip ${1:-3} ${EXTRA:-}", {"--tis-clip": 3}),
+        ("python train.py --a 'no\n' --b '5\n'", {"--a": "no\n", "--b": "5\n"}),
         ("ARGS='--use-tis --tis-clip 3'\npython train.py $ARGS", {"--use-tis": True, "--tis-clip": 3}),
     ],
 )

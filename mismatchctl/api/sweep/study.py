@@ -23,7 +23,8 @@ MAX_POINTS = 100_000
 """Maximum number of points of all studies, to catch typing errors."""
 
 INTERVAL_FIELDS = ("clip", "zero", "keep")
-_FIXED_FIELDS = ("name", "about", "loss")  # no metric of a sweep depends on them
+_FIXED_FIELDS = ("name", "about", "loss")
+"""Fields of a correction that no metric of a sweep depends on."""
 _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false": False}
 
 
@@ -227,7 +228,9 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
                 )
             key: Any = int(part)
         elif isinstance(holder, dict):
-            if part not in holder or part in _FIXED_FIELDS:
+            if part in _FIXED_FIELDS and not depth:
+                raise ConfigError(f"{where}: {path} cannot vary: no metric of a sweep depends on the {part}")
+            if part not in holder:
                 known = [name for name in holder if name not in _FIXED_FIELDS]
                 hint = suggestion(part, known) or f"; it is one of {', '.join(known)}"
                 raise ConfigError(f"{where}: {path} is not a field of a correction; unknown key {part!r}{hint}")
