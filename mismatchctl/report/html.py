@@ -26,12 +26,14 @@ _SPARK_WIDTH = 60
 
 def render_html(page: Document) -> str:
     """Return the page as HTML. The same document gives the same bytes."""
-    found = {figure.name: figure for part in page.parts(Figures) for figure in part.figures}
-    places = {name: place for place, name in enumerate(found)}
-    data = Markup(_escape_script(page_json(list(found.values())))) if found else ""
+    found = [figure for part in page.parts(Figures) for figure in part.figures]
+    places = {id(figure): place for place, figure in enumerate(found)}  # a page of several results may repeat names
+    data = Markup(_escape_script(page_json(found))) if found else ""
     libraries = ("vendor/d3.min", "vendor/plot.umd.min") if found else ()
     own = ("sweep",) if any(page.parts(Explorer)) else ()
-    return render_page("document.html.j2", page, own, libraries, figures=data, places=places)
+    return render_page(
+        "document.html.j2", page, own, libraries, figures=data, place_of=lambda figure: places[id(figure)]
+    )
 
 
 def render_page(template: str, page: Any, own: Sequence[str] = (), libraries: Sequence[str] = (), **more: Any) -> str:

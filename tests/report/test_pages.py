@@ -63,6 +63,16 @@ def test_several_results_share_one_page(files: dict[str, Path], tmp_path: Path) 
     assert "moe (a)" in done.stdout
 
 
+def test_results_of_one_command_keep_their_own_figures(files: dict[str, Path]) -> None:
+    """Figures of two sweeps have equal names. The page has one explorer."""
+    page = Parsed(render_html(combined_document(read_saved([files["sweep"], files["sweep"], files["verdict"]]))))
+    places = [figure["data-figure"] for figure in page.all("figure")]
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(places) == len(set(places)) > 2 and len(ids) == len(set(ids))
+    moved = [figure["data-figure"] for figure in page.all("figure") if "data-axis" in figure]
+    assert moved and max(map(int, moved)) < len(places) // 2
+
+
 @pytest.mark.slow
 def test_saved_results_include_findings_of_other_commands(files: dict[str, Path], tmp_path: Path) -> None:
     kept, again = tmp_path / "all.json", tmp_path / "again.json"

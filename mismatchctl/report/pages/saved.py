@@ -15,7 +15,7 @@ from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.api.sweep.serialization import sweep_from_json
 from mismatchctl.errors import DataError
-from mismatchctl.report.document import Card, Document, Headline, Section, iterate_parts
+from mismatchctl.report.document import Card, Document, Figures, Headline, Section, iterate_parts
 from mismatchctl.report.pages import advise, compare, gate
 from mismatchctl.report.pages.analyze import document
 from mismatchctl.report.pages.sweep import document as sweep_document
@@ -109,8 +109,11 @@ def combined_document(found: Sequence[SavedFile]) -> Document:
         for part in iterate_parts(own_page.sections) if type(kept) in seen else ():
             if isinstance(part, Section):
                 part.anchor = f"{anchor}-{part.anchor}"
+            elif isinstance(part, Figures):
+                part.axes = ()  # the sliders move the figures of the first sweep
         seen.add(type(kept))
-        opening.append(section.add(*(part for part in own_page.sections if not part.anchor.endswith("provenance"))))
+        left_out = ("provenance", f"{anchor}-explore")  # a page has one explorer
+        opening.append(section.add(*(part for part in own_page.sections if not part.anchor.endswith(left_out))))
         doc.glossary = ChainMap(doc.glossary, own_page.glossary)  # type: ignore[arg-type]
     doc.sections = [*opening, *closing]
     return doc
