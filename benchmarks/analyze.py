@@ -1,10 +1,10 @@
-"""Measure the time of `analyze` compared with a bare decode of the same columns, and its start-up time.
+"""Measure the time of `analyze` relative to a bare decode of the same columns, and its start-up time.
 
-    python benchmarks/analyze.py --write benchmarks/results.md
-    python benchmarks/analyze.py --start --write benchmarks/results.md
+    python benchmarks/analyze.py --write benchmarks/results.md            # sections "analyze" and "start"
+    python benchmarks/analyze.py --start --write benchmarks/results.md    # section "start" only
 
-Every case runs in a fresh process, the cases interleaved. Imports and the loading of compiled loops are not counted
-in the first table and are what the last one is about.
+Each case runs in a fresh process, and the cases are interleaved. The section "analyze" does not count imports or the
+loading of compiled loops. The section "start" measures whole commands.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from measure import (
     COLUMNS,
-    in_rounds,
-    made_dump,
     make_dump,
+    make_parser,
     measure,
-    parser_of,
+    measure_rounds,
     publish,
-    reported,
+    report_cost,
     table,
+    temporary_dump,
 )
 
 if TYPE_CHECKING:
@@ -45,26 +45,26 @@ if TYPE_CHECKING:
     from mismatchctl.measure.reduction import MeasurePlan
 
 ROOT = Path(__file__).parent.parent
-DECODE, BARE, FIVE = "decode of the two columns", "analyze, no correction", "analyze, five corrections"
-OWN = "decode of them page by page, as analyze does"
-WITHOUT, SUMS = "the same without findings", "of that, reading and sums alone"
-CORE = "reading and the core: sums by sequence and prompt"
+DECODE, BARE, CORRECTED = "decode of the two columns", "analyze, no correction", "analyze, five corrections"
+PAGES = "decode by page, as in analyze"
+NO_FINDINGS, SUMS = "five corrections, without findings", "reading and sums only"
+CORE = "reading, sums by sequence and prompt only"
 START = """\
 Loaded libraries: numpy, pyarrow, pydantic, typer, rich, jinja2 and PyYAML. polars, numba, torch and matplotlib are
 not loaded. If pandas is installed, pyarrow loads it, which takes longer. A large analysis loads the machine code of its
 loops in 0.05 s."""
-LARGE, ANEW = "analyze of {:g} M tokens, one thread", "the same, loops compiled at first use"
+LARGE, COLD = "analyze of {:g} M tokens, one thread", "the same, with loops compiled at first use"
 LIBRARIES = "import jinja2, numpy, pyarrow.parquet, pydantic, rich.console, typer.main, yaml"
-CASES = (DECODE, OWN, BARE, FIVE, WITHOUT, SUMS, CORE)
+CASES = (DECODE, PAGES, BARE, CORRECTED, NO_FINDINGS, SUMS, CORE)
 
 
 def run_case(case: str, folder: Path, threads: int) -> None:
-    """Run one case in this process."""
-    if case in (DECODE, OWN):
-        if case == OWN:
+    """Run one case in this process and print its cost."""
+    if case in (DECODE, PAGES):
+        if case == PAGES:
             load_loops()
-        with reported():
-            decode(folder, threads, by_page=case == OWN)
+        with report_cost():
+            decode(folder, threads, by_page=case == PAGES)
     else:
         from mismatchctl.api.analyze.analyze import analyze
         from mismatchctl.frameworks.registry import DEFAULT_CORRECTIONS, find_preset
@@ -73,11 +73,11 @@ def run_case(case: str, folder: Path, threads: int) -> None:
         analyze([str(ROOT / "sample_data" / "dense")], corrections)
         if sum(pq.ParquetFile(file).metadata.num_rows for file in folder.iterdir()) > 1000:
             load_loops()
-        with reported():
+        with report_cost():
             if case in (SUMS, CORE):
                 read_and_sum(folder, corrections, threads, core=case == CORE)
             else:
-                analyze([str(folder)], corrections, threads=threads, findings=case != WITHOUT)
+                analyze([str(folder)], corrections, threads=threads, findings=case != NO_FINDINGS)
 
 
 def decode(folder: Path, threads: int, by_page: bool = False) -> None:
@@ -102,10 +102,10 @@ def decode(folder: Path, threads: int, by_page: bool = False) -> None:
 
 
 def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int, core: bool) -> None:
-    """What `analyze` does on each unit, findings aside; nothing is merged, nothing evaluated.
+    """Read and reduce each unit as `analyze` does, without merging, metrics or findings.
 
-    The core is what corrections and standard errors rest on: sums and extremes of each sequence, of tokens and under
-    each correction, and their sums by prompt. Histograms, tails and breakdowns are left out.
+    With `core`, only compute the sums and extremes of each sequence and their sums by prompt, which corrections and
+    standard errors need. Histograms, tails and breakdowns are left out.
     """
     from mismatchctl.api.scan import OPTIONAL_COLUMNS, UnitBatches
     from mismatchctl.data.engines import ordered_map
@@ -128,7 +128,7 @@ def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int, 
 
 
 def core_sums(batch: TokenBatch, plan: MeasurePlan) -> ClusterTable:
-    """Columns of sequences, added up by cluster: of the mismatch, and under each correction."""
+    """Add up the sequence columns of the mismatch and of each correction by cluster."""
     import numpy as np
 
     from mismatchctl.measure.cluster_table import BatchTable, cluster_hashes
@@ -171,19 +171,19 @@ def load_loops() -> None:
     join_split_bytes(body, 0, 0, np.zeros(1, np.uint32))
 
 
-def against_decode(folder: Path, tokens: int, mean: int, repeat: int, threads: int) -> str:
+def compare_with_decode(folder: Path, tokens: int, mean: int, repeat: int, threads: int) -> str:
     given = ("--folder", folder, "--threads", threads)
-    rounds = in_rounds(__file__, {case: ("--case", case, *given) for case in CASES}, repeat)
+    rounds = measure_rounds(__file__, {case: ("--case", case, *given) for case in CASES}, repeat)
     heads = (
-        "case", "processor seconds, median [least, most]", "M tokens/s", "against decode", "by the clock",
-        "against its own decode", "peak memory, MB",
+        "case", "processor seconds, median [least, most]", "M tokens/s", "relative to the decode", "in wall time",
+        "relative to the decode by page", "peak memory, MB",
     )  # fmt: skip
     rows = []
     for case in CASES:
         speed = tokens / 1e6 / rounds.median("processor", case)
         ratios = (
             f"{rounds.median(*each):.2f}"
-            for each in (("processor", case, DECODE), ("wall", case, DECODE), ("processor", case, OWN))
+            for each in (("processor", case, DECODE), ("wall", case, DECODE), ("processor", case, PAGES))
         )
         memory = rounds.median("memory", case)
         rows.append((case, rounds.spread("processor", case), f"{speed:.0f}", *ratios, f"{memory:,.0f}"))
@@ -197,10 +197,10 @@ def children_seconds() -> float:
     return spent.ru_utime + spent.ru_stime
 
 
-def start(tokens: int, repeat: int) -> str:
-    """Whole processes: the bare interpreter, --help, a small analysis with its report and without, and a large one.
+def start_table(tokens: int, repeat: int) -> str:
+    """Measure whole processes: the bare interpreter, imports, --help, small analyses and a large one.
 
-    Modules are compiled before, as those of an installed package are, whatever the environment says of bytecode.
+    The modules have bytecode, as in an installed package, regardless of PYTHONDONTWRITEBYTECODE.
     """
     command = shutil.which("mismatchctl", path=str(Path(sys.executable).parent)) or "mismatchctl"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -218,18 +218,18 @@ def start(tokens: int, repeat: int) -> str:
             "analyze of sample_data/moe": [*small, "-o", f"{folder}/result.json"],
             "analyze of sample_data/moe with its report": [*small, "--html", f"{folder}/report.html"],
             LARGE.format(tokens / 1e6): whole,
-            ANEW: whole,
+            COLD: whole,
         }
         for turn in range(repeat + 1):
-            for name, words in cases.items():
-                kept = {"NUMBA_CACHE_DIR": f"{folder}/{turn}"} if name == ANEW else {}
+            for name, arguments in cases.items():
+                kept = {"NUMBA_CACHE_DIR": f"{folder}/{turn}"} if name == COLD else {}
                 before, clock = children_seconds(), time.perf_counter()
-                subprocess.run(words, check=True, capture_output=True, env=environment | kept)
+                subprocess.run(arguments, check=True, capture_output=True, env=environment | kept)
                 spent = children_seconds() - before, time.perf_counter() - clock
                 if turn:  # the first run compiles loops and reads files from disk for the other runs
                     found.setdefault(name, []).append(spent)
     bare = statistics.median(spent for spent, _ in found["python -c pass"])
-    heads = "command", "processor seconds, median [least]", "against the bare interpreter", "seconds by the clock"
+    heads = "command", "processor seconds, median [least]", "relative to the bare interpreter", "wall seconds"
     rows = []
     for name, costs in found.items():
         seconds, clocks = zip(*costs, strict=True)
@@ -239,25 +239,25 @@ def start(tokens: int, repeat: int) -> str:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, 50e6, 5)
-    parser.add_argument("--start", action="store_true", help="measure the start alone, and write that section alone")
+    parser = make_parser(__doc__, 50e6, 5)
+    parser.add_argument("--start", action="store_true", help="measure the start only")
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
         run_case(given.case, given.folder, given.threads)
         return
     if given.start:
-        publish(start(int(given.tokens), given.repeat), given.write, "start")
+        publish(start_table(int(given.tokens), given.repeat), given.write, "start")
         return
     tokens, sections = int(given.tokens), [HEAD]
     for mean in (2500, 400):
-        with made_dump(tokens, mean) as folder:
-            measure(__file__, "--case", FIVE, "--folder", str(folder))  # compile the missing loops
+        with temporary_dump(tokens, mean) as folder:
+            measure(__file__, "--case", CORRECTED, "--folder", str(folder))  # compile the missing loops
             for threads in (1, 2):
-                sections.append(against_decode(folder, tokens, mean, given.repeat, threads))
+                sections.append(compare_with_decode(folder, tokens, mean, given.repeat, threads))
                 print(sections[-1], flush=True)
     publish("\n".join(sections), given.write)
-    publish(start(tokens, given.repeat), given.write, "start")
+    publish(start_table(tokens, given.repeat), given.write, "start")
 
 
 HEAD = f"""## analyze

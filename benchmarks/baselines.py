@@ -1,10 +1,10 @@
-"""Compare `analyze` and `sweep` with torch code on padded tensors that computes the same outputs.
+"""Measure `analyze` and `sweep` relative to torch code on padded tensors that computes the same outputs.
 
     python benchmarks/baselines.py --write benchmarks/results.md
 
-One correction truncates token weights and rejects sequences by their geometric mean ratio; fifty are a grid of both
-thresholds. Every case runs in a fresh process on one thread, the cases interleaved; imports are not counted. Before
-anything is timed, all cases have to give the same numbers.
+One correction truncates token weights and rejects sequences by their geometric mean ratio. Fifty corrections are a
+grid of both thresholds. Each case runs in a fresh process on one thread, the cases are interleaved, and imports are not
+counted. The script first checks that all cases give the same numbers. Writes the section "Compared with padded torch".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from measure import COLUMNS, in_rounds, make_dump, parser_of, publish, reported, table
+from measure import COLUMNS, make_dump, make_parser, measure_rounds, publish, report_cost, table
 
 Outputs = list[dict[str, float]]
 """Outputs of the mismatch, followed by one row per correction."""
@@ -29,13 +29,13 @@ Outputs = list[dict[str, float]]
 TRUNCATIONS, BANDS = np.geomspace(1.05, 4, 10).tolist(), np.geomspace(1.0003, 1.01, 5).tolist()
 ONE, FIFTY = [(2.0, 1.001)], [(truncate, band) for truncate in TRUNCATIONS for band in BANDS]
 BATCH = 512
-"""Sequences per padded tensor, as a trainer's mini-batch."""
+"""Number of sequences per padded tensor, as in a mini-batch."""
 BUCKETED_CELLS = 1 << 20
-"""Tokens and padding per tensor, if sequences are first sorted by length."""
+"""Number of cells per tensor, including padding, if sequences are sorted by length."""
 MISMATCH = ("k1", "k3", "chi2_token", "ess_token", "abs_diff_mean", "abs_diff_max", "log_ppl_diff", "log_ppl_abs_diff")
 CORRECTION = ("rejected_tokens", "rejected_sequences", "weight_mean", "weight_bounded_high", "ess_token", "k3_kept")
 TOLERANCE = 1e-4
-"""Largest relative difference of equal outputs, because tensors are float32."""
+"""Largest relative difference that counts as equal. The tensors are float32."""
 
 PADDED, BUCKETED, OURS = "padded torch", "torch, bucketed by length", "mismatchctl"
 CASES = {
@@ -44,8 +44,8 @@ CASES = {
 }
 
 
-def lists_of(folder: Path) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
-    """Both columns of each file, as arrays by sequence."""
+def read_lists(folder: Path) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
+    """Yield both columns of each file as lists of sequences."""
     for path in sorted(folder.glob("*.parquet")):
         table = pq.read_table(path, columns=list(COLUMNS))
         rollout, train = (table[name].combine_chunks() for name in COLUMNS)
@@ -54,24 +54,24 @@ def lists_of(folder: Path) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]
 
 
 def padded_batches(folder: Path) -> Iterator[tuple[Any, Any, Any]]:
-    """Rollout, train and mask [B, T] in the order of the file."""
-    for rollout, train in lists_of(folder):
+    """Yield the rollout, the trainer and the mask [B, T] in the order of the file."""
+    for rollout, train in read_lists(folder):
         for start in range(0, len(rollout), BATCH):
-            yield padded(rollout[start : start + BATCH], train[start : start + BATCH])
+            yield pad(rollout[start : start + BATCH], train[start : start + BATCH])
 
 
 def bucketed_batches(folder: Path) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield the same batches with sequences of similar length together."""
-    for rollout, train in lists_of(folder):
+    """Yield batches of sequences with similar lengths."""
+    for rollout, train in read_lists(folder):
         order = sorted(range(len(rollout)), key=lambda row: len(rollout[row]))
         while order:
             count = max(1, BUCKETED_CELLS // len(rollout[order[-1]]))
             chosen, order = order[-count:], order[:-count]
-            yield padded([rollout[row] for row in chosen], [train[row] for row in chosen])
+            yield pad([rollout[row] for row in chosen], [train[row] for row in chosen])
 
 
-def padded(rollout: list[np.ndarray], train: list[np.ndarray]) -> tuple[Any, Any, Any]:
-    """Right-padded tensors and their mask."""
+def pad(rollout: list[np.ndarray], train: list[np.ndarray]) -> tuple[Any, Any, Any]:
+    """Return right-padded tensors and their mask."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
@@ -81,24 +81,24 @@ def padded(rollout: list[np.ndarray], train: list[np.ndarray]) -> tuple[Any, Any
 
 
 class Totals:
-    """Sums of one row of outputs."""
+    """Sums and maxima for one row of outputs."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
 
     def add(self, **values: Any) -> None:
-        """Add 0-dimensional tensors; names that end in `max` keep the largest."""
+        """Add scalar tensors, or keep the largest if the name ends in `max`."""
         for name, value in values.items():
             number = float(value)
-            known = self.sums.get(name)
+            earlier = self.sums.get(name)
             if name.endswith("max"):
-                self.sums[name] = number if known is None else max(known, number)
+                self.sums[name] = number if earlier is None else max(earlier, number)
             else:
-                self.sums[name] = number if known is None else known + number
+                self.sums[name] = number if earlier is None else earlier + number
 
 
-def by_torch(batches: Iterator[tuple[Any, Any, Any]], corrections: list[tuple[float, float]]) -> Outputs:
-    """The outputs as masked sums over padded tensors."""
+def compute_with_torch(batches: Iterator[tuple[Any, Any, Any]], corrections: list[tuple[float, float]]) -> Outputs:
+    """Compute the outputs from masked sums over padded tensors."""
     import torch
 
     torch.set_num_threads(1)
@@ -125,10 +125,10 @@ def by_torch(batches: Iterator[tuple[Any, Any, Any]], corrections: list[tuple[fl
                 high=((excess + 1 > truncate) & mask).sum(), applied=applied.sum(dtype=double),
                 squared=(applied * applied).sum(dtype=double), k3=(k3 * kept).sum(dtype=double),
             )  # fmt: skip
-    return evaluated(mismatch.sums, [totals.sums for totals in corrected])
+    return evaluate_sums(mismatch.sums, [totals.sums for totals in corrected])
 
 
-def evaluated(m: dict[str, float], corrected: list[dict[str, float]]) -> Outputs:
+def evaluate_sums(m: dict[str, float], corrected: list[dict[str, float]]) -> Outputs:
     """Return the outputs, computed from sums."""
     n = m["tokens"]
     first = {
@@ -148,8 +148,8 @@ def evaluated(m: dict[str, float], corrected: list[dict[str, float]]) -> Outputs
     return [first, *rows]
 
 
-def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: bool) -> Outputs:
-    """The outputs from a Result; `swept`, those of the corrections from a sweep over the grid."""
+def compute_with_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: bool) -> Outputs:
+    """Compute the outputs with `analyze`, or those of the corrections with `sweep` if `swept`."""
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.corrections.presets import parse_correction
 
@@ -163,8 +163,8 @@ def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: 
     run = next(iter(result.runs.values()))
     first = {key: run.overall.metrics[key].value for key in MISMATCH}
     if not swept:
-        of_each = [run.overall.corrections[correction.name] for correction in chosen]
-        return [first, *({key: values[key].value for key in CORRECTION} for values in of_each)]
+        values_of = [run.overall.corrections[correction.name] for correction in chosen]
+        return [first, *({key: values[key].value for key in CORRECTION} for values in values_of)]
     from mismatchctl.api.sweep.study import Study, ThresholdAxis
     from mismatchctl.api.sweep.sweep import sweep
 
@@ -177,28 +177,28 @@ def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: 
 
 
 def run_case(case: str, number: int, folder: Path) -> None:
-    """Run one case in this process."""
+    """Run one case in this process and print its cost."""
     import torch
 
     torch.set_num_threads(1)
     if case in ("analyze", "sweep"):
-        analysis_once()
-    with reported():
-        outputs_of(case, number, folder)
+        warm_up()
+    with report_cost():
+        compute_outputs(case, number, folder)
 
 
-def analysis_once() -> None:
-    """Imports, and the loops compiled or loaded: not what is compared here."""
+def warm_up() -> None:
+    """Import all modules and load the compiled loops, which the comparison does not count."""
     from analyze import load_loops
 
     load_loops()
     with tempfile.TemporaryDirectory() as place:
         make_dump(Path(place), 400_000, 400)
-        by_mismatchctl(Path(place), ONE, False)
-        by_mismatchctl(Path(place), FIFTY, True)
+        compute_with_mismatchctl(Path(place), ONE, False)
+        compute_with_mismatchctl(Path(place), FIFTY, True)
 
 
-def check(found: dict[str, Outputs]) -> None:
+def check_agreement(found: dict[str, Outputs]) -> None:
     """Raise an error if the cases do not give the same numbers."""
     names, rows = list(found), list(found.values())
     for name, outputs in zip(names[1:], rows[1:], strict=True):
@@ -209,18 +209,20 @@ def check(found: dict[str, Outputs]) -> None:
                     sys.exit(f"{key}: {name} {value}, {names[0]} {other[key]}")
 
 
-def outputs_of(case: str, number: int, folder: Path) -> Outputs:
-    """The numbers of a case, made in this process."""
+def compute_outputs(case: str, number: int, folder: Path) -> Outputs:
+    """Compute the outputs of a case in this process."""
     corrections = ONE if number == 1 else FIFTY
     if case in ("padded", "bucketed"):
-        return by_torch((padded_batches if case == "padded" else bucketed_batches)(folder), corrections)
-    return by_mismatchctl(folder, corrections, case == "sweep")
+        return compute_with_torch((padded_batches if case == "padded" else bucketed_batches)(folder), corrections)
+    return compute_with_mismatchctl(folder, corrections, case == "sweep")
 
 
-def compared(folder: Path, tokens: int, number: int, repeat: int) -> str:
+def comparison_table(folder: Path, tokens: int, number: int, repeat: int) -> str:
     """Return the Markdown table of the cases with this number of corrections."""
     given = ("--number", number, "--folder", folder)
-    rounds = in_rounds(__file__, {title: ("--case", case, *given) for title, case in CASES[number].items()}, repeat)
+    rounds = measure_rounds(
+        __file__, {title: ("--case", case, *given) for title, case in CASES[number].items()}, repeat
+    )
     heads = (
         "case", "seconds, median [least, most]", "relative to mismatchctl", "processor / clock", "peak memory, MB",
     )  # fmt: skip
@@ -234,7 +236,7 @@ def compared(folder: Path, tokens: int, number: int, repeat: int) -> str:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, 20e6, 5)
+    parser = make_parser(__doc__, 20e6, 5)
     parser.add_argument("--number", type=int, default=1, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
@@ -247,10 +249,10 @@ def main() -> None:
         folder.mkdir()
         make_dump(small, 2_000_000, 2500)
         for number, cases in CASES.items():
-            check({title: outputs_of(case, number, small) for title, case in cases.items()})
+            check_agreement({title: compute_outputs(case, number, small) for title, case in cases.items()})
         make_dump(folder, tokens, 2500)
         for number in CASES:
-            sections.append(compared(folder, tokens, number, given.repeat))
+            sections.append(comparison_table(folder, tokens, number, given.repeat))
             print(sections[-1], flush=True)
     publish("\n".join([HEAD.format(load=os.getloadavg()[0]), *sections]), given.write)
 

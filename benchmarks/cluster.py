@@ -1,9 +1,9 @@
-"""Compare Ray with threads, with and without a killed worker, and write a Markdown table.
+"""Compare Ray with threads, with and without a killed worker.
 
-python benchmarks/cluster.py [--files 32] [--tokens 4000000] [--repeats 5] [--write benchmarks/results.md]
+    python benchmarks/cluster.py [--files 32] [--tokens 4000000] [--repeats 5] [--write benchmarks/results.md]
 
-Every case is a process of its own with a Ray of its own on this machine; its start is not counted. On more workers than
-processors, only the sameness of the bytes means something.
+Each case is a fresh process with its own Ray on this machine, and the start of Ray is not counted. All Results must
+have the same bytes. With more workers than cores, the times are not meaningful. Writes the section "Ray and threads".
 """
 
 from __future__ import annotations
@@ -20,17 +20,25 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-from cache import CORRECTIONS, make_step  # noqa: E402
-from measure import measure, publish, reported, table  # noqa: E402
+from measure import measure, publish, report_cost, table, write_lists  # noqa: E402
 
 WORKERS = (1, 2, 4)
+CORRECTIONS = ("token_tis", "geo_rs")
+LENGTH, PER_PROMPT = 2000, 8
+
+
+def make_step(folder: Path, step: int, tokens: int) -> None:
+    """Write a file with one step of sequences of the same length, eight per prompt."""
+    lengths = np.full(tokens // LENGTH // PER_PROMPT * PER_PROMPT, LENGTH)
+    write_lists(folder / f"step_{step:05d}.parquet", lengths, np.random.default_rng(step), step, row_group_size=512)
 
 
 def case(dump: str, engine: str, workers: int, result: str) -> None:
-    """One analysis; `engine` is local, ray or killed: ray with one worker killed in the middle."""
+    """Run one analysis. `engine` is local, ray, or killed, which is Ray with one worker killed during the analysis."""
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.data.engines import LocalEngine, RayEngine
     from mismatchctl.frameworks.registry import find_preset
@@ -40,32 +48,32 @@ def case(dump: str, engine: str, workers: int, result: str) -> None:
         import ray
 
         ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        analyze([dump], corrections, engine=RayEngine())  # workers start and load what they need
+        analyze([dump], corrections, engine=RayEngine())  # workers start and load their modules
     if engine == "killed":
-        threading.Thread(target=_kill_a_worker, daemon=True).start()
-    with reported(), contextlib.redirect_stdout(sys.stderr):  # Ray reports the lost worker on this stream
+        threading.Thread(target=_kill_worker, daemon=True).start()
+    with report_cost(), contextlib.redirect_stdout(sys.stderr):  # Ray reports the lost worker on stdout
         made = analyze([dump], corrections, engine=LocalEngine(workers) if engine == "local" else RayEngine()).to_json()
     Path(result).write_text(hashlib.sha256(made.encode()).hexdigest())
     sys.stdout.flush()
-    os._exit(0)  # no later message of Ray may follow the report
+    os._exit(0)  # so that Ray cannot print after the report
 
 
-def _kill_a_worker() -> None:
-    """Kill one process of this cluster that is working on a shard."""
+def _kill_worker() -> None:
+    """Kill a worker of this cluster while it computes a shard."""
     while True:
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                is_ours = _descends(int(folder.name), os.getpid())
-                if is_ours and (folder / "cmdline").read_bytes().startswith(b"ray::made_there"):
+                is_descendant = _is_descendant(int(folder.name), os.getpid())
+                if is_descendant and (folder / "cmdline").read_bytes().startswith(b"ray::compute_on_worker"):
                     os.kill(int(folder.name), signal.SIGKILL)
                     return
         time.sleep(0.01)
 
 
-def _descends(process: int, from_: int) -> bool:
-    while process > 1 and process != from_:
+def _is_descendant(process: int, ancestor: int) -> bool:
+    while process > 1 and process != ancestor:
         process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    return process == from_
+    return process == ancestor
 
 
 def main(
@@ -73,7 +81,7 @@ def main(
     tokens: int = 4_000_000,
     repeats: int = 5,
     write: Path | None = None,
-    scratch: Annotated[Path | None, typer.Option(help="Where the dump is made; default: a temporary folder.")] = None,
+    scratch: Annotated[Path | None, typer.Option(help="Folder for the dump. [default: a temporary folder]")] = None,
 ) -> None:
     """Measure, print, and write the table."""
     cases = [(engine, workers) for workers in WORKERS for engine in ("local", "ray", "killed")]
@@ -85,22 +93,22 @@ def main(
         dump.mkdir()
         for step in range(files):
             make_step(dump, step, tokens)
-        measure(__file__, "case", str(dump), "local", "1", str(root / "hash"))  # compiles, and fills the page cache
+        measure(__file__, "case", str(dump), "local", "1", str(root / "hash"))  # warm up
         for _ in range(repeats):
             for engine, workers in cases:
                 cost = measure(__file__, "case", str(dump), engine, str(workers), str(root / "hash"))
                 costs[engine, workers].append(cost.wall)
                 hashes.add((root / "hash").read_text())
-    middle = {one: statistics.median(walls) for one, walls in costs.items()}
-    publish(_document(files, tokens, repeats, middle, len(hashes)), write)
+    medians = {one: statistics.median(walls) for one, walls in costs.items()}
+    publish(_format_section(files, tokens, repeats, medians, len(hashes)), write)
     if len(hashes) > 1:
         raise typer.Exit(1)
 
 
-def _document(files: int, tokens: int, repeats: int, middle: dict[tuple[str, int], float], hashes: int) -> str:
-    one = middle["local", 1]
+def _format_section(files: int, tokens: int, repeats: int, medians: dict[tuple[str, int], float], hashes: int) -> str:
+    one = medians["local", 1]
     cases = ("local", "ray", "killed")
-    rows = ((workers, *(f"{middle[name, workers] / one:.2f}" for name in cases)) for workers in WORKERS)
+    rows = ((workers, *(f"{medians[name, workers] / one:.2f}" for name in cases)) for workers in WORKERS)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     same = "All Results have the same bytes." if hashes == 1 else f"MISSED: {hashes} different Results."
     return "\n".join(

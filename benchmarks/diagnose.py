@@ -1,11 +1,10 @@
-"""Measure how often findings are true on models that no rule was built on.
+"""Measure how often findings are right on models that no rule was developed on.
 
-Writes the tables of docs/methods/accuracy.md, and the time of the search into docs/methods/causes.md.
-
-    python benchmarks/stranger_dumps.py DUMPS      # trains small models and makes their dumps: an hour of one core
+    python benchmarks/stranger_dumps.py DUMPS      # train small models and write their dumps: an hour on one core
     python benchmarks/diagnose.py DUMPS [FOLDER ...]
 
-Each FOLDER contains dumps with a known cause, and a labels.json that names it.
+Each FOLDER contains dumps with a known cause, and a labels.json that names it. Writes the tables of
+docs/methods/accuracy.md, and the time of the search for causes into docs/methods/causes.md.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ PAGE, COST_PAGE = ROOT / "docs/methods/accuracy.md", ROOT / "docs/methods/causes
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from diagnose_cost import cost_section  # noqa: E402
-from measure import between  # noqa: E402
-from reported_faults import NOISE, QUIET, calibration, percent  # noqa: E402
-from stranger_dumps import Plant, plants  # noqa: E402
+from measure import format_share, replace_section  # noqa: E402
+from reported_faults import NOISE, QUIET, calibration_table  # noqa: E402
+from stranger_dumps import PlantedCause, list_causes  # noqa: E402
 from stranger_plans import UNSEEN, Architecture  # noqa: E402
 
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
@@ -38,9 +37,9 @@ from mismatchctl.diagnosis.findings import CONFIDENCES  # noqa: E402
 from mismatchctl.results.model import Finding  # noqa: E402
 
 SIZES = {8: 2, 32: 1, 128: 1, 512: 1}
-"""Number of rows of a dump -> number of dumps that are drawn with this number of rows. No row is drawn twice."""
-OFTEN = {8: 6, 32: 4, 128: 1}
-"""The same numbers for planted causes whose estimates have an interval."""
+"""Number of drawn dumps by number of rows. The draws of one size do not share rows."""
+ESTIMATE_SIZES = {8: 6, 32: 4, 128: 1}
+"""Number of drawn dumps by number of rows, for planted causes whose estimates have an interval."""
 ESTIMATES = {
     "temperature": ("temperature", "temperature"),
     "raw": ("raw_logprobs", "temperature"),
@@ -53,18 +52,19 @@ ESTIMATES = {
     "retokenized": ("retokenized", "sequences"),
     "no end": ("padding_or_sentinel", "ends"),
 }
-"""Plants by the beginning of their names: the cause, and the fact of it whose interval should hold what was planted.
+"""Beginnings of the names of planted causes, with the cause and the fact whose interval should contain the true value.
 
-Shares of rows are those of the whole dump that the rows were drawn of.
+The true share of faulty rows is that of the whole dump, not of the drawn rows.
 """
 ONSET, LEAST_TOKENS = 4.0, 12
-"""Where `growing` was planted, and tokens of a row that a share is of."""
-LISTED = {plant.name for plant in plants() if plant.listed}
+"""The planted onset of `growing`, and the minimum length of rows that count for the share of faulty rows."""
+LISTED = {cause.name for cause in list_causes() if cause.listed}
 CLEAN = ("clean", "clean float32", "clean both bfloat16", "clean greedy")
 DRAWS = 12
 NAMES = {"none": "no positions"}
-_FELT = 1.5
-LABELS = {
+NOISE_FACTOR = 1.5
+"""K3 of a visible fault, relative to the K3 of the clean dump."""
+LABELS = {  # causes of the labels.json files under their names in mismatchctl
     "precision_noise": "numerical_noise",
     "temperature_mismatch": "temperature",
     "kv_cache_quantization": "cache_quantization",
@@ -73,19 +73,21 @@ LABELS = {
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A dump that was diagnosed: the plant, its rows, and what was found.
+class Verdict:
+    """The findings for a drawn dump with a planted cause.
 
-    `truth` are the right names, `share` the rows of the whole dump that were changed, and `felt` is whether the rows
-    contain a fault that makes more K3 than the engine's noise.
+    Attributes:
+        truth: Causes of findings that count as right.
+        share: Share of faulty rows in the whole dump.
+        exceeds_noise: Whether the drawn rows contain a fault with more K3 than the engine's noise.
     """
 
     model: str
-    plant: str
+    cause: str
     rows: int
     truth: frozenset[str]
     share: float
-    felt: bool
+    exceeds_noise: bool
     found: list[Finding]
 
     @property
@@ -98,27 +100,27 @@ class Judged:
         return bool(self.alarms) and self.alarms[0].cause in self.truth
 
 
-def judged(plans: Iterable[Architecture], folder: Path) -> Iterator[Judged]:
-    """Yield random draws of the dumps of some models."""
-    there = [
-        (plan, plant.name, folder)
+def judge_causes(plans: Iterable[Architecture], folder: Path) -> Iterator[Verdict]:
+    """Yield verdicts on random draws of the dumps with planted causes."""
+    jobs = [
+        (plan, cause.name, folder)
         for plan in plans
-        for plant in plants()
-        if (folder / plan.name / f"{plant.name}.parquet").exists()
+        for cause in list_causes()
+        if (folder / plan.name / f"{cause.name}.parquet").exists()
     ]
     with ProcessPoolExecutor() as pool:
-        for rows in pool.map(_of_plant, *zip(*there, strict=True)):
+        for rows in pool.map(_judge_cause, *zip(*jobs, strict=True)):
             yield from rows
 
 
-def _of_plant(plan: Architecture, name: str, folder: Path) -> list[Judged]:
+def _judge_cause(plan: Architecture, name: str, folder: Path) -> list[Verdict]:
     tables = [pq.read_table(folder / plan.name / f"{one}.parquet") for one in (name, "clean")]
-    return list(_draws(plan, next(plant for plant in plants() if plant.name == name), *tables))
+    return list(_judge_draws(plan, next(cause for cause in list_causes() if cause.name == name), *tables))
 
 
-def _shows(table: pa.Table, clean: pa.Table) -> bool:
-    """Whether a plant makes more K3 than the engine's noise: a model that hardly attends does not feel a window."""
-    return _k3(table) > _FELT * _k3(clean)
+def _exceeds_noise(table: pa.Table, clean: pa.Table) -> bool:
+    """Return True if the fault has more K3 than the engine's noise. Some faults have no effect on some models."""
+    return _k3(table) > NOISE_FACTOR * _k3(clean)
 
 
 def _k3(table: pa.Table) -> float:
@@ -127,25 +129,25 @@ def _k3(table: pa.Table) -> float:
     return float((np.expm1(x) - x).mean())
 
 
-def _draws(plan: Architecture, plant: Plant, table: pa.Table, clean: pa.Table) -> Iterator[Judged]:
-    shows = plant.truth.isdisjoint(NOISE) and _shows(table, clean)
-    often = any(plant.name.startswith(kind) for kind in ESTIMATES)
+def _judge_draws(plan: Architecture, cause: PlantedCause, table: pa.Table, clean: pa.Table) -> Iterator[Verdict]:
+    visible = cause.truth.isdisjoint(NOISE) and _exceeds_noise(table, clean)
+    has_estimate = any(cause.name.startswith(kind) for kind in ESTIMATES)
     long = np.array([len(row) >= LEAST_TOKENS for row in table["token_ids"].to_pylist()])
-    share = float(_changed(table, clean)[long].mean())
+    share = float(_find_changed_rows(table, clean)[long].mean())
     for rows, draws in SIZES.items():
         order = np.random.default_rng(rows).permutation(table.num_rows)
-        for draw in range(min(OFTEN.get(rows, draws) if often else draws, table.num_rows // rows)):
+        for draw in range(min(ESTIMATE_SIZES.get(rows, draws) if has_estimate else draws, table.num_rows // rows)):
             chosen = np.sort(order[draw * rows : (draw + 1) * rows])
-            part, truth, felt = table.take(chosen), plant.truth, shows
-            if not _changed(part, clean).any():  # a plant in few rows, none of which was drawn
-                truth, felt = NOISE, False
-            elif not (plant.listed or shows):
+            part, truth, exceeds_noise = table.take(chosen), cause.truth, visible
+            if not _find_changed_rows(part, clean).any():  # the fault is in few rows, and none was drawn
+                truth, exceeds_noise = NOISE, False
+            elif not (cause.listed or visible):
                 truth |= NOISE
-            yield Judged(plan.name, plant.name, rows, truth, share, felt, findings(part))
+            yield Verdict(plan.name, cause.name, rows, truth, share, exceeds_noise, diagnose_table(part))
 
 
-def _changed(part: pa.Table, clean: pa.Table) -> np.ndarray:
-    """Rows [S] that are not as they were before something was planted; duplicates: those that are there again."""
+def _find_changed_rows(part: pa.Table, clean: pa.Table) -> np.ndarray:
+    """Return a mask [S] of the rows that differ from the clean dump, and of repeated rows."""
     ids = part["sequence_id"].to_numpy()
     changed = ids >= clean.num_rows
     changed[np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])] = True
@@ -156,47 +158,47 @@ def _changed(part: pa.Table, clean: pa.Table) -> np.ndarray:
     return changed
 
 
-def findings(table: pa.Table) -> list[Finding]:
+def diagnose_table(table: pa.Table) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         pq.write_table(table, f"{folder}/dump.parquet")
         (found,) = diagnose([f"{folder}/dump.parquet"], threads=1).runs.values()
     return found
 
 
-def healthy(plans: Iterable[Architecture], folder: Path) -> Iterator[Judged]:
-    """Draws of clean dumps with workers, steps and version lags that mean nothing."""
-    there = [
+def judge_clean(plans: Iterable[Architecture], folder: Path) -> Iterator[Verdict]:
+    """Yield verdicts on draws of clean dumps with random workers, steps and version lags."""
+    jobs = [
         (plan, name, folder) for plan in plans for name in CLEAN if (folder / plan.name / f"{name}.parquet").exists()
     ]
     with ProcessPoolExecutor() as pool:
-        for rows in pool.map(_of_clean, *zip(*there, strict=True)):
+        for rows in pool.map(_judge_clean_dump, *zip(*jobs, strict=True)):
             yield from rows
 
 
-def _of_clean(plan: Architecture, name: str, folder: Path) -> list[Judged]:
+def _judge_clean_dump(plan: Architecture, name: str, folder: Path) -> list[Verdict]:
     whole = pq.read_table(folder / plan.name / f"{name}.parquet")
     drawn = [(rows, draw) for rows in SIZES for draw in range(DRAWS if rows <= whole.num_rows else 0)]
     return [
-        Judged(plan.name, name, rows, NOISE | QUIET, 0.0, False,
-               findings(_shuffled(whole, rows, np.random.default_rng(1000 * draw + rows))))
+        Verdict(plan.name, name, rows, NOISE | QUIET, 0.0, False,
+               diagnose_table(_draw_clean_dump(whole, rows, np.random.default_rng(1000 * draw + rows))))
         for rows, draw in drawn
     ]  # fmt: skip
 
 
-def alarms(rows: list[Judged]) -> Iterator[str]:
+def alarm_table(rows: list[Verdict]) -> Iterator[str]:
     """Count clean dumps with a finding other than noise, by number of rows."""
     yield "| rows | dumps with an alarm at medium or high | at high |"
     yield "|---|---|---|"
     for size in SIZES:
-        told = [[one for one in row.found if one.cause not in QUIET] for row in rows if row.rows == size]
+        right = [[one for one in row.found if one.cause not in QUIET] for row in rows if row.rows == size]
         cells = (
-            percent(sum(any(one.confidence in levels for one in found) for found in told), len(told))
+            format_share(sum(any(one.confidence in levels for one in found) for found in right), len(right))
             for levels in (("medium", "high"), ("high",))
         )
         yield f"| {size} | {' | '.join(cells)} |"
 
 
-def _shuffled(table: pa.Table, rows: int, random: np.random.Generator) -> pa.Table:
+def _draw_clean_dump(table: pa.Table, rows: int, random: np.random.Generator) -> pa.Table:
     part = table.take(np.sort(random.permutation(table.num_rows)[:rows])).drop_columns(["worker", "step"])
     worker = random.integers(0, random.choice([2, 4, 8, rows]), rows)
     step = np.sort(random.integers(0, random.choice([1, 4, 8, rows]), rows))
@@ -207,55 +209,55 @@ def _shuffled(table: pa.Table, rows: int, random: np.random.Generator) -> pa.Tab
     return part
 
 
-def detection(rows: list[Judged]) -> list[str]:
-    """First findings that name the cause, by plant and rows; and what else came first."""
+def detection_table(rows: list[Verdict]) -> list[str]:
+    """Return the percentage of right first findings by cause and number of rows, and frequent wrong findings."""
     lines = [
         "| planted | " + " | ".join(f"{size} rows" for size in SIZES) + " | wrong first findings |",
         "|---|" + "---|" * (len(SIZES) + 1),
     ]
-    for name in dict.fromkeys(row.plant for row in rows):
-        mine = [row for row in rows if row.plant == name]
+    for name in dict.fromkeys(row.cause for row in rows):
+        own = [row for row in rows if row.cause == name]
         cells = []
         for size in SIZES:
-            told = [row.right for row in mine if row.rows == size]
-            cells.append(f"{100 * np.mean(told):.0f}" if told else "")
-        others = Counter(row.alarms[0].cause if row.alarms else "no finding" for row in mine if not row.right)
+            right = [row.right for row in own if row.rows == size]
+            cells.append(f"{100 * np.mean(right):.0f}" if right else "")
+        others = Counter(row.alarms[0].cause if row.alarms else "no finding" for row in own if not row.right)
         lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(f'{c} {n}' for c, n in others.most_common(3))} |")
     return lines
 
 
-def coverage(rows: list[Judged]) -> list[str]:
-    """How often intervals hold the planted value, by rows; and how often there was none."""
+def coverage_table(rows: list[Verdict]) -> list[str]:
+    """Return the share of intervals that contain the true value by number of rows, and count missing intervals."""
     lines = [
         "| estimate | " + " | ".join(f"{size} rows" for size in SIZES) + " | all | no interval |",
         "|---|" + "---|" * (len(SIZES) + 2),
     ]
     for kind, (cause, name) in ESTIMATES.items():
-        told: dict[int, list[bool]] = defaultdict(list)
-        untold = 0
+        contained: dict[int, list[bool]] = defaultdict(list)
+        without_interval = 0
         for row in rows:
             found = [finding for finding in row.found if finding.cause == cause]
-            if not f"{row.plant} ".startswith(f"{kind} ") or not found:
+            if not f"{row.cause} ".startswith(f"{kind} ") or not found:
                 continue
-            value = _planted(row, name)
+            value = _planted_value(row, name)
             ends = [fact.interval for fact in found[0].evidence if fact.name == name and fact.interval is not None]
-            untold += not ends
-            told[row.rows] += [low <= value <= high for low, high in ends]
-        cells = [percent(sum(told[size]), len(told[size])) for size in SIZES]
-        whole = sum(map(sum, told.values())), sum(map(len, told.values()))
-        if whole[1] + untold:
-            lines.append(f"| {kind} ({name}) | {' | '.join(cells)} | {percent(*whole)} | {untold} |")
+            without_interval += not ends
+            contained[row.rows] += [low <= value <= high for low, high in ends]
+        cells = [format_share(sum(contained[size]), len(contained[size])) for size in SIZES]
+        whole = sum(map(sum, contained.values())), sum(map(len, contained.values()))
+        if whole[1] + without_interval:
+            lines.append(f"| {kind} ({name}) | {' | '.join(cells)} | {format_share(*whole)} | {without_interval} |")
     return lines
 
 
-def _planted(row: Judged, name: str) -> float:
+def _planted_value(row: Verdict, name: str) -> float:
     """Return the value that the interval of a fact should contain."""
     if name in ("sequences", "ends"):
         return row.share
-    return ONSET if name == "onset" else float(row.plant.split(" ")[1])
+    return ONSET if name == "onset" else float(row.cause.split(" ")[1])
 
 
-def known(folders: Iterable[Path]) -> Iterator[str]:
+def known_table(folders: Iterable[Path]) -> Iterator[str]:
     """Yield a table of the first findings in folders of dumps with known causes, and a list of the wrong ones."""
     wrong = []
     yield "| dumps | first finding right | right at high | right at medium | also at high, wrong |"
@@ -279,14 +281,16 @@ def known(folders: Iterable[Path]) -> Iterator[str]:
                 planted = " or ".join(sorted(truth))
                 finding = f"{found[0].cause} ({found[0].confidence}){listed}"
                 wrong.append(f"- In the dump {name}, the finding for {planted} is {finding}.")
-        cells = [percent(counts[level, True], counts[level, True] + counts[level, False]) for level in CONFIDENCES[:2]]
+        cells = [
+            format_share(counts[level, True], counts[level, True] + counts[level, False]) for level in CONFIDENCES[:2]
+        ]
         right = sum(count for (_, good), count in counts.items() if good)
         title = folder.name.replace("_", " ")
-        yield f"| {title} | {percent(right, counts.total())} | {' | '.join(cells)} | {more} |"
+        yield f"| {title} | {format_share(right, counts.total())} | {' | '.join(cells)} | {more} |"
     yield from ["", *wrong]
 
 
-def models(plans: Iterable[Architecture], folder: Path) -> list[str]:
+def describe_models(plans: Iterable[Architecture], folder: Path) -> list[str]:
     return [
         f"- `{plan.name}`: {'words' if plan.words else 'bytes'}, {plan.layers} layers of {plan.width}, "
         f"{plan.heads} heads"
@@ -302,30 +306,32 @@ def models(plans: Iterable[Architecture], folder: Path) -> list[str]:
 
 
 def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
-    """All tables of some models."""
-    rows, clean = list(judged(plans, folder)), list(healthy(plans, folder))
+    """Return all tables for the given models."""
+    rows, clean = list(judge_causes(plans, folder)), list(judge_clean(plans, folder))
     groups = {f"{size} rows": [row for row in (*rows, *clean) if row.rows == size] for size in SIZES}
     groups |= {f"`{plan.name}`": [row for row in (*rows, *clean) if row.model == plan.name] for plan in plans}
     groups["all"] = [*rows, *clean]
-    right = {listed: [row.right for row in rows if (row.plant in LISTED) == listed] for listed in (True, False)}
+    right = {listed: [row.right for row in rows if (row.cause in LISTED) == listed] for listed in (True, False)}
     return [
-        *models(plans, folder),
+        *describe_models(plans, folder),
         "",
         f"{len(rows):,} dumps with a planted fault and {len(clean):,} clean dumps. Share of true findings:",
         "",
-        *calibration({name: [(row.found, row.truth, row.felt) for row in own] for name, own in groups.items()}),
+        *calibration_table(
+            {name: [(row.found, row.truth, row.exceeds_noise) for row in own] for name, own in groups.items()}
+        ),
         "",
         "For causes that `diagnose` claims to identify, the first finding names the planted cause in "
-        f"{percent(sum(right[True]), len(right[True]))} of the",
+        f"{format_share(sum(right[True]), len(right[True]))} of the",
         "dumps. For all other causes, `unexplained` also counts as right, and the first finding is right in "
-        f"{percent(sum(right[False]), len(right[False]))}",
+        f"{format_share(sum(right[False]), len(right[False]))}",
         "of the dumps.",
         "",
         "The table shows false alarms in clean dumps. The workers, steps and version lags of these dumps are drawn at "
         "random, so",
         "that some have a single row:",
         "",
-        *alarms(clean),
+        *alarm_table(clean),
         "",
         "The next table shows the percentage of dumps whose first finding names the planted cause, by number of rows. "
         "A dump",
@@ -333,13 +339,13 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         "fault",
         "multiplies the engine's own K3 by less than 1.5, a noise finding also counts as right.",
         "",
-        *detection(rows),
+        *detection_table(rows),
         "",
         "The next table shows the share of the 95 % intervals that contain the planted value, by the number of rows "
         "in the",
         "dump:",
         "",
-        *coverage(rows),
+        *coverage_table(rows),
         "",
     ]
 
@@ -348,13 +354,13 @@ def main() -> None:
     dumps, folders = Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]]
     model = next(plan.name for plan in UNSEEN[::-1] if (dumps / plan.name).exists())
     blocks = {
-        "known": (PAGE, known(folders)),
+        "known": (PAGE, known_table(folders)),
         "strangers": (PAGE, section(UNSEEN, dumps)),
         "cost": (COST_PAGE, cost_section(dumps, model)),
     }
     for name, (page, lines) in blocks.items():
         if name != "known" or folders:
-            between("\n".join(lines), page, f"<!-- {name} -->", f"<!-- end of {name} -->")
+            replace_section("\n".join(lines), page, f"<!-- {name} -->", f"<!-- end of {name} -->")
 
 
 if __name__ == "__main__":

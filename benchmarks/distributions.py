@@ -1,10 +1,10 @@
-"""Writes into docs/methods/accuracy.md what `diagnose` reads from recorded distributions of trained models.
+"""Measure how often `diagnose` finds a sampler setting in recorded distributions.
 
     python benchmarks/distributions.py DUMPS [--write]
 
-DUMPS keeps the trained models of stranger_dumps.py. An engine decodes in bfloat16 with a cache and a setting of its
-sampler, and lists the most likely tokens of what it samples from; a trainer in float32 without the setting says what it
-gives these.
+DUMPS contains the trained models of stranger_dumps.py. The engine decodes in bfloat16 with a KV cache and one sampler
+setting, and records the most likely tokens of each position. The trainer scores the same tokens in float32 without the
+setting. `--write` writes the table of "Settings from recorded distributions" in docs/methods/accuracy.md.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from measure import between  # noqa: E402
-from sides import percent  # noqa: E402
-from stranger_dumps import ENGINE, TRAINER, World  # noqa: E402
+from measure import format_share, replace_section  # noqa: E402
+from stranger_dumps import ENGINE, TRAINER, TrainedModel  # noqa: E402
 from stranger_plans import PROMPT, RESPONSE, UNSEEN  # noqa: E402
-from strangers import Processors, decoded, rounded  # noqa: E402
+from strangers import Processors, cast_model, sample_responses  # noqa: E402
 
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
 from mismatchctl.recorder.recorder import Recorder  # noqa: E402
@@ -46,34 +45,34 @@ BEGIN, END = "<!-- benchmarks/distributions.py writes from here -->", "<!-- to t
 
 @dataclass
 class Listing:
-    """What an engine does to logits, and the most likely tokens of what is left, place by place."""
+    """Logit processors that record the most likely tokens of each position."""
 
     process: Processors
     ids: list[torch.Tensor] = field(default_factory=list)
     log_probs: list[torch.Tensor] = field(default_factory=list)
 
     def __call__(self, logits: torch.Tensor, prompt: torch.Tensor, response: torch.Tensor) -> torch.Tensor:
-        left = self.process(logits, prompt, response)
-        values, ids = left.log_softmax(-1).topk(K)
+        processed = self.process(logits, prompt, response)
+        values, ids = processed.log_softmax(-1).topk(K)
         self.ids.append(ids)
         self.log_probs.append(values)
-        return left
+        return processed
 
 
 @torch.inference_mode()
-def record(world: World, name: str, value: float, folder: Path) -> None:
-    """A dump of one setting."""
+def record(trained: TrainedModel, name: str, value: float, folder: Path) -> None:
+    """Write a dump with one sampler setting."""
     given = {} if name == "clean" else {name: int(value) if name == "top_k" else value}
     listing = Listing(Processors(**given))
-    rollout = decoded(world.versions[0], world.prompts[:ROWS], ENGINE, listing, 12)  # type: ignore[arg-type]
-    ids, ours = (torch.stack(values, 1) for values in (listing.ids, listing.log_probs))
+    rollout = sample_responses(trained.versions[0], trained.prompts[:ROWS], ENGINE, listing, 12)  # type: ignore[arg-type]
+    ids, top_log_probs = (torch.stack(values, 1) for values in (listing.ids, listing.log_probs))
     whole = torch.cat([rollout.prompts, rollout.tokens], 1)[:, :-1]
-    train = rounded(world.versions[0], "float32")(whole, None, TRAINER)[:, PROMPT - 1 :].log_softmax(-1)
+    train = cast_model(trained.versions[0], "float32")(whole, None, TRAINER)[:, PROMPT - 1 :].log_softmax(-1)
     sampled = train.gather(-1, rollout.tokens[..., None])[..., 0]
     inside = np.arange(RESPONSE) < rollout.lengths[:, None]
     columns = {
         "rollout_log_probs": rollout.log_probs, "train_log_probs": sampled, "token_ids": rollout.tokens,
-        "rollout_top_ids": ids, "rollout_top_log_probs": ours, "train_top_log_probs": train.gather(-1, ids),
+        "rollout_top_ids": ids, "rollout_top_log_probs": top_log_probs, "train_top_log_probs": train.gather(-1, ids),
     }  # fmt: skip
     rows = {
         key: [row.numpy()[keep] for row, keep in zip(values, inside, strict=True)] for key, values in columns.items()
@@ -82,13 +81,13 @@ def record(world: World, name: str, value: float, folder: Path) -> None:
         recorder.write(step=0, **rows)
 
 
-def first(folder: Path) -> Finding:
+def first_finding(folder: Path) -> Finding:
     (found,) = diagnose([str(folder)], threads=1).runs.values()
     return found[0]
 
 
-def judged(name: str, value: float, finding: Finding) -> tuple[bool, bool | None]:
-    """Whether the setting is named at high or medium confidence, and whether its interval holds the value."""
+def judge(name: str, value: float, finding: Finding) -> tuple[bool, bool | None]:
+    """Return whether the finding names the setting above low confidence, and whether its interval contains it."""
     if name == "clean":
         alarm = finding.cause in ("temperature", "truncated_sampling") and finding.confidence != "low"
         return not alarm, None
@@ -100,29 +99,29 @@ def judged(name: str, value: float, finding: Finding) -> tuple[bool, bool | None
 
 
 @dataclass
-class Told:
-    """What was said of the dumps of some models: by setting, and what was not right."""
+class Summary:
+    """Verdicts by setting, and descriptions of wrong findings."""
 
     models: list[str] = field(default_factory=list)
     settings: dict[str, list[tuple[bool, bool | None]]] = field(default_factory=lambda: defaultdict(list))
-    others: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
 
-    def add(self, world: World) -> None:
-        """Record and judge each setting."""
-        self.models.append(world.plan.name)
+    def add(self, trained: TrainedModel) -> None:
+        """Record and judge each setting with one model."""
+        self.models.append(trained.plan.name)
         for name, value in SETTINGS:
             with tempfile.TemporaryDirectory() as place:
-                record(world, name, value, Path(place))
-                finding = first(Path(place))
-            row = judged(name, value, finding)
+                record(trained, name, value, Path(place))
+                finding = first_finding(Path(place))
+            row = judge(name, value, finding)
             self.settings[f"{name} {value:g}" if name != "clean" else "clean"].append(row)
-            print(world.plan.name, name, value, *row, finding.cause, finding.confidence, flush=True)
+            print(trained.plan.name, name, value, *row, finding.cause, finding.confidence, flush=True)
             if not row[0] or row[1] is False:
                 what = "its interval does not contain it" if row[0] else f"{finding.cause} ({finding.confidence})"
-                self.others.append(f"- {world.plan.name}, {name} {value:g}: {what}")
+                self.wrong.append(f"- {trained.plan.name}, {name} {value:g}: {what}")
 
-    def lines(self) -> list[str]:
-        """As Markdown."""
+    def to_lines(self) -> list[str]:
+        """Format the summary as Markdown."""
         models = " and ".join(f"`{name}`" for name in self.models)
         lines = [
             "",
@@ -133,19 +132,21 @@ class Told:
         ]
         lines += ["| setting of the sampler | named | interval contains it |", "|---|---|---|"]
         for key, rows in self.settings.items():
-            held = [inside for _, inside in rows if inside is not None]
-            lines.append(
-                f"| {key} | {percent(sum(named for named, _ in rows), len(rows))} | {percent(sum(held), len(held))} |"
+            contained = [inside for _, inside in rows if inside is not None]
+            shares = (
+                format_share(sum(named for named, _ in rows), len(rows)),
+                format_share(sum(contained), len(contained)),
             )
-        return [*lines, "", "Other findings:", "", *(self.others or ["- no cases"]), ""]
+            lines.append(f"| {key} | {' | '.join(shares)} |")
+        return [*lines, "", "Other findings:", "", *(self.wrong or ["- no cases"]), ""]
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    told = Told()
+    summary = Summary()
     for plan in UNSEEN:
-        told.add(World.of(plan, Path(sys.argv[1]), 1))
-    between("\n".join(told.lines()), DOCUMENT if "--write" in sys.argv else None, BEGIN, END)
+        summary.add(TrainedModel.load(plan, Path(sys.argv[1]), 1))
+    replace_section("\n".join(summary.to_lines()), DOCUMENT if "--write" in sys.argv else None, BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Measure how often findings are true if two faults act at once, on random models that no rule was built on.
+"""Measure how often findings are right if two faults act at once.
 
     python benchmarks/fault_pairs.py
 
-Writes the table of docs/methods/accuracy.md between its markers. Five minutes of one core.
+Plants each pair of a sampling fault and a column fault in dumps of random models. Writes the table of pairs in
+docs/methods/accuracy.md in 5 minutes on one core.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from measure import between  # noqa: E402
-from reported_faults import KINDS, PAGE, QUIET, found, percent  # noqa: E402
+from measure import format_share, replace_section  # noqa: E402
+from reported_faults import KINDS, PAGE, QUIET, diagnose_dump  # noqa: E402
 
 from mismatchctl.results.model import Finding  # noqa: E402
 from tests.factories import sampled as faults  # noqa: E402
@@ -30,95 +31,97 @@ FIRST_SEED, ROWS = 9500, 96
 VOCABULARIES = ("256 tokens", "512 tokens (confident model)")
 
 
-def older_weights(model: Model, seed: int) -> Dump:
+def sample_older_weights(model: Model, seed: int) -> Dump:
     dump = sampled(model, seed, Setup(rows=ROWS, older=model.moved(seed, 0.1), older_until=2.0))
     dump.tokens.pop("old")
     dump.columns |= {"rollout_version": [3] * ROWS, "train_version": [5] * ROWS}
     return dump
 
 
-def with_setup(**setup: object) -> Callable[[Model, int], Dump]:
+def build_fault(**setup: object) -> Callable[[Model, int], Dump]:
     return lambda model, seed: sampled(model, seed, Setup(rows=ROWS, noise=(0.01, 0.0), **setup))  # type: ignore[arg-type]
 
 
-FIRST: dict[str, tuple[str, Callable[[Model, int], Dump]]] = {
-    "temperature 0.8": ("temperature", with_setup(process=sampler(0.8))),
-    "top-p 0.9": ("truncated_sampling", with_setup(process=sampler(top_p=0.9))),
-    "raw log-probs at temperature 0.7": ("raw_logprobs", with_setup(process=sampler(0.7), raw=True)),
-    "older weights": ("stale_policy weights_differ", older_weights),
-    "half of the context lost": ("context_mismatch", with_setup(trainer_lost=0.5)),
+SAMPLING_FAULTS: dict[str, tuple[str, Callable[[Model, int], Dump]]] = {
+    "temperature 0.8": ("temperature", build_fault(process=sampler(0.8))),
+    "top-p 0.9": ("truncated_sampling", build_fault(process=sampler(top_p=0.9))),
+    "raw log-probs at temperature 0.7": ("raw_logprobs", build_fault(process=sampler(0.7), raw=True)),
+    "older weights": ("stale_policy weights_differ", sample_older_weights),
+    "half of the context lost": ("context_mismatch", build_fault(trainer_lost=0.5)),
     "wrong state for some prompts": ("engine_state", lambda model, seed: faults.engine_state(model, seed, 0.3)),
 }
 
 
-def in_rows(
+def change_rows(
     dump: Dump, seed: int, share: float, change: Callable[[np.ndarray, np.random.Generator], np.ndarray]
 ) -> Dump:
     rng = np.random.default_rng(seed)
     return dump.each("rollout_log_probs", lambda row, i: change(row, rng) if rng.random() < share else row)
 
 
-def to_bfloat16(row: np.ndarray) -> np.ndarray:
+def round_to_bfloat16(row: np.ndarray) -> np.ndarray:
     return (row.astype(np.float32).view(np.uint32) + 0x8000 & np.uint32(0xFFFF0000)).view(np.float32).astype(float)
 
 
-def edited(dump: Dump, seed: int) -> Dump:
+def edit_rows(dump: Dump, seed: int) -> Dump:
     pool = np.concatenate(dump.tokens["rollout_log_probs"])
 
     def change(row: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         at = int(rng.integers(len(row) // 4, len(row) // 2))
         return np.append(row[:at], rng.choice(pool, len(row) - at))
 
-    return in_rows(dump, seed, 0.2, change)
+    return change_rows(dump, seed, 0.2, change)
 
 
-def swapped(dump: Dump, seed: int) -> Dump:
+def swap_rows(dump: Dump, seed: int) -> Dump:
     rng, rows = np.random.default_rng(seed), dump.tokens["rollout_log_probs"]
     chosen = rng.permutation(len(rows))[: len(rows) // 5]
     source = dict(zip(chosen.tolist(), np.roll(chosen, 1).tolist(), strict=True))
     return dump.each("rollout_log_probs", lambda row, i: np.resize(rows[source.get(i, i)], len(row)))
 
 
-def repeated(dump: Dump, seed: int) -> Dump:
+def repeat_rows(dump: Dump, seed: int) -> Dump:
     chosen = np.random.default_rng(seed).permutation(len(dump))[: len(dump) // 5]
     tokens = {name: [rows[i] for i in chosen] for name, rows in dump.tokens.items()}
     columns = {name: [values[i] for i in chosen] for name, values in dump.columns.items()}
     return joined([dump, Dump(tokens, columns, [dump.best[i] for i in chosen])])
 
 
-SECOND: dict[str, tuple[str, Callable[[Dump, int], Dump]]] = {
-    "shift by 1": ("misaligned", lambda dump, seed: in_rows(dump, seed, 1.0, lambda row, rng: np.roll(row, 1))),
-    "20 % of the rows edited": ("edited_response retokenized", edited),
+COLUMN_FAULTS: dict[str, tuple[str, Callable[[Dump, int], Dump]]] = {
+    "shift by 1": ("misaligned", lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.roll(row, 1))),
+    "20 % of the rows edited": ("edited_response retokenized", edit_rows),
     "-30 on 1 %": (
         "padding_or_sentinel unexplained",
-        lambda dump, seed: in_rows(dump, seed, 1.0, lambda row, rng: np.where(rng.random(len(row)) < 0.01, -30.0, row)),
+        lambda dump, seed: change_rows(
+            dump, seed, 1.0, lambda row, rng: np.where(rng.random(len(row)) < 0.01, -30.0, row)
+        ),
     ),
     "stored in bfloat16": (
         "low_precision_logging",
-        lambda dump, seed: in_rows(dump, seed, 1.0, lambda row, rng: to_bfloat16(row)),
+        lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: round_to_bfloat16(row)),
     ),
     "probabilities": (
         "probabilities_not_logs",
-        lambda dump, seed: in_rows(dump, seed, 1.0, lambda row, rng: np.exp(row)),
+        lambda dump, seed: change_rows(dump, seed, 1.0, lambda row, rng: np.exp(row)),
     ),
-    "20 % of the rows repeated": ("duplicated_rows", repeated),
-    "20 % of the rows swapped": ("swapped_rows", swapped),
+    "20 % of the rows repeated": ("duplicated_rows", repeat_rows),
+    "20 % of the rows swapped": ("swapped_rows", swap_rows),
 }
 
-Judged = tuple[str, str, frozenset[str], frozenset[str], list[Finding]]
+Verdict = tuple[str, str, frozenset[str], frozenset[str], list[Finding]]
 
 
-def judge(job: tuple[str, str, str, int]) -> Judged:
+def judge(job: tuple[str, str, str, int]) -> Verdict:
     first, second, kind, number = job
     model, seed = Model.of(FIRST_SEED + number, *KINDS[kind]), FIRST_SEED + number
-    (causes, plant), (others, spoil) = FIRST[first], SECOND[second]
-    findings = found(spoil(plant(model, seed), seed))
+    (causes, plant), (others, spoil) = SAMPLING_FAULTS[first], COLUMN_FAULTS[second]
+    findings = diagnose_dump(spoil(plant(model, seed), seed))
     return first, second, frozenset(causes.split()), frozenset(others.split()), findings
 
 
 def main() -> None:
-    """Write the tables."""
-    pairs = [(first, second) for first in FIRST for second in SECOND]
+    """Write the table."""
+    pairs = [(first, second) for first in SAMPLING_FAULTS for second in COLUMN_FAULTS]
     jobs = [(*pair, kind, number) for number, pair in enumerate(pairs) for kind in VOCABULARIES]
     with ProcessPoolExecutor(2) as pool:
         rows = list(pool.map(judge, jobs))
@@ -130,25 +133,27 @@ def main() -> None:
                 if one.confidence != "low" and one.cause not in causes | others:
                     print(one.confidence, first, "|", second, "|", [(row.cause, row.confidence) for row in findings])
     lines = ["| planted | first finding right | its fault named | the other fault named |", "|---|---|---|---|"]
-    for place, table in ((0, FIRST), (1, SECOND)):
+    for place, table in ((0, SAMPLING_FAULTS), (1, COLUMN_FAULTS)):
         for name in table:
             own = [row for row in rows if row[place] == name]
             named = [{one.cause for one in row[4] if one.confidence != "low"} for row in own]
             right = sum(bool(row[4]) and row[4][0].cause in row[2] | row[3] for row in own)
-            mine, theirs = (
+            own_fault, other_fault = (
                 sum(bool(row[2 + at] & causes) for row, causes in zip(own, named, strict=True))
                 for at in (place, 1 - place)
             )
-            cells = [percent(value, len(own)) for value in (right, mine, theirs)]
+            cells = [format_share(value, len(own)) for value in (right, own_fault, other_fault)]
             lines.append(f"| {name} | {' | '.join(cells)} |")
-    shares = [percent(counts[level, True], counts[level, True] + counts[level, False]) for level in ("high", "medium")]
+    shares = [
+        format_share(counts[level, True], counts[level, True] + counts[level, False]) for level in ("high", "medium")
+    ]
     text = (
         f"The test uses {len(rows)} dumps: each pair of one fault of the first six rows and one of the others. The "
         f"vocabularies\nhave {' and '.join(VOCABULARIES)}. The seeds start at {FIRST_SEED}. Other seeds were used to "
         f"develop the tests.\nA cause at high confidence is one of the two planted faults in {shares[0]} of the\n"
         f"findings, and a cause at medium confidence in {shares[1]}.\n\n"
     )
-    between(text + "\n".join(lines), PAGE, BEGIN, END)
+    replace_section(text + "\n".join(lines), PAGE, BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Compare Arrow files with Parquet: bytes, a bare decode, reading with all checks, and an analysis.
+"""Compare Arrow files with Parquet: file size, bare decode, reading with all checks, and analysis.
 
     python benchmarks/formats.py --write benchmarks/results.md
 
-Every case runs in a fresh process, the cases interleaved; one thread. Files come from the page cache.
+Each case runs in a fresh process on one thread, and the cases are interleaved. The files are in the page cache. Writes
+the section "Parquet and Arrow".
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from analyze import load_loops
-from measure import COLUMNS, in_rounds, make_dump, parser_of, publish, reported, table
+from measure import COLUMNS, make_dump, make_parser, measure_rounds, publish, report_cost, table
 
 ROOT = Path(__file__).parent.parent
 PARQUET = "Parquet, as the recorder writes it"
@@ -24,7 +25,7 @@ CASES = (DECODE, READ, ANALYZE)
 
 
 def convert(source: Path, target: Path, compression: str) -> None:
-    """The dump as Arrow files, a record batch for every row group."""
+    """Write the dump as Arrow files, with one record batch per row group."""
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     for file in sorted(source.iterdir()):
         parquet = pq.ParquetFile(file)
@@ -34,7 +35,7 @@ def convert(source: Path, target: Path, compression: str) -> None:
 
 
 def run_case(case: str, folder: Path) -> None:
-    """One case, in this process."""
+    """Run one case in this process and print its cost."""
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.data.problems import Problems
     from mismatchctl.data.reader import open_dump
@@ -42,7 +43,7 @@ def run_case(case: str, folder: Path) -> None:
     if case == ANALYZE:
         analyze([str(ROOT / "sample_data" / "dense")], [])
         load_loops()
-    with reported():
+    with report_cost():
         if case == DECODE:
             decode(folder)
         elif case == READ:
@@ -55,7 +56,7 @@ def run_case(case: str, folder: Path) -> None:
 
 
 def decode(folder: Path) -> None:
-    """The two columns of every group, by pyarrow alone."""
+    """Decode the two columns of every row group with pyarrow."""
     for path in sorted(folder.iterdir()):
         if path.suffix == ".parquet":
             parquet = pq.ParquetFile(path)
@@ -70,28 +71,27 @@ def decode(folder: Path) -> None:
                     reader.get_batch(group)
 
 
-def compared(folders: dict[str, Path], tokens: int, repeat: int) -> str:
+def comparison_table(folders: dict[str, Path], tokens: int, repeat: int) -> str:
     cases = {f"{case} {name}": ("--case", case, "--folder", folders[name]) for name in folders for case in CASES}
-    rounds = in_rounds(__file__, cases, repeat)
+    rounds = measure_rounds(__file__, cases, repeat)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     heads = (
-        "format", "bytes per token", "decode, against Parquet's", "read, against its decode", "read, against Parquet's",
-        "analyze, against Parquet's", "analyze, peak memory, MB",
+        "format", "bytes per token", "decode, relative to Parquet", "read, relative to its decode",
+        "read, relative to Parquet", "analyze, relative to Parquet", "analyze, peak memory, MB",
     )  # fmt: skip
     rows = []
-
     for name, folder in folders.items():
         size = sum(file.stat().st_size for file in folder.iterdir()) / tokens
         memory = rounds.median("memory", f"{ANALYZE} {name}")
-        pairs = ((DECODE, DECODE, PARQUET), (READ, DECODE, name), (READ, READ, PARQUET), (ANALYZE, ANALYZE, PARQUET))
-        cells = (rounds.spread("wall", f"{case} {name}", f"{other} {there}") for case, other, there in pairs)
+        ratios = ((DECODE, DECODE, PARQUET), (READ, DECODE, name), (READ, READ, PARQUET), (ANALYZE, ANALYZE, PARQUET))
+        cells = (rounds.spread("wall", f"{case} {name}", f"{other} {format_}") for case, other, format_ in ratios)
         rows.append((name, f"{size:.2f}", *cells, f"{memory:,.0f}"))
-    about = f"{tokens / 1e6:.3g} M tokens, {repeat} rounds; load of the machine at the end: {load}"
-    return f"{about}\n\n{table(heads, rows)}"
+    title = f"{tokens / 1e6:.3g} M tokens, {repeat} rounds; load at the end: {load}"
+    return f"{title}\n\n{table(heads, rows)}"
 
 
 def main() -> None:
-    given = parser_of(__doc__, 30e6, 5).parse_args()
+    given = make_parser(__doc__, 30e6, 5).parse_args()
     if given.case:
         run_case(given.case, given.folder)
         return
@@ -103,7 +103,7 @@ def main() -> None:
         for name, kind in FORMATS.items():
             if name != PARQUET:
                 convert(folders[PARQUET], folders[name], kind)
-        publish(HEAD + compared(folders, tokens, given.repeat), given.write)
+        publish(HEAD + comparison_table(folders, tokens, given.repeat), given.write)
 
 
 HEAD = f"""## Parquet and Arrow

@@ -1,9 +1,10 @@
-"""Measure how often the gate fails healthy pairs of imported dumps (16 prompts x 8 responses).
+"""Measure how often the gate fails healthy pairs of imported dumps.
 
-Usage: python benchmarks/gate_on_imports.py [--pairs 200] [--dumps 50] [--write docs/methods/gate.md]
+    python benchmarks/gate_on_imports.py [--pairs 200] [--dumps 50] [--write docs/methods/gate.md]
 
-Responses to one prompt are alike: their noise has a scale of their prompt's. Both dumps of a pair have the same
-distribution, so that every failure is a false one. `without prompts` is the same data as Parquet without prompt ids.
+Each dump has 16 prompts with 8 responses. The scale of the noise differs between prompts. The two dumps of a pair have
+the same distribution, so each failure is false. The row `without prompts` uses the same log-probs in Parquet without
+prompt ids. Writes the table IMPORTS.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from gate_calibration import options_of, show
+from gate_calibration import make_page_parser, publish_table
 from measure import table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -31,8 +32,8 @@ from tests.factories.framework_dumps import WRITERS, Truth, Variant
 PROMPTS, RESPONSES = 16, 8
 
 
-def sample(seed: int) -> Variant:
-    """A dump whose noise differs from prompt to prompt."""
+def make_variant(seed: int) -> Variant:
+    """Make a dump whose noise has a different scale for each prompt."""
     rng = np.random.default_rng(seed)
     truth = []
     for prompt in range(PROMPTS):
@@ -42,17 +43,17 @@ def sample(seed: int) -> Variant:
             length = int(rng.integers(20, 120))
             rollout = -rng.exponential(size=length)
             train = np.minimum(rollout + scale * rng.normal(size=length), 0)
-            both = [values.astype(np.float32).tolist() for values in (rollout, train)]
-            truth.append(Truth(tokens, rng.integers(1, 999, length).tolist(), *both, [1] * length))
+            log_probs = [values.astype(np.float32).tolist() for values in (rollout, train)]
+            truth.append(Truth(tokens, rng.integers(1, 999, length).tolist(), *log_probs, [1] * length))
     return Variant(truth, "float32", "int64", 0.0, 0, False, False, 1)
 
 
-def results(name: str, dumps: int) -> list[Result]:
-    """The Results of dumps as one framework writes them, or without prompts."""
+def import_dumps(name: str, dumps: int) -> list[Result]:
+    """Return the Results of dumps in the files of one framework, or without prompt ids."""
     found = []
     for seed in range(dumps):
         folder = Path(tempfile.mkdtemp())
-        made = sample(seed)
+        made = make_variant(seed)
         if name == "without prompts":
             columns = {
                 "rollout_log_probs": [t.rollout for t in made.truth],
@@ -66,9 +67,9 @@ def results(name: str, dumps: int) -> list[Result]:
     return found
 
 
-def rates(name: str, pairs: int, dumps: int) -> tuple[str, ...]:
-    """Percent of pairs of a new dump and its baseline that fail, and that are undecided."""
-    found, rng, counts = results(name, dumps), np.random.default_rng(1), Counter[str]()
+def failure_rates(name: str, pairs: int, dumps: int) -> tuple[str, ...]:
+    """Return the percentage of pairs that fail, and the percentage that are undecided."""
+    found, rng, counts = import_dumps(name, dumps), np.random.default_rng(1), Counter[str]()
     for _ in range(pairs):
         new, old = rng.choice(len(found), 2, replace=False)
         counts[judge(found[new], DEFAULT_RULES, AcceptedResults("baseline", (found[old],))).outcome] += 1
@@ -77,12 +78,12 @@ def rates(name: str, pairs: int, dumps: int) -> tuple[str, ...]:
 
 
 def main() -> None:
-    options = options_of(__doc__)
+    options = make_page_parser(__doc__)
     options.add_argument("--pairs", type=int, default=200)
     options.add_argument("--dumps", type=int, default=50)
     given = options.parse_args()
-    rows = [(name, *rates(name, given.pairs, given.dumps)) for name in ("trl", "without prompts")]
-    show("IMPORTS", table(["importer", "failed", "undecided"], rows), given.write)
+    rows = [(name, *failure_rates(name, given.pairs, given.dumps)) for name in ("trl", "without prompts")]
+    publish_table("IMPORTS", table(["importer", "failed", "undecided"], rows), given.write)
 
 
 if __name__ == "__main__":

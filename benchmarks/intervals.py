@@ -1,9 +1,10 @@
-"""Measure how often 95% intervals contain the true value: a table of docs/methods/gate.md.
+"""Measure how often 95% intervals contain the true value.
 
-Usage: python benchmarks/intervals.py FOLDER ... [--draws 200] [--write docs/methods/gate.md]
-Each FOLDER holds dumps: files of Parquet, or one folder of them for a run, with columns rollout_log_probs,
-train_log_probs and, where several responses belong to one prompt, prompt_id. The prompts of a run are taken for all
-there are: so many of them are drawn, each anew from all, and the interval is held against the value of the whole run.
+    python benchmarks/intervals.py FOLDER ... [--draws 200] [--write docs/methods/gate.md]
+
+Each FOLDER contains runs: Parquet files, or one folder of Parquet files per run, with the columns rollout_log_probs and
+train_log_probs, and with prompt_id if prompts have several responses. The prompts of a run are the population. Each
+draw samples prompts with replacement, and the true value is the value of the whole run. Writes the table INTERVALS.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from gate_calibration import Run, options_of, percent, sample_of, show
+from gate_calibration import Run, format_percent, make_page_parser, publish_table, to_cluster_sample
 from measure import table
 
 from mismatchctl.core.bins import magnitude_edges
@@ -25,13 +26,13 @@ from mismatchctl.stats.samples import ClusterSample, find_metric
 SIZES = (16, 64)
 SHARES = (0.5, 0.9, 0.99, 0.999)
 METRICS = ("k3", "abs_diff_mean", "ratio_mean", "ess_token", "chi2_token", "ess_sequence", "chi2_sequence")
-SILENT = 0.08
+MAX_SILENT_MISSES = 0.08
 """Largest acceptable share of misses without a warning: 5% and 3 points."""
 _STEP = 1e-4
 
 
-def of_draws(whole: ClusterSample, key: str, size: int, draws: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Intervals [draws, 2], what they cover where they say so [draws], and the truth."""
+def draw_intervals(whole: ClusterSample, key: str, size: int, draws: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the intervals [draws, 2], their stated coverage or NaN [draws], and the true value."""
     metric = find_metric(key)
     columns = metric.columns(whole)
     sums = whole.sums[:, columns]
@@ -50,8 +51,8 @@ def of_draws(whole: ClusterSample, key: str, size: int, draws: int) -> tuple[np.
     return *compute_intervals(metric.metric.scale, value, se, effective, np.full(draws, float(size))), truth
 
 
-def of_quantiles(run: Run, size: int, draws: int) -> Iterator[tuple[float, tuple[float, float, float, float]]]:
-    """Of each share: how often the interval of the quantile holds that of the whole run, and what is said where not."""
+def quantile_coverage(run: Run, size: int, draws: int) -> Iterator[tuple[float, tuple[float, float, float, float]]]:
+    """Yield by share how often the interval of a quantile contains the true quantile, and how often it warns."""
     sizes = np.maximum(np.abs(run.log_ratio), 2.0**-40)
     filled, place = np.unique(np.searchsorted(magnitude_edges(), sizes, side="right") - 1, return_inverse=True)
     counts = np.zeros((run.count, len(filled)), np.int64)
@@ -64,12 +65,12 @@ def of_quantiles(run: Run, size: int, draws: int) -> Iterator[tuple[float, tuple
     truth, random = read(np.arange(run.count)), np.random.default_rng(size)
     found = [read(random.integers(run.count, size=size)) for _ in range(draws)]
     for share, true, *each in zip(SHARES, truth, *found, strict=True):
-        held = np.array([one.interval[0] <= true.value <= one.interval[1] for one in each])
+        contained = np.array([one.interval[0] <= true.value <= one.interval[1] for one in each])
         heavy = np.isfinite([one.covers for one in each])
-        yield share, (held.mean(), heavy.mean(), np.mean(~held & ~heavy), np.sum(held & heavy))
+        yield share, (contained.mean(), heavy.mean(), np.mean(~contained & ~heavy), np.sum(contained & heavy))
 
 
-def runs_of(folders: list[Path]) -> Iterator[Run]:
+def read_runs(folders: list[Path]) -> Iterator[Run]:
     for folder in folders:
         for path in sorted(folder.iterdir()):
             if path.is_dir() or path.suffix == ".parquet":
@@ -78,33 +79,39 @@ def runs_of(folders: list[Path]) -> Iterator[Run]:
                     yield run
 
 
-def rows(folders: list[Path], draws: int) -> Iterator[tuple[str, ...]]:
+def table_rows(folders: list[Path], draws: int) -> Iterator[tuple[str, ...]]:
     found: dict[tuple[str, int], list[tuple[float, float, float, float]]] = {}
-    for number, run in enumerate(runs_of(folders)):
-        whole = sample_of(run)
+    for number, run in enumerate(read_runs(folders)):
+        whole = to_cluster_sample(run)
         for size in SIZES if number % 4 == 0 else ():  # slow
-            for share, cells in of_quantiles(run, size, draws // 4):
+            for share, cells in quantile_coverage(run, size, draws // 4):
                 found.setdefault((f"percentile {100 * share:g}", size), []).append(cells)
         for key in METRICS:
             for size in SIZES:
                 with np.errstate(all="ignore"):
-                    ends, covers, truth = of_draws(replace(whole), key, size, draws)
-                held, heavy = (ends[:, 0] <= truth) & (truth <= ends[:, 1]), np.isfinite(covers)
-                silent = float(np.mean(~held & ~heavy))
+                    ends, covers, truth = draw_intervals(replace(whole), key, size, draws)
+                contained, heavy = (ends[:, 0] <= truth) & (truth <= ends[:, 1]), np.isfinite(covers)
+                silent = float(np.mean(~contained & ~heavy))
                 found.setdefault((key, size), []).append(
-                    (float(held.mean()), float(heavy.mean()), silent, float(np.sum(held & heavy)))
+                    (float(contained.mean()), float(heavy.mean()), silent, float(np.sum(contained & heavy)))
                 )
     for (key, size), each in found.items():
-        held, heavy, silent, of_heavy = np.array(each).T
-        covered = of_heavy.sum() / max(heavy.sum() * (draws // 4 if key.startswith("percentile") else draws), 1)
-        bad = f"{np.count_nonzero(silent > SILENT)} of {len(each)}"
-        cells = percent(held.mean()), percent(heavy.mean()), percent(covered), percent(silent.mean()), bad
+        contained, heavy, silent, covered_heavy = np.array(each).T
+        covered = covered_heavy.sum() / max(heavy.sum() * (draws // 4 if key.startswith("percentile") else draws), 1)
+        bad = f"{np.count_nonzero(silent > MAX_SILENT_MISSES)} of {len(each)}"
+        cells = (
+            format_percent(contained.mean()),
+            format_percent(heavy.mean()),
+            format_percent(covered),
+            format_percent(silent.mean()),
+            bad,
+        )
         print(key, size, cells, file=sys.stderr, flush=True)
         yield (key, str(size), *cells)
 
 
 def main() -> None:
-    options = options_of(__doc__)
+    options = make_page_parser(__doc__)
     options.add_argument("folders", type=Path, nargs="+")
     options.add_argument("--draws", type=int, default=200)
     given = options.parse_args()
@@ -112,7 +119,7 @@ def main() -> None:
         "metric", "prompts", "covered", "heavy_tail", "covered of these", "missed without a warning",
         "runs above 8%",
     )  # fmt: skip
-    show("INTERVALS", table(heads, rows(given.folders, given.draws)), given.write)
+    publish_table("INTERVALS", table(heads, table_rows(given.folders, given.draws)), given.write)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Code that the benchmarks share: a synthetic dump, and cases that are measured in fresh processes."""
+"""Shared code of the benchmarks: synthetic dumps, measurements in fresh processes, tables and page sections."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ COLUMNS = ("rollout_log_probs", "train_log_probs")
 
 
 def make_dump(folder: Path, tokens: int, mean: int) -> int:
-    """About so many tokens: log-normal lengths, small noise with heavy tails; returns how many there are.
+    """Write a dump of about `tokens` tokens, one file per training step, and return the exact number of tokens.
 
-    A file is a training step, of one prompt at least.
+    Lengths are log-normal with mean `mean`. The log ratios are small and have heavy tails. Each step has at least one
+    prompt.
     """
     rng, made = np.random.default_rng(0), 0
     for step in range(STEPS):
@@ -41,7 +42,7 @@ def make_dump(folder: Path, tokens: int, mean: int) -> int:
 
 
 @contextmanager
-def made_dump(tokens: float, mean: int) -> Iterator[Path]:
+def temporary_dump(tokens: float, mean: int) -> Iterator[Path]:
     """Yield the temporary folder of a synthetic dump."""
     with tempfile.TemporaryDirectory() as place:
         make_dump(Path(place), int(tokens), mean)
@@ -49,7 +50,7 @@ def made_dump(tokens: float, mean: int) -> Iterator[Path]:
 
 
 def write_lists(path: Path, lengths: NDArray[np.int64], rng: np.random.Generator, step: int, **options: int) -> None:
-    """One file as the recorder writes them, of sequences of these lengths."""
+    """Write a file with the recorder's Parquet settings and one sequence per length."""
     count, offsets = len(lengths), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     rollout = -rng.exponential(0.5, offsets[-1]).astype(np.float32)
     train = np.minimum(rollout + 0.01 * rng.standard_t(3, offsets[-1]).astype(np.float32), 0).astype(np.float32)
@@ -83,7 +84,7 @@ class Cost:
 
 
 def measure(script: str, *words: str) -> Cost:
-    """A case of a script in a fresh process; the case ends by printing `report()`."""
+    """Run one case of a script in a fresh process, and return the cost that the process prints with `report`."""
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
     done = subprocess.run([sys.executable, script, *words], check=True, capture_output=True, text=True, env=environment)
@@ -93,42 +94,46 @@ def measure(script: str, *words: str) -> Cost:
 
 @dataclass(frozen=True)
 class Rounds:
-    """What cases took, round by round: `wall`, `processor` or `memory`, by itself or as parts of another case's."""
+    """Costs of all cases by round. `what` names a field of `Cost`, `relative_to` a case to divide by."""
 
     costs: list[dict[str, Cost]]
 
-    def each(self, what: str, case: str, against: str = "") -> list[float]:
+    def values(self, what: str, case: str, relative_to: str = "") -> list[float]:
         """Return one number per round."""
-        return [getattr(one[case], what) / (getattr(one[against], what) if against else 1) for one in self.costs]
+        return [
+            getattr(one[case], what) / (getattr(one[relative_to], what) if relative_to else 1) for one in self.costs
+        ]
 
-    def median(self, what: str, case: str, against: str = "") -> float:
+    def median(self, what: str, case: str, relative_to: str = "") -> float:
         """Return the median over the rounds."""
-        return statistics.median(self.each(what, case, against))
+        return statistics.median(self.values(what, case, relative_to))
 
-    def spread(self, what: str, case: str, against: str = "") -> str:
+    def spread(self, what: str, case: str, relative_to: str = "") -> str:
         """Return the median, with the minimum and the maximum."""
-        values = self.each(what, case, against)
+        values = self.values(what, case, relative_to)
         return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
-def in_rounds(script: str, cases: Mapping[str, Iterable[object]], rounds: int) -> Rounds:
-    """Cases by what a script is given for them, those of every other round backwards: what a case leaves behind is not
-    always the same one's."""
+def measure_rounds(script: str, cases: Mapping[str, Iterable[object]], rounds: int) -> Rounds:
+    """Measure all cases in each round. `cases` contains the command line of each case.
+
+    Every second round runs in reverse order, because a case can slow down the next case.
+    """
     words = {case: [str(word) for word in given] for case, given in cases.items()}
     orders = [[*words][:: -1 if number % 2 else 1] for number in range(rounds)]
     return Rounds([{case: measure(script, *words[case]) for case in order} for order in orders])
 
 
 def report(wall: float, processor: float) -> None:
-    """Print what the case took, and the peak memory of this process (VmHWM: that of a parent does not count)."""
+    """Print the cost of a case and the peak memory of this process, VmHWM, which excludes the parent process."""
     status = Path("/proc/self/status").read_text()
     memory = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1000
     print(wall, processor, memory)
 
 
 @contextmanager
-def reported() -> Iterator[None]:
-    """Report the cost of the code in the block."""
+def report_cost() -> Iterator[None]:
+    """Print the cost of the code in the block."""
     wall, processor = time.perf_counter(), time.process_time()
     yield
     report(time.perf_counter() - wall, time.process_time() - processor)
@@ -141,32 +146,37 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join([head, "|" + "---|" * len(lines[0]), *body]) + "\n"
 
 
+def format_share(part: int, whole: int) -> str:
+    """Format a share as a percentage with the two counts."""
+    return f"{100 * part / whole:.3g} % ({part:,} of {whole:,})" if whole else "-"
+
+
 def publish(text: str, page: Path | None, name: str = Path(sys.argv[0]).stem) -> None:
-    """Print a section, and write it between the marks of its name, the benchmark's, if a page is given."""
+    """Print a section, or write it between the markers of its name if a page is given."""
     if page is None:
         print(text)
     else:
-        between(text, page, f"<!-- {name} -->", f"<!-- end of {name} -->")
+        replace_section(text, page, f"<!-- {name} -->", f"<!-- end of {name} -->")
 
 
-def between(text: str, page: Path | None, begin: str, end: str) -> None:
-    """Print what stands between two marks of a page; where it is named, put it there."""
+def replace_section(text: str, page: Path | None, begin: str, end: str) -> None:
+    """Print a text, and write it between two markers of a page if a page is given."""
     print(text, flush=True)
     if page is None:
         return
     before, start, rest = page.read_text(encoding="utf-8").partition(begin)
     _, found, after = rest.partition(end)
     if not found:
-        sys.exit(f"{page}: there is no {begin} ... {end} to write between")
+        sys.exit(f"{page}: no section from {begin} to {end}. Add the two markers")
     page.write_text(f"{before}{start}\n{text}\n{found}{after}", encoding="utf-8")
 
 
-def parser_of(about: str | None, tokens: float, repeat: int) -> argparse.ArgumentParser:
-    """What all take; `case` and `folder` are given by `measure` alone."""
+def make_parser(about: str | None, tokens: float, repeat: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of all speed benchmarks. Only `measure` passes `--case` and `--folder`."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=float, default=tokens)
     parser.add_argument("--repeat", type=int, default=repeat)
-    parser.add_argument("--write", type=Path, help="write the tables here")
+    parser.add_argument("--write", type=Path, help="page to write the tables to")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser

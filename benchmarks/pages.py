@@ -1,8 +1,9 @@
-"""Measure the size of pages and the time that a browser takes to open them.
+"""Measure the size of report pages and the time that a browser takes to open them.
 
     python benchmarks/pages.py --write benchmarks/results.md
 
-Results made by hand, of many steps and corrections, as pages; each is opened several times in Chromium, alone.
+Renders synthetic Results with many steps and corrections, and opens each page several times in headless Chromium.
+Writes the section "Report pages".
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.factories.results import make_corrections, make_result  # noqa: E402
 from tests.report import browser as chromium  # noqa: E402
 
 CASES = ((1, 16, 5), (1, 1000, 10), (30, 200, 3))
-"""Runs, steps and corrections."""
+"""Numbers of runs, steps and corrections."""
 OPENED = 5
 TIMES = """
 const [page] = performance.getEntriesByType("navigation"), [paint] = performance.getEntriesByType("paint");
@@ -56,24 +57,24 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = [row(*case, Path(folder)) for case in CASES]
+        rows = [measure_page(*case, Path(folder)) for case in CASES]
     text = TEXT.format(cpus=os.cpu_count(), load=os.getloadavg()[0], opened=OPENED) + "\n".join(rows) + "\n"
     publish(text, given.write)
 
 
-def row(runs: int, steps: int, corrections: int, folder: Path) -> str:
-    """Return a line of the table."""
+def measure_page(runs: int, steps: int, corrections: int, folder: Path) -> str:
+    """Render and open one page, and return its row of the table."""
     names = [f"run-{index}" for index in range(runs)]
     result = make_result(runs=names, steps=tuple(range(steps)), corrections=make_corrections(corrections))
     started = time.process_time()
     page = render_html(document(result)).encode()
     spent = time.process_time() - started
-    place = folder / f"{runs}-{steps}.html"
-    place.write_bytes(page)
+    path = folder / f"{runs}-{steps}.html"
+    path.write_bytes(page)
     for browser in chromium.start(folder / f"browser-{runs}-{steps}"):
         times = []
         for _ in range(OPENED):
-            chromium.visit(browser, place.as_uri())
+            chromium.visit(browser, path.as_uri())
             chromium.wait(browser, "return performance.getEntriesByType('paint').length")
             times.append([*browser.execute_script(TIMES), browser.execute_async_script(OPEN)])
     cells = [f"{statistics.median(each):.2f} [{max(each):.2f}]" for each in zip(*times, strict=True)]

@@ -1,8 +1,9 @@
-"""Measure the cost of pairs of policies in an analysis. A dump with current log-probs has three pairs.
+"""Measure the cost of the policy pairs in an analysis. A dump with current log-probs has three pairs.
 
     python benchmarks/pairs.py --write benchmarks/results.md
 
-Each case leaves something out, in a fresh process; cases are interleaved.
+Each case leaves out some pairs and runs in a fresh process, and the cases are interleaved. Writes the section "Current
+log-probs".
 """
 
 from __future__ import annotations
@@ -12,50 +13,52 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import in_rounds, made_dump, parser_of, publish, reported, table
+from measure import make_parser, measure_rounds, publish, report_cost, table, temporary_dump
 
 WITHOUT: dict[str, tuple[str, ...]] = {
-    "all": (), "without the total": ("total",), "without the drift, too": ("total", "drift"),
+    "all": (), "without the total": ("total",), "without the total and the drift": ("total", "drift"),
 }  # fmt: skip
 
 
 def add_current(folder: Path) -> None:
-    """Log-probs of a policy that has moved since."""
+    """Add log-probs of a policy after an update to each file."""
     rng = np.random.default_rng(1)
     for path in folder.iterdir():
         table = pq.read_table(path)
         train = table["train_log_probs"].combine_chunks()
-        moved = np.minimum(train.values.to_numpy() + 0.02 * rng.standard_t(3, len(train.values)).astype(np.float32), 0)
-        current = pa.LargeListArray.from_arrays(train.offsets, pa.array(moved.astype(np.float32)))
-        pq.write_table(
-            table.append_column("current_log_probs", current), path, row_group_size=512, use_dictionary=False
+        current = np.minimum(
+            train.values.to_numpy() + 0.02 * rng.standard_t(3, len(train.values)).astype(np.float32), 0
         )
+        lists = pa.LargeListArray.from_arrays(train.offsets, pa.array(current.astype(np.float32)))
+        pq.write_table(table.append_column("current_log_probs", lists), path, row_group_size=512, use_dictionary=False)
 
 
 def run_case(case: str, folder: Path) -> None:
-    """One analysis, in this process."""
-    from mismatchctl.api.analyze import analyze as command
+    """Run one analysis in this process and print its cost."""
+    from mismatchctl.api.analyze import analyze as analyze_module
     from mismatchctl.measure import reduction
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
-    command.choose_kernel = lambda tokens, device: COMPILED_KERNEL  # for the first file too, which loads the loops
+    analyze_module.choose_kernel = lambda tokens, device: COMPILED_KERNEL  # for the first file too
     reduction.PAIRS = tuple(pair for pair in reduction.PAIRS if pair.name not in WITHOUT[case])
-    command.analyze([str(min(folder.iterdir()))], threads=1)
-    with reported():
-        command.analyze([str(folder)], threads=1)
+    analyze_module.analyze([str(min(folder.iterdir()))], threads=1)
+    with report_cost():
+        analyze_module.analyze([str(folder)], threads=1)
 
 
 def main() -> None:
-    given = parser_of(__doc__, 30e6, 6).parse_args()
+    given = make_parser(__doc__, 30e6, 6).parse_args()
     if given.case:
         run_case(given.case, given.folder)
         return
-    with made_dump(given.tokens, 1000) as folder:
+    with temporary_dump(given.tokens, 1000) as folder:
         add_current(folder)
-        rounds = in_rounds(__file__, {case: ("--case", case, "--folder", folder) for case in WITHOUT}, given.repeat)
+        rounds = measure_rounds(
+            __file__, {case: ("--case", case, "--folder", folder) for case in WITHOUT}, given.repeat
+        )
     rows = ((case, rounds.spread("processor", case, "all")) for case in WITHOUT)
     head = HEAD.format(tokens=given.tokens / 1e6, repeat=given.repeat)
-    publish(head + table(("analysis", "processor time, of all"), rows), given.write)
+    publish(head + table(("analysis", "processor time, relative to all"), rows), given.write)
 
 
 HEAD = """## Current log-probs

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from measure import between
+from measure import replace_section
 from numpy.typing import NDArray
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
@@ -61,7 +61,7 @@ def main() -> None:
         "later": later(),
     }
     for name, text in sections.items():
-        between(text, given.write, f"<!-- {name} -->", f"<!-- end of {name} -->")
+        replace_section(text, given.write, f"<!-- {name} -->", f"<!-- end of {name} -->")
 
 
 def read(folders: Iterable[str]) -> Iterator[tuple[str, SequenceSample]]:

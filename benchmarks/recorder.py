@@ -1,9 +1,9 @@
-"""Measure the cost of recording in a training loop, and the file settings that are fastest to read.
+"""Measure the cost of recording in a training loop, and find the file settings that are fastest to read.
 
     python benchmarks/recorder.py --tokens 4e6 --repeat 7 --write benchmarks/results.md
 
-One process on one thread, the cases interleaved; medians of wall time, and of ratios of processor time within a
-round. Files lie in the page cache; a disk has a speed of its own.
+Runs in one process on one thread with interleaved cases. States medians of wall time, and of ratios of processor time
+within a round. The files are in the page cache. Writes the section "Recorder".
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import COLUMNS, STEPS, made_dump, parser_of, publish, table
+from measure import COLUMNS, STEPS, make_parser, publish, table, temporary_dump
 
 from mismatchctl.recorder.recorder import ROW_GROUP_TOKENS, Recorder, write_arrow, write_parquet
 
 STEP_SECONDS = 100
-"""Duration of the training step to which costs are compared."""
+"""Duration of a training step, for the share of the step that recording takes."""
 CHOSEN = "as recorded: required lists, byte-stream-split, zstd 1, a million tokens a row group, checksums"
 
 
-def settings(table: pa.Table) -> dict[str, tuple[pa.Table, dict[str, Any]]]:
-    """Each case: the table and what differs from the recorder's Parquet settings."""
+def list_settings(table: pa.Table) -> dict[str, tuple[pa.Table, dict[str, Any]]]:
+    """Return cases by name: a table, and the options that differ from the recorder's Parquet settings."""
     rows = len(table) / len(table["rollout_log_probs"].combine_chunks().values)
     plain = {"use_byte_stream_split": False}
     nullable = pa.Table.from_arrays(
@@ -63,7 +63,7 @@ def settings(table: pa.Table) -> dict[str, tuple[pa.Table, dict[str, Any]]]:
     }
 
 
-def required(table: pa.Table) -> pa.Table:
+def make_required(table: pa.Table) -> pa.Table:
     """Return the table with lists in the form that the recorder writes."""
     kind = pa.list_(pa.field("element", pa.float32(), nullable=False))
     types = [kind if field.name in COLUMNS else field.type for field in table.schema]
@@ -85,16 +85,16 @@ def decode_arrow(path: Path) -> None:
             reader.get_batch(number)
 
 
-def seconds(run: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+def time_call(run: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
     started = clock()
     run()
     return clock() - started
 
 
-def files(folder: Path, content: pa.Table, repeat: int) -> str:
-    """Bytes, and time to write and to decode, of every setting."""
+def settings_table(folder: Path, content: pa.Table, repeat: int) -> str:
+    """Return a table with the file size and the times to write and decode for each setting."""
     cases: dict[str, tuple[Path, Callable[[Any], None], Callable[[Path], None]]] = {}
-    for name, (written, changed) in settings(content).items():
+    for name, (written, changed) in list_settings(content).items():
         path = folder / f"{len(cases)}.parquet"
         write = lambda handle, c=written, s=changed: write_parquet(c, handle, **s)  # noqa: E731
         cases[name] = (path, write, decode_parquet)
@@ -109,10 +109,10 @@ def files(folder: Path, content: pa.Table, repeat: int) -> str:
 
     rng = np.random.default_rng(0)
     writing, reading = [], []
-    for _ in range(repeat):  # in another order each time
+    for _ in range(repeat):  # in a random order
         order = rng.permutation(list(cases)).tolist()
-        writing.append({name: seconds(lambda n=name: write_case(n), time.process_time) for name in order})
-        reading.append({name: seconds(lambda n=name: cases[n][2](cases[n][0]), time.process_time) for name in order})
+        writing.append({name: time_call(lambda n=name: write_case(n), time.process_time) for name in order})
+        reading.append({name: time_call(lambda n=name: cases[n][2](cases[n][0]), time.process_time) for name in order})
     tokens = len(content["rollout_log_probs"].combine_chunks().values)
     lines = []
     for name in cases:
@@ -124,8 +124,8 @@ def files(folder: Path, content: pa.Table, repeat: int) -> str:
     return f"{text}\n1.00 is {speed:.0f} M tokens/s decoded."
 
 
-def calls(folder: Path, content: pa.Table, repeat: int) -> str:
-    """What a call of `write` takes, of padded tensors and of lists, with and without the thread."""
+def write_table(folder: Path, content: pa.Table, repeat: int) -> str:
+    """Return a table with the time of `write` for padded tensors and lists, with and without the background thread."""
     arrays = {name: content[name].to_pylist() for name in COLUMNS}
     lengths = np.array([len(row) for row in arrays["rollout_log_probs"]])
     width, tokens = int(lengths.max()), int(lengths.sum())
@@ -149,8 +149,8 @@ def calls(folder: Path, content: pa.Table, repeat: int) -> str:
     for step in range(repeat):
         for made, given in cases:
             recorder = Recorder(folder / "recorded", **makes[made])
-            inside = seconds(lambda r=recorder, g=given, s=step: r.write(step=s, **inputs[g]))
-            found[made, given].append((inside, inside + seconds(recorder.close)))
+            inside = time_call(lambda r=recorder, g=given, s=step: r.write(step=s, **inputs[g]))
+            found[made, given].append((inside, inside + time_call(recorder.close)))
     for (made, given), times in found.items():
         inside, whole = (statistics.median(column) for column in zip(*times, strict=True))
         rates = f"{tokens / whole / 1e6:.1f}", f"{8 * tokens / whole / 1e6:.0f}"
@@ -159,8 +159,8 @@ def calls(folder: Path, content: pa.Table, repeat: int) -> str:
     return table(heads, rows)
 
 
-def rl_step(folder: Path, repeat: int, rows: int = 1024, width: int = 4096) -> str:
-    """Time one step of padded responses with their token ids, as a trainer records it."""
+def step_table(folder: Path, repeat: int, rows: int = 1024, width: int = 4096) -> str:
+    """Return a table with the time of `write` for one step of padded responses with token ids."""
     rng = np.random.default_rng(0)
     lengths = np.minimum(rng.lognormal(7.6, 0.7, rows).astype(int) + 16, width)
     rollout = -rng.exponential(0.5, (rows, width)).astype(np.float32)
@@ -177,8 +177,8 @@ def rl_step(folder: Path, repeat: int, rows: int = 1024, width: int = 4096) -> s
         times = []
         for step in range(repeat):
             recorder = Recorder(folder / name, **options)
-            inside = seconds(lambda r=recorder, s=step: r.write(step=s, **columns))
-            times.append((inside, inside + seconds(recorder.close)))
+            inside = time_call(lambda r=recorder, s=step: r.write(step=s, **columns))
+            times.append((inside, inside + time_call(recorder.close)))
         inside, whole = (statistics.median(column) for column in zip(*times, strict=True))
         lines.append((name, f"{1e3 * inside:.0f}", f"{1e3 * whole:.0f}", f"{100 * inside / STEP_SECONDS:.2f} %"))
     title = f"### A step of {rows:,} x {width:,} tokens, {lengths.sum() / 1e6:.2f} M of them valid"
@@ -186,20 +186,20 @@ def rl_step(folder: Path, repeat: int, rows: int = 1024, width: int = 4096) -> s
 
 
 def main() -> None:
-    parser = parser_of(__doc__, 4e6, 7)
-    parser.add_argument("--means", type=int, nargs="+", default=[400, 2500], help="mean lengths, a table each")
+    parser = make_parser(__doc__, 4e6, 7)
+    parser.add_argument("--means", type=int, nargs="+", default=[400, 2500], help="mean lengths, one table each")
     given = parser.parse_args()
     pa.set_cpu_count(1)
     parts = [HEAD.format(repeat=given.repeat, load=os.getloadavg()[0])]
     for mean in given.means:
-        with made_dump(given.tokens * STEPS, mean) as folder:
-            content = required(pq.read_table(min(folder.glob("step_*.parquet"))).combine_chunks())
+        with temporary_dump(given.tokens * STEPS, mean) as folder:
+            content = make_required(pq.read_table(min(folder.glob("step_*.parquet"))).combine_chunks())
             title = f"### {len(content):,} sequences of {mean:,} tokens on average"
-            tables = calls(folder, content, given.repeat), files(folder, content, given.repeat)
+            tables = write_table(folder, content, given.repeat), settings_table(folder, content, given.repeat)
             parts.append("\n".join([f"{title}\n", *tables]))
             print(parts[-1], flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        parts.append(rl_step(Path(folder), given.repeat))
+        parts.append(step_table(Path(folder), given.repeat))
     publish("\n\n".join(parts) + "\n", given.write)
 
 

@@ -1,8 +1,8 @@
-"""Measure how often `diagnose` is right on faults that people reported, on random models that no rule was built on.
+"""Measure how often `diagnose` is right on faults from public bug reports, planted in dumps of random models.
 
     python benchmarks/reported_faults.py [SEEDS]
 
-Writes the tables of docs/methods/accuracy.md between its markers. Half an hour of two cores with 3 seeds.
+Writes the tables of reported faults in docs/methods/accuracy.md. With 3 seeds, it takes 30 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from measure import between  # noqa: E402
+from measure import format_share, replace_section  # noqa: E402
 
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
 from mismatchctl.diagnosis.findings import CONFIDENCES  # noqa: E402
@@ -36,9 +36,8 @@ KINDS = {
     "1,024 tokens": (1024, 5.0),
 }
 FIRST_SEED = 8000
-"""Apart from the seeds that rules were tried on."""
+"""First of the held-out seeds. Rules were developed on lower seeds."""
 HEALTHY_SEEDS = 12
-SEVERITY_KINDS = tuple(KINDS)
 CALM = {"numerical_noise", "identical", "moe_routing", "batch_dependent_kernels", "log_densities"}
 RANK = {"low": 1, "medium": 2, "high": 3}
 QUIET, NOISE = {"numerical_noise", "identical"}, frozenset({"numerical_noise", "moe_routing"})
@@ -52,8 +51,8 @@ HARMLESS = {
 
 
 @dataclass(frozen=True)
-class Planted:
-    """A fault with the causes that name it rightly, and the severities to plant it with."""
+class PlantedFault:
+    """A fault with the causes that count as right, and the severities at which it is planted."""
 
     truth: frozenset[str]
     fault: Fault
@@ -61,69 +60,71 @@ class Planted:
     sampler: bool = False
 
 
-def of(truth: str, fault: Callable[..., Dump], severities: Iterable[float] = (1.0,), **own: object) -> Planted:
-    return Planted(
-        frozenset(truth.split()), lambda model, seed, share: fault(model, seed, share, **own), tuple(severities)
+def plant(
+    truth: str, fault: Callable[..., Dump], severities: Iterable[float] = (1.0,), **options: object
+) -> PlantedFault:
+    return PlantedFault(
+        frozenset(truth.split()), lambda model, seed, share: fault(model, seed, share, **options), tuple(severities)
     )
 
 
-def sampling(truth: str, trainer: faults.Process | None = None, **settings: float) -> Planted:
+def plant_sampler(truth: str, trainer: faults.Process | None = None, **settings: float) -> PlantedFault:
     process = sampler(**settings)  # type: ignore[arg-type]
 
     def fault(model: Model, seed: int, share: float) -> Dump:
         setup = Setup(rows=192, longest=110, process=process, trainer_process=trainer, noise=(0.01, 0.0))
         return faults.sampled(model, seed, setup)
 
-    return Planted(frozenset(truth.split()), fault, (1.0,), sampler=True)
+    return PlantedFault(frozenset(truth.split()), fault, (1.0,), sampler=True)
 
 
 CUT = "truncated_sampling sampling_settings"
-PLANTED: dict[str, Planted] = {
-    "healthy": of("numerical_noise", faults.clean),
-    "another token's log-prob, by token": of("other_token_recorded", faults.other_token, (0.01, 0.05, 0.3, 1.0)),
-    "another token's log-prob, by row": of("other_token_recorded", faults.other_token_in_rows, (0.05, 0.5)),
-    "wrong state in the engine": of("engine_state", faults.engine_state, (0.1, 0.5)),
-    "wrong state in the trainer": of("engine_state", faults.engine_state, (0.1, 0.5), side="trainer"),
-    "end of the greatest length": of("engine_state", faults.end_of_length, (0.1, 0.5, 0.9)),
-    "responses changed after sampling": of("edited_response retokenized", faults.edited, (0.05, 0.3)),
-    "spans changed after sampling": of("edited_response", faults.edited_span, (0.1, 0.3)),
-    "versions per token": of("stale_policy", faults.partial_rollout, (0.1, 0.5, 0.8)),
-    "context from a turn on": of("context_mismatch", faults.context_from_turn, (0.1, 0.3, 1.0)),
-    "packed rollout column": of("packed_columns", faults.packed_columns, (0.05, 0.3, 1.0)),
-    "packed trainer column": of("packed_columns", faults.packed_columns, (0.3,), side="train"),
-    "log-densities": of("log_densities", faults.log_densities),
-    "log-densities of three dimensions": of("log_densities", faults.log_densities, sigma=0.3, dims=3),
-    "lists of 2n + 1": of("length_mismatch", faults.length_mismatch, (0.02, 0.5, 1.0)),
-    "lists without their first element": of("length_mismatch", faults.length_mismatch, (0.5,), kind="first"),
-    "padding of 0": of("unmasked_padding", faults.unmasked_padding, (0.1, 1.0)),
-    "padding of -1": of("unmasked_padding", faults.unmasked_padding, (0.1, 1.0), value=-1.0),
-    "padding of -9999": of("unmasked_padding", faults.unmasked_padding, (0.1, 1.0), value=-9999.0),
-    "both columns negated": of("wrong_sign", faults.both_negated),
-    "both columns probabilities": of("probabilities_not_logs", faults.both_probabilities),
-    "rollout column of one value": of("constant_column", faults.constant_column),
-    "trainer column of one value": of("constant_column", faults.constant_column, value=-1.5, side="train"),
-    "weights never updated": of("weights_never_updated", faults.never_updated, (0.2, 0.6, 1.0)),
-    "entropy of another temperature": of("raw_logprobs", faults.entropy_of_another_temperature, (0.2, 0.5)),
-    "micro-batches": of("batch_dependent_kernels", faults.batch_dependent, (0.2, 0.5)),
-    "prefixes removed": of("misaligned", faults.prefixes_removed, (0.05, 0.45, 1.0)),
-    "all but ten tokens equal": of("identical", faults.nearly_bitwise),
-    "8-bit logits": of("quantized_rollout cache_quantization", faults.coarse_logits, (0.3, 0.6)),
-    **{f"temperature {t}": sampling("temperature", temperature=t) for t in (0.6, 0.8, 1.2, 1.5)},
-    **{f"top-p {p}": sampling(CUT, top_p=p) for p in (0.8, 0.9, 0.95)},
-    **{f"top-k {k}": sampling(CUT, top_k=k) for k in (5, 20, 50)},
-    **{f"min-p {p}": sampling(CUT, min_p=p) for p in (0.02, 0.1)},
-    **{f"repetition penalty {r}": sampling("logit_penalty", repetition=r) for r in (1.05, 1.1, 1.3)},
-    "temperature 0.7, top-p 0.8": sampling(f"{CUT} temperature", temperature=0.7, top_p=0.8),
-    "temperature 0.7, top-p 0.8, top-k 20, repetition penalty 1.05": sampling(
+FAULTS: dict[str, PlantedFault] = {
+    "healthy": plant("numerical_noise", faults.clean),
+    "another token's log-prob, by token": plant("other_token_recorded", faults.other_token, (0.01, 0.05, 0.3, 1.0)),
+    "another token's log-prob, by row": plant("other_token_recorded", faults.other_token_in_rows, (0.05, 0.5)),
+    "wrong state in the engine": plant("engine_state", faults.engine_state, (0.1, 0.5)),
+    "wrong state in the trainer": plant("engine_state", faults.engine_state, (0.1, 0.5), side="trainer"),
+    "end of the greatest length": plant("engine_state", faults.end_of_length, (0.1, 0.5, 0.9)),
+    "responses changed after sampling": plant("edited_response retokenized", faults.edited, (0.05, 0.3)),
+    "spans changed after sampling": plant("edited_response", faults.edited_span, (0.1, 0.3)),
+    "versions per token": plant("stale_policy", faults.partial_rollout, (0.1, 0.5, 0.8)),
+    "context from a turn on": plant("context_mismatch", faults.context_from_turn, (0.1, 0.3, 1.0)),
+    "packed rollout column": plant("packed_columns", faults.packed_columns, (0.05, 0.3, 1.0)),
+    "packed trainer column": plant("packed_columns", faults.packed_columns, (0.3,), side="train"),
+    "log-densities": plant("log_densities", faults.log_densities),
+    "log-densities of three dimensions": plant("log_densities", faults.log_densities, sigma=0.3, dims=3),
+    "lists of 2n + 1": plant("length_mismatch", faults.length_mismatch, (0.02, 0.5, 1.0)),
+    "lists without their first element": plant("length_mismatch", faults.length_mismatch, (0.5,), kind="first"),
+    "padding of 0": plant("unmasked_padding", faults.unmasked_padding, (0.1, 1.0)),
+    "padding of -1": plant("unmasked_padding", faults.unmasked_padding, (0.1, 1.0), value=-1.0),
+    "padding of -9999": plant("unmasked_padding", faults.unmasked_padding, (0.1, 1.0), value=-9999.0),
+    "both columns negated": plant("wrong_sign", faults.both_negated),
+    "both columns probabilities": plant("probabilities_not_logs", faults.both_probabilities),
+    "rollout column of one value": plant("constant_column", faults.constant_column),
+    "trainer column of one value": plant("constant_column", faults.constant_column, value=-1.5, side="train"),
+    "weights never updated": plant("weights_never_updated", faults.never_updated, (0.2, 0.6, 1.0)),
+    "entropy of another temperature": plant("raw_logprobs", faults.entropy_of_another_temperature, (0.2, 0.5)),
+    "micro-batches": plant("batch_dependent_kernels", faults.batch_dependent, (0.2, 0.5)),
+    "prefixes removed": plant("misaligned", faults.prefixes_removed, (0.05, 0.45, 1.0)),
+    "all but ten tokens equal": plant("identical", faults.nearly_bitwise),
+    "8-bit logits": plant("quantized_rollout cache_quantization", faults.coarse_logits, (0.3, 0.6)),
+    **{f"temperature {t}": plant_sampler("temperature", temperature=t) for t in (0.6, 0.8, 1.2, 1.5)},
+    **{f"top-p {p}": plant_sampler(CUT, top_p=p) for p in (0.8, 0.9, 0.95)},
+    **{f"top-k {k}": plant_sampler(CUT, top_k=k) for k in (5, 20, 50)},
+    **{f"min-p {p}": plant_sampler(CUT, min_p=p) for p in (0.02, 0.1)},
+    **{f"repetition penalty {r}": plant_sampler("logit_penalty", repetition=r) for r in (1.05, 1.1, 1.3)},
+    "temperature 0.7, top-p 0.8": plant_sampler(f"{CUT} temperature", temperature=0.7, top_p=0.8),
+    "temperature 0.7, top-p 0.8, top-k 20, repetition penalty 1.05": plant_sampler(
         f"{CUT} temperature", temperature=0.7, top_p=0.8, top_k=20, repetition=1.05
     ),
-    "temperature 0.6 on both sides, top-p 0.9": sampling(CUT, sampler(0.6), temperature=0.6, top_p=0.9),
+    "temperature 0.6 on both sides, top-p 0.9": plant_sampler(CUT, sampler(0.6), temperature=0.6, top_p=0.9),
 }
 SAME_PLACE = frozenset({"temperature", "truncated_sampling", "sampling_settings", "logit_penalty"})
-"""Causes of which a generation_config makes several at once."""
+"""Causes of which one generation_config can contain several."""
 
 
-def found(dump: Dump) -> list[Finding]:
+def diagnose_dump(dump: Dump) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         (findings,) = diagnose([str(dump.write(Path(folder) / "dump.parquet"))]).runs.values()
     return findings
@@ -137,14 +138,14 @@ def severity_of(findings: list[Finding]) -> int:
 
 
 Job = tuple[str, float, str, int]
-Judged = tuple[Job, bool, str, list[Finding], float | None]
+Verdict = tuple[Job, bool, str, list[Finding], float | None]
 
 
-def judge(job: Job) -> Judged:
-    """Diagnose one dump: whether the first finding is right, its confidence, all findings, and top-p."""
+def judge(job: Job) -> Verdict:
+    """Diagnose one dump, and return whether the first finding is right, its confidence, all findings and top-p."""
     name, severity, kind, seed = job
-    planted = PLANTED[name]
-    findings = found(planted.fault(Model.of(FIRST_SEED + seed, *KINDS[kind]), FIRST_SEED + seed, severity))
+    planted = FAULTS[name]
+    findings = diagnose_dump(planted.fault(Model.of(FIRST_SEED + seed, *KINDS[kind]), FIRST_SEED + seed, severity))
     facts = [fact.value for one in findings for fact in one.evidence if fact.name == "top_p"]
     top_p = facts[0] if facts and isinstance(facts[0], float) else None
     right = bool(findings) and findings[0].cause in planted.truth
@@ -152,15 +153,15 @@ def judge(job: Job) -> Judged:
     return job, right, first, findings, top_p
 
 
-def levels(job: tuple[str, str]) -> tuple[str, str, list[int]]:
-    """Severity of a corruption at growing shares."""
+def measure_severities(job: tuple[str, str]) -> tuple[str, str, list[int]]:
+    """Return the severity that `diagnose` states for a corruption at growing shares."""
     name, kind = job
     model = Model.of(FIRST_SEED, *KINDS[kind])
-    return name, kind, [severity_of(found(CORRUPTIONS[name](model, FIRST_SEED, share))) for share in SHARES]
+    return name, kind, [severity_of(diagnose_dump(CORRUPTIONS[name](model, FIRST_SEED, share))) for share in SHARES]
 
 
-def fault_table(rows: list[Judged]) -> list[str]:
-    by_name: dict[str, list[Judged]] = defaultdict(list)
+def fault_table(rows: list[Verdict]) -> list[str]:
+    by_name: dict[str, list[Verdict]] = defaultdict(list)
     for row in rows:
         by_name[row[0][0]].append(row)
     lines = ["| fault | dumps | first finding right | wrong at high |", "|---|---|---|---|"]
@@ -171,66 +172,67 @@ def fault_table(rows: list[Judged]) -> list[str]:
     return [*lines, f"| all | {len(rows)} | {right} ({right / len(rows):.1%}) | {high} |"]
 
 
-def allowed(name: str) -> frozenset[str]:
-    """Return the causes that are true of a fault. Settings of one sampler are one fault."""
-    truth = PLANTED[name].truth
+def true_causes(name: str) -> frozenset[str]:
+    """Return the causes that are true for a fault. Settings of one sampler count as one fault."""
+    truth = FAULTS[name].truth
     return truth | SAME_PLACE if len(truth & SAME_PLACE) > 1 else truth
 
 
-CLAIMS = {
+CONDITIONS = {
     "a cause": "the cause was planted",
     "`unexplained`": "a fault was planted, it exceeds the noise, and no other finding names it",
     "noise": "no fault was planted, or it does not exceed the noise",
 }
-"""Kinds of findings, and when each is true."""
+"""Condition under which each kind of finding is true."""
 
 
-def claim(finding: Finding, found: list[Finding], truth: Iterable[str], felt: bool) -> tuple[str, bool]:
+def classify_finding(
+    finding: Finding, found: list[Finding], truth: Iterable[str], exceeds_noise: bool
+) -> tuple[str, bool]:
     """Return the kind of a finding, and whether it is true."""
     truth = {*truth}
     if finding.cause in QUIET:
-        return "noise", finding.cause in truth or not felt
+        return "noise", finding.cause in truth or not exceeds_noise
     if finding.cause != "unexplained":
         return "a cause", finding.cause in truth
     named = any(one.cause in truth - {"unexplained"} and one.confidence != "low" for one in found)
-    return "`unexplained`", felt and not named
+    return "`unexplained`", exceeds_noise and not named
 
 
-def calibration(rows: Mapping[str, list[tuple[list[Finding], Iterable[str], bool]]]) -> Iterator[str]:
-    """Yield the share of true findings at each confidence, by groups of dumps: findings, truth and whether felt."""
-    heads = [f"{level}: {kind}" for level in CONFIDENCES[:2] for kind in CLAIMS]
+def calibration_table(rows: Mapping[str, list[tuple[list[Finding], Iterable[str], bool]]]) -> Iterator[str]:
+    """Yield the share of true findings by confidence and group of dumps.
+
+    Each dump has its findings, its true causes, and whether its fault exceeds the noise.
+    """
+    heads = [f"{level}: {kind}" for level in CONFIDENCES[:2] for kind in CONDITIONS]
     yield f"| dumps | {' | '.join(heads)} |"
     yield "|---" * (len(heads) + 1) + "|"
     for name, own in rows.items():
         counts: Counter[tuple[str, str, bool]] = Counter()
-        for found, truth, felt in own:
-            counts.update((one.confidence, *claim(one, found, truth, felt)) for one in found)
+        for found, truth, exceeds_noise in own:
+            counts.update((one.confidence, *classify_finding(one, found, truth, exceeds_noise)) for one in found)
         cells = [
-            percent(counts[level, kind, True], counts[level, kind, True] + counts[level, kind, False])
+            format_share(counts[level, kind, True], counts[level, kind, True] + counts[level, kind, False])
             for level in CONFIDENCES[:2]
-            for kind in CLAIMS
+            for kind in CONDITIONS
         ]
         yield f"| {name} | {' | '.join(cells)} |"
 
 
-def percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.3g} % ({part:,} of {whole:,})" if whole else "-"
-
-
-def settings_line(rows: list[Judged]) -> str:
-    """Summarize the sampler settings."""
-    own = [row for row in rows if PLANTED[row[0][0]].sampler]
+def settings_line(rows: list[Verdict]) -> str:
+    """Return sentences about the dumps with a sampler setting."""
+    own = [row for row in rows if FAULTS[row[0][0]].sampler]
     right, high = sum(row[1] for row in own), sum(not row[1] and row[2] == "high" for row in own)
-    told = [
+    estimates = [
         (float(match[1]), value)
         for job, *_, value in own
         if (match := re.search(r"top-p ([\d.]+)", job[0])) and "top-k" not in job[0]
     ]
-    close = sum(value is not None and abs(value - truth) <= 0.03 for truth, value in told)
+    close = sum(value is not None and abs(value - truth) <= 0.03 for truth, value in estimates)
     return (
-        f"For dumps with a sampler setting, {percent(right, len(own))} of the first findings are right, and {high} "
-        f"wrong findings have high confidence.\nThe estimate of top-p is within 0.03 of the planted value in "
-        f"{percent(close, len(told))} of the dumps."
+        f"For dumps with a sampler setting, {format_share(right, len(own))} of the first findings are right, and "
+        f"{high} wrong findings have high confidence.\nThe estimate of top-p is within 0.03 of the planted value in "
+        f"{format_share(close, len(estimates))} of the dumps."
     )
 
 
@@ -238,14 +240,14 @@ def main() -> None:
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     jobs = [
         (name, severity, kind, seed)
-        for name, planted in PLANTED.items()
+        for name, planted in FAULTS.items()
         for severity in planted.severities
         for kind in KINDS
         for seed in range(seeds * (HEALTHY_SEEDS if name == "healthy" else 1))
     ]
     with ProcessPoolExecutor(2) as pool:
         rows = list(pool.map(judge, jobs, chunksize=4))
-        severities = list(pool.map(levels, [(name, kind) for name in CORRUPTIONS for kind in SEVERITY_KINDS]))
+        severities = list(pool.map(measure_severities, [(name, kind) for name in CORRUPTIONS for kind in KINDS]))
     falls = [(name, kind, own) for name, kind, own in severities if own != sorted(own)]
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     lines = [
@@ -259,7 +261,7 @@ def main() -> None:
         "",
         "Share of true findings:",
         "",
-        *calibration({"all": [(row[3], allowed(row[0][0]), row[0][0] not in HARMLESS) for row in rows]}),
+        *calibration_table({"all": [(row[3], true_causes(row[0][0]), row[0][0] not in HARMLESS) for row in rows]}),
         "",
         settings_line(rows),
         "",
@@ -267,7 +269,7 @@ def main() -> None:
         f"{shares} are non-decreasing.",
         *(f"It falls for {name} ({kind}): {own}." for name, kind, own in falls),
     ]
-    between("\n".join(lines), PAGE, BEGIN, END)
+    replace_section("\n".join(lines), PAGE, BEGIN, END)
     for job, right, _, findings, _ in rows:
         if not right:
             print(*job, [(one.cause, one.confidence) for one in findings][:3])

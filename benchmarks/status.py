@@ -2,9 +2,9 @@
 
     python benchmarks/status.py [FOLDER ...] [--write]
 
-Each FOLDER contains dumps and a labels.json that names the planted cause of each. Other dumps are generated: healthy
-ones of random models with bfloat16-like noise, and the faults of benchmarks/reported_faults.py. `--write` puts the
-table into docs/methods/accuracy.md.
+Each FOLDER contains dumps and a labels.json that names the planted cause of each. The script also generates dumps:
+healthy ones of random models with bfloat16-like noise, and the faults of reported_faults.py. `--write` writes the table
+"status" of docs/methods/accuracy.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from reported_faults import KINDS, PLANTED  # noqa: E402
+from measure import replace_section  # noqa: E402
+from reported_faults import FAULTS, KINDS  # noqa: E402
 
 from mismatchctl.api.public import analyze  # noqa: E402
 from mismatchctl.errors import DataError  # noqa: E402
@@ -41,10 +42,10 @@ WITHIN_NOISE = {
     "quantized_rollout", "kv_cache_quantization", "cache_quantization", "low_precision_logits", "routing_flip",
     "batch_dependent_trainer", "low_precision_logging", "batch_dependent_kernels",
 }  # fmt: skip
-"""Causes whose effect can be as small as bfloat16 noise, so that each status can be right."""
+"""Causes whose effect can be as small as bfloat16 noise, so that any status can be right."""
 FIRST_SEED, SEEDS, SHAPES = 9200, 6, ((4, 96), (12, 192))
 STATUSES = ("OK", "CHECK", "FAIL", "refused")
-Judged = tuple[str, str, str, str]
+Verdict = tuple[str, str, str, str]
 """Group, truth (healthy, within noise or faulty), status, and name."""
 
 
@@ -56,8 +57,8 @@ def status_of(path: Path) -> str:
     return run_status(run).status
 
 
-def labelled(folder: Path) -> Iterator[Judged]:
-    """Judge the dumps of a folder with labels."""
+def judge_labeled(folder: Path) -> Iterator[Verdict]:
+    """Yield verdicts on the dumps of a folder with a labels.json."""
     for name, label in json.loads((folder / "labels.json").read_text()).items():
         causes = {label["cause"]} if "cause" in label else {*(label.get("causes_accepted") or label.get("first") or ())}
         if "log_densities" in causes or (not causes and label.get("onset") is None):
@@ -67,14 +68,14 @@ def labelled(folder: Path) -> Iterator[Judged]:
         yield folder.name.replace("_", " "), truth, status_of(folder / name), name
 
 
-def generated(folder: Path) -> Iterator[Judged]:
-    """Judge healthy dumps of random models, and a dump of each reported fault."""
+def judge_generated(folder: Path) -> Iterator[Verdict]:
+    """Yield verdicts on healthy dumps of random models and on a dump of each reported fault."""
     for kind, shape in KINDS.items():
         for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
             for steps, rows in SHAPES:
                 dump = sampled(Model.of(seed, *shape), seed, Setup(rows=rows, steps=steps))
                 yield "random models", "healthy", status_of(dump.write(folder / "dump.parquet")), f"{kind} {steps}"
-    for number, (name, planted) in enumerate(PLANTED.items()):
+    for number, (name, planted) in enumerate(FAULTS.items()):
         causes = planted.truth
         truth = "healthy" if causes <= HEALTHY else "within noise" if causes & WITHIN_NOISE else "faulty"
         if name == "healthy" or "log_densities" in causes:  # densities need an option
@@ -85,7 +86,7 @@ def generated(folder: Path) -> Iterator[Judged]:
             yield "random models", truth, status_of(dump.write(folder / "dump.parquet")), f"{name}, {kind}"
 
 
-def table(rows: list[Judged]) -> list[str]:
+def table(rows: list[Verdict]) -> list[str]:
     lines = [f"| dumps | truth | number | {' | '.join(STATUSES)} |", f"|---|---|---|{'---|' * len(STATUSES)}"]
     for key in dict.fromkeys((group, truth) for group, truth, _, _ in rows):
         found = Counter(status for group, truth, status, _ in rows if (group, truth) == key)
@@ -96,19 +97,16 @@ def table(rows: list[Judged]) -> list[str]:
 def main() -> None:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as place:
-        rows = [*generated(Path(place))]
+        rows = [*judge_generated(Path(place))]
     for folder in sys.argv[1:]:
         if folder != "--write":
-            rows += labelled(Path(folder))
+            rows += judge_labeled(Path(folder))
     for row in rows:
         if (row[1], row[2]) not in (("healthy", "OK"), ("faulty", "FAIL"), ("faulty", "CHECK"), ("faulty", "refused")):
             print(*row, sep=" | ")
     lines = table(sorted(rows, key=lambda row: (row[0], ["healthy", "within noise", "faulty"].index(row[1]))))
-    print(*lines, sep="\n")
-    if "--write" in sys.argv:
-        head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        text = head + BEGIN + "\n\n" + "\n".join(lines) + "\n\n" + END + rest.partition(END)[2]
-        PAGE.write_text(text, encoding="utf-8")
+    page = PAGE if "--write" in sys.argv else None
+    replace_section("\n" + "\n".join(lines) + "\n", page, BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Dumps of the small models of strangers.py, each with one thing wrong that is known: made once, kept in a folder.
+"""Write dumps of small trained models, each with one known cause, for benchmarks/diagnose.py.
 
     python benchmarks/stranger_dumps.py FOLDER [MODEL ...]
 
-What samples or scores otherwise does so truly; columns are spoilt afterwards by tests/factories/planted_causes.py.
+Trains each model, which takes several minutes, and writes FOLDER/MODEL.pt and FOLDER/MODEL/CAUSE.parquet. Existing
+files are kept. A cause in the engine or in the trainer is really computed, for example with int8 weights. A cause in
+the recorded columns is added afterwards by tests/factories/planted_causes.py.
 """
 
 from __future__ import annotations
@@ -22,25 +24,39 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from stranger_plans import PROMPT, RESPONSE, SEEN, UNSEEN, Architecture, Text  # noqa: E402
-from strangers import Model, Numerics, Processors, Rollout, decoded, int8, scored, trained, updated  # noqa: E402
+from strangers import (  # noqa: E402
+    Model,
+    Numerics,
+    Processors,
+    Rollout,
+    quantize,
+    sample_responses,
+    score_responses,
+    train_model,
+    update_policy,
+)
 
 from tests.factories import planted_causes as planted  # noqa: E402
 from tests.factories.planted_causes import Planted  # noqa: E402
 
 MANY, SOME = 512, 160
+"""Number of rows of the clean dump and of dumps that are sampled again."""
 STEPS, WORKERS = 8, 4
 ENGINE, TRAINER = Numerics("bfloat16"), Numerics()
 PLAIN = Processors()
 
 
 @dataclass(eq=False)
-class World:
-    """A trained model with what was done to it.
+class TrainedModel:
+    """A trained model, its updates, and a clean rollout.
 
     Attributes:
-        versions: the policy and its next updates; `earlier` is a checkpoint of much before.
-        prompts: [MANY, PROMPT].
-        clean: what the engine sampled where nothing is wrong, and what the trainer says of it.
+        versions: The policy and its next updates.
+        earlier: A checkpoint from the middle of the training.
+        prompts: Token ids, [MANY, PROMPT].
+        clean: Responses that the engine sampled without a fault.
+        train: The trainer's log-probs of the clean responses, [MANY, RESPONSE].
+        names: The text of each token.
     """
 
     plan: Architecture
@@ -52,28 +68,30 @@ class World:
     names: list[str]
 
     @classmethod
-    def of(cls, plan: Architecture, folder: Path, rows: int = MANY) -> World:
-        """Train the model, or read it from the folder; `rows` prompts are answered with nothing wrong."""
+    def load(cls, plan: Architecture, folder: Path, rows: int = MANY) -> TrainedModel:
+        """Train the model or read it from the folder, and sample `rows` clean responses."""
         text, kept = Text.of(plan), folder / f"{plan.name}.pt"
         order = np.random.default_rng(plan.seed + 50).permutation(len(text.pieces))
         prompts = torch.tensor([text.pieces[i][:PROMPT] for i in np.resize(order, MANY)])
         if kept.exists():
             states = torch.load(kept, weights_only=True)
         else:
-            model, earlier = trained(plan, text)
-            states = [version.state_dict() for version in (*updated(model, prompts[:48], plan.seed), earlier)]
+            model, earlier = train_model(plan, text)
+            states = [version.state_dict() for version in (*update_policy(model, prompts[:48], plan.seed), earlier)]
             torch.save(states, kept)
         models = []
         for state in states:
             model = Model(plan, text.vocabulary).eval().requires_grad_(False)
             model.load_state_dict(state)
             models.append(model)
-        clean = decoded(models[0], prompts[:rows], ENGINE, PLAIN, 11)
-        return cls(plan, models[:-1], models[-1], prompts, clean, scored(models[0], clean, TRAINER), text.names)
+        clean = sample_responses(models[0], prompts[:rows], ENGINE, PLAIN, 11)
+        return cls(
+            plan, models[:-1], models[-1], prompts, clean, score_responses(models[0], clean, TRAINER), text.names
+        )
 
-    def sampled(
+    def sample(
         self,
-        how: Numerics = ENGINE,
+        numerics: Numerics = ENGINE,
         process: Processors = PLAIN,
         *,
         model: Model | None = None,
@@ -83,88 +101,94 @@ class World:
         scoring: Numerics = TRAINER,
         rows: int = SOME,
     ) -> Planted:
-        """Sampled by an engine that may differ, scored by a trainer that may differ."""
+        """Sample responses with one engine and score them with one trainer. `other` are the trainer's processors."""
         policy = self.versions[0]
-        rollout = decoded(model or policy, self.prompts[:rows], how, process, 12, raw=raw)
-        return dump(rollout, scored(trainer or policy, rollout, scoring, other), self.versions[1])
+        rollout = sample_responses(model or policy, self.prompts[:rows], numerics, process, 12, raw=raw)
+        return build_dump(rollout, score_responses(trainer or policy, rollout, scoring, other), self.versions[1])
 
-    def rescored(self, how: Numerics, model: Model | None = None) -> Planted:
-        """The clean samples before another trainer."""
-        return dump(self.clean, scored(model or self.versions[0], self.clean, how), self.versions[1])
+    def rescore(self, numerics: Numerics, model: Model | None = None) -> Planted:
+        """Score the clean responses with another trainer."""
+        return build_dump(
+            self.clean, score_responses(model or self.versions[0], self.clean, numerics), self.versions[1]
+        )
 
-    def spoiled(self, spoil: Callable[[Planted], Planted]) -> Planted:
-        """The clean dump, changed after it was made."""
-        return spoil(dump(self.clean, self.train, self.versions[1]))
+    def corrupt(self, corrupt: Callable[[Planted], Planted]) -> Planted:
+        """Change the columns of the clean dump."""
+        return corrupt(build_dump(self.clean, self.train, self.versions[1]))
 
-    def drafted(self) -> Planted:
-        """A smaller model's log-probs stand in the rollout column."""
-        draft = scored(self.earlier, self.clean, ENGINE)
-        return dump(replace(self.clean, log_probs=draft), self.train, self.versions[1])
+    def use_draft_log_probs(self) -> Planted:
+        """Record the log-probs of a draft model in the rollout column."""
+        draft = score_responses(self.earlier, self.clean, ENGINE)
+        return build_dump(replace(self.clean, log_probs=draft), self.train, self.versions[1])
 
-    def stale(self, lag: int, *, versions: bool = False, current: bool = False, worker: int | None = None) -> Planted:
-        """The engine is `lag` updates behind, or one worker of it."""
-        old, new = self.sampled(trainer=self.versions[lag]), self.sampled()
+    def make_stale(
+        self, lag: int, *, versions: bool = False, current: bool = False, worker: int | None = None
+    ) -> Planted:
+        """Make a dump whose engine, or one worker of the engine, is `lag` updates behind."""
+        old, new = self.sample(trainer=self.versions[lag]), self.sample()
         if worker is not None:
             behind = (old.columns["worker"] == worker)[old.row]
-            fresh = self.sampled(model=self.versions[lag], trainer=self.versions[lag])
+            fresh = self.sample(model=self.versions[lag], trainer=self.versions[lag])
             chosen = np.flatnonzero(old.columns["worker"] == worker)
             rest = np.flatnonzero(old.columns["worker"] != worker)
             assert behind.any()
-            return joined(old.rows(chosen), fresh.rows(rest))
+            return concatenate(old.rows(chosen), fresh.rows(rest))
         if versions:
             for found, behind in ((old, lag), (new, 0)):
                 found.columns["rollout_version"] = np.full(len(found), 5)
                 found.columns["train_version"] = np.full(len(found), 5 + behind)
             half = np.arange(len(old)) % 2 == 0
-            return joined(old.rows(np.flatnonzero(half)), new.rows(np.flatnonzero(~half)))
+            return concatenate(old.rows(np.flatnonzero(half)), new.rows(np.flatnonzero(~half)))
         if current:
-            rollout = decoded(self.versions[0], self.prompts[:SOME], ENGINE, PLAIN, 12)
-            return dump(rollout, scored(self.versions[lag], rollout, TRAINER), self.versions[lag + 1], current=True)
+            rollout = sample_responses(self.versions[0], self.prompts[:SOME], ENGINE, PLAIN, 12)
+            return build_dump(
+                rollout, score_responses(self.versions[lag], rollout, TRAINER), self.versions[lag + 1], current=True
+            )
         return old
 
-    def kept_prefix(self, lag: int) -> Planted:
-        """Four responses to each prompt; of half of the prompts the engine has kept the cache over some updates."""
+    def reuse_prefix(self, lag: int) -> Planted:
+        """Sample four responses per prompt. For half of the prompts, the reused cache is `lag` updates old."""
         parts, policy = [], self.versions[lag]
         prompts = self.prompts[: SOME // 4].repeat_interleave(4, 0)
         for seed, cached_by in ((31, None), (32, self.versions[0])):
-            rollout = decoded(policy, prompts, ENGINE, PLAIN, seed, cached_by=cached_by)
-            parts.append(dump(rollout, scored(policy, rollout, TRAINER), self.versions[-1]))
+            rollout = sample_responses(policy, prompts, ENGINE, PLAIN, seed, cached_by=cached_by)
+            parts.append(build_dump(rollout, score_responses(policy, rollout, TRAINER), self.versions[-1]))
             prompt = np.arange(SOME) // 4
             parts[-1].columns |= {"prompt_id": prompt, "step": prompt // 5, "worker": np.arange(SOME) % WORKERS}
         kept = prompt % 2 == 0
-        return joined(parts[1].rows(np.flatnonzero(kept)), parts[0].rows(np.flatnonzero(~kept)))
+        return concatenate(parts[1].rows(np.flatnonzero(kept)), parts[0].rows(np.flatnonzero(~kept)))
 
-    def tokenized_anew(self) -> Planted:
-        """Of every third response the trainer sees the same text, one of whose words has become its letters."""
+    def retokenize(self) -> Planted:
+        """Score every third response after one of its words was split into letters."""
         tokens, train = self.clean.tokens.clone(), self.train.clone()
         for row in range(0, len(tokens), 3):
             length = int(self.clean.lengths[row])
-            words = [i for i in range(4, length - 12) if len(self.name(tokens[row, i])) > 1]
+            words = [i for i in range(4, length - 12) if len(self.token_text(tokens[row, i])) > 1]
             if words:
                 i = words[len(words) // 2]
-                letters = torch.tensor([ord(letter) for letter in self.name(tokens[row, i])])
+                letters = torch.tensor([ord(letter) for letter in self.token_text(tokens[row, i])])
                 tokens[row] = torch.cat([tokens[row, :i], letters, tokens[row, i + 1 :]])[: tokens.shape[1]]
-        train = scored(self.versions[0], replace(self.clean, tokens=tokens), TRAINER)
-        return dump(self.clean, train, self.versions[1])
+        train = score_responses(self.versions[0], replace(self.clean, tokens=tokens), TRAINER)
+        return build_dump(self.clean, train, self.versions[1])
 
-    def name(self, token: torch.Tensor) -> str:
-        """The text of a token; nothing for the end of a text."""
+    def token_text(self, token: torch.Tensor) -> str:
+        """Return the text of a token, or an empty string for the end of the text."""
         return self.names[int(token)] if int(token) < len(self.names) else ""
 
-    def by_step(self, lags: list[int]) -> Planted:
-        """Steps whose engine is so many updates behind."""
+    def vary_lag(self, lags: list[int]) -> Planted:
+        """Make one step per lag, whose engine is this number of updates behind."""
         parts = []
         for step, lag in enumerate(lags):
-            whole = dump(self.clean, scored(self.versions[lag], self.clean, TRAINER), self.versions[1])
+            whole = build_dump(self.clean, score_responses(self.versions[lag], self.clean, TRAINER), self.versions[1])
             parts.append(whole.rows(np.arange(step, SOME, len(lags))))
             parts[-1].columns["step"][:] = step
         both = parts[0]
         for part in parts[1:]:
-            both = joined(both, part)
+            both = concatenate(both, part)
         return both
 
-    def adapted(self) -> Model:
-        """The policy with a low-rank change that the other side has not."""
+    def add_adapter(self) -> Model:
+        """Return the policy with a low-rank adapter."""
         model, generator = deepcopy(self.versions[0]), torch.Generator().manual_seed(5)
         for block in model.blocks:
             for matrix in (block.q.weight, block.out.weight):  # type: ignore[union-attr]
@@ -173,8 +197,8 @@ class World:
         return model
 
 
-def dump(rollout: Rollout, train: torch.Tensor, following: Model, *, current: bool = False) -> Planted:
-    """Both columns with ids, steps, workers and prompts."""
+def build_dump(rollout: Rollout, train: torch.Tensor, following: Model, *, current: bool = False) -> Planted:
+    """Return a dump of both log-probs with ids, steps and workers."""
     inside = np.arange(RESPONSE) < rollout.lengths[:, None]
     count = len(rollout.lengths)
     tokens = {
@@ -184,7 +208,7 @@ def dump(rollout: Rollout, train: torch.Tensor, following: Model, *, current: bo
         "response_mask": np.ones(inside.sum(), np.bool_),
     }
     if current:
-        tokens["current_log_probs"] = scored(following, rollout, TRAINER).numpy()[inside].astype(np.float32)
+        tokens["current_log_probs"] = score_responses(following, rollout, TRAINER).numpy()[inside].astype(np.float32)
     columns = {
         "sequence_id": np.arange(count),
         "step": np.arange(count) % STEPS,
@@ -193,8 +217,8 @@ def dump(rollout: Rollout, train: torch.Tensor, following: Model, *, current: bo
     return Planted(rollout.lengths, tokens, columns)
 
 
-def joined(first: Planted, second: Planted) -> Planted:
-    """The rows of both."""
+def concatenate(first: Planted, second: Planted) -> Planted:
+    """Return a dump with the rows of two dumps."""
     return Planted(
         np.concatenate([first.lengths, second.lengths]),
         {name: np.concatenate([values, second.tokens[name]]) for name, values in first.tokens.items()},
@@ -203,12 +227,19 @@ def joined(first: Planted, second: Planted) -> Planted:
 
 
 @dataclass(frozen=True)
-class Plant:
-    """One known cause: findings that name it rightly, and how it is made; `listed`: the tool says that it finds it."""
+class PlantedCause:
+    """A known cause and the function that makes its dump.
+
+    Attributes:
+        truth: Causes of findings that count as right.
+        listed: Whether `diagnose` claims to identify the cause.
+        moe: Whether the cause needs a mixture of experts.
+        words: Whether the cause needs tokens that are words.
+    """
 
     name: str
     truth: frozenset[str]
-    make: Callable[[World], Planted]
+    make: Callable[[TrainedModel], Planted]
     listed: bool = True
     moe: bool = False
     words: bool = False
@@ -218,24 +249,24 @@ WEIGHTS = "weights_differ quantized_rollout stale_policy"
 NOISE = "numerical_noise moe_routing"
 
 
-def plants() -> list[Plant]:
-    """All of them."""
-    found: list[Plant] = []
+def list_causes() -> list[PlantedCause]:
+    """Return all planted causes."""
+    causes: list[PlantedCause] = []
 
-    def add(name: str, truth: str, make: Callable[[World], Planted], **only: bool) -> None:
-        found.append(Plant(name, frozenset(truth.split()), make, **only))
+    def add(name: str, truth: str, make: Callable[[TrainedModel], Planted], **only: bool) -> None:
+        causes.append(PlantedCause(name, frozenset(truth.split()), make, **only))
 
     for t in (0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5):
-        add(f"temperature {t}", "temperature", lambda w, t=t: w.sampled(process=Processors(temperature=t)))
+        add(f"temperature {t}", "temperature", lambda w, t=t: w.sample(process=Processors(temperature=t)))
     for t in (0.7, 0.85, 1.15, 1.3):
         process = Processors(temperature=t)
-        add(f"raw {t}", "raw_logprobs", lambda w, p=process: w.sampled(process=p, raw=True, other=p))
+        add(f"raw {t}", "raw_logprobs", lambda w, p=process: w.sample(process=p, raw=True, other=p))
     for name, process in {
         **{f"top-p {p}": Processors(top_p=p) for p in (0.8, 0.9, 0.95, 0.98)},
         **{f"top-k {k}": Processors(top_k=k) for k in (8, 20, 40)},
         **{f"min-p {p}": Processors(min_p=p) for p in (0.02, 0.05, 0.1)},
     }.items():
-        add(name, "truncated_sampling other_vocabulary", lambda w, p=process: w.sampled(process=p))
+        add(name, "truncated_sampling other_vocabulary", lambda w, p=process: w.sample(process=p))
     for name, process, truth in (
         ("repetition 1.1", Processors(repetition=1.1), "logit_penalty"),
         ("repetition 1.3", Processors(repetition=1.3), "logit_penalty"),
@@ -244,50 +275,50 @@ def plants() -> list[Plant]:
         ("bias 1", Processors(bias=1.0), "logit_bias logit_penalty"),
         ("banned", Processors(banned=True), "other_vocabulary truncated_sampling"),
     ):
-        add(name, f"{truth} unexplained", lambda w, p=process: w.sampled(process=p), listed=False)
+        add(name, f"{truth} unexplained", lambda w, p=process: w.sample(process=p), listed=False)
     add(
         "padded vocabulary",
         "other_vocabulary truncated_sampling unexplained numerical_noise",
-        lambda w: w.sampled(scoring=Numerics(spare=True)),
+        lambda w: w.sample(scoring=Numerics(spare=True)),
         listed=False,
     )
-    add("softcap 8", "logit_softcap unexplained", lambda w: w.sampled(Numerics("bfloat16", cap=8.0)), listed=False)
-    add("softcap 15", "logit_softcap unexplained", lambda w: w.sampled(Numerics("bfloat16", cap=15.0)), listed=False)
-    add("softcap 8 trainer", "logit_softcap unexplained", lambda w: w.rescored(Numerics(cap=8.0)), listed=False)
-    add("int8", f"{WEIGHTS} {NOISE}", lambda w: w.sampled(model=int8(w.versions[0])))
-    add("int4", "weights_differ quantized_rollout", lambda w: w.sampled(model=int8(w.versions[0], 4)))
-    add("fp8 cache", f"cache_quantization {NOISE}", lambda w: w.sampled(Numerics("bfloat16", fp8_cache=True)))
+    add("softcap 8", "logit_softcap unexplained", lambda w: w.sample(Numerics("bfloat16", cap=8.0)), listed=False)
+    add("softcap 15", "logit_softcap unexplained", lambda w: w.sample(Numerics("bfloat16", cap=15.0)), listed=False)
+    add("softcap 8 trainer", "logit_softcap unexplained", lambda w: w.rescore(Numerics(cap=8.0)), listed=False)
+    add("int8", f"{WEIGHTS} {NOISE}", lambda w: w.sample(model=quantize(w.versions[0])))
+    add("int4", "weights_differ quantized_rollout", lambda w: w.sample(model=quantize(w.versions[0], 4)))
+    add("fp8 cache", f"cache_quantization {NOISE}", lambda w: w.sample(Numerics("bfloat16", fp8_cache=True)))
     for lag in (1, 3):
-        add(f"stale {lag}, versions", "stale_policy", lambda w, lag=lag: w.stale(lag, versions=True))
-        add(f"stale {lag}, current", "stale_policy weights_differ", lambda w, lag=lag: w.stale(lag, current=True))
-        add(f"stale {lag}, bare", "stale_policy weights_differ unexplained", lambda w, lag=lag: w.stale(lag))
-    add("stale worker 5", "stale_worker", lambda w: w.stale(5, worker=2))
-    add("growing", "growing_mismatch", lambda w: w.by_step([0, 0, 0, 0, 1, 2, 4, 5]))
-    add("stale step", "stale_step unexplained", lambda w: w.by_step([0, 0, 0, 5, 0, 0, 0, 0]), listed=False)
-    add("wrong checkpoint", "weights_differ unexplained", lambda w: w.sampled(model=w.earlier), listed=False)
-    add("adapter", "weights_differ unexplained", lambda w: w.sampled(model=w.adapted()), listed=False)
-    add("draft", "other_model unexplained", lambda w: w.drafted(), listed=False)
+        add(f"stale {lag}, versions", "stale_policy", lambda w, lag=lag: w.make_stale(lag, versions=True))
+        add(f"stale {lag}, current", "stale_policy weights_differ", lambda w, lag=lag: w.make_stale(lag, current=True))
+        add(f"stale {lag}, bare", "stale_policy weights_differ unexplained", lambda w, lag=lag: w.make_stale(lag))
+    add("stale worker 5", "stale_worker", lambda w: w.make_stale(5, worker=2))
+    add("growing", "growing_mismatch", lambda w: w.vary_lag([0, 0, 0, 0, 1, 2, 4, 5]))
+    add("stale step", "stale_step unexplained", lambda w: w.vary_lag([0, 0, 0, 5, 0, 0, 0, 0]), listed=False)
+    add("wrong checkpoint", "weights_differ unexplained", lambda w: w.sample(model=w.earlier), listed=False)
+    add("adapter", "weights_differ unexplained", lambda w: w.sample(model=w.add_adapter()), listed=False)
+    add("draft", "other_model unexplained", lambda w: w.use_draft_log_probs(), listed=False)
     for p in (0.02, 0.1):
-        add(f"dropout {p}", "random_noise unexplained", lambda w, p=p: w.rescored(Numerics(dropout=p)), listed=False)
+        add(f"dropout {p}", "random_noise unexplained", lambda w, p=p: w.rescore(Numerics(dropout=p)), listed=False)
     for base in (0.5, 4.0):
         truth = "position_mismatch unexplained"
-        add(f"position base {base}", truth, lambda w, b=base: w.rescored(Numerics(rope=b)), listed=False)
+        add(f"position base {base}", truth, lambda w, b=base: w.rescore(Numerics(rope=b)), listed=False)
     for window in (12, 40):
         truth = "position_mismatch unexplained"
-        add(f"window {window}", truth, lambda w, n=window: w.rescored(Numerics(window=n)), listed=False)
-    add("half the prompt lost", "context_mismatch", lambda w: w.rescored(Numerics(blanked=PROMPT // 2)))
-    add("one prompt token", "context_mismatch unexplained", lambda w: w.rescored(Numerics(blanked=1)), listed=False)
-    add("router noise", "moe_routing unexplained", lambda w: w.rescored(Numerics(noise=0.1)), listed=False, moe=True)
-    add("kept prefix 0", NOISE, lambda w: w.kept_prefix(0))
-    add("kept prefix 5", "stale_prefix", lambda w: w.kept_prefix(5))
-    add("retokenized", "retokenized", lambda w: w.tokenized_anew(), words=True)
-    for name, truth, listed, spoil in spoils():
-        add(name, truth, lambda w, s=spoil: w.spoiled(s), listed=listed)
-    return found
+        add(f"window {window}", truth, lambda w, n=window: w.rescore(Numerics(window=n)), listed=False)
+    add("half the prompt lost", "context_mismatch", lambda w: w.rescore(Numerics(lost_tokens=PROMPT // 2)))
+    add("one prompt token", "context_mismatch unexplained", lambda w: w.rescore(Numerics(lost_tokens=1)), listed=False)
+    add("router noise", "moe_routing unexplained", lambda w: w.rescore(Numerics(noise=0.1)), listed=False, moe=True)
+    add("kept prefix 0", NOISE, lambda w: w.reuse_prefix(0))
+    add("kept prefix 5", "stale_prefix", lambda w: w.reuse_prefix(5))
+    add("retokenized", "retokenized", lambda w: w.retokenize(), words=True)
+    for name, truth, listed, corrupt in list_corruptions():
+        add(name, truth, lambda w, s=corrupt: w.corrupt(s), listed=listed)
+    return causes
 
 
-def spoils() -> list[tuple[str, str, bool, Callable[[Planted], Planted]]]:
-    """What can happen to columns after they were computed."""
+def list_corruptions() -> list[tuple[str, str, bool, Callable[[Planted], Planted]]]:
+    """Return changes of recorded columns: name, right causes, whether `diagnose` claims to find it, and function."""
     return [
         *((f"shift {k:+d}", "misaligned", True, lambda d, k=k: planted.shifted(d, k)) for k in (-1, 1, 3)),
         ("shift of 5 %", "misaligned", True, lambda d: planted.shifted(d, 1, 0.05)),
@@ -324,19 +355,23 @@ def main() -> None:
         if len(sys.argv) > 2 and plan.name not in sys.argv[2:]:
             continue
         (folder / plan.name).mkdir(parents=True, exist_ok=True)
-        world = World.of(plan, folder)
+        trained = TrainedModel.load(plan, folder)
         for name, make in {
-            "clean": lambda w: w.spoiled(lambda d: d),
-            "clean float32": lambda w: w.sampled(TRAINER),
-            "clean both bfloat16": lambda w: w.rescored(ENGINE),
-            "clean greedy": lambda w: w.sampled(process=Processors(temperature=0.02), raw=True),
-            **{plant.name: plant.make for plant in plants() if plan.experts > plant.moe and plan.words >= plant.words},
+            "clean": lambda w: w.corrupt(lambda d: d),
+            "clean float32": lambda w: w.sample(TRAINER),
+            "clean both bfloat16": lambda w: w.rescore(ENGINE),
+            "clean greedy": lambda w: w.sample(process=Processors(temperature=0.02), raw=True),
+            **{
+                plant.name: plant.make
+                for plant in list_causes()
+                if plan.experts > plant.moe and plan.words >= plant.words
+            },
         }.items():
             path = folder / plan.name / f"{name}.parquet"
             if not path.exists():
                 torch.manual_seed(1)
                 started = time.perf_counter()
-                make(world).write(path)
+                make(trained).write(path)
                 print(f"{plan.name} {name}  {time.perf_counter() - started:.0f} s", flush=True)
 
 

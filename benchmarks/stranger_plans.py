@@ -1,4 +1,4 @@
-"""Which small language models there are that no test was written on, and what they read."""
+"""Architectures and training texts of the small language models of strangers.py."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ CONTEXT = PROMPT + RESPONSE
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model and what it learns.
+    """Architecture and training of a model.
 
     Attributes:
-        words: whether tokens are words and signs, or bytes.
-        prose: English of the language's reference in pieces of words, instead of source code.
-        heads, shared: query heads, and how many share keys and values.
+        words: Whether tokens are words and punctuation, instead of bytes.
+        prose: Whether the model learns Python's reference in subword tokens, instead of source code.
+        common: Number of words in the vocabulary.
+        shared: Number of query heads that share keys and values.
         positions: "rope", "alibi" or "none".
-        convolved: whether every other layer is a gated convolution of the last places instead of attention.
-        experts, chosen: experts of a layer, and how many a token meets; 1: a plain feed-forward part.
+        convolved: Whether every other layer is a gated convolution instead of attention.
+        experts: Number of experts per layer. 1 is a dense feed-forward layer.
+        chosen: Number of experts per token.
         router: "sigmoid" or "softmax".
-        parallel: attention and feed-forward side by side, squared ReLU instead of SwiGLU.
-        steps: of learning; few leave it unsure, many on few `texts` nearly deterministic.
-        common: words of the vocabulary, where tokens are words.
+        parallel: Whether attention and feed-forward are parallel, with squared ReLU instead of SwiGLU.
+        steps: Number of training steps. With few steps, the model is uncertain. With many steps on few `texts`, it is
+            nearly deterministic.
     """
 
     name: str
@@ -114,7 +116,7 @@ SEEN = (
     Architecture("gqa-deep", words=True, common=500, width=64, layers=4, shared=2, steps=450, seed=31),
     Architecture("softmax-moe-bytes", words=False, width=56, experts=6, chosen=2, router="softmax", steps=600, seed=32),
 )
-"""The models that rules were tried on."""
+"""Models on which the rules of `diagnose` were developed."""
 UNSEEN = (
     Architecture("rope-words", words=True, common=600, width=56, layers=4, shared=2, steps=500, seed=61),
     Architecture(
@@ -129,7 +131,7 @@ UNSEEN = (
         seed=62,
     ),
 )
-"""The models that figures are stated on."""
+"""Held-out models, on which docs/methods/accuracy.md states rates."""
 GATE_TRIED = (
     Architecture("alibi-moe-words", words=True, common=400, width=56, positions="alibi", experts=8, chosen=2,
                  router="softmax", steps=600, seed=71),
@@ -140,7 +142,7 @@ GATE_TRIED = (
     Architecture("alibi-moe-sharp", words=True, common=300, width=48, positions="alibi", experts=16, chosen=2,
                  router="softmax", steps=800, texts=2000, seed=75),
 )  # fmt: skip
-"""Models that the margin of the gate's p-values was chosen on."""
+"""Models on which the margin of the gate's p-values was chosen."""
 GATE_HELD_OUT = (
     Architecture("prose-moe-wide", words=True, prose=True, common=700, width=64, layers=3, shared=2, experts=6,
                  chosen=2, router="softmax", steps=500, seed=81),
@@ -151,12 +153,12 @@ GATE_HELD_OUT = (
     Architecture("alibi-dense", words=True, common=600, width=48, layers=3, positions="alibi", shared=2, steps=300,
                  seed=84),
 )  # fmt: skip
-"""Models on which the rates of the gate are stated."""
+"""Held-out models, on which docs/methods/gate.md states rates."""
 
 
 @dataclass
 class Text:
-    """Pieces of the standard library's source, or of its reference, as tokens; the last token ends a text."""
+    """Training texts from the standard library or its reference as tokens. The last token ends a text."""
 
     vocabulary: int
     pieces: list[list[int]] = field(default_factory=list)
@@ -168,34 +170,34 @@ class Text:
         source = "\n\n".join(path.read_text(errors="ignore") for path in sorted(folder.glob("*.py"))[:120])
         source = "\n\n".join(topics.values()) if plan.prose else source
         blocks = [block for block in re.split(r"\n\s*\n", source) if len(block) > 60 and block.isascii()][: plan.texts]
-        token = pieces_of_words(blocks, plan.common) if plan.prose else r" *\w+|\s+|[^\w\s]"
+        token = subword_pattern(blocks, plan.common) if plan.prose else r" *\w+|\s+|[^\w\s]"
         cut = [re.findall(token, block) if plan.words else list(block) for block in blocks]
         counts = Counter(token for block in cut for token in block)
         names = [*map(chr, range(128)), *[token for token, _ in counts.most_common(plan.common) if len(token) > 1]]
         number = {token: index for index, token in enumerate(names)}
 
-        def encoded(block: list[str]) -> Iterator[int]:
+        def encode(block: list[str]) -> Iterator[int]:
             for token in block:
                 yield from [number[token]] if token in number else map(ord, token)
 
         end = len(names)
-        pieces = [[*encoded(block), end][:CONTEXT] for block in cut]
+        pieces = [[*encode(block), end][:CONTEXT] for block in cut]
         return cls(end + 1, [piece for piece in pieces if len(piece) > PROMPT + 4], names)
 
     def batch(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Some pieces, padded at their ends, and which places are tokens."""
+        """Return some texts, right-padded, and the mask of their tokens, [B, T]."""
         rows = [self.pieces[i] for i in chosen]
         length = max(map(len, rows))
         tokens = torch.tensor([row + [self.vocabulary - 1] * (length - len(row)) for row in rows])
         return tokens, torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
 
 
-def pieces_of_words(blocks: list[str], many: int) -> str:
-    """What matches the longest of so many pieces of words that save the most tokens, or any sign."""
+def subword_pattern(blocks: list[str], count: int) -> str:
+    """Return a regex of the `count` subwords that save the most tokens, longest first, or any character."""
     words = Counter(word for block in blocks for word in re.findall(r" ?[A-Za-z]+", block))
     saved: Counter[str] = Counter()
-    for word, count in words.items():
+    for word, number in words.items():
         for size in range(2, 9):
             for start in range(len(word) - size + 1):
-                saved[word[start : start + size]] += count * (size - 1)
-    return "|".join([*sorted((piece for piece, _ in saved.most_common(many)), key=len, reverse=True), r"[\s\S]"])
+                saved[word[start : start + size]] += number * (size - 1)
+    return "|".join([*sorted((piece for piece, _ in saved.most_common(count)), key=len, reverse=True), r"[\s\S]"])

@@ -1,9 +1,9 @@
-"""What a sweep costs: 1,000 points against one `analyze`, against single runs, and against a padded torch loop.
+"""Measure the cost of a sweep with 1,000 points relative to one `analyze`, single runs and a padded torch loop.
 
     python benchmarks/sweep.py --tokens 20e6 --repeat 3 --write benchmarks/results.md
 
-Every case runs in a fresh process on one thread (its processor time counts, imports included), the cases interleaved;
-the table gives medians and their ratio to one `analyze` of the same round, and the peak of resident memory (VmHWM).
+Each case runs in a fresh process on one thread, and the cases are interleaved. Processor time includes imports. The
+table states medians, their ratio to one `analyze` of the same round, and peak memory. Writes the section "sweep".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from measure import COLUMNS, in_rounds, made_dump, measure, parser_of, publish, report, table
+from measure import COLUMNS, make_parser, measure, measure_rounds, publish, report, table, temporary_dump
 
 SINGLE_RUNS, PADDED_THRESHOLDS = 50, 5
 ANALYZE, RUNS, PADDED = "analyze, 1 correction", f"analyze, {SINGLE_RUNS} times", "padded torch loop"
@@ -29,7 +29,7 @@ SWEEPS = {
 
 
 def run_case(case: str, folder: Path) -> None:
-    """One case, in this process; prints its peak memory."""
+    """Run one case in this process and print its cost."""
     if case == PADDED:
         padded_loop(folder)
     else:
@@ -49,7 +49,7 @@ def run_case(case: str, folder: Path) -> None:
 
 
 def padded_loop(folder: Path) -> None:
-    """What notebooks do: pad a step's sequences, then loop over thresholds."""
+    """Pad the sequences of each step, then loop over thresholds, as notebooks do."""
     import torch
 
     torch.set_num_threads(1)
@@ -70,10 +70,10 @@ def padded_loop(folder: Path) -> None:
             _ = float(bounded), float(ess), float(weights.sum() / mask.sum()), float(per_sequence.var())
 
 
-def table_of(folder: Path, tokens: int, mean: int, repeat: int, once: bool) -> str:
-    """Markdown for one dump."""
+def cost_table(folder: Path, tokens: int, mean: int, repeat: int, once: bool) -> str:
+    """Return the table for one dump."""
     given, cases = ("--folder", str(folder)), [ANALYZE, *SWEEPS]
-    rounds = in_rounds(__file__, {case: ("--case", case, *given) for case in cases}, repeat)
+    rounds = measure_rounds(__file__, {case: ("--case", case, *given) for case in cases}, repeat)
     base, rows = rounds.median("processor", ANALYZE), []
     for case in cases:
         ratio, memory = rounds.median("processor", case, ANALYZE), rounds.median("memory", case)
@@ -83,22 +83,22 @@ def table_of(folder: Path, tokens: int, mean: int, repeat: int, once: bool) -> s
         for case, name in names.items():
             found = measure(__file__, "--case", case, *given)
             rows.append((name, f"{found.processor:.1f}", f"{found.processor / base:.0f}", f"{found.memory:,.0f}"))
-    heads = "case", "seconds, median [least, most]", "against one `analyze`", "peak memory, MB"
+    heads = "case", "seconds, median [least, most]", "relative to one `analyze`", "peak memory, MB"
     return f"{tokens / 1e6:g} M tokens, mean length {mean:,}, {repeat} rounds\n\n{table(heads, rows)}"
 
 
 def main() -> None:
-    parser = parser_of(__doc__, 20e6, 3)
-    parser.add_argument("--means", type=int, nargs="+", default=[400, 2500], help="mean lengths, a dump each")
+    parser = make_parser(__doc__, 20e6, 3)
+    parser.add_argument("--means", type=int, nargs="+", default=[400, 2500], help="mean lengths, one dump each")
     given = parser.parse_args()
     if given.case:
         run_case(given.case, given.folder)
         return
     tables = []
     for number, mean in enumerate(given.means):
-        with made_dump(given.tokens, mean) as folder:
+        with temporary_dump(given.tokens, mean) as folder:
             last = number == len(given.means) - 1
-            tables.append(table_of(folder, int(given.tokens), mean, given.repeat, once=last))
+            tables.append(cost_table(folder, int(given.tokens), mean, given.repeat, once=last))
             print(tables[-1], flush=True)
     publish("\n".join([HEAD, *tables]), given.write)
 

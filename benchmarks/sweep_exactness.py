@@ -1,10 +1,10 @@
-"""A sweep against `analyze` once per point on every dump of the folders given: the largest difference of every key.
+"""Compare a sweep with one `analyze` per point, on every dump of the given folders.
 
     python benchmarks/sweep_exactness.py FOLDER...
 
-Each folder is a run, or holds runs. Every value, overall and of each step, is compared; a count must be equal, another
-value to 1e-9 relative (or 1e-13), an undefined value must have the same reason. The largest relative difference is
-that of values which differ by more than 1e-13.
+Each FOLDER is a run or contains runs. The script compares all values, overall and by step. Counts must be equal, other
+values must agree to 1e-9 relative or 1e-13 absolute, and undefined values must have the same reason. It prints a table
+by run. docs/methods/accuracy.md states the totals.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def studies() -> list[Study]:
 
 
 def compare(folder: Path) -> tuple[int, int, float]:
-    """(values compared, values that differ, largest relative difference) of one run."""
+    """Return the number of compared values, the number that differ, and the largest relative difference of one run."""
     chosen = studies()
     points = {
         (study.name, point): correction.model_copy(update={"name": f"{study.name} {point}"})
@@ -48,7 +48,7 @@ def compare(folder: Path) -> tuple[int, int, float]:
         for point, correction in enumerate(study.corrections)
     }
     found, truth = sweep([str(folder)], chosen), analyze([str(folder)], list(points.values()))
-    ((_, run),) = truth.runs.items()
+    (run,) = truth.runs.values()
     values: list[tuple[dict, str, float | None, str]] = []
     for row in found.overall.to_dicts():
         for key, value in run.overall.corrections[points[row["correction"], row["point"]].name].items():
@@ -58,7 +58,7 @@ def compare(folder: Path) -> tuple[int, int, float]:
         for key, series in run.groups.corrections[points[row["correction"], row["point"]].name].items():
             index = places[row["group"]]
             values.append((row, key, series.value[index], series.status_at(index)))
-    values = [each for each in values if each[1] in each[0]]  # other aggregations of a loss are no column of a sweep
+    values = [each for each in values if each[1] in each[0]]  # a sweep has no other loss aggregations
     wrong, largest = 0, 0.0
     for row, key, value, status in values:
         if value is None or row[key] is None:
@@ -74,17 +74,17 @@ def compare(folder: Path) -> tuple[int, int, float]:
 
 HEAD = """# A sweep against one analysis per point
 
-Made by `benchmarks/sweep_exactness.py` on runs of small real models, dense and with experts: token, sequence
+Written by `benchmarks/sweep_exactness.py` on runs of small real models, dense and with experts: token, sequence
 and geometric rules and their combinations, 229 points, overall and by step. `different` counts values that
-differ by more than 1e-9 relative and 1e-13, counts that differ at all, and undefined values with another
-reason; the largest relative difference is that of values which differ by more than 1e-13.
+differ by more than 1e-9 relative and 1e-13 absolute, unequal counts, and undefined values with another reason.
+The largest relative difference is over values that differ by more than 1e-13.
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
-    builder.CORRECTION_DIGITS = 17  # series over groups unrounded
+    builder.CORRECTION_DIGITS = 17  # do not round series
     print(HEAD)
     print("| run | values | different | largest relative difference |\n|---|---|---|---|")
     whole = [0, 0]

@@ -1,8 +1,9 @@
-"""What a third column costs: a dump with and without `reference_log_probs`, analyzed, and decoded alone.
+"""Measure the cost of a third column: an analysis and a decode with and without `reference_log_probs`.
 
     python benchmarks/third_column.py --write benchmarks/results.md
 
-Each case is a fresh process of one thread; cases are interleaved, and compared within their round.
+Each case is a fresh process on one thread. The cases are interleaved, and ratios are computed within a round. Writes
+the section "Third column".
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import Rounds, in_rounds, make_dump, parser_of, publish, reported, table
+from measure import Rounds, make_dump, make_parser, measure_rounds, publish, report_cost, table
 
 CASES = ("analyze two", "analyze three", "decode two", "decode three")
 LIMIT = 0.40
@@ -23,7 +24,7 @@ REFERENCE = "reference_log_probs"
 
 
 def add_reference(folder: Path, target: Path) -> None:
-    """The same dump with a reference between both sides."""
+    """Copy the dump and add reference log-probs."""
     rng = np.random.default_rng(2)
     for path in folder.iterdir():
         table = pq.read_table(path)
@@ -42,17 +43,17 @@ def add_reference(folder: Path, target: Path) -> None:
 
 
 def run_case(case: str, folder: Path) -> None:
-    """One analysis or bare decode, in this process; the first file is read before, which loads the loops."""
-    from mismatchctl.api.analyze import analyze as command
+    """Run one analysis or decode in this process and print its cost. A first run on one file loads the loops."""
+    from mismatchctl.api.analyze import analyze as analyze_module
     from mismatchctl.api.scan import OPTIONAL_COLUMNS
     from mismatchctl.data.problems import Problems
     from mismatchctl.data.reader import open_dump
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
-    command.choose_kernel = lambda tokens, device: COMPILED_KERNEL
+    analyze_module.choose_kernel = lambda tokens, device: COMPILED_KERNEL
 
     def analyze(path: Path) -> None:
-        command.analyze([str(path)], threads=1)
+        analyze_module.analyze([str(path)], threads=1)
 
     def decode(path: Path) -> None:
         dump = open_dump([str(path)], wanted=(*OPTIONAL_COLUMNS, REFERENCE))
@@ -62,12 +63,12 @@ def run_case(case: str, folder: Path) -> None:
 
     work = analyze if case.startswith("analyze") else decode
     work(min(folder.iterdir()))
-    with reported():
+    with report_cost():
         work(folder)
 
 
 def main() -> None:
-    given = parser_of(__doc__, 12e6, 4).parse_args()
+    given = make_parser(__doc__, 12e6, 4).parse_args()
     if given.case:
         run_case(given.case, given.folder)
         return
@@ -77,26 +78,26 @@ def main() -> None:
         make_dump(two, int(given.tokens), 1000)
         add_reference(two, three)
         cases = {case: ("--case", case, "--folder", three if "three" in case else two) for case in CASES}
-        rounds = in_rounds(__file__, cases, given.repeat)
+        rounds = measure_rounds(__file__, cases, given.repeat)
     machine = {"load": os.getloadavg()[0], "cores": os.cpu_count()}
     head = HEAD.format(tokens=given.tokens / 1e6, repeat=given.repeat, **machine)
-    publish(head + shares_of(rounds), given.write)
+    publish(head + share_table(rounds), given.write)
 
 
-def shares_of(rounds: Rounds) -> str:
-    """Each case, and what the third column adds, as parts of the analysis of two."""
-    shares = {case: rounds.each("processor", case, "analyze two") for case in CASES}
+def share_table(rounds: Rounds) -> str:
+    """Return a table with each case and the added cost of the third column, relative to the analysis of two columns."""
+    shares = {case: rounds.values("processor", case, "analyze two") for case in CASES}
     decode = [b - a for a, b in zip(shares["decode two"], shares["decode three"], strict=True)]
     added = [share - 1 for share in shares["analyze three"]]
     rest = [a - b for a, b in zip(added, decode, strict=True)]
     missed = ", **missed**" * (statistics.median(rest) > LIMIT)
     rows = {
         **shares,
-        "the column adds": added,
-        "of this, its decode": decode,
-        f"of this, all else (at most {LIMIT:.2f}{missed})": rest,
+        "added by the third column": added,
+        "part of the added cost: decode": decode,
+        f"part of the added cost: everything else (at most {LIMIT:.2f}{missed})": rest,
     }
-    heads = ("processor time, of the analysis of two columns", "median", "least", "most")
+    heads = ("processor time, relative to the analysis of two columns", "median", "least", "most")
     ends = (statistics.median, min, max)
     return table(heads, ((name, *(f"{end(values):.2f}" for end in ends)) for name, values in rows.items()))
 
