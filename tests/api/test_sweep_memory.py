@@ -12,7 +12,7 @@ import pytest
 
 from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
-from mismatchctl.api.sweep.sweep import RowTable, sweep
+from mismatchctl.api.sweep.sweep import RowTable, SweepAccumulator, sweep
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.grid import sums
 from tests.factories.sequence_samples import read_sample
@@ -102,6 +102,23 @@ def test_tables_of_groups_are_built_together(tmp_path: Path, monkeypatch: pytest
     found = sweep([path], STUDY, threads=1)
     assert len(found.groups.collect()) == 3 * steps
     assert len(made) == 2  # groups, and the overall row
+
+
+def test_rows_become_tables_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "a.parquet", np.full(60, 9), 20)
+    monkeypatch.setattr(SweepAccumulator, "closing_size", 1)  # groups are finished one after another
+    whole = sweep([path], STUDY, threads=1).groups.collect()
+    rows: list[int] = []
+    own = RowTable.frame
+
+    def counted(table: RowTable, parts: Any) -> pl.DataFrame:
+        rows.append(sum(len(part["point"]) for part in parts))
+        return own(table, parts)
+
+    monkeypatch.setattr(RowTable, "frame", counted)
+    monkeypatch.setattr("mismatchctl.api.sweep.sweep._MOST_WAITING", 5)
+    assert sweep([path], STUDY, threads=1).groups.collect().equals(whole)
+    assert rows == [6] * 10 + [3]  # the rows of two steps, and the overall rows
 
 
 def test_empty_steps_are_skipped_in_predictions(tmp_path: Path) -> None:

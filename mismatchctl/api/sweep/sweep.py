@@ -167,6 +167,10 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return place | counts | {key: values[:, family.places].ravel() for key, values in found.items()}
 
 
+_MOST_WAITING = 200_000
+"""Number of rows that are collected before they become a table, which needs less memory."""
+
+
 class RowTable:
     """Rows of groups."""
 
@@ -174,6 +178,7 @@ class RowTable:
         self._studies = studies
         axes = [axis for study in studies for axis in study.axes]
         self._numeric = {axis.path: all(own.is_numeric for own in axes if own.path == axis.path) for axis in axes}
+        self._tables: list[pl.DataFrame] = []
         self._waiting: list[Mapping[str, Any]] = []
         self._order: list[Ints] = []  # index of the group of each waiting row
         self._labels: list[LabelValue] = []
@@ -197,6 +202,12 @@ class RowTable:
             self._order.append(len(self._labels) + places)
         self._labels += groups
         self._waiting += rows
+        if sum(map(len, self._order)) > _MOST_WAITING:
+            self._gather()
+
+    def _gather(self) -> None:
+        self._tables.append(self.frame(self._waiting)[np.argsort(np.concatenate(self._order), kind="stable")])
+        self._waiting, self._order = [], []
 
     def frame(self, parts: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
         """Build one table from the rows, because building a table takes milliseconds. Undefined values are null."""
@@ -213,7 +224,9 @@ class RowTable:
         """Return all rows. Group labels become numbers if all labels are numbers."""
         import polars as pl
 
-        whole = self.frame(self._waiting)[np.argsort(np.concatenate(self._order), kind="stable")].lazy()
+        if self._waiting:
+            self._gather()
+        whole = pl.concat(self._tables).lazy()
         labels = [label for label in self._labels if label is not None]
         kinds = {type(label) for label in labels}
         if not kinds or not kinds <= {int, float}:
