@@ -442,7 +442,9 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
         tokens = offsets[rows] + place
         context[tokens] = used + key
         used += len(counts)
-        key = key * (int(ids[tokens].max()) + 1) + ids[tokens]
+        given = ~np.isnan(ids[tokens])  # a row with a missing id leaves its context
+        rows, key, own = rows[given], key[given], ids[tokens[given]].astype(np.int64)
+        key = key * (int(own.max(initial=0)) + 1) + own
         place += 1
     known = context[case.index] >= 0
     _, where, counts = np.unique(context[case.index][known], return_inverse=True, return_counts=True)

@@ -4,6 +4,7 @@ import math
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -58,6 +59,21 @@ def test_any_values_can_be_diagnosed(rows: list[list[tuple[float, float, bool]]]
             return
         for finding in findings:
             assert Finding.model_validate_json(finding.model_dump_json()) == finding
+
+
+def test_missing_token_ids_can_be_diagnosed(tmp_path: Path) -> None:
+    """Four samples of each prompt share a prefix, and some ids in it are missing."""
+    random = np.random.default_rng(0)
+    rollout = random.normal(-1.0, 0.3, (40, 24)).clip(-6, -0.01)
+    ids = [[None if row % 5 == place else place // 8 for place in range(24)] for row in range(40)]
+    columns = {
+        "rollout_log_probs": rollout.tolist(),
+        "train_log_probs": (rollout + random.normal(0, 0.01, rollout.shape)).clip(-6, -0.001).tolist(),
+        "token_ids": [list(row) + [7] * (number == 3) for number, row in enumerate(ids)],  # of another length
+        "prompt_id": [number // 4 for number in range(40)],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    assert diagnosed(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["float16", "float64"])
