@@ -1,15 +1,15 @@
-"""Write the figures of docs/methods/advice.md, which compare the advice with the truth on known policies.
+"""Compare the advice of `mismatchctl advise` with the truth on policies with a known true gradient.
 
-    python benchmarks/advise_models.py TRUTH        # trains small models and measures what corrections do to them
+    python benchmarks/advise_models.py TRUTH        # train small models and measure each correction
     python benchmarks/advise.py TRUTH [FIRST] [BUGS]
 
 TRUTH contains the output of the first command. The rule was chosen on the models in `CHOSEN_ON`, and the other models
-are held out. FIRST has the same layout: a policy that was made by another script. BUGS contains dumps with one known
-cause each and a labels.json.
+are held out. FIRST has the same layout and contains a policy of another script. BUGS contains dumps with one known
+cause each and a labels.json. Writes the figures of docs/methods/advice.md.
 
-The error of a correction is the error that remains with the best step size, as a share of the true gradient's squared
-norm: 1 - cos^2 of the gradient of an update to the true gradient. Shrinking a gradient does not change it. Regret is
-the error of the advised correction over that of the best one that keeps a tenth of the tokens and half of the loss.
+The error of a correction is 1 - cos^2 of the angle between the gradient of an update and the true gradient. It is the
+error that remains with the best step size, as a share of the true gradient's squared norm. Regret is the error of the
+advised correction over the lowest error of all corrections that keep a tenth of the tokens and half of the loss.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from measure import replace_section  # noqa: E402
 
 from mismatchctl.api.advise.advice import MIN_LOSS_SCALE  # noqa: E402
 from mismatchctl.api.advise.advise import measure_candidates  # noqa: E402
-from mismatchctl.api.advise.candidates import (  # noqa: E402  # noqa: E402
+from mismatchctl.api.advise.candidates import (  # noqa: E402
     MAX_REJECTION,
     CandidateRanking,
     GradientProducts,
@@ -44,25 +46,26 @@ from mismatchctl.corrections.presets import parse_correction  # noqa: E402
 from mismatchctl.results.summary import find_fixable, is_uncorrectable  # noqa: E402
 
 BATCHES = (64, 512, 4096)
-BAR = (1.05, 1.15, 1.5)
+GOALS = (1.05, 1.15, 1.5)
 """Required median, 90th percentile and maximum of the regret at a batch of 512."""
-STABLE = 0.8
+STABILITY_GOAL = 0.8
 SHOWN = ("none", "token_truncate_2", "seq_truncate_2", "seq_mis", "seq_mis_2", "decoupled_k3_rs_token_tis", "slime-mis")
-WORSE = 1.05
-"""Advice did harm if its error is more than this multiple of the error without a correction."""
-OF_A_BATCH = 64
-BEGIN, FINISH = "<!-- figures: benchmarks/advise.py -->", "<!-- end of figures -->"
+HARM_FACTOR = 1.05
+"""Advice does harm if its error is more than this multiple of the error without a correction."""
+MEASURED_BATCH = 64
+"""Batch size of the variances in truth.json."""
+BEGIN, END = "<!-- figures: benchmarks/advise.py -->", "<!-- end of figures -->"
 CHOSEN_ON = frozenset({"dense-44", "moe-40", "parallel-36"})
 BUGS = frozenset(
     {"stale_worker", "temperature_mismatch", "truncated_sampling", "misaligned", "unsampled_tokens", "edited_response",
      "low_precision_logging", "context_mismatch"}
 )  # fmt: skip
-"""Causes that are to be fixed; noise, routing, quantization and a policy that moved are there to be corrected."""
+"""Causes that must be fixed. Noise, routing, quantization and stale policies are corrected instead."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A mismatch of a model: the true error of each correction by batch, and the choices by the estimates."""
+    """A mismatch of a model, with the true error of each correction by batch size, and the advice."""
 
     name: str
     facts: dict[str, Any]
@@ -82,18 +85,18 @@ class Case:
 
     def is_worse(self, batch: int) -> bool:
         """Return True if no correction would have been better than the advised correction."""
-        return self.own_regret(batch) > WORSE * self.regret(batch, "none")
+        return self.own_regret(batch) > HARM_FACTOR * self.regret(batch, "none")
 
 
 def true_error(found: dict[str, Any], norm2: float, batch: int) -> float:
     """Return 1 - cos^2 of the gradient of an update to the true gradient."""
     projection = found["projection"]
     mean2 = max(found["bias2"], 0.0) + (2 * projection - 1) * norm2
-    whole = mean2 + found["variance"] * OF_A_BATCH / batch
+    whole = mean2 + found["variance"] * MEASURED_BATCH / batch
     return 1.0 if projection <= 0 or whole <= 0 else max(1 - projection**2 * norm2 / whole, 0.0)
 
 
-def cases(folder: Path) -> Iterator[Case]:
+def read_cases(folder: Path) -> Iterator[Case]:
     """Return all cases of a folder."""
     for path in sorted(folder.glob("*/truth.json")):
         truth = json.loads(path.read_text())
@@ -108,80 +111,81 @@ def cases(folder: Path) -> Iterator[Case]:
             measured, products, _ = measure_candidates(sample, choose_reference(sample), corrections, Limits())
             scales = {name: found.loss_scale for name, found in measured.items()}
             shrinking = {name for name, scale in scales.items() if scale < MIN_LOSS_SCALE}
-            scale, sure = len(sample) / len(products["none"]), required_standard_errors(len(sample))
+            scale, standard_errors = len(sample) / len(products["none"]), required_standard_errors(len(sample))
             choices = {
-                batch: choose_correction(products, scale / batch, sure, shrinking=shrinking) for batch in BATCHES
+                batch: choose_correction(products, scale / batch, standard_errors, shrinking=shrinking)
+                for batch in BATCHES
             }
-            stable = split_stability(products, scale / 512, sure, shrinking)
+            stable = split_stability(products, scale / 512, standard_errors, shrinking)
         scales |= {name: 1.0 for name in usable if name not in scales}
         yield Case(path.parent.name, truth, errors, choices, products, scales, stable)
 
 
-def _row(name: str, found: Sequence[Case], regret: Callable[[Case, int], float | None]) -> str:
+def _format_row(name: str, found: Sequence[Case], regret: Callable[[Case, int], float | None]) -> str:
     cells = []
     for batch in BATCHES:
         values = [value for case in found if (value := regret(case, batch)) is not None]
-        cells.append(_three(_summary(values)) if values else "-")
+        cells.append(_join_numbers(_summarize(values)) if values else "-")
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def _summary(values: Sequence[float]) -> tuple[float, float, float]:
+def _summarize(values: Sequence[float]) -> tuple[float, float, float]:
     return float(np.median(values)), float(np.quantile(values, 0.9)), float(np.max(values))
 
 
-def _always(name: str) -> Callable[[Case, int], float | None]:
+def _constant_choice(name: str) -> Callable[[Case, int], float | None]:
     return lambda case, batch: case.regret(batch, name) if name in case.errors[batch] else None
 
 
-def regrets(title: str, found: Sequence[Case]) -> Iterator[str]:
+def regret_table(title: str, found: Sequence[Case]) -> Iterator[str]:
     """Yield a table of regrets of the advice, and of each correction if it is always used."""
     yield f"{title} ({len(found)} mismatches): median / 90th percentile / worst regret at a batch of"
     yield ""
     yield f"| correction | {' | '.join(f'{batch:,}' for batch in BATCHES)} |"
     yield "|---|---|---|---|"
-    yield _row("**the advice**", found, Case.own_regret)
+    yield _format_row("**the advice**", found, Case.own_regret)
     names = [name for name in found[0].facts["corrections"] if any(name in case.errors[512] for case in found)]
     shown = [name for name in SHOWN if name in names]
     for name in shown:
-        yield _row(f"`{name}`, always", found, _always(name))
+        yield _format_row(f"`{name}`, always", found, _constant_choice(name))
     yield ""
 
 
-def _bars(groups: dict[str, list[Case]]) -> Iterator[str]:
-    """The bars beside what each group of mismatches shows."""
+def _criteria_table(groups: dict[str, list[Case]]) -> Iterator[str]:
+    """Yield a table with each goal and the values of each group of mismatches."""
     yield f"| criterion | goal | {' | '.join(f'{name} ({len(found)} mismatches)' for name, found in groups.items())} |"
     yield f"|{'---|' * (2 + len(groups))}"
-    cells = (_against(found) for found in groups.values())
-    yield f"| regret at 512: median / 90th percentile / worst | {_three(BAR)} | {' | '.join(cells)} |"
-    cells = (_stable(found) for found in groups.values())
-    yield f"| halves of the dump with the same advice | {STABLE:.0%} | {' | '.join(cells)} |"
+    cells = (_format_regrets(found) for found in groups.values())
+    yield f"| regret at 512: median / 90th percentile / worst | {_join_numbers(GOALS)} | {' | '.join(cells)} |"
+    cells = (_format_stability(found) for found in groups.values())
+    yield f"| halves of the dump with the same advice | {STABILITY_GOAL:.0%} | {' | '.join(cells)} |"
     for batch in BATCHES:
         cells = (", ".join(case.name for case in found if case.is_worse(batch)) or "0" for found in groups.values())
         yield f"| worse than no correction at {batch:,} | 0 | {' | '.join(cells)} |"
 
 
-def _against(found: Sequence[Case]) -> str:
-    values = _summary([case.own_regret(512) for case in found])
-    met = all(value <= bar for value, bar in zip(values, BAR, strict=True))
-    return f"{_three(values)}{_missed(met)}"
+def _format_regrets(found: Sequence[Case]) -> str:
+    values = _summarize([case.own_regret(512) for case in found])
+    met = all(value <= goal for value, goal in zip(values, GOALS, strict=True))
+    return f"{_join_numbers(values)}{_mark_missed(met)}"
 
 
-def _missed(met: bool) -> str:
+def _mark_missed(met: bool) -> str:
     return "" if met else ": **missed**"
 
 
-def _three(values: Sequence[float]) -> str:
+def _join_numbers(values: Sequence[float]) -> str:
     return " / ".join(f"{value:.2f}" for value in values)
 
 
-def _stable(found: Sequence[Case]) -> str:
+def _format_stability(found: Sequence[Case]) -> str:
     shares = [case.stable for case in found if case.stable is not None]
     share = float(np.mean(shares)) if shares else 0.0
-    return f"{share:.0%}, worst mismatch {min(shares, default=0.0):.0%}{_missed(share >= STABLE)}"
+    return f"{share:.0%}, worst mismatch {min(shares, default=0.0):.0%}{_mark_missed(share >= STABILITY_GOAL)}"
 
 
-def _parts(groups: dict[str, list[Case]]) -> Iterator[str]:
-    """Yield lines that compare estimated projections and variances with the true values."""
+def _estimate_table(groups: dict[str, list[Case]]) -> Iterator[str]:
+    """Yield a table that compares estimated projections and variances with the true values."""
     yield "| mismatches | part | estimated v true, median | range of 80% of the cases |"
     yield "|---|---|---|---|"
     for group, found in groups.items():
@@ -201,8 +205,8 @@ def _parts(groups: dict[str, list[Case]]) -> Iterator[str]:
             yield f"| {group} | {part} | {text} {middle:{sign}.2f} | {low:{sign}.2f} to {high:{sign}.2f} |"
 
 
-def _fixed(folder: Path) -> Iterator[str]:
-    """Yield lines about planted bugs that the advice must name first."""
+def _bug_lines(folder: Path) -> Iterator[str]:
+    """Yield sentences about planted bugs, which the advice must report first."""
     labels, missed, alarms, bugs = json.loads((folder / "labels.json").read_text()), [], [], 0
     for name, label in labels.items():
         (findings,) = diagnose([str(folder / name)]).runs.values()
@@ -219,18 +223,16 @@ def _fixed(folder: Path) -> Iterator[str]:
 
 
 def main(truth: Path, policy: Path | None, bugs: Path | None) -> None:
-    """Write the figures between the marks of docs/methods/advice.md."""
-    found, first = list(cases(truth)), [] if policy is None else list(cases(policy))
-    held, chosen = ([case for case in found if (case.facts["model"] in CHOSEN_ON) == own] for own in (False, True))
-    groups = {"held out": held, "first policy": first, "chosen on": chosen}
+    """Write the figures of docs/methods/advice.md."""
+    found, first = list(read_cases(truth)), [] if policy is None else list(read_cases(policy))
+    held_out, chosen = ([case for case in found if (case.facts["model"] in CHOSEN_ON) == own] for own in (False, True))
+    groups = {"held out": held_out, "first policy": first, "chosen on": chosen}
     groups = {name: group for name, group in groups.items() if group}
-    lines = [BEGIN, "", *_bars(groups), ""]
-    lines += [line for name, group in groups.items() for line in regrets(name.capitalize(), group)]
-    lines += [*_parts(groups), ""]
-    lines += [*_fixed(bugs), ""] if bugs is not None else []
-    page = ROOT / "docs/methods/advice.md"
-    before, after = page.read_text(encoding="utf-8").split(BEGIN)[0], page.read_text(encoding="utf-8").split(FINISH)[1]
-    page.write_text(before + "\n".join([*lines, FINISH]) + after, encoding="utf-8")
+    lines = ["", *_criteria_table(groups), ""]
+    lines += [line for name, group in groups.items() for line in regret_table(name.capitalize(), group)]
+    lines += [*_estimate_table(groups), ""]
+    lines += [*_bug_lines(bugs), ""] if bugs is not None else []
+    replace_section("\n".join(lines), ROOT / "docs/methods/advice.md", BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Measure CPU seconds and memory of `advise` and `analyze` on synthetic dumps of several sizes.
+"""Measure processor time and peak memory of `advise` and `analyze` on synthetic dumps.
 
     python benchmarks/advise_cost.py FOLDER [TOKENS ...]
 
-Each command is a process of its own, one after the other, with one thread; FOLDER gets the dumps.
+Writes the dumps to FOLDER and runs each command in a fresh process with one thread. Prints the table of "Cost" in
+docs/methods/advice.md.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ LENGTH, RESPONSES, STEPS, VOCABULARY = 500, 8, 10, 50_000
 NOISE = 0.03
 
 
-def made(path: Path, tokens: int) -> None:
-    """Write responses of about `LENGTH` tokens, eight per prompt, in ten steps."""
+def make_dump(path: Path, tokens: int) -> None:
+    """Write responses of about `LENGTH` tokens, `RESPONSES` per prompt, in `STEPS` steps."""
     random = np.random.default_rng(7)
     count = max(tokens // LENGTH // RESPONSES, STEPS) * RESPONSES
     lengths = random.integers(LENGTH // 2, LENGTH * 3 // 2, count)
@@ -36,8 +37,8 @@ def made(path: Path, tokens: int) -> None:
     pq.write_table(pa.table({**lists, **scalars}), path, row_group_size=1024)
 
 
-def cost(*arguments: str) -> tuple[float, float]:
-    """Return CPU seconds, and the peak memory in MiB."""
+def measure_command(*arguments: str) -> tuple[float, float]:
+    """Run a command, and return its processor seconds and peak memory in MiB."""
     command = [sys.executable, "-m", "mismatchctl", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     _, status, used = os.wait4(process.pid, 0)
@@ -47,18 +48,18 @@ def cost(*arguments: str) -> tuple[float, float]:
 
 
 def main(folder: Path, sizes: list[int]) -> None:
-    """Print a table."""
+    """Print the table."""
     folder.mkdir(parents=True, exist_ok=True)
-    print("| tokens | analyze: CPU s, MiB | analyze --advise | advise | advise over analyze |")
+    print("| tokens | analyze: CPU s, MiB | analyze --advise | advise | advise / analyze |")
     print("|---|---|---|---|---|")
     for size in sizes:
         path = folder / f"{size}.parquet"
         if not path.exists():
-            made(path, size)
-        analyze = cost("analyze", str(path), "--threads", "1", "-q")
-        both = cost("analyze", str(path), "--threads", "1", "-q", "--advise")
-        advise = cost("advise", str(path), "-q")
-        cells = [f"{seconds:.1f}, {memory:,.0f}" for seconds, memory in (analyze, both, advise)]
+            make_dump(path, size)
+        analyze = measure_command("analyze", str(path), "--threads", "1", "-q")
+        advised = measure_command("analyze", str(path), "--threads", "1", "-q", "--advise")
+        advise = measure_command("advise", str(path), "-q")
+        cells = [f"{seconds:.1f}, {memory:,.0f}" for seconds, memory in (analyze, advised, advise)]
         print(f"| {size:,} | {' | '.join(cells)} | {advise[0] / analyze[0]:.1f} |", flush=True)
 
 

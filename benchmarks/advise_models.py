@@ -2,13 +2,13 @@
 
     python benchmarks/advise_models.py FOLDER [MODEL | MODEL-MISMATCH ...]
 
-The trainer's policy continues a sequence in steps that its prompt names; the reward is the share of right steps. Its
-true gradient is the mean over many samples of its own. For each mismatch, batches of 64 sequences of the rollout's
-policy (16 prompts, 4 responses each, each reward less the mean of the others) are corrected in every way, and gradients
-in the space of all parameters, by autograd, are held against the true one. FOLDER/MODEL-MISMATCH gets dump.parquet,
-other sequences than those of the truth, and truth.json: of each correction bias2, the variance of a batch of 64,
-`projection` on the true gradient (1 is the full step), and `squared_errors`, the squared distance to it by batch.
-Existing files in FOLDER are kept.
+advise_policies.py defines the policies. The true gradient is the mean over many samples of the policy itself. For each
+mismatch, the script samples batches of 64 sequences from the rollout engine (16 prompts with 4 responses and
+leave-one-out advantages), applies each correction, and compares the gradient of all parameters with the true gradient.
+
+Writes FOLDER/MODEL-MISMATCH/dump.parquet with other sequences, and truth.json, and keeps existing files. For each
+correction, truth.json contains the squared bias (`bias2`), the variance of a batch of 64, the `projection` on the true
+gradient (1 is the full step), and the squared distance to the true gradient by batch (`squared_errors`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from benchmarks.advise_policies import (  # noqa: E402
     PROMPTS,
     RESPONSES,
     STEP,
-    Drawn,
     Engine,
     Plan,
     Policy,
-    engines,
+    Responses,
     every_prompt,
+    make_engines,
     rewards,
-    sampled,
-    trained,
+    sample_responses,
+    train_policies,
 )  # fmt: skip
 from mismatchctl.api.advise.candidates import (  # noqa: E402
     RunSample,
@@ -63,8 +63,8 @@ DEFAULTS = (
 """Default presets of frameworks, or the presets that their documents name first."""
 
 
-def candidates() -> list[Correction]:
-    """Return the grid of `advise` and the presets of frameworks, regardless of their loss."""
+def list_corrections() -> list[Correction]:
+    """Return the grid of `advise`, and weights and gates of the frameworks' presets."""
     shipped = [load_presets()[name].correction for name in DEFAULTS]
     plain = [Correction(name=own.name, weight=own.weight, gates=own.gates) for own in shipped]
     return [*default_candidates(), *plain]
@@ -72,14 +72,14 @@ def candidates() -> list[Correction]:
 
 @dataclass
 class Truth:
-    """The true gradient, and its squared error."""
+    """The true gradient and the squared error of its estimate."""
 
     gradient: Tensor
     error2: float
     facts: dict[str, float] = field(default_factory=dict)
 
 
-def flat(gradients: Any) -> Tensor:
+def flatten(gradients: Any) -> Tensor:
     """Return all parameters as one vector."""
     return torch.cat([each.flatten() for each in gradients])
 
@@ -90,13 +90,13 @@ def true_gradient(plan: Plan, policy: Policy) -> Truth:
     each = 8
     chunk = prompts.repeat_interleave(each, 0)
     for _ in range(plan.truth // each):
-        tokens, mask, _ = sampled(Engine(policy), chunk)
+        tokens, mask, _ = sample_responses(Engine(policy), chunk)
         reward = rewards(plan, chunk, tokens, mask)
-        advantage = _against_others(reward, each)
+        advantage = _leave_one_out(reward, each)
         total = torch.zeros(sum(p.numel() for p in policy.parameters()))
         for part in torch.arange(len(chunk)).split(max(8, 16384 // tokens.shape[1])):
-            told = policy.log_probs(chunk[part], tokens[part]) * mask[part] * advantage[part, None]
-            total += flat(torch.autograd.grad(told.sum(), list(policy.parameters()), materialize_grads=True))
+            log_probs = policy.log_probs(chunk[part], tokens[part]) * mask[part] * advantage[part, None]
+            total += flatten(torch.autograd.grad(log_probs.sum(), list(policy.parameters()), materialize_grads=True))
         parts.append(total / len(chunk))
         lengths.append(float(mask.sum()) / len(chunk))
         means.append(float(reward.mean()))
@@ -109,46 +109,46 @@ def true_gradient(plan: Plan, policy: Policy) -> Truth:
     return Truth(found.mean(0), float(found.var(0).sum() / len(found)), facts)
 
 
-def _against_others(reward: Tensor, each: int) -> Tensor:
+def _leave_one_out(reward: Tensor, each: int) -> Tensor:
     grouped = reward.view(-1, each)
     return (grouped - (grouped.sum(1, keepdim=True) - grouped) / (each - 1)).flatten()
 
 
 def sequence_gradients(policy: Policy, prompts: Tensor, tokens: Tensor, factors: Tensor) -> Tensor:
-    """Gradient of the sum of factor x log-prob of each sequence [B, parameters]."""
+    """Return the gradient of the sum of factor x log-prob by sequence, [B, parameters]."""
 
-    def told(parameters: dict[str, Tensor], prompt: Tensor, own: Tensor, factor: Tensor) -> Tensor:
+    def weighted_log_prob(parameters: dict[str, Tensor], prompt: Tensor, own: Tensor, factor: Tensor) -> Tensor:
         logits = functional_call(policy, parameters, (torch.cat([prompt, own[:-1]])[None],))[0, 1:]
         return (logits.log_softmax(-1).gather(1, own[:, None])[:, 0] * factor).sum()
 
     size = max(4, 6_000_000 // (tokens.shape[1] * (tokens.shape[1] + 400)))
-    found = vmap(grad(told), (None, 0, 0, 0), chunk_size=size)(
+    found = vmap(grad(weighted_log_prob), (None, 0, 0, 0), chunk_size=size)(
         {name: p.detach() for name, p in policy.named_parameters()}, prompts, tokens, factors
     )
     return torch.cat([each.flatten(1) for each in found.values()], 1)
 
 
-def as_sample(told: Tensor, rollout: Tensor, mask: Tensor) -> RunSample:
+def to_sample(log_probs: Tensor, rollout: Tensor, mask: Tensor) -> RunSample:
     """Return a batch as the sample that `advise` reads."""
     lengths = mask.sum(1).numpy()
     segments = Segments.from_lengths(lengths)
-    batch = TokenBatch(segments, rollout[mask].numpy(), told[mask].numpy(), rows=np.arange(len(mask)))
+    batch = TokenBatch(segments, rollout[mask].numpy(), log_probs[mask].numpy(), rows=np.arange(len(mask)))
     batch.columns["micro_batch"] = np.zeros(len(mask), np.int64)
     zeros = np.zeros(len(mask), np.int64)
     return RunSample(batch, None, None, zeros, zeros)
 
 
 def corrected_gradients(
-    policy: Policy, prompts: Tensor, drawn: Drawn, corrections: list[Correction]
+    policy: Policy, prompts: Tensor, responses: Responses, corrections: list[Correction]
 ) -> tuple[Tensor, np.ndarray[Any, Any]]:
-    """The gradient of a batch by correction [corrections, parameters], and the share of tokens each rejects.
+    """Return the gradient of a batch [corrections, parameters] and the share of rejected tokens, by correction.
 
-    Where the tokens of a sequence have the same weights up to a factor, one gradient does for both.
+    Corrections whose weights of a sequence are proportional share one gradient.
     """
-    tokens, mask, rollout = drawn
+    tokens, mask, rollout = responses
     with torch.no_grad():
-        sample = as_sample(policy.log_probs(prompts, tokens), rollout, mask)
-    advantage = _against_others(rewards(policy.plan, prompts, tokens, mask), RESPONSES).numpy()
+        sample = to_sample(policy.log_probs(prompts, tokens), rollout, mask)
+    advantage = _leave_one_out(rewards(policy.plan, prompts, tokens, mask), RESPONSES).numpy()
     factors = np.zeros((len(corrections), *mask.shape), np.float64)
     counts = np.zeros(len(corrections))
     rejected = np.zeros(len(corrections))
@@ -170,7 +170,7 @@ def corrected_gradients(
     return torch.tensor(share, dtype=torch.float32) @ each, rejected
 
 
-def measured(
+def write_truth(
     plan: Plan, policy: Policy, engine: Engine, truth: Truth, folder: Path, corrections: list[Correction]
 ) -> None:
     """Write the dump and the truth of one mismatch."""
@@ -178,24 +178,24 @@ def measured(
     torch.manual_seed(plan.seed + 2)
     found = torch.zeros(len(corrections), plan.batches, len(truth.gradient))
     rejected = np.zeros(len(corrections))
-    for batch, (own, drawn) in enumerate(_batches(plan, engine, plan.batches, random)):
-        found[:, batch], gone = corrected_gradients(policy, own, drawn, corrections)
-        rejected += gone / plan.batches
-    dumped = enumerate(_batches(plan, engine, plan.dumped, random))
-    rows = [row for batch, (own, drawn) in dumped for row in _rows(policy, batch, own, drawn)]
+    for batch, (own, responses) in enumerate(_sample_batches(plan, engine, plan.batches, random)):
+        found[:, batch], share = corrected_gradients(policy, own, responses, corrections)
+        rejected += share / plan.batches
+    dumped = enumerate(_sample_batches(plan, engine, plan.dumped, random))
+    rows = [row for batch, (own, responses) in dumped for row in _make_rows(policy, batch, own, responses)]
     table = pa.Table.from_pylist(rows)
     tokens = [np.concatenate([row[f"{side}_log_probs"] for row in rows]) for side in ("train", "rollout")]
     ratio = tokens[0].astype(np.float64) - tokens[1]
     sums = [float((row["train_log_probs"].astype(np.float64) - row["rollout_log_probs"]).sum()) for row in rows]
-    of, norm2 = {}, float(truth.gradient.square().sum()) - truth.error2
+    truths, norm2 = {}, float(truth.gradient.square().sum()) - truth.error2
     for index, correction in enumerate(corrections):
-        away = found[index].double() - truth.gradient
-        gram = (away @ away.T).numpy()
-        off = (gram.sum() - np.trace(gram)) / (len(gram) * (len(gram) - 1))
-        of[correction.name] = {
+        errors = found[index].double() - truth.gradient
+        gram = (errors @ errors.T).numpy()
+        covariance = (gram.sum() - np.trace(gram)) / (len(gram) * (len(gram) - 1))
+        truths[correction.name] = {
             "correction": {key: value for key, value in correction.to_mapping().items() if key != "name"},
-            "bias2": float(off - truth.error2), "variance": float(np.trace(gram) / len(gram) - off),
-            "bias2_se": _left_out(gram), "rejected_tokens": float(rejected[index]),
+            "bias2": float(covariance - truth.error2), "variance": float(np.trace(gram) / len(gram) - covariance),
+            "bias2_se": _jackknife_error(gram), "rejected_tokens": float(rejected[index]),
             "projection": float(found[index].double().mean(0) @ truth.gradient) / norm2,
             "squared_errors": [float(f"{value:.5g}") for value in np.diag(gram)],
         }  # fmt: skip
@@ -205,54 +205,56 @@ def measured(
              "g_star_error2": truth.error2, **truth.facts}  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / "dump.parquet", compression="zstd")
-    (folder / "truth.json").write_text(json.dumps({**facts, "corrections": of}))
+    (folder / "truth.json").write_text(json.dumps({**facts, "corrections": truths}))
 
 
-def _left_out(gram: np.ndarray[Any, Any]) -> float:
+def _jackknife_error(gram: np.ndarray[Any, Any]) -> float:
     """Return the jackknife standard error of the squared bias over batches."""
     count, own = len(gram), np.diag(gram)
     without = (gram.sum() - own.sum() - 2 * (gram.sum(1) - own)) / ((count - 1) * (count - 2))
     return float(np.sqrt((count - 1) / count * np.square(without - without.mean()).sum()))
 
 
-def _batches(plan: Plan, engine: Engine, count: int, random: np.random.Generator) -> Iterator[tuple[Tensor, Drawn]]:
-    """Yield prompts and sampled responses of many batches, which are sampled together to save time."""
+def _sample_batches(
+    plan: Plan, engine: Engine, count: int, random: np.random.Generator
+) -> Iterator[tuple[Tensor, Responses]]:
+    """Yield prompts and sampled responses by batch. Several batches are sampled together to save time."""
     several = max(1, 8192 // plan.most // 8)
     for start in range(0, count, several):
         every = every_prompt(plan)
         chosen = [random.permutation(len(every))[:PROMPTS] for _ in range(min(several, count - start))]
         prompts = every[np.repeat(np.concatenate(chosen), RESPONSES)]
-        drawn = sampled(engine, prompts)
+        responses = sample_responses(engine, prompts)
         size = PROMPTS * RESPONSES
         for own in torch.arange(len(prompts)).split(size):
-            longest = int(drawn[1][own].sum(1).max())
-            yield prompts[own], tuple(each[own, :longest] for each in drawn)  # type: ignore[misc]
+            longest = int(responses[1][own].sum(1).max())
+            yield prompts[own], tuple(each[own, :longest] for each in responses)  # type: ignore[misc]
 
 
-def _rows(policy: Policy, batch: int, prompts: Tensor, drawn: Drawn) -> list[dict[str, Any]]:
-    tokens, mask, rollout = drawn
+def _make_rows(policy: Policy, batch: int, prompts: Tensor, responses: Responses) -> list[dict[str, Any]]:
+    tokens, mask, rollout = responses
     with torch.no_grad():
-        told = policy.log_probs(prompts, tokens)
+        log_probs = policy.log_probs(prompts, tokens)
     symbols = policy.plan.symbols
     chosen = (prompts[:, 0] - symbols) * symbols + prompts[:, 1]
     reward = rewards(policy.plan, prompts, tokens, mask)
-    advantage = _against_others(reward, RESPONSES)
+    advantage = _leave_one_out(reward, RESPONSES)
     return [
         {"step": batch // STEP, "micro_batch": batch % STEP, "sequence_id": batch * len(chosen) + row,
          "prompt_id": int(chosen[row]), "reward": float(reward[row]), "advantages": float(advantage[row]),
          "token_ids": tokens[row, mask[row]].numpy().astype(np.uint8),
-         "rollout_log_probs": rollout[row, mask[row]].numpy(), "train_log_probs": told[row, mask[row]].numpy(),
+         "rollout_log_probs": rollout[row, mask[row]].numpy(), "train_log_probs": log_probs[row, mask[row]].numpy(),
          "response_mask": np.ones(int(mask[row].sum()), bool)}
         for row in range(len(chosen))
     ]  # fmt: skip
 
 
-def _prepared(plan: Plan, folder: Path) -> tuple[list[Policy], Truth]:
-    """The policies of a plan and the truth of the last: from the folder, where they are there."""
+def _load_policies(plan: Plan, folder: Path) -> tuple[list[Policy], Truth]:
+    """Read the policies of a plan and the true gradient of the last policy from the folder, or compute them."""
     folder.mkdir(parents=True, exist_ok=True)
     policies, truth = folder / f"{plan.name}.pt", folder / f"{plan.name}-truth.pt"
     if not policies.exists():
-        _save([own.state_dict() for own in trained(plan)], policies)
+        _save([own.state_dict() for own in train_policies(plan)], policies)
     versions = []
     for state in torch.load(policies, weights_only=True):
         versions.append(Policy(plan))
@@ -263,18 +265,18 @@ def _prepared(plan: Plan, folder: Path) -> tuple[list[Policy], Truth]:
     return versions, Truth(**torch.load(truth, weights_only=True))
 
 
-def _save(what: Any, path: Path) -> None:
+def _save(content: Any, path: Path) -> None:
     """Save a file completely or not at all, so that an interrupted run can continue."""
-    torch.save(what, path.with_suffix(".part"))
+    torch.save(content, path.with_suffix(".part"))
     path.with_suffix(".part").rename(path)
 
 
 def main(folder: Path, names: list[str]) -> None:
     """Write the missing files."""
     torch.set_num_threads(1)
-    corrections, start = candidates(), time.process_time()
+    corrections, start = list_corrections(), time.process_time()
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         print(f"{time.process_time() - start:6.0f} s  {text}", file=sys.stderr, flush=True)
 
     for plan in PLANS:
@@ -285,14 +287,16 @@ def main(folder: Path, names: list[str]) -> None:
         ]  # fmt: skip
         if not missing:
             continue
-        versions, truth = _prepared(plan, folder)
-        say(f"{plan.name}: {len(truth.gradient)} parameters, {truth.facts}, "
+        versions, truth = _load_policies(plan, folder)
+        log(f"{plan.name}: {len(truth.gradient)} parameters, {truth.facts}, "
             f"norm2 {float(truth.gradient.square().sum()):.3g}, its error {truth.error2:.2g}")  # fmt: skip
         for name in missing:
-            measured(plan, versions[-1], engines(versions)[name], truth, folder / f"{plan.name}-{name}", corrections)
+            write_truth(
+                plan, versions[-1], make_engines(versions)[name], truth, folder / f"{plan.name}-{name}", corrections
+            )
             found = json.loads((folder / f"{plan.name}-{name}" / "truth.json").read_text())
             none = found["corrections"]["none"]
-            say(f"{plan.name} {name}: K3 {found['k3']:.2g}, sd {found['sequence_log_ratio_sd']:.2g}, bias2 of none "
+            log(f"{plan.name} {name}: K3 {found['k3']:.2g}, sd {found['sequence_log_ratio_sd']:.2g}, bias2 of none "
                 f"{none['bias2']:.2g}, variance {none['variance']:.2g}")  # fmt: skip
 
 

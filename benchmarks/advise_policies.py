@@ -1,6 +1,7 @@
-"""The policies of benchmarks/advise_models.py: their task, their sampling, and the mismatches of their rollouts.
+"""Policies of advise_models.py: their task, sampling and training, and the mismatches of their rollout engines.
 
-The task is to continue a sequence in steps that the prompt names; the reward is the share of right steps.
+The task is to continue a sequence of symbols in steps of a stride that the prompt contains. The reward is the share of
+right steps.
 """
 
 from __future__ import annotations
@@ -14,19 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-Drawn = tuple[Tensor, Tensor, Tensor]
-"""Tokens, the mask of valid tokens, and the log-probs with which they were sampled [B, T]."""
+Responses = tuple[Tensor, Tensor, Tensor]
+"""Tokens, mask of valid tokens and log-probs of the sampler, [B, T] each."""
 PROMPTS, RESPONSES, STEP = 16, 4, 8
-"""Prompts of a batch, responses to each, and batches of a step of the dump."""
+"""Prompts per batch, responses per prompt, and batches per step of the dump."""
 SLIPS, BACKWARD = 0.06, 0.1
+"""Probabilities that the teacher writes a random symbol or steps backward."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model and how much of it is measured; `mean` tokens of a response, at most `most`.
+    """Architecture and training of a model, and the amount of its samples.
 
-    `symbols` and `strides` are the vocabulary; `is_recurrent`: gated states in place of attention; `is_parallel`: the
-    feed-forward part beside what mixes places, not after it.
+    Attributes:
+        mean: Mean number of tokens per response.
+        most: Maximum number of tokens per response.
+        batches: Number of batches for the gradients of corrections.
+        dumped: Number of batches in the dump.
+        truth: Number of samples per prompt for the true gradient.
+        taught: Number of supervised updates.
+        updates: Number of REINFORCE updates.
+        symbols, strides: Sizes of the two parts of the vocabulary.
+        is_recurrent: Whether gated states replace attention.
+        is_parallel: Whether the feed-forward layer is parallel to the attention.
     """
 
     name: str
@@ -51,7 +62,7 @@ class Plan:
 
     @property
     def end(self) -> int:
-        """The token that ends a response."""
+        """Return the token that ends a response."""
         return self.symbols + self.strides
 
 
@@ -83,7 +94,7 @@ PLANS = (
 
 @dataclass(frozen=True)
 class Engine:
-    """The mismatch between a rollout engine and the policy that it samples."""
+    """A rollout engine that samples a policy with a mismatch."""
 
     policy: Policy
     temperature: float = 1.0
@@ -119,7 +130,7 @@ class Policy(nn.Module):
 
     def forward(self, x: Tensor, cache: list[Tensor] | None = None, at: int = 0, flipped: Tensor | None = None,
                 fp8_cache: bool = False) -> Tensor:  # fmt: skip
-        """Logits [B, T, V] of what follows x [B, T], whose first place is `at`; `flipped` ones are routed otherwise."""
+        """Return the next-token logits [B, T, V] of x [B, T] from position `at` on. `flipped` tokens change experts."""
         y = self.embedding(x) + self.places[at : at + x.shape[1]].to(self.head.weight.dtype)
         mixing = self._recurrence if self.plan.is_recurrent else self._attention
         for index, block in enumerate(self.blocks):
@@ -184,13 +195,13 @@ def _as_fp8(values: Tensor) -> Tensor:
 
 
 def every_prompt(plan: Plan) -> Tensor:
-    """A stride and a start [strides x symbols, 2]."""
+    """Return all pairs of a stride and a first symbol, [strides x symbols, 2]."""
     pairs = torch.cartesian_prod(torch.arange(plan.strides), torch.arange(plan.symbols))
     return pairs + torch.tensor([plan.symbols, 0])
 
 
-def taught(plan: Plan, prompts: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """What a careless teacher writes [B, most], and where [B, most]: it slips, and steps backward."""
+def write_teacher_text(plan: Plan, prompts: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Return texts of a teacher that makes mistakes, and their mask, [B, most] each."""
     count, stride = len(prompts), prompts[:, 0].numpy() - plan.symbols + 1
     rows, last = [], prompts[:, 1].numpy()
     for _ in range(plan.most):
@@ -215,8 +226,8 @@ def rewards(plan: Plan, prompts: Tensor, tokens: Tensor, mask: Tensor) -> Tensor
 
 
 @torch.no_grad()
-def sampled(engine: Engine, prompts: Tensor) -> Drawn:
-    """What an engine writes after prompts [B, 2], with a cache of keys and values."""
+def sample_responses(engine: Engine, prompts: Tensor) -> Responses:
+    """Sample responses to prompts [B, 2] with a KV cache."""
     policy, count = engine.policy, len(prompts)
     most, end = policy.plan.most, policy.plan.end
     weight = policy.head.weight
@@ -240,8 +251,8 @@ def sampled(engine: Engine, prompts: Tensor) -> Drawn:
     return tokens.masked_fill(~mask, end), mask, told.masked_fill(~mask, 0.0)
 
 
-def trained(plan: Plan) -> list[Policy]:
-    """The policy of the teacher's writing, and each of its updates by REINFORCE."""
+def train_policies(plan: Plan) -> list[Policy]:
+    """Train a policy on the teacher's texts, and return it with each of its REINFORCE updates."""
     torch.manual_seed(plan.seed)
     random, prompts = np.random.default_rng(plan.seed), every_prompt(plan)
     policy = Policy(plan)
@@ -251,12 +262,12 @@ def trained(plan: Plan) -> list[Policy]:
         for group in optimizer.param_groups:
             group["lr"] = 4e-3 * min(1, (update + 1) / 30, (plan.taught - update) / 100)
         chosen = prompts[random.integers(len(prompts), size=count)]
-        tokens, mask = taught(plan, chosen, random)
+        tokens, mask = write_teacher_text(plan, chosen, random)
         _descend(optimizer, -(policy.log_probs(chosen, tokens) * mask).sum() / mask.sum())
     optimizer, versions = torch.optim.Adam(policy.parameters(), 2e-4), [copy.deepcopy(policy)]
     for _ in range(plan.updates):
         chosen = prompts[random.permutation(len(prompts))[:PROMPTS]].repeat_interleave(8, 0)
-        tokens, mask, _ = sampled(Engine(policy), chosen)
+        tokens, mask, _ = sample_responses(Engine(policy), chosen)
         reward = rewards(plan, chosen, tokens, mask).view(-1, 8)
         advantage = ((reward - reward.mean(1, keepdim=True)) / reward.std(1).mean()).flatten()
         _descend(optimizer, -(policy.log_probs(chosen, tokens) * mask * advantage[:, None]).sum() / mask.sum())
@@ -270,8 +281,8 @@ def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-def rounded(policy: Policy, cast: Callable[[Tensor], Tensor]) -> Policy:
-    """A copy with the weights of its linear layers on a grid of one scale per row."""
+def quantize(policy: Policy, cast: Callable[[Tensor], Tensor]) -> Policy:
+    """Return a copy with quantized linear layers."""
     policy = copy.deepcopy(policy)
     for layer in policy.modules():
         if isinstance(layer, nn.Linear):
@@ -292,17 +303,17 @@ def _fp8(weight: Tensor) -> Tensor:
     return (weight / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-def engines(versions: list[Policy]) -> dict[str, Engine]:
+def make_engines(versions: list[Policy]) -> dict[str, Engine]:
     """Return one engine per mismatch."""
     policy = versions[-1]
     same = Engine(policy)
     return {
         "on_policy": same,
         "bf16": Engine(copy.deepcopy(policy).bfloat16()),
-        "fp8": Engine(rounded(policy, _fp8)),
-        "int8": Engine(rounded(policy, _integers(8))),
-        "int6": Engine(rounded(policy, _integers(6))),
-        "int4": Engine(rounded(policy, _integers(4))),
+        "fp8": Engine(quantize(policy, _fp8)),
+        "int8": Engine(quantize(policy, _integers(8))),
+        "int6": Engine(quantize(policy, _integers(6))),
+        "int4": Engine(quantize(policy, _integers(4))),
         **{f"stale_{count}": Engine(versions[-1 - count]) for count in (1, 4, 8, 16)},
         "temperature": replace(same, temperature=0.9),
         "top_p": replace(same, top_p=0.95),

@@ -1,4 +1,4 @@
-"""What findings add to an analysis: processor time with and without them, in one process and as a whole command."""
+"""Measure the processor time of the search for causes. diagnose.py writes the table into docs/methods/causes.md."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from measure import make_dump
 from mismatchctl.api.analyze.analyze import analyze
 
 ROUNDS, WARM = 6, 1
-LARGE = 3_000_000
-SOME = ("clean", "top-k 8", "temperature 0.7", "shift +1", "reversed")
-"""Dumps of a model: nothing wrong, and causes after whose repair all tests are asked again."""
+SYNTHETIC_TOKENS = 3_000_000
+CASES = ("clean", "top-k 8", "temperature 0.7", "shift +1", "reversed")
+"""Dumps of a model: a clean one, and causes after whose repair `diagnose` repeats all tests."""
 
 
 def cost_section(dumps: Path, model: str) -> list[str]:
-    """Its table, of dumps of one model and of a made one."""
+    """Return the table for dumps of one model and a synthetic dump."""
     rows = []
-    for name, path in _dumps(dumps / model):
-        full, plain = _in_process(path)
-        whole = _command(path)
-        tokens, count = _size(path)
+    for name, path in _list_dumps(dumps / model):
+        full, plain = _time_analysis(path)
+        whole = _time_command(path)
+        tokens, count = _count(path)
         rows.append(
             f"| {name} | {tokens:,} | {count:,} | {1000 * (full - plain):.0f} of {1000 * full:.0f} ms | "
             f"{100 * (full - plain) / full:.0f} % | {100 * (full - plain) / whole:.1f} % of {whole:.1f} s |"
@@ -40,22 +40,22 @@ def cost_section(dumps: Path, model: str) -> list[str]:
     ]
 
 
-def _dumps(folder: Path) -> Iterator[tuple[str, Path]]:
-    for name in SOME:
+def _list_dumps(folder: Path) -> Iterator[tuple[str, Path]]:
+    for name in CASES:
         yield name, folder / f"{name}.parquet"
     with tempfile.TemporaryDirectory() as made:
-        make_dump(Path(made), LARGE, 800)
-        yield "made, healthy", Path(made)
+        make_dump(Path(made), SYNTHETIC_TOKENS, 800)
+        yield "synthetic, healthy", Path(made)
 
 
-def _size(path: Path) -> tuple[int, int]:
-    """Tokens and rows."""
+def _count(path: Path) -> tuple[int, int]:
+    """Return the numbers of tokens and rows."""
     table = pq.read_table(path, columns=["rollout_log_probs"])
     return sum(len(chunk.flatten()) for chunk in table.column(0).chunks), table.num_rows
 
 
-def _in_process(path: Path) -> tuple[float, float]:
-    """Seconds of processor time of an analysis with findings, and without."""
+def _time_analysis(path: Path) -> tuple[float, float]:
+    """Return processor seconds of an analysis with findings and without."""
     spent: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(WARM + ROUNDS):
         for findings, times in spent.items():
@@ -67,8 +67,8 @@ def _in_process(path: Path) -> tuple[float, float]:
     return full, plain
 
 
-def _command(path: Path) -> float:
-    """Seconds of processor time of the command, the lower of two."""
+def _time_command(path: Path) -> float:
+    """Return processor seconds of the command, the lower of two runs."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     spent = []
     for _ in range(2):

@@ -2,8 +2,9 @@
 
     python benchmarks/prediction.py FOLDER... --unseen FOLDER... --write docs/methods/prediction.md
 
-Each folder is a run: samples are split, one part predicts the other. The constants of predictions at a length were
-chosen on the first folders; `--unseen` are folders that nothing was chosen on, and planted biases are simulated.
+Each FOLDER is a run. Its samples are split, and one part predicts the other. The constants of predictions at another
+length were chosen on the first folders, and the folders of `--unseen` are held out. Planted biases and changes over
+steps are simulated. Writes all tables of docs/methods/prediction.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-from mismatchctl.api.predict import (  # noqa: E402  # noqa: E402
+from mismatchctl.api.predict import (  # noqa: E402
     CHECK_QUANTILES,
     LENGTH_GRID,
     Prediction,
@@ -50,33 +51,33 @@ def main() -> None:
     parser.add_argument("--unseen", nargs="*", default=[])
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
-    samples = dict(read(given.folders))
-    unseen = dict(read(given.unseen))
+    samples = dict(read_samples(given.folders))
+    unseen = dict(read_samples(given.unseen))
     sections = {
-        "coverage": coverage(samples),
-        "steps": by_step(samples),
-        "length coverage": length_coverage({"chosen on": samples, "unseen": unseen}),
-        "planted": planted(),
-        "lengths": lengths(samples),
-        "later": later(),
+        "coverage": coverage_table(samples),
+        "steps": step_table(samples),
+        "length coverage": length_coverage_table({"chosen on": samples, "unseen": unseen}),
+        "planted": planted_table(),
+        "lengths": length_error_table(samples),
+        "later": later_table(),
     }
     for name, text in sections.items():
         replace_section(text, given.write, f"<!-- {name} -->", f"<!-- end of {name} -->")
 
 
-def read(folders: Iterable[str]) -> Iterator[tuple[str, SequenceSample]]:
+def read_samples(folders: Iterable[str]) -> Iterator[tuple[str, SequenceSample]]:
     for folder in folders:
         sample = read_sample([folder], [])
         yield Path(folder).name, sample.of_run(str(sample.run[0]))
 
 
-def part(sample: SequenceSample, which: NDArray[np.bool_]) -> SequenceSample:
+def select_rows(sample: SequenceSample, which: NDArray[np.bool_]) -> SequenceSample:
     names = ("run", "step", "cluster", "tokens", "kept", "sums", "lowest", "highest")
     return replace(sample, **{name: getattr(sample, name)[which] for name in names})
 
 
-def rejecting(sample: SequenceSample, shares: Iterable[float]) -> tuple[SequenceSample, list[str]]:
-    """The sample as lower bounds would leave it that reject about these shares of sequences, by each statistic."""
+def reject_shares(sample: SequenceSample, shares: Iterable[float]) -> tuple[SequenceSample, list[str]]:
+    """Apply lower bounds that reject about the given shares of sequences, for each statistic."""
     kept, names = [], []
     for name, statistic in STATISTICS.items():
         values = statistic(sample)
@@ -90,7 +91,7 @@ def rejecting(sample: SequenceSample, shares: Iterable[float]) -> tuple[Sequence
 
 
 def is_covered(shown: SequenceSample, hidden: SequenceSample, correction: int, unit: str) -> tuple[bool, float, bool]:
-    """Whether the interval holds what the hidden part shows, its width, and whether steps were said to differ."""
+    """Return whether the interval contains the hidden part's value, its width, and whether steps differ."""
     predicted = predict_batch_rejection(shown, correction, len(hidden), unit)  # type: ignore[arg-type]
     kept = hidden.kept[:, correction]
     observed = float((kept == 0).mean()) if unit == "sequences" else 1 - kept.sum() / hidden.tokens.sum()
@@ -99,14 +100,14 @@ def is_covered(shown: SequenceSample, hidden: SequenceSample, correction: int, u
     return low - 1e-9 <= observed <= high + 1e-9, high - low, predicted.status.startswith("not stationary")
 
 
-def by_prompt(sample: SequenceSample, share: float, number: int) -> tuple[SequenceSample, SequenceSample]:
+def split_by_prompt(sample: SequenceSample, share: float, number: int) -> tuple[SequenceSample, SequenceSample]:
     clusters = np.unique(sample.cluster)
     chosen = np.random.default_rng(number).permutation(len(clusters)) < share * len(clusters)
     shown = chosen[np.searchsorted(clusters, sample.cluster)]
-    return part(sample, shown), part(sample, ~shown)
+    return select_rows(sample, shown), select_rows(sample, ~shown)
 
 
-def coverage(samples: dict[str, SequenceSample]) -> str:
+def coverage_table(samples: dict[str, SequenceSample]) -> str:
     rows = [
         "| rejected share | unit | used to predict | cases | covered by the 95 % interval | mean width |",
         "|---|---|---|---|---|---|",
@@ -120,30 +121,32 @@ def coverage(samples: dict[str, SequenceSample]) -> str:
     for shares, unit, shown in cases:
         hits, widths = [], []
         for sample in samples.values():
-            tried, names = rejecting(sample, shares)
+            tried, names = reject_shares(sample, shares)
             for split in range(SPLITS):
-                halves = by_prompt(tried, shown, split)
+                halves = split_by_prompt(tried, shown, split)
                 for correction in range(len(names)):
                     hit, width, _ = is_covered(*halves, correction, unit)
                     hits.append(hit)
                     widths.append(width)
-        said = "2 %" if len(shares) == 1 else "5 to 95 %"
+        title = "2 %" if len(shares) == 1 else "5 to 95 %"
         figures = f"{len(hits):,} | {np.mean(hits):.1%} | {np.mean(widths):.1%}"
-        rows.append(f"| {said} | {unit} | {shown:.0%} of prompts | {figures} |")
+        rows.append(f"| {title} | {unit} | {shown:.0%} of prompts | {figures} |")
     return "\n".join(rows)
 
 
-def by_step(samples: dict[str, SequenceSample]) -> str:
+def step_table(samples: dict[str, SequenceSample]) -> str:
     found: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for sample in samples.values():
-        tried, names = rejecting(sample, SHARES)
+        tried, names = reject_shares(sample, SHARES)
         steps = np.unique(sample.step)
         hits, flags = [], []
         for split in range(SPLITS if names else 0):
             chosen = np.random.default_rng(split).permutation(len(steps)) < len(steps) / 2
             shown = chosen[np.searchsorted(steps, sample.step)]
             for correction in range(len(names)):
-                hit, _, differ = is_covered(part(tried, shown), part(tried, ~shown), correction, "sequences")
+                hit, _, differ = is_covered(
+                    select_rows(tried, shown), select_rows(tried, ~shown), correction, "sequences"
+                )
                 hits.append(hit)
                 flags.append(differ)
         if hits:
@@ -160,8 +163,8 @@ def by_step(samples: dict[str, SequenceSample]) -> str:
     return "\n".join(rows)
 
 
-def as_long_as(sample: SequenceSample, octave: int) -> SequenceSample:
-    """What a dump of responses that end at GRID[octave] tokens holds."""
+def cut_responses(sample: SequenceSample, octave: int) -> SequenceSample:
+    """Return the sample of a dump whose responses are cut to LENGTH_GRID[octave] tokens."""
     cut = slice(octave + 1)
     return replace(
         sample, tokens=np.minimum(sample.tokens, LENGTH_GRID[octave]), sums=sample.sums[:, cut],
@@ -169,36 +172,40 @@ def as_long_as(sample: SequenceSample, octave: int) -> SequenceSample:
     )  # fmt: skip
 
 
-def length_coverage(sets: dict[str, dict[str, SequenceSample]]) -> str:
-    """All responses cut to their first tokens predict those that are two and four times as long."""
+def length_coverage_table(sets: dict[str, dict[str, SequenceSample]]) -> str:
+    """Return how well responses cut to their first tokens predict responses that are 2 and 4 times as long."""
     rows = ["| runs | gate | longer | cases | refused | covered by the 95 % interval | mean width |", "|" + "---|" * 7]
     for title, samples in sets.items():
         found: dict[tuple[str, int], list[tuple[bool, float] | None]] = defaultdict(list)
         for sample in samples.values():
             for gate, start, octave in length_cases(sample):
                 if start >= 2:
-                    found[gate.level, 1 << (octave - start)] += length_tries(sample, gate, start, octave)
+                    found[gate.level, 1 << (octave - start)] += predict_lengths(sample, gate, start, octave)
         for (level, factor), tries in sorted(found.items()):
-            told = [each for each in tries if each is not None]
-            figures = f"{np.mean([hit for hit, _ in told]):.0%} | {np.mean([width for _, width in told]):.0%}"
-            rows.append(f"| {title} | {level} | {factor} times | {len(tries)} | {len(tries) - len(told)} | {figures} |")
+            results = [each for each in tries if each is not None]
+            figures = f"{np.mean([hit for hit, _ in results]):.0%} | {np.mean([width for _, width in results]):.0%}"
+            rows.append(
+                f"| {title} | {level} | {factor} times | {len(tries)} | {len(tries) - len(results)} | {figures} |"
+            )
     return "\n".join(rows)
 
 
-def length_tries(sample: SequenceSample, gate: Gate, start: int, octave: int) -> list[tuple[bool, float] | None]:
-    """Whether the interval holds what the long responses show, and its width; None where it was refused."""
-    shown, reached = as_long_as(sample, start), STATISTICS[gate.level](sample.truncate(octave))
+def predict_lengths(sample: SequenceSample, gate: Gate, start: int, octave: int) -> list[tuple[bool, float] | None]:
+    """Return whether the interval contains the value of long responses, and its width, or None if refused."""
+    shown, statistic = cut_responses(sample, start), STATISTICS[gate.level](sample.truncate(octave))
     tries: list[tuple[bool, float] | None] = []
     for share in CHECK_QUANTILES:
-        bound = float(np.quantile(reached, share, method="inverted_cdf"))
+        bound = float(np.quantile(statistic, share, method="inverted_cdf"))
         tried = Correction(gates=(gate.model_copy(update={"keep": (math.exp(bound), None)}),))
         tries.append(
-            is_told(predict_at_length(shown, tried, int(LENGTH_GRID[octave]))[0], float((reached < bound).mean()))
+            check_interval(
+                predict_at_length(shown, tried, int(LENGTH_GRID[octave]))[0], float((statistic < bound).mean())
+            )
         )
     return tries
 
 
-def is_told(predicted: Prediction, truth: float) -> tuple[bool, float] | None:
+def check_interval(predicted: Prediction, truth: float) -> tuple[bool, float] | None:
     if predicted.interval is None:
         return None
     low, high = predicted.interval
@@ -212,28 +219,28 @@ PLANTED = {
     "bias, one-sided": lambda random, count: -np.abs(random.normal(0, 0.002, count)),
     "bias of one response in five": lambda random, count: np.where(random.random(count) < 0.2, -0.004, 0.0),
 }
-"""Biases of sequences in nats a token, beside noise of 0.02."""
+"""Biases of sequences in nats per token. The noise per token is 0.02."""
 
 
-def planted() -> str:
-    """From 512 responses of 256 tokens to 4,096 tokens; the truth is what the same sequences would do."""
+def planted_table() -> str:
+    """Predict from 512 responses of 256 tokens to 4,096 tokens of the same sequences, with planted biases."""
     rows = ["| planted | cases | covered by the 95 % interval | mean width | mean error |", "|" + "---|" * 5]
     for title, biases in PLANTED.items():
-        told, errors = [], []
+        results, errors = [], []
         for seed in range(5):
             random = np.random.default_rng(seed)
             bias = biases(random, 512)
-            shown = simulated(random.normal(-0.0002, 0.02, (512, 256)) + bias[:, None])
-            late = shown.sums[:, -1, 0] + random.normal(-0.0002 * 3840, 0.02 * math.sqrt(3840), 512) + 3840 * bias
+            shown = make_sample(random.normal(-0.0002, 0.02, (512, 256)) + bias[:, None])
+            long_sums = shown.sums[:, -1, 0] + random.normal(-0.0002 * 3840, 0.02 * math.sqrt(3840), 512) + 3840 * bias
             for bound in (1.0005, 1.001, 1.002, 1.004):
                 tried = Correction(gates=(Gate(level="geometric", keep=(1 / bound, bound)),))
-                truth = float((np.abs(late / 4096) > math.log(bound)).mean())
+                truth = float((np.abs(long_sums / 4096) > math.log(bound)).mean())
                 predicted = predict_at_length(shown, tried, 4096)[0]
-                told.append(is_told(predicted, truth) or (False, 1.0))
+                results.append(check_interval(predicted, truth) or (False, 1.0))
                 errors.append(abs((predicted.value or 0.0) - truth))
-        hits, widths = zip(*told, strict=True)
+        hits, widths = zip(*results, strict=True)
         rows.append(
-            f"| {title} | {len(told)} | {np.mean(hits):.0%} | {np.mean(widths):.0%} | {100 * np.mean(errors):.1f} |"
+            f"| {title} | {len(results)} | {np.mean(hits):.0%} | {np.mean(widths):.0%} | {100 * np.mean(errors):.1f} |"
         )
     return "\n".join(rows)
 
@@ -245,11 +252,11 @@ SHAPES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "a jump in the middle": lambda place: 1.5 * (place >= 0.5),
     "a rise that ends before the last step": lambda place: 4.5 * np.clip(place - 0.3, 0, 0.33),
 }
-"""The log odds of a share over the dump's steps, from 0 to 1 and beyond; steps scatter by 0.2 around it."""
+"""Logarithm of a metric by place in the dump, 0 to 1, and after it. Steps scatter around it with sd 0.2."""
 
 
-def later() -> str:
-    """A metric a tenth and half as many steps after the last, where neighbours go together and where they do not."""
+def later_table() -> str:
+    """Predict a metric a tenth and half of the steps after the last, with and without correlated steps."""
     rows = [
         "| simulated change | worst coverage a tenth later | worst coverage half later | called no trend |",
         "|---|---|---|---|",
@@ -258,12 +265,12 @@ def later() -> str:
     for title, shape in SHAPES.items():
         covered, flat = [], []
         for count in (12, 30, 200):
-            for together in (0.0, 0.5):
+            for correlation in (0.0, 0.5):
                 hits, none = defaultdict(list), []
                 for _ in range(200):
                     noise = random.normal(0, 0.2, count + count // 2)
                     for place in range(1, len(noise)):
-                        noise[place] = together * noise[place - 1] + math.sqrt(1 - together**2) * noise[place]
+                        noise[place] = correlation * noise[place - 1] + math.sqrt(1 - correlation**2) * noise[place]
                     values = 1e-4 * np.exp(shape(np.arange(len(noise)) / (count - 1)) + noise)
                     for ahead in (count // 10, count // 2):
                         found = predict_at_step("rejected_tokens", list(range(count)), values[:count].tolist(), ahead)
@@ -279,8 +286,8 @@ def later() -> str:
     return "\n".join(rows)
 
 
-def simulated(log_ratio: NDArray[np.float64]) -> SequenceSample:
-    """The sample of a dump whose responses have these log ratios [S, T]; four to a prompt, in one step."""
+def make_sample(log_ratio: NDArray[np.float64]) -> SequenceSample:
+    """Return the sample of a dump with the given log ratios [S, T], four responses per prompt, in one step."""
     count, tokens = log_ratio.shape
     ends = np.minimum(LENGTH_GRID, tokens) - 1
     each = (log_ratio, np.expm1(log_ratio) - log_ratio, np.expm1(log_ratio))
@@ -292,17 +299,17 @@ def simulated(log_ratio: NDArray[np.float64]) -> SequenceSample:
     )  # fmt: skip
 
 
-def lengths(samples: dict[str, SequenceSample]) -> str:
-    """Mean absolute error of rejection in points beyond binomial noise, from first tokens to 2, 3 and 4 times them."""
+def length_error_table(samples: dict[str, SequenceSample]) -> str:
+    """Return the mean absolute error of predicted rejection at 2 and 4 times the length, in percentage points."""
     errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for name, sample in samples.items():
         for gate, start, octave in length_cases(sample):
             shown, long = sample.truncate(start), sample.truncate(octave)
-            reached = STATISTICS[gate.level](long)
+            statistic = STATISTICS[gate.level](long)
             for share in CHECK_QUANTILES:
-                bound = float(np.quantile(reached, share, method="inverted_cdf"))
+                bound = float(np.quantile(statistic, share, method="inverted_cdf"))
                 tried = gate.model_copy(update={"keep": (math.exp(bound), None)})
-                observed = float((reached < bound).mean())
+                observed = float((statistic < bound).mean())
                 weights = np.ones((1, len(shown)))
                 predicted = float(rejection_at_length(shown, [tried], int(LENGTH_GRID[octave]), weights)[0])
                 noise = math.sqrt(2 / math.pi * observed * (1 - observed) / len(long))
