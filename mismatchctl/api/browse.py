@@ -81,7 +81,7 @@ def read_rows(
                 found[unit.file.index, row] = _build_row(unit.file, row, alone, whole.take(stored))
     for file, row in wanted:
         if (file.index, row) not in found:
-            remedy = f"name one of its rows, 0 to {file.rows - 1:,}"
+            remedy = f"choose a row from 0 to {file.rows - 1:,}"
             raise DataError("the dump does not contain this sequence", file=file.path, row=row, remedy=remedy)
     return [found[key] for key in dict.fromkeys((file.index, row) for file, row in wanted)]
 

@@ -105,7 +105,7 @@ class Integration:
                 return edits
         wanted = " or ".join(file or edits[0].title for file, edits in files.items())
         raise ConfigError(
-            f"{path}: this file lacks the place of the snippet. Expected {wanted} ({self.name} {self.tried}). "
+            f"{path}: the snippet's insertion point is not in this file. Expected {wanted} ({self.name} {self.tried}). "
             f"Insert the snippet by hand: mismatchctl init {self.name}"
         )
 

@@ -363,7 +363,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
     ]
     different = len({step for step, _ in pairs})
     if different < MIN_TREND_STEPS:
-        why = f"{different} steps have a number, too few for a trend"
+        why = f"{different} numbered steps are too few for a trend"
         return Prediction(question, quantity, None, None, why, _TREND_MODEL)
     x, y = np.array(sorted(pairs)).T
     if (y == y[0]).all() and y[0] in (0.0, 1.0):  # log odds are not finite
@@ -374,7 +374,7 @@ def predict_at_step(quantity: str, steps: Sequence[object], shares: Sequence[flo
     place, spread, status = _extrapolate(x, np.log(inner) - np.log1p(-inner), float(x[-1]) + ahead)
     value, low, high = (1 / (1 + np.exp(-np.array([place, place - spread, place + spread])))).tolist()
     if ahead > x[-1] - x[0] and status == "ok":
-        status = f"too far: the dump spans {x[-1] - x[0]:g} steps"
+        status = f"too far ahead: the dump spans only {x[-1] - x[0]:g} steps"
     return Prediction(question, quantity, value, (low, high), status, _TREND_MODEL)
 
 
@@ -672,14 +672,12 @@ def _build_prediction(
     if most - least > MAX_INTERVAL_WIDTH:
         why = f"{length:,} tokens are {doublings:.0f} doublings beyond the dump's {shown:,}"
         if check is not None:
-            why += f", and its own longer responses are missed by {check.error:.0%}"
-        why = f"refused: anything from {low:.0%} to {high:.0%} fits; {why}"
+            why += f", and the model is wrong by {check.error:.0%} on the dump's longer responses"
+        why = f"refused: the interval would be {low:.0%} to {high:.0%}; {why}"
         return Prediction(question, quantity, None, None, why, _LENGTH_MODEL, check)
-    status = "ok" if check is not None else "not checked: no response is twice as long as enough others"
+    status = "ok" if check is not None else "not checked: too few responses are long enough for the check"
     if check is not None and check.excess > _LARGE_MISS:
-        status = (
-            f"the model misses: by {check.excess:.0%} on this dump's own longer responses, which the interval includes"
-        )
+        status = f"the model is wrong by {check.excess:.0%} on this dump's longer responses (included in the interval)"
     if not sample.is_complete:
         status = f"{status}; from a subsample of the prompts"
     return Prediction(question, quantity, value, (low, high), status, _LENGTH_MODEL, check)

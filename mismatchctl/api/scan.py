@@ -71,8 +71,8 @@ def whole_step_warning(corrections: Iterable[Correction]) -> str:
     names = dict.fromkeys(c.name.split(" at point ")[0] for c in corrections if c.normalizes_micro_batches)
     return (
         f"{', '.join(names)}: weights are normalized within micro-batches, and {NO_MICRO_BATCHES}: "
-        f"the whole step was used as one. {option('micro_batch_size', int)} takes N rows of it at a time, "
-        "as the trainer did"
+        f"each step was used as one micro-batch. {option('micro_batch_size', int)} divides each step into "
+        "micro-batches of N rows, as the trainer did"
     )
 
 

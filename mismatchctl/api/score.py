@@ -74,7 +74,7 @@ class SequencePiece:
         lists, count = self.batch[TOP_IDS_COLUMN][row].values, int(self.log_ratios[0].lengths[row])
         lengths = pc.list_value_length(lists).unique()
         if len(lists) != count or len(lengths) > 1 or lists.null_count:
-            problem = "is not one list for each token, all of one length"
+            problem = "must have one list per token, and all lists must have the same length"
             raise self.make_error(TOP_IDS_COLUMN, row, problem, "correct the dump")
         ids = self._check_ids(TOP_IDS_COLUMN, row, lists.flatten(), vocabulary)
         return ids.reshape(count, -1) if count else ids.reshape(0, 0)
@@ -89,7 +89,7 @@ class SequencePiece:
         ids: Ints = to_numpy(values).astype(np.int64, copy=False)
         unknown = ids[(ids < 0) | (ids >= vocabulary)]
         if len(unknown):
-            problem = f"has the id {unknown[0]}, and the model knows {vocabulary:,}"
+            problem = f"has the id {unknown[0]}, but the model has only {vocabulary:,} ids"
             raise self.make_error(column, row, problem, _CHECKPOINT_REMEDY)
         return ids
 

@@ -283,10 +283,12 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
         if "@" not in framework:
             notes.append(f"read as {written.framework.dated}; choose another framework with --framework")
         if written.missing:
-            notes.append(f"{', '.join(written.missing)} was not found; its keys count as not set")
+            notes.append(f"{', '.join(written.missing)} was not found; keys of this file count as not set")
     corrections = [correction for _, correction in configurations]
     if len(corrections) > 1:
-        notes.append(f"its launches or calls differ; comparing {', '.join(one.name for one in corrections)}")
+        notes.append(
+            f"the launches or calls in this file differ; comparing {', '.join(one.name for one in corrections)}"
+        )
     for note in dict.fromkeys(notes):
         out.print_message(f"{path}: {note}", quiet)
     return corrections

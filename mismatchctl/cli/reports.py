@@ -122,7 +122,7 @@ def report(
 ) -> None:
     """Show saved results again in the terminal, as HTML or as Markdown.
 
-    The dumps are not needed. --html puts several results on one page, and -o merges several Results into one.
+    The dumps are not needed. --html puts all results on one page. -o merges results of analyze into one file.
     """
     outputs.check(inputs=results)
     from mismatchctl.report.pages.saved import combine_results, combined_document, read_saved

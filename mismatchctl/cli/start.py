@@ -122,7 +122,7 @@ def _describe(integration: Integration, root: Path | None) -> str:
 
     name, version = integration.name, integration.version
     installed = f"{version} is installed" if version else "not installed here"
-    lines = [f"# {name}: {installed}, the places were checked with {integration.tried}"]
+    lines = [f"# {name}: {installed}, insertion points checked with {integration.tried}"]
     if integration.overrides:
         file, pattern = integration.overrides
         source = find_source(file, root)
@@ -148,7 +148,7 @@ def _place_of_edit(edit: Edit, source: Path | None) -> str:
     text = source.read_text(encoding="utf-8")
     at = edit.find(text)
     if at is None:
-        return f"{source}: the place was not found in this version. See docs/integrations"
+        return f"{source}: the insertion point is not in this version. See docs/integrations"
     number = text.count("\n", 0, at)
     line = text.splitlines()[number if edit.before else number - 1].strip()
     return f"{source}:{number + 1 if edit.before else number}, {'before' if edit.before else 'after'} `{line}`"

@@ -33,7 +33,7 @@ def sweep(
     at_length: list[int] | None = None,
     at_step: float | None = None,
 ) -> None:
-    """Sweep thresholds: the rejected data, ESS and bias of each.
+    """Show the rejected data, ESS and bias for a range of thresholds.
 
     If you do not name a correction, sweep varies token truncation, sequence and geometric rejection, and the veto. -o
     also writes the points as a table (.parquet, .csv).

@@ -119,7 +119,7 @@ def new_layer_table(clusters: int) -> Float64s:
 
 
 def layer_bin(reference: Float64s, k3: Float64s, segments: Segments) -> Ints:
-    """Return the bin of each token [T] in a row of `new_layer_table`, flattened."""
+    """Return the index of each token [T] in a flattened row of `new_layer_table`."""
     surprisal = SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))
     reached: Ints = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) >> 1, 0, len(K3_CAPS))
     place: Ints = segments.from_host(PROBABILITY_BIN_BY_SURPRISAL)[surprisal]

@@ -690,7 +690,7 @@ def _check_positions(block: DecodedBlock, arrays: Mapping[str, pa.Array], inside
     position = arrays[POSITION_COLUMN]
     missing, values = find_nulls(position), to_numpy(position)
     if missing is not None:
-        problem = "the row has no position, or none that is a whole number"
+        problem = "the row's position is missing or is not a whole number"
         block.add_faults(POSITION_COLUMN, "position: missing", np.flatnonzero(missing), problem)
     bad = np.flatnonzero(inside[1:] & ~(values[1:] > values[:-1])) + 1
     if len(bad):

@@ -463,7 +463,7 @@ def list_warnings(files: Sequence[DumpFile]) -> Iterator[str]:
         without = [file.path for file in files if column not in file.columns and column not in file.partition]
         if without and len(without) < len(files):
             with_it = len(files) - len(without)
-            yield f"{column}: in {with_it} of {len(files)} files, used there; not in {_format_paths(without)}"
+            yield f"{column}: used in {with_it} of {len(files)} files; missing in {_format_paths(without)}"
 
 
 def _format_paths(paths: Sequence[str]) -> str:

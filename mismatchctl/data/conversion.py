@@ -90,7 +90,7 @@ class JoinedColumns:
                 values = self._table[self.columns[name]].take(pa.array(places, pa.int64())).to_pylist()
             self._check(name, values, np.diff(known.offsets.to_numpy()).tolist(), batch, path)
             column = pa.field(name, COLUMN_TYPES[name], nullable=name not in NEEDED_COLUMNS)
-            with self._explain(f"its {name} is of another kind than {COLUMN_TYPES[name]}"):
+            with self._explain(f"the type of its {name} is not {COLUMN_TYPES[name]}"):
                 batch = batch.append_column(column, pa.array(values, COLUMN_TYPES[name]))
         return batch
 

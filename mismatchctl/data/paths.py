@@ -431,8 +431,8 @@ def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile
         if len(folders) > 1:
             yield (
                 f"{escape_unprintable(argument.shown)} is read as one run, but {len(folders)} of its folders contain a "
-                f"file {escape_unprintable(name)}; name the folders one by one to set them side by side as runs"
+                f"file {escape_unprintable(name)}; to compare the folders as runs, name each folder"
             )
     for location, times in Counter(file.location for file in found if file.location).items():
         if times > 1:
-            yield f"{escape_unprintable(location)} belongs to {times} of the paths that were named and is read in each"
+            yield f"{escape_unprintable(location)} is part of {times} of the given paths and is read once for each path"

@@ -74,7 +74,10 @@ class Fault:
             "null element": (f"{every} contain nulls in valid tokens", absent),
             "infinite": (f"{every} contain infinite values in valid tokens", absent),
             "null list": (f"the list is null in {every}", "record the column, or leave it out"),
-            "mask is not 0 or 1": (f"{self.problem}; so it is in {every}", "store 0 and 1: weights are not a mask"),
+            "mask is not 0 or 1": (
+                f"{self.problem}; {every} have this problem",
+                "store 0 and 1: weights are not a mask",
+            ),
             "missing": (f"the value is missing or not finite in {every}", "record the column, or leave it out"),
         }.get(self.reason.rpartition(": ")[2])
 
@@ -178,7 +181,7 @@ class LengthMismatch:
                 extra = {b - times * a for a, b in (pair[::step] for pair in pairs)}
                 if len(extra) == 1 and abs(offset := extra.pop()) <= 2:
                     more = f" {'+' if offset > 0 else '-'} {abs(offset)}" if offset else ""
-                    return f"{long}_log_probs always has {times}n{more} elements for n of {short}_log_probs"
+                    return f"if {short}_log_probs has n elements, {long}_log_probs has {times}n{more}"
         differences = {b - a for a, b in pairs}
         if len(differences) == 1:
             number = differences.pop()

@@ -68,7 +68,7 @@ class Case:
         return other
 
     def repaired(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
-        """Return the case with other log-probs. Tokens that are not finite are then no longer used."""
+        """Return the case with other log-probs. Tokens whose new log-probs are not finite are no longer used."""
         rollout = self.rollout if rollout is None else rollout
         train = self.train if train is None else train
         return replace(self, rollout=rollout, train=train, sound=self.sound & np.isfinite(rollout) & np.isfinite(train))
@@ -310,7 +310,7 @@ class Case:
     def certain_tokens_differ(self) -> bool:
         """Return True if nearly certain tokens differ as much as other tokens.
 
-        Then the log-probs themselves were changed, because a change of logits moves log-probs in proportion to 1 - p.
+        If they do, the log-probs themselves were changed. A change of logits moves log-probs in proportion to 1 - p.
         """
         size, unsure = np.abs(self.x), (self.t > _UNSURE_RANGE[0]) & (self.t < _UNSURE_RANGE[1])
         if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
@@ -324,7 +324,7 @@ class Case:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Return True if unlikely tokens are missing. Then neither column belongs to the sampling distribution."""
+        """Return True if unlikely tokens are missing, so that neither column belongs to the sampling distribution."""
         doubt = float(-np.expm1(np.minimum(self.r, 0.0)).sum())
         return float((self.r < _UNLIKELY_LOG_PROB).sum()) < _MISSING_SHARE * doubt
 

@@ -215,8 +215,9 @@ def sum_levels(
 
     The column "" contains all sequences.
 
-    The level is log |log ratio| minus the log of the size that equal noise in all logits would give. The sums of
-    products are needed to remove the effects of length and uncertainty. If the rows were scanned, `look` has the sums.
+    The level is log |log ratio| minus the log of the size that equal noise in all logits would give. The sums include
+    products of the level, length and uncertainty, so that a regression can remove the effects of length and
+    uncertainty. If the rows were scanned, `look` has the sums.
     """
     counts, total, certain = _compute_level_terms(rows.segments, rollout, train, sound) if look is None else look.levels
     some = (counts > 0) & (total > 0)  # a sequence that agrees to the bit has no noise to measure

@@ -46,7 +46,7 @@ _REASONS = {
     r"ACCESS_?DENIED|\b403\b|PERMISSION_?DENIED|forbidden|gated": ("access is denied", "credentials"),
     r"PermanentRedirect|AuthorizationHeaderMalformed|\b301\b": ("the bucket is in another region", "region"),
     r"SLOW_?DOWN|INTERNAL_?FAILURE|Internal_?Error|SERVICE_UNAVAILABLE|\b50[0-4]\b": (
-        "the store fails, again and again",
+        "the object store failed repeatedly",
         "later",
     ),
     r"NETWORK_CONNECTION|curlCode|connect(ion )?(refused|reset|error)|resolve|name or service|timed? ?out"
@@ -61,7 +61,7 @@ _CREDENTIALS = {
 }
 _ENDPOINT = {"s3": "AWS_ENDPOINT_URL", "gs": "STORAGE_EMULATOR_HOST", "hf": "HF_ENDPOINT"}
 _REMEDIES = {
-    "bucket": "check the name, and the endpoint that is asked",
+    "bucket": "check the name of the bucket and the endpoint",
     "region": "leave AWS_ENDPOINT_URL unset, or name the endpoint and AWS_REGION of that bucket",
     "later": "run again later",
 }

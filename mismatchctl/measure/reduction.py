@@ -114,7 +114,7 @@ class MeasurePlan:
 
     @cached_property
     def layer_position(self) -> int:
-        """Return the number of columns before the layers."""
+        """Return the index of the first column of the K3 layers in `sums`."""
         return sum(len(_pair_column_names(pair)) for pair in self.pairs)
 
     @cached_property

@@ -343,9 +343,9 @@ def _is_significant(change: float, error: float, steps: int) -> bool:
 def _describe_no_change(height: Float64s, error: Float64s, metric: str, steps: int) -> Growth:
     spread = f"between {format_number(math.exp(height.min()))} and {format_number(math.exp(height.max()))}"
     uneven = _is_uneven(height, error)
-    text = f"no change over {steps} steps beyond the errors ({spread})"
+    text = f"no change over {steps} steps beyond the standard errors ({spread})"
     if uneven:
-        text = f"goes up and down over {steps} steps by more than its errors, {spread}"
+        text = f"goes up and down over {steps} steps by more than the standard errors, {spread}"
     return Growth(metric=metric, verdict="uneven" if uneven else "steady", steps=steps, text=text)
 
 

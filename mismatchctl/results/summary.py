@@ -112,7 +112,7 @@ def classify_k3(k3: Value | None) -> K3Standing:
         return K3Standing(range="identical", text="exactly 0: the log-probs agree to the bit")
     low, middle, high = DENSE_RANGE[0], DENSE_RANGE[1], MOE_RANGE[1]
     sure = k3.se is None or all(abs(k3.value - edge) >= 2 * k3.se for edge in (low, middle, high))
-    across = "" if sure else "; its error reaches across the border"
+    across = "" if sure else "; the standard error is too large to exclude the neighboring range"
     if k3.value < low:
         return K3Standing(range="below", sure=sure, text=f"below what dense models usually show{across}")
     if k3.value < middle:
@@ -330,7 +330,7 @@ def _skipped_data_note(item: SkippedData) -> str:
     if item.reason == MASKED_TOKENS:
         if item.example.endswith("-inf"):
             count = format_count(item.count, "token")
-            return f"{item.file}: {count} of train probability 0 left out of means, counted by vetoes"
+            return f"{item.file}: {count} of train probability 0: means ignore them, vetoes count them"
         return f"masked in {item.file}: {format_count(item.count, 'token')} without a value in {item.example}"
     return f"left out of {item.file}: {format_count(item.count, 'sequence')}, {item.reason} (first: {item.example})"
 

@@ -59,7 +59,7 @@ class ClusterSample:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def equal_sides(self, other: ClusterSample) -> list[str]:
-        """Return the sides with equal log-probs, if two samples contain the same responses: "rollout", "train"."""
+        """Return the sides ("rollout", "train") with equal log-probs, if two samples contain the same responses."""
         sizes = ("tokens", "sequences", "squared_length")
         if not (np.array_equal(self.keys, other.keys) and all(self._agrees(other, name) for name in sizes)):
             return []

@@ -249,10 +249,10 @@ def test_prediction_errors_widen_the_interval_or_refuse(
     assert fading.check.miss > 2 * healthy.check.miss
     assert fading.interval is not None
     assert fading.interval[1] - fading.interval[0] > healthy.interval[1] - healthy.interval[0]
-    assert fading.status.startswith("the model misses")
+    assert fading.status.startswith("the model is wrong by")
     beyond, *_ = predict_at_length(simulated(log_ratio), SEQUENCE, 1 << 15)
     assert (beyond.value, beyond.interval) == (None, None)
-    assert beyond.status.startswith("refused: anything from ")
+    assert beyond.status.startswith("refused: the interval would be ")
 
 
 def test_corrections_without_a_model_are_refused(plain: tuple[SequenceSample, str]) -> None:
@@ -289,7 +289,7 @@ def test_missing_trends_are_reported() -> None:
     assert constant.status == "no trend"
     few = predict_at_step("rejected_tokens", [1, 2, "three", None], [0.1, 0.2, 0.3, None], 5)
     assert (few.value, few.interval) == (None, None)
-    assert few.status == "2 steps have a number, too few for a trend"
+    assert few.status == "2 numbered steps are too few for a trend"
 
 
 @pytest.mark.parametrize("end", [12, 20])

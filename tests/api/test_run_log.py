@@ -118,10 +118,10 @@ def test_the_summary_lists_compared_and_other_names(tmp_path: Path) -> None:
     assert {name: held.log[name] for name in grad} == grad
     assert set(held.against["none"].names) == {K3}
     done = run("analyze", dump, "-c", "none", "--framework", "verl", "--against", log)
-    assert "1 of 1 name agrees with the run's log" in done.stdout
+    assert "1 of 1 metric agrees with the run's log" in done.stdout
     assert "in the log, but not compared: actor/grad_norm, lr" in done.stdout
     whole = run("analyze", dump, "-c", "none", "--framework", "verl", "--against", log, "-v").stdout
-    assert "1 of 1 names agree" in whole and "in the log, but not compared: actor/grad_norm, lr" in whole
+    assert "1 of 1 metrics agree" in whole and "in the log, but not compared: actor/grad_norm, lr" in whole
 
 
 @pytest.mark.parametrize("text", ['{"step": 1e999999999, "a": 1}', '{"step": 0, "a": 1e99999999999999999999}'])
@@ -149,7 +149,7 @@ def test_metric_names_are_compared_without_a_framework(tmp_path: Path) -> None:
             assert item.difference == pytest.approx(1 - 1 / scale, rel=1e-3, abs=1e-7)
         assert run_.log.keys() == {*values, *others}
     text = run("analyze", str(dump), "--against", str(log)).stdout
-    assert "0 of 4 names agree with the run's log; different:" in text
+    assert "0 of 4 metrics agree with the run's log; different:" in text
     assert "in the log, but not compared: kl, loss, actor/grad_norm, tokens" in text
 
 
@@ -297,7 +297,7 @@ def test_unrelated_series_have_no_lag() -> None:
 
 def test_too_few_steps_give_a_reason() -> None:
     assert "a lag needs 16" in estimate_lag([1.0] * 5, [1.0] * 5).status
-    assert estimate_lag([1.0] * 30, [float(i) for i in range(30)]).status == "it does not vary"
+    assert estimate_lag([1.0] * 30, [float(i) for i in range(30)]).status == "one of the two series does not vary"
 
 
 def test_logs_work_without_a_framework(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_logs_work_without_a_framework(tmp_path: Path) -> None:
 
 
 def test_logs_one_step_late_are_shifted(tmp_path: Path) -> None:
-    """After the shift, all names agree. A log without a delay is not shifted."""
+    """After the shift, all metrics agree. A log without a delay is not shifted."""
     dump = dump_of(tmp_path / "run", 0.05, steps=4)
     corrections, trl = [Correction(name="none")], load_framework("trl")
 

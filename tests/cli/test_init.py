@@ -102,7 +102,7 @@ def test_init_finds_file_and_line_of_a_checkout(checkout: Path) -> None:
     assert f"{trainer}:3, after `self.global_steps = 0`" in printed
     assert f"{trainer}:7, before `if (`" in printed
     trainer.write_text("class RayPPOTrainer:\n    pass\n")
-    assert "the place was not found in this version" in run("init", "verl", "--root", checkout, code=0).stdout
+    assert "the insertion point is not in this version" in run("init", "verl", "--root", checkout, code=0).stdout
     assert "not found here" in run("init", "verl", "--root", checkout / "verl", code=0).stdout
 
 
@@ -166,9 +166,9 @@ def test_a_separate_module_is_created(tmp_path: Path) -> None:
     ("words", "says"),
     [
         ("init trl --write", "pass this file with --patch FILE"),
-        ("init trl --patch other.py", "lacks the place of the snippet"),
+        ("init trl --patch other.py", "the snippet's insertion point is not in this file"),
         ("init trl --patch latin.py", "expected a Python file in UTF-8"),
-        ("init trl --patch absent/x.py", "lacks the place"),
+        ("init trl --patch absent/x.py", "insertion point is not in this file"),
         ("init trl --gitlab", "only work with: mismatchctl init ci"),
         ("init verl --write --root .", "ray_trainer.py: not found"),
     ],

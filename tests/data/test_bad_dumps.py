@@ -314,7 +314,7 @@ def test_columns_of_only_some_files_are_reported(tmp_path):
     write(tmp_path / "d/2.parquet", wide((1,)))
     dump = open_dump([str(tmp_path / "d")], wanted=["current_log_probs"])
     assert len(dump.warnings) == 2
-    assert "current_log_probs: in 1 of 2 files, used there; not in" in " ".join(dump.warnings)
+    assert "current_log_probs: used in 1 of 2 files; missing in" in " ".join(dump.warnings)
     first, second = batches(dump)
     assert "reward" in first.columns
     assert "reward" not in second.columns

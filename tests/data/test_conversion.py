@@ -291,7 +291,7 @@ def test_files_of_two_frameworks_are_not_mixed(logs: Path) -> None:
     shutil.copy(DUMPS / "peers/prime_rl/token_exports/step_1/rank_0.jsonl", logs / "rank_0.jsonl")
     for words in (["analyze", logs], ["convert", logs, logs.parent / "out.parquet"]):
         done = run(*words, code=4)
-        assert "is nemo-rl's, while" in done.stderr and "is prime-rl's" in done.stderr
+        assert "is a file of nemo-rl, but" in done.stderr and "is a file of prime-rl" in done.stderr
     run("convert", logs, logs.parent / "out.parquet", "--from", "nemo-rl", code=0)
 
 

@@ -164,7 +164,7 @@ def test_bad_values_are_named(column: str, bad: str, tmp_path: Path) -> None:
         ("tokens", [1, 2, "3", 4], "contains a value that is not a number: a text"),
         ("tokens", [1, 2, 10**30, 4], "contains a value that is not a number"),
         ("rewards", "good", "contains a value that is not a number"),
-        ("response_lengths", "x", "is not laid out as files of slime are"),
+        ("response_lengths", "x", "does not have the layout of slime's files"),
     ],
 )
 def test_bad_masks_and_numbers_are_named(column: str, value: Any, says: str, tmp_path: Path) -> None:

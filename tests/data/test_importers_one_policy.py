@@ -142,7 +142,7 @@ def test_folders_with_both_dumps_of_miles_ask_for_one() -> None:
     """The Parquet file of its dashboard is not a dump and is ignored."""
     done = run("analyze", MILES, code=4)
     words = " ".join(done.stderr.split())
-    assert "is miles-policy-loss's, while" in words
+    assert "is a file of miles-policy-loss, but" in words
     assert "pass a folder of one framework" in words
 
 
@@ -290,7 +290,7 @@ def test_unrecognized_batches_name_the_most_similar_framework(framework: str, la
     torch.save({name: value for name, value in content.items() if name != lacks}, path)
     shutil.copy(whole, tmp_path / "batch_step1.pt")  # the file also counts next to a complete file
     for place in (path, tmp_path):
-        with pytest.raises(DataError, match=f"has most of what files of {framework} have, and no {lacks}") as error:
+        with pytest.raises(DataError, match=f"looks like a file of {framework}, but lacks {lacks}") as error:
             convert_dump(place, tmp_path / "out.parquet")
         assert error.value.file == str(path) and "convert --from" in str(error.value.remedy)
 

@@ -465,7 +465,7 @@ def test_configurations_of_one_file_are_compared(
     dump = SAMPLE_DATA / "dense"
     done = run("analyze", dump, "--config", tmp_path / name, "--json")
     assert [one["name"] for one in json.loads(done.stdout)["corrections"]] == list(made)
-    assert f"{name}: its launches or calls differ; comparing {', '.join(made)}" in done.stderr
+    assert f"{name}: the launches or calls in this file differ; comparing {', '.join(made)}" in done.stderr
     assert done.stderr.count("read as") == 1
 
 

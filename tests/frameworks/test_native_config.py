@@ -262,9 +262,9 @@ def test_matching_logs_agree(
 ) -> None:
     log = rows(tmp_path / "metrics.jsonl", logged, nested=nested, prefix=prefix)
     done = run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--against", log, code=0)
-    assert f"{len(logged)} of {len(logged)} names agree" in done.stdout
+    assert f"{len(logged)} of {len(logged)} metrics agree" in done.stdout
     assert "DIFFERS" not in done.stdout
-    assert done.stdout.index("K3") < done.stdout.index("names agree")  # after the summary
+    assert done.stdout.index("K3") < done.stdout.index("metrics agree")  # after the summary
 
 
 def test_different_logs_are_reported_by_name(dump: Path, tmp_path: Path, logged: dict[str, list[float]]) -> None:

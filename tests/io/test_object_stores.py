@@ -204,7 +204,7 @@ def test_repeated_failures_stop_after_the_attempts(tmp_path, proxy, put, monkeyp
     dump = open_dump([f"s3://{BUCKET}/bad/a.parquet"])
     forget_clients()
     proxy.always = (503, "SlowDown")
-    with pytest.raises(DataError, match="the store fails, again and again; run again later"):
+    with pytest.raises(DataError, match="the object store failed repeatedly; run again later"):
         content(dump)
 
 

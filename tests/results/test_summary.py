@@ -54,7 +54,7 @@ def test_k3_class_names_its_range() -> None:
     assert text(1e-4) == "within what dense models usually show"
     assert "mixtures of experts" in text(1e-2, 1e-4)
     assert text(5.0) == "above what even mixtures of experts usually show"
-    assert text(1.1e-3, 1e-4).endswith("across the border")
+    assert text(1.1e-3, 1e-4).endswith("the neighboring range")
 
 
 def test_a_jump_is_found_at_its_step() -> None:
@@ -115,7 +115,7 @@ def test_noise_is_not_reported_as_growth(steps: int, scatter: float) -> None:
 def test_excess_scatter_is_uneven() -> None:
     found = fit_growth(list(range(16)), [1e-4, 9e-4] * 8, [1e-6] * 16)
     assert not found.changed and found.verdict == "uneven"
-    assert found.text.startswith("goes up and down over 16 steps by more than its errors")
+    assert found.text.startswith("goes up and down over 16 steps by more than the standard errors")
 
 
 def test_series_without_a_trend_give_the_reason() -> None:
@@ -123,7 +123,7 @@ def test_series_without_a_trend_give_the_reason() -> None:
     assert growth([None, None]).text == "undefined at every step"
     assert growth([0.0, 0.0]).text == "0 at all 2 steps"
     assert growth([0.0, 1e-3]).text == "0 at 1 of 2 steps, up to 0.00100 at others"
-    assert growth([1e-3] * 10, 0.1).text.startswith("no change over 10 steps beyond the errors")
+    assert growth([1e-3] * 10, 0.1).text.startswith("no change over 10 steps beyond the standard errors")
 
 
 def test_step_labels_can_be_text() -> None:

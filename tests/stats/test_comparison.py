@@ -311,5 +311,5 @@ def test_too_few_clusters_report_the_required_number() -> None:
     rules = parse_rules("k3:increase=25%")
     new, base = result(table([9.0] * 2)), result(table([1.0] * 3, hashes=range(50, 53)))
     (check,) = judge(new, rules, AcceptedResults("b", [base])).checks
-    assert check.outcome == "undecided" and "4 against 3 are needed" in check.reason  # 1 in 35 relabelings
+    assert check.outcome == "undecided" and "4 for 3 are needed" in check.reason  # 1 in 35 relabelings
     assert check.detectable is None

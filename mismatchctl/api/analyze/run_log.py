@@ -358,10 +358,10 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
         return Lag(compared=count, status=f"only {count} steps have both metrics: a lag needs {MIN_STEPS}")
     first, last = np.flatnonzero(known)[[0, -1]]
     if count < last - first + 1:
-        return Lag(compared=count, status="steps are missing in between")
+        return Lag(compared=count, status="the log or the dump lacks steps in between")
     x, y = _ranked_changes(ours[first : last + 1]), _ranked_changes(theirs[first : last + 1])
     if not x.any() or not y.any():
-        return Lag(compared=count, status="it does not vary")
+        return Lag(compared=count, status="one of the two series does not vary")
     reach = min(_MAX_LAG, (len(x) - _MIN_OVERLAP) // 2)
     shifts = np.arange(-reach, reach + 1)
     found = np.array([_lagged_correlation(x, y, int(shift)) for shift in shifts])

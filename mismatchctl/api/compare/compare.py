@@ -390,7 +390,7 @@ def _k3_by_step(run: RunResult) -> dict[Label, tuple[float, float]]:
 
 
 def _onsets_differ(first: Growth, second: Growth) -> bool | None:
-    """Return True if the two sides start to grow at different steps: their onset intervals do not overlap."""
+    """Return True if the onset intervals of the two sides do not overlap."""
     ends = [growth.onset_interval for growth in (first, second) if growth.verdict == "grew"]
     known = [(low, high) for low, high in filter(None, ends) if not isinstance(low, str) and not isinstance(high, str)]
     return None if len(known) < 2 else max(low for low, _ in known) > min(high for _, high in known)

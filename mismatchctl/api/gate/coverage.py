@@ -42,7 +42,7 @@ def find_incompatibility(
     if target.logged_by and version_there is None:
         return f"the baseline lacks the values that {target.logged_by} logs: save it from a gate with such a rule"
     if target.logged_by and result.provenance.replay != baseline.provenance.replay:
-        return f"{target.logged_by} is replayed in another way in the baseline"
+        return f"{target.logged_by} was computed by another method in the baseline"
     return None
 
 
@@ -253,8 +253,8 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
     if lost > most * total:
         prompts = f"{accepted.clusters.by if accepted.clusters.by != 'content' else 'sequence'}s"
         reason = (
-            f"{lost:,.0f} of the baseline's {total:,.0f} responses are missing, {len(other) - common:,} of its "
-            f"{len(other):,} {prompts} altogether. {remedy}"
+            f"{lost:,.0f} of the baseline's {total:,.0f} responses are missing, and {len(other) - common:,} of "
+            f"its {len(other):,} {prompts} completely. {remedy}"
         )
         yield undecided_check(name, "missing responses", reason)
 
@@ -363,7 +363,7 @@ def _check_masks(name: str, new: RunContent, old: RunContent | None) -> Iterator
                 return
     seen = old is not None and old.loud > _LOUD_SHARE / 2 and old.hidden > 0.5 * new.hidden
     if new.loud >= _LOUD_SHARE and new.hidden >= _LOUD_HIDDEN and not seen:
-        reason = f"{_percent(new.loud)} of the masked tokens differ more than 99.9% of the valid tokens"
+        reason = f"{_percent(new.loud)} of the masked tokens have a larger difference than 99.9% of the valid tokens"
         yield undecided_check(name, "masked tokens", f"{reason}, so the mask may hide the mismatch. {remedy}")
 
 

@@ -448,8 +448,8 @@ def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
     known = K3Layers.from_sample(sample)
     lacking, remedy = ("the baseline", "save a new one") if known else ("the Result", "name its dump")
     return (
-        f"{run}: K3 is judged as a plain mean, which detects a rise of most tokens late: {lacking} does not contain "
-        f"layers of K3 (made by an earlier version, or more clusters than a Result keeps): {remedy}"
+        f"{run}: K3 is judged as a plain mean, which detects only a large rise of most tokens: {lacking} does not "
+        f"contain layers of K3 (made by an earlier version, or more clusters than a Result keeps): {remedy}"
     )
 
 
@@ -508,7 +508,9 @@ def _reason_cannot_fail(exchange: SampleExchange, level: float) -> str:
     n, m, paired = len(exchange.new), len(exchange.old), exchange.common
     if paired:
         return f"{paired} common clusters are too few: {min_clusters(level)} are needed"
-    return f"{n} clusters against {m} are too few: {min_clusters(level, max(m, 2))} against {max(m, 2)} are needed"
+    return (
+        f"{n} clusters are too few for a baseline of {m}: {min_clusters(level, max(m, 2))} for {max(m, 2)} are needed"
+    )
 
 
 def _describe_pairing(sample: ClusterSample, other: ClusterSample) -> Pairing:

@@ -90,7 +90,7 @@ def _layered_series(samples: Sequence[ClusterSample], factor: float) -> list[tup
 
 
 def _change_statistics(values: Float64s, allowance: Allowance, *, lower: bool) -> Float64s:
-    """Return Student's t for a change after each Result and for a line [N], of logarithms for relative changes."""
+    """Return Student's t of a change after each Result and of a line [N]. Relative changes use logarithms."""
     sign = -1.0 if lower else 1.0
     if (values > 0).all() and not allowance.absolute:
         series = sign * np.log(values)

@@ -33,8 +33,8 @@ FIRST_BASELINE_REASON = "no baseline existed. This dump is the first one, and la
 FIRST_BASELINE_HEADLINE = "baseline recorded: commit it, and later dumps are compared with it"
 STATISTIC_REASONS = {
     "bulk": "K3 of most tokens (the bulk) is beyond its limit",
-    "shoulder": "K3 up to the shoulder is beyond its limit",
-    "evened": "K3 with more weight on sure tokens (evened) is beyond its limit",
+    "shoulder": "K3 of many tokens (the shoulder) is beyond its limit",
+    "evened": "K3 with more weight on confident tokens (evened) is beyond its limit",
     "lost": "more tokens have a large log ratio than in the baseline, and the rules do not allow this",
 }
 """Reasons for a failure in which K3 itself does not exceed its limit."""

@@ -559,6 +559,6 @@ def describe_check(check: BackTest) -> str:
     lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
     noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # expected mean absolute difference
     return (
-        f"Check on this dump: from the first {check.start:,} tokens to {lengths}, rejection is off by "
-        f"{100 * check.error:.1f} points on average, where {100 * noise:.1f} are noise."
+        f"Check on this dump: the first {check.start:,} tokens predict the rejection at {lengths} tokens "
+        f"with a mean error of {100 * check.error:.1f} points. Noise alone gives {100 * noise:.1f} points."
     )

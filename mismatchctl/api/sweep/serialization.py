@@ -105,7 +105,7 @@ def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]
     if missing := sorted({*_REQUIRED_COLUMNS, *paths, *metrics} - set(columns)):
         raise ValueError(f"table: no column {missing[0]}")
     if len({*map(len, columns.values())}) > 1:
-        raise ValueError("table: columns of several lengths")
+        raise ValueError("table: the columns have different lengths")
     kinds: dict[str, type[pl.DataType] | None] = dict.fromkeys(columns, pl.Float64)
     kinds |= (
         dict.fromkeys(_TEXT_COLUMNS, pl.String)
@@ -114,7 +114,7 @@ def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]
     )
     table = pl.DataFrame([_build_series(name, values, kinds[name]) for name, values in columns.items()])
     if nulls := next((name for name in (*_TEXT_COLUMNS, "point") if table[name].null_count()), None):
-        raise ValueError(f"table: column {nulls} lacks a value")
+        raise ValueError(f"table: column {nulls} has a missing value")
     _require_points(table, studies)
     return table
 
@@ -144,7 +144,7 @@ def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
     """Raise an error if a row belongs to no point, or if a run lacks an overall row."""
     counts = {study.name: len(study.points) for study in studies}
     if len(counts) < len(studies):
-        raise ValueError("studies: two of one name")
+        raise ValueError("studies: two studies have the same name")
     for name, point in set(zip(table["correction"].to_list(), table["point"].to_list(), strict=True)):
         if not 0 <= point < counts.get(name, 0):
             raise ValueError(f"table: point {point} of {name} does not belong to a study")
@@ -157,11 +157,11 @@ def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
     for run in runs:
         for name, count in counts.items():
             if sorted(overall.get((run, name), ())) != [*range(count)]:
-                raise ValueError(f"table: run {run} has not one overall row for each point of {name}")
+                raise ValueError(f"table: run {run} must have one overall row for each point of {name}")
     if not runs:
         raise ValueError("table: no rows")
     if GROUP_SCOPE in table["scope"].to_list() and table.filter(table["scope"] == GROUP_SCOPE)["tokens"].null_count():
-        raise ValueError("table: a group without a number of tokens")
+        raise ValueError("table: a group has no number of tokens")
 
 
 def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _SweepData) -> None:

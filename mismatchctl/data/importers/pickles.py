@@ -60,7 +60,7 @@ def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "
     if isinstance(data, str):  # as protocols below 3 write bytes
         data = data.encode("latin1")
     if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) != size * dtype.itemsize or dtype.hasobject:
-        raise DamagedError(f"an array of the shape {tuple(shape)} with another number of bytes")
+        raise DamagedError(f"an array whose number of bytes does not fit its shape {tuple(shape)}")
     if not dtype.itemsize:
         return np.zeros(shape, dtype)
     is_flags = dtype.kind == "b"  # a byte that is neither 0 nor 1 is no boolean to numpy
@@ -83,7 +83,7 @@ class _PickledDtype:
 
 def _dtype_of(value: Any) -> np.dtype[Any]:
     if not isinstance(value, _PickledDtype):
-        raise DamagedError("an array without a kind")
+        raise DamagedError("an array without a dtype")
     return value.value
 
 
@@ -102,7 +102,7 @@ class _PickledArray:
             self.value = array_from_bytes(data, dtype, shape, order)
             return
         if not isinstance(data, list) or len(data) != _count_values(shape):
-            raise DamagedError("an array of values whose shape is another")
+            raise DamagedError("an array whose number of values does not fit its shape")
         flat = np.empty(len(data), object)
         for place, value in enumerate(data):
             flat[place] = value

@@ -97,8 +97,8 @@ def refuse_incomplete(path: Path) -> None:
     most, next_one = sorted(alike, key=alike.__getitem__, reverse=True)[:2]
     lacks = [name for name in all_layouts()[most].keys if not file.has_keys(name)]
     if lacks and alike[most] > max(alike[next_one], len(names[most]) / 2):
-        problem = f"has most of what files of {most} have, and no {', '.join(lacks)}"
-        remedy = f"save it too, or name another framework with convert --from: {', '.join(all_layouts())}"
+        problem = f"looks like a file of {most}, but lacks {', '.join(lacks)}"
+        remedy = f"save the missing keys, or name another framework with convert --from: {', '.join(all_layouts())}"
         raise DataError(problem, file=str(path), remedy=remedy)
 
 
@@ -250,8 +250,8 @@ def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", file=str(path)) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        problem = f"is not laid out as files of {layout.framework} are ({type(error).__name__}: {error})"
-        remedy = "name the framework that wrote it with convert --from"
+        problem = f"does not have the layout of {layout.framework}'s files ({type(error).__name__}: {error})"
+        remedy = "name the framework that wrote the file with convert --from"
         raise DataError(problem, file=str(path), remedy=remedy) from error
 
 

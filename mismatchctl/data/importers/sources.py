@@ -64,7 +64,7 @@ class ForeignRun:
             return
         first, known = self._first = self._first or (path, layout)
         if layout is not known:
-            problem = f"is {layout.framework}'s, while {first} is {known.framework}'s"
+            problem = f"is a file of {layout.framework}, but {first} is a file of {known.framework}"
             raise DataError(
                 problem,
                 file=str(path),

@@ -232,7 +232,7 @@ _SHIFTED_LUCK = 2.1
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Return the shift between the two columns that agrees best in each sequence [S], and the agreement.
+    """Return the shift at which the two columns of each sequence agree best [S], and the agreement.
 
     Shift k means that rollout[i + k] belongs to train[i]. 0 means that no shift is clearly better. The agreement is the
     mean difference at this shift, divided by the median over all shifts.
@@ -494,7 +494,7 @@ def _mark_placeholders(kind: str, side: str, rows: Rows) -> Bools:
 
 
 def _mark_runs(marks: Bools, segments: Segments) -> Bools:
-    """Mark those marked tokens [T] that are adjacent in long runs, as padding is."""
+    """Keep only the marks of tokens [T] that are adjacent in long runs, as padding is."""
     at = np.flatnonzero(marks)
     row = np.searchsorted(segments.offsets, at, side="right")
     run = np.cumsum(np.diff(at, prepend=-2) * (np.diff(row, prepend=-1) == 0) != 1)
@@ -633,7 +633,9 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
         tokens=tokens,
         evidence=(
             make_fact("tokens", share, "share of valid tokens with a constant log-prob far above the other side's"),
-            make_share_fact("sequences", sequences, case.counts > 0, "share of sequences that contain such tokens"),
+            make_share_fact(
+                "sequences", sequences, case.counts > 0, "share of sequences with a constant log-prob far above"
+            ),
             make_fact("constant", value, "the constant, nats"),
             make_fact("run_length", float(runs.length.mean()), "number of adjacent tokens with the constant"),
             make_fact("difference", float(runs.off.mean()), "mean |log ratio| in the constant beginning, nats"),

@@ -398,8 +398,10 @@ def detect_clamped(case: Case) -> Detection | None:
             tokens=case.marked(at),
             evidence=(
                 make_fact("bound", bound, f"lowest of the {side} log-probs, nats"),
-                make_fact("tokens", count, "tokens with exactly this value"),
-                make_fact("beyond", beyond, "share of these tokens that are not higher on the other side"),
+                make_fact("tokens", count, "tokens with exactly the lowest log-prob"),
+                make_fact(
+                    "beyond", beyond, "share of tokens with the lowest log-prob that are not higher on the other side"
+                ),
             ),
             where={"tokens": percent(count / len(values)), "column": f"{side}_log_probs"},
             examples=find_loudest(case, rows, case.sums(np.abs(case.x) * at)),
@@ -476,7 +478,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         "likeliest token was sampled",
         evidence=(
             make_fact("tokens", count, f"tokens whose {side} log-prob is far above the other side's"),
-            make_fact("share", count / len(case.x), "share of such tokens among all tokens"),
+            make_fact("share", count / len(case.x), "share of tokens that are far above the other side"),
             make_fact("affected", affected, "estimated share of tokens with the likeliest token's log-prob"),
             make_fact(
                 "other_way",
@@ -486,7 +488,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
             make_fact(
                 "sum_of_both",
                 float(np.quantile(sums, 0.99)),
-                "99% quantile of exp(rollout) + exp(train) on such tokens: two different tokens have 1 at most",
+                "99% quantile of exp(rollout) + exp(train) on tokens far above: at most 1 for two different tokens",
             ),
             make_fact(
                 "between",
@@ -494,7 +496,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
                 "tokens off by more than noise but less, per token far above: few if all other tokens agree",
             ),
             make_fact("ratio_mean_minus_one", mean, f"{name}: 0 if the column belongs to the sampled tokens"),
-            make_fact("z", z, "the value above, in standard errors"),
+            make_fact("z", z, f"{name} in standard errors"),
         ),
         where={"tokens": percent(count / len(case.x)), "column": f"{side}_log_probs"},
         examples=find_loudest(case, rows, case.sums(np.abs(case.x) * far)),

@@ -216,7 +216,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
         evidence=(
             make_noise_fact(case),
             make_fact("late_over_middle", times, meanings["late"], against=not grows),
-            make_fact("z", z, "the value above, in standard errors", against=not grows),
+            make_fact("z", z, "growth of the noise within responses in standard errors", against=not grows),
             make_fact("systematic", shared, meanings["shared"]),
             make_fact("tail_k3", share, meanings["tail"], against=share >= ROUTED_TAIL),
             make_fact("ratio_mean_z", ratio_z, meanings["ratio"], against=not balanced),
@@ -278,12 +278,14 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
         k3=share * max(0.0, 1 - outside / inside) if inside > 0 else 0.0,
         evidence=(
             make_fact("disagreement", rate, "share of tokens whose experts differ in some layer"),
-            make_fact("k3_where_they_differ", inside, "mean K3 of these tokens"),
-            make_fact("k3_where_they_agree", outside, "mean K3 of other tokens"),
+            make_fact("k3_where_they_differ", inside, "mean K3 of tokens whose experts differ"),
+            make_fact("k3_where_they_agree", outside, "mean K3 of tokens whose experts agree"),
             make_fact(
-                "k3_share", share, "share of the K3 on these tokens, including the K3 that other tokens also have"
+                "k3_share",
+                share,
+                "share of the K3 on tokens with different experts, including the K3 that other tokens also have",
             ),
-            make_fact("z", z, "K3 of these tokens minus K3 of other tokens, in standard errors"),
+            make_fact("z", z, "mean K3 where experts differ minus mean K3 where experts agree, in standard errors"),
             make_fact("by_layer", ", ".join(rates), "tokens whose experts differ, by layer"),
         ),
         where={
@@ -363,9 +365,9 @@ def detect_other_model(case: Case) -> Detection | None:
         f"{case.noise:.2g} in the logits",
         evidence=(
             make_fact("ratio_mean_minus_one", ratio.excess, meaning),
-            make_fact("z", ratio.z, "the value above, in standard errors"),
+            make_fact("z", ratio.z, "E[ratio] - 1 in standard errors"),
             make_fact("inverse_ratio_mean_minus_one", ratio.inverse, inverse),
-            make_fact("inverse_z", ratio.inverse_z, "the value above, in standard errors"),
+            make_fact("inverse_z", ratio.inverse_z, "E[1 / ratio] - 1 in standard errors"),
         ),
         rivals={"raw_logprobs": tell},
         everywhere=True,
@@ -426,7 +428,7 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
         f"{percent(abs(lost))} of the {more}'s probability is on tokens that the {fewer} does not have",
         evidence=(
             make_fact("ratio_mean_minus_one", lost, meaning),
-            make_fact("z", z, "the value above, in standard errors"),
+            make_fact("z", z, "E[ratio] - 1 in standard errors"),
             make_fact(
                 "ratio_mean_z", ratio.z, "of all tokens, in standard errors", against=abs(ratio.z) < _VOCABULARY_Z
             ),
@@ -472,7 +474,7 @@ def detect_quantized_rollout(case: Case) -> Detection | None:
         "along the policy's direction of learning: the engine and the trainer have different weights",
         evidence=(
             make_fact("systematic", shared, SYSTEMATIC_MEANING),
-            make_fact("z", z, "the value above, in standard errors"),
+            make_fact("z", z, "share of the variance tied to tokens, in standard errors"),
             make_fact("noise", case.noise, "of the logits, robust"),
             make_fact("along_learning", along, direction),
         ),
@@ -521,7 +523,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
         f"logits) is {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 causes",
         evidence=(
             make_fact("systematic", shared, SYSTEMATIC_MEANING),
-            make_fact("z", z, "the value above, in standard errors"),
+            make_fact("z", z, "share of the variance tied to tokens, in standard errors"),
             make_noise_fact(case),
             make_fact("ratio_mean_z", ratio.z, meanings["ratio"], against=not sampled),
             make_fact("late_over_early", rise, meanings["late"], against=rises),
@@ -596,9 +598,9 @@ def _match_tokens(case: Case) -> Detection | None:
         tokens=case.marked(chosen),
         evidence=(
             make_fact("tokens", count, "tokens that differ far more than the others"),
-            make_fact("rows", sequences, "sequences that contain these tokens"),
-            make_fact("k3_share", share, "their share of the K3 that other causes do not explain"),
-            make_fact("probability", probability, "median probability that the trainer gives"),
+            make_fact("rows", sequences, "sequences with tokens that differ far more"),
+            make_fact("k3_share", share, "share of these tokens in the K3 that other causes do not explain"),
+            make_fact("probability", probability, "median trainer probability of these tokens"),
         ),
         where={"tokens": f"{count:,} of {len(case.x):,}", "sequences": f"{sequences:,} of {case.size:,}"} | seats,
         examples=examples,
@@ -642,7 +644,11 @@ def _match_rows(case: Case) -> Detection | None:
         tokens=found.louder[case.sequence],
         evidence=(
             make_fact("sequences", share, "share of the rows that are farther apart"),
-            make_fact("times", found.times, "difference (in logits) of their tokens relative to the others"),
+            make_fact(
+                "times",
+                found.times,
+                "difference (in logits) of tokens in these rows, divided by the difference in other rows",
+            ),
             make_fact("variance", found.variance, meaning),
         ),
         where={"sequences": percent(share)},

@@ -132,7 +132,7 @@ def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
     different = case.evidence.tallies.get("different") if other else None
     evidence = [fact, make_fact("differing_tokens", other, "valid tokens whose two log-probs differ")]
     if different is not None:
-        evidence.append(make_fact("differing_rows", different.sequences, "rows that contain such tokens"))
+        evidence.append(make_fact("differing_rows", different.sequences, "rows with tokens whose two log-probs differ"))
     return Detection(
         "high",
         text,
@@ -291,7 +291,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         share=case.share(case.marked(late)),
         evidence=(
             make_fact("jump", mean, meanings["jump"]),
-            make_fact("z", z, "the value above, in standard errors over rows"),
+            make_fact("z", z, "jump at the turn boundary in standard errors over rows"),
             make_fact("drift", drift, meanings["drift"]),
             make_fact("stays", stays, "log |difference| of later turns minus log |difference| of earlier turns"),
             make_fact("ratio_mean", ratio, "E[ratio] after the turn boundary, 1 if these tokens were sampled"),
@@ -370,8 +370,8 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     meanings = {
         "slope": "slope of log |difference| by octave of the distance, within sequences; below 0 if the "
         "difference fades",
-        "early_over_late": "median difference (in logits) there, relative to the last quarter; other contexts: "
-        f"{_SURE_FACTOR:g} and more",
+        "early_over_late": "median difference (in logits) of early tokens, relative to the last quarter; other "
+        f"contexts: {_SURE_FACTOR:g} and more",
         "ratio": "E[ratio] - 1, 0 if both sides are distributions",
     }
     where = "the first tokens of the response" if boundary == "response" else "the first tokens after a turn boundary"
@@ -381,7 +381,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
         + ("The two sides saw different contexts" if clear else _LIKE_WEIGHTS),
         evidence=(
             make_fact("slope", slope, meanings["slope"]),
-            make_fact("z", z, "the value above, in standard errors"),
+            make_fact("z", z, "slope of log |difference| in standard errors"),
             make_fact("early_over_late", times, meanings["early_over_late"], against=not clear),
             make_fact("ratio_mean_minus_one", ratio.excess, meanings["ratio"], against=abs(ratio.z) > 5),
         ),
@@ -425,9 +425,13 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
         tokens=found.louder[case.sequence],
         evidence=(
             make_fact("prompts", prompts, "prompts with several rows"),
-            make_fact("alike", whole / prompts, "share of these prompts whose rows are all far apart, or all not"),
-            make_fact("expected", expected / prompts, "share of such prompts that is expected by chance"),
-            make_fact("times", found.times, "difference (in logits) of these rows relative to the others"),
+            make_fact(
+                "alike", whole / prompts, "share of prompts with several rows whose rows are all far apart, or all not"
+            ),
+            make_fact("expected", expected / prompts, "the same share of prompts as expected by chance"),
+            make_fact(
+                "times", found.times, "difference (in logits) of rows that are far apart, divided by that of other rows"
+            ),
         ),
         where={"sequences": percent(float(found.louder.sum()) / found.rows), "prompts": f"{loud} of {prompts}"},
         examples=find_loudest(case, found.louder),
@@ -450,7 +454,7 @@ _POSITION_MIN_SPREAD, _POSITION_START = 3.0, 4
 
 @cached_on_case
 def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
-    """Return the ratio of late to early differences in responses, its z-score, and both sizes."""
+    """Return the ratio of late to early differences in responses, its z-score, and the two differences."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < _POSITION_START), share >= 0.75))

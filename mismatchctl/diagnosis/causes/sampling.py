@@ -140,7 +140,7 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
         share=_share_below(case),
         evidence=(
             make_fact("ratio_mean_minus_one", excess, meaning),
-            make_fact("z", z, "the value above, in standard errors"),
+            make_fact("z", z, "E[ratio] - 1 in standard errors"),
             make_fact("one_sided", below, "share of tokens that the trainer gives less; 0.5 for noise"),
             make_fact(
                 "exact_zeros", zeros, "share of tokens with a rollout log-prob of exactly 0", against=not nucleus
@@ -398,7 +398,7 @@ def _compare_entropy(case: Case) -> Detection | None:
             make_fact(
                 "surprise_over_entropy", own / usual, "1 if the recorded distribution is the sampling distribution"
             ),
-            make_fact("z", z, "the difference in standard errors"),
+            make_fact("z", z, "mean negative log-prob minus recorded entropy, in standard errors"),
         ),
         rivals={"low_entropy": "the temperature and the tokens of the recorded entropy"},
         everywhere=True,
@@ -472,9 +472,9 @@ def detect_logit_bias(case: Case) -> Detection | None:
         f"the K3; the others move by {rest:.2g}: one side has a bias on these tokens",
         share=case.share(case.marked(chosen)),
         evidence=(
-            make_fact("bias", size, "median offset of these tokens in the logits, rollout minus train"),
-            make_fact("tokens", format_list(names[steady].tolist(), 8), "their ids"),
-            make_fact("k3_share", held, "share of the K3 on these tokens"),
+            make_fact("bias", size, "median offset of the biased tokens in the logits, rollout minus train"),
+            make_fact("tokens", format_list(names[steady].tolist(), 8), "ids of the biased tokens"),
+            make_fact("k3_share", held, "share of the K3 on the biased tokens"),
             make_fact("others", rest, "median offset of all other tokens"),
         ),
         where={"tokens": f"ids {format_list(names[steady].tolist(), 4)}"},
@@ -536,7 +536,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         "penalty, and the other side has not",
         evidence=(
             make_fact("apart", apart, "mean difference of repeated and fresh tokens, in units of the noise"),
-            make_fact("z", z, "the value above, in standard errors over sequences"),
+            make_fact("z", z, "difference of repeated and fresh tokens, in standard errors over sequences"),
             make_fact("repeated", up, "median difference of repeated tokens, in logits (train minus rollout)"),
             make_fact("fresh", down, "mean of new tokens: the opposite sign, because probabilities add up to 1"),
             *facts,

@@ -81,7 +81,7 @@ def _match_lag_of_tokens(case: Case) -> Detection | None:
         evidence=(
             make_fact("version_lag", _format_lags(lags), f"{_LAG_MEANING} of each token, as recorded"),
             make_fact("growth", math.exp(slope), "growth of |log ratio| per version of lag within responses"),
-            make_fact("growth_z", z, "the value above, in standard errors"),
+            make_fact("growth_z", z, "growth within responses in standard errors"),
         ),
         where={"tokens": f"{percent(float((lag[used] > lags[0]).mean()))}, tokens of older versions"},
         everywhere=True,
@@ -144,7 +144,9 @@ def detect_stale_policy(case: Case) -> Detection | None:
     if several:
         meaning = "growth of |log ratio| per version of lag"
         evidence.append(make_fact("growth", math.exp(growth), meaning, against=not grows))
-        evidence.append(make_fact("growth_z", growth_z, "the value above, in standard errors", against=not grows))
+        evidence.append(
+            make_fact("growth_z", growth_z, "growth per version of lag in standard errors", against=not grows)
+        )
     evidence.append(make_fact("systematic", shared, SYSTEMATIC_MEANING, against=not weights_differ))
     if along_z:
         meaning = "correlation with the next weight update, over tokens of the vocabulary"
@@ -228,7 +230,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
         share=0.0,
         evidence=(
             make_fact("between_prompts", excess, "variance of the level between prompts at the start, beyond chance"),
-            make_fact("z", z, "the value above, in standard errors"),
+            make_fact("z", z, "variance between prompts in standard errors"),
             make_fact("size", size, "median difference (in logits) at the start of responses to those prompts"),
             make_fact("late", late[0], "median difference of later tokens: high if all of the cache has older weights"),
         ),
@@ -294,7 +296,11 @@ def detect_stale_step(case: Case) -> Detection | None:
         tokens=mine[case.sequence],
         evidence=(
             make_fact("factor", factor, "level of |log ratio| over the median step"),
-            make_fact("z", float(z.max()), "the difference in standard errors, corrected for the number of steps"),
+            make_fact(
+                "z",
+                float(z.max()),
+                "difference from the median step in standard errors, corrected for the number of steps",
+            ),
             make_fact("steps", number, "steps that were compared"),
         ),
         where={"steps": format_list(names)},
@@ -324,7 +330,7 @@ def _match_worker(case: Case, column: str) -> Detection | None:
     others = max((abs(row.z) for row in rows if row not in high), default=0.0)
     meanings = (
         "|log ratio| of this value / of the other values, geometric mean",
-        "the log of the factor, in standard errors (scatter between sequences)",
+        "log of this ratio in standard errors (scatter between sequences)",
         "the largest |z| among the other values",
     )
     several_lags = len({value for name, _, value in case.evidence.cells if name == LAG_COLUMN}) > 1
@@ -561,7 +567,7 @@ class Deviation:
 
 
 def correct_for_tests(z: float, tests: int) -> float:
-    """Reduce the largest z-score of several tests (Bonferroni)."""
+    """Reduce the largest z-score of several tests, because one of many tests is large by chance (Bonferroni)."""
     return math.copysign(math.sqrt(max(z * z - 2 * math.log(max(tests, 1)), 0.0)), z)
 
 

@@ -52,7 +52,7 @@ def read_miles_text(text: str) -> LayerTable | None:
     why = f"mean above the limit of {limit:g}" if failed and limit is not None else "failed" if failed else ""
     notes = ["this report does not contain layers: it only shows whether a layer-wise comparison is useful"]
     if not figures.get("positions compared"):
-        notes.insert(0, "no position was compared, and the comparator passes that")
+        notes.insert(0, "no position was compared, but the comparator counts this as passed")
     return LayerTable(
         "Miles log-prob comparison",
         "mean absolute difference of the log-probs, nats",
@@ -98,12 +98,12 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
         sentences.insert(0, f"{other_lines:,} lines are not records and were skipped")
     if not any(record.get("type") == "summary" for record in records):
         sentences.insert(0, "the report is truncated: the summary line is missing")
-    measure = "relative L2 error (sqrt of 2 rel_diff), failed by the comparator's own predicate"
+    measure = "relative L2 error (sqrt of 2 rel_diff), where the comparator decides which tensors fail"
     return LayerTable("SGLang comparator", measure, rows, sentences)
 
 
 def _judge_sglang_tensor(record: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Return the value of a tensor, and the reason if it failed."""
+    """Return the value of a tensor, and the reason if the tensor failed the comparison, else ""."""
     diff = record.get("diff")
     if record.get("shape_mismatch") or not isinstance(diff, Mapping):
         sides = [side for side in (record.get("baseline"), record.get("target")) if isinstance(side, Mapping)]
@@ -184,7 +184,7 @@ def _make_slime_table(layers: Iterable[tuple[int, Mapping[str, Any]]], limit: fl
     left = [layer for layer in range(max(chosen, default=0)) if layer not in chosen]
     if left:
         named = ", ".join(map(str, left[:8])) + (", ..." if len(left) > 8 else "")
-        notes.insert(0, f"only chosen layers were compared, not {named}: a fault there shows at the next one")
+        notes.insert(0, f"layers {named} were not compared: a fault in these layers shows at the next compared layer")
     rule = "no limit in the report: any difference counts" if limit is None else f"failed above {limit:g}"
     measure = f"largest absolute difference of the residual stream, {rule}"
     return LayerTable("slime layer-wise comparator", measure, rows, notes, again=SLIME_SYNTAX)
@@ -256,7 +256,10 @@ def read_msprobe_first(document: Any) -> list[LayerTable] | None:
             return None
         if not all(isinstance(call, Mapping) and "op_name" in call for call in calls):
             return None
-    measure, make = "no values: the first differing calls alone", partial(_make_msprobe_table, notes=NoteCounts())
+    measure, make = (
+        "no values: the report only lists the first differing calls",
+        partial(_make_msprobe_table, notes=NoteCounts()),
+    )
     named = {rank: [str(call["op_name"]) for call in calls] for rank, calls in document.items()}
     why = "the first call that is not the same"
     return [
@@ -332,12 +335,12 @@ def _parse_cell(cell: Any) -> float | None:
 
 JUMP_FACTOR = 30.0
 """Noise grows by small factors from layer to layer, at most 4 in samples of bfloat16."""
-UNORDERED_NOTE = "its tensors are not in order of execution, so they were sorted by layer"
-REVERSED_NOTE = "its layers descend, and it is a forward pass ({why}): it was read from its end"
-BACKWARD_NOTE = "its layers descend: a backward pass ({why})"
+UNORDERED_NOTE = "the tensors of the report are not in order of execution, so they were sorted by layer"
+REVERSED_NOTE = "the layers of the report descend, but it shows a forward pass ({why}), so it was read from the end"
+BACKWARD_NOTE = "the layers of the report descend, because it shows a backward pass ({why})"
 AMBIGUOUS_NOTE = (
-    "its layers descend: it was read as a backward pass; a forward pass that was written from its end looks the same, "
-    "and would be bad from its lowest layer on"
+    "the layers of the report descend, so it was read as a backward pass. A forward pass that was written from its end "
+    "looks the same, and would be bad from the lowest layer on"
 )
 _MAX_TURN_SHARE, _MIN_CHANGES, _MIN_DESCENT = 0.5, 8, 3
 """Limits for rows in reversed layer order. Passes and ranks rarely reverse, and few changes of layer show no order."""

@@ -495,7 +495,9 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
 def check_complete(file: File, row: int, have: int, length: int, remedy: str) -> None:
     """Raise an error for an incomplete response."""
     if have < length:
-        problem = f"contains {have} of the {length} tokens of a response, and not which: a context-parallel slice"
+        problem = (
+            f"contains {have} of the {length} tokens of a response (a context-parallel slice), but not their positions"
+        )
         raise DataError(
             problem, file=str(file.path), row=row, remedy=f"{remedy}, or record the run with one context-parallel rank"
         )

@@ -151,7 +151,7 @@ def _check_advice(written: VerlConfig) -> Iterator[LintMessage]:
     if isinstance(written.correction, ConfigError):
         return
     newer = next(version for version in VERSIONS if version.normalizes)
-    normalizing = f"verl@{written.version.name} cannot: take verl@{newer.name} or later"
+    normalizing = f"verl@{written.version.name} cannot do this: use verl@{newer.name} or later"
     if written.version.normalizes:
         normalizing = "write rollout_is_batch_normalize: true"
     yield from check_advice(written.correction, written.place("rollout_is_threshold"), written.gate_place, normalizing)

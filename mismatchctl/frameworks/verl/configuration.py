@@ -64,7 +64,7 @@ class VerlVersion:
 
     @property
     def names_loss(self) -> bool:
-        """Return True if bypass mode has an option for the loss. Both losses then apply rejection."""
+        """Return True if bypass mode has an option for the loss. With this option, every loss applies rejection."""
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:

@@ -337,7 +337,7 @@ def replay_step(step: Step, plan: VerlPlan, version: VerlVersion, micro_batch_si
     """Compute what verl's helper computes for the rows of one training step.
 
     Bypass corrections compare current_log_probs with rollout_log_probs. An actor (one rank here) corrects each
-    micro-batch separately, and logs means over them, and until 2026 extremes of some names.
+    micro-batch separately, and logs means over micro-batches (until 2026, also extremes of some names).
     """
     if plan.source != BYPASS_SOURCE:
         replay = _replay_batch(step, plan, version, "train_log_probs")

@@ -266,10 +266,10 @@ class IntervalVariants:
         return np.searchsorted(self.edges, values, side="right")
 
     def narrow(self, bins: Ints) -> tuple[IntervalVariants, Ints | None, Ints]:
-        """Return the variants that differ if values are in these bins only.
+        """Return the variants that differ for values in these bins, because a block has values in few bins.
 
-        A block has values in few bins of many thresholds. Also returns the number of each variant among them (null: all
-        variants are kept), and the number of each bin.
+        The other results are the number of each variant among the returned variants (null: all variants are returned),
+        and the number of each bin.
         """
         some = np.zeros(self.bins, np.bool_)
         some[bins] = True

@@ -71,7 +71,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return len(self.tensor)
 
     def __getitem__(self, tokens: Ints | DeviceArray) -> NDArray[Any] | DeviceArray:
-        """Return the values at some places, on the host if the places are there."""
+        """Return the values at some places. If the places are on the host, the values are too."""
         if isinstance(tokens, DeviceArray):
             return DeviceArray(self.tensor[tokens.tensor])
         return to_host(self.tensor[to_device(tokens, self.tensor.device)])

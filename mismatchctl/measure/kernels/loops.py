@@ -318,7 +318,10 @@ def _sum_sizes(x: Any, k3: Any) -> tuple[float, float]:
 
 @compile_loop
 def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
-    """Add adjacent tokens in the same bin together. Without gaps, `first` is the position of x[0]."""
+    """Add the tokens to the bins of their positions, one run of tokens in the same bin at a time.
+
+    Without gaps, `first` is the position of x[0].
+    """
     start = 0
     while start < len(x):
         if len(position):

@@ -20,7 +20,7 @@ _MAX_CELLS = 110
 _X_TITLE, _Y_TITLE = "log ratio, train − rollout (nats)", "share of tokens per nat"
 _FAR = 1.0
 _MIN_SHARE = 0.0005
-"""Minimum share of the tokens in a bin that the title can mention."""
+"""The title only names a bin that has at least this share of the tokens."""
 _PEAK = 3.0
 """The title names a bin if its K3 is at least this multiple of the mean K3."""
 
@@ -133,7 +133,8 @@ QUANTITIES = {
     "position": ("K3 by position", "position in the response (tokens)", "position",
                  "Noise gives a flat curve. The curve rises if an error accumulates along the response."),
     "surprisal": ("K3 by probability", "rollout probability of the token", "probability",
-                  "Noise in the logits raises K3 of rare tokens. A high right end means that likely tokens differ."),
+                  "Noise in the logits raises K3 of rare tokens. If the curve is high on the right, "
+                  "likely tokens differ."),
     "length": ("K3 by response length", "length of the response (tokens)", "length",
                "K3 per token by the length of the response."),
 }  # fmt: skip

@@ -53,8 +53,8 @@ CHARTS = (
                "The variance that importance weights per token or per sequence add to the gradient.",
                _tokens_and_sequences("chi2")),
     TrendChart("ess", "Effective sample size without correction", "effective sample size", "percent",
-               "The share of the data that counts if the ratios without truncation are the weights. For sequences "
-               "it collapses first.",
+               "The share of the data that counts after weighting by untruncated ratios. The share for sequences "
+               "collapses first.",
                _tokens_and_sequences("ess")),
     TrendChart("ppl", "Perplexity", "perplexity", "log",
                "If the two lines separate, the two sides have different distributions.",
@@ -237,7 +237,7 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
         return None
     if rejects:
         title, subject = "Rejected data and remaining mismatch", "rejected tokens against the K3 of the kept tokens"
-        caption = "Left: a correction rejects less. Lower points leave less mismatch in training."
+        caption = "Points on the left reject less. Lower points leave less mismatch in training."
         crowded = any(presets.values())
         if crowded:
             caption += (

@@ -200,8 +200,8 @@ def front_figure(own: StudyRun) -> Figure | None:
         dots("presets", [point for _, point in presets], color=1, labels=[text for text, _ in presets]),
     ]
     caption = (
-        "Points on the Pareto front: no other point is better in rejection, ESS and bias at once. Labels: "
-        "thresholds, presets."
+        "No other point beats a point on the Pareto front in rejection, ESS and bias at once. The labels are "
+        "thresholds and presets."
     )
     title = f"Pareto front ({len(best):,} of {int(known.sum()):,} points)"
     shown = tuple(mark for mark in marks if len(mark.x))

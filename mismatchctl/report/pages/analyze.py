@@ -92,7 +92,7 @@ def document(result: Result, sweeps: Sequence[Sweep] = ()) -> doc.Document:
         page.answer(), *page.corrections(), page.trend(), page.where(), page.causes(),
         doc.Section("Warnings", "warnings", folded=True, note=note, level="CHECK").add(*warnings),
         page.details("Kept and rejected sequences", "selection", lambda at, _: [page.draw(at, "selection")],
-                     note="mean reward, advantage and length of both"),
+                     note="mean reward, advantage and length of kept and of rejected sequences"),
         page.details("By column", "by", page.by_column, note=f"metrics for each value of {', '.join(origin.by)}"),
         page.details("Tokens", "tokens", page.worst, note="the sequences and tokens with the largest log ratios"),
     )  # fmt: skip
@@ -108,7 +108,7 @@ def calm_title(judged: Mapping[str, RunStatus]) -> str:
 
 
 def _order_runs(result: Result, judged: Mapping[str, RunStatus]) -> list[str]:
-    """Return the names of the runs, the most severe and then the one with the largest K3 first."""
+    """Return the names of the runs, sorted by severity and then by K3, the worst run first."""
     k3 = {name: _k3(result, name).value for name in judged}
     order = sorted(judged, key=lambda name: -math.inf if (value := k3[name]) is None else -value)
     return tables.by_severity({name: judged[name] for name in order})
@@ -168,7 +168,9 @@ def _describe_log(run: RunResult) -> Iterator[str]:
     for found in compared:
         wrong = [name for name, agreement in found.names.items() if not agreement.agrees]
         verb = "agrees" if len(found.names) == 1 else "agree"
-        text = f"{len(found.names) - len(wrong)} of {format_count(len(found.names), 'name')} {verb} with the run's log"
+        text = (
+            f"{len(found.names) - len(wrong)} of {format_count(len(found.names), 'metric')} {verb} with the run's log"
+        )
         text += f"; different: {', '.join(wrong[:3])}" if wrong else ""
         yield f"{text}; not in the log: {', '.join(found.missing[:2])}" if found.missing else text
     if others := summary.names_not_compared(run):

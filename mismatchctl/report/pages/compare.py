@@ -53,7 +53,9 @@ def document(comparison: api.Comparison) -> doc.Document:
     overlaid = doc.Section("Distributions", "overlaid", folded=True, note="log ratios and K3 of all runs")
     made.add(overlaid.add(doc.Figures(_distribution_figures(comparison))))
     method = api.describe_method(comparison)
-    sides = doc.Section("Runs", "sides", lead=method, folded=True, note="sizes and levels, and the method of the tests")
+    sides = doc.Section(
+        "Runs", "sides", lead=method, folded=True, note="size and mismatch of each run, and the method of the tests"
+    )
     sides.add(_sides_table(comparison, registry))
     warnings = (doc.Note(text, "alarm") for text in comparison.warnings)
     made.glossary = registry.used
@@ -286,7 +288,7 @@ def _contributions_table(contrast: api.Contrast) -> doc.Table:
     left = sum(max(len(found.parts) - MAX_PARTS, 0) for found in contrast.decompositions)
     return doc.Table.of(
         "Largest contributions to the change of K3", items, columns, sortable=True, max_rows=TERMINAL_PARTS,
-        left_out=f"Each table shows its first {MAX_PARTS} parts. The JSON contains all." if left else "",
+        left_out=f"Each table shows at most {MAX_PARTS} parts. The JSON result contains all parts." if left else "",
         reach=doc.TERMINAL_AND_PAGE,
     )  # fmt: skip
 
@@ -324,6 +326,6 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
     return rows_figure(
         name, f"{shorten(largest, 2 * MAX_NAME)} contributes most: {moved} nats/token",
         f"contributions to the change of K3, by {noun}",
-        f"The largest parts, at most {MAX_DRAWN}. All parts add up to the change of K3.",
+        f"At most the {MAX_DRAWN} largest parts are shown. All parts together add up to the change of K3.",
         Axis("contribution (nats/token)"), series, noun=noun, rule=(0.0, ""),
     )  # fmt: skip

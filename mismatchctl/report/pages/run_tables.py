@@ -180,7 +180,7 @@ def run_log_section(run: model.RunResult, name: str, anchor: str, provenance: mo
 
 
 def _agreement_parts(title: str, found: model.LogComparison) -> Iterator[doc.DocumentPart]:
-    title = f"{title}: {sum(name.agrees for name in found.names.values())} of {len(found.names)} names agree"
+    title = f"{title}: {sum(name.agrees for name in found.names.values())} of {len(found.names)} metrics agree"
     if found.names:
         yield doc.Table.of(title, found.names.items(), [
             doc.Column("name", lambda item: item[0], "name"),
@@ -225,9 +225,9 @@ def comparison_of_corrections(result: model.Result, registry: MetricRegistry) ->
         doc.Column("fresh batch rejects", lambda row: _fresh_batch_cell(runs[row[1]].fresh_batches.get(row[2])), drop=4,
                    description="predicted rejected share of the tokens, with its 95% interval"),
         *shown({"ess_token": 0, "k3_kept": 1, "loss_scale": 2}),
-        doc.Column("data needed", needed, description="to reach the effective sample size without correction"),
+        doc.Column("data needed", needed, description="factor on the data to reach the ESS without correction"),
     ]  # fmt: skip
-    caption = "Shares are relative to all valid tokens or all sequences. A fresh batch has the size of a step."
+    caption = "Shares of tokens are relative to all valid tokens. A fresh batch has the size of a step."
     places = [row[0] for row in rows] if several else ()
     return doc.Table.of(caption, rows, columns, sortable=True, title="Corrections", runs=places, reach=doc.EVERYWHERE)
 
