@@ -41,7 +41,7 @@ def test_the_injected_layer_is_the_first_bad_layer(case: dict[str, Any]) -> None
     shown = [layer for layer in (place(report)[1], apart) if layer is not None]
     if "selected_layers" in case["file"]:
         assert min(shown) == case["first_bad_layer"]
-        assert any(f"not {injected}" in note for note in report.notes)
+        assert any(f"layers {injected}" in note for note in report.notes)
     elif "nan_hidden" in case["file"]:
         assert place(report)[1] == injected  # slime's own comparator lets NaN pass
     else:
@@ -247,7 +247,7 @@ def test_reversed_forward_passes_are_reordered(inside: str, tmp_path: Path) -> N
     report = read(tmp_path, tensors(names, {3, 4, 5}))
     assert (place(report), report.last_good) == ((0, 3), 2)
     assert report.first_bad is not None and "self_attn" in report.first_bad.name
-    assert "it is a forward pass" in report.notes[0]
+    assert "it shows a forward pass" in report.notes[0]
 
 
 @pytest.mark.parametrize("inside", ["reversed", "kept", "shuffled"])
