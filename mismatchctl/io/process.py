@@ -127,7 +127,7 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     path = getattr(module, "__file__", None)
     if path is None:
         return None
-    import ctypes
+    import ctypes  # takes longer to load than `--help` may
 
     try:
         library = ctypes.CDLL(path)
@@ -137,14 +137,3 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
         if hasattr(library, name.format("set")):
             return getattr(library, name.format("get")), getattr(library, name.format("set"))
     return None
-
-
-def release_memory() -> None:
-    """Return the freed memory of numpy and Arrow to the system. Otherwise, this memory stays reserved."""
-    import ctypes  # takes longer to load than `--help` may
-
-    import pyarrow as pa
-
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc
-        library.malloc_trim(0)
-    pa.default_memory_pool().release_unused()
