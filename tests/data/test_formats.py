@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,16 @@ def test_files_are_never_executed(tmp_path: Path, capsys: pytest.CaptureFixture[
         with pytest.raises(DataError):
             read_table(tmp_path / name)
     assert "ran" not in capsys.readouterr().out
+
+
+def test_many_short_rows_take_little_memory(tmp_path: Path) -> None:
+    sides = np.full((200_000, 1), -1.0, np.float32)
+    np.savez_compressed(tmp_path / "a.npz", rollout_log_probs=sides, train_log_probs=sides)
+    read_table(tmp_path / "a.npz")  # import what reading needs
+    tracemalloc.start()
+    assert read_table(tmp_path / "a.npz").num_rows == len(sides)
+    assert tracemalloc.get_traced_memory()[1] < 12 * sides.nbytes
+    tracemalloc.stop()
 
 
 def test_growing_archives_are_refused(tmp_path: Path) -> None:

@@ -377,7 +377,7 @@ def _array(value: Any, rows: int) -> pa.Array:
             raise TypeError("a mapping")
         return pa.array([value.item() if hasattr(value, "item") else value] * rows)
     if isinstance(value, np.ndarray):
-        return pa.array(_to_cells(value))
+        return _to_lists(value)
     arrays = [one for one in value if isinstance(one, np.ndarray)]
     common = np.result_type(*arrays) if arrays and all(one.dtype.kind in "fiub" for one in arrays) else None
     cells = [_to_cell(one, common) if isinstance(one, np.ndarray) else one for one in value]
@@ -391,6 +391,18 @@ def _to_cell(row: NDArray[Any], common: np.dtype[Any] | None) -> Any:
     """Convert the array of one sequence. An array of one row, `[1, T]`, is also one sequence."""
     row = row[0] if row.ndim == 2 and row.shape[0] == 1 else row
     return _to_cells(row if common is None else row.astype(common, copy=False))
+
+
+def _to_lists(values: NDArray[Any]) -> pa.Array:
+    """Convert an array to lists of lists, without a Python object per row: a small file can have millions of rows."""
+    if values.ndim > _DEPTH or values.dtype.kind not in "fiub":
+        return pa.array(_to_cells(values))
+    found = pa.array(_to_cells(values.reshape(-1)))
+    for axis in range(values.ndim - 1, 0, -1):
+        count = int(np.prod(values.shape[:axis], dtype=np.int64))
+        offsets = pa.array(np.arange(count + 1, dtype=np.int64) * values.shape[axis])
+        found = pa.LargeListArray.from_arrays(offsets, found)
+    return found
 
 
 def _to_cells(values: NDArray[Any]) -> Any:
