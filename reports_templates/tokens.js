@@ -46,15 +46,16 @@
         token.classList.toggle("gone", own.states[at] === 1);
         token.classList.toggle("bound", own.states[at] === 2);
       });
-      const rejected = own.states.length - own.kept;
+      const { total } = data.sequences[index]; // a long sequence is shown in part
+      const rejected = total - own.kept;
       const whole = rejected > 0 && own.kept === 0;
       section.classList.toggle("lost", whole);
       state.textContent = rejected ? rejected.toLocaleString("en") + " rejected" : "";
       gone += rejected;
-      all += own.states.length;
+      all += total;
       lost += whole;
     }
-    part("here").textContent = `rejects ${gone.toLocaleString("en")} of ${all.toLocaleString("en")} tokens shown, and ${lost} of ${sections.length} sequences as a whole`;
+    part("here").textContent = `rejects ${gone.toLocaleString("en")} of ${all.toLocaleString("en")} tokens of these sequences, and ${lost} of ${sections.length} sequences as a whole`;
   };
 
   if (data.corrections.length) {

@@ -89,6 +89,18 @@ def test_the_page_escapes_text(found: TokenView) -> None:
     assert page == render_tokens(found)
 
 
+def test_kept_tokens_are_counted_beyond_the_shown_part(found: TokenView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence is rejected as a whole only if no token of it is kept."""
+    monkeypatch.setattr("mismatchctl.report.pages.tokens.MAX_TOKENS", 1)
+    page = re.search(r'id="tokens">(.*?)</script>', render_tokens(found), re.DOTALL)
+    assert page is not None
+    data = json.loads(page[1])
+    for applied, shown in zip(found.corrections, data["corrections"], strict=True):
+        assert [len(own["states"]) for own in shown["sequences"]] == [1, 0]
+        assert [own["kept"] for own in shown["sequences"]] == [int((states != 1).sum()) for states in applied.states]
+    assert [own["total"] for own in data["sequences"]] == [row.batch.tokens for row in found.rows]
+
+
 def test_rows_are_chosen_by_place_or_worst(dump: Path) -> None:
     result = analyze([str(dump)], [], findings=False)
     assert parse_places([], result)[0] == (str(dump), 7)

@@ -129,7 +129,7 @@ def _correction_data(applied: AppliedCorrection, spans: Sequence[tuple[int, int]
     sequences = [
         {
             "states": states[slice(*span)].tolist(),
-            "kept": int((states[slice(*span)] != STATE_REJECTED).sum()),
+            "kept": int((states != STATE_REJECTED).sum()),
             "weights": [_round_or_none(float(value)) for value in weights[slice(*span)]],
             "why": [sentences.setdefault(escape_terminal(text), len(sentences)) for text in reasons[slice(*span)]],
         }
