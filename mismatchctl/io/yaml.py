@@ -276,7 +276,7 @@ def _parse_yaml(text: str, decimal: bool) -> tuple[Any, list[YamlScalar]]:
     try:
         _check_depth(text)
         node = yaml.compose(text, _Loader)
-        return None if node is None else builder.build(node), builder.scalars
+        return None if node is None else builder.build(node), list(builder.scalars.values())
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "cannot be read"
         problem = "this anchor occurs twice" if problem == "second occurrence" else problem
@@ -307,7 +307,7 @@ class _Builder:
 
     def __init__(self, decimal: bool) -> None:
         self._decimal, self._values = decimal, 0
-        self.scalars: list[YamlScalar] = []
+        self.scalars: dict[int, YamlScalar] = {}  # by node, because aliases repeat nodes
         self.mark: Any = None  # start of the current node
 
     def build(self, node: yaml.Node, keys: tuple[str, ...] = (), depth: int = 0, *, has_key: bool = False) -> Any:
@@ -318,7 +318,7 @@ class _Builder:
             raise TextError(f"more than {MOST_VALUES:,} values")
         if isinstance(node, yaml.ScalarNode):
             if has_key:
-                self.scalars.append(YamlScalar(keys, node.value, bool(node.style)))
+                self.scalars.setdefault(id(node), YamlScalar(keys, node.value, bool(node.style)))
             value = _construct(node)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             return str(node.value) if self._decimal and is_number and not _DECIMAL.fullmatch(node.value) else value

@@ -22,6 +22,7 @@ from mismatchctl.io.yaml import (
     parse_scalar,
     parse_yaml,
     read_data,
+    read_with_scalars,
     resolve_interpolations,
 )
 from tests.cli.command import run
@@ -85,6 +86,14 @@ def test_yaml_aliases_merge_within_the_limit() -> None:
         parse_yaml("a: &a [*a]")
     with pytest.raises(TextError, match="a second document"):
         parse_yaml("a: 1\n---\nb: 2")
+
+
+def test_scalars_are_listed_once_where_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: &a {x: 1, y: '2'}\nb: {<<: *a, x: 3}\nc: *a")
+    data, scalars = read_with_scalars(tmp_path / "a.yaml")
+    assert data["b"] == {"x": 3, "y": "2"}
+    found = [(one.keys, one.text, one.quoted) for one in scalars]
+    assert found == [(("a", "x"), "1", False), (("a", "y"), "2", True), (("b", "x"), "3", False)]
 
 
 @pytest.mark.parametrize(
