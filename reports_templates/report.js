@@ -1,4 +1,4 @@
-// The page is complete without this script, except for its figures. They are drawn when their section is open.
+// Draws the figures when their section opens, and adds filters and sorting. The page is otherwise complete without it.
 "use strict";
 const root = document.documentElement;
 root.classList.add("js");
@@ -18,7 +18,7 @@ for (const figure of page.figures) {
   }
 }
 
-// Numbers: three digits, powers of ten below 0.001.
+// Format numbers with three digits, and with a power of ten below 0.001.
 const number = (value, digits = 3) => {
   const size = Math.abs(value);
   if (size === 0 || (size >= 1e-3 && size < 1e5)) return Number(value.toPrecision(digits)).toLocaleString("en-US", { maximumFractionDigits: 9 });
@@ -38,7 +38,7 @@ const points = (mark) => mark.y.map((y, place) => ({
   x: mark.x[place], y, low: mark.low[place], high: mark.high[place], label: mark.labels[place], value: mark.values[place],
 }));
 
-// Runs that are shown: filtered by text in the sidebar, and in the K3 figure by their status.
+// State of the run filter: text in the sidebar, and status in the K3 figure.
 const runs = { text: "", mode: "all", pinned: new Set(), names: all(".run-link").map((link) => link.dataset.name), bad: new Set((all(".run-link.fail").length ? all(".run-link.fail") : all(".run-link.check")).map((link) => Number(link.dataset.run))) };
 const matches = (run) => runs.names[run]?.toLowerCase().includes(runs.text.toLowerCase()) ?? true;
 const drawn = (run) => run === undefined || (matches(run) && (runs.mode === "all" || (runs.mode === "bad" ? runs.bad.has(run) : runs.pinned.has(run))));
@@ -59,7 +59,7 @@ const extent = (spec, key, marks) => {
   const room = 0.05 * (high - low) || Math.abs(high) * 0.05 || 0.5;
   return [low === 0 ? 0 : low - room, high + (axis.percent && high <= 1 ? Math.min(room, 1.02 - high) : room)];
 };
-// A long name is broken into lines after blanks and hyphens.
+// Break a long name into lines after spaces and hyphens.
 const inLines = (text, most) => {
   const lines = [""];
   for (const part of text.match(new RegExp(`[^ -]{0,${most - 1}}(?:[ -]|.)|$`, "g"))) {
@@ -109,7 +109,7 @@ const drawMark = (mark, spec, place, size) => {
   }
   const shown = rows.filter((row) => row.x !== null && row.y !== null);
   const dy = mark.shift ?? 0;
-  const listed = mark.hollow && mark.labels.length; // small points, named in a tooltip only
+  const listed = mark.hollow && mark.labels.length; // small points with a name in the tooltip only
   const small = mark.color === -1 || listed;
   const bar = { stroke, strokeOpacity: 0.5, strokeWidth: 1.6, dy };
   const bars = shown.filter((row) => finite(row.low) && finite(row.high) && row.high > row.low);
@@ -150,7 +150,7 @@ const drawRules = (spec, [x, y], marks) => {
   }
   return [found, above];
 };
-// Names at the ends of lines, moved apart.
+// Labels at the ends of lines, without overlap.
 const endLabels = (marks, y, height) => {
   const rows = marks.filter((mark) => mark.color !== -1 && mark.name).map((mark) => {
     const last = mark.y.findLastIndex(finite);
@@ -165,7 +165,7 @@ const endLabels = (marks, y, height) => {
     return Plot.text([row], { x: "x", y: "y", text: "name", dx: 6, dy: at - place(row.y), textAnchor: "start", fill: row.color, fontWeight: 600 });
   });
 };
-// A label of a point that would cover another one goes to another side, or is left to the tooltip.
+// Move a point label that overlaps another label to another side, or remove it. The tooltip shows the name.
 const placeLabels = (svg) => {
   if (!svg.querySelector(".point-label")) return;
   const frame = svg.getBoundingClientRect();
@@ -194,7 +194,7 @@ const legend = (marks) => {
 };
 
 const figures = new Map();
-// Widths are read before anything is drawn, and labels are placed after it: the page is laid out twice for all figures.
+// Read all widths first and place all labels last, so that the browser lays out the page only twice.
 const draw = (...list) => {
   const visible = list.filter((figure) => figure.checkVisibility());
   visible.filter((figure) => !figure.querySelector(".canvas")).forEach(fill);
@@ -236,7 +236,7 @@ const drawFigure = (figure, width) => {
     ],
   });
   plot.setAttribute("role", "img");
-  for (const part of all("[aria-label]", plot)) { // the label of the figure is enough
+  for (const part of all("[aria-label]", plot)) { // screen readers read the label of the figure only
     part.dataset.mark = part.getAttribute("aria-label");
     part.removeAttribute("aria-label");
   }
@@ -245,7 +245,7 @@ const drawFigure = (figure, width) => {
   if (spec.x.label === "step") watchSteps(figure);
 };
 
-// One cursor over all figures of steps: the step under the pointer or under the arrow keys is marked in each.
+// Mark the step under the pointer or the arrow keys in all figures over steps.
 const stepsOf = ({ marks }) => [...new Set(marks.flatMap((mark) => mark.x))].sort((a, b) => a - b);
 const nearest = (steps, step) => steps.reduce((best, other) => (Math.abs(other - step) < Math.abs(best - step) ? other : best), steps[0]);
 const clearCursor = () => {
@@ -289,11 +289,11 @@ const watchSteps = (figure) => {
   for (const kind of ["pointerleave", "blur"]) svg.addEventListener(kind, clearCursor);
 };
 
-// The numbers of a figure as a table and CSV: a row per point.
+// Table and CSV of a figure, with one row per point.
 const tableOf = (spec) => {
   const names = spec.x.named ? new Map(spec.x.ticks) : new Map();
   const heads = ["series", "name", spec.x.label || "x", spec.y.label || "y", "from", "to", "value"];
-  const bins = (mark) => spec.x.ticks && mark.labels.length === mark.y.length; // the labels name the places
+  const bins = (mark) => spec.x.ticks && mark.labels.length === mark.y.length; // each label is one x value
   const rows = spec.marks.flatMap((mark) => points(mark).map((row) => [spec.marks.length > 1 ? mark.name : "", bins(mark) ? "" : row.label, bins(mark) ? row.label : names.get(row.x) ?? row.x, row.y, row.low, row.high, row.value].map((cell) => cell ?? "")));
   const used = heads.map((_, place) => place).filter((place) => rows.some((row) => row[place] !== ""));
   return [heads, ...rows].map((row) => used.map((place) => row[place]));
@@ -337,7 +337,7 @@ const resized = new ResizeObserver((entries) => drawSoon(entries
   .map(({ target }) => target.parentElement)));
 draw(...all("figure[data-figure]"));
 
-// Tables sort by a column.
+// Sort tables by a column.
 const sortTable = (table, head, column) => {
   const body = table.tBodies[0];
   const text = (row) => row.cells[column].dataset.v ?? row.cells[column].textContent.trim();
@@ -358,7 +358,7 @@ for (const table of all("table.sortable")) {
   });
 }
 
-// Runs: filter, pins, and what the K3 figure shows.
+// Filter and pin runs.
 const sidebar = document.querySelector(".sidebar .runs");
 if (sidebar) {
   const apply = () => {
@@ -386,7 +386,7 @@ if (sidebar) {
   }
 }
 
-// Links open what they lead to. Commands can be copied.
+// Links open the section of their target. Commands have a copy button.
 const reveal = () => {
   const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   for (let part = target && target.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
@@ -407,13 +407,13 @@ for (const code of all("code.command, pre.copy")) {
   code.after(button);
 }
 
-// The meaning of a number, on hover and on focus of a link to the glossary. Escape closes it.
+// Show the glossary entry on hover and on focus of a link to it. Escape closes it.
 {
   const tip = make("dl", { className: "tip", id: "tip", hidden: true, role: "tooltip" });
   document.body.append(tip);
   const close = () => (tip.hidden = true);
   const open = (event) => {
-    if (event.target.closest?.(".tip")) return; // it may be read with the pointer over it
+    if (event.target.closest?.(".tip")) return; // the tooltip stays open under the pointer
     const link = event.target.closest?.('a[href^="#m-"], a[href^="#c-"]');
     const entry = link && document.getElementById(link.hash.slice(1));
     if (!entry) return close();

@@ -1,10 +1,10 @@
-// The explorer of a sweep: moves through points whose texts stand in the page. All of them stand in tables, too.
+// Explorer of a sweep: sliders that select a point. The data is in the page, and the tables also contain it.
 {
   const data = JSON.parse(document.getElementById("points").textContent);
   const box = document.getElementById("explorer");
   const part = (name) => box.querySelector(`[data-part="${name}"]`);
   const element = (tag, text, properties = {}) => make(tag, { textContent: text, ...properties });
-  const [run, study, tongue] = ["run", "study", "tongue"].map(part);
+  const [run, study, framework] = ["run", "study", "framework"].map(part);
   const choose = (select, names) => select.replaceChildren(...names.map((name, index) => element("option", name, { value: index })));
   let places = [];
 
@@ -36,16 +36,16 @@
       tile.append(name, element("dd", values[index][at], { className: "value" }));
       return tile;
     }));
-    const text = chosen.configs.points[at]?.[tongue.value].map((line) => chosen.configs.lines[line]).join("\n");
+    const text = chosen.configs.points[at]?.[framework.value].map((line) => chosen.configs.lines[line]).join("\n");
     part("config").textContent = text === undefined ? "# Configurations are written for the points of the Pareto front only." : text;
     cross();
   };
 
   const begin = () => {
     const chosen = data.studies[study.value];
-    const written = tongue.selectedOptions[0]?.textContent; // frameworks that can say nothing of it are not named
-    choose(tongue, chosen.configs.names);
-    tongue.value = Math.max(chosen.configs.names.indexOf(written), 0);
+    const previous = framework.selectedOptions[0]?.textContent; // the list only contains frameworks that can express the correction
+    choose(framework, chosen.configs.names);
+    framework.value = Math.max(chosen.configs.names.indexOf(previous), 0);
     let rest = data.runs[run.value].studies[study.value].start;
     places = chosen.axes.map((axis) => axis.texts.length).reduceRight((found, size) => {
       const place = rest % size;
@@ -75,7 +75,7 @@
     choose(study, data.studies.map((one) => one.name));
     run.parentElement.hidden = data.runs.length < 2;
     for (const select of [run, study]) select.addEventListener("change", begin);
-    tongue.addEventListener("change", show);
+    framework.addEventListener("change", show);
     box.hidden = false;
     begin();
   }

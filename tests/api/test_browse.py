@@ -154,11 +154,11 @@ def test_corrections_and_keys_work_in_a_browser(browser: Any, address: str, foun
       const choice = document.querySelector('[data-part="correction"]');
       choice.value = arguments[0];
       choice.dispatchEvent(new Event("change"));
-      return document.querySelectorAll(".sequence .gone").length;
+      return document.querySelectorAll(".sequence .rejected").length;
     """
     for place, applied in enumerate(found.corrections):
         assert browser.execute_script(choose, place) == sum(int((states == 1).sum()) for states in applied.states)
     tokens = browser.find_element("css selector", ".tokens")
     tokens.send_keys("\ue014\ue014")
-    reported = browser.find_element("css selector", ".told").text
+    reported = browser.find_element("css selector", ".token-info").text
     assert "log ratio" in reported and f"{found.rows[0].log_ratio[1]:.4g}" in reported

@@ -6,7 +6,7 @@ from mismatchctl.core.batch import Segments, TokenBatch
 
 
 def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False, scale: float = 0.2) -> TokenBatch:
-    """Make tokens with heavy tails, some equal, some very unlikely, and advantages of both signs."""
+    """Make heavy-tailed log ratios with equal and very unlikely tokens, and advantages of both signs."""
     rng, tokens = np.random.default_rng(seed), sum(lengths)
     rollout = -rng.exponential(rng.choice([1e-3, 0.4, 5.0, 300.0], tokens), tokens)
     train = np.where(rng.random(tokens) < 0.2, rollout, np.minimum(rollout + scale * rng.standard_t(2, tokens), 0.0))
@@ -24,7 +24,7 @@ def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False
 
 
 def batch_of(groups: int, sequences: int, seed: int = 0) -> TokenBatch:
-    """Make sequences of 0 to 9 tokens, with steps in turn."""
+    """Make sequences of 0 to 9 tokens whose steps alternate."""
     rng = np.random.default_rng(seed)
     number = groups * sequences
     lengths = rng.integers(0, 10, number)

@@ -1,4 +1,4 @@
-"""Results with cluster tables that a test defines."""
+"""Make Results with given cluster tables."""
 
 from collections.abc import Sequence
 
@@ -34,11 +34,11 @@ def result(clusters: Clusters, *, name: str = "run", steps: Sequence[int] = (0,)
     of_steps.value = [tokens, *[0.0] * (len(of_steps.value) - 1)]
     whole["tokens"] = Value(value=tokens)
     whole["k3"] = Value(value=k3 / tokens if tokens else None, se=whole["k3"].se)
-    whole["train_log_ppl"] = Value(value=1.0)  # as of each cluster's one sequence
+    whole["train_log_ppl"] = Value(value=1.0)  # each cluster has one sequence
     return made
 
 
 def noisy(count: int, level: float, seed: int, *, first: int = 0, groups: int = 1) -> Clusters:
-    """Return clusters with a lognormal K3 of mean `level`, named from `first` on."""
+    """Return clusters with a log-normal K3 of mean `level` and hashes from `first` on."""
     k3 = level * 100 * np.random.default_rng(seed).lognormal(-0.125, 0.5, count)
     return table(k3.tolist(), hashes=range(first, first + count), groups=[i % groups for i in range(count)])

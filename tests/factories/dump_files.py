@@ -14,7 +14,7 @@ from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump
 
 FORMAT = ContextVar("FORMAT", default="parquet")
-"""The format that `write` writes (parquet, arrow or stream), set by the fixture `file_format`."""
+"""Format of the files that `write` writes: parquet, arrow or stream. The fixture `file_format` sets it."""
 
 ROLLOUT, TRAIN, MASK = "rollout_log_probs", "train_log_probs", "response_mask"
 

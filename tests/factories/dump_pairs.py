@@ -27,7 +27,7 @@ class Tokens:
     ids: list[list[int]]
 
     def scaled(self, factor: Callable[[int, Float64s, Float64s], Any]) -> Tokens:
-        """Scale log ratios by factor(sequence, positions, rollout log-probs). The rollout column stays."""
+        """Scale log ratios by factor(sequence, positions, rollout log-probs), without a change of the rollout."""
         train = []
         for index, (rollout, own) in enumerate(zip(self.rollout, self.train, strict=True)):
             scale = np.broadcast_to(factor(index, np.arange(len(rollout), dtype=np.float64), rollout), rollout.shape)
@@ -40,7 +40,7 @@ class Tokens:
 
 
 def make_tokens(seed: int = 0, *, prompts: int = 24, steps: int = 3, longest: int = 160, noise: float = 0.03) -> Tokens:
-    """Make sequences of two per prompt and step on four workers, with noise."""
+    """Make sequences with noise, two per prompt and step, on four workers."""
     rng = np.random.default_rng(seed)
     made = Tokens([], [], [], [], [], [], [])
     for step in range(steps):
@@ -74,7 +74,7 @@ def write_tokens(path: Path, tokens: Tokens, *, leave_out: tuple[str, ...] = (),
 
 
 BASE = make_tokens()
-"""The dump that other dumps are made from, and compared with."""
+"""The reference dump of all pairs."""
 
 
 def k3(tokens: Tokens) -> Float64s:

@@ -1,4 +1,4 @@
-"""Small dumps for tests of anything that reads one."""
+"""Make small dumps for tests of readers and commands."""
 
 from pathlib import Path
 

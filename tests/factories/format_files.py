@@ -1,4 +1,4 @@
-"""One dump in every supported format, with the names of each format."""
+"""Write one dump in each supported format, with the column names of the format."""
 
 import csv
 import json
@@ -93,7 +93,7 @@ def _hf_folder(path: Path, rows: Rows) -> None:
         table = pa.Table.from_pylist(rows)
         with pa.ipc.new_stream(file, table.schema) as stream:
             stream.write_table(table)
-        (path / "cache-1234.arrow").write_bytes(b"what datasets keeps of a map")
+        (path / "cache-1234.arrow").write_bytes(b"cache of datasets.map")
     (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
     (path / "dataset_info.json").write_text("{}")
 
@@ -144,7 +144,7 @@ def chat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def vllm(row: dict[str, Any]) -> dict[str, Any]:
-    """A RequestOutput of vLLM, where the first entry of a position may be a likelier token than the sampled one."""
+    """Return a RequestOutput of vLLM whose first entry per position is a likelier token than the sampled token."""
     pairs = zip(row["token_ids"], row["rollout_log_probs"], strict=True)
     found = [
         {"100000": {"logprob": -0.01, "rank": 1}, str(token): {"logprob": value, "rank": 2}} for token, value in pairs
@@ -165,7 +165,7 @@ def sglang(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def vllm_scored(row: dict[str, Any]) -> dict[str, Any]:
-    """Log-probs of vLLM as a scorer of prompt and response."""
+    """Return a RequestOutput of vLLM that scored the prompt and the response."""
     tokens = [5, 7, *row["token_ids"]]
     values = [None, -1.0, *row["rollout_log_probs"]]
     found = [
@@ -184,7 +184,7 @@ def sglang_scored(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def batch_job(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of OpenAI's batch output, in which `custom_id` is the id of the request."""
+    """Return a line of OpenAI's batch output. `custom_id` is the id of the request."""
     body = completions(row) | {"id": "cmpl-1"}
     return {"id": "batch_req_1", "custom_id": row["sequence_id"], "response": {"status_code": 200, "body": body}}
 
@@ -198,4 +198,4 @@ ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "sglang_scored": sglang_scored,
     "batch_job": batch_job,
 }
-"""Functions by engine that make the response for a row."""
+"""Functions that return the engine's response for a row."""

@@ -1,4 +1,4 @@
-"""Framework files of any size, type and padding."""
+"""Write framework files with random sizes, dtypes and padding."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Simulated K3 series that grow: jumps and ramps with known onset, and a few bad steps."""
+"""Simulate K3 series that grow, with a jump or a ramp of known onset and a few bad steps."""
 
 from dataclasses import dataclass
 

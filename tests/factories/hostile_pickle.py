@@ -1,4 +1,4 @@
-"""A value that runs a command when it is unpickled by pickle.load."""
+"""An object that runs a command when pickle.load reads it."""
 
 import os
 from pathlib import Path

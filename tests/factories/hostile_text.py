@@ -1,4 +1,4 @@
-"""Text with a special meaning in some output format."""
+"""Strings with a special meaning in some output format."""
 
 HOSTILE = (
     "=1+1", "+1", "-1", "@SUM(1)", "\t=1", "::error::forged", " ::set-output name=x::1", "##[error]forged",
@@ -6,4 +6,4 @@ HOSTILE = (
     "`code`", "*b* _i_ [l](u)", "\x1b[31mred", "a\u202egnp.exe", "line\u2028separator\u2029", "\x00", "\ud800",
     "\ufffe", "{{7*7}}", "%0A::error::", "~~x~~",
 )  # fmt: skip
-"""A string for each output format."""
+"""At least one string per output format."""

@@ -23,12 +23,12 @@ SAMPLES = SAMPLE_DATA
 HEALTHY = {"dense": range(9), "moe": range(8)}
 """Steps of the sample runs without a fault."""
 OTHERS = 24
-"""Number of tokens that share the rest of the probability, in shares that fall like 1 / rank."""
+"""Number of other tokens. Their probabilities fall like 1 / rank."""
 
 
 @dataclass
 class Planted:
-    """Rows in the wide layout as flat arrays. `lengths` divides them into rows."""
+    """A dump in the wide layout, with flat token arrays that `lengths` divides into rows."""
 
     lengths: np.ndarray
     tokens: dict[str, np.ndarray]
@@ -91,7 +91,7 @@ def _sides(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
     return tuple(dump.tokens[f"{side}_log_probs"].astype(np.float64) for side in ("rollout", "train"))  # type: ignore[return-value]
 
 
-# Changes of the distribution that samples, or of the recorded log-probs.
+# Changes of the sampling distribution or of the recorded log-probs.
 
 
 def _contexts(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +100,7 @@ def _contexts(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
     p = np.exp(np.minimum(train, -1e-6))
     shares = 1 / np.arange(1, OTHERS + 1)
     rest = (1 - p)[:, None] * (shares / shares.sum())
-    # Contexts differ in the number of other likely tokens, so the slope of their shares is random.
+    # the slope of the shares is random, because contexts differ in the number of likely tokens
     steep = dump.random.uniform(0.5, 3.0, len(p))[:, None]
     rest = rest**steep
     rest *= ((1 - p) / rest.sum(axis=1))[:, None]
@@ -108,7 +108,7 @@ def _contexts(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _resampled(dump: Planted, sampler: np.ndarray, trainer: np.ndarray, recorded: np.ndarray) -> Planted:
-    """Sample every token again from `sampler`, with the log-probs of trainer and engine."""
+    """Sample every token again from `sampler`, and store log-probs under `trainer` and `recorded`."""
     _, noise = _contexts(dump)
     cumulative = np.cumsum(sampler, axis=1)
     drawn = (dump.random.random(len(sampler))[:, None] * cumulative[:, -1:] > cumulative).sum(axis=1)
@@ -159,11 +159,11 @@ def top_k(dump: Planted, k: int) -> Planted:
     return _resampled(dump, q, p, q)
 
 
-# Other weights. Train and current log-probs differ by one real update.
+# Other weights. The difference of train and current log-probs is one real update.
 
 
 def _ahead(dump: Planted, updates: np.ndarray | int) -> Planted:
-    """Return log-probs [T] of a trainer that is ahead of the engine, and of the policy that it updates."""
+    """Return train and current log-probs [T] of a trainer that is `updates` updates ahead of the engine."""
     train, current = (dump.tokens[name].astype(np.float64) for name in ("train_log_probs", "current_log_probs"))
     step = current - train
     moved = np.minimum(train + updates * step, 0.0)
@@ -181,7 +181,7 @@ def stale_worker(dump: Planted, lag: float, worker: int = 2) -> Planted:
 
 
 def growing(dump: Planted, lag: float, onset: int) -> Planted:
-    """From a step on, the trainer is `lag` updates further ahead with every step, without a version column."""
+    """Move the trainer `lag` updates ahead with each step from `onset` on, without a version column."""
     return _ahead(dump, lag * np.maximum(dump.columns["step"] - onset + 1, 0)[dump.row])
 
 
@@ -206,7 +206,7 @@ def context_mismatch(dump: Planted, scale: float, reach: float = 30.0) -> Plante
 
 
 def sure_experts(dump: Planted, noise: float, rate: float, far: float) -> Planted:
-    """Add the noise of a larger model, and change the experts of a few tokens, without a column for experts."""
+    """Scale the noise, and change the experts of a few tokens, without a column for experts."""
     rollout, _ = _sides(dump)
     flipped = dump.random.random(len(rollout)) < rate
     off = dump.random.normal(0, 1, len(rollout)) * np.where(flipped, far, noise)
@@ -243,7 +243,7 @@ def routing(dump: Planted, rate: float) -> Planted:
     return _with_train(dump, np.minimum(train + off, 0.0))
 
 
-# Columns with other content.
+# Changes of whole columns.
 
 
 def identical(dump: Planted) -> Planted:
@@ -326,7 +326,7 @@ def mask_inverted(dump: Planted, count: int) -> Planted:
 
 
 def edited(dump: Planted, share: float, kept: float = 0.5) -> Planted:
-    """From a place on, some rows have the trainer's log-probs of another row."""
+    """Replace the end of some rows by the trainer's log-probs of another row."""
     values = dump.tokens["train_log_probs"].copy()
     starts = np.cumsum(dump.lengths) - dump.lengths
     for i in np.flatnonzero((dump.random.random(len(dump)) < share) & (dump.lengths > 30)):
@@ -343,13 +343,13 @@ def placeholder(dump: Planted, side: str, value: float, share: float) -> Planted
 
 
 def no_end(dump: Planted) -> Planted:
-    """The engine reports 0 for the last token, and the trainer a log-prob."""
+    """Set the rollout's log-prob of the last token to 0."""
     last = dump.place == dump.lengths[dump.row] - 1
     dump.tokens["train_log_probs"] = np.where(last, -2.5, dump.tokens["train_log_probs"]).astype(np.float32)
     return _with_rollout(dump, np.where(last, 0.0, dump.tokens["rollout_log_probs"]))
 
 
-# Columns with other numbers than their name, or with the right numbers in the wrong place.
+# Columns with wrong numbers, or with right numbers in the wrong position.
 
 
 def by_row(dump: Planted, side: str, change: Callable[[np.ndarray], np.ndarray]) -> Planted:
@@ -410,7 +410,7 @@ def biased(dump: Planted, size: float) -> Planted:
 
 
 def one_step_off(dump: Planted, lag: float, step: int) -> Planted:
-    """In one step the trainer is `lag` updates ahead, without a version column."""
+    """Move the trainer `lag` updates ahead in one step, without a version column."""
     return _ahead(dump, lag * (dump.columns["step"] == step)[dump.row])
 
 

@@ -18,7 +18,7 @@ from mismatchctl.corrections.model import Correction
 Rows = list[dict[str, Any]]
 COLUMNS = {"rollout": "rollout_log_probs", "train": "train_log_probs", "current": "current_log_probs"}
 PARTIAL = {"reference": "reference_log_probs"}
-"""Columns that some sequences of a file may lack."""
+"""Columns that can be null in some rows of a file."""
 TYPES = {"worker": pa.string(), "prompt_id": pa.int64()}
 JUNK = (math.nan, math.inf, -math.inf, 0.0, 7.5, -9999.0)
 FLAVOURS = ("noise", "heavy", "extreme", "tiny", "equal", "grid", "constant", "stuck")

@@ -1,4 +1,4 @@
-"""A Result with realistic numbers that no dump produced."""
+"""Make synthetic Results with realistic numbers."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -137,7 +137,7 @@ def _effects(correction: Correction, level: float, noise: np.random.Generator) -
 
 
 class _Cell(NamedTuple):
-    """A value before validation, because a Result of many runs has hundreds of thousands."""
+    """A value without validation, since a Result of many runs has hundreds of thousands of values."""
 
     value: float | None
     se: float | None = None

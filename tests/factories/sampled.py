@@ -1,7 +1,7 @@
 """Dumps of small random language models, with one planted fault of a chosen severity.
 
 A model is a random recurrent network in numpy, so a dump of 20,000 tokens takes about a second. Models differ in
-vocabulary, certainty and noise. No test of `diagnose` was developed on one of them.
+vocabulary, certainty and noise. No test of `diagnose` was developed on these models.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Model:
         return cls(mix, embed, head, rng.normal(0, 0.7, vocabulary), rng.normal(0, 0.35, width), certainty)
 
     def moved(self, seed: int, size: float) -> Model:
-        """Return the model after some updates: the logits of a token move together, and the state a little."""
+        """Return the model after updates that move the output weights and biases."""
         rng = np.random.default_rng(seed)
         head = self.head + size * rng.normal(0, 1 / np.sqrt(len(self.mix)), self.head.shape)
         return replace(self, head=head, bias=self.bias + size * rng.normal(0, 1, len(self.bias)))
@@ -54,14 +54,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Setup:
-    """Sampling and scoring of a dump. Each field can be the fault.
+    """Sampling and scoring of a dump. Each field can contain a fault.
 
-    rollout: the engine's weights by fraction of the response, None for the trainer's weights.
-    noise: noise of the logits on each side.
+    older: the engine's weights up to the fraction `older_until` of the response.
+    noise: standard deviation of the noise of the logits, by side.
     process, trainer_process: changes of the logits before the engine samples and before the trainer scores.
     raw: whether the engine records log-probs from before `process`.
-    engine_shift, trainer_shift: added to the state by row [B, H], from the place `shift_from` [B] on.
-    masked: places inside the response that are masked observations [T].
+    engine_shift, trainer_shift: offsets of the state by row [B, H], from position `shift_from` [B] on.
+    masked: mask of observation tokens in the response [T].
     """
 
     rows: int = 96
@@ -88,7 +88,7 @@ class Dump:
     tokens: dict[str, list[Array]]
     columns: dict[str, list[Any]]
     best: list[Array] = field(default_factory=list)
-    """Log-prob of the likeliest token by the engine."""
+    """The engine's log-probs of the most likely tokens."""
 
     def __len__(self) -> int:
         return len(self.tokens["rollout_log_probs"])
@@ -190,7 +190,7 @@ def sampled(model: Model, seed: int, setup: Setup | None = None, first_row: int 
     return Dump(tokens, columns, best)
 
 
-# Changes that engines make to logits.
+# Logit processors of engines.
 
 
 def sampler(
@@ -227,7 +227,7 @@ def joined(dumps: list[Dump]) -> Dump:
     return Dump(tokens, columns, [row for one in dumps for row in one.best])
 
 
-# Faults. Each takes a model, a seed and a severity between 0 and 1 (of all tokens, rows or prompts).
+# Faults. The severity is between 0 and 1, and is often a share of tokens, rows or prompts.
 
 Fault = Callable[[Model, int, float], Dump]
 
@@ -255,7 +255,7 @@ def _of_prompts(setup: Setup, seed: int, share: float) -> Array:
 
 
 def engine_state(model: Model, seed: int, severity: float, side: str = "engine", start: float = 0.3) -> Dump:
-    """From a place on, the state of one side is wrong for all samples of a share of the prompts."""
+    """Shift the state of one side from a position on, for a share of the prompts."""
     setup = Setup()
     rng = np.random.default_rng(seed + 3)
     chosen = _of_prompts(setup, seed, severity)
@@ -277,7 +277,7 @@ def end_of_length(model: Model, seed: int, severity: float, count: int = 6, side
 
 
 def edited(model: Model, seed: int, severity: float, shifted: bool = True) -> Dump:
-    """From a place on, the trainer scores other tokens than the sampled tokens, in a share of the rows."""
+    """Replace the trainer's log-probs from a position on, in a share of the rows."""
     dump, rng = sampled(model, seed), np.random.default_rng(seed + 12)
     pool = np.concatenate(dump.tokens["train_log_probs"])
 
@@ -292,7 +292,7 @@ def edited(model: Model, seed: int, severity: float, shifted: bool = True) -> Du
 
 
 def edited_span(model: Model, seed: int, severity: float) -> Dump:
-    """A span is changed after sampling, in a share of the rows. The effect on later tokens fades."""
+    """Replace a span of a share of the rows after sampling. The effect on later tokens fades."""
     dump, rng = sampled(model, seed), np.random.default_rng(seed + 13)
     pool = np.concatenate(dump.tokens["train_log_probs"])
 
@@ -332,7 +332,7 @@ def context_from_turn(model: Model, seed: int, severity: float) -> Dump:
 
 
 def packed_columns(model: Model, seed: int, severity: float, side: str = "rollout") -> Dump:
-    """In a share of the rows, one side's values follow each other without the masked gaps."""
+    """Pack the values of one side without the masked gaps, in a share of the rows."""
     setup = Setup(longest=260)
     dump = sampled(model, seed, replace(setup, masked=_turns(setup.longest)))
     rng = np.random.default_rng(seed + 6)
@@ -463,7 +463,7 @@ def coarse_logits(model: Model, seed: int, severity: float) -> Dump:
     return sampled(model, seed, Setup(relative_noise=0.01 + 0.04 * severity))
 
 
-# Corruptions of a share of tokens or rows, for the test that more corruption never lowers the severity.
+# Corruptions of a share of tokens or rows, for the test that severity never falls with more corruption.
 
 
 def _at_tokens(change: Callable[[Array, np.random.Generator, Array], Array]) -> Fault:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from tests.factories import planted_causes as planted
 
 GROWN_RUNS = (3, 17, 28)
-"""Runs of the thirty whose mismatch grows."""
+"""Numbers of the runs whose mismatch grows."""
 
 
 def write_screen_dumps(folder: Path) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Samples of sequences, as `sweep` collects them for predictions."""
+"""Collect samples of sequences for predictions, as `sweep` does."""
 
 from collections.abc import Sequence
 

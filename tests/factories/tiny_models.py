@@ -1,4 +1,4 @@
-"""Small language models of several kinds, and a dump of sequences that they can score."""
+"""Make small language models of several architectures, and a dump that they can score."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Corrections in slow loops over tokens, as a part of the oracle."""
+"""Apply Corrections in slow loops over tokens, as part of the oracle."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -282,7 +282,7 @@ FORMULAS: dict[str, Formula] = {
 def correction_truths(
     correction: Correction, sequences: Sequence[Sequence_], applied: Sequence[Applied]
 ) -> dict[str, Truth]:
-    """Return every metric of a correction that was applied to whole steps, for some sequences."""
+    """Return all metrics of a correction for some sequences. The correction was applied to whole steps."""
     sums = [_sums(correction, sequence, own) for sequence, own in zip(sequences, applied, strict=True)]
     rows = cluster_rows(sequences, sums)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Totals over clusters, functions of them and their standard errors, in decimals of 60 digits."""
+"""Totals over clusters, and functions of totals with standard errors, in decimals of 60 digits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Formula = Callable[[Mapping[str, Decimal]], Decimal]
 
 
 class Undefined(Exception):  # noqa: N818
-    """The value does not exist."""
+    """Raised if a value is undefined."""
 
 
 @dataclass
@@ -152,14 +152,14 @@ def total(values: Any) -> Decimal:
 
 
 class Sums(Row):
-    """Sums by name. `#name` is the size to which rounding is relative."""
+    """Sums by name. The rounding error of `name` is relative to `#name`."""
 
     def add(self, name: str, *values: Decimal | int) -> None:
         self[name] = self.get(name, ZERO) + total(values)
         self["#" + name] = self.get("#" + name, ZERO) + total(abs(v) for v in values)
 
     def add_ratios(self, name: str, *values: Decimal, factor: Decimal = ONE) -> None:
-        """Add ratios and their squares (`name` twice), which were divided by a factor.
+        """Add ratios that were divided by a factor, and their squares under the doubled name.
 
         Code that sums ratios minus 1 rounds relative to 1 before and after the division.
         """
@@ -180,7 +180,7 @@ def cluster_rows(sequences: Sequence[Sequence_], sums: Sequence[Sums]) -> list[R
 
 
 def cluster_name(sequence: Sequence_) -> tuple[Any, ...]:
-    """Return the prompt, else the sequence id, else the content, which names a cluster within its step."""
+    """Return the name of a cluster within its step: the prompt, the sequence id, or the content."""
     for column in ("prompt_id", "sequence_id"):
         if sequence.get(column) is not None:
             return column, sequence[column]

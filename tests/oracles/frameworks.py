@@ -1,4 +1,4 @@
-"""Weights and kept tokens of ten frameworks, row by row, from their documents and code.
+"""Weights and kept tokens of ten frameworks by row, written from their documentation and code.
 
 Every function takes a configuration in the framework's keys and the rows of a step, and returns the weights and kept
 tokens of each row. It computes in the dtype of its input and does not remove NaN and infinity. No code of mismatchctl
@@ -18,7 +18,7 @@ Made = list[tuple[Values, Values]]
 
 @dataclass(frozen=True)
 class Row:
-    """The valid tokens of a sequence: log-probs of sampler, recomputation and current policy, advantages and places."""
+    """The valid tokens of a sequence: log-probs of rollout, trainer and current policy, advantages, positions."""
 
     mu: Values
     old: Values

@@ -1,4 +1,4 @@
-"""The mismatch metrics from their definitions, in slow loops with decimals of 60 digits.
+"""Mismatch metrics computed from their definitions, in slow loops with decimals of 60 digits.
 
 The oracle uses neither numpy nor mismatchctl. Log-probs are exact in decimals, so the results are the truth for
 float64. A group is a list of sequences: mappings with lists `rollout`, `train` and `mask`, optionally `current`, and
@@ -184,7 +184,7 @@ def rewards(sequences: Sequence[Sequence_]) -> dict[str, Truth]:
 
 
 def split(sequences: Sequence[Sequence_], whole: Logs, a: Logs, b: Logs) -> dict[str, Truth]:
-    """For w = a + b per token, return the shares of a and b in w^2, their correlation, and K3 of w beyond both."""
+    """For w = a + b per token, return the shares of a and b in w^2, their correlation, and K3(w) - K3(a) - K3(b)."""
     sums = []
     for sequence in sequences:
         own = Sums()
@@ -277,7 +277,7 @@ def extreme(which: type[max] | type[min], values: list[Decimal]) -> Truth:  # ty
 
 
 def z_score(ratio: Truth) -> Truth:
-    """(ratio_mean - 1) over its standard error, with the rounding errors of both."""
+    """Return (ratio_mean - 1) divided by its standard error, with their rounding errors."""
     if ratio.value is None or ratio.estimate is None or not ratio.se:
         return Truth(None)
     value, estimate, se = (ratio.value - 1) / ratio.se, ratio.estimate, ratio.se
@@ -297,9 +297,9 @@ def quantile(share: float, values: list[Decimal]) -> Truth:
 
 
 def worst_share(x: list[Decimal]) -> Truth:
-    """Share of K3 in the worst 0.1% of tokens, where the last token counts by its fraction.
+    """Return the share of K3 in the worst 0.1% of tokens. The last token counts by its fraction.
 
-    The accuracy is the accuracy of bins of x that are 1/64 wide relative to x. K3 differs within a bin by (65/64)^2
+    The accuracy is that of bins of x with a relative width of 1/64. K3 differs within a bin by (65/64)^2
     near zero, and by exp(x/64) far from it.
     """
     values = [k3(v) for v in x]
@@ -325,7 +325,7 @@ def khat(logs: list[Decimal]) -> dict[str, Truth]:
 
 
 def pareto_shape(excess: list[float]) -> Decimal:
-    """Zhang and Stephens (2009) with the prior of Vehtari et al. (2024). `excess` is sorted."""
+    """Return the shape by Zhang and Stephens (2009) with the prior of Vehtari et al. (2024). `excess` is sorted."""
     n = len(excess)
     grid = 30 + int(math.sqrt(n))
     quarter = excess[int(n / 4 + 0.5) - 1]

@@ -364,7 +364,7 @@ def test_dragging_the_slider_shows_its_point(browser: Any, addresses: dict[str, 
 def test_the_configuration_of_a_point_can_be_copied(browser: Any, addresses: dict[str, str], page: str) -> None:
     data = data_of(page)
     visit(browser, addresses["page"])
-    choose(browser, "tongue", 1)
+    choose(browser, "framework", 1)
     config = part(browser, "config")
     text = config.get_property("textContent")
     configs = data["studies"][0]["configs"]
