@@ -85,3 +85,15 @@ def test_shortened_screens_name_the_verbose_option(dumps: dict[str, list[str]]) 
     assert "Details: -v" in brief and "Details: -v" not in whole
     assert len(whole.splitlines()) > len(brief.splitlines())
     assert whole.splitlines()[0] == brief.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", ["healthy", "growing", "moe", "padded"])
+def test_the_answer_takes_one_line(name: str, dumps: dict[str, list[str]]) -> None:
+    for verb in ("analyze", "diagnose"):
+        assert screens.screen([verb, *dumps[name]], 80).splitlines()[1] == "", verb
+
+
+def test_the_next_command_names_the_worst_run(dumps: dict[str, list[str]]) -> None:
+    paths = [*dumps["healthy"], *dumps["growing"]]
+    for words in (["analyze", *paths], ["diagnose", *paths], ["diagnose", *reversed(paths)]):
+        assert screens.screen(words, 120).split()[-1] == "growing.parquet", words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from mismatchctl.core.formatting import format_command, format_count, format_number, shorten
 from mismatchctl.diagnosis.causes.registry import CAUSES
@@ -36,7 +37,9 @@ def diagnose_screen(
     healthy = screen.headline.status == "OK"
     options = "--save-baseline ok.json --accept" if healthy else ""
     if len(paths) == len(judged) > 1:
-        paths = [paths[[*judged].index(tables.by_severity(judged)[0])]]
+        worst = tables.by_severity(judged)[0]
+        own = [path for path in paths if worst in (Path(path).name, Path(path).stem)]
+        paths = own if len(own) == 1 else paths
     following = format_command("gate" if healthy else "analyze", paths, options)
     more = [("Details", "-v")] if page is None else []
     screen.commands = [*more, ("Report", "--html report.html"), ("Next", following)]
