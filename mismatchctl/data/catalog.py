@@ -635,6 +635,9 @@ def _find_scattered_sequences(
 
     keys = ["run", "step", "sequence_id"]
     frame = pl.DataFrame(pa.concat_tables(tables)).filter(pl.col("sequence_id").is_not_null())
+    hashes = frame.select(keys).hash_rows().to_numpy()  # grouping by all keys takes far more memory
+    ordered = np.sort(hashes)
+    frame = frame.filter(pl.Series(np.isin(hashes, ordered[1:][ordered[1:] == ordered[:-1]])))
     for repeats in frame.filter(pl.len().over(keys) > 1).partition_by(keys, maintain_order=True):
         places = repeats.to_dicts()
         for before, after in [*pairwise(places), (places[1], places[0])]:
