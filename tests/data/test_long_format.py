@@ -103,7 +103,7 @@ def test_sequences_in_two_files_are_refused(tmp_path):
     [
         ({"position": [0, 1, 1, 0, 1]}, 2, "position", ["position 1 follows 1", "sort the rows"]),
         ({"position": [0, 2, 1, 0, 1]}, 2, "position", ["position 1 follows 2"]),
-        ({"position": [0, None, 2, 0, 1]}, 1, "position", ["no position"]),
+        ({"position": [0, None, 2, 0, 1]}, 1, "position", ["position is missing"]),
         ({"sequence_id": [1, 1, 1, None, None]}, 3, "sequence_id", ["lacks sequence_id"]),
         ({"reward": [1.0, 1.0, 2.0, 0.0, 0.0]}, 2, "reward", ["reward changes within a sequence"]),
         ({"reward": [1.0, 1.0, 1.0, None, 0.0]}, 4, "reward", ["reward changes within a sequence"]),
