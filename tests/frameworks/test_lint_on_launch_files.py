@@ -293,6 +293,16 @@ def test_notes_are_printed_only_with_verbose(tmp_path: Path) -> None:
     assert "true_on_policy_mode" in reported.stdout
 
 
+@pytest.mark.parametrize("switch", ["is_correction_level $L --is_correction_mode mask", "is_correction_enable $ON"])
+def test_traps_do_not_guess_an_unknown_switch(switch: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{OPENRLHF.strip()} --policy_loss_type gspo --{switch}\n")
+    assert [finding.level for finding in lint(script, (), "openrlhf")[1]] == ["unknown"]
+    script.write_text(script.read_text().replace("$L", "seq").replace("$ON", "true"))
+    found = lint(script, (), "openrlhf")[1]
+    assert [(one.level, one.place) for one in found if one.level != "info"] == [("warning", "policy_loss_type")]
+
+
 @pytest.mark.parametrize(("framework", "says"), [("miles", True), ("miles@2026-01", False)])
 def test_results_note_that_rejected_tokens_stay_in_denominators(framework: str, says: bool, tmp_path: Path) -> None:
     (tmp_path / "mis.yaml").write_text(

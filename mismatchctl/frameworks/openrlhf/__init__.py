@@ -35,22 +35,23 @@ _SCHEMES = (
 class OpenRlhf(PlainFramework):
     """OpenRLHF: weights between two bounds. Masks do not change the denominators."""
 
-    traps = {
-        "unbounded": lambda o: o.get("type") == "seq-mask-tis" or o.get("is_correction_level") == "seq",
-        "gspo": lambda o: (
-            o["policy_loss_type"] == "gspo" and bool(o.get("correct", True)) and o.get("is_correction_level") != "off"
-        ),
-    }
-
     def __init__(self, version: str) -> None:
         super().__init__(version)
         self.renamed = version == "0.11.2"
         if self.renamed:
             bounds = {"is_correction_threshold": (or_zero(LOW), HIGH)}
             self.forms = (*(one | bounds for one in _SCHEMES), {"is_correction_level": "off"})
+            self.traps = {
+                "unbounded": lambda o: o["is_correction_level"] == "seq",
+                "gspo": lambda o: o["policy_loss_type"] == "gspo" and o["is_correction_level"] != "off",
+            }
         else:
             known = ({"correct": True, "type": kind, "threshold": (LOW, HIGH)} for kind in _TYPES)
             self.forms = (*known, {"correct": False})
+            self.traps = {
+                "unbounded": lambda o: o["type"] == "seq-mask-tis",
+                "gspo": lambda o: o["policy_loss_type"] == "gspo" and bool(o["correct"]),
+            }
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
