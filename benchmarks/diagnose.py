@@ -297,7 +297,7 @@ def describe_models(plans: Iterable[Architecture], folder: Path) -> list[str]:
         + (f" ({plan.shared} share keys and values)" if plan.shared > 1 else "")
         + (", convolutions in turn with attention" if plan.convolved else "")
         + f", {NAMES.get(plan.positions, plan.positions)}, "
-        + ("squared ReLU beside attention" if plan.parallel else "SwiGLU")
+        + ("squared ReLU parallel to attention" if plan.parallel else "SwiGLU")
         + (f", {plan.experts} experts by {plan.router}, {plan.chosen} chosen" if plan.experts > 1 else "")
         + f", {plan.steps} steps on {plan.texts:,} texts at most"
         for plan in plans

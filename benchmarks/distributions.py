@@ -44,7 +44,7 @@ BEGIN, END = "<!-- benchmarks/distributions.py writes from here -->", "<!-- to t
 
 
 @dataclass
-class Listing:
+class TopTokenRecorder:
     """Logit processors that record the most likely tokens of each position."""
 
     process: Processors
@@ -63,9 +63,9 @@ class Listing:
 def record(trained: TrainedModel, name: str, value: float, folder: Path) -> None:
     """Write a dump with one sampler setting."""
     given = {} if name == "clean" else {name: int(value) if name == "top_k" else value}
-    listing = Listing(Processors(**given))
-    rollout = sample_responses(trained.versions[0], trained.prompts[:ROWS], ENGINE, listing, 12)  # type: ignore[arg-type]
-    ids, top_log_probs = (torch.stack(values, 1) for values in (listing.ids, listing.log_probs))
+    top_tokens = TopTokenRecorder(Processors(**given))
+    rollout = sample_responses(trained.versions[0], trained.prompts[:ROWS], ENGINE, top_tokens, 12)  # type: ignore[arg-type]
+    ids, top_log_probs = (torch.stack(values, 1) for values in (top_tokens.ids, top_tokens.log_probs))
     whole = torch.cat([rollout.prompts, rollout.tokens], 1)[:, :-1]
     train = cast_model(trained.versions[0], "float32")(whole, None, TRAINER)[:, PROMPT - 1 :].log_softmax(-1)
     sampled = train.gather(-1, rollout.tokens[..., None])[..., 0]

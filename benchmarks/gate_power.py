@@ -81,7 +81,7 @@ class Engines:
         return run.by_prompt(run.layers(sign * low))
 
     def mix_responses(self, factor: float) -> K3Layers | None:
-        """Replace responses by those of the worse engine until K3 is `factor` times as large. None if impossible."""
+        """Replace responses by those of the worse engine so that K3 is `factor` times as large. None if impossible."""
         share = (factor - 1) / (compute_k3(self.worse.log_ratio).sum() / compute_k3(self.first.log_ratio).sum() - 1)
         if not 0 < share <= 1:
             return None

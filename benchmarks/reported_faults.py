@@ -130,7 +130,7 @@ def diagnose_dump(dump: Dump) -> list[Finding]:
     return findings
 
 
-def severity_of(findings: list[Finding]) -> int:
+def rank_severity(findings: list[Finding]) -> int:
     causes = [RANK[one.confidence] for one in findings if one.cause not in CALM]
     if findings and findings[0].cause in CALM:
         return 0 if findings[0].confidence == "high" else min(max(causes, default=1), 1)
@@ -157,7 +157,7 @@ def measure_severities(job: tuple[str, str]) -> tuple[str, str, list[int]]:
     """Return the severity that `diagnose` states for a corruption at growing shares."""
     name, kind = job
     model = Model.of(FIRST_SEED, *KINDS[kind])
-    return name, kind, [severity_of(diagnose_dump(CORRUPTIONS[name](model, FIRST_SEED, share))) for share in SHARES]
+    return name, kind, [rank_severity(diagnose_dump(CORRUPTIONS[name](model, FIRST_SEED, share))) for share in SHARES]
 
 
 def fault_table(rows: list[Verdict]) -> list[str]:

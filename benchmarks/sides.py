@@ -74,11 +74,11 @@ def make_dump(
     """Make a dump with reference log-probs. With `same`, the trainer's column contains the engine's log-probs."""
     rollout = _sample(trained, engine, raw)
     train = _score(trained, rollout, trainer)
-    found = build_dump(rollout, rollout.log_probs if same else train, trained.versions[1])
+    dump = build_dump(rollout, rollout.log_probs if same else train, trained.versions[1])
     inside = np.arange(rollout.tokens.shape[1]) < rollout.lengths[:, None]
     truth = _score(trained, rollout, reference)
-    found.tokens["reference_log_probs"] = truth.numpy()[inside].astype(np.float32)
-    return found
+    dump.tokens["reference_log_probs"] = truth.numpy()[inside].astype(np.float32)
+    return dump
 
 
 @cache

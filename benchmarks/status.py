@@ -49,7 +49,7 @@ Verdict = tuple[str, str, str, str]
 """Group, truth (healthy, within noise or faulty), status, and name."""
 
 
-def status_of(path: Path) -> str:
+def find_status(path: Path) -> str:
     try:
         (run,) = analyze(str(path), corrections=["none"]).runs.values()
     except DataError:
@@ -65,7 +65,7 @@ def judge_labeled(folder: Path) -> Iterator[Verdict]:
             continue
         truth = "healthy" if causes and causes <= HEALTHY | {"moe_routing"} else "faulty"
         truth = "within noise" if causes & WITHIN_NOISE else truth
-        yield folder.name.replace("_", " "), truth, status_of(folder / name), name
+        yield folder.name.replace("_", " "), truth, find_status(folder / name), name
 
 
 def judge_generated(folder: Path) -> Iterator[Verdict]:
@@ -74,7 +74,7 @@ def judge_generated(folder: Path) -> Iterator[Verdict]:
         for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
             for steps, rows in SHAPES:
                 dump = sampled(Model.of(seed, *shape), seed, Setup(rows=rows, steps=steps))
-                yield "random models", "healthy", status_of(dump.write(folder / "dump.parquet")), f"{kind} {steps}"
+                yield "random models", "healthy", find_status(dump.write(folder / "dump.parquet")), f"{kind} {steps}"
     for number, (name, planted) in enumerate(FAULTS.items()):
         causes = planted.truth
         truth = "healthy" if causes <= HEALTHY else "within noise" if causes & WITHIN_NOISE else "faulty"
@@ -83,7 +83,7 @@ def judge_generated(folder: Path) -> Iterator[Verdict]:
         for kind in list(KINDS)[number % 2 :: 2]:
             severity = planted.severities[len(planted.severities) // 2]
             dump = planted.fault(Model.of(FIRST_SEED, *KINDS[kind]), FIRST_SEED, severity)
-            yield "random models", truth, status_of(dump.write(folder / "dump.parquet")), f"{name}, {kind}"
+            yield "random models", truth, find_status(dump.write(folder / "dump.parquet")), f"{name}, {kind}"
 
 
 def table(rows: list[Verdict]) -> list[str]:

@@ -31,7 +31,7 @@ STUDIES = {
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-13
 
 
-def studies() -> list[Study]:
+def list_studies() -> list[Study]:
     found = []
     for name, (base, axes) in STUDIES.items():
         correction = find_preset(base).model_copy(update={"name": name})
@@ -41,7 +41,7 @@ def studies() -> list[Study]:
 
 def compare(folder: Path) -> tuple[int, int, float]:
     """Return the number of compared values, the number that differ, and the largest relative difference of one run."""
-    chosen = studies()
+    chosen = list_studies()
     points = {
         (study.name, point): correction.model_copy(update={"name": f"{study.name} {point}"})
         for study in chosen
