@@ -186,7 +186,7 @@ def test_first_baselines_are_reported_as_recorded(places: dict[str, Path], tmp_p
         and f"--baseline {tmp_path / 'first.json'}" in done.stdout.splitlines()[-1]
     )
     page = run("gate", places["same"], "--save-baseline", tmp_path / "page.json", "--accept", "--markdown", "-").stdout
-    assert page.startswith("### mismatchctl gate: Baseline recorded") and "**recorded** K3" in page
+    assert page.startswith("### mismatchctl gate: baseline recorded") and "**recorded** K3" in page
     assert "🟡" not in page
     written = ["--junit", tmp_path / "j.xml", "--markdown", tmp_path / "m.md", "--json"]
     done = run("gate", places["same"], "--save-baseline", tmp_path / "json.json", "--accept", *written,
@@ -223,7 +223,7 @@ def test_github_actions_get_annotations_and_a_summary(places: dict[str, Path], t
         "::error title=mismatch%3A K3 within 25%25 of baseline::worse: K3 = "
     )
     written = summary.read_text()
-    assert written.startswith("before\n### mismatchctl gate: Failed") and "**failed** K3 = " in written
+    assert written.startswith("before\n### mismatchctl gate: failed") and "**failed** K3 = " in written
     undecided = run("gate", places["tiny"], "--baseline", places["baseline"], "--quiet", **github)
     assert undecided.stdout.startswith("::warning ")
     passed = run("gate", places["same"], "--baseline", places["baseline"], **github)

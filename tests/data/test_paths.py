@@ -171,7 +171,7 @@ def test_wrong_paths_get_hints(tmp_path):
     (hint,) = open_dump(["e"]).warnings
     assert "2 of its folders contain a file s.parquet" in hint
     (hint,) = open_dump(["d", "d/run_1.parquet"]).warnings
-    assert "belongs to 2" in hint
+    assert "is part of 2" in hint
     assert open_dump(["d"]).warnings == []
 
 

@@ -70,7 +70,7 @@ def test_invalid_positions_are_named(tmp_path: Path, bad: float) -> None:
     positions = PLACES.astype(float)
     positions[8] = bad
     code, words = run("analyze", long(tmp_path / "a.parquet", positions))
-    assert code == 4 and "row 8, column position" in words and "none that is a whole number" in words
+    assert code == 4 and "row 8, column position" in words and "is not a whole number" in words
 
 
 def test_boolean_positions_are_checked_for_order(tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_the_terminal_shows_every_part_of_a_finding(columns: str, tmp_path: Path
 def test_analyze_stores_and_shows_findings(tmp_path: Path) -> None:
     path = planted.stale_worker(healthy(), 3).write(tmp_path / "dump.parquet")
     result = run("analyze", path, "-c", "none", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
-    assert "one deviating worker" in result.stdout.splitlines()[0]
+    assert "One deviating worker" in result.stdout.splitlines()[0]
     assert "One deviating worker" in (tmp_path / "r.html").read_text()
     findings = json.loads((tmp_path / "r.json").read_text())["runs"]["dump"]["findings"]
     (alone,) = diagnose([str(path)]).runs.values()
