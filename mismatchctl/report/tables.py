@@ -78,10 +78,12 @@ def runs_headline(judged: Mapping[str, RunStatus], calm: str, subtitle: str = ""
     return Headline(title, subtitle=subtitle, status=judged[worst].status)
 
 
-def runs_table(judged: Mapping[str, RunStatus], head: str, *more: Column, title: str = "") -> Iterator[Table | Note]:
+def runs_table(
+    judged: Mapping[str, RunStatus], head: str, *more: Column, title: str = "", most: int = MAX_RUNS
+) -> Iterator[Table | Note]:
     """Yield a table of the most severe runs, with further columns before the answer, and count the other runs."""
     order = by_severity(judged)
-    shown = order[: MAX_RUNS + (len(order) == MAX_RUNS + 1)]
+    shown = order[: most + (len(order) == most + 1)]
     answer = Column(head, lambda name: judged[name].text, "text", 1, flexible=True)
     columns = [Column("run", kind="name"), Column("status", lambda name: judged[name].status, "text", 0), *more, answer]
     yield Table.of("", shown, columns, title=title, reach=EVERYWHERE)

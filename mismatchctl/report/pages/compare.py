@@ -19,7 +19,7 @@ from mismatchctl.results.summary import STATUSES, RunStatus
 MAX_DETAILED_CONTRASTS = 3
 """Maximum comparisons with their own tables in a terminal."""
 MAX_METRICS, MAX_PARTS, TERMINAL_PARTS, MAX_DRAWN = 24, 50, 9, 12
-MAX_SCREEN_METRICS = 7
+MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 11
 
 
 def compare_screen(comparison: api.Comparison, page: doc.Document | None = None) -> doc.Document:
@@ -122,7 +122,7 @@ def _runs_table(comparison: api.Comparison) -> Iterator[doc.Table | doc.Note]:
     found = {contrast.other: contrast for contrast in comparison.contrasts}
     k3 = doc.Column("K3", lambda name: format_number(api.k3_change(found[name]).other.value), drop=0)
     title = f"Reference: {comparison.reference.name}, K3 {value_cell(comparison.reference.metrics['k3'], '').brief}"
-    return tables.runs_table(_judge(comparison), "change", k3, title=title)
+    return tables.runs_table(_judge(comparison), "change", k3, title=title, most=MAX_SCREEN_RUNS)
 
 
 def _distribution_figures(comparison: api.Comparison) -> Iterator[Figure | None]:
