@@ -35,7 +35,7 @@ COMMANDS = {
 }
 GOAL = 600
 SHAPES: dict[str, tuple[int, Callable[[int], NDArray[np.int64]]]] = {
-    "one sequence of {:,} tokens": (2_000_000, lambda size: np.array([size])),
+    "one sequence of {:,} tokens": (1_000_000, lambda size: np.array([size])),
     "{:,} sequences of one token": (125_000, lambda size: np.ones(size, np.int64)),
     "{:,} sequences of 1 to 15 tokens": (125_000, lambda size: np.random.default_rng(0).integers(1, 16, size)),
 }

@@ -623,13 +623,13 @@ def read_long(
     keys = [column for column in SEQUENCE_KEYS if column in unit.file.columns]
     columns = dict.fromkeys([*columns, *watched, *keys])
     tables, parts = _read_unit_rows(unit, columns), list[pa.Table]()
-    sequences = Segments(np.append(unit.starts, unit.start + unit.rows) - unit.start)
-    for start, stop in sequences.blocks(BATCH_TOKENS, BATCH_ROWS):
-        first, length = unit.starts[start], int(sequences.lengths[start:stop].sum())
+    bounds = np.append(unit.starts, unit.start + unit.rows)
+    for start, stop in Segments(bounds).blocks(BATCH_TOKENS, BATCH_ROWS):
+        first, length = int(bounds[start]), int(bounds[stop] - bounds[start])
         if length > MOST_SEQUENCE_TOKENS:
             problem = f"the sequence has more than {MOST_SEQUENCE_TOKENS:,} tokens"
             remedy = "give each response its own sequence_id"
-            raise DataError(problem, file=unit.file.path, row=int(first), remedy=remedy)
+            raise DataError(problem, file=unit.file.path, row=first, remedy=remedy)
         while sum(map(len, parts)) < length:
             parts.append(next(tables))
         joined = pa.concat_tables(parts)

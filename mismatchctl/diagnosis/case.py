@@ -414,7 +414,7 @@ class Case:
         else:
             masked = np.append(0, np.cumsum(~self.rows.mask))
             new[1:] = (np.diff(masked[self.index]) > 0) & inside  # explained tokens are no boundary
-        if new.sum() < _TURNS_FEWEST:
+        if new.sum() < _MIN_TURNS:
             return None
         running = np.cumsum(new)
         turn: Ints = running - running[np.minimum(self.each(self.starts), len(running) - 1)]
@@ -676,7 +676,7 @@ def fit_within_rows(case: Case, values: Float64s, used: Bools) -> tuple[float, f
     return slope, float(np.sqrt(((product - slope * square) ** 2).sum())) / whole, int((square > 0).sum())
 
 
-_TURNS_FEWEST, _TURNS_BESIDE, _TURNS_MOST = 10, 2, 0.6
+_MIN_TURNS, _TURN_WINDOW, _MIN_TURN_SHARE = 10, 2, 0.6
 
 
 def break_at_turns(case: Case, found: Bools, split: Ints) -> bool:
@@ -686,7 +686,7 @@ def break_at_turns(case: Case, found: Bools, split: Ints) -> bool:
         return False
     begins = np.append(False, (np.diff(turn) > 0) & (case.where[1:] == case.where[:-1]))
     near = np.zeros(len(begins), np.bool_)
-    for by in range(-_TURNS_BESIDE, _TURNS_BESIDE + 1):
+    for by in range(-_TURN_WINDOW, _TURN_WINDOW + 1):
         near |= np.roll(begins, by)
     at = np.minimum(case.starts + split, len(begins) - 1)[found]
-    return bool(near[at].mean() > max(_TURNS_MOST, 4 * near.mean()))
+    return bool(near[at].mean() > max(_MIN_TURN_SHARE, 4 * near.mean()))

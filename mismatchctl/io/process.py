@@ -1,8 +1,9 @@
-"""Signal handlers, and the number of threads that BLAS may use."""
+"""Signal handlers, threads of BLAS, and memory of this process."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -137,3 +138,12 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
         if hasattr(library, name.format("set")):
             return getattr(library, name.format("get")), getattr(library, name.format("set"))
     return None
+
+
+def release_memory() -> None:
+    """Return the freed memory of numpy and Arrow to the system. Otherwise, this memory stays reserved."""
+    import pyarrow as pa
+
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc
+        library.malloc_trim(0)
+    pa.default_memory_pool().release_unused()

@@ -284,5 +284,5 @@ def parse_result(data: Any, name: str) -> Result:
         problem = explain_error(error, Result, most=1) if isinstance(error, ValidationError) else str(error)
         raise DataError(f"damaged result: {problem}", file=name, remedy="analyze the dump again") from None
     for run in result.runs.values():
-        run.story = run.story or summarize_run(run)  # a Result built by hand has none
+        run.story = run.story or summarize_run(run)  # a Result made in memory has no story
     return result

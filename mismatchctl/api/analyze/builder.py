@@ -36,6 +36,7 @@ from mismatchctl.io.files import (
     natural_key,
     remove_folder,
 )
+from mismatchctl.io.process import release_memory
 from mismatchctl.io.stores import escape_unprintable
 from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, step_hash
 from mismatchctl.measure.columns import MISMATCH_NAME
@@ -463,6 +464,7 @@ class SequenceFile:
             return
         import polars as pl
 
+        release_memory()  # of the pass over the tokens
         parts = [pl.scan_ipc(self._folder / f"{part:08d}.arrow") for part in range(self._parts)]
         frame = pl.concat(parts, how="diagonal_relaxed")
         frame = replace_nonfinite_in_table(self._normalized(frame, factors).drop(_JOIN_KEYS))

@@ -51,7 +51,7 @@ class _StudyData(_SavedModel):
 class _SweepData(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    format: Literal[1, 2]
+    format: Literal[2]
     tool: str
     version: str
     inputs: list[InputFile]
@@ -59,7 +59,6 @@ class _SweepData(BaseModel):
     warnings: list[str]
     says: dict[str, list[str]] = Field(default_factory=dict)
     studies: list[_StudyData] = Field(min_length=1)
-    presets: list[Any] = Field(default_factory=list)  # a file of format 1
     targets: list[SolvedThreshold]
     predictions: list[Forecast]
     table: dict[str, ColumnValues]

@@ -452,7 +452,7 @@ def _match_shared_prefix(case: Case) -> Detection | None:
 
 
 MIN_LOG_PROB = -200.0
-_SENTINEL_DISTANCE, _SENTINEL_MIN_TOKENS, _SENTINEL_MIN_SHARE, _SENTINEL_DENIED_SHARE = 5.0, 6, 0.4, 0.9
+_SENTINEL_DISTANCE, _SENTINEL_MIN_TOKENS, _SENTINEL_MIN_SHARE, _SENTINEL_FAR_SHARE = 5.0, 6, 0.4, 0.9
 """Nats between the sides, tokens with the number, their share of such tokens, and the share that is far off."""
 _LAST_TOKEN_MIN_SHARE, _LAST_TOKEN_Z = 0.1, 5.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
@@ -527,7 +527,7 @@ def detect_padding_or_sentinel(case: Case) -> Detection | None:
 
 
 def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
-    """Return the tokens [T] with one typed number that the other side denies, by side and number."""
+    """Return the tokens [T] with one typed number far from the other side, by side and number."""
     found = {}
     if "low_precision_logging" not in case.explained:  # then all values look typed
         far = np.abs(case.x) > _SENTINEL_DISTANCE
@@ -535,7 +535,7 @@ def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
             values, counts = np.unique(own[far], return_counts=True)
             for value in values[counts >= max(_SENTINEL_MIN_TOKENS, _SENTINEL_MIN_SHARE * far.sum())].tolist():
                 at = own == value
-                if is_placeholder(value) and value < 0 and far[at].mean() > _SENTINEL_DENIED_SHARE:
+                if is_placeholder(value) and value < 0 and far[at].mean() > _SENTINEL_FAR_SHARE:
                     found[side, value] = case.marked(at)
     return found
 
@@ -575,7 +575,7 @@ def _match_placeholders(
         meaning = f"valid tokens with the {side} log-prob {value:g}, far from the other side"
         evidence.append(make_fact(f"constant_{side}", int(tokens.sum()), meaning))
         phrases.append(
-            f"{int(tokens.sum()):,} valid tokens have the {side} log-prob {value:g}, which the other side denies"
+            f"{int(tokens.sum()):,} valid tokens have the {side} log-prob {value:g}, far from the other side"
         )
     if some:
         used, meaning = case.counts > 0, "share of sequences that end in tokens without a log-prob on one side"
@@ -600,7 +600,7 @@ def _match_placeholders(
 
 _UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 3.0
 _UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6
-"""Share of a run that the other side denies: 0.67 and more for tool output, less if a sure model makes runs of 0."""
+"""Share of a run far from the other side: 0.67 and more for tool output, less if a sure model makes runs of 0."""
 _UNSAMPLED_MIN_SHARE = 0.01
 """Share of such tokens for more than low confidence: a policy that moved far has a few with a log-prob of 0, too."""
 
