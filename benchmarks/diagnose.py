@@ -292,14 +292,15 @@ def known_table(folders: Iterable[Path]) -> Iterator[str]:
 
 def describe_models(plans: Iterable[Architecture], folder: Path) -> list[str]:
     return [
-        f"- `{plan.name}`: {'words' if plan.words else 'bytes'}, {plan.layers} layers of {plan.width}, "
+        f"- `{plan.name}`: tokens are {'words' if plan.words else 'bytes'}, "
+        f"{plan.layers} layers of width {plan.width}, "
         f"{plan.heads} heads"
         + (f" ({plan.shared} share keys and values)" if plan.shared > 1 else "")
         + (", convolutions in turn with attention" if plan.convolved else "")
         + f", {NAMES.get(plan.positions, plan.positions)}, "
         + ("squared ReLU parallel to attention" if plan.parallel else "SwiGLU")
         + (f", {plan.experts} experts by {plan.router}, {plan.chosen} chosen" if plan.experts > 1 else "")
-        + f", {plan.steps} steps on {plan.texts:,} texts at most"
+        + f", trained for {plan.steps} steps on at most {plan.texts:,} texts"
         for plan in plans
         if (folder / plan.name / "clean.parquet").exists()
     ]
@@ -327,23 +328,21 @@ def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
         f"{format_share(sum(right[False]), len(right[False]))}",
         "of the dumps.",
         "",
-        "The table shows false alarms in clean dumps. The workers, steps and version lags of these dumps are drawn at "
-        "random, so",
-        "that some have a single row:",
+        "The table shows false alarms in clean dumps. Workers, steps and version lags are drawn at random, so some",
+        "workers and steps have a single row:",
         "",
         *alarm_table(clean),
         "",
-        "The next table shows the percentage of dumps whose first finding names the planted cause, by number of rows. "
-        "A dump",
-        "that happens to have no faulty row counts as clean. If `diagnose` does not claim to identify a fault, and the "
-        "fault",
-        "multiplies the engine's own K3 by less than 1.5, a noise finding also counts as right.",
+        "The next table shows the percentage of dumps whose first finding names the planted cause, by number of rows.",
+        "A dump that happens to have no faulty row counts as clean. If `diagnose` does not claim to identify a fault,",
+        "and the fault multiplies the engine's own K3 by less than 1.5, a noise finding also counts as right.",
+        'In the column "planted", "raw T" means samples at temperature T whose log-probs were recorded without it.',
+        'Dumps with stale weights contain version columns ("versions"), current log-probs ("current"), or neither',
+        '("bare"):',
         "",
         *detection_table(rows),
         "",
-        "The next table shows the share of the 95 % intervals that contain the planted value, by the number of rows "
-        "in the",
-        "dump:",
+        "The next table shows the share of the 95 % intervals that contain the planted value, by number of rows:",
         "",
         *coverage_table(rows),
         "",

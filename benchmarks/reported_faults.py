@@ -265,8 +265,9 @@ def main() -> None:
         "",
         settings_line(rows),
         "",
-        f"Severity never falls when more data is wrong: {len(severities) - len(falls)} of {len(severities)} series of "
-        f"{shares} are non-decreasing.",
+        f"The severity of a finding should not fall if more data is wrong ({shares}). It never falls in "
+        f"{len(severities) - len(falls)} of",
+        f"{len(severities)} series.",
         *(f"It falls for {name} ({kind}): {own}." for name, kind, own in falls),
     ]
     replace_section("\n".join(lines), PAGE, BEGIN, END)
