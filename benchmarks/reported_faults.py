@@ -83,10 +83,13 @@ FAULTS: dict[str, PlantedFault] = {
     "healthy": plant("numerical_noise", faults.clean),
     "another token's log-prob, by token": plant("other_token_recorded", faults.other_token, (0.01, 0.05, 0.3, 1.0)),
     "another token's log-prob, by row": plant("other_token_recorded", faults.other_token_in_rows, (0.05, 0.5)),
-    "wrong state in the engine": plant("engine_state", faults.engine_state, (0.1, 0.5)),
-    "wrong state in the trainer": plant("engine_state", faults.engine_state, (0.1, 0.5), side="trainer"),
+    "wrong state in the engine": plant("engine_state", faults.engine_state, (0.1, 0.5, 1.0)),
+    "wrong state in the trainer": plant("engine_state", faults.engine_state, (0.1, 0.5, 1.0), side="trainer"),
     "end of the greatest length": plant("engine_state", faults.end_of_length, (0.1, 0.5, 0.9)),
     "responses changed after sampling": plant("edited_response retokenized", faults.edited, (0.05, 0.3)),
+    "responses changed from one position on": plant(
+        "edited_response", faults.edited, (0.3, 1.0), shifted=False, place=19
+    ),
     "spans changed after sampling": plant("edited_response", faults.edited_span, (0.1, 0.3)),
     "versions per token": plant("stale_policy", faults.partial_rollout, (0.1, 0.5, 0.8)),
     "context from a turn on": plant("context_mismatch", faults.context_from_turn, (0.1, 0.3, 1.0)),

@@ -29,8 +29,8 @@ def of_side(fault: Callable[..., Dump], **own: object) -> Fault:
 FAULTS: list[tuple[str, Fault, tuple[float, ...]]] = [
     ("other_token_recorded", faults.other_token, (0.02, 0.3, 1.0)),
     ("other_token_recorded", faults.other_token_in_rows, (0.2,)),
-    ("engine_state", faults.engine_state, (0.2, 0.6)),
-    ("engine_state", of_side(faults.engine_state, side="trainer"), (0.2, 0.6)),
+    ("engine_state", faults.engine_state, (0.2, 0.6, 1.0)),
+    ("engine_state", of_side(faults.engine_state, side="trainer"), (0.2, 0.6, 1.0)),
     ("engine_state", faults.end_of_length, (0.5,)),
     ("stale_policy", faults.partial_rollout, (0.3, 0.7)),
     ("context_mismatch", faults.context_from_turn, (0.1, 1.0)),
@@ -53,6 +53,7 @@ FAULTS: list[tuple[str, Fault, tuple[float, ...]]] = [
     ("misaligned", faults.prefixes_removed, (0.2, 0.5)),
     ("identical", faults.nearly_bitwise, (1.0,)),
     ("edited_response", faults.edited_span, (0.3,)),
+    ("edited_response", of_side(faults.edited, shifted=False, place=19), (0.4, 1.0)),
 ]
 
 

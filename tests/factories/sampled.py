@@ -276,15 +276,17 @@ def end_of_length(model: Model, seed: int, severity: float, count: int = 6, side
     return dump.each(f"{side}_log_probs", change)
 
 
-def edited(model: Model, seed: int, severity: float, shifted: bool = True) -> Dump:
-    """Replace the trainer's log-probs from a position on, in a share of the rows."""
+def edited(model: Model, seed: int, severity: float, shifted: bool = True, place: int | None = None) -> Dump:
+    """Replace the trainer's log-probs from a position on, in a share of the rows: a random one, or `place`."""
     dump, rng = sampled(model, seed), np.random.default_rng(seed + 12)
     pool = np.concatenate(dump.tokens["train_log_probs"])
 
     def change(row: Array, i: int) -> Array:
         if rng.random() > severity:
             return row
-        at = rng.integers(len(row) // 3, max(len(row) - 8, len(row) // 3 + 1))
+        at = place or rng.integers(len(row) // 3, max(len(row) - 8, len(row) // 3 + 1))
+        if len(row) <= at:
+            return row
         rest = np.append(row[at + 1 :], rng.choice(pool)) if shifted else rng.choice(pool, len(row) - at)
         return np.append(row[:at], rest)
 

@@ -52,6 +52,12 @@ class _Breaks:
     tokens_left: int
     at_turn: bool
 
+    @property
+    def at_one_place(self) -> bool:
+        """Return True if most rows break at the same position."""
+        begins = self.split[self.found]
+        return len(begins) >= _ROWS and float(np.mean(np.abs(begins - np.median(begins)) <= _BESIDE)) >= _SAME
+
 
 @cached_on_case
 def _find_breaks(case: Case) -> _Breaks | None:
@@ -89,6 +95,7 @@ def detect_edited_response(case: Case) -> Detection | None:
     rest = case.without(case.marked(breaks.after))
     meaning = "share of sequences whose two sides agree up to a position and not after it"
     noisy = rest.spread > _EDIT_NOISY_SPREAD and "truncated_sampling" not in case.explained
+    noisy &= not (share > _EDIT_MOST and breaks.at_one_place)
     confidence: Confidence = "high" if share > _EDIT_SURE_SHARE else "medium"
     if noisy:
         confidence = "medium" if 3 * _EDIT_SURE_SHARE < share < _EDIT_MOST and level > 1 else "low"
@@ -668,9 +675,7 @@ def detect_engine_state(case: Case) -> Detection | None:
     ratio, count, rows = np.where(after, np.exp(np.minimum(case.x, _CAP)), 0.0), int(after.sum()), int(found.sum())
     mean = float(ratio[after].mean())
     error = float(np.sqrt(((case.sums(ratio) - mean * case.sums(after))[found] ** 2).sum())) / max(count, 1)
-    related, begins = _correlation(case, after) > _RELATED, split[found]
-    at_one_place = rows >= _ROWS and float(np.mean(np.abs(begins - np.median(begins)) <= _BESIDE)) >= _SAME
-    placed = by_prompt or (at_one_place and related)
+    related, placed = _correlation(case, after) > _RELATED, by_prompt or breaks.at_one_place
     sampled = _LEAST < mean < _MOST and abs(mean - 1) < max(4 * error, 0.3)
     possible = mean < (_MOST_PLACED if placed and related else _MOST) and (placed or (mean > _LEAST and related))
     if not (at_limit or (possible and count >= _ENOUGH)):
