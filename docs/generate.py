@@ -463,7 +463,7 @@ def _callable(name: str, function: Any, level: int) -> list[str]:
     ]
     if "Args" in sections:
         lines += ["| parameter | meaning |", "|---|---|"]
-        lines += [f"| `{key}` | {_cell(about)} |" for key, about in sections["Args"]]
+        lines += [f"| `{key.replace(', ', '`, `')}` | {_cell(about)} |" for key, about in sections["Args"]]
         lines.append("")
     for title in ("Returns", "Raises"):
         if title in sections:
@@ -496,7 +496,7 @@ def _docstring(function: Any) -> tuple[str, dict[str, list[tuple[str, str]]]]:
         lines = textwrap.dedent(block).strip().splitlines()
         found: list[tuple[str, str]] = []
         for line in lines:
-            match = None if title == "Returns" else re.match(r"(\*?\w+): (.*)", line)
+            match = None if title == "Returns" else re.match(r"(\*?\w+(?:, \w+)*): (.*)", line)
             if match:
                 found.append((match[1], match[2]))
             else:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
-from mismatchctl.api.inputs import CorrectionLike, TorchTensor, Values, check_choice, public_function, single_correction
+from mismatchctl.api.inputs import CorrectionLike, Values, check_choice, public_function, single_correction
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from mismatchctl.core.ratios import Ratios
+
     FloatT = TypeVar("FloatT", bound=np.floating)
-    TensorT = TypeVar("TensorT", bound=TorchTensor)
+    ValuesT = TypeVar("ValuesT", bound=Values)
 
 
 @overload
@@ -31,30 +32,16 @@ def weights(
 
 @overload
 def weights(
-    rollout: TensorT,
-    train: TensorT,
-    mask: TensorT | None = ...,
+    rollout: Values,
+    train: ValuesT,
+    mask: Values | None = ...,
     correction: CorrectionLike = ...,
     *,
-    current: TensorT | None = ...,
+    current: Values | None = ...,
     advantages: Values | None = ...,
     age: Values | float | None = ...,
     micro_batches: int | Values | None = ...,
-) -> tuple[TensorT, TensorT]: ...
-
-
-@overload
-def weights(
-    rollout: Sequence[Sequence[float]],
-    train: Sequence[Sequence[float]],
-    mask: Sequence[Sequence[float]] | None = ...,
-    correction: CorrectionLike = ...,
-    *,
-    current: Sequence[Sequence[float]] | None = ...,
-    advantages: Values | None = ...,
-    age: Values | float | None = ...,
-    micro_batches: int | Values | None = ...,
-) -> tuple[list[list[float]], list[list[bool]]]: ...
+) -> tuple[ValuesT, ValuesT]: ...
 
 
 @public_function
@@ -92,10 +79,6 @@ def weights(
     Returns:
         Weights, and flags of the kept tokens, in the library, dtype and device of `train`. The weight of a masked token
         is 0. The flag of a masked or rejected token is false.
-
-    Raises:
-        DataError: The values are not log-probs, or differ in shape.
-        ConfigError: An argument is wrong or missing.
     """
     from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
 
@@ -122,28 +105,15 @@ def keep(
 
 @overload
 def keep(
-    rollout: TensorT,
-    train: TensorT,
-    mask: TensorT | None = ...,
+    rollout: Values,
+    train: ValuesT,
+    mask: Values | None = ...,
     correction: CorrectionLike = ...,
     *,
-    current: TensorT | None = ...,
+    current: Values | None = ...,
     advantages: Values | None = ...,
     age: Values | float | None = ...,
-) -> TensorT: ...
-
-
-@overload
-def keep(
-    rollout: Sequence[Sequence[float]],
-    train: Sequence[Sequence[float]],
-    mask: Sequence[Sequence[float]] | None = ...,
-    correction: CorrectionLike = ...,
-    *,
-    current: Sequence[Sequence[float]] | None = ...,
-    advantages: Values | None = ...,
-    age: Values | float | None = ...,
-) -> list[list[bool]]: ...
+) -> ValuesT: ...
 
 
 @public_function
@@ -163,21 +133,12 @@ def keep(
     [[True, False]]
 
     Args:
-        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the layout of `rollout`.
-        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
+        rollout, train, mask: Log-probs in nats and the mask of valid tokens, as in `mm.weights`.
         correction: A preset, a file, a mapping or a Correction. Example: `{"gates": [{"keep": [0.5, 2.0]}]}`.
-        current: Log-probs of the policy being updated, if the correction uses them.
-        advantages: One advantage per token or per row, if the correction uses them.
-        age: Number of weight updates since each row was sampled, or one number for all rows, if the correction uses
-            ages.
+        current, advantages, age: Values that the correction uses, as in `mm.weights`.
 
     Returns:
         Flags in the library and on the device of `train`. Masked and rejected tokens are false.
-
-    Raises:
-        DataError: The values are not log-probs, or differ in shape.
-        ConfigError: An argument is wrong or missing.
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
@@ -187,54 +148,36 @@ def keep(
     return flags
 
 
+def _ratios(rollout: Values, train: Values, mask: Values | None) -> Ratios:
+    from mismatchctl.corrections.tensors import TensorBatch
+
+    return TensorBatch.from_values(rollout, train, mask).ratios
+
+
 @public_function
 def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
-    """Return the mean of rollout minus train log-prob over the valid tokens, in nats.
+    """Return the mean of rollout minus train log-prob over the valid tokens in nats, or NaN if there are none.
 
     >>> round(mm.k1([[-1.0, -2.0]], [[-1.1, -2.0]]), 2)
     0.05
 
     Args:
-        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the layout of `rollout`.
-        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
-
-    Returns:
-        A number, or NaN if no token is valid.
-
-    Raises:
-        DataError: The values are not log-probs, or differ in shape.
-        ConfigError: An argument is wrong.
+        rollout, train, mask: Log-probs in nats and the mask of valid tokens, as in `mm.weights`.
     """
-    from mismatchctl.corrections.tensors import TensorBatch
-
-    return _mean_or_nan(-TensorBatch.from_values(rollout, train, mask).ratios.log_ratio)
+    return _mean_or_nan(-_ratios(rollout, train, mask).log_ratio)
 
 
 @public_function
 def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
-    """Return the mean of half the squared log ratio over the valid tokens, in nats.
-
-    The log ratio is train minus rollout log-prob.
+    """Return the mean of half the squared log ratio (train minus rollout log-prob) over the valid tokens.
 
     >>> round(mm.k2([[-1.0, -2.0]], [[-1.1, -2.0]]), 4)
     0.0025
 
     Args:
-        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the layout of `rollout`.
-        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
-
-    Returns:
-        A number, or NaN if no token is valid.
-
-    Raises:
-        DataError: The values are not log-probs, or differ in shape.
-        ConfigError: An argument is wrong.
+        rollout, train, mask: Log-probs in nats and the mask of valid tokens, as in `mm.weights`.
     """
-    from mismatchctl.corrections.tensors import TensorBatch
-
-    return _mean_or_nan(0.5 * TensorBatch.from_values(rollout, train, mask).ratios.log_ratio ** 2)
+    return _mean_or_nan(0.5 * _ratios(rollout, train, mask).log_ratio ** 2)
 
 
 @public_function
@@ -245,20 +188,9 @@ def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
     0.002419
 
     Args:
-        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the layout of `rollout`.
-        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
-
-    Returns:
-        A number, or NaN if no token is valid.
-
-    Raises:
-        DataError: The values are not log-probs, or differ in shape.
-        ConfigError: An argument is wrong.
+        rollout, train, mask: Log-probs in nats and the mask of valid tokens, as in `mm.weights`.
     """
-    from mismatchctl.corrections.tensors import TensorBatch
-
-    return _mean_or_nan(TensorBatch.from_values(rollout, train, mask).ratios.k3)
+    return _mean_or_nan(_ratios(rollout, train, mask).k3)
 
 
 @public_function
@@ -274,18 +206,9 @@ def ess(
     0.9975
 
     Args:
-        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the layout of `rollout`.
-        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
+        rollout, train, mask: Log-probs in nats and the mask of valid tokens, as in `mm.weights`.
         level: `"token"` for the ratios of tokens, `"sequence"` for their products over sequences (clamped to e^-20 and
             e^20).
-
-    Returns:
-        A number, or NaN if no token is valid.
-
-    Raises:
-        DataError: The values are not log-probs, or differ in shape.
-        ConfigError: An argument is wrong.
     """
     values = _importance_ratios(rollout, train, mask, level)
     return float(values.sum() ** 2 / (len(values) * (values**2).sum())) if len(values) else float("nan")
@@ -297,25 +220,14 @@ def chi2(
 ) -> float:
     """Return the mean squared importance ratio minus 1.
 
-    An importance ratio is the trainer's probability divided by the rollout engine's probability. The value is 0 if the
-    two policies are equal. It estimates the chi-squared divergence of the trainer from the rollout engine.
+    The value estimates the chi-squared divergence of the trainer from the rollout engine. It is 0 if they are equal.
 
     >>> round(mm.chi2([[-1.0, -2.0]], [[-1.1, -2.0]]), 5)
     -0.09063
 
     Args:
-        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the layout of `rollout`.
-        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
-        level: `"token"` for the ratios of tokens, `"sequence"` for their products over sequences (clamped to e^-20 and
-            e^20).
-
-    Returns:
-        A number, or NaN if no token is valid.
-
-    Raises:
-        DataError: The values are not log-probs, or differ in shape.
-        ConfigError: An argument is wrong.
+        rollout, train, mask: Log-probs in nats and the mask of valid tokens, as in `mm.weights`.
+        level: As in `mm.ess`.
     """
     return _mean_or_nan(_importance_ratios(rollout, train, mask, level) ** 2) - 1
 
@@ -323,9 +235,7 @@ def chi2(
 def _importance_ratios(rollout: Values, train: Values, mask: Values | None, level: str) -> NDArray[np.float64]:
     import numpy as np
 
-    from mismatchctl.corrections.tensors import TensorBatch
-
-    ratios = TensorBatch.from_values(rollout, train, mask).ratios
+    ratios = _ratios(rollout, train, mask)
     check_choice("level", level, ("token", "sequence"))
     if level == "token":
         return ratios.excess + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal
 
 from mismatchctl.api.inputs import (
     Corrections,
@@ -48,45 +48,6 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import Result
 
 
-@overload
-def analyze(
-    *sources: Sources,
-    corrections: Corrections | None = ...,
-    losses: Texts = ...,
-    by: Texts = ...,
-    columns: Mapping[str, str] | None = ...,
-    on_bad: Literal["error", "skip", "mask"] = ...,
-    micro_batch_size: int | None = ...,
-    framework: str | Framework | None = ...,
-    against: StrPath | None = ...,
-    baseline: StrPath | Result | None = ...,
-    findings: bool = ...,
-    sequences: StrPath | None = ...,
-    threads: int | None = ...,
-    engine: Engine | None = ...,
-    device: Literal["auto", "cpu", "cuda"] = ...,
-    progress: Progress | None = ...,
-) -> Result: ...
-
-
-@overload
-def analyze(
-    *,
-    rollout: Values,
-    train: Values,
-    mask: Values | None = ...,
-    current: Values | None = ...,
-    advantages: Values | None = ...,
-    corrections: Corrections | None = ...,
-    losses: Texts = ...,
-    micro_batch_size: int | None = ...,
-    findings: bool = ...,
-    threads: int | None = ...,
-    device: Literal["auto", "cpu", "cuda"] = ...,
-    progress: Progress | None = ...,
-) -> Result: ...
-
-
 @public_function
 def analyze(
     *sources: Sources,
@@ -105,6 +66,7 @@ def analyze(
     against: StrPath | None = None,
     baseline: StrPath | Result | None = None,
     findings: bool = True,
+    presets: bool = False,
     sequences: StrPath | None = None,
     threads: int | None = None,
     engine: Engine | None = None,
@@ -136,6 +98,8 @@ def analyze(
         against: The run's own metrics log, compared with the dump: a file of JSON lines, TensorBoard events or CSV.
         baseline: An accepted Result, or the path of its file. The summary compares K3 with the K3 of the baseline.
         findings: Also diagnose the causes of the mismatch.
+        presets: Also measure every preset, for the chart of corrections in `result.to_html()`. The option `--html` does
+            the same.
         sequences: Write one row per sequence to this Parquet file.
         threads: Number of parts of a dump to read at the same time. Default: the number of processors.
         engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
@@ -145,10 +109,6 @@ def analyze(
 
     Returns:
         A Result. K3 is `result["run"].k3.value`, or `result.k3.value` if there is a single run.
-
-    Raises:
-        DataError: A dump cannot be read or used.
-        ConfigError: An argument is wrong, or does not fit the dump.
     """
     check_count("micro_batch_size", micro_batch_size)
     check_choice("device", device, ("auto", "cpu", "cuda"))
@@ -158,7 +118,7 @@ def analyze(
     from mismatchctl.api.analyze.analyze import analyze as analyze_dump
     from mismatchctl.api.analyze.run_log import read_run_log
     from mismatchctl.frameworks.adapter import ReplayOptions
-    from mismatchctl.frameworks.registry import default_corrections
+    from mismatchctl.frameworks.registry import default_corrections, load_presets
 
     return analyze_dump(
         _list_dumps(sources, arrays),
@@ -177,6 +137,7 @@ def analyze(
         engine=_make_engine(engine, threads),
         baseline=_read_baseline(baseline),
         losses=list_texts(losses, "losses: pass names of losses"),
+        presets=[preset.correction for preset in load_presets().values()] if presets else (),
     )
 
 
@@ -192,10 +153,6 @@ def pair(rollout: StrPath, train: StrPath, on: Texts = ()) -> pa.Table:
 
     Returns:
         An Arrow table with one row per sequence and the log-probs of rollout and trainer.
-
-    Raises:
-        DataError: A file cannot be read or used.
-        ConfigError: An argument is wrong.
     """
     from mismatchctl.data.conversion import pair as match
 
@@ -237,20 +194,10 @@ def sweep(
         at_length: Predict rejection and ESS at this number of tokens per response.
         at_step: Predict rejection this number of steps after the last step of the dump.
         by: Columns to break metrics down by.
-        columns: Column names of the dump format -> names in your files.
-        on_bad: `"error"` stops at a bad row or file. `"skip"` counts and leaves out bad rows and files. `"mask"` counts
-            and leaves out tokens that are NaN or null.
-        micro_batch_size: Rows per micro-batch of a step, if no column names the micro-batches. Default: the whole step.
-        threads: Number of parts of a dump to read at the same time. Default: the number of processors.
-        engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
-        progress: Function, called with (tokens read, tokens expected).
+        columns, on_bad, micro_batch_size, threads, engine, progress: As in `mm.analyze`.
 
     Returns:
         A Sweep. `sweep.to_polars()` has one row per run, correction and combination of thresholds.
-
-    Raises:
-        DataError: A dump cannot be read or used.
-        ConfigError: An argument is wrong, or does not fit the dump.
     """
     for name, count in (("batch", batch), ("micro_batch_size", micro_batch_size)):
         check_count(name, count)
@@ -295,20 +242,10 @@ def compare(
             `mm.compare("bf16/", "fp8/")`.
         corrections: Corrections to measure on the dumps. A Result already contains its corrections.
         by: Columns of the dumps to break metrics down by.
-        columns: Column names of the dump format -> names in your files.
-        on_bad: `"error"` stops at a bad row or file. `"skip"` counts and leaves out bad rows and files. `"mask"` counts
-            and leaves out tokens that are NaN or null.
-        micro_batch_size: Rows per micro-batch of a step, if no column names the micro-batches. Default: the whole step.
-        threads: Number of parts of a dump to read at the same time. Default: the number of processors.
-        engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
-        progress: Function, called with (tokens read, tokens expected) for each dump.
+        columns, on_bad, micro_batch_size, threads, engine, progress: As in `mm.analyze`.
 
     Returns:
         A Comparison: the changes with intervals and p-values, and the data that causes the changes.
-
-    Raises:
-        DataError: A source cannot be read, or there is only one run.
-        ConfigError: An argument is wrong, or does not fit the dumps.
     """
     check_count("micro_batch_size", micro_batch_size)
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
@@ -361,8 +298,6 @@ def gate(
         rules: More rules. Without `rule` and `rules`, the gate fails if K3 rose compared with the baseline.
         expect_bitwise: Fail unless rollout and train log-probs agree to the bit.
         corrections: Corrections that rules name, in addition to presets.
-        columns: Column names of the dump format -> names in your files.
-        micro_batch_size: Rows per micro-batch of a step, if no column names the micro-batches. Default: the whole step.
         level: Probability that any rule fails without a real change, 0.0001 to 0.5.
         max_skipped: Largest share of sequences, tokens or files that are left out as bad, or of repeated sequences.
             Above this share, the verdict is undecided.
@@ -372,16 +307,10 @@ def gate(
         last: Number of the latest Results in `history` to use. With `last`, `level` covers this number of verdicts
             together.
         fixed_tokens: Require the dump to contain the same tokens as the baseline, scored again.
-        threads: Number of parts of a dump to read at the same time. Default: the number of processors.
-        engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
-        progress: Function, called with (tokens read, tokens expected).
+        columns, micro_batch_size, threads, engine, progress: As in `mm.analyze`.
 
     Returns:
         A Verdict, which is true if every check passed. The verdict is false if a check failed or could not be judged.
-
-    Raises:
-        DataError: A source cannot be read or used.
-        ConfigError: An argument is wrong, or does not fit the dump.
     """
     check_number("level", level)
     check_number("max_skipped", max_skipped)
@@ -426,17 +355,10 @@ def diagnose(
         *sources: The same dumps that `analyze` takes. Example: `mm.diagnose("dumps/")`.
         by: Columns with a worker, rank or data source. The diagnosis finds values whose mismatch deviates. Example:
             `by="rank"`.
-        columns: Column names of the dump format -> names in your files.
-        threads: Number of parts of a dump to read at the same time. Default: the number of processors.
-        engine: Reads the dumps. One of `mismatchctl.data.engines`. Default: threads of this process.
-        progress: Function, called with (tokens read, tokens expected).
+        columns, threads, engine, progress: As in `mm.analyze`.
 
     Returns:
         A Diagnosis. `diagnosis["run"]` contains the findings of a run, strongest first.
-
-    Raises:
-        DataError: A dump cannot be read, or is empty.
-        ConfigError: An argument is wrong, or does not fit the dump.
     """
     from mismatchctl.api.diagnose import diagnose as diagnose_dump
 
@@ -474,15 +396,10 @@ def advise(
         max_rejection: Reject at most this share of tokens, 0 to 1.
         min_ess: Keep at least this effective sample size of tokens, as a share.
         no_rejection: Only recommend importance weights, no rejection.
-        columns: Column names of the dump format -> names in your files.
-        progress: Function, called with (tokens read, tokens expected).
+        columns, progress: As in `mm.analyze`.
 
     Returns:
         An Advice. `advice["run"]` contains the ranking of a run, best first.
-
-    Raises:
-        DataError: A dump cannot be read or used.
-        ConfigError: An argument is wrong.
     """
     check_count("batch", batch)
     check_number("max_rejection", max_rejection)
@@ -517,15 +434,11 @@ def lint(
             Example: `mm.lint("trainer.yaml")`.
         *dumps: Measure the effect of the configuration on these dumps.
         framework: Framework of the configuration: NAME or NAME@VERSION. Default: detected from the keys.
-        columns: Column names of the dump format -> names in your files.
+        columns: As in `mm.analyze`.
 
     Returns:
         Messages about the configuration, most severe first. `message.level` is `"error"` if the framework refuses to
         start or computes something different from the file.
-
-    Raises:
-        ConfigError: The file cannot be read, or belongs to no known framework.
-        DataError: The dumps cannot be used.
     """
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"config: expected a mapping or the path of a configuration, found {kind_of(config)}")
@@ -651,16 +564,10 @@ def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[
     0.002419
 
     Args:
-        rollout: Log-probs of the rollout engine in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the layout of `rollout`.
-        mask: 1 for valid tokens and 0 for other tokens, in the layout of `rollout`. Default: all tokens are valid.
+        rollout, train, mask: Log-probs in nats and the mask of valid tokens, as in `mm.weights`.
 
     Returns:
         Values by metric. An undefined value is `None`. The command `mismatchctl metrics` explains the metrics.
-
-    Raises:
-        DataError: Rows differ in length, or contain invalid values.
-        ConfigError: An argument is not an array or a list of rows.
     """
     result = analyze(rollout=rollout, train=train, mask=mask, corrections=(), findings=False)
     (run,) = result.runs.values()
@@ -676,9 +583,6 @@ def preset(name: str) -> Correction:
 
     Args:
         name: One of `mm.presets()`.
-
-    Raises:
-        ConfigError: The preset does not exist.
     """
     from mismatchctl.frameworks.registry import find_preset as preset_of
 
@@ -708,9 +612,6 @@ def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> 
 
     Returns:
         A list with one correction. For a script, the list has one correction for each branch or call of the trainer.
-
-    Raises:
-        ConfigError: The file cannot be read, belongs to no known framework, or the framework refuses it.
     """
     from mismatchctl.frameworks.config_files import read_configurations
 
@@ -724,9 +625,6 @@ def read_result(path: StrPath) -> Result:
 
     Args:
         path: The JSON file, local or in an object store. Example: `mm.read_result("result.json").k3.value`.
-
-    Raises:
-        DataError: The file is missing or incomplete, or has an unknown format.
     """
     from mismatchctl.results.reader import read_result as read
 

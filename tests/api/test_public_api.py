@@ -127,7 +127,8 @@ def test_signatures_show_every_parameter(name: str) -> None:
     assert {one.name for one in parameters if one.kind is one.VAR_POSITIONAL} <= {"sources", "dumps"}
     for one in parameters:
         assert one.annotation is not one.empty and "Any" not in str(one.annotation), one
-        assert re.search(rf"^ +\*?{one.name}: ", function.__doc__, re.MULTILINE), f"{one.name} is not documented"
+        documented = rf"^ {{8}}\*?(\w+, )*{one.name}(, \w+)*: "
+        assert re.search(documented, function.__doc__, re.MULTILINE), f"{one.name} is not documented"
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,15 @@ def test_defaults_match_the_command_line() -> None:
     assert mm.sweep(dump).to_json() == run("sweep", dump, "--json").stdout
     judged = json.loads(run("gate", dump, "--json", "--on-undecided", "pass").stdout)
     assert [check.rule for check in mm.gate(dump).checks] == [check["rule"] for check in judged["checks"]]
+
+
+@pytest.mark.slow
+def test_pages_show_presets_like_the_command_line(tmp_path: Path) -> None:
+    dump = str(ROOT / "sample_data" / "moe")
+    run("analyze", dump, "--html", tmp_path / "page.html", "-q", code=0)
+    result = mm.analyze(dump, presets=True)
+    assert result.to_html() == (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "skyrl-icepop" in result["moe"].presets and not mm.analyze(dump)["moe"].presets
 
 
 def test_arrays_are_passed_by_keyword() -> None:
