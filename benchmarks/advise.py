@@ -156,12 +156,12 @@ def _criteria_table(groups: dict[str, list[Case]]) -> Iterator[str]:
     yield f"| criterion | goal | {' | '.join(f'{name} ({len(found)} mismatches)' for name, found in groups.items())} |"
     yield f"|{'---|' * (2 + len(groups))}"
     cells = (_format_regrets(found) for found in groups.values())
-    yield f"| regret at 512: median / 90th percentile / worst | {_join_numbers(GOALS)} | {' | '.join(cells)} |"
+    yield f"| regret, batch of 512: median / 90th percentile / worst | {_join_numbers(GOALS)} | {' | '.join(cells)} |"
     cells = (_format_stability(found) for found in groups.values())
-    yield f"| halves of the dump with the same advice | {STABILITY_GOAL:.0%} | {' | '.join(cells)} |"
+    yield f"| share of the halves of a dump with the same advice | {STABILITY_GOAL:.0%} | {' | '.join(cells)} |"
     for batch in BATCHES:
         cells = (", ".join(case.name for case in found if case.is_worse(batch)) or "0" for found in groups.values())
-        yield f"| worse than no correction at {batch:,} | 0 | {' | '.join(cells)} |"
+        yield f"| advice worse than no correction, batch of {batch:,} | 0 | {' | '.join(cells)} |"
 
 
 def _format_regrets(found: Sequence[Case]) -> str:
@@ -186,7 +186,9 @@ def _format_stability(found: Sequence[Case]) -> str:
 
 def _estimate_table(groups: dict[str, list[Case]]) -> Iterator[str]:
     """Yield a table that compares estimated projections and variances with the true values."""
-    yield "| mismatches | part | estimated v true, median | range of 80% of the cases |"
+    yield "The next table compares two parts of the estimated error with their true values:"
+    yield ""
+    yield "| mismatches | part | estimated minus true, or estimated / true (median) | range of 80% of the cases |"
     yield "|---|---|---|---|"
     for group, found in groups.items():
         differences, ratios = [], []
@@ -219,7 +221,7 @@ def _bug_lines(folder: Path) -> Iterator[str]:
     others = len(labels) - bugs
     yield f"Of {len(labels)} dumps of a dense model and a mixture of experts, {bugs} have a planted bug."
     yield f"The advice reports the bug first in {bugs - len(missed)} of these {bugs} dumps. {', '.join(missed)}".strip()
-    yield f"In the {others} dumps without a bug, the advice reports a bug in {', '.join(alarms) or 0}."
+    yield f"It reports a bug in {len(alarms)} of the {others} dumps without a bug. {', '.join(alarms)}".strip()
 
 
 def main(truth: Path, policy: Path | None, bugs: Path | None) -> None:
