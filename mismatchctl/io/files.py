@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Container, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,22 +38,11 @@ class NextNumber:
 
     def claim(self, temporary: Path) -> Path:
         """Give the file the first free number. Another process never gets the same number."""
+        from mismatchctl.recorder.recorder import claim_name
+
         numbers = [int(name[1]) for path in self.folder.iterdir() if (name := _NUMBERED.match(path.name))]
-        number = max(numbers, default=0)
-        while True:
-            number += 1
-            place = self.folder / f"{number:04d}.json"
-            try:
-                os.link(temporary, place)
-            except FileExistsError:
-                continue
-            except OSError:  # a file system without links
-                try:
-                    os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-                except FileExistsError:
-                    continue
-                temporary.replace(place)
-            return place
+        names = (self.folder / f"{number:04d}.json" for number in count(max(numbers, default=0) + 1))
+        return next(name for name in names if claim_name(temporary, name))
 
 
 _NUMBERED = re.compile(r"(\d{1,18})\D?.*\.json")

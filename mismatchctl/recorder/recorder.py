@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import itertools
 import logging
 import operator
 import os
 import queue
-import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
@@ -45,12 +43,10 @@ Cells = Array | list[Array]
 def build_table(columns: dict[str, Any]) -> pa.Table:
     """Copy the columns of one `write` to a table. A sampling mask is stored as its sizes."""
     cells = {}
-    if MASK_COLUMN in columns:
-        with _add_name_to_errors(MASK_COLUMN):
-            sizes = [[len(ids) for ids in row] for row in columns[MASK_COLUMN]]
-        columns = {name: value for name, value in columns.items() if name != MASK_COLUMN} | {"kept_tokens": sizes}
     for name, value in columns.items():
         with _add_name_to_errors(name):
+            if name == MASK_COLUMN:
+                name, value = "kept_tokens", [[len(ids) for ids in row] for row in value]
             cells[name] = _to_cells(name, value)
     sides = [name for name in SIDES if name in cells] or list(SIDES)
     reference = "response_mask" if "response_mask" in cells else sides[0]
@@ -60,66 +56,45 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
             raise ValueError(f"{name}: needs one list of values per sequence, got {found}")
         if reference != "response_mask" and not isinstance(cells[name], list):
             raise ValueError("response_mask: missing; padded log-probs need a mask (a list of rows does not)")
-    responses = Responses.from_mask(reference, cells[reference])
+    stored = _stored_parts(cells[reference])
     arrays = {}
     for name, value in cells.items():
         with _add_name_to_errors(name):
-            if name == PROMPT_COLUMN:
-                arrays[name] = _prompt_array(value, len(responses.widths))
-            elif _is_per_token(value):
-                arrays[name] = responses.to_lists(name, value)
+            if isinstance(value, np.ndarray) and not value.ndim:
+                value = np.repeat(value, len(stored))
+            if name == PROMPT_COLUMN and not isinstance(value, list):
+                raise ValueError("needs a list of B rows without padding, as in [row[row_mask] for ...]")
+            if len(value) != len(stored):
+                raise ValueError(f"{len(value)} rows for {len(stored)} sequences")
+            if not _is_per_token(value):
+                arrays[name] = _scalar_array(np.array(value))
+            elif name == PROMPT_COLUMN:
+                arrays[name] = _rows_array(name, value)
             else:
-                arrays[name] = _scalar_array(value, len(responses.widths))
+                kept = zip(value, cells[reference], stored, strict=True)
+                arrays[name] = _rows_array(name, [_trim(i, reference, *row) for i, row in enumerate(kept)])
     fields = [
-        pa.field(name, array.type, nullable=False, metadata=_dtype_metadata(columns[name], array.type))
+        pa.field(name, array.type, nullable=False, metadata=_dtype_metadata(columns.get(name), array.type))
         for name, array in arrays.items()
     ]
     return pa.table(list(arrays.values()), schema=pa.schema(fields))
 
 
-@dataclass(frozen=True)
-class Responses:
-    """The stored part of each row. Row i has `widths[i]` positions, and `starts[i]:stops[i]` are stored."""
+def _stored_parts(rows: Cells) -> list[slice]:
+    """Return the stored part of each row: from the first to the last valid token of a padded mask, or the whole row."""
+    if isinstance(rows, list):
+        return [slice(0, len(row)) for row in rows]
+    places = [np.flatnonzero(row) for row in rows]
+    return [slice(place[0], place[-1] + 1) if len(place) else slice(0, 0) for place in places]
 
-    reference: str
-    widths: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
 
-    @classmethod
-    def from_mask(cls, reference: str, rows: Cells) -> Responses:
-        """Store each row of a padded mask from its first to its last valid token. Lists of rows are stored whole."""
-        widths = np.array([len(row) for row in rows], np.int64)
-        if isinstance(rows, list):
-            return cls(reference, widths, np.zeros_like(widths), widths)
-        # An invalid last position gives rows without valid tokens the length 0.
-        valid = np.pad(rows != 0, ((0, 0), (0, 1)))
-        starts = valid.argmax(axis=1)
-        stops = len(valid[0]) - valid[:, ::-1].argmax(axis=1) if len(valid) else starts
-        return cls(reference, widths, starts, np.where(valid.any(axis=1), stops, starts))
-
-    def to_lists(self, name: str, rows: Cells) -> pa.Array:
-        if len(rows) != len(self.widths):
-            raise ValueError(f"{len(rows)} rows for {len(self.widths)} sequences")
-        kept = [self._trim(index, row) for index, row in enumerate(rows)]
-        lengths = [len(row) for row in kept]
-        kept = [row for row in kept if len(row)]  # an empty list would convert integers to floats
-        if name in NESTED_COLUMNS:
-            matrix = _nested_values(name, kept)
-            inner = _list_array(pa.array(matrix.reshape(-1)), np.full(len(matrix), matrix.shape[1]))
-            return _list_array(inner, lengths)
-        empty = np.empty(0, np.int32 if name in TOKEN_COLUMNS else np.float32)
-        return _list_array(pa.array(_to_storage(name, np.concatenate(kept) if kept else empty)), lengths)
-
-    def _trim(self, index: int, row: Array) -> Array:
-        """Return the stored part of a row that may already be trimmed to this part."""
-        width, start, stop = self.widths[index], self.starts[index], self.stops[index]
-        if len(row) == width:
-            return row[start:stop]
-        if len(row) == stop - start:
-            return row
-        alone = "" if stop - start == width else f", of which {stop - start} from the first to the last valid one"
-        raise ValueError(f"row {index} has {len(row)} values, {self.reference} has {width}{alone}")
+def _trim(index: int, reference: str, row: Array, other: Array, part: slice) -> Array:
+    """Return the stored part of a row that may already be trimmed to this part."""
+    width, stored = len(other), part.stop - part.start
+    if len(row) in (width, stored):
+        return row[part] if len(row) == width else row
+    alone = "" if stored == width else f", of which {stored} from the first to the last valid one"
+    raise ValueError(f"row {index} has {len(row)} values, {reference} has {width}{alone}")
 
 
 @contextmanager
@@ -180,11 +155,7 @@ def _check_shape(name: str, array: Array, shape: tuple[int, ...]) -> Array:
     raise ValueError(f"a row must be one value or one-dimensional, got shape {shape}")
 
 
-def _scalar_array(values: Cells, count: int) -> pa.Array:
-    values = np.array(values)
-    values = values if values.ndim else np.repeat(values, count)
-    if len(values) != count:
-        raise ValueError(f"{len(values)} rows for {count} sequences")
+def _scalar_array(values: Array) -> pa.Array:
     wanted = "needs numbers, booleans or strings, all of one type and none missing"
     try:
         array = pa.array(values.tolist() if values.dtype.kind in "OU" else values)
@@ -197,21 +168,21 @@ def _scalar_array(values: Cells, count: int) -> pa.Array:
     return array
 
 
+def _rows_array(name: str, rows: Cells) -> pa.Array:
+    lengths = [len(row) for row in rows]
+    kept = [row for row in rows if len(row)]  # an empty list would convert integers to floats
+    if name in NESTED_COLUMNS:
+        matrix = _nested_values(name, kept)
+        return _list_array(_list_array(pa.array(matrix.reshape(-1)), np.full(len(matrix), matrix.shape[1])), lengths)
+    empty = np.empty(0, np.int32 if name in TOKEN_COLUMNS else np.float32)
+    return _list_array(pa.array(_to_storage(name, np.concatenate(kept) if kept else empty)), lengths)
+
+
 def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
     if len(values) > MAX_ELEMENTS:
         raise ValueError(f"{len(values):,} values in one call; at most {MAX_ELEMENTS:,} are allowed")
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type, nullable=False)))
-
-
-def _prompt_array(rows: Cells, count: int) -> pa.Array:
-    if not isinstance(rows, list):
-        raise ValueError("needs a list of B rows without padding, as in [row[row_mask] for ...]")
-    if len(rows) != count:
-        raise ValueError(f"{len(rows)} rows for {count} sequences")
-    kept = [row for row in rows if len(row)]
-    ids = _to_storage(PROMPT_COLUMN, np.concatenate(kept) if kept else np.empty(0, np.int32))
-    return _list_array(pa.array(ids), [len(row) for row in rows])
 
 
 def _nested_values(name: str, rows: list[Array]) -> Array:
@@ -463,12 +434,21 @@ class Recorder:
 
     def _publish(self, table: pa.Table) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
-        step = table["step"][0].as_py()
+        step, rank = table["step"][0].as_py(), "" if self.rank is None else f"_rank{self.rank:05d}"
         if not self._files:
-            remove_stale_files(self.folder, self.rank)
-        stem = f"step_{step:05d}" if self.rank is None else f"step_{step:05d}_rank{self.rank:05d}"
-        with open_new_file(self.folder, stem, self.format, self._files[step]) as (final, handle):
-            write_parquet(table, handle) if self.format == "parquet" else write_arrow(table, handle)
+            _remove_stale_files(self.folder)
+        stem = f"step_{step:05d}{rank}"
+        partial = self.folder / f".{stem}.{os.getpid()}-{os.urandom(6).hex()}.tmp"
+        try:
+            with open(partial, "xb") as handle:
+                write_parquet(table, handle) if self.format == "parquet" else write_arrow(table, handle)
+                handle.flush()
+                os.fsync(handle.fileno())
+            numbers = itertools.count(self._files[step])
+            names = (self.folder / f"{stem}{f'_{part:03d}' if part else ''}.{self.format}" for part in numbers)
+            final = next(name for name in names if claim_name(partial, name))
+        finally:
+            partial.unlink(missing_ok=True)
         self._files[step] += 1
         return final
 
@@ -523,81 +503,27 @@ def _row_group_rows(table: pa.Table) -> int:
     return max(1, min(len(table), ROW_GROUP_TOKENS * len(table) // max(1, tokens)))
 
 
-HAS_LOCKS = importlib.util.find_spec("fcntl") is not None
-"""False on Windows, where the temporary files of a dead process are never removed."""
+_STALE_SECONDS = 24 * 3600
+"""Age after which a temporary file counts as the file of a killed process."""
 
 
-@contextlib.contextmanager
-def open_new_file(folder: Path, stem: str, suffix: str, first: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """Create a file with the next free name. The file gets this name only if the block ends without an error."""
-    final, partial, handle = _reserve_name(folder, stem, suffix, first)
-    with handle:
+def claim_name(temporary: Path, final: Path) -> bool:
+    """Give a complete file its name, unless a file has this name. No file is replaced."""
+    try:
+        os.link(temporary, final)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
         try:
-            yield final, handle
-            handle.flush()
-            os.fsync(handle.fileno())
-            if not HAS_LOCKS:  # Windows cannot rename an open file
-                handle.close()
-            os.replace(partial, final)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-
-
-def _reserve_name(folder: Path, stem: str, suffix: str, first: int) -> tuple[Path, Path, BinaryIO]:
-    """Return the next free name, and its temporary file, open and locked. The process with the lock owns the name."""
-    for earlier in itertools.count(first):
-        final = folder / f"{stem}{f'_{earlier:03d}' if earlier else ''}.{suffix}"
-        partial = final.with_name(f".{final.name}.tmp")
-        try:
-            handle = open(partial, "xb")  # noqa: SIM115 (the caller closes it)
+            os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except FileExistsError:
-            continue
-        if _try_lock(handle) is False or not _is_same_file(
-            handle, partial
-        ):  # another process removed it as a stale file before it was locked
-            handle.close()
-            continue
-        if not final.exists():
-            break
-        partial.unlink()  # the name was taken in the meantime
-        handle.close()
-    return final, partial, handle
-
-
-def remove_stale_files(folder: Path, rank: int | None) -> None:
-    """Remove temporary files of this rank whose process has ended."""
-    own = re.compile(r"\.step_\d+" + ("" if rank is None else f"_rank{rank:05d}") + r"(_\d+)?\.(parquet|arrow)\.tmp")
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if own.fullmatch(name):
-                with contextlib.suppress(OSError):
-                    _remove_if_stale(folder / name)
-
-
-def _remove_if_stale(partial: Path) -> None:
-    with open(partial, "r+b") as handle:
-        if _try_lock(handle) and _is_same_file(handle, partial):
-            partial.unlink()  # the process that created the file would need the lock to rename it
-
-
-def _is_same_file(handle: BinaryIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _try_lock(handle: BinaryIO) -> bool | None:
-    """Lock a file until it is closed. Return False if another process has the lock, and `None` without locks."""
-    if not HAS_LOCKS:
-        return None
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
+            return False
+        os.replace(temporary, final)
     return True
+
+
+def _remove_stale_files(folder: Path) -> None:
+    for path in folder.glob(".step_*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()

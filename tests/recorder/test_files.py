@@ -1,7 +1,6 @@
 """Files of the recorder are complete or missing and never overwritten, after kills, full disks and forks."""
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -226,19 +225,27 @@ def test_arguments_out_of_range_are_refused(tmp_path: Path, given: dict[str, Any
         Recorder("s3://bucket/dumps")
 
 
-def test_a_killed_writer_loses_only_its_open_file(tmp_path: Path) -> None:
-    """The next recorder removes its temporary file, but not those of living processes."""
-    (tmp_path / ".step_00000.parquet.tmp").write_bytes(b"PAR1")
-    others = [tmp_path / name for name in (".step_00000_rank00003.parquet.tmp", ".step_0.txt.tmp", ".mine.tmp")]
-    for other in others:
-        other.write_bytes(b"")
-    with open(tmp_path / ".step_00001.parquet.tmp", "xb") as living, Recorder(tmp_path) as recorder:
-        fcntl.flock(living, fcntl.LOCK_EX)
-        paths = [recorder.write(step=step, **COLUMNS) for step in (0, 1)]
-    names = [path.name for path in paths if path is not None]
-    assert names == ["step_00000.parquet", "step_00001_001.parquet"]
-    kept = {*names, ".step_00001.parquet.tmp", *(other.name for other in others)}
-    assert {path.name for path in tmp_path.iterdir()} == kept
+def test_temporary_files_of_killed_processes_are_removed_after_a_day(tmp_path: Path) -> None:
+    old, living, mine = (tmp_path / name for name in (".step_00000.1-a.tmp", ".step_00000.2-b.tmp", ".mine.tmp"))
+    for path in (old, living, mine):
+        path.write_bytes(b"PAR1")
+    for path in (old, mine):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    with Recorder(tmp_path) as recorder:
+        recorder.write(step=0, **COLUMNS)
+    assert names(tmp_path) == sorted([mine.name, living.name, "step_00000.parquet"])
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_existing_files_are_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *names: (_ for _ in ()).throw(PermissionError()))
+    (tmp_path / "step_00000.parquet").write_bytes(b"mine")
+    with Recorder(tmp_path) as recorder:
+        path = recorder.write(step=0, **COLUMNS)
+    assert path == tmp_path / "step_00000_001.parquet"
+    assert (tmp_path / "step_00000.parquet").read_bytes() == b"mine"
+    assert len(pq.read_table(path)) == 3 and len(names(tmp_path)) == 2
 
 
 RECORD = """if True:
