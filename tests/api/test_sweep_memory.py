@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
-from mismatchctl.api.sweep.sweep import RowTable, SweepAccumulator, sweep
+from mismatchctl.api.sweep.sweep import SweepAccumulator, sweep
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.grid import sums
 from tests.factories.sequence_samples import read_sample
@@ -88,37 +87,12 @@ def assert_same(one: Sweep, other: Sweep) -> None:
     assert targets[0] == targets[1]
 
 
-def test_tables_of_groups_are_built_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = 700
-    path = written(tmp_path / "steps.parquet", np.full(steps, 2), steps)
-    made: list[int] = []
-    own = RowTable.frame
-
-    def counted(table: RowTable, parts: Any) -> pl.DataFrame:
-        made.append(len(parts))
-        return own(table, parts)
-
-    monkeypatch.setattr(RowTable, "frame", counted)
-    found = sweep([path], STUDY, threads=1)
-    assert len(found.groups.collect()) == 3 * steps
-    assert len(made) == 2  # groups, and the overall row
-
-
-def test_rows_become_tables_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_groups_can_be_finished_one_by_one(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "a.parquet", np.full(60, 9), 20)
-    monkeypatch.setattr(SweepAccumulator, "closing_size", 1)  # groups are finished one after another
     whole = sweep([path], STUDY, threads=1).groups.collect()
-    rows: list[int] = []
-    own = RowTable.frame
-
-    def counted(table: RowTable, parts: Any) -> pl.DataFrame:
-        rows.append(sum(len(part["point"]) for part in parts))
-        return own(table, parts)
-
-    monkeypatch.setattr(RowTable, "frame", counted)
-    monkeypatch.setattr("mismatchctl.api.sweep.sweep._MOST_WAITING", 5)
-    assert sweep([path], STUDY, threads=1).groups.collect().equals(whole)
-    assert rows == [6] * 10 + [3]  # the rows of two steps, and the overall rows
+    monkeypatch.setattr(SweepAccumulator, "closing_size", size)
+    assert len(whole) == 3 * 20 and sweep([path], STUDY, threads=1).groups.collect().equals(whole)
 
 
 def test_empty_steps_are_skipped_in_predictions(tmp_path: Path) -> None:

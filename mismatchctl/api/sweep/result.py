@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import polars as pl
 
 from mismatchctl.api.predict import (
     BackTest,
@@ -32,9 +33,6 @@ from mismatchctl.measure.metrics.metric import Metric, value_status
 from mismatchctl.results.model import InputFile, SkippedData
 from mismatchctl.results.views import SWEEP_COLUMNS, TableText, View, format_cell
 
-if TYPE_CHECKING:
-    import polars as pl
-
 MAX_FORECAST_POINTS = 8
 """Maximum number of points per study for which predictions are made. The points are evenly spaced."""
 REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
@@ -47,10 +45,6 @@ class ForecastRequest:
     batch: int | None = None  # sequences of a future batch
     lengths: tuple[int, ...] = ()  # response lengths in tokens
     ahead: float | None = None  # number of steps after the last step
-
-    @property
-    def needs_sequences(self) -> bool:
-        return self.batch is not None or bool(self.lengths)
 
 
 NO_FORECASTS = ForecastRequest()
@@ -66,48 +60,35 @@ class Forecast:
     predictions: tuple[Prediction, ...]
 
 
-def forecast_points(study: Study) -> list[int]:
-    count = len(study.points)
-    shown = min(count, MAX_FORECAST_POINTS)
-    return sorted({round(place * (count - 1) / max(shown - 1, 1)) for place in range(shown)})
-
-
 def make_forecasts(
-    outlook: ForecastRequest, chosen: Sequence[Study], runs: Sequence[str], sample: SequenceSample, groups: pl.LazyFrame
+    outlook: ForecastRequest,
+    points: Sequence[tuple[Study, int]],
+    runs: Sequence[str],
+    sample: SequenceSample,
+    groups: pl.LazyFrame,
 ) -> tuple[Forecast, ...]:
+    """Predict at the points that `sample` contains, for each run."""
     found = []
     for run in runs:
-        own, number = sample.of_run(run), 0
-        for study in chosen:
-            for point in forecast_points(study):
-                predictions: list[Prediction] = []
-                if outlook.batch is not None:
-                    for unit in ("sequences", "tokens"):
-                        predictions.append(predict_batch_rejection(own, number, outlook.batch, unit))
-                for length in outlook.lengths:
-                    predictions += predict_at_length(own, study.correction_at(point), length)
-                if outlook.ahead is not None:
-                    predictions += _forecast_step(groups, run, study.name, point, outlook.ahead)
-                found.append(Forecast(run, study.name, point, tuple(predictions)))
-                number += 1
+        own = sample.of_run(run)
+        for number, (study, point) in enumerate(points):
+            predictions: list[Prediction] = []
+            if outlook.batch is not None:
+                predictions.append(predict_batch_rejection(own, number, outlook.batch, "sequences"))
+                predictions.append(predict_batch_rejection(own, number, outlook.batch, "tokens"))
+            for length in outlook.lengths:
+                predictions += predict_at_length(own, study.correction_at(point), length)
+            if outlook.ahead is not None:
+                predictions += _forecast_step(groups, run, study.name, point, outlook.ahead)
+            found.append(Forecast(run, study.name, point, tuple(predictions)))
     return tuple(found)
 
 
 def _forecast_step(groups: pl.LazyFrame, run: str, name: str, point: int, ahead: float) -> list[Prediction]:
-    import polars as pl
-
     own = (pl.col("run") == run) & (pl.col("correction") == name) & (pl.col("point") == point)
     rows = groups.filter(own & (pl.col("scope") == "group")).select("group", *REJECTION_METRICS).collect()
-    steps = [_numeric_label(label) for label in rows["group"]]
+    steps = rows["group"].cast(pl.Float64, strict=False).to_list()  # labels are strings if one of them is no number
     return [predict_at_step(key, steps, rows[key].to_list(), ahead) for key in REJECTION_METRICS]
-
-
-def _numeric_label(label: object) -> object:
-    """Convert a step label to a number if possible, because tables contain labels as strings."""
-    try:
-        return float(str(label))
-    except ValueError:
-        return label
 
 
 FORMAT = 2
@@ -117,8 +98,8 @@ METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "es
 OVERALL_SCOPE = "overall"
 """Value of `scope` in rows of a whole run. Rows of a step have `group`, and rows of `--by` the column's name."""
 GROUP_SCOPE = "group"
-_K1_RATIO_LEVELS = {"k1": {"mean": "geometric", "sum": "sequence", "token": "token"}}
-"""Gates on k1 (minus the log ratio) that equal gates on the ratio: statistic -> level -> level of the ratio."""
+_K1_RATIO_LEVELS = {"mean": "geometric", "sum": "sequence", "token": "token"}
+"""Gates on k1 (minus the log ratio) that equal gates on the ratio: level -> level of the ratio."""
 
 
 @dataclass(frozen=True)
@@ -216,8 +197,6 @@ class Sweep(View):
 
     def all_rows(self) -> pl.LazyFrame:
         """Return the overall rows, then the rows of groups."""
-        import polars as pl
-
         return pl.concat([self.overall.lazy(), self.groups], how="diagonal_relaxed")
 
     def to_json(self) -> str:
@@ -246,8 +225,6 @@ class Sweep(View):
 
     def rows(self, run: str, correction: str) -> pl.DataFrame:
         """Return the rows of one study on one run in the order of points."""
-        import polars as pl
-
         return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort(
             "point", maintain_order=True
         )
@@ -321,8 +298,8 @@ def _gate_kind(gate: Gate) -> tuple[str, ...]:
 
 def _ratio_gate(gate: Gate) -> Gate:
     """Convert a gate on k1 to a gate on the ratio, if this is possible."""
-    level = _K1_RATIO_LEVELS.get(gate.statistic, {}).get(gate.level)
-    if level is None:
+    level = _K1_RATIO_LEVELS.get(gate.level)
+    if level is None or gate.statistic != "k1":
         return gate
     low, high = (None if bound is None else math.exp(-bound) for bound in reversed(gate.keep))
     return gate.model_copy(update={"statistic": "ratio", "level": level, "keep": (low, high)})
@@ -355,8 +332,6 @@ def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.Dat
     digits, because the other digits depend on the order of summation. If points have equal values, the point with the
     loosest bounds is flagged.
     """
-    import polars as pl
-
     weighted = [study.name for study in studies if study.correction.weight is not None]
     gated = [study.name for study in studies if study.correction.gates]
     is_weighted, is_gated = (overall["correction"].is_in(names).to_numpy() for names in (weighted, gated))

@@ -6,30 +6,30 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import chain
 from operator import add
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 
 from mismatchctl.api.analyze.builder import describe_input_files, summarize_left_out
 from mismatchctl.api.predict import SequenceSample, collect_batch, empty_sample
 from mismatchctl.api.scan import DumpReading, check_correction_names, number_micro_batches, whole_step_warning
 from mismatchctl.api.sweep.result import (
     GROUP_SCOPE,
+    MAX_FORECAST_POINTS,
     METRICS_WITH_ERRORS,
     NO_FORECASTS,
     OVERALL_SCOPE,
     ForecastRequest,
     Sweep,
     add_pareto_column,
-    forecast_points,
     make_forecasts,
     sweep_sentences,
+    thin_rows,
 )
-from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study, ThresholdAxis
+from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study
 from mismatchctl.api.sweep.targets import (
-    BracketData,
     GridTables,
     TargetSearch,
     TargetValue,
@@ -39,7 +39,7 @@ from mismatchctl.api.sweep.targets import (
     list_searches,
     sum_grid,
 )
-from mismatchctl.core.batch import Ints, TokenBatch
+from mismatchctl.core.batch import TokenBatch
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.data.engines import Engine, LocalEngine
@@ -64,9 +64,6 @@ from mismatchctl.measure.kernels import choose_kernel
 from mismatchctl.measure.metrics.registry import sweep_metrics
 from mismatchctl.measure.reduction import MeasurePlan
 
-if TYPE_CHECKING:
-    import polars as pl
-
 
 @dataclass
 class _RunSums:
@@ -75,10 +72,7 @@ class _RunSums:
 
 
 class SweepAccumulator(GroupMerger[list[FamilySums]]):
-    """Sums of the parts of a dump in input order, with the rows of their groups.
-
-    The studies for targets are the last ones in `of_study`.
-    """
+    """Sums of the parts of a dump in input order, with the rows of their groups."""
 
     closing_size = 1 << 20
 
@@ -90,9 +84,13 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         of_study: Sequence[int],
     ) -> None:
         super().__init__(plan.by)
-        self.plan, self.families, self.of_study = plan, families, of_study
+        self.plan, self.families, self.studies, self.of_study = plan, families, studies, of_study
         self.runs: dict[str, _RunSums] = {}
-        self.table = RowTable(studies)
+        axes = [axis for study in studies for axis in study.axes]
+        numeric = {axis.path: all(own.is_numeric for own in axes if own.path == axis.path) for axis in axes}
+        self._axes = {path: pl.Float64 if is_numeric else pl.String for path, is_numeric in numeric.items()}
+        self._tables: list[pl.DataFrame] = []
+        self._labels: list[LabelValue] = []
         self.metrics = [sweep_metrics(family.correction) for family in families]
 
     def add(self, sums: FamilyCells) -> None:
@@ -110,8 +108,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         for run, totals in self.runs.items():
             for column, found in totals.by.items():
                 for value, sums in found.items():
-                    rows = [self._rows(n, closed, run, column, [value]) for n, closed in enumerate(sums)]
-                    self.table.add(rows, [value])
+                    self._add([self._rows(n, closed, run, column, [value]) for n, closed in enumerate(sums)], [value])
 
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[list[FamilySums]]]) -> None:
         totals = self.runs.setdefault(run, _RunSums(self._empty_sums()))
@@ -131,14 +128,18 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
             for column, value, cells in group_by_value([values for own in groups for values in own], self.plan.by):
                 found = totals.by.setdefault(column, {}).setdefault(value, self._empty_sums())
                 found[number].add(closed.take(cells), salts[of_group[cells]])
-        self.table.add(rows, steps)
+        self._add(rows, steps)
 
     def _empty_sums(self) -> list[FamilyRunSums]:
         return [FamilyRunSums(prompts=PromptCounter() if self.plan.by_prompt else None) for _ in self.families]
 
-    def overall(self) -> pl.DataFrame:
-        import polars as pl
+    def _add(self, rows: Sequence[pl.DataFrame], labels: Sequence[LabelValue]) -> None:
+        """Store the rows of all families, ordered by group."""
+        order = np.concatenate([np.repeat(np.arange(len(labels)), len(own) // len(labels)) for own in rows])
+        self._tables.append(pl.concat(rows, how="diagonal_relaxed")[np.argsort(order, kind="stable")])
+        self._labels += labels
 
+    def overall(self) -> pl.DataFrame:
         frames: dict[tuple[str, int], list[pl.DataFrame]] = {}
         for run, totals in self.runs.items():
             for number, closed in enumerate(totals.overall):
@@ -147,92 +148,48 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
                 wanted = [metric for metric in self.metrics[number] if metric.key in METRICS_WITH_ERRORS]
                 errors = standard_errors(wanted, closed.totals, rows, family.grid)
                 found = {f"{key}_se": values[family.places] for key, values in errors.items()}
-                frame = self.table.frame([self._rows(number, closed, run, OVERALL_SCOPE, [None]) | found])
+                frame = self._rows(number, closed, run, OVERALL_SCOPE, [None]).hstack(
+                    pl.DataFrame(found, nan_to_null=True)
+                )
                 frames.setdefault((run, self.of_study[number]), []).append(frame)
         ordered = [
             pl.concat(parts, how="diagonal_relaxed").sort("point", maintain_order=True) for parts in frames.values()
         ]
         return pl.concat(ordered, how="diagonal_relaxed")
 
+    def groups(self) -> pl.LazyFrame:
+        """Return the rows of steps and values. Labels become numbers if all labels are numbers."""
+        whole = pl.concat(self._tables, how="diagonal_relaxed").lazy()
+        numbers = [label for label in self._labels if isinstance(label, (int, float)) and not isinstance(label, bool)]
+        if not numbers or len(numbers) + self._labels.count(None) < len(self._labels):
+            return whole
+        is_small = all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in numbers)
+        return whole.with_columns(pl.col("group").cast(pl.Int64 if is_small else pl.Float64))
+
     def _rows(
         self, number: int, closed: ClosedFamily | FamilyRunSums, run: str, scope: str, groups: Sequence[LabelValue]
-    ) -> dict[str, Any]:
-        family = self.families[number]
+    ) -> pl.DataFrame:
+        """Return one row per group and point of a family. Undefined values are null."""
+        family, study = self.families[number], self.studies[self.of_study[number]]
+        points, count = family.points.tolist(), len(groups) * len(family.points)
+        columns: dict[str, Any] = {"run": [run] * count, "correction": [study.name] * count}
+        columns["point"] = np.tile(family.points, len(groups))
+        for path, kind in self._axes.items():
+            axis = study.paths.index(path) if path in study.paths else None
+            values = [None if axis is None else study.points[point][axis] for point in points]
+            texts = [None if value is None else str(value) for value in values]
+            columns[path] = pl.Series((values if kind == pl.Float64 else texts) * len(groups), dtype=kind)
+        labels = (None if group is None else str(group) for group in groups)
+        columns["scope"] = [scope] * count
+        columns["group"] = pl.Series([label for label in labels for _ in points], dtype=pl.String)
+        for name in ("tokens", "sequences"):
+            columns[name] = np.repeat(closed.totals[name].ravel(), len(points))
         found = evaluate_metrics(self.metrics[number], closed.totals, closed.maxima, family.grid)
         weight = family.correction.weight
         if weight is None or weight.normalize == "none":
             found["normalization_factor"] = np.full_like(found["normalization_factor"], np.nan)
-        counts = {name: np.repeat(closed.totals[name].ravel(), len(family.points)) for name in ("tokens", "sequences")}
-        place = self.table.place(self.of_study[number], family.points, run, scope, groups)
-        return place | counts | {key: values[:, family.places].ravel() for key, values in found.items()}
-
-
-_MOST_WAITING = 200_000
-"""Number of rows that are collected before they become a table, which needs less memory."""
-
-
-class RowTable:
-    """Rows of groups."""
-
-    def __init__(self, studies: Sequence[Study]) -> None:
-        self._studies = studies
-        axes = [axis for study in studies for axis in study.axes]
-        self._numeric = {axis.path: all(own.is_numeric for own in axes if own.path == axis.path) for axis in axes}
-        self._tables: list[pl.DataFrame] = []
-        self._waiting: list[Mapping[str, Any]] = []
-        self._order: list[Ints] = []  # index of the group of each waiting row
-        self._labels: list[LabelValue] = []
-
-    def place(self, study: int, points: Ints, run: str, scope: str, groups: Sequence[LabelValue]) -> dict[str, Any]:
-        """Return the columns that identify each group and point."""
-        own, count = self._studies[study], len(groups) * len(points)
-        found: dict[str, Any] = {"run": [run] * count, "correction": [own.name] * count}
-        found["point"] = np.tile(points, len(groups))
-        for path, numeric in self._numeric.items():
-            axis = own.paths.index(path) if path in own.paths else None
-            values = [None if axis is None else own.points[point][axis] for point in points.tolist()]
-            names = [None if value is None else str(value) for value in values]
-            found[path] = np.tile(np.array(values, np.float64), len(groups)) if numeric else names * len(groups)
-        labels = (None if group is None else str(group) for group in groups)
-        return found | {"scope": [scope] * count, "group": [label for label in labels for _ in range(len(points))]}
-
-    def add(self, rows: Sequence[Mapping[str, Any]], groups: Sequence[LabelValue]) -> None:
-        for part in rows:
-            places = np.repeat(np.arange(len(groups)), len(part["point"]) // len(groups))
-            self._order.append(len(self._labels) + places)
-        self._labels += groups
-        self._waiting += rows
-        if sum(map(len, self._order)) > _MOST_WAITING:
-            self._gather()
-
-    def _gather(self) -> None:
-        self._tables.append(self.frame(self._waiting)[np.argsort(np.concatenate(self._order), kind="stable")])
-        self._waiting, self._order = [], []
-
-    def frame(self, parts: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-        """Build one table from the rows, because building a table takes milliseconds. Undefined values are null."""
-        import polars as pl
-
-        made: dict[str, Any] = {}
-        for name in dict.fromkeys(name for part in parts for name in part):
-            columns = [part.get(name, np.full(len(part["point"]), math.nan)) for part in parts]
-            is_text = isinstance(columns[0], list)
-            made[name] = pl.Series([*chain(*columns)], dtype=pl.String) if is_text else np.concatenate(columns)
-        return pl.DataFrame(made, nan_to_null=True)
-
-    def frames(self) -> pl.LazyFrame:
-        """Return all rows. Group labels become numbers if all labels are numbers."""
-        import polars as pl
-
-        if self._waiting:
-            self._gather()
-        whole = pl.concat(self._tables).lazy()
-        labels = [label for label in self._labels if label is not None]
-        kinds = {type(label) for label in labels}
-        if not kinds or not kinds <= {int, float}:
-            return whole
-        is_small = kinds == {int} and all(-(2**63) <= int(label) < 2**63 for label in labels)
-        return whole.with_columns(pl.col("group").cast(pl.Int64 if is_small else pl.Float64))
+        columns |= {key: values[:, family.places].ravel() for key, values in found.items()}
+        return pl.DataFrame(columns, nan_to_null=True)
 
 
 MEMORY_WARNING_BYTES = 1_000_000_000
@@ -254,14 +211,13 @@ class _SweepPart:
 class _SweepPass:
     plan: MeasurePlan
     families: tuple[CorrectionFamily, ...]
-    predicted: tuple[Correction, ...]  # corrections to sample sequences for, if `samples`
-    samples: bool
+    predicted: tuple[Correction, ...]  # corrections to sample sequences for
     searches: tuple[tuple[str, ThresholdRule], ...]
 
     def __call__(self, batches: Iterable[TokenBatch], run: str) -> _SweepPart:
         found = _SweepPart(sequences=empty_sample(len(self.predicted)))
         for batch in batches:
-            sampled = collect_batch(batch, run, self.predicted) if self.samples else empty_sample(len(self.predicted))
+            sampled = collect_batch(batch, run, self.predicted) if self.predicted else empty_sample(0)
             grids = sum_grid(batch, run, self.searches, self.plan.by_prompt)
             found = found + _SweepPart(reduce_families(batch, run, self.plan, self.families), sampled, grids)
         return found
@@ -312,10 +268,11 @@ def sweep(
         )
     accumulator = SweepAccumulator(plan, families, chosen, [number for number, _ in parts])
 
-    points = [(study, point) for study in chosen for point in forecast_points(study) if outlook.needs_sequences]
-    predicted = [study.correction_at(point) for study, point in points]
+    points = [(study, point) for study in chosen for point in thin_rows(range(len(study.points)), MAX_FORECAST_POINTS)]
+    sampled = points if outlook.batch is not None or outlook.lengths else ()
+    predicted = [study.correction_at(point) for study, point in sampled]
     sample, grids = empty_sample(len(predicted)), GridTables()
-    work = _SweepPass(plan, families, tuple(predicted), outlook.needs_sequences, list_searches(wishes))
+    work = _SweepPass(plan, families, tuple(predicted), list_searches(wishes))
     engine = engine or LocalEngine(threads)
     unnamed = plan.has_micro_batches and not reading.dump.has("micro_batch")
     micro_batches = number_micro_batches(reading.dump, micro_batch_size) if unnamed and micro_batch_size else None
@@ -330,13 +287,11 @@ def sweep(
     open_wishes, targets = find_brackets(grids, runs, wishes)
     if open_wishes:
         again = DumpReading.open(paths, (), rename or {}, (), on_bad)
-        found = BracketData()
-        for more, _ in again.parts(TargetSearch(tuple(open_wishes)), engine, progress):
-            found = found + more
-        targets += [bracket.solved(found.between[number]) for number, bracket in enumerate(open_wishes)]
+        search = TargetSearch(tuple(open_wishes))
+        targets += search.solve([one for found, _ in again.parts(search, engine, progress) for one in found])
     order = list(wishes)
     metrics = {metric.key: metric for known in accumulator.metrics for metric in known}
-    groups = accumulator.table.frames()
+    groups = accumulator.groups()
     made = Sweep(
         studies=tuple(chosen),
         metrics=metrics,
@@ -346,7 +301,7 @@ def sweep(
         left_out=summarize_left_out(reading.problems),
         warnings=[*reading.dump.warnings, *([whole_step_warning(kinds)] if unnamed and micro_batches is None else [])],
         targets=tuple(sorted(targets, key=lambda target: order.index((target.wish, target.wanted)))),
-        forecasts=make_forecasts(outlook, chosen, runs, sample, groups) if outlook != NO_FORECASTS else (),
+        forecasts=make_forecasts(outlook, points, runs, sample, groups) if outlook != NO_FORECASTS else (),
         by=tuple(by),
     )
     made.summary = {run: sweep_sentences(made, run) for run in made.runs}
@@ -359,14 +314,7 @@ def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Any) -> 
     for number, target in enumerate(found.targets):
         if target.correction is not None:
             correction = parse_correction({**target.correction, "name": f"{number}"}, "target")
-            studies.append(Study(correction, (_fixed_axis(correction),)))
+            studies.append(Study(correction, ()))
     rows = sweep(paths, studies, **options).overall.to_dicts() if studies else []
     own = {(row["run"], row["correction"]): row for row in rows}
     return [own.get((target.run, f"{number}"), {}) for number, target in enumerate(found.targets)]
-
-
-def _fixed_axis(correction: Correction) -> ThresholdAxis:
-    """Return an axis with the single value that a correction has."""
-    if correction.weight is not None:
-        return ThresholdAxis("weight.level", (correction.weight.level,))
-    return ThresholdAxis("gates.0.level", (correction.gates[0].level,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -169,24 +169,8 @@ def _evaluate_grid(key: str, sums: Float64s) -> tuple[Float64s, Float64s]:
         return values, np.sqrt((influence**2).sum(axis=0) * factor)
 
 
-@dataclass(frozen=True)
-class BracketSums:
-    """Sums of the second pass between two grid points."""
-
-    total: float  # total mass
-    above: float  # mass above the bracket
-    below: Float64s  # sums of 1, w and w^2 of weights w at or below the bracket
-    distances: Float64s  # distances within the bracket
-    mass: Float64s  # mass of each distance
-
-    def __add__(self, other: BracketSums) -> BracketSums:
-        return BracketSums(
-            self.total + other.total,
-            self.above + other.above,
-            self.below + other.below,
-            np.concatenate([self.distances, other.distances]),
-            np.concatenate([self.mass, other.mass]),
-        )
+BracketValues = list[tuple[int, Float64s, Float64s]]
+"""Distances and masses between the two grid points of a bracket, by the index of the bracket."""
 
 
 @dataclass(frozen=True)
@@ -197,91 +181,73 @@ class TargetBracket:
     key: str
     wanted: float
     rule: ThresholdRule
-    # low, high: distances. The target is met at exactly one of the two distances.
-    low: float
-    high: float
-    reached: float  # measured value at the distance that meets the target
+    place: int  # the target is met at exactly one of the grid points `place` - 1 and `place`
+    bins: Float64s  # mass in each bin of distances [1, BINS], for the ESS also the sums of w and w^2 [3, BINS]
+    reached: float  # value at the grid point that meets the target
     # distances within the error of the target. An end is None beyond the grid. None for a single cluster.
     interval: tuple[float | None, float | None] | None
 
-    def between(self, distances: Float64s, mass: Float64s) -> BracketSums:
-        within, below = (distances > self.low) & (distances <= self.high), np.zeros(3)
-        if self.key == ESS_METRIC:
-            weights = np.exp(np.maximum(distances[distances <= self.low], -LOG_RATIO_BOUND))
-            below = np.array([len(weights), weights.sum(), (weights * weights).sum()])
-        above = float(mass[distances > self.high].sum())
-        return BracketSums(float(mass.sum()), above, below, distances[within], mass[within])
+    def select(self, distances: Float64s, mass: Float64s) -> tuple[Float64s, Float64s]:
+        within = (distances > _DISTANCE_GRID[self.place - 1]) & (distances <= _DISTANCE_GRID[self.place])
+        return distances[within], mass[within]
 
-    def solved(self, found: BracketSums) -> SolvedThreshold:
-        order = np.argsort(found.distances, kind="stable")
-        distances, mass = found.distances[order], found.mass[order]
+    def solve(self, distances: Float64s, mass: Float64s) -> SolvedThreshold:
+        order = np.argsort(distances, kind="stable")
+        distances, mass = distances[order], mass[order]
+        total, above = self.bins[0].sum(), self.bins[0, self.place + 1 :].sum()
         if self.key == ESS_METRIC:  # the largest weight with sufficient ESS
-            reached = _truncated_ess(distances, found)
+            weights = np.exp(distances)
+            below = self.bins[:, : self.place].sum(axis=1)
+            beyond = total - below[0] - np.arange(1, len(weights) + 1)
+            first = below[1] + np.cumsum(weights) + beyond * weights
+            reached = first**2 / (total * (below[2] + np.cumsum(weights**2) + beyond * weights**2))
             met = np.flatnonzero(reached >= self.wanted)[::-1]
         else:  # the smallest distance with sufficiently little rejected mass. Equal distances stay together
-            beyond = found.above + np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)[: len(mass)]
-            reached = beyond / found.total
+            beyond = above + np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)[: len(mass)]
+            reached = beyond / total
             met = np.flatnonzero((reached <= self.wanted) & np.append(np.diff(distances) > 0, True)[: len(mass)])
-        if not len(met):  # no value is between the two grid points
-            return self._at(self.low if self.key == ESS_METRIC else self.high, self.reached)
-        return self._at(float(distances[met[0]]), float(reached[met[0]]))
+        if len(met):
+            return self._at(float(distances[met[0]]), float(reached[met[0]]))
+        return self._at(_DISTANCE_GRID[self.place - (self.key == ESS_METRIC)], self.reached)
 
     def _at(self, distance: float, reached: float) -> SolvedThreshold:
-        threshold = self.rule.threshold(distance)
-        interval = None
+        threshold, interval = self.rule.threshold(distance), None
         if self.interval is not None:
-            ends = [None if end is None else self.rule.threshold(end) for end in self.interval]
-            low, high = ends if self.rule.threshold(1.0) > 1 else reversed(ends)
-            interval = low, high
+            low, high = (None if end is None else self.rule.threshold(end) for end in self.interval)
+            interval = (low, high) if self.rule.threshold(1.0) > 1 else (high, low)
         study = Study(self.rule.correction, (ThresholdAxis(self.rule.path, (threshold,)),))
         return SolvedThreshold(
-            run=self.run,
-            wish=self.key,
-            wanted=self.wanted,
-            rule=self.rule.words,
-            correction=study.correction_at(0).to_mapping(),
-            threshold=threshold,
-            interval=interval,
-            reached=reached,
-        )
-
-
-def _truncated_ess(distances: Float64s, found: BracketSums) -> Float64s:
-    """Return the ESS of tokens if weights are truncated at each of the ascending values."""
-    weights = np.exp(distances)
-    beyond = found.total - found.below[0] - np.arange(1, len(weights) + 1)
-    first = found.below[1] + np.cumsum(weights) + beyond * weights
-    second = found.below[2] + np.cumsum(weights**2) + beyond * weights**2
-    ess: Float64s = first**2 / (found.total * second)
-    return ess
+            run=self.run, wish=self.key, wanted=self.wanted, rule=self.rule.words,
+            correction=study.correction_at(0).to_mapping(), threshold=threshold, interval=interval, reached=reached,
+        )  # fmt: skip
 
 
 def find_brackets(
     grids: GridTables, runs: Iterable[str], wishes: Sequence[TargetValue]
 ) -> tuple[list[TargetBracket], list[SolvedThreshold]]:
     """Find the grid points around the solution of each target, and the targets that cannot be met."""
-    found, missed, searches = [], [], list_searches(wishes)
+    found, missed, searches, unknown = [], [], list_searches(wishes), np.full(1, np.nan)
     for run in runs:
         measured = {
-            (key, rule.words): _evaluate_grid(key, table.sums)
+            (key, rule.words): (*_evaluate_grid(key, table.sums), table.sums.sum(axis=0).reshape(-1, _BINS))
             for (key, rule), table in zip(searches, grids.get(run, ()), strict=False)
         }
         for key, wanted in wishes:
             for rule in rules_for_metric(key):
-                values, errors = measured.get((key, rule.words), (np.full(1, np.nan), np.full(1, np.nan)))
+                values, errors, bins = measured.get((key, rule.words), (unknown, unknown, unknown))
                 met = values >= wanted if key == ESS_METRIC else values <= wanted
                 if not met.any() or met.all():
-                    missed.append(_unreached_target(run, key, wanted, rule, values, everywhere=bool(met.all())))
+                    shown = (
+                        "undefined" if np.isnan(values).all() else f"{np.nanmin(values):.3g} to {np.nanmax(values):.3g}"
+                    )
+                    status = f"{MET_EVERYWHERE if met.all() else 'met at no threshold'}: {shown}"
+                    missed.append(SolvedThreshold(run=run, wish=key, wanted=wanted, rule=rule.words, status=status))
                     continue
                 first = int(np.flatnonzero(~met)[0]) if key == ESS_METRIC else int(np.flatnonzero(met)[0])
                 inside = np.abs(values - wanted) <= INTERVAL_Z * np.nan_to_num(errors)
                 ends = None if np.isnan(errors[first - 1 : first + 1]).any() else _bracket_ends(inside, first)
                 reached = float(values[first - 1 if key == ESS_METRIC else first])
-                found.append(
-                    TargetBracket(
-                        run, key, wanted, rule, _DISTANCE_GRID[first - 1], _DISTANCE_GRID[first], reached, ends
-                    )
-                )
+                found.append(TargetBracket(run, key, wanted, rule, first, bins, reached, ends))
     return found, missed
 
 
@@ -294,38 +260,27 @@ def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float |
     )
 
 
-def _unreached_target(
-    run: str, key: str, wanted: float, rule: ThresholdRule, values: Float64s, *, everywhere: bool
-) -> SolvedThreshold:
-    shown = f"{np.nanmin(values):.3g} to {np.nanmax(values):.3g}" if not np.isnan(values).all() else "undefined"
-    status = f"{MET_EVERYWHERE}: {shown}" if everywhere else f"met at no threshold: {shown}"
-    return SolvedThreshold(run=run, wish=key, wanted=wanted, rule=rule.words, status=status)
-
-
-@dataclass(frozen=True)
-class BracketData:
-    """Sums of the second pass by index of the bracket."""
-
-    between: dict[int, BracketSums] = field(default_factory=dict)
-
-    def __add__(self, other: BracketData) -> BracketData:
-        return BracketData(merge_parts(self.between, other.between))
-
-
 @dataclass(frozen=True)
 class TargetSearch:
     """The second pass over the dump, which refines the solutions."""
 
-    wanted: tuple[TargetBracket, ...]
+    brackets: tuple[TargetBracket, ...]
 
-    def __call__(self, batches: Iterable[TokenBatch], run: str) -> BracketData:
-        found: dict[int, BracketSums] = {}
+    def __call__(self, batches: Iterable[TokenBatch], run: str) -> BracketValues:
+        found: BracketValues = []
         for batch in batches:
             for name, part in split_runs(batch, run):
                 for _, block in part.blocks():
                     ratios = Ratios(block.train, block.rollout, block.segments)
-                    for number, bracket in enumerate(self.wanted):
-                        if bracket.run == name:
-                            more = bracket.between(*bracket.rule.distances(block, ratios, bracket.key))
-                            found = merge_parts(found, {number: more})
-        return BracketData(found)
+                    for number, one in enumerate(self.brackets):
+                        if one.run == name:
+                            found.append((number, *one.select(*one.rule.distances(block, ratios, one.key))))
+        return found
+
+    def solve(self, found: BracketValues) -> list[SolvedThreshold]:
+        none = np.zeros(0)
+        values = [
+            [np.concatenate([none, *(part[which] for part in found if part[0] == number)]) for which in (1, 2)]
+            for number in range(len(self.brackets))
+        ]
+        return [one.solve(*own) for one, own in zip(self.brackets, values, strict=True)]
