@@ -87,18 +87,6 @@ def _find_digit_traps(scalars: Iterable[YamlScalar]) -> Iterator[LintMessage]:
             yield LintMessage("error", place, consequence, f'write "{found.text}" in quotes', "YAML 1.1, float and int")
 
 
-_CHANGE_TEXTS = {
-    "rejected_tokens": "rejects {:.3%} of tokens",
-    "rejected_sequences": "touches {:.3%} of sequences",
-    "weight_bounded_low": "has {:.3%} of weights below the lower bound",
-    "weight_bounded_high": "has {:.3%} of weights above the upper bound",
-    "ess_token": "leaves an effective sample size of {:.3%}",
-    "normalization_factor": "divides weights by {:.5f}",
-    "loss_scale": "scales the loss by {:.5f}",
-}
-"""Descriptions of the metrics that show how a changed correction differs."""
-
-
 def _measure_findings(
     framework: Framework,
     native: Mapping[str, Any],
@@ -106,7 +94,7 @@ def _measure_findings(
     dumps: Sequence[DumpSource],
     rename: Mapping[str, str],
 ) -> list[LintMessage]:
-    """Add the measured effect on the dump to each finding."""
+    """Add findings about the effect of the correction on the dumps."""
     from mismatchctl.api.advise.advise import advise
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.results.summary import changes_loss_scale
@@ -122,19 +110,9 @@ def _measure_findings(
         for index, (place, gate) in enumerate(zip(places, correction.gates, strict=True))
     ]
     together = Correction(name="all gates", gates=correction.gates)
-    instead = {
-        index: finding.instead.model_copy(update={"name": f"instead {index}"})
-        for index, finding in enumerate(found)
-        if finding.instead is not None
-    }
-    tried = [now, *(gate for _, gate in alone), together, *instead.values()]
+    tried = [now, *(gate for _, gate in alone), together]
     runs = analyze(dumps, tried, rename=rename, findings=False).runs
-    findings = [
-        replace(finding, change="; ".join(f"{run}: {_describe_change(runs[run], now, instead[index])}" for run in runs))
-        if index in instead
-        else finding
-        for index, finding in enumerate(found)
-    ]
+    findings = list(found)
     for run, measured in runs.items():
         rejections = [
             finding
@@ -169,18 +147,6 @@ def _advice_findings(run: str, advice: RunAdvice) -> Iterator[LintMessage]:
             consequence = f"{run}: in an update of {advice.batch:,} sequences, {compare_with_yours(own, best)}"
             fix = ", ".join(f"{key}: {value}" for key, value in (best.config or {}).items()) or f"as {best.name} has it"
             yield LintMessage("advice", "", consequence, fix, "`mismatchctl advise`")
-
-
-def _describe_change(run: RunResult, now: Correction, instead: Correction) -> str:
-    """Describe how the effect of the other correction differs."""
-    ours, others = run.overall.corrections[now.name], run.overall.corrections[instead.name]
-    changes = []
-    for key, words in _CHANGE_TEXTS.items():
-        here, there = (side[key].value if key in side else None for side in (ours, others))
-        if here != there and there is not None:
-            number = words[words.index("{") : words.index("}") + 1]
-            changes.append(words.format(there) + ("" if here is None else f" (now {number.format(here)})"))
-    return ", ".join(changes) or "changes nothing"
 
 
 def _rejection_finding(run: RunResult, correction: Correction, what: str, place: str) -> LintMessage | None:

@@ -33,7 +33,7 @@ from mismatchctl.frameworks.adapter import (
     read_metrics,
     read_options,
 )
-from mismatchctl.frameworks.lint import LintMessage, check_bounds, load_traps
+from mismatchctl.frameworks.lint import LintMessage, check_bounds, make_finding
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 if TYPE_CHECKING:
@@ -384,19 +384,18 @@ class PlainFramework(Framework):
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
         """Return the findings. A check that needs an unknown option is skipped."""
         found: list[LintMessage] = []
-        traps = load_traps(self._folder)
         known = suppress(KeyError) if unknown else nullcontext()
         try:
             with self._taking_values():
                 options = self._without(self.read(native), native, unknown)
                 for name, is_caught in self.traps.items():
                     with known:
-                        found += [traps[name].message(self.source)] if is_caught(options) else []
+                        found += [make_finding(self._folder, name, self.source)] if is_caught(options) else []
                 with known:
                     weight, gates = self.rules(options)
                     made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
                     if weight is not None and not self.is_on(native) and self.recognizes(native):
-                        found.append(traps["switched_off"].message(self.source))
+                        found.append(make_finding(self._folder, "switched_off", self.source))
                     found += check_bounds(made, "", lambda gate: "", self.title)
         except ConfigError as error:
             if not any(one.level == "error" for one in found):

@@ -248,24 +248,6 @@ def test_several_traps_are_all_reported(tmp_path: Path) -> None:
     assert levels == sorted(levels, key=["error", "warning", "advice", "info"].index)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "rollout_is: null\nrollout_rs: seq_mean_k1\nrollout_rs_threshold: '1.5_2.0'",
-        "rollout_rs: geometric\nrollout_rs_threshold: 2.0\nrollout_rs_threshold_lower: 1.5",
-        "rollout_is: token\nrollout_is_threshold: '6.0_9.0'",
-        mis(rs_lower="1.5", rs_upper="9.0"),
-        mis(tis_lower="6.0", tis_upper="9.0"),
-        mis(tis_lower="1.2", tis_upper="1.5", normalize="true"),
-    ],
-)
-def test_no_bound_is_advised_for_intervals_without_agreement(tmp_path: Path, text: str) -> None:
-    """Another upper bound would not help, so the error alone gives the remedy."""
-    _, findings = lint(tmp_path, text)
-    assert any("policies agree" in finding["consequence"] for finding in findings)
-    assert not any(finding["fix"].startswith(("take ", "relax ")) for finding in findings)
-
-
 def test_json_numbers_are_read(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"rollout_is": null, "rollout_rs": "geometric", "rollout_rs_threshold": 1.5, '

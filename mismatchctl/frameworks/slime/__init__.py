@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -31,14 +31,11 @@ from mismatchctl.frameworks.adapter import (
 )
 from mismatchctl.frameworks.lint import (
     LintMessage,
-    check_advice,
     check_bounds,
     find_named_key,
     format_decimal,
     is_text_of_number,
-    load_traps,
-    replace_gate,
-    trap_if,
+    make_finding,
 )
 from mismatchctl.frameworks.slime.arguments import (
     DOCUMENTED_ONLY,
@@ -110,31 +107,6 @@ class SlimeConfig:
         except ConfigError as error:
             return error
 
-    @property
-    def weight_place(self) -> str:
-        return self.place("tis_upper_bound" if self.mis else "tis_clip")
-
-    @property
-    def mis(self) -> Arguments | None:
-        """Return the arguments if they are valid and select mis.py."""
-        given = self.arguments
-        return given if isinstance(given, Arguments) and given.function == "mis" else None
-
-    @property
-    def gates(self) -> tuple[Gate, ...]:
-        return self.correction.gates if isinstance(self.correction, Correction) else ()
-
-    @property
-    def veto(self) -> float | None:
-        """Return the threshold of the veto if mis.py computes weights."""
-        found = self.given.get("rs_veto_threshold")
-        return found if isinstance(found, int | float) and self.weighs_with_mis else None
-
-    @property
-    def weighs_with_mis(self) -> bool:
-        """Return True if mis.py computes weights."""
-        return bool(self.given.get("use_tis")) and any(name in self.given for name in MIS_FIELDS)
-
     def place(self, name: str) -> str:
         return self.keys.get(name, name)
 
@@ -146,69 +118,98 @@ class SlimeConfig:
         given = any(self.given.get(name) is not None for name in ("rs_lower_bound", "rs_upper_bound"))
         return self.place("tis_upper_bound" if masks or not given else "rs_upper_bound")
 
-    def trap(self, name: str, place: str = "", /, *, instead: Correction | None = None, **values: Any) -> LintMessage:
+    def trap(self, name: str, place: str = "", /, **values: Any) -> LintMessage:
         """Create a finding of traps.yaml about an argument."""
-        made = load_traps(Path(__file__).parent)[name].message(self.source, instead, **values)
+        version = self.version
+        values |= {"framework": version.framework, "label": version.label}
+        made = make_finding(Path(__file__).parent, name, self.source, **values)
         return replace(made, place=self.place(place or made.place))
 
     @property
     def source(self) -> str:
-        return (
-            f"{self.version.framework} {self.version.commit[:8]} ({self.version.label}), mis.py, loss.py, arguments.py"
-        )
+        version = self.version
+        return f"{version.framework} {version.commit[:8]} ({version.label}), mis.py, loss.py, arguments.py"
 
 
-def _check_quoted_numbers(written: SlimeConfig) -> Iterator[LintMessage]:
+def _check_keys(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Yield the findings that only depend on keys in the file."""
     for name in written.texts:
         value = written.root[written.keys[name]]
         yield written.trap("quoted_number", name, value=value, number=format_decimal(value))
-
-
-def _check_unknown_keys(written: SlimeConfig) -> Iterator[LintMessage]:
-    version = written.version
-    for item in find_unread_keys(written.root, version):
+    for item in find_unread_keys(written.root, written.version):
         name = normalize_key(item.key)
         if name in DOCUMENTED_ONLY:
-            why = DOCUMENTED_ONLY[name]
-            yield written.trap("documented_only", name, framework=version.framework, label=version.label, why=why)
+            yield written.trap("documented_only", name, why=DOCUMENTED_ONLY[name])
         else:
             yield written.trap("unread", name, hint=item.hint)
     for name, key in written.keys.items():
         if name in MIS_FIELDS and key.startswith("--"):
             yield written.trap("no_flag", name, name=name)
+    if written.version.old_keys and not OLD_KEYS.keys().isdisjoint(written.keys):
+        yield written.trap("old_keys")
 
 
-def _check_refusal(written: SlimeConfig) -> Iterator[LintMessage]:
+def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Yield findings about arguments that slime refuses, ignores, or needs another argument for."""
+    given, gates = written.given, written.correction.gates if isinstance(written.correction, Correction) else ()
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)
         name = find_named_key(message.partition(": ")[0], _ARGUMENT_NAMES) or find_named_key(message, _ARGUMENT_NAMES)
         if "tis_batch_normalize" in message and "geometric" in message:
             name = "tis_batch_normalize"
         trap = "refused_normalization" if name == "tis_batch_normalize" else "refused"
-        yield written.trap(trap, name, framework=written.version.framework, message=message)
-
-
-def _check_rejection_switch(written: SlimeConfig) -> Iterator[LintMessage]:
-    if written.given.get("use_rs") and not written.given.get("use_tis"):
+        yield written.trap(trap, name, message=message)
+    if given.get("true_on_policy_mode"):
+        yield written.trap("true_on_policy")
+    weighs_with_mis = given.get("use_tis") and any(name in given for name in MIS_FIELDS)
+    if weighs_with_mis:
+        yield written.trap("measures_only" if given.get("get_mismatch_metrics") else "wins")
+        if given.get("use_rollout_logprobs"):
+            yield written.trap("corrects_twice")
+    if given.get("use_rs") and not given.get("use_tis"):
         found = written.trap("rejection_off")
-        yield replace(found, level="warning") if "use_tis" in written.given else found  # said, or forgotten
+        yield replace(found, level="warning") if "use_tis" in given else found  # said, or forgotten
+    veto = given.get("rs_veto_threshold")
+    if weighs_with_mis and isinstance(veto, int | float):
+        if not given.get("use_rs"):
+            yield written.trap("veto_off")
+        elif veto <= 0:
+            yield written.trap("veto_nothing")
+        else:  # documented as a bound on probabilities
+            yield written.trap("veto_ratio", threshold=veto, number=format_decimal(veto))
+    read = written.arguments if isinstance(written.arguments, Arguments) else None
+    mis = read if read is not None and read.function == "mis" else None
+    if mis is not None and weighs_with_mis:
+        yield from _check_fallbacks(written, mis)
+    if written.version.rollout_denominators and gates:  # since 2026, and undocumented
+        yield written.trap("denominators", option=option("framework"))
+    if mis is not None and mis.rejects and mis.rs_level == "sequence":
+        yield written.trap("product")
+    correction = written.correction
+    if mis is not None and isinstance(correction, Correction) and (known := _find_published_run(correction)):
+        number, held = known
+        yield replace(written.trap("held" if held else "collapsed", number=number), source=_ARTICLE)
+    if written.version.finite:
+        yield from _check_forward_only(written)
+    if read is not None and read.weighs and read.tis_batch_normalize:  # by the mean over one micro-batch
+        alone = given.get("micro_batch_size") == 1 and not given.get("use_dynamic_batch_size")
+        if read.tis_level == "sequence":
+            yield written.trap("cancels" if alone else "may_cancel")
+        else:
+            yield written.trap("per_sequence_mean" if alone else "depends_on_packing")
+        if read.tis_mode == "mask":
+            yield written.trap("raw_mean")
+    if isinstance(written.correction, Correction):
+        place = written.place("tis_upper_bound" if mis is not None else "tis_clip")
+        yield from check_bounds(written.correction, place, written.gate_place, written.source)
+    for name in ("tis_clip", "tis_clip_low"):
+        if weighs_with_mis and name in given:
+            yield written.trap("built_in_only", name)
+    if given.get("eps_clip_c") is not None and not written.version.dual_clip:
+        yield written.trap("no_dual_clip")
 
 
-def _check_veto_ratio(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Check whether the veto is meant for probabilities, as the documents describe it, or for ratios."""
-    threshold, gates, instead = written.veto, written.gates, None
-    if threshold is None or threshold <= 0 or not written.given.get("use_rs"):
-        return
-    if isinstance(written.correction, Correction) and any(gate.is_veto for gate in gates):
-        index = next(index for index, gate in enumerate(gates) if gate.is_veto)
-        instead = replace_gate(written.correction, index, gates[index].model_copy(update={"statistic": "train_prob"}))
-    yield written.trap("veto_ratio", instead=instead, threshold=threshold, number=format_decimal(threshold))
-
-
-def _check_lower_bound(written: SlimeConfig) -> Iterator[LintMessage]:
-    given = written.mis
-    if given is None or not written.weighs_with_mis:
-        return
+def _check_fallbacks(written: SlimeConfig, given: Arguments) -> Iterator[LintMessage]:
     low, high = given.rs_bounds if given.use_rs else given.tis_bounds
     if given.rejects and given.rs_lower_bound is None:
         origin = "tis_lower_bound" if given.tis_lower_bound is not None else "1 / tis_upper_bound"
@@ -240,29 +241,14 @@ def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
     return _OUTCOMES.get((weight.bounds[1], weight.normalize == "token", rejects))
 
 
-def _check_outcome(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Report the outcome of the four published configurations for a mixture of experts."""
-    if (
-        written.mis
-        and isinstance(written.correction, Correction)
-        and (known := _find_published_run(written.correction))
-    ):
-        number, held = known
-        yield replace(written.trap("held" if held else "collapsed", number=number), source=_ARTICLE)
-
-
 def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
     """Check the requirements of Miles for asynchronous PPO and --skip-actor-forward-only."""
     given = written.given
-    if not written.version.finite:
-        return
     if given.get("skip_actor_forward_only"):
         others = [name for name in ("keep_old_actor", "true_on_policy_mode") if given.get(name)]
-        replays = (
-            ("use_indexer_replay", "use_rollout_indexer_replay"),
-            ("use_routing_replay", "use_rollout_routing_replay"),
-        )
-        others += [name for name, rollout in replays if given.get(name) and not given.get(rollout)]
+        for kind in ("indexer", "routing"):
+            if given.get(f"use_{kind}_replay") and not given.get(f"use_rollout_{kind}_replay"):
+                others.append(f"use_{kind}_replay")
         yield from (written.trap("skip_refuses", name=name) for name in others)
         if not given.get("use_rollout_logprobs"):
             yield written.trap("own_old_policy")
@@ -270,65 +256,6 @@ def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
     is_async = "train_async" in str(written.root.get("<program>", ""))
     if is_async and given.get("advantage_estimator") == "ppo" and not corrects:
         yield written.trap("async_ppo")
-
-
-def _check_normalization(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Report that weights are divided by the mean over one micro-batch."""
-    given = written.arguments
-    if isinstance(given, ConfigError) or not (given.weighs and given.tis_batch_normalize):
-        return
-    alone = written.given.get("micro_batch_size") == 1 and not written.given.get("use_dynamic_batch_size")
-    if given.tis_level == "sequence":
-        yield written.trap("cancels" if alone else "may_cancel")
-    else:
-        yield written.trap("per_sequence_mean" if alone else "depends_on_packing")
-    if given.tis_mode == "mask":
-        yield written.trap("raw_mean")
-
-
-def _check_bounds(written: SlimeConfig) -> Iterator[LintMessage]:
-    if isinstance(written.correction, Correction):
-        yield from check_bounds(written.correction, written.weight_place, written.gate_place, written.source)
-
-
-def _check_advice(written: SlimeConfig) -> Iterator[LintMessage]:
-    # Do not advise normalization: in a micro-batch of one sequence it cancels sequence weights.
-    if isinstance(written.correction, Correction):
-        yield from check_advice(written.correction, written.weight_place, written.gate_place, "")
-
-
-_old_keys = trap_if("old_keys", lambda c: c.version.old_keys and not OLD_KEYS.keys().isdisjoint(c.keys))
-
-RULES: tuple[Callable[[SlimeConfig], Iterator[LintMessage]], ...] = (
-    _check_quoted_numbers,
-    _check_unknown_keys,
-    _old_keys,
-    _check_refusal,
-    trap_if("true_on_policy", lambda c: c.given.get("true_on_policy_mode")),
-    trap_if("measures_only", lambda c: c.weighs_with_mis and c.given.get("get_mismatch_metrics")),
-    trap_if("wins", lambda c: c.weighs_with_mis and not c.given.get("get_mismatch_metrics")),
-    trap_if("corrects_twice", lambda c: c.weighs_with_mis and c.given.get("use_rollout_logprobs")),
-    _check_rejection_switch,
-    trap_if("veto_off", lambda c: c.veto is not None and not c.given.get("use_rs")),
-    trap_if("veto_nothing", lambda c: c.veto is not None and c.given.get("use_rs") and c.veto <= 0),
-    _check_veto_ratio,
-    _check_lower_bound,
-    # Rejected tokens stay in the denominators since 2026, which is undocumented.
-    trap_if("denominators", lambda c: c.version.rollout_denominators and c.gates and {
-        "option": option("framework"), "framework": c.version.framework, "label": c.version.label}),
-    trap_if("product", lambda c: c.mis and c.mis.rejects and c.mis.rs_level == "sequence"),
-    _check_outcome,
-    _check_forward_only,
-    _check_normalization,
-    _check_bounds,
-    trap_if("built_in_only", lambda c: c.weighs_with_mis and "tis_clip" in c.given, "tis_clip"),
-    trap_if("built_in_only", lambda c: c.weighs_with_mis and "tis_clip_low" in c.given, "tis_clip_low"),
-    trap_if("no_dual_clip", lambda c: c.given.get("eps_clip_c") is not None and not c.version.dual_clip),
-    _check_advice,
-)  # fmt: skip
-
-SURE_RULES = (_old_keys, _check_quoted_numbers, _check_unknown_keys)
-"""Rules that only depend on keys in the file, for files that do not contain every value."""
 
 
 class Slime(Framework):
@@ -353,7 +280,7 @@ class Slime(Framework):
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
         written = SlimeConfig(native, self.about)
-        return [finding for rule in (SURE_RULES if unknown else RULES) for finding in rule(written)]
+        return [*_check_keys(written), *(() if unknown else _check_switches(written))]
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         return include_custom_config(native, folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,11 +26,9 @@ from mismatchctl.frameworks.adapter import (
 )
 from mismatchctl.frameworks.lint import (
     LintMessage,
-    check_advice,
     check_bounds,
     find_named_key,
     format_decimal,
-    trap_if,
 )
 from mismatchctl.frameworks.verl.configuration import (
     ACTOR_BLOCK,
@@ -59,45 +57,37 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_RLLM_BLOCK = ("rllm", "algorithm", BLOCK)
 _MATH_SOURCE = "verl's rollout_corr_math.md (2025-11-03), rejection sampling methods"
 _NEGLIGIBLE_SHIFT = 0.01  # a reversed interval whose ends move by less than this share of its width
 
 
-def _check_unknown_keys(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_keys(written: VerlConfig) -> Iterator[LintMessage]:
+    """Yield the findings that only depend on keys in the file."""
     version = written.version
     if not isinstance(written.block, Mapping | None):
         yield written.trap("no_mapping", block=written.block)
+    what = " does not have this key" + (" and does not start" if version.dialect != "flat" else ": nothing reads it")
     for item in find_unread_keys(written.root, version):
-        what = " does not have this key" + (
-            " and does not start" if version.dialect != "flat" else ": nothing reads it"
-        )
         yield written.trap("unread", at=".".join(item.place), version=version.name, what=what, hint=item.hint)
-
-
-def _check_quoted_numbers(written: VerlConfig) -> Iterator[LintMessage]:
     for key in written.texts:
         yield written.trap("quoted_number", key, value=written.section[key])
-    for key, usual in written.version.keys.items():
+    for key, usual in version.keys.items():
         if isinstance(usual, bool) and isinstance(text := written.section.get(key), str):
             yield written.trap("pointer" if "$" in text else "text_flag", key, text=text)  # a pointer or a variable
 
 
-def _check_refusal(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_weights(written: VerlConfig) -> Iterator[LintMessage]:
+    """Yield findings about refused values, and about weights that do not apply."""
+    given, settings, flat = written.given, written.settings, written.version.dialect == "flat"
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)
         key = find_named_key(message, written.version.keys)
-        if "option '" in message or message == "float division by zero":
+        if "option '" in message:
             key = "rollout_rs_threshold"
-        if message == "float division by zero" and written.version.dialect == "flat":
-            key = "rollout_is_threshold"
+        elif message == "float division by zero":
+            key = "rollout_is_threshold" if flat else "rollout_rs_threshold"
         yield written.trap("refused", key, message=message)
-
-
-def _check_weights_off(written: VerlConfig) -> Iterator[LintMessage]:
-    given, threshold = written.given, written.settings["rollout_is_threshold"]
-    flat = written.version.dialect == "flat"
-    wanted = given.get("rollout_is") if flat else written.settings["rollout_is"]
+    threshold, wanted = settings["rollout_is_threshold"], given.get("rollout_is") if flat else settings["rollout_is"]
     if flat and threshold is None and "rollout_is_threshold" not in given and not wanted and given:
         yield written.trap("no_threshold")
     elif wanted and threshold is None:
@@ -107,70 +97,51 @@ def _check_weights_off(written: VerlConfig) -> Iterator[LintMessage]:
         yield written.trap("not_applied", how=how)
     elif not flat and "rollout_is" not in given:
         yield written.trap("default_differs")
+    if flat and settings["rollout_is_threshold_lower"] is not None and settings["rollout_is_mode"] == "truncate":
+        yield written.trap("no_lower_bound")
 
 
-def _check_bounds(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_rejection(written: VerlConfig) -> Iterator[LintMessage]:
+    settings, dialect = written.settings, written.version.dialect
+    for key in ("rollout_rs_threshold", "rollout_rs_threshold_lower"):
+        if dialect != "flat" and settings["rollout_rs"] is None and settings.get(key) is not None:
+            yield written.trap("rejects_nothing", key)
     if isinstance(written.correction, Correction):
         place = written.place("rollout_is_threshold")
         yield from check_bounds(written.correction, place, written.gate_place, written.source)
-
-
-def _check_direction(written: VerlConfig) -> Iterator[LintMessage]:
-    """Report that "lo_hi" bounds rollout/train, because k1 is rollout minus train."""
-    for index, gate in enumerate(written.gates):
+    for gate in written.gates:  # "lo_hi" bounds rollout/train, because k1 is rollout minus train
         low, high = gate.keep
-        if gate.statistic != "k1" or low is None or high is None or not low <= high:
-            continue
-        kept = f"{math.exp(-high):.6g} to {math.exp(-low):.6g}"
-        option = find_rs_option(gate)
-        if abs(low + high) <= _NEGLIGIBLE_SHIFT * (high - low):
-            yield written.trap("reads_reversed", option=option, kept=kept)
-        else:
-            swap = written.with_gate(index, gate.model_copy(update={"keep": (-high, -low)}))
-            bounds = [f"{math.exp(bound):.6g}" for bound in (low, high, -high, -low)]
-            yield written.trap("reversed", instead=swap, option=option, kept=kept, bounds=bounds)
-
-
-def _check_documented_lower_bound(written: VerlConfig) -> Iterator[LintMessage]:
-    """Report that verl documents a lower bound of 1/threshold, which presets such as seq_mis do not use."""
-    flat = written.version.dialect == "flat"
-    key = "rollout_is_threshold_lower" if flat else "rollout_rs_threshold_lower"
-    if written.settings.get(key) is None:
-        return
-    for index, gate in enumerate(written.gates):
-        low, high = gate.keep
+        if gate.statistic == "k1" and low is not None and high is not None and low <= high:
+            kept, option = f"{math.exp(-high):.6g} to {math.exp(-low):.6g}", find_rs_option(gate)
+            if abs(low + high) <= _NEGLIGIBLE_SHIFT * (high - low):
+                yield written.trap("reads_reversed", option=option, kept=kept)
+            else:
+                bounds = [f"{math.exp(bound):.6g}" for bound in (low, high, -high, -low)]
+                yield written.trap("reversed", option=option, kept=kept, bounds=bounds)
+    key = "rollout_is_threshold_lower" if dialect == "flat" else "rollout_rs_threshold_lower"
+    for gate in written.gates if settings.get(key) is not None else ():
+        low, high = gate.keep  # verl documents a lower bound of 1/threshold, which presets such as seq_mis do not use
         if gate.is_veto or low is None or high is None or high <= 0 or math.isclose(low * high, 1, rel_tol=1e-9):
             continue
-        instead = written.with_gate(index, gate.model_copy(update={"keep": (1 / high, high)}))
-        yield replace(
-            written.trap("lower_differs", key, instead=instead, low=low, inverse=1 / high), source=_MATH_SOURCE
-        )
-
-
-def _check_advice(written: VerlConfig) -> Iterator[LintMessage]:
-    if isinstance(written.correction, ConfigError):
-        return
-    newer = next(version for version in VERSIONS if version.normalizes)
-    normalizing = f"verl@{written.version.name} cannot do this: use verl@{newer.name} or later"
-    if written.version.normalizes:
-        normalizing = "write rollout_is_batch_normalize: true"
-    yield from check_advice(written.correction, written.place("rollout_is_threshold"), written.gate_place, normalizing)
+        yield replace(written.trap("lower_differs", key, low=low, inverse=1 / high), source=_MATH_SOURCE)
+    statistics = {gate.statistic for gate in written.gates}
+    one_threshold = dialect == "estimator" and "," not in str(settings["rollout_rs_threshold"])
+    if one_threshold and "k1" in statistics and len(statistics) > 1:
+        yield written.trap("one_threshold")
 
 
 def _check_bypass(written: VerlConfig) -> Iterator[LintMessage]:
     version, settings = written.version, written.settings
     if version.dialect == "flat":
         return
-    pure = version.is_pure(settings)
-    if not written.bypasses:
-        if pure:
-            yield written.trap("ignored_loss", version.pure_key, bypass=version.bypass_key)
-        return
-    if not pure and settings["rollout_is"] is not None:
-        trap = "weights_logged_only" if version.names_loss else "weights_of_one"
-        yield written.trap(trap, pure=_format_pure_key(version))
-    if not pure and not version.names_loss and settings["rollout_rs"] is not None:
-        yield written.trap("bypass_rejects_nothing", pure=_format_pure_key(version))
+    pure, pure_setting = version.is_pure(settings), _format_pure_key(version)
+    if pure and not written.bypasses:
+        yield written.trap("ignored_loss", version.pure_key, bypass=version.bypass_key)
+    if written.bypasses and not pure:
+        if settings["rollout_is"] is not None:
+            yield written.trap("weights_logged_only" if version.names_loss else "weights_of_one", pure=pure_setting)
+        if settings["rollout_rs"] is not None and not version.names_loss:
+            yield written.trap("bypass_rejects_nothing", pure=pure_setting)
 
 
 def _format_pure_key(version: VerlVersion) -> str:
@@ -178,31 +149,28 @@ def _format_pure_key(version: VerlVersion) -> str:
 
 
 def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
-    """Report bypass mode in the V1 trainer, whose `_compute_old_log_prob` does not call `apply_bypass_mode`."""
-    if written.is_separate or written.find("trainer", "use_v1") not in (None, True):
+    """Yield findings about bypass mode in the V1 trainer, whose `_compute_old_log_prob` ignores `apply_bypass_mode`."""
+    root, settings, use_v1 = written.root, written.settings, written.find("trainer", "use_v1")
+    # Rollout and trainer on separate nodes, where verl applies bypass mode.
+    separate = "async_training" in root or (isinstance(root.get("rollout"), Mapping) and "actor_rollout_ref" in root)
+    if separate or (written.version.defaults_to_v1 if use_v1 is None else use_v1) is not True:
         return
-    if not written.version.defaults_to_v1 and written.find("trainer", "use_v1") is None:
-        return
-    actor = ACTOR_BLOCK[:-1]
-    block, mode = ".".join(actor), written.find(*actor, "loss_mode")
+    actor, place = ".".join(ACTOR_BLOCK[:-1]), ".".join(ACTOR_BLOCK)
+    mode, own = written.find(*ACTOR_BLOCK[:-1], "loss_mode"), written.find(*ACTOR_BLOCK)
     if not written.bypasses:
         if mode == "bypass_mode":
-            yield written.trap("wrong_old_policy", at=f"{block}.loss_mode", bypass=written.place("bypass_mode"))
-        return
-    own, place = written.find(*actor, "rollout_correction"), f"{block}.rollout_correction"
-    if mode != "bypass_mode":
-        lost = [key for key in ("loss_type", "rollout_is", "rollout_rs") if written.settings[key] is not None]
-        lost = [key for key in lost if key != "loss_type" or written.settings[key] == "reinforce"]
-        if written.settings["loss_type"] == "ppo_clip":
-            lost = [key for key in lost if key == "rollout_rs"]  # PPO's ratio is the weight
-        if lost:
-            found = written.trap("v1_ignores", lost=" and ".join(lost), actor=block, place=place)
-            yield found if written.full else replace(found, level="warning")
+            yield written.trap("wrong_old_policy", at=f"{actor}.loss_mode", bypass=written.place("bypass_mode"))
+    elif mode != "bypass_mode":
+        pure = settings.get("loss_type") == "reinforce"  # otherwise PPO's ratio is the weight
+        keys = ("loss_type", "rollout_is", "rollout_rs") if pure else ("rollout_rs",)
+        if lost := " and ".join(key for key in keys if settings[key] is not None):
+            found = written.trap("v1_ignores", lost=lost, actor=actor, place=place)
+            yield found if "trainer" in root or "actor_rollout_ref" in root else replace(found, level="warning")
     elif not isinstance(own, Mapping):
         yield written.trap("v1_defaults", at=place, block=written.place(""))
     else:
         defaults = dict(written.version.keys) | {"rollout_is": "sequence"}
-        for key, value in written.settings.items():
+        for key, value in settings.items():
             if key != "bypass_mode" and (mine := own.get(key, defaults[key])) != value:
                 yield written.trap("v1_differs", at=f"{place}.{key}", mine=mine, value=value, block=written.place(key))
 
@@ -222,51 +190,39 @@ def _check_veto(written: VerlConfig) -> Iterator[LintMessage]:
     yield written.trap("veto_ratio", key, threshold=threshold, number=format_decimal(threshold))
 
 
-RULES: tuple[Callable[[VerlConfig], Iterator[LintMessage]], ...] = (
-    _check_unknown_keys,
-    _check_quoted_numbers,
-    _check_refusal,
-    _check_weights_off,
-    trap_if("no_lower_bound", lambda c: (
-        c.version.dialect == "flat" and c.settings["rollout_is_threshold_lower"] is not None
-        and c.settings["rollout_is_mode"] == "truncate")),
-    trap_if("rejects_nothing", lambda c: c.rejects_without("rollout_rs_threshold"), "rollout_rs_threshold"),
-    trap_if("rejects_nothing", lambda c: c.rejects_without("rollout_rs_threshold_lower"), "rollout_rs_threshold_lower"),
-    _check_bounds,
-    _check_direction,
-    _check_documented_lower_bound,
-    trap_if("one_threshold", lambda c: (
-        c.version.dialect == "estimator" and len({gate.statistic for gate in c.gates}) > 1
-        and any(gate.statistic == "k1" for gate in c.gates) and "," not in str(c.settings["rollout_rs_threshold"]))),
-    _check_bypass,
-    _check_v1_trainer,
-    # rLLM refuses weights in bypass mode (rllm/trainer/verl/verl_backend.py).
-    trap_if("rllm_excludes", lambda c: (
-        c.find(*_RLLM_BLOCK, "bypass_mode") and c.find(*_RLLM_BLOCK, "tis_mode") is not None
-        and {"at": ".".join((*_RLLM_BLOCK, "tis_mode"))})),
-    _check_veto,
+def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
+    """Yield findings about settings that a correction requires, and about bugs of a release."""
+    version, settings, correction = written.version, written.settings, written.correction
     # Corrections require rollout log-probs, which are off by default until 0.8.0.
-    trap_if("no_log_probs", lambda c: (
-        isinstance(c.correction, Correction) and (c.correction.weight or c.gates or c.bypasses)
-        and isinstance(rollout := c.find("actor_rollout_ref", "rollout"), Mapping)
-        and not rollout.get("calculate_log_probs", c.version.records_log_probs)
-        and {"at": "actor_rollout_ref.rollout.calculate_log_probs"})),
-    # Bugs of a release.
-    trap_if("no_configuration", lambda c: (
-        c.version.dialect == "ratio" and c.version.bypass_key == "bypass_old_logprob_for_rollout" and c.given)),
-    trap_if("counts_empty", lambda c: (
-        c.version.normalizes_empty and c.settings.get("rollout_is_batch_normalize")
-        and c.settings["rollout_is"] == "sequence")),
-    trap_if("divides_by_zero", lambda c: (
-        c.version.icepop and c.settings["rollout_is"] == "sequence" and isinstance(c.correction, Correction)
-        and c.correction.weight is not None and c.correction.weight.zero is not None)),
-    trap_if("nan_loss", lambda c: (
-        c.version.empty_loss_is_nan and c.gates and {"at": c.gate_place(c.gates[0])})),
-    _check_advice,
-)  # fmt: skip
+    corrects = isinstance(correction, Correction) and (correction.weight or correction.gates or written.bypasses)
+    rollout = written.find("actor_rollout_ref", "rollout")
+    records = not isinstance(rollout, Mapping) or rollout.get("calculate_log_probs", version.records_log_probs)
+    if corrects and not records:
+        yield written.trap("no_log_probs", at="actor_rollout_ref.rollout.calculate_log_probs")
+    if "bypass_old_logprob_for_rollout" in version.keys and written.given:
+        yield written.trap("no_configuration")
+    sequence = settings.get("rollout_is") == "sequence"
+    if version.normalizes_empty and settings.get("rollout_is_batch_normalize") and sequence:
+        yield written.trap("counts_empty")
+    weight = correction.weight if isinstance(correction, Correction) else None
+    if version.icepop and sequence and weight is not None and weight.zero is not None:
+        yield written.trap("divides_by_zero")
+    if version.empty_loss_is_nan and written.gates:
+        yield written.trap("nan_loss", at=written.gate_place(written.gates[0]))
 
-SURE_RULES = (_check_unknown_keys, _check_quoted_numbers)
-"""Rules that only depend on keys in the file, for files that do not contain every value."""
+
+def find_traps(written: VerlConfig, *, keys_only: bool) -> Iterator[LintMessage]:
+    """Yield the findings. With `keys_only`, the file does not contain every value."""
+    yield from _check_keys(written)
+    if keys_only:
+        return
+    for check in (_check_weights, _check_rejection, _check_bypass, _check_v1_trainer):
+        yield from check(written)
+    rllm = written.find("rllm", "algorithm", BLOCK)  # refuses weights in bypass mode (trainer/verl/verl_backend.py)
+    if isinstance(rllm, Mapping) and rllm.get("bypass_mode") and rllm.get("tis_mode") is not None:
+        yield written.trap("rllm_excludes", at=f"rllm.algorithm.{BLOCK}.tis_mode")
+    for check in (_check_veto, _check_release):
+        yield from check(written)
 
 
 class Verl(Framework):
@@ -297,8 +253,7 @@ class Verl(Framework):
         return write_keys(correction, self.about)
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        written = VerlConfig(native, self.about)
-        return [finding for rule in (SURE_RULES if unknown else RULES) for finding in rule(written)]
+        return list(find_traps(VerlConfig(native, self.about), keys_only=bool(unknown)))
 
     def is_default_file(self, name: str) -> bool:
         return is_shipped(name)
@@ -339,7 +294,7 @@ _SHARED_KEYS = {"loss_type"}
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version of a configuration, or `None` without a key of rollout correction.
+    """Return the version of a configuration with a key of rollout correction.
 
     Only versions that know most of its keys are considered. The order of preference is: the newest version with an
     effect, the newest version that accepts the keys, the newest version.

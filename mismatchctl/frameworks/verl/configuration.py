@@ -16,7 +16,7 @@ from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import BYPASS_SOURCE, MISMATCH_SOURCE, Correction, Gate, RatioSource, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, UnreadKey, fit_rules, is_typo_of, read_options, suggest_key
-from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, load_traps, replace_gate
+from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, make_finding
 from mismatchctl.io.yaml import read_data
 
 Dialect = Literal["flat", "ratio", "estimator"]
@@ -537,25 +537,6 @@ class VerlConfig:
     def gates(self) -> tuple[Gate, ...]:
         return self.correction.gates if isinstance(self.correction, Correction) else ()
 
-    def rejects_without(self, key: str) -> bool:
-        """Return True if a rejection threshold is given without rollout_rs."""
-        rejects = self.version.dialect == "flat" or self.settings["rollout_rs"] is not None
-        return not rejects and self.settings.get(key) is not None
-
-    def with_gate(self, index: int, gate: Gate) -> Correction | None:
-        """Return the correction with another gate at an index."""
-        return replace_gate(self.correction, index, gate) if isinstance(self.correction, Correction) else None
-
-    @property
-    def full(self) -> bool:
-        return "trainer" in self.root or "actor_rollout_ref" in self.root
-
-    @property
-    def is_separate(self) -> bool:
-        """Return True if rollout and trainer run on separate nodes, where verl applies bypass mode."""
-        rollout = self.root.get("rollout")
-        return "async_training" in self.root or (isinstance(rollout, Mapping) and "actor_rollout_ref" in self.root)
-
     @property
     def veto_key(self) -> str | None:
         return next((key for key in self.version.keys if "veto" in key), None)
@@ -575,11 +556,9 @@ class VerlConfig:
             return self.place(self.veto_key)
         return self.place("rollout_is_threshold" if self.version.dialect == "flat" else "rollout_rs_threshold")
 
-    def trap(
-        self, name: str, key: str = "", /, *, at: str | None = None, instead: Correction | None = None, **values: Any
-    ) -> LintMessage:
+    def trap(self, name: str, key: str = "", /, *, at: str | None = None, **values: Any) -> LintMessage:
         """Create a finding of traps.yaml about a key."""
-        made = load_traps(Path(__file__).parent)[name].message(self.source, instead, **values)
+        made = make_finding(Path(__file__).parent, name, self.source, **values)
         return replace(made, place=self.place(key or made.place) if at is None else at)
 
     @property

@@ -112,8 +112,7 @@ def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = 
 
 
 def _trap_card(finding: LintMessage) -> Card:
-    lines = [(name, getattr(finding, name)) for name in ("consequence", "fix", "source")]
-    lines += [("on the dumps", finding.change)] if finding.change else []
+    lines = [("consequence", finding.consequence), ("fix", finding.fix), ("source", finding.source)]
     return Card(finding.level, finding.level, finding.place or "the whole", lines=lines)
 
 
