@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -70,50 +70,15 @@ def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextSte
     return [NextStep.of(name, text) for name, text in steps.items()]
 
 
-@dataclass(frozen=True)
-class LayerRow:
-    """One compared tensor. Rows are in the order of execution.
-
-    `layer` is zero-based. `value` is in the unit of the report. `failed` is the verdict of the tool, where NaN counts
-    as failed.
-    """
-
-    name: str
-    layer: int | None = None
-    step: int | None = None
-    value: float | None = None
-    why: str = ""
-
-    @property
-    def failed(self) -> bool:
-        """Return True if the tool rejected the tensor."""
-        return bool(self.why)
-
-
-@dataclass(frozen=True)
-class LayerTable:
-    """Rows of one report in order of execution.
-
-    `again` describes how to compare some layers, and `unlayered` how to compare all layers.
-    """
-
-    tool: str
-    measure: str
-    rows: Sequence[LayerRow]
-    notes: Sequence[str] = ()
-    rank: str | None = None
-    again: str = SGLANG_SYNTAX
-    unlayered: str = ""
-
-
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
 
 
 class Tensor(_Model):
-    """Notable tensor.
+    """Compared tensor.
 
-    `layer` counts from 0 and is null for a tensor outside the layers. `value` is in the unit of the report.
+    `layer` counts from 0 and is null for a tensor outside the layers. `value` is in the unit of the report. `why` is
+    the reason why the tool rejected the tensor, or empty.
     """
 
     name: str
@@ -121,6 +86,22 @@ class Tensor(_Model):
     step: int | None
     value: float | None
     why: str
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """Tensors of one report in order of execution.
+
+    `again` describes how to compare some layers, and `unlayered` how to compare all layers.
+    """
+
+    tool: str
+    measure: str
+    rows: Sequence[Tensor]
+    notes: Sequence[str] = ()
+    rank: str | None = None
+    again: str = SGLANG_SYNTAX
+    unlayered: str = ""
 
 
 class LayerReport(_Model):
@@ -172,22 +153,6 @@ def parse_number(text: str) -> float | None:
         return to_finite(float(text))
     except ValueError:
         return None
-
-
-@dataclass
-class NoteCounts:
-    """Notes about a report, with the count and first example of each."""
-
-    seen: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, what: str, name: str) -> None:
-        self.seen.setdefault(what, []).append(name)
-
-    def sentences(self) -> list[str]:
-        return [
-            f"{names[0]} {what}" + (f", like {len(names) - 1:,} more" if len(names) > 1 else "")
-            for what, names in self.seen.items()
-        ]
 
 
 USUAL_LOGIT_SPREAD = (0.3, 30.0)

@@ -11,9 +11,8 @@ import math
 import re
 import stat
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,7 @@ from mismatchctl.diagnosis.layer_reports.model import (
     MSPROBE_SYNTAX,
     SLIME_SYNTAX,
     LayerReport,
-    LayerRow,
     LayerTable,
-    NoteCounts,
     Tensor,
     describe_rerun,
     parse_layer,
@@ -36,6 +33,18 @@ from mismatchctl.errors import DataError, describe_os_error
 from mismatchctl.io.files import natural_key
 from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, parse_json
+
+Notes = dict[str, list[str]]
+"""The names that each note about a report applies to."""
+
+
+def _format_notes(notes: Notes) -> list[str]:
+    """Return one sentence per note, with its first name and the number of other names."""
+    return [
+        f"{names[0]} {what}" + (f", like {len(names) - 1:,} more" if len(names) > 1 else "")
+        for what, names in notes.items()
+    ]
+
 
 _MILES_VERDICT = re.compile(r"Logprob Comparison:\s*(PASSED|FAILED)", re.IGNORECASE)
 _MILES_FIGURE = re.compile(
@@ -56,7 +65,7 @@ def read_miles_text(text: str) -> LayerTable | None:
     return LayerTable(
         "Miles log-prob comparison",
         "mean absolute difference of the log-probs, nats",
-        [LayerRow("log-probs", value=figures.get("mean abs diff"), why=why)],
+        [Tensor(name="log-probs", layer=None, step=None, value=figures.get("mean abs diff"), why=why)],
         notes,
         unlayered=EVERY_LAYER_COMMAND if failed else "",
     )
@@ -67,7 +76,7 @@ _SGLANG_TYPES = (
     *("comparison_tensor", "comparison_non_tensor", "comparison_skip", "comparison_error"),
 )
 _SGLANG_KNOWN_SHARE = 0.5  # later versions may have more types
-_SGLANG_LAYER_TAG = re.compile(r"(?:^|___)layer_id=(\d{1,6})(?=___|\.|$)")
+_SGLANG_LAYER_TAG = re.compile(r"(?:'|___)layer_id=(\d{1,6})(?=___|\.|')")
 
 
 def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTable | None:
@@ -75,25 +84,26 @@ def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTa
         return None
     if sum(record.get("type") in _SGLANG_TYPES for record in records) <= _SGLANG_KNOWN_SHARE * len(records):
         return None
-    notes, rows = NoteCounts(), []
+    notes: Notes = {}
+    rows = []
     for record in records:
         kind, name = record.get("type"), str(record.get("name"))
         layer = _parse_sglang_layer(record)
         where = name if layer is None else f"{name} of layer {layer}"
         if kind not in _SGLANG_TYPES:
-            notes.add("is an unknown type of record and was skipped", f"{kind!r}")
+            notes.setdefault("is an unknown type of record and was skipped", []).append(f"{kind!r}")
         elif kind == "comparison_error":
-            notes.add(f"could not be compared ({record.get('exception_type')})", name)
+            notes.setdefault(f"could not be compared ({record.get('exception_type')})", []).append(name)
         elif kind == "comparison_skip":
             side, reason = record.get("available_side"), record.get("reason")
-            notes.add(f"was not compared ({reason}; the {side} has it)", where)
+            notes.setdefault(f"was not compared ({reason}; the {side} has it)", []).append(where)
             if record.get("errors"):
                 rows.append(_make_sglang_row(record, None, f"skipped with errors: {reason}"))
         elif kind == "comparison_non_tensor" and (record.get("values_equal") is False or record.get("errors")):
-            notes.add("differs, but is not a tensor", where)
+            notes.setdefault("differs, but is not a tensor", []).append(where)
         elif kind == "comparison_tensor":
             rows.append(_make_sglang_row(record, *_judge_sglang_tensor(record)))
-    sentences = [*notes.sentences(), "tensors that only the baseline has leave no record in such a report"]
+    sentences = [*_format_notes(notes), "tensors that only the baseline has leave no record in such a report"]
     if other_lines:
         sentences.insert(0, f"{other_lines:,} lines are not records and were skipped")
     if not any(record.get("type") == "summary" for record in records):
@@ -122,25 +132,19 @@ def _judge_sglang_tensor(record: Mapping[str, Any]) -> tuple[float | None, str]:
     return value, "" if same else "copies on ranks that should be equal differ"
 
 
-def _make_sglang_row(record: Mapping[str, Any], value: float | None, why: str) -> LayerRow:
+def _make_sglang_row(record: Mapping[str, Any], value: float | None, why: str) -> Tensor:
     location, name = record.get("location"), str(record.get("name"))
     step = location.get("step") if isinstance(location, Mapping) else None
     named = parse_layer(name)
     layer = _parse_sglang_layer(record) if named is None else named
-    return LayerRow(name, layer, step if isinstance(step, int) else None, value, why)
+    return Tensor(name=name, layer=layer, step=step if isinstance(step, int) else None, value=value, why=why)
 
 
 def _parse_sglang_layer(record: Mapping[str, Any]) -> int | None:
     """Return the layer from the file names of a dump, which the report lacks."""
-    bundles = [record.get(key) for key in ("raw_bundle_info", "available_bundle_info")]
-    for bundle in (bundle for bundle in bundles if isinstance(bundle, Mapping)):
-        for side in (bundle.get("x"), bundle.get("y"), bundle):
-            files = side.get("files") if isinstance(side, Mapping) else None
-            for file in files if isinstance(files, list) else []:
-                found = _SGLANG_LAYER_TAG.search(str(file.get("filename"))) if isinstance(file, Mapping) else None
-                if found:
-                    return int(found[1])
-    return None
+    texts = str([record.get(key) for key in ("raw_bundle_info", "available_bundle_info")])
+    found = _SGLANG_LAYER_TAG.search(texts)
+    return int(found[1]) if found else None
 
 
 _SLIME_LINE = re.compile(r"(?:^|[\s\]:])layer=\d{1,6}\s[^\n]*max_abs=[^\n]*$", re.MULTILINE)
@@ -178,7 +182,7 @@ def _make_slime_table(layers: Iterable[tuple[int, Mapping[str, Any]]], limit: fl
             value, why = None, "not finite (slime's own comparator lets it pass)"
         elif value > (0.0 if limit is None else limit):
             why = "differs" if limit is None else f"above the limit of {limit:g}"
-        rows.append(LayerRow("residual stream after the layer", layer, value=value, why=why))
+        rows.append(Tensor(name="residual stream after the layer", layer=layer, step=None, value=value, why=why))
     notes = ["the last position of a sequence is never compared"]
     chosen = {row.layer or 0 for row in rows}
     left = [layer for layer in range(max(chosen, default=0)) if layer not in chosen]
@@ -190,43 +194,30 @@ def _make_slime_table(layers: Iterable[tuple[int, Mapping[str, Any]]], limit: fl
     return LayerTable("slime layer-wise comparator", measure, rows, notes, again=SLIME_SYNTAX)
 
 
-_TARGET, _GOLDEN = "NPU Name", "Bench Name"
 _SIDE_SPELLINGS = {
     **dict.fromkeys(("target", "test", "device"), "npu"),
     **dict.fromkeys(("golden", "benchmark", "gpu"), "bench"),
 }
-_MSPROBE_COLUMNS = (
-    *("Name", "Dtype", "max", "min", "mean", "l2norm"),
-    *("Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr"),
-    *("MD5", "Result", "Err_message", "Accuracy Reached or Not"),
-)
-_CANONICAL_COLUMNS = {
-    re.sub(r"[^a-z0-9]", "", f"{side}{fact}".lower()): f"{side}{fact}"
-    for side in ("", "NPU ", "Bench ")
-    for fact in _MSPROBE_COLUMNS
-} | {"npumd5": "NPU MD5", "benchmd5": "BENCH MD5"}
 _RANK_PATTERN = re.compile(r"rank_?(\d+)")
 
 CsvCells = Mapping[str, Any]
+"""A row of msprobe by column, as `_column_key` spells it."""
 
 
-def _canonical_column(column: Any) -> str:
-    """Return the column name as msprobe writes it."""
+def _column_key(column: Any) -> str:
+    """Return the name of a column without spaces, case and the spelling of a version, such as `npuname`."""
     words = re.findall(r"[a-z0-9]+", str(column).lower())
-    key = "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else [])
-    return _CANONICAL_COLUMNS.get(key, str(column))
+    return "".join([_SIDE_SPELLINGS.get(words[0], words[0]), *words[1:]] if words else [])
 
 
 def read_msprobe_rows(cells: Sequence[Any], file: str, columns: Iterable[str] = ()) -> LayerTable | None:
     if not all(isinstance(cell, Mapping) for cell in cells):
         return None
-    if not {_TARGET, _GOLDEN} <= {_canonical_column(name) for name in [*columns, *(cells[0] if cells else ())]}:
+    if not {"npuname", "benchname"} <= {_column_key(name) for name in [*columns, *(cells[0] if cells else ())]}:
         return None
-    rows = [{_canonical_column(name): value for name, value in cell.items()} for cell in cells]
-    notes = NoteCounts()
-    value, measure = _choose_measure(rows[0] if rows else ())
-    table = list(_iterate_msprobe_rows(rows, value, notes, _parse_flag))
-    return _make_msprobe_table(f"{measure}; failed if Result is error or warning", table, file, notes)
+    notes: Notes = {}
+    rows, measure = _read_msprobe_cells(cells, notes)
+    return _make_msprobe_table(f"{measure}; failed if Result is error or warning", rows, file, notes)
 
 
 def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
@@ -234,15 +225,14 @@ def read_msprobe_rank(document: Any, file: str) -> LayerTable | None:
     calls = [*document.values()] if isinstance(document, Mapping) else []
     if not calls or not all(isinstance(call, Mapping) and {"is_same", "op_items"} <= call.keys() for call in calls):
         return None
-    notes, rows, measure = NoteCounts(), [], "relative"
+    notes: Notes = {}
+    rows, measure = [], ""
     for call in calls:
         given = call["op_items"] if isinstance(call["op_items"], list) else []
-        items = [item for item in given if isinstance(item, Mapping)]
-        value, measure = _choose_measure(items[0] if items else ())
-        found = list(_iterate_msprobe_rows(items, value, notes, lambda _: ""))
+        found, measure = _read_msprobe_cells([item for item in given if isinstance(item, Mapping)], notes)
+        found = [row.model_copy(update={"why": ""}) for row in found]
         if call["is_same"] is False and found:
-            last, why = found[-1], "the call is not the same (is_same false)"
-            found[-1] = LayerRow(last.name, last.layer, value=last.value, why=why)
+            found[-1] = found[-1].model_copy(update={"why": "the call is not the same (is_same false)"})
         rows += found
     return _make_msprobe_table(f"{measure}; failed where is_same is false", rows, file, notes)
 
@@ -256,72 +246,74 @@ def read_msprobe_first(document: Any) -> list[LayerTable] | None:
             return None
         if not all(isinstance(call, Mapping) and "op_name" in call for call in calls):
             return None
-    measure, make = (
-        "no values: the report only lists the first differing calls",
-        partial(_make_msprobe_table, notes=NoteCounts()),
-    )
+    measure, why = "no values: the report only lists the first differing calls", "the first call that is not the same"
     named = {rank: [str(call["op_name"]) for call in calls] for rank, calls in document.items()}
-    why = "the first call that is not the same"
     return [
-        make(measure, [LayerRow(name, parse_layer(name), why=why) for name in names], rank)
+        _make_msprobe_table(measure, [_make_msprobe_row(name, None, why) for name in names], rank, {})
         for rank, names in named.items()
     ]
 
 
-def _make_msprobe_table(measure: str, rows: Sequence[LayerRow], file: str, notes: NoteCounts) -> LayerTable:
+def _make_msprobe_table(measure: str, rows: Sequence[Tensor], file: str, notes: Notes) -> LayerTable:
     rank = _RANK_PATTERN.search(file)
-    sentences = [*notes.sentences(), "modules that only the golden side has leave no row in such a report"]
+    sentences = [*_format_notes(notes), "modules that only the golden side has leave no row in such a report"]
     return LayerTable("msprobe compare", measure, rows, sentences, rank[1] if rank else None, MSPROBE_SYNTAX)
 
 
-def _iterate_msprobe_rows(
-    cells: Iterable[CsvCells],
-    value: Callable[[CsvCells], float | None],
-    notes: NoteCounts,
-    judge: Callable[[CsvCells], str],
-) -> Iterator[LayerRow]:
+def _read_msprobe_cells(given: Sequence[Mapping[str, Any]], notes: Notes) -> tuple[list[Tensor], str]:
+    """Return the rows that both sides have, and the name of their values."""
+    cells = [{_column_key(name): value for name, value in cell.items()} for cell in given]
+    first: CsvCells = cells[0] if cells else {}
+    modes = ((value, measure) for name, value, measure in _MSPROBE_VALUES if name in first)
+    value, measure = next(modes, _MSPROBE_VALUES[-1][1:])
+    rows = []
     for cell in cells:
-        name = str(cell.get(_TARGET))
-        if cell.get(_GOLDEN) in (None, "", "N/A"):
-            notes.add("is missing on the golden side, and Result passes", name)
+        name = str(cell.get("npuname"))
+        if cell.get("benchname") in (None, "", "N/A"):
+            notes.setdefault("is missing on the golden side, and Result passes", []).append(name)
         else:
-            yield LayerRow(name, parse_layer(name), value=value(cell), why=judge(cell))
+            rows.append(_make_msprobe_row(name, value(cell), _parse_flag(cell)))
+    return rows, measure
+
+
+def _make_msprobe_row(name: str, value: float | None, why: str) -> Tensor:
+    return Tensor(name=name, layer=parse_layer(name), step=None, value=value, why=why)
 
 
 def _parse_flag(cell: CsvCells) -> str:
-    result = str(cell.get("Result", "")).strip().lower()
-    missed = str(cell.get("Accuracy Reached or Not", "")).strip().lower() == "no"  # of versions without Result
+    result = str(cell.get("result", "")).strip().lower()
+    missed = str(cell.get("accuracyreachedornot", "")).strip().lower() == "no"  # of versions without Result
     if result not in ("error", "warning") and not missed:
         return ""
-    message = str(cell.get("Err_message") or "").strip("[]\"' ")
+    message = str(cell.get("errmessage") or "").strip("[]\"' ")
     return message.partition('", "')[0] or ("accuracy not reached" if missed else result)
 
 
-def _choose_measure(columns: Iterable[str]) -> tuple[Callable[[CsvCells], float | None], str]:
-    if "NormRelativeErr" in columns:
-        return _statistics_difference, "relative error of the norm, or of the extrema if the norm agrees"
-    if "MaxAbsErr" in columns:
-        return _tensor_difference, "largest absolute difference over the largest magnitude"
-    return _checksum_difference, "checksums: 0 equal, 1 different"
-
-
 def _statistics_difference(cell: CsvCells) -> float | None:
-    norm = _parse_cell(cell.get("NormRelativeErr"))
+    norm = _parse_cell(cell.get("normrelativeerr"))
     if norm != 0.0:
         return norm
-    others = (_parse_cell(cell.get(name)) for name in ("MaxRelativeErr", "MinRelativeErr"))
+    others = (_parse_cell(cell.get(name)) for name in ("maxrelativeerr", "minrelativeerr"))
     return max((other for other in others if other is not None), default=0.0)
 
 
 def _tensor_difference(cell: CsvCells) -> float | None:
-    difference = _parse_cell(cell.get("MaxAbsErr"))
-    bounds = [_parse_cell(cell.get(name)) for name in ("Bench max", "Bench min")]
+    difference = _parse_cell(cell.get("maxabserr"))
+    bounds = [_parse_cell(cell.get(name)) for name in ("benchmax", "benchmin")]
     size = max((abs(bound) for bound in bounds if bound is not None), default=0.0)
     return difference if difference is None or size == 0 else difference / size
 
 
 def _checksum_difference(cell: CsvCells) -> float | None:
-    return float(cell.get("NPU MD5") != cell.get("BENCH MD5")) if "NPU MD5" in cell else None
+    return float(cell.get("npumd5") != cell.get("benchmd5")) if "npumd5" in cell else None
+
+
+_MSPROBE_VALUES = (
+    ("normrelativeerr", _statistics_difference, "relative error of the norm, or of the extrema if the norm agrees"),
+    ("maxabserr", _tensor_difference, "largest absolute difference over the largest magnitude"),
+    ("npumd5", _checksum_difference, "checksums: 0 equal, 1 different"),
+)
+"""Columns of the three modes of msprobe, with the value of a row and its name."""
 
 
 def _parse_cell(cell: Any) -> float | None:
@@ -336,11 +328,9 @@ def _parse_cell(cell: Any) -> float | None:
 JUMP_FACTOR = 30.0
 """Noise grows by small factors from layer to layer, at most 4 in samples of bfloat16."""
 UNORDERED_NOTE = "the tensors of the report are not in order of execution, so they were sorted by layer"
-REVERSED_NOTE = "the layers of the report descend, but it shows a forward pass ({why}), so it was read from the end"
-BACKWARD_NOTE = "the layers of the report descend, because it shows a backward pass ({why})"
-AMBIGUOUS_NOTE = (
-    "the layers of the report descend, so it was read as a backward pass. A forward pass that was written from its end "
-    "looks the same, and would be bad from the lowest layer on"
+BACKWARD_NOTE = "the layers of the report descend, because its names show a backward pass"
+REVERSED_NOTE = (
+    "the layers of the report descend without names of gradients: it shows a forward pass, read from the end"
 )
 _MAX_TURN_SHARE, _MIN_CHANGES, _MIN_DESCENT = 0.5, 8, 3
 """Limits for rows in reversed layer order. Passes and ranks rarely reverse, and few changes of layer show no order."""
@@ -348,65 +338,31 @@ _GRADIENT_PATTERN = re.compile(
     r"(?:^|[._/]|__)(?:backward|grads?|gradients?|d?grad_(?:in|out)put)(?=$|[._/\d])", re.IGNORECASE
 )
 _HEAD_PATTERN = re.compile(r"(?:^|[./])(?:lm_head|logits?|output_layer|ln_f|(?:final_?)?(?:layer_?)?norm)(?=$|[._/:])")
-_FORWARD_PATTERN = re.compile(r"(?:^|[._/])forward(?=$|[._/\d])", re.IGNORECASE)
 
 
-def sort_rows(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], str]:
+def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
     """Return the rows in the order of execution, with a note if the order is doubtful."""
     places = [(row.step, row.layer) for row in rows if row.layer is not None]
     changes = [b - a for (first, a), (second, b) in pairwise(places) if first == second and a != b]
     turns = sum((a > 0) != (b > 0) for a, b in pairwise(changes))
     if len(changes) >= _MIN_CHANGES and turns > _MAX_TURN_SHARE * (len(changes) - 1):
-        return _sort_by_layer(rows), UNORDERED_NOTE
+        return _sort_by_layer(rows, rows), UNORDERED_NOTE
     if len(changes) + 1 < _MIN_DESCENT or max(changes) > 0:
         return rows, ""
     if any(_GRADIENT_PATTERN.search(row.name) for row in rows):
-        return rows, BACKWARD_NOTE.format(why="from its names")
-    if any(_FORWARD_PATTERN.search(row.name) for row in rows):
-        return _reverse_rows(rows), REVERSED_NOTE.format(why="from its names")
-    of_layers = [row for row in rows if row.layer is not None]
-    of_layers = [row for row in of_layers if row.step == of_layers[0].step]
-    top, bottom = ([row for row in of_layers if row.layer == end.layer] for end in (of_layers[0], of_layers[-1]))
-    if _is_worse(top, bottom):
-        return _reverse_rows(rows), REVERSED_NOTE.format(why="its last layer is bad and its first is good")
-    if _is_worse(bottom, top):
-        return rows, BACKWARD_NOTE.format(why="its first layer is bad and its last is good")
-    return rows, AMBIGUOUS_NOTE if any(row.failed for row in rows) else ""
+        return rows, BACKWARD_NOTE
+    return _sort_by_layer(rows, rows[::-1]), REVERSED_NOTE
 
 
-def _sort_by_layer(rows: Sequence[LayerRow]) -> Sequence[LayerRow]:
-    """Sort by step and layer. The head comes after the layers, and other tensors before them."""
-    steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in rows))}
+def _sort_by_layer(given: Sequence[Tensor], rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Sort by step as given, and by layer. The head comes after the layers, and other tensors before them."""
+    steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in given))}
     last = 1 + max((row.layer for row in rows if row.layer is not None), default=0)
 
-    def place(row: LayerRow) -> int:
+    def place(row: Tensor) -> int:
         return row.layer if row.layer is not None else last if _HEAD_PATTERN.search(row.name) else -1
 
     return sorted(rows, key=lambda row: (steps[row.step], place(row)))
-
-
-def _is_worse(some: Sequence[LayerRow], others: Sequence[LayerRow]) -> bool:
-    bad, other_bad = (any(row.failed for row in layer) for layer in (some, others))
-    if bad != other_bad:
-        return bad
-    value, other = (max((row.value for row in layer if row.value is not None), default=0.0) for layer in (some, others))
-    return value > JUMP_FACTOR * other
-
-
-def _reverse_rows(rows: Sequence[LayerRow]) -> Sequence[LayerRow]:
-    """Reverse the rows of each step, or sort them if each layer runs forward."""
-    neighbors = [(a, b) for a, b in pairwise(rows) if a.layer is not None and a.layer == b.layer]
-    inside = [(_layer_part(a.name), _layer_part(b.name)) for a, b in neighbors]
-    if sum(a < b for a, b in inside) > sum(a > b for a, b in inside):
-        return _sort_by_layer(rows)
-    steps = dict.fromkeys(row.step for row in rows)
-    return [row for step in steps for row in reversed([row for row in rows if row.step == step])]
-
-
-def _layer_part(name: str) -> int:
-    """Return the rank of a tensor within its layer."""
-    later = ("mlp", "moe", "ffn", "feed_forward", "experts", "post_attention")
-    return 2 * any(word in name for word in later) + ("output" in name)
 
 
 _WEIGHT_PATTERN, _MIN_WEIGHTS = re.compile(r"\.parameters\.\w+$"), 3
@@ -417,9 +373,10 @@ _MAX_SPAN = 8  # layers that are compared next, at most
 
 def analyze_table(table: LayerTable, file: str) -> LayerReport:
     rows, order = sort_rows(table.rows)
-    bad = next((index for index, row in enumerate(rows) if row.failed), None)
+    bad = next((index for index, row in enumerate(rows) if row.why), None)
     weight, jump = _find_other_weight(rows), _find_divergence(rows)
     apart = min((index for index in (weight, jump) if index is not None), default=None)
+    why = _WEIGHT_WHY if apart == weight else _JUMP_WHY
     first = min((index for index in (bad, apart) if index is not None), default=None)
     earlier = [row for row in rows[:first] if row.layer is not None]
     good = [row.layer for row in earlier if first is None or row.layer != rows[first].layer]
@@ -428,9 +385,9 @@ def analyze_table(table: LayerTable, file: str) -> LayerReport:
         tool=table.tool,
         measure=table.measure,
         tensors=len(rows),
-        failed=sum(row.failed for row in rows),
-        first_bad=None if bad is None else _make_tensor(rows[bad], rows[bad].why),
-        first_apart=None if apart is None else _make_tensor(rows[apart], _WEIGHT_WHY if apart == weight else _JUMP_WHY),
+        failed=sum(bool(row.why) for row in rows),
+        first_bad=None if bad is None else rows[bad],
+        first_apart=None if apart is None else rows[apart].model_copy(update={"why": why}),
         before=max((row.value for row in earlier if row.value is not None), default=None),
         last_good=good[-1] if first is not None and good else None,
         growth=_layer_growth(rows),
@@ -448,7 +405,7 @@ def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -
     return describe_rerun(table.again, range(first, layer + 1)[-_MAX_SPAN:])
 
 
-def _find_other_weight(rows: Sequence[LayerRow]) -> int | None:
+def _find_other_weight(rows: Sequence[Tensor]) -> int | None:
     """Return the first model weight that differs far more than most others, which are equal or rounded."""
     found = {at: row.value for at, row in enumerate(rows) if row.value is not None and _WEIGHT_PATTERN.search(row.name)}
     if len(found) < _MIN_WEIGHTS:
@@ -457,7 +414,7 @@ def _find_other_weight(rows: Sequence[LayerRow]) -> int | None:
     return next((at for at, value in found.items() if value > limit), None)
 
 
-def _find_divergence(rows: Sequence[LayerRow]) -> int | None:
+def _find_divergence(rows: Sequence[Tensor]) -> int | None:
     """Return the first row far above all earlier layers, or the first difference after bit-identical layers."""
     before: float | None = None  # the largest of the earlier layers in this step
     here = 0.0
@@ -476,7 +433,7 @@ def _find_divergence(rows: Sequence[LayerRow]) -> int | None:
     return None
 
 
-def _layer_growth(rows: Sequence[LayerRow]) -> list[tuple[int, float | None]]:
+def _layer_growth(rows: Sequence[Tensor]) -> list[tuple[int, float | None]]:
     """Return the largest value of each layer, if all of its tensors have numbers."""
     found: dict[int, float | None] = {}
     for row in rows:
@@ -484,10 +441,6 @@ def _layer_growth(rows: Sequence[LayerRow]) -> list[tuple[int, float | None]]:
             known = found.get(row.layer, 0.0)
             found[row.layer] = None if known is None or row.value is None else max(known, row.value)
     return sorted(found.items())
-
-
-def _make_tensor(row: LayerRow, why: str) -> Tensor:
-    return Tensor(name=row.name, layer=row.layer, step=row.step, value=row.value, why=why)
 
 
 MAX_REPORT_BYTES = 256 * 1024 * 1024
@@ -511,35 +464,27 @@ def read_layers(path: str) -> list[LayerReport]:
     if not place.is_dir():
         tables = _read_tables(place)
         if not tables:
-            raise DataError(
-                "this file is not a report of a supported layer comparator", file=path, remedy=KNOWN_FORMATS
-            )
+            problem = "this file is not a report of a supported layer comparator"
+            raise DataError(problem, file=path, remedy=KNOWN_FORMATS)
         if not any(table.rows for table in tables):
             remedy = "run the comparison again and check its log"
             raise DataError("the report does not compare any tensor", file=path, remedy=remedy)
         return [analyze_table(table, path) for table in tables]
     files = sorted(walk_files(place), key=lambda file: natural_key(str(file)))
-    found = [(file, table) for file in files if file.suffix.lower() in SUFFIXES for table in _read_optional(file)]
+    found: dict[tuple[Path, str | None, int], tuple[Path, LayerTable]] = {}
+    for file in files:
+        for table in _read_optional(file) if file.suffix.lower() in SUFFIXES else ():
+            part = _PART_SUFFIX.search(file.stem)  # msprobe splits large CSV files
+            whole = file.with_name(_PART_SUFFIX.sub("", file.stem) + file.suffix)
+            key = whole, table.rank, 0 if part else len(found) + 1
+            first, known = found.get(key, (file, replace(table, rows=(), notes=())))
+            notes = [*dict.fromkeys((*known.notes, *table.notes))]
+            found[key] = first, replace(known, rows=[*known.rows, *table.rows], notes=notes)
     if not found:
         sheets = any(file.suffix.lower() in SPREADSHEET_SUFFIXES for file in files)
         remedy = SPREADSHEET_REMEDY if sheets else KNOWN_FORMATS
         raise DataError("this folder does not contain the report of a layer comparator", file=path, remedy=remedy)
-    return [analyze_table(table, str(file)) for file, table in _join_parts(found)]
-
-
-def _join_parts(tables: Sequence[tuple[Path, LayerTable]]) -> list[tuple[Path, LayerTable]]:
-    """Join the parts of a CSV file that msprobe has split."""
-    found: dict[tuple[Path, str | None], tuple[Path, LayerTable]] = {}
-    for number, (file, table) in enumerate(tables):
-        part = _PART_SUFFIX.search(file.stem)
-        key = (file.with_name(_PART_SUFFIX.sub("", file.stem) + file.suffix) if part else Path(str(number)), table.rank)
-        if key in found:
-            first, known = found[key]
-            notes = [*dict.fromkeys((*known.notes, *table.notes))]
-            found[key] = first, replace(known, rows=[*known.rows, *table.rows], notes=notes)
-        else:
-            found[key] = file, table
-    return list(found.values())
+    return [analyze_table(table, str(file)) for file, table in found.values()]
 
 
 class _BinaryFileError(DataError): ...
