@@ -25,8 +25,6 @@ _HASH_PROBES = 8
 LAG_COLUMN = "lag"
 """The column `train_version` minus `rollout_version`."""
 _SMALLEST_DOUBT = 0.02
-LEVEL_TERMS = ("level", "length", "doubt")
-"""Logs of |log ratio| over the expected size, tokens, and mean 1 - p of a sequence."""
 
 GroupValue = str | int | float | bool | None
 LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
@@ -211,20 +209,17 @@ def _hash_rows(rows: Rows) -> Hashes:
 def sum_levels(
     rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], look: RowScan | None = None
 ) -> LevelSums:
-    """Sum the log mismatch of sequences, and its covariates, by (column, step, value).
+    """Return the moments [4, 4] of sequences by (column, step, value). The column "" contains all sequences.
 
-    The column "" contains all sequences.
-
-    The level is log |log ratio| minus the log of the size that equal noise in all logits would give. The sums include
-    products of the level, length and uncertainty, so that a regression can remove the effects of length and
-    uncertainty. If the rows were scanned, `look` has the sums.
+    Moments are sums of products of 1, the level, the log length and the log uncertainty (mean 1 - p), so that a
+    regression can remove the effects of length and uncertainty. The level is log |log ratio| minus the log of the size
+    that equal noise in all logits would give. If the rows were scanned, `look` has the sums.
     """
     counts, total, certain = _compute_level_terms(rows.segments, rollout, train, sound) if look is None else look.levels
     some = (counts > 0) & (total > 0)  # a sequence that agrees to the bit has no noise to measure
     expected = (1.0 + _SMALLEST_DOUBT) * counts[some] - certain[some]
-    terms = np.stack([np.log(total[some] / expected), np.log(counts[some]), np.log(expected / counts[some])])
-    products = [terms[i] * terms[j] for i in range(len(terms)) for j in range(i, len(terms))]
-    sums = np.stack([np.ones(terms.shape[1]), *terms, *products], axis=1)
+    counts, total = counts[some], total[some]
+    terms = np.stack([np.ones(len(counts)), np.log(total / expected), np.log(counts), np.log(expected / counts)])
     steps = read_column(rows, "step")[some].tolist()
     cells: LevelSums = {}
     for name in dict.fromkeys(columns):
@@ -232,13 +227,12 @@ def sum_levels(
         if values is None and name:
             continue
         keys = [None] * len(steps) if values is None else values[some].tolist()
-        if len(alike := set(zip(steps, keys, strict=True))) == 1:
-            cells[(name, *alike.pop())] = sums.sum(axis=0)
-            continue
         members: dict[tuple[GroupValue, GroupValue], list[int]] = {}
         for index, key in enumerate(zip(steps, keys, strict=True)):
             members.setdefault(key, []).append(index)
-        cells |= {(name, step, value): sums[found].sum(axis=0) for (step, value), found in members.items()}
+        for (step, value), found in members.items():
+            own = terms[:, found]
+            cells[name, step, value] = np.einsum("is,js->ij", own, own)
     return cells
 
 

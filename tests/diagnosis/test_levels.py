@@ -13,10 +13,10 @@ from tests.factories.planted_causes import healthy
 
 
 def cells_of(terms: np.ndarray, step: np.ndarray, value: np.ndarray) -> StepCells:
-    """Return sums by step and value of level, length and doubt [S, 3], and of their products."""
-    found: dict[tuple[int, float], np.ndarray] = defaultdict(lambda: np.zeros(10))
+    """Return sums by step and value of the products of 1, level, length and doubt [S, 3]."""
+    found: dict[tuple[int, float], np.ndarray] = defaultdict(lambda: np.zeros((4, 4)))
     for row, *key in zip(terms, step.tolist(), value.tolist(), strict=True):
-        found[tuple(key)] += [1, *row, *(row[i] * row[j] for i in range(3) for j in range(i, 3))]
+        found[tuple(key)] += np.outer([1, *row], [1, *row])
     return dict(found)
 
 

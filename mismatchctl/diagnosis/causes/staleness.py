@@ -27,7 +27,7 @@ from mismatchctl.diagnosis.case import (
     percent,
     quantile_bins,
 )
-from mismatchctl.diagnosis.evidence import LAG_COLUMN, LEVEL_TERMS, GroupValue, sum_levels, version_lag
+from mismatchctl.diagnosis.evidence import LAG_COLUMN, GroupValue, sum_levels, version_lag
 from mismatchctl.diagnosis.evidence import LevelSums as AllCells
 from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.growth import fit_growth
@@ -94,7 +94,7 @@ def detect_stale_policy(case: Case) -> Detection | None:
         return by_token
     cells, lags = _sum_by_lag(case), defaultdict[float, float](float)
     for (_, value), sums in cells.items():
-        lags[float(value or 0)] += float(sums[0])
+        lags[float(value or 0)] += float(sums[0, 0])
     several = len(lags) > 1
     growth, growth_z = fit_slope(cells) if several else (0.0, 0.0)
     untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens cannot show that model weights differ
@@ -401,8 +401,8 @@ def _mean_lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
     sums = {step: [0.0, 0.0] for step in steps}
     for (step, lag), row in select_cells(case, LAG_COLUMN).items():
         if step in sums and isinstance(lag, float) and not math.isnan(lag):
-            sums[step][0] += row[0]
-            sums[step][1] += row[0] * lag
+            sums[step][0] += row[0, 0]
+            sums[step][1] += row[0, 0] * lag
     if not sums or any(count == 0 for count, _ in sums.values()):
         return None
     return np.array([total / count for count, total in sums.values()])
@@ -496,64 +496,55 @@ _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
 _MAX_LOG_WAYS = 500.0
 MIN_ROWS = 4
 """Minimum number of sequences from which the level of a group is estimated."""
-StepCells = dict[tuple[GroupValue, GroupValue], Float64s]
-"""(step, value) -> sums of `sum_levels`."""
+StepKey = tuple[GroupValue, GroupValue]
+StepCells = dict[StepKey, Float64s]
+"""(step, value) -> moments of `sum_levels` [4, 4]."""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The mean log mismatch (level) of groups of sequences, at equal length and uncertainty.
+    """The summed log mismatch (level) of groups of sequences [K], at equal length and uncertainty.
 
-    `by_step` has the number of sequences and the summed levels by step and value. `variance` is the variance between
-    the sequences of a group.
+    `variance` is the variance between the sequences of a group.
     """
 
-    by_step: dict[GroupValue, dict[GroupValue, tuple[float, float]]]
+    counts: Float64s
+    sums: Float64s
     variance: float
     freedom: float
 
     @classmethod
-    def of(cls, cells: StepCells) -> Levels:
+    def of(cls, cells: Mapping[StepKey, Float64s]) -> Levels:
         """Remove the effects of length and uncertainty by regression within groups."""
-        table = np.array(list(cells.values())).reshape(len(cells), -1)
-        groups = np.arange(len(cells))
-        if table[:, 0].sum() - len(cells) < max(_MIN_FREEDOM, 0.5 * len(cells)):
-            groups = _number_steps(cells)
+        table, groups = np.array([*cells.values()]), np.arange(len(cells))
+        counts, sums = table[:, 0, 0], table[:, 0, 1:]
+        if counts.sum() - len(cells) < max(_MIN_FREEDOM, 0.5 * len(cells)):
+            groups = _number(step for step, _ in cells)
         within, freedom = _sum_within_groups(table, groups)
-        slopes = np.zeros(len(LEVEL_TERMS) - 1)
+        slopes = np.zeros(len(within) - 1)
         if freedom >= _MIN_FREEDOM:
-            size = np.diag(within)[1:].copy()
-            used = size > 1e-9 * table[:, 0].sum()
+            used = np.diag(within)[1:] > 1e-9 * counts.sum()
             chosen = np.flatnonzero(used) + 1
             slopes[used] = np.linalg.lstsq(within[np.ix_(chosen, chosen)], within[chosen, 0], rcond=1e-6)[0]
             freedom -= int(used.sum())
         left = within[0, 0] - 2 * slopes @ within[1:, 0] + slopes @ within[1:, 1:] @ slopes
-        levels = table[:, 1] - table[:, 2 : 1 + len(LEVEL_TERMS)] @ slopes
-        found: dict[GroupValue, dict[GroupValue, tuple[float, float]]] = {}
-        for (step, value), count, total in zip(cells, table[:, 0].tolist(), levels.tolist(), strict=True):
-            found.setdefault(step, {})[value] = count, total
-        return cls(found, max(float(left), 1e-12) / max(freedom, 1), max(freedom, 0))
+        variance = max(float(left), 1e-12) / max(freedom, 1)
+        return cls(counts, sums[:, 0] - sums[:, 1:] @ slopes, variance, max(freedom, 0))
 
 
-def _number_steps(cells: Iterable[tuple[GroupValue, GroupValue]]) -> Ints:
-    names: dict[GroupValue, int] = {}
-    return np.array([names.setdefault(step, len(names)) for step, _ in cells], np.int64)
+def _number(names: Iterable[GroupValue]) -> Ints:
+    """Number names in the order of their first appearance."""
+    known: dict[GroupValue, int] = {}
+    return np.array([known.setdefault(name, len(known)) for name in names], np.int64)
 
 
-def _sum_within_groups(table: Float64s, groups: Any) -> tuple[Float64s, float]:
+def _sum_within_groups(table: Float64s, groups: Ints) -> tuple[Float64s, float]:
     """Return the products of deviations from group means, and the degrees of freedom."""
-    number = int(groups.max()) + 1 if len(groups) else 0
-    summed = np.zeros((number, table.shape[1]))
+    summed = np.zeros((int(groups.max()) + 1, *table.shape[1:]))
     np.add.at(summed, groups, table)
-    k = math.isqrt(2 * table.shape[1]) - 1  # of 1 + k + k (k + 1) / 2 columns
-    found = np.zeros((k, k))
-    column = 1 + k
-    for i in range(k):
-        for j in range(i, k):
-            product = summed[:, column] - summed[:, 1 + i] * summed[:, 1 + j] / summed[:, 0]
-            found[i, j] = found[j, i] = product.sum()
-            column += 1
-    return found, float(summed[:, 0].sum() - number)
+    sums = summed[:, 0, 1:]
+    within = summed[:, 1:, 1:] - sums[:, :, None] * sums[:, None] / summed[:, :1, :1]
+    return within.sum(axis=0), float(summed[:, 0, 0].sum() - len(summed))
 
 
 @dataclass(frozen=True)
@@ -593,24 +584,21 @@ def find_deviations(cells: StepCells) -> list[Deviation]:
     """Compare each value of a column with the other values step by step, the largest z-score first."""
     if not cells:
         return []
-    levels = Levels.of(cells)
-    found: dict[GroupValue, list[float]] = {}
-    for values in levels.by_step.values():
-        count, total = (sum(row[part] for row in values.values()) for part in (0, 1))
-        for value, (own, own_sum) in values.items():
-            rest = count - own
-            if rest > 0:
-                weight = 1 / (1 / own + 1 / rest)
-                row = found.setdefault(value, [0.0, 0.0, 0.0])
-                row[0] += weight
-                row[1] += weight * (own_sum / own - (total - own_sum) / rest)
-                row[2] += own
-    tests = sum(row[2] >= MIN_ROWS for row in found.values())
-    rows = []
-    for value, (weight, total, count) in found.items():
-        t = total / weight * math.sqrt(weight / levels.variance)
-        z = correct_for_tests(normal_z(t, levels.freedom), tests) if count >= MIN_ROWS else 0.0
-        rows.append(Deviation(value, total / weight, z, int(count)))
+    levels, steps, index = Levels.of(cells), _number(step for step, _ in cells), _number(value for _, value in cells)
+    counts, sums = levels.counts, levels.sums
+    rest, rest_sums = (np.bincount(steps, own)[steps] - own for own in (counts, sums))
+    some = rest > 0
+    rest = np.where(some, rest, 1.0)
+    pairs = np.where(some, 1 / (1 / counts + 1 / rest), 0.0)
+    weights, number = np.bincount(index, pairs), np.bincount(index, counts * some)
+    total = np.bincount(index, pairs * (sums / counts - rest_sums / rest))
+    tests, rows = int((number >= MIN_ROWS).sum()), []
+    for at, value in enumerate(dict.fromkeys(value for _, value in cells)):
+        if number[at]:
+            difference = float(total[at] / weights[at])
+            t = difference * math.sqrt(weights[at] / levels.variance)
+            z = correct_for_tests(normal_z(t, levels.freedom), tests) if number[at] >= MIN_ROWS else 0.0
+            rows.append(Deviation(value, difference, z, int(number[at])))
     return sorted(rows, key=lambda row: -row.z)
 
 
@@ -631,47 +619,38 @@ def measure_steps(case: Case) -> StepLevels:
     if not cells:
         none = np.zeros(0)
         return StepLevels([], none, none, none, 0.0)
-    levels = Levels.of(cells)
-    steps = {step: np.sum(list(values.values()), axis=0) for step, values in levels.by_step.items()}
-    labels = sorted(steps, key=lambda step: float(step or 0))
-    table = np.array([steps[label] for label in labels])
-    counts = np.maximum(table[:, 0], 1)
-    return StepLevels(labels, table[:, 1] / counts, np.sqrt(levels.variance / counts), counts, levels.freedom)
+    levels, steps = Levels.of(cells), sorted({step for step, _ in cells}, key=lambda step: float(step or 0))
+    place = {step: at for at, step in enumerate(steps)}
+    index = [place[step] for step, _ in cells]
+    counts = np.maximum(np.bincount(index, levels.counts), 1)
+    error = np.sqrt(levels.variance / counts)
+    return StepLevels([*steps], np.bincount(index, levels.sums) / counts, error, counts, levels.freedom)
 
 
-def fit_slope(cells: Mapping[tuple[GroupValue, GroupValue], Float64s]) -> tuple[float, float]:
+def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
     """Return the slope of the level by a number such as the version lag, and its z-score.
 
     Within steps, this is a regression with length and uncertainty. Its z-score is limited by a permutation test. If the
     number is constant within steps, the error includes the scatter between steps.
     """
-    groups = _number_steps(cells)
-    table, at = np.array(list(cells.values())), np.array([float(value or 0.0) for _, value in cells])
-    at -= np.average(at, weights=table[:, 0])
-    products, freedom = _sum_within_groups(_add_term(table, at), groups)
-    if products[-1, -1] > 0.02 * float((table[:, 0] * at * at).sum()):
+    groups = _number(step for step, _ in cells)
+    table, at = np.array([*cells.values()]), np.array([float(value or 0.0) for _, value in cells])
+    counts = table[:, 0, 0]
+    at -= np.average(at, weights=counts)
+    own, sums = counts * at * at, table[:, 0] * at[:, None]
+    wide = np.concatenate([table, sums[:, None]], axis=1)
+    wide = np.concatenate([wide, np.column_stack([sums, own])[:, :, None]], axis=2)
+    products, freedom = _sum_within_groups(wide, groups)
+    if products[-1, -1] > 0.02 * own.sum():
         value, z = _regress(products, freedom)
-        counts = table[:, 0]
         ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
         most = -NormalDist().inv_cdf(math.exp(-ways)) if ways < _MAX_LOG_WAYS else math.inf
         return value, math.copysign(min(abs(z), most), z)  # at most as sure as one of all permutations
-    levels = Levels.of(dict(cells))
-    totals = np.array([own for values in levels.by_step.values() for own in values.values()])
-    y, error = totals[:, 1] / totals[:, 0], levels.variance / totals[:, 0]
+    levels = Levels.of(cells)
+    y, error = levels.sums / levels.counts, levels.variance / levels.counts
     shapes = [_fit_across_steps(form, y, error, levels.freedom) for form in (at, np.minimum(at - at.min(), 1.0))]
     (value, z), (_, any_z) = shapes
     return value, max(z, correct_for_tests(any_z, 2), key=abs)
-
-
-def _add_term(table: Float64s, at: Float64s) -> Float64s:
-    """Add a variable with one value per group to the sums."""
-    terms = len(LEVEL_TERMS)
-    sums = np.column_stack([table[:, : 1 + terms], table[:, 0] * at])
-    rows, column = [sums], 1 + terms
-    for index in range(terms):
-        rows += [table[:, column : column + terms - index], sums[:, [1 + index]] * at[:, None]]
-        column += terms - index
-    return np.column_stack([*rows, table[:, 0] * at * at])
 
 
 def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
