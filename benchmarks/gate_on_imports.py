@@ -24,7 +24,7 @@ from measure import table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mismatchctl.api.gate.gate import load_result
-from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.judgement import Baseline, judge
 from mismatchctl.api.gate.rules import DEFAULT_RULES
 from mismatchctl.results.model import Result
 from tests.factories.framework_dumps import WRITERS, Truth, Variant
@@ -72,7 +72,7 @@ def failure_rates(name: str, pairs: int, dumps: int) -> tuple[str, ...]:
     found, rng, counts = import_dumps(name, dumps), np.random.default_rng(1), Counter[str]()
     for _ in range(pairs):
         new, old = rng.choice(len(found), 2, replace=False)
-        counts[judge(found[new], DEFAULT_RULES, AcceptedResults("baseline", (found[old],))).outcome] += 1
+        counts[judge(found[new], DEFAULT_RULES, Baseline("baseline", found[old])).outcome] += 1
     print(name, dict(counts), file=sys.stderr, flush=True)
     return tuple(f"{100 * counts[outcome] / pairs:.1f}" for outcome in ("failed", "undecided"))
 

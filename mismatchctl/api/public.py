@@ -282,8 +282,6 @@ def gate(
     max_skipped: float = 0.01,
     max_missing: float = 0.05,
     allow_different_model: bool = False,
-    history: StrPath | None = None,
-    last: int = 10,
     fixed_tokens: bool = False,
     threads: int | None = None,
     engine: Engine | None = None,
@@ -303,9 +301,6 @@ def gate(
             Above this share, the verdict is undecided.
         max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.
         allow_different_model: Allow a model or an inference engine that differs from the baseline's.
-        history: A folder of accepted Results. The gate also judges the trend over the Results in this folder.
-        last: Number of the latest Results in `history` to use. With `last`, `level` covers this number of verdicts
-            together.
         fixed_tokens: Require the dump to contain the same tokens as the baseline, scored again.
         columns, micro_batch_size, threads, engine, progress: As in `mm.analyze`.
 
@@ -315,7 +310,6 @@ def gate(
     check_number("level", level)
     check_number("max_skipped", max_skipped)
     check_number("max_missing", max_missing)
-    check_count("last", last)
     check_count("micro_batch_size", micro_batch_size)
     wanted = "rules are strings, as in 'k3:max=0.1'"
     texts = [*list_texts(rule, wanted), *list_texts(rules, wanted)]
@@ -323,15 +317,14 @@ def gate(
         raise ConfigError(f"baseline: expected a Result or the path of a Result, found {kind_of(baseline)}")
 
     from mismatchctl.api.gate.coverage import Tolerances
-    from mismatchctl.api.gate.gate import load_result, read_baselines
+    from mismatchctl.api.gate.gate import load_result, read_baseline
     from mismatchctl.api.gate.judgement import judge
     from mismatchctl.api.gate.rules import BITWISE_RULE, DEFAULT_RULES, parse_rules
 
     chosen = [one for text in texts for one in parse_rules(text)] + ([BITWISE_RULE] if expect_bitwise else [])
     chosen = chosen or list(DEFAULT_RULES)
     accepted = Path(baseline) if isinstance(baseline, os.PathLike) else baseline
-    kept = None if history is None else os.fspath(history)
-    against = read_baselines(accepted, kept, last, fixed_tokens=fixed_tokens)
+    against = read_baseline(accepted, fixed_tokens=fixed_tokens)
     result = load_result(
         list_inputs(sources), chosen, parse_corrections(corrections), rename=check_columns(columns),
         progress=progress, engine=_make_engine(engine, threads), micro_batch_size=micro_batch_size,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mismatchctl.api.gate.gate import load_result
-from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.judgement import Baseline, judge
 from mismatchctl.api.gate.rules import Rule
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.corrections.model import Correction
@@ -51,7 +51,7 @@ class DumpWatcher:
     paths: Sequence[str]
     corrections: Sequence[Correction] = ()
     rules: Sequence[Rule] = ()
-    against: AcceptedResults = field(default_factory=AcceptedResults)
+    against: Baseline = field(default_factory=Baseline)
     rename: Mapping[str, str] = field(default_factory=dict)
     every: float = DEFAULT_INTERVAL
     until_idle: float | None = None

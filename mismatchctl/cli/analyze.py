@@ -139,7 +139,7 @@ def watch(
     """
     out.check_output_paths(html, force=force, inputs=[*paths, baseline])
 
-    from mismatchctl.api.gate.gate import read_baselines
+    from mismatchctl.api.gate.gate import read_baseline
     from mismatchctl.api.gate.rules import parse_rules
     from mismatchctl.api.watch import DumpWatcher
     from mismatchctl.core.formatting import format_command
@@ -155,7 +155,7 @@ def watch(
         paths,
         opt.select_corrections(correction),
         rules,
-        read_baselines(baseline),
+        read_baseline(baseline),
         opt.parse_renames(column),
         every=max(_parse_duration("--every", every), 0.1),
         until_idle=None if until_idle is None else _parse_duration("--until-idle", until_idle),

@@ -34,8 +34,6 @@ def gate(
     plan: str | None = None,
     engine: opt.EngineOptions,
     baseline: Path | None = None,
-    history: Path | None = None,
-    last: int = 10,
     fixed_tokens: bool = False,
     save_baseline: Path | None = None,
     accept: bool = False,
@@ -56,7 +54,7 @@ def gate(
     before = None if baseline == kept else baseline  # a new baseline may replace the old one
     outputs.check(kept, junit, inputs=[*inputs.files, before], baseline=kept)
     error_level = opt.parse_share("--level", level, 0.5, "name a probability from 0 to 0.5, such as 5%")
-    given = {"--baseline": baseline, "--history": history, "--save-baseline": save_baseline, "--plan": plan,
+    given = {"--baseline": baseline, "--save-baseline": save_baseline, "--plan": plan,
              "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
     if inputs.are_logs(given):
         from mismatchctl.api.gate.gate import judge_logs
@@ -70,11 +68,11 @@ def gate(
         raise typer.Exit(_exit_code(verdict, on_undecided, quiet))
 
     from mismatchctl.api.gate.coverage import Tolerances
-    from mismatchctl.api.gate.gate import load_result, plan_sample_sizes, read_baselines
+    from mismatchctl.api.gate.gate import load_result, plan_sample_sizes, read_baseline
     from mismatchctl.api.gate.judgement import judge, no_baseline
 
     rules = _parse_rules(rule or (), expect_bitwise)
-    against = read_baselines(baseline, history, last, fixed_tokens=fixed_tokens)
+    against = read_baseline(baseline, fixed_tokens=fixed_tokens)
     corrections = opt.select_corrections(correction)
     regression = None if plan is None else opt.parse_share("--plan", plan, 1000, "name a rise such as 20%")
     if regression == 0:

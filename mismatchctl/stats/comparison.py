@@ -293,13 +293,6 @@ def _pooled_influence(
     return found
 
 
-def rise_within_bins(new: K3Layers, old: K3Layers, cap: int) -> float:
-    """Return K3 up to a cap, relative to the value expected from the baseline's probability bins, or NaN."""
-    found, expected = new.capped[:, :, cap], _expected_k3(new.tokens, old.capped[:, :, cap], old.tokens)
-    total = float(expected.sum())
-    return float(found.sum()) / total if total > 0 else math.nan
-
-
 def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3Part]:
     low, high = old.find_cap(BULK_SHARE), old.find_cap(SHOULDER_SHARE)
     pieces: dict[Literal["bulk", "shoulder", "tail"], list[Float64s]] = {

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mismatchctl.api.gate.gate import load_result, make_baseline, plan_sample_sizes, read_baselines, write_baseline
-from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.gate import load_result, make_baseline, plan_sample_sizes, write_baseline
+from mismatchctl.api.gate.judgement import Baseline, judge
 from mismatchctl.api.gate.rules import DEFAULT_RULES, DEFAULT_TOLERANCE, Rule, parse_rules
 from mismatchctl.api.gate.verdict import Check, Verdict
 from mismatchctl.corrections.model import Correction
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.errors import ConfigError
 from mismatchctl.recorder.recorder import Recorder
 from mismatchctl.results.model import Result
 from mismatchctl.results.reader import is_result, read_result
@@ -32,7 +32,7 @@ VALUES = st.lists(st.floats(0, 100), min_size=5, max_size=9)
 
 
 def verdict(new: Result, base: Result | None = None, rule: str = "k3:increase=25%", **options: Any) -> Verdict:
-    against = AcceptedResults() if base is None else AcceptedResults("base.json", [base])
+    against = Baseline() if base is None else Baseline("base.json", base)
     return judge(new, [item for text in rule.split() for item in parse_rules(text)], against, **options)
 
 
@@ -200,25 +200,11 @@ def test_floors_and_bitwise_rules_work() -> None:
     assert only(verdict(same, rule="k3:min=1e-12")).outcome == "failed"
     metrics = same.runs["run"].overall.metrics
     metrics["bitwise_all"].value = 1.0
-    found = judge(same, DEFAULT_RULES, AcceptedResults("base", [result(noisy(9, 1e-3, 0))]))
+    found = judge(same, DEFAULT_RULES, Baseline("base", result(noisy(9, 1e-3, 0))))
     assert [check.outcome for check in found.checks] == ["passed", "failed", "undecided"]
     assert found.checks[2].title == "suspiciously good"
     assert verdict(same, rule="bitwise_all:min=1").outcome == "passed"
     assert verdict(result(noisy(9, 1e-3, 0)), rule="bitwise_all:min=1").outcome == "failed"
-
-
-def test_drift_in_small_steps_shows_as_a_trend() -> None:
-    def accepted(level: float) -> Result:
-        return result(noisy(32, level, 0))
-
-    history = [accepted(1e-3 * 1.1**index) for index in range(6)]
-    found = judge(accepted(1e-3 * 1.1**6), parse_rules("k3:increase=25%"), AcceptedResults("history", history))
-    assert {check.kind: check.outcome for check in found.checks} == {"increase": "passed", "rising trend": "failed"}
-    steady = judge(accepted(1e-3), parse_rules("k3:increase=25%"), AcceptedResults("history", [accepted(1e-3)] * 6))
-    assert steady.outcome == "passed"
-    assert len(judge(accepted(1e-3), parse_rules("k3"), AcceptedResults("history", history[:2])).checks) == 1
-    quantile = judge(accepted(1e-3), parse_rules("abs_diff_p99:increase=1000%"), AcceptedResults("history", history))
-    assert [check.outcome for check in quantile.checks] == ["passed"]
 
 
 def test_baselines_are_small_and_reproducible(tmp_path: Path) -> None:
@@ -269,28 +255,10 @@ def test_baselines_of_many_clusters_are_folded(tmp_path: Path) -> None:
     assert len(saved.runs["run"].clusters.hashes) <= 1024 and saved.runs["run"].clusters.folded
     table = saved.runs["run"].by["worker"].clusters
     assert table is not None and len(table.hashes) <= 1024 and set(table.groups) == {0, 1}
-    found = judge(new, rules, AcceptedResults("baseline", [saved]))
+    found = judge(new, rules, Baseline("baseline", saved))
     assert [check.outcome for check in found.checks] == ["passed"] * 3
     for check in found.checks:
         assert check.baseline == pytest.approx(check.value, rel=1e-6)
-
-
-def test_a_history_is_numbered_and_read_in_order(tmp_path: Path) -> None:
-    rules = parse_rules("k3:increase=25%")
-    for level in range(1, 12):
-        each = result(noisy(9, level * 1e-3, 0))
-        write_baseline(make_baseline(each, judge(each, rules), rules, by_hand=True), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir())[-1] == "0011.json"
-    against = read_baselines(None, tmp_path, 4)
-    sums = [found.runs["run"].clusters.sums[0][3] for found in against.results]
-    assert sums == sorted(sums) and len(sums) == 4
-    for name in (".0012.json", "0012.json~", "0012 (copy).json", "x.json", "_0012.json", "0012.bak.json"):
-        (tmp_path / name).write_text(each.to_json())
-    assert [*read_baselines(None, tmp_path, 4).names] == ["0008.json", "0009.json", "0010.json", "0011.json"]
-    assert "0012 (copy).json" in read_baselines(None, tmp_path, 4).notes[0]
-    (tmp_path / "0012.json").write_text(each.to_json())
-    with pytest.raises(DataError, match="never accepted"):
-        read_baselines(None, tmp_path)
 
 
 SAVING = """
@@ -328,20 +296,20 @@ def test_concurrent_saves_never_share_a_number(tmp_path: Path) -> None:
     os.close(reader)
     assert [process.communicate(timeout=60) and process.returncode for process in saving] == [0] * 12
     assert sorted(path.name for path in folder.iterdir()) == [f"{number:04d}.json" for number in range(1, 49)]
-    values = {each.runs["run"].overall.metrics["k3"].value for each in read_baselines(None, folder, 48).results}
+    values = {each.runs["run"].overall.metrics["k3"].value for each in map(read_result, folder.iterdir())}
     assert values == {each.runs["run"].overall.metrics["k3"].value for each in found}
 
 
 def test_planned_rises_shrink_with_the_root_of_the_size() -> None:
     base = result(noisy(40, 1e-3, 0))
     rules = parse_rules("k3:increase=0%")
-    small, large = (plan_sample_sizes(base, rules, rise, AcceptedResults())[0] for rise in (0.1, 0.21))
+    small, large = (plan_sample_sizes(base, rules, rise, Baseline())[0] for rise in (0.1, 0.21))
     assert small.clusters / large.clusters == pytest.approx(4, rel=0.1)  # log 1.21 is twice log 1.1
-    allowed = plan_sample_sizes(base, parse_rules("k3:increase=25%"), 0.2, AcceptedResults())[0]
+    allowed = plan_sample_sizes(base, parse_rules("k3:increase=25%"), 0.2, Baseline())[0]
     assert (allowed.clusters, allowed.status) == (None, "the rule allows a rise of 25%")
-    zero = plan_sample_sizes(result(table([0.0] * 40)), rules, 0.2, AcceptedResults())[0]
+    zero = plan_sample_sizes(result(table([0.0] * 40)), rules, 0.2, Baseline())[0]
     assert (zero.clusters, zero.status) == (None, "k3 is not positive")
-    assert plan_sample_sizes(base, rules, 0.1, AcceptedResults("itself", [base]))[0].clusters == 5
+    assert plan_sample_sizes(base, rules, 0.1, Baseline("itself", base))[0].clusters == 5
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from mismatchctl.api.gate.coverage import Tolerances
-from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.judgement import Baseline, judge
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.recorder.recorder import Recorder
@@ -49,7 +49,7 @@ def run(*words: object) -> tuple[int, str]:
 
 
 def verdict(new: Result, base: Result, rule: str = "k3:increase=25%", **options: Any) -> Verdict:
-    return judge(new, parse_rules(rule), AcceptedResults("base.json", [base]), **options)
+    return judge(new, parse_rules(rule), Baseline("base.json", base), **options)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.judgement import Baseline, judge
 from mismatchctl.api.gate.power import detectable_factor, required_sample_size
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.stats.comparison import Allowance, compare_samples
@@ -83,8 +83,7 @@ def test_observed_rises_do_not_count_as_noise() -> None:
 def test_failed_checks_state_no_power() -> None:
     base, rules = layered(dump(101, 16, first=1000)), parse_rules("k3:increase=25%")
     failed, passed = (
-        judge(layered(dump(1, 16, factor)), rules, AcceptedResults("it", [base], ["it"])).checks[0]
-        for factor in (5.0, 1.0)
+        judge(layered(dump(1, 16, factor)), rules, Baseline("it", base)).checks[0] for factor in (5.0, 1.0)
     )
     assert failed.outcome == "failed" and failed.detectable is None
     assert passed.outcome == "passed" and passed.detectable is not None

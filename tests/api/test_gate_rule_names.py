@@ -9,7 +9,7 @@ import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.gate.gate import load_result, make_baseline, write_baseline
-from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.judgement import Baseline, judge
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.gate.verdict import Check
 from mismatchctl.errors import ConfigError
@@ -50,7 +50,7 @@ def replayed(path: str, title: str, name: str, correction: str) -> list[float]:
 
 def checks(path: str, *texts: str, base: Result | None = None) -> list[Check]:
     rules = [rule for text in texts for rule in parse_rules(text)]
-    against = AcceptedResults() if base is None else AcceptedResults("base", [base])
+    against = Baseline() if base is None else Baseline("base", base)
     return judge(load_result([path], rules), rules, against).checks
 
 
@@ -131,7 +131,7 @@ def test_metrics_missing_in_a_result_are_undecided(place: str, tmp_path: Path) -
     (other,) = judge(analyze([place], [find_preset("none")], framework=load_framework("slime")), rules).checks
     assert other.outcome == "undecided" and "correction" in other.reason
     with_framework = load_result([place], rules)
-    (compared,) = judge(with_framework, parse_rules("mis_k3_kl:increase=0%"), AcceptedResults("b", [plain])).checks
+    (compared,) = judge(with_framework, parse_rules("mis_k3_kl:increase=0%"), Baseline("b", plain)).checks
     assert compared.outcome == "undecided" and "baseline" in compared.reason
     (by_worker,) = judge(with_framework, parse_rules("mis_k3_kl:max=1,per=worker")).checks
     assert by_worker.outcome == "undecided" and "once per step" in by_worker.reason
@@ -143,11 +143,11 @@ def test_non_finite_steps_never_pass(place: str, per: str) -> None:
     rules = parse_rules(f"mis_k3_kl:max=1e9,increase=1000%,per={per}")
     good, bad = load_result([place], rules), load_result([place], rules)
     bad.runs["dump"].logged["token_is"]["mis_k3_kl"][2] = None
-    found = judge(bad, rules, AcceptedResults("b", [good])).checks
+    found = judge(bad, rules, Baseline("b", good)).checks
     assert any(check.outcome == "undecided" and check.value is None for check in found)
-    assert {
-        check.outcome for check in judge(good, rules, AcceptedResults("b", [bad])).checks if check.kind == "increase"
-    } == {"undecided"}
+    assert {check.outcome for check in judge(good, rules, Baseline("b", bad)).checks if check.kind == "increase"} == {
+        "undecided"
+    }
 
 
 def test_a_worse_step_never_improves_a_verdict(place: str) -> None:
@@ -157,7 +157,7 @@ def test_a_worse_step_never_improves_a_verdict(place: str) -> None:
     before = [0] * 2
     for worse in (0.0, 1e-4, 1e-2, 1.0, 1e6, 1e300, 1.7e308):
         new.runs["dump"].logged["token_is"]["mis_k3_kl"][5] = 1e-3 + worse
-        after = [order.index(check.outcome) for check in judge(new, rules, AcceptedResults("b", [base])).checks]
+        after = [order.index(check.outcome) for check in judge(new, rules, Baseline("b", base)).checks]
         assert all(one <= two for one, two in zip(before, after, strict=True)), worse
         before = after
 

@@ -118,7 +118,6 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("{same} --junit {baseline}", 2),
         ("{same} --baseline absent.json", 4),
         ("{same} --baseline {empty}", 4),
-        ("{same} --history absent", 4),
         ("{empty}", 4),
         ("absent.json", 4),
         ("", 2),

@@ -111,7 +111,7 @@ def test_help_accepts_a_command_name() -> None:
 
 def test_defaults_are_shown() -> None:
     page = help_page("gate", width=100)
-    assert "[default: 0.05]" in page and "[default: 1%]" in page and "[default: 10]" in page
+    assert "[default: 0.05]" in page and "[default: 1%]" in page
 
 
 def test_examples_use_known_options() -> None:

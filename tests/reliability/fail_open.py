@@ -616,19 +616,6 @@ def _empty_rules(case: Case) -> list[str]:
     return case.gate("--rule", "ess_sequence:min=0.01%", "--rule", rules)
 
 
-for _name in (".0002.json", "0002.json~", "0002 (copy).json", "x.json", "_0002.json", "0002.bak.json"):
-
-    @way(f"a bad baseline in the history as {_name}")
-    def _odd_history(case: Case, name: str = _name) -> list[str]:
-        history = case.folder.parent / "history"
-        history.mkdir()
-        shutil.copy(case.baseline, history / "0001.json")
-        case.bad.write(case.folder.parent / "worse" / "dump.parquet")
-        run("gate", case.folder.parent / "worse", "--save-baseline", history / name, "--accept", "-q", code=0)
-        case.bad.write(case.folder / "dump.parquet")
-        return case.gate("--history", history, rules=False)
-
-
 @way("more rows of the same kind")
 def _only_bad(case: Case) -> list[str]:
     case.bad.write(case.folder / "dump.parquet")

@@ -1,4 +1,4 @@
-"""Fuzz cases for commands with other inputs than a dump: logs, layer reports, histories, saved results, and token
+"""Fuzz cases for commands with other inputs than a dump: logs, layer reports, saved results, and token
 pages.
 """
 
@@ -31,7 +31,7 @@ SAVING = {
 
 class VerbMaker(Maker):
     def kinds(self) -> list[tuple[Callable[[], Case], int]]:
-        mine = [(self.log, 3), (self.layers, 2), (self.nights, 2), (self.saved, 3), (self.tokens, 2), (self.watched, 1)]
+        mine = [(self.log, 3), (self.layers, 2), (self.saved, 3), (self.tokens, 2), (self.watched, 1)]
         return [*super().kinds(), *mine]
 
     def log(self) -> Case:
@@ -86,19 +86,6 @@ class VerbMaker(Maker):
         place.write_bytes(content)
         name = self.written(self.columns(odd=False), "dump")
         return Case("report of layers", ["diagnose", name, "--layers", place.name, "--json"])
-
-    def nights(self) -> Case:
-        (self.folder / "nights").mkdir()
-        for night in range(self.rng.choice([1, 4])):
-            data = json.loads(RESULT.read_bytes())
-            if not night:
-                self.exchange(data)
-            name = self.rng.choice([f"{night}.json", f"{night}.json", f"=x{night}.json", f"<b>{night}.json"])
-            (self.folder / "nights" / name).write_text(json.dumps(data).replace('"1e999"', "1e999"))
-        shutil.copy(RESULT, self.folder / "ok.json")
-        rule = self.rng.choice(["k3:increase=25%", "k3:max=1", "ess_token:decrease=10%"])
-        out = self.rng.choice([["--json"], ["--markdown", "-"], ["--junit", "out/j.xml"], ["--last", "7"]])
-        return Case("nights", ["gate", "ok.json", "--history", "nights", "--rule", rule, *out])
 
     def saved(self) -> Case:
         name = self.rng.choice([*SAVED])

@@ -52,7 +52,7 @@ PLACES = (
     ("analyze", "a.parquet", "--tokens", "out/t.html", "--tokenizer"),
     ("analyze", "a.parquet", "--tokens", "out/t.html", "--browse"), ("diagnose", "a.parquet", "--layers"),
     ("diagnose", "a.parquet", "--replay"), ("gate", "a.parquet", "--rule", "k3:max=1", "--baseline"),
-    ("gate", "a.parquet", "--rule", "k3:max=1", "--history"), ("gate", "a.parquet", "--rule", "k3:max=1", "--junit"),
+    ("gate", "a.parquet", "--rule", "k3:max=1", "--junit"),
     ("gate", "a.parquet", "--rule"), ("sweep", "a.parquet", "-q", "-o"),
     ("convert", "a.parquet", "out/c.parquet", "--join"), ("convert", "a.parquet"), ("advise", "a.parquet", "-o"),
     ("score", "model", "a.parquet", "-o"),

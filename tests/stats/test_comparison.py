@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mismatchctl.api.gate.gate import read_baselines
-from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.judgement import Baseline, judge
 from mismatchctl.api.gate.power import detectable_factor
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.gate.verdict import Check, describe_basis, describe_k3_parts
@@ -236,7 +235,7 @@ def test_failing_parts_besides_k3_are_named(lost: bool) -> None:
         y[:, 5] = 0.2
     base = layered(sample(rollout, y, 100))
     rule = parse_rules("k3:increase=0.002" if lost else "k3:increase=25%")
-    found = judge(layered(sample(rollout, x)), rule, AcceptedResults("it", [base], ["it"]))
+    found = judge(layered(sample(rollout, x)), rule, Baseline("it", base))
     check = found.checks[0]
     assert check.outcome == "failed" and check.value < check.limit and check.says.endswith(f": failed, {check.reason}")
     assert (
@@ -286,30 +285,22 @@ def test_comparisons_without_layers_use_k3_alone() -> None:
 
 def test_the_verdict_names_runs_judged_by_k3_alone() -> None:
     new, base = result(table([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), result(table([0.1] * 6, hashes=range(50, 56)))
-    (note,) = judge(new, parse_rules("k3:increase=25%"), AcceptedResults("b", [base])).notes
+    (note,) = judge(new, parse_rules("k3:increase=25%"), Baseline("b", base)).notes
     assert "K3 is judged as a plain mean" in note and "name its dump" in note
-    assert judge(new, parse_rules("k3:max=1"), AcceptedResults("b", [base])).notes == []
+    assert judge(new, parse_rules("k3:max=1"), Baseline("b", base)).notes == []
 
 
 def test_fixed_tokens_must_be_equal() -> None:
     base, rules = result(noisy(9, 1e-3, 0)), parse_rules("k3:increase=25%")
     worse = result(noisy(9, 1e-3, 0))
     for asked, other, outcome in ((base, base, "passed"), (result(noisy(9, 1e-3, 0, first=50)), base, "undecided")):
-        assert judge(asked, rules, AcceptedResults("b", [other], fixed_tokens=True)).outcome == outcome
-    assert judge(worse, rules, AcceptedResults("b", [base], fixed_tokens=True)).outcome == "passed"
-
-
-def test_repeated_runs_share_the_level() -> None:
-    new, base = result(table([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), result(table([0.1] * 6, hashes=range(50, 56)))
-    rules = parse_rules("k3:increase=25%")
-    assert judge(new, rules, AcceptedResults("b", [base])).outcome == "failed"  # p is 1 / 924
-    assert judge(new, rules, AcceptedResults("b", [base], nights=100)).outcome == "undecided"
-    assert read_baselines(None).nights == 1
+        assert judge(asked, rules, Baseline("b", other, fixed_tokens=True)).outcome == outcome
+    assert judge(worse, rules, Baseline("b", base, fixed_tokens=True)).outcome == "passed"
 
 
 def test_too_few_clusters_report_the_required_number() -> None:
     rules = parse_rules("k3:increase=25%")
     new, base = result(table([9.0] * 2)), result(table([1.0] * 3, hashes=range(50, 53)))
-    (check,) = judge(new, rules, AcceptedResults("b", [base])).checks
+    (check,) = judge(new, rules, Baseline("b", base)).checks
     assert check.outcome == "undecided" and "4 for 3 are needed" in check.reason  # 1 in 35 relabelings
     assert check.detectable is None

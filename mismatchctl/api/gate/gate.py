@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import numpy as np
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.analyze.builder import round_sums
-from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL, AcceptedResults, list_places
+from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL, Baseline, list_places
 from mismatchctl.api.gate.power import SampleSizePlan, required_sample_size
 from mismatchctl.api.gate.rules import PLAIN_PRESETS, Rule, find_rule_target, find_target
 from mismatchctl.api.gate.verdict import BoundKind, Check, Verdict, add_sentences, exceeds_limit, worst_outcome
@@ -26,7 +25,7 @@ from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.glossary import find_certain_metric
 from mismatchctl.frameworks.registry import find_preset, load_framework
 from mismatchctl.io import __version__
-from mismatchctl.io.files import NextNumber, natural_key, write_atomically
+from mismatchctl.io.files import NextNumber, write_atomically
 from mismatchctl.io.stores import is_remote, normalize_path
 from mismatchctl.measure.cluster_table import OVERALL_CAP, Hashes
 from mismatchctl.results.model import (
@@ -132,30 +131,6 @@ def _format_compact_json(data: Any) -> str:
     return json.dumps(data, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
-_HISTORY_NAME = re.compile(r"\d[\d_-]*\.json")
-"""Names of accepted Results in a folder: numbers as `--save-baseline` writes them, and dates."""
-
-
-def _read_history(folder: Path, last: int) -> tuple[dict[str, Result], list[str]]:
-    """Read the last accepted Results of a folder, in natural order, and return notes about ignored names."""
-    if not folder.is_dir():
-        raise DataError("not a folder", file=str(folder), remedy="create the folder and save accepted results there")
-    files = sorted((path for path in folder.iterdir() if ".json" in path.name), key=lambda path: natural_key(path.name))
-    odd = sorted(path.name for path in files if not _HISTORY_NAME.fullmatch(path.name) and path.is_file())
-    more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-    notes = (
-        [f"ignored in {folder}, since the name is not a number or a date: {', '.join(odd[:3])}{more}"] if odd else []
-    )
-    found = {path.name: read_result(path) for path in [f for f in files if _HISTORY_NAME.fullmatch(f.name)][-last:]}
-    for name, result in found.items():
-        if result.provenance.accepted is None:
-            flag = wording(python="`mismatchctl gate --save-baseline`", command="--save-baseline")
-            raise DataError(
-                "was never accepted", file=str(folder / name), remedy=f"save a result in this folder with {flag}"
-            )
-    return found, notes
-
-
 IN_MEMORY = "the Result in memory"
 
 
@@ -219,17 +194,12 @@ def _replay_framework(rules: Sequence[Rule], named: dict[str, Correction]) -> Fr
     return load_framework(next(iter(found))) if found else None
 
 
-def read_baselines(
-    baseline: str | Path | Result | None,
-    history: str | Path | None = None,
-    last: int = 10,
-    *,
-    fixed_tokens: bool = False,
-) -> AcceptedResults:
-    """Read the last accepted Results of a folder. If a baseline is given, the baseline is the last Result."""
-    if baseline is None or isinstance(baseline, Result):
-        pass
-    elif is_remote(str(baseline)):
+def read_baseline(baseline: str | Path | Result | None, *, fixed_tokens: bool = False) -> Baseline:
+    if baseline is None:
+        return Baseline(fixed_tokens=fixed_tokens)
+    if isinstance(baseline, Result):
+        return Baseline(IN_MEMORY, baseline, fixed_tokens)
+    if is_remote(str(baseline)):
         baseline = normalize_path(str(baseline))
     elif not Path(baseline).exists():
         remedy = wording(
@@ -240,32 +210,22 @@ def read_baselines(
     elif Path(baseline).is_dir():
         remedy = f"name the accepted Result with {option('baseline')}, and pass dumps as arguments"
         raise DataError("this is a folder, not a saved Result", file=str(baseline), remedy=remedy)
-    accepted, notes = ({}, []) if history is None else _read_history(Path(history), last)
-    if isinstance(baseline, Result):
-        accepted[IN_MEMORY] = baseline
-        baseline = IN_MEMORY
-    elif baseline is not None:
-        accepted[str(baseline)] = read_result(baseline)
-    name = baseline if baseline is not None else history
-    return AcceptedResults(
-        None if name is None else str(name), [*accepted.values()], [*accepted], 1 if history is None else last,
-        fixed_tokens, notes=notes,
-    )  # fmt: skip
+    return Baseline(str(baseline), read_result(baseline), fixed_tokens)
 
 
 def plan_sample_sizes(
-    result: Result, rules: Sequence[Rule], regression: float, against: AcceptedResults, level: float = DEFAULT_LEVEL
+    result: Result, rules: Sequence[Rule], regression: float, against: Baseline, level: float = DEFAULT_LEVEL
 ) -> list[SampleSizePlan]:
     """Estimate the number of sequences that is needed to detect a relative rise, for each rule on a rise."""
     found = []
-    level /= BASELINE_MARGIN * against.nights * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
+    level /= BASELINE_MARGIN * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
     for rule in rules:
         target = find_rule_target(rule, result)
         if target.logged_by or not target.table.is_resampled or (rule.increase is None and rule.max is None):
             continue
         allowance = rule.increase or Allowance()
         for name, run in result.runs.items():
-            accepted = against.results[-1] if against.results else None
+            accepted = against.result
             matching = None if accepted is None else find_run(accepted, name)
             baseline = None if accepted is None or matching is None else build_run_sample(accepted.runs[matching])
             for place in list(list_places(rule, target, run))[:1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,12 +26,10 @@ from mismatchctl.api.gate.rules import (
     logged_sample,
     logged_values,
 )
-from mismatchctl.api.gate.trend import MIN_NIGHTS, LevelChange, detect_change
 from mismatchctl.api.gate.verdict import (
     FIRST_BASELINE_REASON,
     LOWER_KINDS,
     STATISTIC_REASONS,
-    TREND_KINDS,
     BoundKind,
     Check,
     Pairing,
@@ -133,7 +131,6 @@ BASELINE_MARGIN = 1.25
 """Factor on the p-values of comparisons. Without it, up to 6.2% of healthy pairs had p-values of at most 5%."""
 _NOISE_REASON = "beyond the limit, but within noise"
 _NOT_FINITE_REASON = "the value or its limit is not finite"
-_NIGHT_NOISE_REASON = "accepted results differ by this much"
 _FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of this size cannot judge"
 _FAR_FACTOR = 3.0
 """A value above its limit times this factor never passes."""
@@ -146,21 +143,18 @@ _DILUTED_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class AcceptedResults:
-    """Accepted Results, oldest first. The last one is the baseline."""
+class Baseline:
+    """The accepted Result, if there is one, and how to compare with it."""
 
     name: str | None = None
-    results: Sequence[Result] = ()
-    names: Sequence[str] = ()
-    nights: int = 1  # consecutive verdicts that share the level
+    result: Result | None = None
     fixed_tokens: bool = False  # dumps must contain the same prompts and responses, scored again
     accept: bool = False  # the judged Result becomes the next baseline regardless of the verdict
-    notes: Sequence[str] = ()
 
 
 @dataclass
 class _Case:
-    """One bound of a rule at one place, the same place in accepted Results (newest last), or why it is undecided."""
+    """One bound of a rule at one place, the place of the baseline to compare with, or why it is undecided."""
 
     rule: Rule
     run: str
@@ -168,7 +162,7 @@ class _Case:
     kind: BoundKind
     bound: float | Allowance
     place: JudgedPlace | None
-    accepted: list[JudgedPlace] = field(default_factory=list)
+    accepted: JudgedPlace | None = None
     reason: str = ""
 
     @property
@@ -182,18 +176,17 @@ class _Case:
 def judge(
     result: Result,
     rules: Sequence[Rule],
-    against: AcceptedResults | None = None,
+    against: Baseline | None = None,
     level: float = DEFAULT_LEVEL,
     limits: Tolerances | None = None,
 ) -> Verdict:
     """Judge each run by each rule, and check that the data is complete and plausible."""
     if not 0 < level <= MAX_LEVEL:
         raise ConfigError(f"level must be above 0 and at most {MAX_LEVEL}, found {level}")
-    against, limits = against or AcceptedResults(), limits or Tolerances()
-    baseline = against.results[-1] if against.results else None
+    against, limits = against or Baseline(), limits or Tolerances()
+    baseline = against.result
     rules, rule_notes = _adapt_rules(rules, baseline)
     cases = [case for rule in rules for case in _list_cases(rule, result, against)]
-    level /= against.nights
     case_judge = _CaseJudge(level / max(sum(case.is_resampled for case in cases), 1), against)
     with np.errstate(all="ignore"):  # overflows are judged as not finite
         checks = [case_judge.check(case) for case in cases]
@@ -204,8 +197,6 @@ def judge(
             check.reason = "" if exceeds_limit(check) else STATISTIC_REASONS.get(check.statistic, "")
         elif check.outcome == "failed" and (check.value is None or check.limit is None):
             check.outcome, check.reason = "undecided", _NOT_FINITE_REASON
-        elif check.outcome == "failed" and check.kind in TREND_KINDS:
-            check.outcome = "passed"
         elif check.outcome == "failed":
             limit = math.inf if check.kind in LOWER_KINDS else max(check.limit or 0.0, 0.0)
             far = (check.value or 0.0) > _FAR_FACTOR * limit
@@ -216,7 +207,7 @@ def judge(
     if against.fixed_tokens:
         checks += check_fixed_tokens(result, baseline)
     outcome = worst_outcome([check.outcome for check in checks])
-    notes = [*rule_notes, *against.notes, *coverage_notes(result, baseline, limits)]
+    notes = [*rule_notes, *coverage_notes(result, baseline, limits)]
     notes += [*prompt_notes(result.runs.values()), *dict.fromkeys(case_judge.notes)]
     notes += [_ACCEPTED_BASELINE_NOTE] if against.accept and baseline is not None and outcome != "passed" else []
     growth = {name: fit_run_growth(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
@@ -234,14 +225,14 @@ def _adapt_rules(rules: Sequence[Rule], baseline: Result | None) -> tuple[Sequen
     return (DEFAULT_RULES[0], BITWISE_RULE), [_BITWISE_BASELINE_NOTE]
 
 
-def _list_cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterator[_Case]:
+def _list_cases(rule: Rule, result: Result, against: Baseline) -> Iterator[_Case]:
     target = find_rule_target(rule, result)
     lacking = ""
     if target.logged_by and result.provenance.framework != target.logged_by:
         remedy = f"analyze with {option('framework', target.logged_by)}, or name the dump itself"
         lacking = f"the Result lacks the values that {target.logged_by} logs ({remedy})"
     for name, run in result.runs.items():
-        accepted, incomparable = _comparable_runs(target, name, result, against)
+        accepted, incomparable = _comparable_run(target, name, result, against)
         places: Sequence[JudgedPlace | None] = [None]
         missing = lacking
         if not lacking:
@@ -252,24 +243,12 @@ def _list_cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterato
         for place, (kind, bound) in itertools.product(places, rule.bounds.items()):
             case = _Case(rule, name, target, kind, bound, place, reason=missing)
             if isinstance(bound, Allowance) and place is not None:
-                yield from _baseline_cases(case, place, accepted, incomparable)
-            else:
-                yield case
-
-
-def _baseline_cases(case: _Case, place: JudgedPlace, accepted: list[RunResult], incomparable: str) -> Iterator[_Case]:
-    case.reason = incomparable
-    for run in reversed(accepted):
-        try:
-            case.accepted.insert(0, baseline_place(place, run))
-        except DataError as error:
-            case.reason = "" if case.accepted else str(error)
-            break
-    if place.per == "step":
-        del case.accepted[:-1]  # a step is not compared over time
-    yield case
-    if len(case.accepted) >= MIN_NIGHTS and case.is_resampled:
-        yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend")
+                case.reason = incomparable
+                try:
+                    case.accepted = None if accepted is None else baseline_place(place, accepted)
+                except DataError as error:
+                    case.reason = str(error)
+            yield case
 
 
 def no_baseline() -> str:
@@ -280,30 +259,27 @@ def no_baseline() -> str:
     return f"no baseline: {remedy}"
 
 
-def _comparable_runs(
-    target: RuleTarget, name: str, result: Result, against: AcceptedResults
-) -> tuple[list[RunResult], str]:
-    """Return the comparable accepted runs, newest last, or the reason why there are none."""
-    found: list[RunResult] = []
-    for accepted in reversed(against.results):
-        matching = find_run(accepted, name)
-        if matching is None:
-            difference: str | None = f"run {name} is missing (it has: {', '.join(accepted.runs)})"
-        else:
-            difference = find_incompatibility(target, name, result, matching, accepted)
-        if difference is not None or matching is None:
-            return found[::-1], "" if found else f"the baseline is not comparable: {difference}"
-        found.append(accepted.runs[matching])
-    return found[::-1], "" if found else FIRST_BASELINE_REASON if against.accept else no_baseline()
+def _comparable_run(target: RuleTarget, name: str, result: Result, against: Baseline) -> tuple[RunResult | None, str]:
+    """Return the baseline's run, or the reason why there is no comparable run."""
+    baseline = against.result
+    if baseline is None:
+        return None, FIRST_BASELINE_REASON if against.accept else no_baseline()
+    matching = find_run(baseline, name)
+    if matching is None:
+        difference: str | None = f"run {name} is missing (it has: {', '.join(baseline.runs)})"
+    else:
+        difference = find_incompatibility(target, name, result, matching, baseline)
+    if difference is not None or matching is None:
+        return None, f"the baseline is not comparable: {difference}"
+    return baseline.runs[matching], ""
 
 
 class _CaseJudge:
     """Judges all bounds that share one false-failure rate."""
 
-    def __init__(self, level: float, against: AcceptedResults) -> None:
+    def __init__(self, level: float, against: Baseline) -> None:
         self._level, self._against = level / BASELINE_MARGIN, against
         self._samples: dict[tuple[int, str, RuleTarget], ClusterSample] = {}
-        self._changes: dict[tuple[str, str, str, bool], LevelChange] = {}
         self.notes: list[str] = []
 
     def check(self, case: _Case) -> Check:
@@ -326,25 +302,22 @@ class _CaseJudge:
 
     def _judge_resampled(self, check: Check, case: _Case, place: JudgedPlace) -> None:
         table, lower, sample = case.target.table, case.kind in LOWER_KINDS, place.sample()
-        accepted = [self._baseline_sample(each) for each in case.accepted]
-        if case.kind in TREND_KINDS:
-            self._judge_trend(check, case, [*accepted, sample])
-            return
+        accepted = None if case.accepted is None else self._baseline_sample(case.accepted)
         value, limit = table.of(sample), case.bound
         check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
         check.value = _finite_or_none(value)
         check.interval, check.covers = compute_interval(sample, table)
-        if accepted:
-            baseline = table.of(accepted[-1])
-            check.baseline, check.pairing = _finite_or_none(baseline), _describe_pairing(sample, accepted[-1])
-            check.baseline_interval, check.baseline_covers = compute_interval(accepted[-1], table)
+        if accepted is not None:
+            baseline = table.of(accepted)
+            check.baseline, check.pairing = _finite_or_none(baseline), _describe_pairing(sample, accepted)
+            check.baseline_interval, check.baseline_covers = compute_interval(accepted, table)
         if check.reason:
             return
         if isinstance(limit, Allowance):
             room = abs(baseline) * limit.relative + limit.absolute
             limit = baseline + (-room if lower else room)
         check.limit = _finite_or_none(limit)
-        exchange = SampleExchange(sample.keys, accepted[-1].keys, self._level) if accepted else None
+        exchange = None if accepted is None else SampleExchange(sample.keys, accepted.keys, self._level)
         check.reason = _reason_too_little(check, case.rule, len(sample) if exchange is None else None)
         if self._against.fixed_tokens and exchange is not None and check.pairing != "same tokens":
             check.reason = check.reason or _DIFFERENT_TOKENS_REASON
@@ -356,7 +329,7 @@ class _CaseJudge:
             check.reason = "undefined" if status == "ok" else status
         if check.reason:
             return
-        if exchange is not None:
+        if accepted is not None:
             self._judge_change(check, case, sample, accepted)
         else:
             draws = (resample_metrics([sample], [table])[0][0] - limit) * (-1.0 if lower else 1.0)
@@ -365,31 +338,11 @@ class _CaseJudge:
         if check.outcome == "passed" and (check.value is None or check.limit is None):
             check.outcome, check.reason = "undecided", _NOT_FINITE_REASON
 
-    def _judge_trend(self, check: Check, case: _Case, samples: Sequence[ClusterSample]) -> None:
-        check.clusters, check.sequences = len(samples[-1]), int(samples[-1].column("sequences").sum())
-        check.reason = check.reason or _reason_too_little(check, case.rule, None)
-        if check.reason:
-            return
-        found = self._level_change(case, samples)
-        if math.isnan(found.p):
-            check.reason = _NOT_FINITE_REASON
-            return
-        check.value, check.limit, check.p = _finite_or_none(found.rise), _finite_or_none(found.room), found.p
-        check.parts = [found.part] if found.part else []
-        name = dict(enumerate(self._against.names[1 - len(samples) :])).get(found.first)
-        check.since = f"night {found.first + 1} of {len(samples)}" + (f" ({name})" if name else "")
-        check.outcome = "failed" if found.p < 1 else "passed"
-        beyond = found.rise < found.room if case.kind in LOWER_KINDS else found.rise > found.room
-        check.reason = _NIGHT_NOISE_REASON if beyond else ""
-
-    def _judge_change(self, check: Check, case: _Case, sample: ClusterSample, nights: Sequence[ClusterSample]) -> None:
+    def _judge_change(self, check: Check, case: _Case, sample: ClusterSample, baseline: ClusterSample) -> None:
         assert isinstance(case.bound, Allowance)
-        metric, lower, baseline = case.target.table, case.kind in LOWER_KINDS, nights[-1]
+        metric, lower = case.target.table, case.kind in LOWER_KINDS
         found = compare_samples(sample, baseline, metric, case.bound, lower=lower, level=self._level)
         check.p, check.parts, check.statistic = min(found.p * BASELINE_MARGIN, 1.0), found.parts, found.most_significant
-        if len(nights) >= MIN_NIGHTS:  # includes differences between runs with the same prompts
-            last = self._level_change(case, [*nights, sample]).p_last
-            check.p = check.p if math.isnan(last) else max(check.p, last)
         if is_layered(metric, lower=lower) and not found.parts:
             self.notes.append(_explain_missing_layers(case.run, sample))
         check.outcome = "failed" if any(each.exceeds_limit for each in found.statistics) else "passed"
@@ -415,14 +368,6 @@ class _CaseJudge:
         lower = case.kind in LOWER_KINDS
         found = compare_samples(new, old, case.target.table, case.bound, lower=lower, level=self._level)
         return any(each.exceeds_limit for each in found.statistics) and found.p <= self._level
-
-    def _level_change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
-        """Test for a change over time. Two checks need the result."""
-        assert isinstance(case.bound, Allowance) and case.place is not None
-        key = case.rule.text, case.run, case.place.name, case.kind in LOWER_KINDS
-        if key not in self._changes:
-            self._changes[key] = detect_change(samples, case.target.table, case.bound, lower=key[-1])
-        return self._changes[key]
 
     def _baseline_sample(self, place: JudgedPlace) -> ClusterSample:
         key = id(place.run), place.name, place.target
@@ -478,9 +423,9 @@ def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None
         return bound, bound, bound
     if case.target.metric.quantile is None:
         check.reason = check.reason or f"{check.metric} has no known standard error, so write max or min in the rule"
-    if not case.accepted or check.reason:
+    if case.accepted is None or check.reason:
         return None
-    baseline = case.accepted[-1].value()
+    baseline = case.accepted.value()
     check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
     if baseline.value is None:
         check.reason = f"the baseline's value: {baseline.status}"

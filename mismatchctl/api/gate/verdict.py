@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     import polars as pl
 
 Outcome = Literal["passed", "undecided", "failed"]
-BoundKind = Literal["max", "min", "increase", "decrease", "rising trend", "falling trend"]
+BoundKind = Literal["max", "min", "increase", "decrease"]
 Pairing = Literal["none", "some clusters", "same clusters", "same tokens"]
 Interval = tuple[float, float]
 
-LOWER_KINDS: tuple[BoundKind, ...] = ("min", "decrease", "falling trend")
+LOWER_KINDS: tuple[BoundKind, ...] = ("min", "decrease")
 """Bounds that a value must not fall below."""
-TREND_KINDS: tuple[BoundKind, ...] = ("rising trend", "falling trend")
-"""Bounds relative to a history."""
 COVERAGE_RULE = "coverage"
 """The rule name of checks that do not belong to a rule."""
 FIRST_BASELINE_REASON = "no baseline existed. This dump is the first one, and later dumps are compared with it"
@@ -53,7 +51,7 @@ class Check(FiniteModel):
     unit: str
     kind: BoundKind
     meaning: str = ""  # meaning of a framework's name
-    value: float | None = None  # for a trend, the rise over time
+    value: float | None = None
     interval: Interval | None = None  # 95% interval
     limit: float | None = None  # limit, including the baseline and its allowance
     allowance: str = ""
@@ -69,7 +67,6 @@ class Check(FiniteModel):
     detectable: float | None = None  # smallest value that is detected in four of five such dumps
     statistic: str = ""  # statistic of K3 with the most significant excess
     parts: list[K3Part] = Field(default_factory=list)
-    since: str = ""  # the accepted result from which a trend starts
     outcome: Outcome = "undecided"
     reason: str = ""  # for an undecided outcome, or a limitation of the judgement
     says: str = ""
@@ -185,8 +182,7 @@ def check_name(check: Check) -> str:
         return label
     if check.allowance:
         allowed = check.allowance.replace("+", " + ")
-        trend = " over the accepted results" if check.kind in TREND_KINDS else " of baseline"
-        return f"{label} within {allowed}{trend}{_place_text(check)}"
+        return f"{label} within {allowed} of baseline{_place_text(check)}"
     side = "at least" if check.kind in LOWER_KINDS else "at most"
     bound = "" if check.limit is None else f" {side} {_plain_number(check.limit, check.unit)}"
     return f"{label}{bound}{_place_text(check)}"
@@ -217,8 +213,6 @@ def _describe_limit(check: Check, limit: str) -> str:
     if check.kind in ("max", "min"):
         return f"{check.kind} {limit if check.limit is None else _plain_number(check.limit, check.unit)}"
     allowance = check.allowance.replace("+", " + ")
-    if check.kind in TREND_KINDS:
-        return f"change since {escape_terminal(check.since)}, limit {limit} or {allowance}"
     side = "above" if check.kind == "increase" else "below"
     return f"limit {limit}, {allowance} {side} the baseline's {format_number(check.baseline, check.unit)}"
 
@@ -270,8 +264,7 @@ def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
             found.append(f"{_PART_NAMES[part.name]} {_format_rise(part.rise)}{f' ({ends})' if ends else ''}")
     if not found:
         return ""
-    sure = check.kind in TREND_KINDS  # a trend only has the part with the change
-    risen = [part.name for part in check.parts if part.rose or (sure and part.rise)]
+    risen = [part.name for part in check.parts if part.rose]
     head = f"{', '.join(risen)} rose significantly" if risen else "no part rose significantly"
     return f"K3 by part: {', '.join(found)}; {head}"
 
@@ -334,8 +327,6 @@ def _describe_failure(check: Check) -> str:
     if check.value is None or check.limit is None:
         return f"{label} is beyond its limit"
     allowance = check.allowance.replace("+", " + ")
-    if check.kind in TREND_KINDS:
-        return f"{label} changed since {escape_terminal(check.since)} by more than {allowance}"
     if not allowance or not check.baseline or check.value / check.baseline <= 0:
         value, limit = format_apart(check.value, check.limit, check.unit)
         bound = f"limit {limit}" if allowance else _describe_limit(check, limit)
