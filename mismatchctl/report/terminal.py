@@ -26,6 +26,8 @@ MIN_NAME_WIDTH, MAX_NAME_WIDTH = 24, 48
 """Minimum width of the name column. The column shrinks to this width before other columns are dropped."""
 MIN_FLEXIBLE_WIDTH = 20
 """Minimum width of a flexible column. Longer cells are cut."""
+MAX_LINES = 24
+"""Maximum lines of a first screen."""
 STYLES = {
     "OK": "bold green", "CHECK": "bold yellow", "FAIL": "bold red", "bad": "bold red", "failed": "bold red",
     "high": "bold red", "error": "bold red", "alarm": "yellow", "fair": "yellow", "medium": "yellow",
@@ -116,40 +118,54 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 
 
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
-    """Print a document without trailing blanks. `whole` includes all details of its cards."""
-    writer = TerminalWriter(console, whole)
-    with console.capture() as capture:
-        writer.headline(document.headline)
-        writer.parts(document.sections)
-        writer.commands(document.commands)
-    # the codes of styles stay, without the blanks between them
-    text = _TRAILING_BLANKS.sub(lambda blanks: blanks[0].replace(" ", ""), capture.get())
+    """Print a document without trailing blanks. `whole` includes all details of its cards.
+
+    If a first screen has too many lines, its texts are cut to two lines, or to one line.
+    """
+    for limit in (0, 2, 1) if document.commands and not whole else (0,):
+        writer = TerminalWriter(console, whole, limit)
+        with console.capture() as capture:
+            writer.headline(document.headline)
+            writer.parts(document.sections)
+            writer.commands(document.commands)
+        # the codes of styles stay, without the blanks between them
+        text = _TRAILING_BLANKS.sub(lambda blanks: blanks[0].replace(" ", ""), capture.get())
+        if text.count("\n") <= MAX_LINES:
+            break
     console.file.write(text.rstrip("\n") + "\n" if document.commands or document.headline.status else text)
 
 
 class TerminalWriter:
     """Prints the parts of documents to one console. Each method has the name of the part that it prints."""
 
-    def __init__(self, console: Console, whole: bool) -> None:
-        self.console, self.glyphs, self.whole = console, TerminalGlyphs(console), whole
+    def __init__(self, console: Console, whole: bool, limit: int = 0) -> None:
+        self.console, self.glyphs, self.whole, self.limit = console, TerminalGlyphs(console), whole, limit
+
+    def cut(self, text: str, indent: int = 0) -> str:
+        """Escape a text, and cut long names and the text itself to `limit` lines next to an indent."""
+        if not self.limit:
+            return self.glyphs.text(text)
+        shown = " ".join(self.glyphs.shorten(word, MAX_NAME_WIDTH) for word in text.split(" "))
+        return self.glyphs.truncate(shown, self.limit * (self.console.width - indent) - 10 * (self.limit - 1))
 
     def headline(self, head: doc.Headline) -> None:
         if head.status:
             rows = Grid.grid(padding=(0, 2, 0, 0))
             rows.add_column(width=_STATUS_WIDTH)
             rows.add_column(overflow="fold")
-            rows.add_row(Text(head.status, STYLES[head.status]), Text(self.glyphs.text(head.title), "bold"))
+            rows.add_row(Text(head.status, STYLES[head.status]), Text(self.cut(head.title, _STATUS_WIDTH + 2), "bold"))
             self.console.print(rows, "")
         elif head.title:
             facts = f": {self.glyphs.text(', '.join(head.facts))}" if head.facts else ""
-            self.console.print(Text.assemble((self.glyphs.text(head.title), "bold"), (facts, "not bold")), "", sep="\n")
+            self.console.print(Text.assemble((self.cut(head.title), "bold"), (facts, "not bold")), "", sep="\n")
 
     def commands(self, commands: Sequence[tuple[str, str]]) -> None:
+        """Print each command in one line, so that a copy of a wrapped line is complete."""
         shown = [f"{label}: {self.glyphs.text(command)}" for label, command in commands]
         line = "   ".join(shown)
         for text in [line] if cell_len(line) <= self.console.width else ["   ".join(shown[:-1]), shown[-1]]:
             if text:
-                self.console.print(Text(text, style="dim"), overflow="fold")
+                self.console.print(Text(text, style="dim"), soft_wrap=True)
 
     def parts(self, parts: Sequence[doc.DocumentPart]) -> None:
         for kind, alike in groupby((part for part in parts if doc.is_shown(part, doc.TERMINAL_AND_PAGE)), type):
@@ -169,13 +185,7 @@ class TerminalWriter:
             self.console.print()
 
     def answers(self, part: doc.Answers) -> None:
-        rows = self._grid()
-        for line in part.lines:
-            rows.add_row(Text(line.question, STYLES[line.level]), Text(self.glyphs.text(line.text)))
-            if line.question == "since when" and len(part.k3_series) > 1:
-                width = max(min(self.console.width - 14, SPARKLINE_WIDTH), 8)
-                rows.add_row("", self.glyphs.sparkline(part.k3_series, width))
-        self.console.print(rows, "")
+        self.facts(doc.Facts([(line.question, line.text) for line in part.lines], {"since when": part.k3_series}))
 
     def table(self, table: doc.Table) -> None:
         title, rows = table.title or table.caption, table.rows
@@ -242,21 +252,25 @@ class TerminalWriter:
 
     def note(self, note: doc.Note) -> None:
         if note.level != "alarm":
-            self.console.print(Text(self.glyphs.text(note.text), style=STYLES.get(note.level, "")))
+            self.console.print(Text(self.cut(note.text), style=STYLES.get(note.level, "")))
             return
         rows = Grid.grid(padding=(0, 1, 0, 0))
         rows.add_column(style="yellow", width=1)
         rows.add_column(overflow="fold")
-        rows.add_row("!", Text(self.glyphs.text(note.text)))
+        rows.add_row("!", Text(self.cut(note.text, 2)))
         self.console.print(rows)
 
     def facts(self, facts: doc.Facts) -> None:
-        rows = self._grid()
+        rows = Grid.grid(padding=(0, 2, 0, 0))
+        most = max(self.console.width * 2 // 5, 12)
+        rows.add_column(style="dim", overflow="fold", min_width=_STATUS_WIDTH, max_width=most)
+        rows.add_column(overflow="fold")
+        named = min(max(_STATUS_WIDTH, *(len(name) for name, _ in facts.rows)), most) + 2
         for place, (name, text) in enumerate(facts.rows):
-            series = facts.series.get(name)
-            drawn = f"{self.glyphs.sparkline(series)}  " if series else ""
+            series = facts.series.get(name, ())
+            drawn = f"{self.glyphs.sparkline(series)}  " if len(series) > 1 else ""
             style = STYLES["alarm"] if place in facts.wrong else ""
-            rows.add_row(Text(self.glyphs.text(name)), Text(drawn + self.glyphs.text(text), style=style))
+            rows.add_row(Text(self.glyphs.text(name)), Text(self.cut(drawn + text, named), style=style))
         self.console.print(rows, "")
 
     def code(self, code: doc.Code) -> None:
@@ -272,7 +286,8 @@ class TerminalWriter:
             rows.add_column(no_wrap=True, width=marked)
             rows.add_column(overflow="fold")
             below = (card.details if self.whole else ()) or card.lines
-            text = Text(self.glyphs.text(card.title), style="bold" if card.text or card.lines else "")
+            title = self.cut(card.title, marked + 2)
+            text = Text(title, style="bold" if card.text or card.lines else "")
             if card.tag:
                 text.append(self.glyphs.text(f"  {card.tag}"), style="not bold dim")
             if card.text and below is not card.details:  # the details begin with the same text
@@ -284,17 +299,10 @@ class TerminalWriter:
                 lines.add_column(style="dim", no_wrap=True, width=named) if named else None
                 lines.add_column(overflow="fold")
                 for heading, content in below:
-                    shown = Text(self.glyphs.text(content), style="" if named else "dim")
+                    shown = Text(self.cut(content, marked + named + 4), style="" if named else "dim")
                     lines.add_row(*([heading] if named else []), shown)
                 rows.add_row("", lines)
             self.console.print(rows)
             if named and place < len(cards) - 1:
                 self.console.print()
         self.console.print()
-
-    def _grid(self) -> Grid:
-        rows = Grid.grid(padding=(0, 2, 0, 0))
-        most = max(self.console.width * 2 // 5, 12)
-        rows.add_column(style="dim", overflow="fold", min_width=_STATUS_WIDTH, max_width=most)
-        rows.add_column(overflow="fold")
-        return rows

@@ -1,7 +1,10 @@
 """The first screen of each command has the answer in line 1 and at most 24 lines."""
 
 import re
+import shlex
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -97,3 +100,13 @@ def test_the_next_command_names_the_worst_run(dumps: dict[str, list[str]]) -> No
     paths = [*dumps["healthy"], *dumps["growing"]]
     for words in (["analyze", *paths], ["diagnose", *paths], ["diagnose", *reversed(paths)]):
         assert screens.screen(words, 120).split()[-1] == "growing.parquet", words
+
+
+@pytest.mark.parametrize("words", ["analyze", "diagnose", "sweep", "gate --baseline ok.json", "schema --check"])
+def test_screens_of_long_paths_fit_and_their_command_is_complete(words: str, dumps: dict[str, list[str]]) -> None:
+    path = Path("folder-with-a-long-name-" * 8, f"{'n' * 200}.parquet")
+    path.parent.mkdir(exist_ok=True)
+    shutil.copy(dumps["growing"][0], path)
+    *lines, last = screens.screen([*words.split(), str(path)], 80).splitlines()
+    assert len(lines) < screens.MAX_LINES
+    assert str(path) in shlex.split(last.partition("Next: ")[2])
