@@ -15,7 +15,6 @@ from mismatchctl.core.formatting import shorten_for_cell
 from mismatchctl.io import __version__
 
 if TYPE_CHECKING:
-    from mismatchctl.measure.metrics.metric import Metric
     from mismatchctl.results.model import Answer
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
@@ -220,9 +219,10 @@ class Figures(DocumentPart):
 
 @dataclass
 class Explorer(DocumentPart):
-    """The function that returns the data for the script of the threshold explorer."""
+    """The function that returns the data for the script of the threshold explorer, and the anchors of its metrics."""
 
     data: Callable[[], Any]
+    anchors: Collection[str]
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
 
@@ -287,14 +287,10 @@ class Headline:
 
 @dataclass
 class Document:
-    """A document. `commands` are pairs (label, command) in the last line of a screen.
-
-    `glossary` has the metrics by anchor.
-    """
+    """A document. `commands` are pairs (label, command) in the last line of a screen."""
 
     headline: Headline
     sections: list[Section] = field(default_factory=list)
-    glossary: Mapping[str, Metric] = field(default_factory=dict)
     version: str = __version__
     commands: Sequence[tuple[str, str]] = ()
 

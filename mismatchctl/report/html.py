@@ -17,8 +17,9 @@ from markupsafe import Markup, escape
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, k3_scale_position
 from mismatchctl.io.files import find_packaged_folder
-from mismatchctl.report.document import Card, Document, Explorer, Figures, RunCards, scale_sparkline
+from mismatchctl.report.document import Card, Document, Explorer, Figures, RunCards, Table, scale_sparkline
 from mismatchctl.report.figures.figure import page_json
+from mismatchctl.report.tables import find_metric
 
 TEMPLATES_FOLDER = "reports_templates"
 _SPARK_WIDTH = 60
@@ -31,9 +32,14 @@ def render_html(page: Document) -> str:
     data = Markup(_escape_script(page_json(found))) if found else ""
     libraries = ("vendor/d3.min", "vendor/plot.umd.min") if found else ()
     own = ("sweep",) if any(page.parts(Explorer)) else ()
+    tables = list(page.parts(Table))
+    anchors = {cell.anchor for table in tables for row in (table.heads, *table.rows) for cell in row}
+    anchors |= {anchor for part in page.parts(Explorer) for anchor in part.anchors}
+    glossary = {anchor: find_metric(anchor[2:], anchor[0]) for anchor in sorted(anchors - {""})}
     return render_page(
-        "document.html.j2", page, own, libraries, figures=data, place_of=lambda figure: places[id(figure)]
-    )
+        "document.html.j2", page, own, libraries, figures=data, glossary=glossary,
+        place_of=lambda figure: places[id(figure)],
+    )  # fmt: skip
 
 
 def render_page(template: str, page: Any, own: Sequence[str] = (), libraries: Sequence[str] = (), **more: Any) -> str:

@@ -17,10 +17,10 @@ from mismatchctl.core.formatting import (
     format_label,
     format_number,
 )
-from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
+from mismatchctl.measure.metrics.registry import COST_METRICS, MISMATCH_METRICS, correction_metrics
 from mismatchctl.report.document import EVERYWHERE, Column, Headline, Note, Table, TableCell
 from mismatchctl.results.model import NOT_RECORDED, Groups, Value
 from mismatchctl.results.summary import STATUSES, RunStatus
@@ -94,53 +94,46 @@ def runs_table(
 
 
 @cache
-def _mismatch_metrics() -> dict[str, Metric]:
-    return {metric.key: metric for metric in (*MISMATCH_METRICS, *other_metrics())}
+def _known_metrics() -> dict[tuple[str, str], Metric]:
+    example = Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),))
+    mismatch, corrections = (*MISMATCH_METRICS, *other_metrics()), (*correction_metrics(example), *COST_METRICS)
+    return {(scope, one.key): one for scope, found in (("m", mismatch), ("c", corrections)) for one in found}
 
 
-class MetricRegistry:
-    """The metrics that a page can show. Scope `m` means the mismatch, and scope `c` the corrections."""
+def find_metric(key: str, scope: str = "m") -> Metric:
+    """Return a metric of the mismatch (scope `m`) or of corrections (`c`). An unknown key gets a placeholder."""
+    if gate := re.fullmatch(r"gate(\d+)_(\w+)_(\w+)", key):
+        found = _known_metrics()[scope, f"gate0_{gate[2]}_{gate[3]}"]
+        title, about = f"gate {gate[1]}: {gate[2]} too {gate[3]}", found.definition.replace("gate 0", f"gate {gate[1]}")
+        return replace(found, key=key, title=title, definition=about)
+    return _known_metrics().get((scope, key)) or Metric(key, key, "", "not in this version's registry", "")
 
-    def __init__(self, corrections: Sequence[Correction] = ()) -> None:
-        self.mismatch = _mismatch_metrics()
-        self.corrections: dict[str, Metric] = {}
-        for metric in (metric for correction in corrections for metric in correction_metrics(correction)):
-            gate = re.fullmatch(r"(gate\d+)_(\w+)_(\w+)", metric.key)
-            shared = f"{gate[1].replace('gate', 'gate ')}: {gate[2]} too {gate[3]}" if gate else metric.title
-            self.corrections.setdefault(metric.key, replace(metric, title=shared))
-        self.used: dict[str, Metric] = {}
 
-    def metric(self, key: str, scope: str = "m") -> Metric:
-        """Return the metric of a key and add it to the glossary. An unknown key gets a placeholder."""
-        unknown = Metric(key, key, "", "not in this version's registry", "")
-        metric = (self.mismatch if scope == "m" else self.corrections).get(key, unknown)
-        self.used[f"{scope}-{key}"] = metric
-        return metric
+def metric_columns(
+    keys: Iterable[str] | Mapping[str, int | None], of: Callable[[Any], Mapping[str, Value]],
+    scope: str = "m", titles: Mapping[str, str] | None = None, *, errors: bool = True,
+) -> list[Column]:  # fmt: skip
+    """Return a column per metric with its `Column.drop`. `of` returns the values of an item."""
 
-    def columns(
-        self, keys: Iterable[str] | Mapping[str, int | None], of: Callable[[Any], Mapping[str, Value]],
-        scope: str = "m", titles: Mapping[str, str] | None = None, *, errors: bool = True,
-    ) -> list[Column]:  # fmt: skip
-        """Return a column per metric with its `Column.drop`. `of` returns the values of an item."""
+    def column(key: str) -> Column:
+        metric, text = find_metric(key, scope), (titles or {}).get(key, "")
+        return Column(
+            text or metric.title,
+            lambda item: value_cell(of(item).get(key, NOT_RECORDED), metric.unit, errors=errors),
+            drop=keys[key] if isinstance(keys, Mapping) else None,
+            unit="" if metric.unit in ("-", metric.title, "fraction") else metric.unit,
+            description=f"{metric.definition}. {metric.meaning}", anchor=f"{scope}-{key}",
+            short="" if text else SHORT_TITLES.get(key, ""),
+        )  # fmt: skip
 
-        def column(key: str) -> Column:
-            metric, text = self.metric(key, scope), (titles or {}).get(key, "")
-            return Column(
-                text or metric.title,
-                lambda item: value_cell(of(item).get(key, NOT_RECORDED), metric.unit, errors=errors),
-                drop=keys[key] if isinstance(keys, Mapping) else None,
-                unit="" if metric.unit in ("-", metric.title, "fraction") else metric.unit,
-                description=f"{metric.definition}. {metric.meaning}", anchor=f"{scope}-{key}",
-                short="" if text else SHORT_TITLES.get(key, ""),
-            )  # fmt: skip
+    return [column(key) for key in keys]
 
-        return [column(key) for key in keys]
 
-    def series(
-        self, groups: Groups, key: str, correction: str | None = None, *, drop: int | None = None, text: str = ""
-    ) -> Column:
-        series, scope = groups.series(key, correction), "m" if correction is None else "c"
-        return self.columns({key: drop}, lambda index: {key: series.value_at(index)}, scope, {key: text})[0]
+def series_column(
+    groups: Groups, key: str, correction: str | None = None, *, drop: int | None = None, text: str = ""
+) -> Column:
+    series, scope = groups.series(key, correction), "m" if correction is None else "c"
+    return metric_columns({key: drop}, lambda index: {key: series.value_at(index)}, scope, {key: text})[0]
 
 
 def group_table(caption: str, first: str, groups: Groups, columns: Sequence[Column]) -> Table:

@@ -7,7 +7,7 @@ from mismatchctl.core.formatting import format_estimate, format_number
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
-from mismatchctl.report.document import Document, Facts, Figures, Section, Table
+from mismatchctl.report.document import Document, Figures, Section, Table
 from mismatchctl.report.html import render_html
 from mismatchctl.report.pages.analyze import document
 from mismatchctl.results.model import Result, Series, Value
@@ -207,9 +207,11 @@ def test_the_document_can_be_queried() -> None:
     answer = made.sections[0].parts[0]
     assert [line.question for line in answer.lines] == ["how bad", "since when", "why", "what to do"]
     k3 = result.runs["run-a"].overall.metrics["k3"]
-    shown = next(made.parts(Facts))
+    shown = next(table for table in made.parts(Table) if table.heads[1].text == "value")
     largest = result.runs["run-a"].overall.metrics["abs_diff_max"]
-    assert dict(shown.rows)["largest |log-prob difference|"] == format_number(largest.value, "nats")
+    assert {row[0].text: row[1].text for row in shown.rows}["largest |log-prob difference|"] == format_number(
+        largest.value, "nats"
+    )
     assert format_estimate(k3.value, k3.se, "nats/token") in answer.lines[0].text
     corrections = next(table for table in made.parts(Table) if "fresh batch" in table.caption)
     column = [head.anchor for head in corrections.heads].index("c-rejected_tokens")

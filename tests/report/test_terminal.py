@@ -116,7 +116,7 @@ def test_the_summary_of_one_run_is_complete() -> None:
     ):
         assert part in text
     assert re.search(r"rose [\d.]+x", text)
-    assert "z = " in text
+    assert "z of the mean ratio" in text
 
 
 def test_undefined_values_are_a_dash_with_a_reason() -> None:

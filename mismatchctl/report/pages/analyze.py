@@ -22,9 +22,7 @@ from mismatchctl.report.figures import runs as charts
 from mismatchctl.report.figures.figure import Figure
 from mismatchctl.report.pages import run_tables
 from mismatchctl.report.pages.diagnose import finding_card, rival_text, sides_section
-from mismatchctl.report.tables import MetricRegistry
 from mismatchctl.results import summary
-from mismatchctl.results.growth import Z_LIMIT
 from mismatchctl.results.model import NOT_RECORDED, Finding, Result, RunResult, Value
 from mismatchctl.results.summary import HARMLESS_CAUSES, STATUSES, RunStatus, get_summary, percent
 
@@ -40,12 +38,9 @@ MAX_RUN_CARDS = 8
 """Maximum runs whose answer is visible before the page is expanded."""
 MAX_CORRECTIONS = 5
 MAIN_METRICS = (
-    "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence", "drift_k3",
-    "total_k3", "rollout_reference_k3", "train_reference_k3", "ref_k3", "routing_differs", "ratio_mean_z",
-    "khat_token", "khat_sequence", "chi2_token", "chi2_sequence", "prob_corr", "k3_worst_share", "bitwise_share",
+    "abs_diff_mean", "abs_diff_max", "ratio_mean", "ratio_mean_z", "ess_token", "ess_sequence", "drift_k3",
+    "total_k3", "rollout_reference_k3", "train_reference_k3", "ref_k3", "routing_differs",
 )  # fmt: skip
-ALWAYS_SHOWN = frozenset(MAIN_METRICS[:11])
-"""Main metrics that are shown even if they are within their limits."""
 _Row = tuple[str, str]
 
 
@@ -98,7 +93,6 @@ def document(result: Result, sweeps: Sequence[Sweep] = ()) -> doc.Document:
     )  # fmt: skip
     for index, (name, run) in enumerate(result.runs.items()):
         made.add(run_tables.run_log_section(run, name, f"run-{index}", origin))
-    made.glossary = page.registry.used
     data = run_tables.provenance_section(origin.version, origin.inputs, origin.left_out, result.corrections)
     return made.add(page.numbers(), data)
 
@@ -278,7 +272,6 @@ class _PageBuilder:
 
     def __init__(self, result: Result, sweeps: Sequence[Sweep]) -> None:
         self.result, self.runs, self.sweeps = result, result.runs, sweeps
-        self.registry = MetricRegistry(result.corrections)
         self.judged = {name: summary.run_status(run) for name, run in result.runs.items()}
         self.several, self.detailed = len(result.runs) > 1, len(result.runs) <= MAX_DETAILED_RUNS
         self.brief = len(result.runs) >= BRIEF_RUN_COUNT
@@ -355,7 +348,8 @@ class _PageBuilder:
 
     def _trend_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart]:
         if not self.brief:
-            yield main_facts(run, self.registry)
+            keys = [key for key in MAIN_METRICS if key in run.overall.metrics]
+            yield replace(run_tables.metric_table({"": run}, keys), caption="", reach=doc.TERMINAL_AND_PAGE)
         yield self.draw(index, "trends", after=not self.several)
         lead = (
             "The update moves the current policy away from the trainer's recomputation. PPO's ratio measures "
@@ -397,7 +391,7 @@ class _PageBuilder:
         shown = dict(list(self.runs.items())[:MAX_COLORED_RUNS])
         section.lead = self._severity(shown)
         tradeoff = doc.Figures([charts.corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
-        yield section.add(run_tables.comparison_of_corrections(self.result, self.registry), tradeoff)
+        yield section.add(run_tables.comparison_of_corrections(self.result), tradeoff)
         yield self.details(
             "Corrections in detail", "correction-details", self._correction_parts,
             note="values over the steps, loss and gradient, and each gate",
@@ -415,11 +409,11 @@ class _PageBuilder:
 
     def _correction_parts(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         yield self.draw(index, "corrections", after=1)
-        yield run_tables.correction_metric_table(run, self.registry) if self.detailed else None
+        yield run_tables.correction_metric_table(run) if self.detailed else None
 
     def by_column(self, index: int, run: RunResult) -> list[doc.Table]:
         name = f" on {[*self.runs][index]}" if self.several else ""
-        return run_tables.by_column_tables(self.result.corrections, run, self.registry, name)
+        return run_tables.by_column_tables(self.result.corrections, run, name)
 
     def worst(self, index: int, run: RunResult) -> Iterator[doc.DocumentPart | None]:
         most = None if self.detailed else 1 if self.brief else 3
@@ -428,14 +422,15 @@ class _PageBuilder:
 
     def numbers(self) -> doc.Section:
         section = doc.Section("All numbers", "numbers", folded=True, note="all metrics, and their values by step")
-        found = [run_tables.metric_table(self.runs, self.registry, brief=self.brief)]
+        keys = dict.fromkeys(key for run in self.runs.values() for key in run.overall.metrics)
+        found = [run_tables.metric_table(self.runs, keys, brief=self.brief)]
         for name, run in self.runs.items() if self.detailed else ():
             own = (
                 [run_tables.logged_table(run, self.result.provenance.framework or "the framework")]
                 if run.logged
                 else []
             )
-            own += [run_tables.step_table(run, self.registry)] if len(run.groups.labels) > 1 else []
+            own += [run_tables.step_table(run)] if len(run.groups.labels) > 1 else []
             for table in own:
                 table.title = table.caption.split(":")[0] + (f", {name}" if self.several else "")
             found += own
@@ -452,35 +447,3 @@ def _sweep_front(sweeps: Sequence[Sweep]) -> list[tuple[str, float | None, float
         for row in sweep.rows(sweep.runs[0], study.name).to_dicts()
         if row["pareto"]
     ]
-
-
-def main_facts(run: RunResult, registry: MetricRegistry) -> doc.Facts:
-    rows, wrong = list[_Row](), list[int]()
-    for key in (key for key in MAIN_METRICS if key in run.overall.metrics):
-        value, metric = run.overall.metrics[key], registry.metric(key)
-        verdict, beyond = (value.status, False) if value.value is None else judge_value(key, value, run)
-        if value.tail:
-            verdict = "; ".join(filter(None, (verdict, form.format_heavy_tail(value.covers))))
-        if key in ALWAYS_SHOWN or beyond:
-            wrong += [len(rows)] if beyond else []
-            rows.append(
-                (metric.title, f"{form.format_estimate(value.value, value.se, metric.unit)}  {verdict}".rstrip())
-            )
-    return doc.Facts(rows, wrong=wrong)
-
-
-def judge_value(key: str, value: Value, run: RunResult) -> tuple[str, bool]:
-    """Return a short judgement of a metric with a limit, and True if the limit is exceeded."""
-    if value.value is None:
-        return "", False
-    if key in ("ratio_mean_z", "ratio_mean"):
-        z = run.overall.metrics.get("ratio_mean_z", NOT_RECORDED).value
-        beyond = z is not None and abs(z) > Z_LIMIT
-        if key == "ratio_mean":
-            return ("" if z is None else f"z = {round(z, 1) + 0.0:+.1f}"), beyond
-        return (f"beyond ±{Z_LIMIT:g}" if beyond else f"within ±{Z_LIMIT:g}"), beyond
-    limit = run.overall.metrics.get(f"{key}_limit") if key.startswith("khat_") else None
-    if limit is not None and limit.value is not None:
-        beyond = value.value > limit.value
-        return f"{'above' if beyond else 'below'} its limit of {format_number(limit.value)}", beyond
-    return "", False

@@ -12,7 +12,7 @@ from mismatchctl.report import document as doc
 from mismatchctl.report import tables
 from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
 from mismatchctl.report.figures.figure import MAX_NAME, Axis, Figure, Interval, change_axis, interval_of, rows_figure
-from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, number_cell, value_cell
+from mismatchctl.report.tables import SHORT_TITLES, find_metric, metric_columns, number_cell, value_cell
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import STATUSES, RunStatus
 
@@ -39,7 +39,7 @@ def compare_screen(comparison: api.Comparison, page: doc.Document | None = None)
 
 
 def document(comparison: api.Comparison) -> doc.Document:
-    registry, contrasts = MetricRegistry(comparison.corrections), comparison.contrasts
+    contrasts = comparison.contrasts
     tokens = sum(int(side.metrics["tokens"].value or 0) for side in comparison.sides)
     head = _headline(comparison)
     head.facts, head.subtitle = [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"], "compare"
@@ -49,16 +49,15 @@ def document(comparison: api.Comparison) -> doc.Document:
         *(_runs_table(comparison) if len(contrasts) > 1 else ()), doc.Facts(rows),
         doc.Figures([changes_figure(comparison, "changes")]),
     ))  # fmt: skip
-    made.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
+    made.add(*(_contrast_section(comparison, contrast, index) for index, contrast in enumerate(contrasts)))
     overlaid = doc.Section("Distributions", "overlaid", folded=True, note="log ratios and K3 of all runs")
     made.add(overlaid.add(doc.Figures(_distribution_figures(comparison))))
     method = api.describe_method(comparison)
     sides = doc.Section(
         "Runs", "sides", lead=method, folded=True, note="size and mismatch of each run, and the method of the tests"
     )
-    sides.add(_sides_table(comparison, registry))
+    sides.add(_sides_table(comparison))
     warnings = (doc.Note(text, "alarm") for text in comparison.warnings)
-    made.glossary = registry.used
     return made.add(
         sides, doc.Section("", "method").add(doc.Note(method, "quiet", reach=doc.TERMINAL_AND_PAGE), *warnings)
     )
@@ -103,7 +102,7 @@ def _screen_metrics(comparison: api.Comparison) -> Iterator[doc.DocumentPart]:
     (contrast,) = comparison.contrasts
     keys = api.list_changed_metrics(contrast)
     if keys:
-        yield _changes_table("", keys[:MAX_SCREEN_METRICS], contrast.changes, MetricRegistry(), brief=True)
+        yield _changes_table("", keys[:MAX_SCREEN_METRICS], contrast.changes, brief=True)
     if len(keys) > MAX_SCREEN_METRICS:
         yield doc.Note(f"{form.format_count(len(keys) - MAX_SCREEN_METRICS, 'more changed metric')}: -v")
 
@@ -133,15 +132,13 @@ def _distribution_figures(comparison: api.Comparison) -> Iterator[Figure | None]
         yield breakdowns_figure(having, f"k3_by_{name}")
 
 
-def _contrast_section(
-    comparison: api.Comparison, contrast: api.Contrast, index: int, registry: MetricRegistry
-) -> doc.Section:
+def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index: int) -> doc.Section:
     anchor, alone = f"contrast-{index}", len(comparison.contrasts) == 1
     judged, keys = api.judge_contrast(contrast), api.list_main_metrics(contrast)[:MAX_METRICS]
     left = len(contrast.changes) - len(keys)
     brief = len(comparison.contrasts) > MAX_DETAILED_CONTRASTS
     main = _changes_table(
-        "The main metrics, and all other metrics that changed significantly.", keys, contrast.changes, registry,
+        "The main metrics, and all other metrics that changed significantly.", keys, contrast.changes,
         title=f"Metrics ({left} more in --json and --html)",
         left_out=f"{left} more are in All numbers." if left else "",
     )  # fmt: skip
@@ -153,7 +150,7 @@ def _contrast_section(
     told = {text for _, text in _answer_rows(comparison)} | ({contrast.paired} if alone else set())
     section.add(*(doc.Note(line, "quiet") for line in api.contrast_details(contrast) if line not in told))
     notes = [
-        doc.Note(f"* {registry.metric(key).title}: {contrast.changes[key].note}", "quiet")
+        doc.Note(f"* {find_metric(key).title}: {contrast.changes[key].note}", "quiet")
         for key in keys
         if contrast.changes[key].note
     ]
@@ -180,9 +177,7 @@ def _contrast_section(
     note = f"{len(contrast.changes)} metrics, and the metrics of each correction"
     numbers = doc.Section("All numbers", f"{anchor}-all", folded=True, note=note)
     return section.add(
-        numbers.add(
-            *(_changes_table(title, list(c), c, registry, scope, folded=True, reach=2) for title, c, scope in every)
-        )
+        numbers.add(*(_changes_table(title, list(c), c, scope, folded=True, reach=2) for title, c, scope in every))
     )
 
 
@@ -193,7 +188,7 @@ def _contribution_figures(contrast: api.Contrast, prefix: str) -> Iterator[Figur
 
 
 def _changes_table(
-    caption: str, keys: Sequence[str], changes: Mapping[str, api.Change], registry: MetricRegistry, scope: str = "m",
+    caption: str, keys: Sequence[str], changes: Mapping[str, api.Change], scope: str = "m",
     *, brief: bool = False, reach: int = doc.EVERYWHERE, **more: Any,
 ) -> doc.Table:  # fmt: skip
     """Return a table with one row per metric. `brief` leaves out errors and tests."""
@@ -201,7 +196,7 @@ def _changes_table(
     def form(key: str) -> Callable[[float | None], str]:
         if changes[key].relative is not None:
             return api.format_signed_percent
-        points = registry.metric(key, scope).unit == "fraction"
+        points = find_metric(key, scope).unit == "fraction"
         return lambda value: f"{100 * value:+.3g} pp" if points and value is not None else api.format_signed(value)
 
     def size(key: str) -> doc.TableCell:
@@ -220,7 +215,7 @@ def _changes_table(
         return doc.TableCell(word, reason, kind="alarm" if word == "worse" and not brief else "")
 
     def side(name: str) -> Callable[[str], doc.TableCell]:
-        return lambda key: value_cell(getattr(changes[key], name), registry.metric(key, scope).unit, errors=not brief)
+        return lambda key: value_cell(getattr(changes[key], name), find_metric(key, scope).unit, errors=not brief)
 
     details = [
         doc.Column("interval", interval, drop=1, description="95% interval for this metric alone"),
@@ -229,7 +224,7 @@ def _changes_table(
     ]  # fmt: skip
     columns = [
         doc.Column("metric", lambda key: doc.TableCell(
-            registry.metric(key, scope).title, anchor="" if brief else f"{scope}-{key}"), "name"),
+            find_metric(key, scope).title, anchor="" if brief else f"{scope}-{key}"), "name"),
         doc.Column("reference", side("reference"), drop=0),
         doc.Column("other", side("other"), drop=0),
         doc.Column("change", size, drop=0),
@@ -239,11 +234,11 @@ def _changes_table(
     return doc.Table.of(caption, keys, columns, sortable=not brief, reach=reach, **more)
 
 
-def _sides_table(comparison: api.Comparison, registry: MetricRegistry) -> doc.Table:
+def _sides_table(comparison: api.Comparison) -> doc.Table:
     keys = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ess_sequence")
     columns = [
         doc.Column("run", lambda side: side.name, "name"), doc.Column("from", lambda side: side.source, "path"),
-        doc.Column("what it is", lambda side: side.kind, "text"), *registry.columns(keys, lambda side: side.metrics),
+        doc.Column("what it is", lambda side: side.kind, "text"), *metric_columns(keys, lambda side: side.metrics),
     ]  # fmt: skip
     return doc.Table.of("Runs. The first is the reference.", comparison.sides, columns)
 
@@ -295,7 +290,7 @@ def _contributions_table(contrast: api.Contrast) -> doc.Table:
 
 def changes_figure(comparison: api.Comparison, name: str) -> Figure | None:
     keys, several = api.list_main_metrics(comparison.contrasts[0]), len(comparison.contrasts) > 1
-    titles = {key: MetricRegistry().metric(key).title for key in keys if key != "tokens"}
+    titles = {key: find_metric(key).title for key in keys if key != "tokens"}
     series: dict[str, dict[str, Interval]] = {
         shorten(own.other, 24) if several else "change": {
             title: (own.changes[key].relative, *(own.changes[key].relative_interval or (None, None)))

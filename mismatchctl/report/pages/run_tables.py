@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mismatchctl.core.formatting import DASH, format_bytes, format_label, format_number
@@ -13,7 +13,15 @@ from mismatchctl.data.tokenizer import load_vocabulary
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.report import document as doc
-from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, group_table, number_cell, value_cell
+from mismatchctl.report.tables import (
+    SHORT_TITLES,
+    find_metric,
+    group_table,
+    metric_columns,
+    number_cell,
+    series_column,
+    value_cell,
+)
 from mismatchctl.results import model
 from mismatchctl.results.summary import names_not_compared
 
@@ -89,23 +97,21 @@ def token_columns(rows: Sequence[model.WorstToken]) -> list[doc.Column]:
     return [place, before, token] if ids else [place]
 
 
-def by_column_tables(
-    corrections: Sequence[Correction], run: model.RunResult, registry: MetricRegistry, name: str
-) -> list[doc.Table]:
+def by_column_tables(corrections: Sequence[Correction], run: model.RunResult, name: str) -> list[doc.Table]:
     tables, gated = [], [correction.name for correction in corrections if correction.gates]
     for column, groups in run.by.items():
         keys = {key: drop for key, drop in BREAKDOWN_KEYS.items() if key in groups.metrics}
-        columns = [registry.series(groups, key, drop=drop) for key, drop in keys.items()]
+        columns = [series_column(groups, key, drop=drop) for key, drop in keys.items()]
         for rule in (rule for rule in gated if rule in groups.corrections):
-            columns.append(registry.series(groups, "rejected_tokens", rule, text=f"rejected by {rule}"))
+            columns.append(series_column(groups, "rejected_tokens", rule, text=f"rejected by {rule}"))
         table = group_table(f"By {column}", column, groups, columns)
         table.title, table.reach, table.max_rows = f"{table.caption}{name}", doc.TERMINAL_AND_PAGE, MAX_GROUPS
         tables.append(table)
     return tables
 
 
-def step_table(run: model.RunResult, registry: MetricRegistry) -> doc.Table:
-    own = [registry.series(run.groups, key) for key in STEP_KEYS if key in run.groups.metrics]
+def step_table(run: model.RunResult) -> doc.Table:
+    own = [series_column(run.groups, key) for key in STEP_KEYS if key in run.groups.metrics]
     return group_table("The mismatch by step", "step", run.groups, own)
 
 
@@ -113,11 +119,8 @@ def _title_column(scope: str) -> doc.Column:
     return doc.Column("metric", lambda one: doc.TableCell(one.title, anchor=f"{scope}-{one.key}"), "name")
 
 
-_UNIT_COLUMN = doc.Column("unit", lambda one: one.unit, "text")
-
-
-def metric_table(runs: Mapping[str, model.RunResult], registry: MetricRegistry, *, brief: bool) -> doc.Table:
-    """Return every metric with a column per run. `brief` leaves out errors."""
+def metric_table(runs: Mapping[str, model.RunResult], keys: Iterable[str], *, brief: bool = False) -> doc.Table:
+    """Return metrics with a column per run. `brief` leaves out errors."""
 
     def value(run: model.RunResult) -> Callable[[Metric], doc.TableCell]:
         return lambda one: value_cell(run.overall.metrics.get(one.key, model.NOT_RECORDED), one.unit, errors=not brief)
@@ -126,15 +129,14 @@ def metric_table(runs: Mapping[str, model.RunResult], registry: MetricRegistry, 
         ends = next(iter(runs.values())).overall.metrics[metric.key].interval
         return DASH if ends is None else " to ".join(format_number(end, metric.unit) for end in ends)
 
-    columns = [doc.Column("value" if len(runs) == 1 else name, value(run)) for name, run in runs.items()]
-    columns += [doc.Column("95% interval", interval)] if len(runs) == 1 else []
-    columns = [_title_column("m"), *columns, _UNIT_COLUMN]
-    keys = dict.fromkeys(key for run in runs.values() for key in run.overall.metrics)
+    alone, unit = len(runs) == 1, doc.Column("unit", lambda one: one.unit, "text", 1)
+    columns = [doc.Column("value" if alone else name, value(run), drop=0) for name, run in runs.items()]
+    columns += [doc.Column("95% interval", interval, drop=2)] if alone else []
     caption = "Metrics of the mismatch" if brief else "Metrics of the mismatch. ± is one standard error."
-    return doc.Table.of(caption, [registry.metric(key) for key in keys], columns)
+    return doc.Table.of(caption, map(find_metric, keys), [_title_column("m"), *columns, unit])
 
 
-def correction_metric_table(run: model.RunResult, registry: MetricRegistry) -> doc.Table:
+def correction_metric_table(run: model.RunResult) -> doc.Table:
     known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
     absent = model.Value(value=None, status="this correction does not have this metric")
 
@@ -142,9 +144,9 @@ def correction_metric_table(run: model.RunResult, registry: MetricRegistry) -> d
         return lambda one: value_cell(own.get(one.key, absent), one.unit)
 
     columns = [doc.Column(name, value(own)) for name, own in run.overall.corrections.items()]
-    columns = [_title_column("c"), *columns, _UNIT_COLUMN]
+    columns = [_title_column("c"), *columns, doc.Column("unit", lambda one: one.unit, "text")]
     caption = "All metrics of each correction. ± is one standard error, computed over clusters."
-    return doc.Table.of(caption, [registry.metric(key, "c") for key in known], columns)
+    return doc.Table.of(caption, [find_metric(key, "c") for key in known], columns)
 
 
 def logged_table(run: model.RunResult, framework: str) -> doc.Table:
@@ -198,7 +200,7 @@ def _agreement_parts(title: str, found: model.LogComparison) -> Iterator[doc.Doc
         yield doc.Note(f"not in the log: {', '.join(found.missing)}", reach=doc.TERMINAL_AND_PAGE)
 
 
-def comparison_of_corrections(result: model.Result, registry: MetricRegistry) -> doc.Table:
+def comparison_of_corrections(result: model.Result) -> doc.Table:
     """Return one row per run and correction: meaning, rejection, remaining K3, cost, and a new batch."""
     runs, several = result.runs, len(result.runs) > 1
     labels = {correction.name: correction_label(correction) for correction in result.corrections}
@@ -215,7 +217,7 @@ def comparison_of_corrections(result: model.Result, registry: MetricRegistry) ->
 
     def shown(drops: Mapping[str, int]) -> list[doc.Column]:
         texts = {key: SHORT_TITLES[key] for key in drops}
-        return registry.columns(drops, lambda row: row[3], "c", texts, errors=False)
+        return metric_columns(drops, lambda row: row[3], "c", texts, errors=False)
 
     columns = [
         *([doc.Column("run", lambda row: row[1], "name")] if several else []),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,6 @@ def combined_document(found: Sequence[SavedFile]) -> Document:
         seen.add(type(kept))
         left_out = ("provenance", f"{anchor}-explore")  # a page has one explorer
         opening.append(section.add(*(part for part in own_page.sections if not part.anchor.endswith(left_out))))
-        doc.glossary = ChainMap(doc.glossary, own_page.glossary)  # type: ignore[arg-type]
     doc.sections = [*opening, *closing]
     return doc
 

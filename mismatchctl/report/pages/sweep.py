@@ -22,7 +22,7 @@ from mismatchctl.report import document as doc
 from mismatchctl.report.figures import sweep as charts
 from mismatchctl.report.figures.sweep import StudyRun, axis_label
 from mismatchctl.report.pages.run_tables import provenance_section
-from mismatchctl.report.tables import MAX_ROWS, MAX_RUNS, SHORT_TITLES, MetricRegistry
+from mismatchctl.report.tables import MAX_ROWS, MAX_RUNS, SHORT_TITLES, find_metric, metric_columns
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import percent, skipped_data_notes
 
@@ -223,8 +223,6 @@ def _paste_lines(ranked: Sequence[Correction]) -> doc.Code | None:
 
 def document(sweep: api.Sweep) -> doc.Document:
     corrections = [study.correction for study in sweep.studies]
-    registry = MetricRegistry(corrections)
-    registry.corrections |= {key: metric for key, metric in sweep.metrics.items() if key not in registry.corrections}
     every, several = [list(_studied_corrections(sweep, index)) for index in range(len(sweep.runs))], len(sweep.runs) > 1
     first = [own[0].rows[0] for own in every]
     counts = [(int(sum(row[f"{noun}s"] for row in first)), noun) for noun in ("token", "sequence")]
@@ -236,13 +234,12 @@ def document(sweep: api.Sweep) -> doc.Document:
         first_line, *others = api.sweep_sentences(sweep, run)
         answer.add(doc.Note(f"{run}: {first_line}" if several else first_line), *map(doc.Note, others))
     warnings = [doc.Note(note, "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))]
-    made.add(answer, _explorer_section(sweep, every, registry))
+    made.add(answer, _explorer_section(sweep, every))
     for index, own in enumerate(every):
-        parts = [*(study_section(one, registry) for one in own), *_targets_section(sweep, index)]
+        parts = [*(study_section(one) for one in own), *_targets_section(sweep, index)]
         parts += filter(None, [_predictions_section(sweep, index)])
         made.add(*([doc.Section(sweep.runs[index], f"thresholds-{index}").add(*parts)] if several else parts))
     made.add(doc.Section("Warnings", "sweep-notes").add(*warnings))
-    made.glossary = registry.used
     return made.add(provenance_section(sweep.version, sweep.inputs, sweep.left_out, corrections))
 
 
@@ -253,17 +250,17 @@ def _studied_corrections(sweep: api.Sweep, index: int) -> Iterator[StudyRun]:
         yield StudyRun(sweep, run, study, _rows(sweep, run, study), f"thresholds-{index}-{place}", stem)
 
 
-def study_section(own: StudyRun, registry: MetricRegistry) -> doc.Section:
+def study_section(own: StudyRun) -> doc.Section:
     rows, study = own.rows, own.study
     best = api.sort_by_cost([row for row in rows if row["pareto"]])
     chosen = api.thin_rows(best or rows, MAX_POINTS_SHOWN)
     found = "No point has values of all metrics, so there is no Pareto front"
     if best:
         found = f"{len(chosen)} of {len(best)} points that no other point beats in rejection, ESS and bias"
-    points = _points_table(own, chosen, f"{found}.", registry)
+    points = _points_table(own, chosen, f"{found}.")
     points.title, points.reach = found, doc.EVERYWHERE
 
-    every = _points_table(own, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.", registry)
+    every = _points_table(own, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.")
     every.title, every.folded = f"All points of {study.name}", True
     curves = list(charts.curve_figures(own))
     return doc.Section(study.name, own.anchor, lead=_lead_sentence(study, own.start)).add(
@@ -292,7 +289,7 @@ def _lead_sentence(study: Study, start: int) -> str:
     return (about[:1].upper() + about[1:] + sides + fixed).strip() or "One threshold varies."
 
 
-def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, registry: MetricRegistry) -> doc.Table:
+def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str) -> doc.Table:
     points, sweep = own.study.points, own.sweep
     keys = {key: api.POINT_METRICS[key][1] for key, _ in api.distinguishing_metrics(own.rows)}
 
@@ -316,7 +313,7 @@ def _points_table(own: StudyRun, rows: Sequence[api.SweepRow], caption: str, reg
         label = axis_label(own.study.correction, axis.path)
         short = label.removeprefix("bound ")
         columns.append(doc.Column(label, threshold(place), "number" if place else "name", 0, short=short))
-    columns += registry.columns(keys, values, "c")
+    columns += metric_columns(keys, values, "c")
     table = doc.Table.of(caption, rows, columns, sortable=True)
     if len(points) > len(rows) == MAX_ROWS:
         table.left_out = f"The first {MAX_ROWS} of {len(points):,} points; -o writes all of them."
@@ -341,7 +338,7 @@ def explorer_keys(study: Study) -> list[str]:
     return [*keys, *(f"gate{gate}_{side}" for gate in range(len(study.correction.gates)) for side in sides)]
 
 
-def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> doc.Section:
+def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]]) -> doc.Section:
     lead = [
         "Move a threshold to see its effect and its configuration. The vertical line in the curves shows the threshold."
     ]
@@ -351,13 +348,12 @@ def _explorer_section(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], reg
         lead.append(f"Too large to explore on this page (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
     if any(len(sweep.studies[at].points) > MAX_CONFIGS for at in places):
         lead.append(f"With more than {MAX_CONFIGS} points, only the Pareto front is written as configurations.")
-    explorer = doc.Explorer(lambda: explorer_data(sweep, every, places, registry))
+    keys = {key for at in places for key in explorer_keys(sweep.studies[at])}
+    explorer = doc.Explorer(lambda: explorer_data(sweep, every, places), {f"c-{key}" for key in keys})
     return doc.Section("Explore", "explore", lead=" ".join(lead)).add(explorer)
 
 
-def explorer_data(
-    sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], places: Sequence[int], registry: MetricRegistry
-) -> dict[str, Any]:
+def explorer_data(sweep: api.Sweep, every: Sequence[Sequence[StudyRun]], places: Sequence[int]) -> dict[str, Any]:
     runs = [
         {
             "name": run,
@@ -374,7 +370,7 @@ def explorer_data(
             texts = [f"{label} (x = {value})" for label, value in named]
             values = list(axis.values) if axis.is_numeric else None
             axes.append({"path": axis_label(one.study.correction, axis.path), "texts": texts, "values": values})
-        titles = [(registry.metric(key, "c").title, f"c-{key}") for key in explorer_keys(one.study)]
+        titles = [(find_metric(key, "c").title, f"c-{key}") for key in explorer_keys(one.study)]
         configs = _config_data(one.study, [own[place].rows for own in every])
         studies.append({"name": one.study.name, "place": place, "axes": axes, "configs": configs,
                         "titles": titles})  # fmt: skip
