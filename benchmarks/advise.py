@@ -39,7 +39,6 @@ from mismatchctl.api.advise.candidates import (  # noqa: E402
     choose_reference,
     read_samples,
     required_standard_errors,
-    split_stability,
 )
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
 from mismatchctl.corrections.presets import parse_correction  # noqa: E402
@@ -119,6 +118,28 @@ def read_cases(folder: Path) -> Iterator[Case]:
             stable = split_stability(products, scale / 512, standard_errors, shrinking)
         scales |= {name: 1.0 for name in usable if name not in scales}
         yield Case(path.parent.name, truth, errors, choices, products, scales, stable)
+
+
+def split_stability(
+    products: dict[str, GradientProducts], scale: float, standard_errors: float, shrinking: set[str]
+) -> float | None:
+    """Return the share of random halves of the batches that give the same first correction or a tie with it."""
+    count = len(products["none"])
+    if count < 16:
+        return None
+    random, agreed = np.random.default_rng(count), []
+    for _ in range(20):
+        order, choices = random.permutation(count), []
+        for half in (order[: count // 2], order[count // 2 :]):
+            rows = np.ix_(np.sort(half), np.sort(half))
+            parts = {
+                name: GradientProducts(own.own[rows], own.across[rows], own.apart[rows], own.reference[rows])
+                for name, own in products.items()
+            }
+            choices.append(choose_correction(parts, scale, standard_errors, shrinking=shrinking))
+        first, second = choices
+        agreed.append(first.ties(second.first) or second.ties(first.first))
+    return float(np.mean(agreed))
 
 
 def _format_row(name: str, found: Sequence[Case], regret: Callable[[Case, int], float | None]) -> str:

@@ -28,7 +28,6 @@ def analyze(
     against: Path | None = None,
     loss: list[str] | None = None,
     baseline: Path | None = None,
-    advise: bool = False,
     by: list[str] | None = None,
     on_bad: opt.BadDataPolicy = "error",
     engine: opt.EngineOptions,
@@ -49,7 +48,7 @@ def analyze(
     outputs.check(sequences, tokens, inputs=[*inputs.files, *(config or []), against, baseline])
     given = {
         "--correction": correction, "--config": config, "--framework": framework, "--against": against,
-        "--baseline": baseline, "--advise": advise, "--sequences": sequences, "--tokens": tokens, "--by": by,
+        "--baseline": baseline, "--sequences": sequences, "--tokens": tokens, "--by": by,
     }  # fmt: skip
     if inputs.are_logs(given):
         from mismatchctl.api.metrics_log import analyze_logs
@@ -82,12 +81,6 @@ def analyze(
                 losses=loss or [], baseline=accepted,
                 presets=[preset.correction for preset in load_presets().values()] if outputs.html else (),
             )  # fmt: skip
-        if advise:
-            from mismatchctl.api.advise.advice import set_advice_answers
-            from mismatchctl.api.advise.advise import advise as advise_runs
-
-            with out.progress_bar(quiet) as progress:
-                set_advice_answers(result, advise_runs(sources, rename=inputs.rename, progress=progress))
         outputs.write(result.to_json, lambda: document(result))
         if tokens is not None:
             from mismatchctl.api.browse import browse as browse_tokens

@@ -436,11 +436,6 @@ def test_longer_responses_than_tested_give_a_note() -> None:
     )
 
 
-def test_the_choice_is_repeated_on_halves() -> None:
-    found = run(str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is")
-    assert found["stable"] >= 0.8
-
-
 @pytest.mark.slow
 def test_the_order_of_rows_does_not_change_the_advice(tmp_path: Path, candidates: str) -> None:
     table = pq.read_table(TRUTH / "int4" / "dump.parquet")

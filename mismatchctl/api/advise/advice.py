@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from mismatchctl.core.validation import CappedSum, FiniteModel
-from mismatchctl.results.model import Answer, AnswerLevel, Fact, Finding, Result
-from mismatchctl.results.summary import LOSS_SCALE_RANGE, get_summary, is_uncorrectable, percent
+from mismatchctl.results.model import Finding
+from mismatchctl.results.summary import LOSS_SCALE_RANGE, is_uncorrectable, percent
 from mismatchctl.results.views import ByRun, TableText, TextView, View, add_version, format_cell, json_text, make_frame
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ class RunAdvice(TextView, FiniteModel):
         sequence_mean: mean over tokens of the sequence weights truncated at 10. If it is outside 0.5 to 1.5, sequence
             weights are not the reference.
         lower_bound: True if the reference omits bias that the sample cannot show. Biases are then lower bounds.
-        stable: share of random halves of the prompts that give the same first correction, or a tie with it.
         k_hat: tail index of the sequence weights. Above 0.7 their mean does not converge. null if undefined.
         front: (bias2, variance, rejected tokens) of every candidate by name, for the figure.
     """
@@ -91,7 +90,6 @@ class RunAdvice(TextView, FiniteModel):
     reference: str | None = None
     sequence_mean: float | None = None
     lower_bound: bool = False
-    stable: float | None = None
     k_hat: float | None = None
     notes: list[str] = Field(default_factory=list)
     front: dict[str, tuple[CappedSum, CappedSum, CappedSum]] = Field(default_factory=dict)
@@ -212,31 +210,3 @@ def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
         return f"{own.name} is not significantly worse than {candidate_label(best.name)}"
     times = own.mse / best.mse if best.mse else 1.0
     return f"{own.name} has {times:.2g} times the gradient error of {candidate_label(best.name)}: {own.why}"
-
-
-def set_advice_answers(result: Result, found: Mapping[str, RunAdvice]) -> None:
-    """Replace each run's answer to the question "what to do" by the advice."""
-    for name in found.keys() & result.runs.keys():
-        run = result.runs[name]
-        run.story = get_summary(run).model_copy()
-        run.story.answers = [*run.story.answers[:-1], advice_answer(found[name])]
-
-
-def advice_answer(advice: RunAdvice) -> Answer:
-    """Return the advice as an answer of the summary, with its numbers."""
-    if not advice.advice:
-        key = "fix_first" if advice.fix_first is not None else "unranked"
-        level: AnswerLevel = "bad" if advice.fix_first else "unknown"
-        return Answer(question="what to do", key=key, level=level, text=advice_headline(advice))
-    best = advice.advice[0]
-    facts = [
-        Fact(name="correction", value=best.name, meaning="advised correction"),
-        Fact(name="gain", value=best.gain, meaning="share of the gradient error that the correction removes"),
-        Fact(name="loss_scale", value=best.loss_scale, meaning="factor on the loss"),
-        Fact(name="rejected_tokens", value=best.rejected_tokens, meaning="share of rejected tokens"),
-        Fact(name="ess", value=best.ess, meaning="effective sample size of the tokens"),
-        Fact(name="batch", value=advice.batch, meaning="sequences of one update"),
-    ]
-    level = "bad" if advice.fix_first else "good" if best.name == "none" else "fair"
-    key = "fix" if advice.fix_first else "none" if best.name == "none" else "correct"
-    return Answer(question="what to do", key=key, level=level, text=advice_headline(advice), evidence=facts)

@@ -38,7 +38,6 @@ from mismatchctl.api.advise.candidates import (
     read_samples,
     required_standard_errors,
     sequence_k_hat,
-    split_stability,
     unique_candidates,
 )
 from mismatchctl.api.diagnose import diagnose
@@ -226,7 +225,6 @@ def rank_corrections(
             "reference": reference.correction.name,
             "sequence_mean": reference.sequence_mean,
             "lower_bound": reference.lower_bound,
-            "stable": split_stability(products, scale, critical, shrinking),
             "notes": advice_notes(sample, reference, choice, lacking | refused),
             "front": {
                 name: (max(found.bias2, 0.0), choice.variance(name), measured[name].rejected_tokens)

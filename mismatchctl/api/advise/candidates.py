@@ -401,10 +401,6 @@ class GradientProducts:
     def __len__(self) -> int:
         return len(self.own)
 
-    def part(self, batches: Ints) -> GradientProducts:
-        rows = np.ix_(batches, batches)
-        return GradientProducts(self.own[rows], self.across[rows], self.apart[rows], self.reference[rows])
-
     def scaled(self, factor: float) -> GradientProducts:
         """Return the products after the correction's gradients are multiplied by `factor`."""
         # from the difference, so that small differences stay exact
@@ -548,8 +544,6 @@ _CAUTION_FACTOR = 0.5
 """Share of the standard error that is added to each error before errors are compared (docs/methods/advice.md)."""
 RELIABLE_SEQUENCES = 320
 """With fewer sequences, the advice was wrong in simulations with a known best correction (docs/methods/advice.md)."""
-RANDOM_SPLITS = 20
-_MIN_BATCHES = 8
 _MIN_GAIN = 1e-3
 """Minimum gain as a share of the uncorrected error."""
 
@@ -636,26 +630,3 @@ def choose_correction(
 def required_standard_errors(sequences: int) -> float:
     """Return the number of standard errors that counts as significant, which is larger for small samples."""
     return SIGNIFICANT_STANDARD_ERRORS * max(1.0, math.sqrt(MIN_SEQUENCES / max(sequences, 1)))
-
-
-def split_stability(
-    products: Mapping[str, GradientProducts], scale: float, critical: float, shrinking: Collection[str] = ()
-) -> float | None:
-    """Return the share of random halves of the batches that give the same first correction or a tie with it.
-
-    Batches contain whole prompts in the order of their hashes. The random halves only depend on the number of batches.
-    """
-    count = len(products["none"])
-    if count < 2 * _MIN_BATCHES:
-        return None
-    random, agreed = np.random.default_rng(count), []
-    for _ in range(RANDOM_SPLITS):
-        order = random.permutation(count)
-        first, second = (
-            choose_correction(
-                {name: own.part(np.sort(half)) for name, own in products.items()}, scale, critical, shrinking=shrinking
-            )
-            for half in (order[: count // 2], order[count // 2 :])
-        )
-        agreed.append(first.ties(second.first) or second.ties(first.first))
-    return float(np.mean(agreed))

@@ -117,7 +117,7 @@ def _advice_section(section: doc.Section, advice: api.RunAdvice) -> doc.Section:
         return section.add(*notes)
 
     yours = (api.compare_with_yours(own, advice.advice[0]) for own in advice.yours)
-    reasons = (*yours, *_describe_others(advice), *_describe_confidence(advice))
+    reasons = (*yours, *_describe_others(advice), *_describe_outcomes(advice))
     section.add(_ranking_table(advice), *(doc.Note(f"{text}.") for text in reasons))
     section.add(doc.Figures([advice_figure(advice, f"{section.anchor}-front")]), *notes)
     for own in filter(None, (advice.advice[0], advice.runner_up)):
@@ -141,9 +141,7 @@ def _describe_others(advice: api.RunAdvice) -> Iterator[str]:
         yield f"{worse} has {behind.mse / first.mse:.3g} times the error of {best}: {behind.why}"
 
 
-def _describe_confidence(advice: api.RunAdvice) -> Iterator[str]:
-    if advice.stable is not None:
-        yield f"Stability: the same advice, or a tie, in {percent(advice.stable)} of random halves of the prompts"
+def _describe_outcomes(advice: api.RunAdvice) -> Iterator[str]:
     for own in (*advice.advice, *advice.yours):
         if own.outcome:
             yield f"{own.name}: {own.outcome}"
