@@ -65,9 +65,9 @@ class RunAdvice(TextView, FiniteModel):
             candidate.
         framework: framework of the configurations, empty if the corrections are in mismatchctl's own syntax.
         severity: class of the mismatch, from the effective sample size of token weights up to 2.
-        batch: number of sequences per update, for which errors are estimated.
+        batch: number of sequences per update, to estimate errors.
         basis: basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities if the
-            dump lacks ids. "none" if a ranking is not possible.
+            dump lacks ids. "none" without a ranking.
         reference: the least biased correction that converges, used as unbiased.
         sequence_mean: mean over tokens of the sequence weights truncated at 10. If it is outside 0.5 to 1.5, sequence
             weights are not the reference.
@@ -170,7 +170,7 @@ def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
 
 
 def advice_headline(advice: RunAdvice) -> str:
-    """Summarize the advice of a run in a sentence."""
+    """Summarize the advice of a run."""
     bug = advice.fix_first
     if bug is not None and is_uncorrectable(bug):
         return f"fix this first: {bug.title}; no correction repairs it"

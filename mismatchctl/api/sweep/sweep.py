@@ -309,7 +309,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Any) -> list[dict[str, Any]]:
-    """Compute the metrics at each solved threshold in one more pass. A target that cannot be met has no metrics."""
+    """Compute the metrics at each solved threshold in one more pass. Targets that cannot be met get empty metrics."""
     studies = []
     for number, target in enumerate(found.targets):
         if target.correction is not None:
