@@ -10,12 +10,14 @@ import io
 import shutil
 import subprocess
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.compare.compare import compare
@@ -51,8 +53,9 @@ font-size: {char_height}px; line-height: {line_height}px }}</style>
 
 FIGURES = ROOT / "docs/guides/gallery"
 ANALYZE = "mismatchctl analyze sample_data/moe -c token_tis -c geo_rs -c miles-moe-2"
-SWEEP = "mismatchctl sweep sample_data/moe --vary weight.truncate=1.1:4:20:log --vary gates.0.keep=1.0005:1.02:20:log \
-    -c '{name: tis-geo, weight: {level: token, truncate: 2}, gates: [{level: geometric, keep: [0.5, 2]}]}'"
+SWEEP = """mismatchctl sweep sample_data/moe \\
+    --vary weight.truncate=1.1:4:20:log --vary gates.0.keep=1.0005:1.02:20:log \\
+    -c '{name: tis-geo, weight: {level: token, truncate: 2}, gates: [{level: geometric, keep: [0.5, 2]}]}'"""
 COMPARE = "mismatchctl compare sample_data/dense sample_data/moe"
 
 
@@ -62,7 +65,7 @@ MARK = "<!-- Below this line, `make gallery` (docs/gallery.py) writes the page f
 
 @dataclass(frozen=True)
 class Shown:
-    """The figures of one command, with a title and a question."""
+    """The figures of one command, with a title and a description."""
 
     title: str
     why: str
@@ -99,7 +102,9 @@ def compared() -> dict[str, Figure]:
 
 PARTS = (
     Shown(
-        "Over the steps", "Does the mismatch grow, since when, and do perplexity and rejected tokens change too?",
+        "Over the steps",
+        "The command writes the figures of this section and the next two. The figures show K3, perplexity and rejected "
+        "tokens at each step.",
         f"{ANALYZE} --figures figures", lambda: figures_of_page(analyze_page.document(of_moe())),
         ("k3", "ppl", "over-rejected_tokens"),
     ),
@@ -129,8 +134,13 @@ PARTS = (
 
 def terminal() -> str:
     """Return the output of `analyze` as a picture."""
-    console = Console(width=WIDTH, record=True, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    print_document(analyze_page.document(of_moe()), console)
+    output = io.StringIO()
+    print_document(
+        analyze_page.document(of_moe()),
+        Console(width=WIDTH, file=output, force_terminal=True, color_system="truecolor", legacy_windows=False),
+    )
+    console = Console(width=WIDTH, record=True, file=io.StringIO())
+    console.print(Text.from_ansi(output.getvalue()))
     return console.export_svg(title=f"$ {ANALYZE}", code_format=TERMINAL, unique_id="terminal")
 
 
@@ -152,12 +162,15 @@ def page() -> str:
     ]  # fmt: skip
     for number, part in enumerate(PARTS):
         figures = part.figures()
-        lines += [f"### {part.title}", "", part.why, "", "```console", f"$ {part.command}", "```", ""]
+        lines += [f"### {part.title}", "", *textwrap.wrap(part.why, 120), ""]
+        if number == 0 or part.command != PARTS[number - 1].command:
+            lines += ["```console", f"$ {part.command}", "```", ""]
         for name in part.names:
             figure = figures[name]
             alt = escape_markdown(figure.alt).replace("\n", " ")
             lines += [f"#### {escape_markdown(figure.title)}", "", f"![{alt}](gallery/{number}-{name}.svg)", ""]
-            lines += [f"This figure shows: {escape_markdown(figure.subject)}. {escape_markdown(figure.caption)}", ""]
+            subject = escape_markdown(figure.subject[:1].upper() + figure.subject[1:])
+            lines += [*textwrap.wrap(f"**{subject}.** {escape_markdown(figure.caption)}", 120), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -37,6 +37,7 @@ def test_gallery_pictures_are_up_to_date(made: dict[str, str]) -> None:
         titles = [re.findall("<dc:title>(.*?)</dc:title>|<title>(.*?)</title>", text) for text in (content, made[name])]
         assert titles[0] == titles[1], name
     assert sum(map(len, held.values())) < 1_000_000
+    assert "nats/token" in held["gallery/terminal.svg"]
 
 
 def test_pictures_need_no_network(made: dict[str, str]) -> None:
