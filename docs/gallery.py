@@ -136,7 +136,7 @@ def terminal() -> str:
     """Return the output of `analyze` as a picture."""
     output = io.StringIO()
     print_document(
-        analyze_page.document(of_moe()),
+        analyze_page.analyze_screen(of_moe(), ["sample_data/moe"]),
         Console(width=WIDTH, file=output, force_terminal=True, color_system="truecolor", legacy_windows=False),
     )
     console = Console(width=WIDTH, record=True, file=io.StringIO())
