@@ -235,3 +235,9 @@ def test_prompts_that_explain_rows_are_named(tmp_path: Path) -> None:
 def test_each_cause_has_one_title_and_one_advice() -> None:
     texts = {(cause.id, cause.title, cause.advice) for cause in CAUSES}
     assert len(texts) == len({cause.id for cause in CAUSES})
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_scattered_zeros_are_no_truncation(share: float, tmp_path: Path) -> None:
+    findings = found(CORRUPTIONS["tokens: 0"](MODELS["usual"], 43, share), tmp_path)
+    assert {one.cause for one in findings if one.confidence != "low"} == {"unsampled_tokens", "padding_or_sentinel"}

@@ -630,6 +630,9 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     share = float(tokens.sum() / len(case.index))
     values, counts = np.unique(runs.value, return_counts=True)
     value = float(values[np.argmax(counts)])
+    # Later tests would take single tokens with the same constant for a nucleus of one token.
+    constant = case.marked((case.r == value) & (len(long) >= 2))
+    tokens |= constant & case.marked(np.abs(case.x) > _UNSAMPLED_FAR)
     start = np.zeros(case.size, np.int64)
     start[runs.sequence[::-1]] = case.rows.position[case.index[runs.first[::-1]]]
     examples = find_loudest(case, sequences, case.sums(tokens[case.index]))
@@ -651,6 +654,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
         examples=examples,
         positions=start[examples],
         rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 written for missing log-probs?"},
+        leaves=case.without(tokens | constant),
     )
 
 
