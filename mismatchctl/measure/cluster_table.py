@@ -65,19 +65,6 @@ def hash_content(columns: list[Float64s]) -> Hashes:
     return hashes
 
 
-def take_rows(table: Float64s, order: Ints) -> Float64s:
-    """Return the rows of a table [R, K] in the given order, with contiguous columns."""
-    return table.T.take(order, axis=1).T
-
-
-def merge_rows(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> tuple[Float64s, Float64s]:
-    """Reorder rows [R, ...], and sum and maximize each group. `first` has flags of the first row of each group."""
-    if first.all():
-        return take_rows(sums, order), take_rows(maxima, order)
-    starts = np.flatnonzero(first)
-    return np.add.reduceat(sums[order], starts, axis=0), np.maximum.reduceat(maxima[order], starts, axis=0)
-
-
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
@@ -139,18 +126,27 @@ class ClusterTable:
         if not len(clusters):
             return cls(clusters, scopes, sums, maxima, is_folded)
         order, first = _sorted(scopes, clusters)
+        if first.all():  # columns become contiguous
+            sums, maxima = sums.T.take(order, axis=1).T, maxima.T.take(order, axis=1).T
+        else:
+            starts = np.flatnonzero(first)
+            sums = np.add.reduceat(sums[order], starts, axis=0)
+            maxima = np.maximum.reduceat(maxima[order], starts, axis=0)
         firsts = order[first]
-        sums, maxima = merge_rows(sums, maxima, order, first)
         return cls(clusters[firsts], scopes[firsts], sums, maxima, is_folded)
 
-    def __add__(self, other: ClusterTable) -> ClusterTable:
-        return ClusterTable.from_rows(
-            np.concatenate([self.clusters, other.clusters]),
-            np.concatenate([self.scopes, other.scopes]),
-            np.concatenate([self.sums, other.sums]),
-            np.concatenate([self.maxima, other.maxima]),
-            self.is_folded or other.is_folded,
+    @classmethod
+    def combine(cls, tables: Sequence[ClusterTable], scopes: Hashes | None = None) -> ClusterTable:
+        """Merge tables in order. `scopes` replace the scopes of all rows."""
+        clusters, own, sums, maxima = (
+            np.concatenate([getattr(table, name) for table in tables])
+            for name in ("clusters", "scopes", "sums", "maxima")
         )
+        folded = any(table.is_folded for table in tables)
+        return cls.from_rows(clusters, own if scopes is None else scopes, sums, maxima, folded)
+
+    def __add__(self, other: ClusterTable) -> ClusterTable:
+        return ClusterTable.combine([self, other])
 
     def __len__(self) -> int:
         return len(self.clusters)
@@ -160,6 +156,9 @@ class ClusterTable:
         if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
             return self  # a folded table stays folded, so that equal clusters share a row
         return ClusterTable.from_rows(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
+
+    def merge_scopes(self) -> ClusterTable:
+        return self.with_scope(np.uint64(0)) if self.scopes.any() else self
 
     def with_scope(self, scope: np.uint64) -> ClusterTable:
         return ClusterTable.from_rows(

@@ -255,6 +255,9 @@ class CellSums:
     def fold(self, cap: int) -> CellSums:
         return CellSums(self.table.fold(cap), self.pairs)
 
+    def merge_scopes(self) -> CellSums:
+        return CellSums(self.table.merge_scopes(), self.pairs)
+
 
 @dataclass(frozen=True)
 class RunSums:

@@ -40,7 +40,6 @@ from mismatchctl.io.process import release_memory
 from mismatchctl.io.stores import escape_unprintable
 from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, step_hash
 from mismatchctl.measure.columns import MISMATCH_NAME
-from mismatchctl.measure.groups import ClosedSums
 from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS
 from mismatchctl.measure.metrics.evaluation import (
     OTHER_PAIR_METRICS,
@@ -202,9 +201,7 @@ def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Proble
 
 def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dump) -> model.RunResult:
     totals = accumulator.runs[name]
-    assert totals.overall is not None
-    evaluate = accumulator.evaluator.evaluate
-    whole = evaluate(ClosedSums.from_cell(totals.overall, by_prompt=plan.by_prompt))
+    whole = accumulator.evaluator.evaluate([totals.overall])
     names = [correction.name for correction in plan.corrections]
     metrics, *corrections = (
         {key: _overall_value(found) for key, found in each.items()} for each in (whole.metrics, *whole.corrections)
@@ -232,7 +229,6 @@ def _predict_fresh_batches(
     totals: RunTotals, steps: model.Groups, plan: MeasurePlan, accumulator: Accumulator
 ) -> dict[str, model.FreshBatch]:
     """Predict the rejection of each correction in a new batch with the number of sequences of a step."""
-    assert totals.overall is not None
     table, axis = totals.overall.table, accumulator.evaluator.columns
     tokens = table.sums[:, axis.position(MISMATCH_NAME, "tokens")]
     sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())
@@ -249,9 +245,9 @@ def _predict_fresh_batches(
 
 def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: ClusterTables) -> dict[str, model.Groups]:
     plan, by = accumulator.plan, {}
-    for column, cells in totals.by.items():
-        closed = (ClosedSums.from_cell(cell, by_prompt=plan.by_prompt) for cell in cells.values())
-        rows = EstimateRow.concatenate([accumulator.evaluator.evaluate(cell, REPEATED_METRICS) for cell in closed])
+    for column in plan.by:
+        cells = {value: cell for (name, value), cell in totals.closed.items() if name == column}
+        rows = accumulator.evaluator.evaluate(list(cells.values()), REPEATED_METRICS)
         by[column] = _build_groups(list(cells), rows, [correction.name for correction in plan.corrections])
         by[column].clusters = tables.value_table([cells[value].table for value in by[column].labels])
     return by

@@ -49,17 +49,18 @@ from mismatchctl.measure.cluster_table import GROUP_CAP, OVERALL_CAP, LabelValue
 from mismatchctl.measure.grid.sums import (
     ClosedFamily,
     FamilyCells,
-    FamilyCloser,
     FamilyRunSums,
     FamilySums,
     add_families,
+    close_family,
     evaluate_metrics,
+    family_factors,
     merge_tables,
     reduce_families,
     standard_errors,
 )
 from mismatchctl.measure.grid.thresholds import CorrectionFamily, group_families
-from mismatchctl.measure.groups import GroupCells, GroupMerger, group_by_value
+from mismatchctl.measure.groups import GroupCells, GroupMerger
 from mismatchctl.measure.kernels import choose_kernel
 from mismatchctl.measure.metrics.registry import sweep_metrics
 from mismatchctl.measure.reduction import MeasurePlan
@@ -108,26 +109,24 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         for run, totals in self.runs.items():
             for column, found in totals.by.items():
                 for value, sums in found.items():
-                    self._add([self._rows(n, closed, run, column, [value]) for n, closed in enumerate(sums)], [value])
+                    self._add([self._rows(n, [closed], run, column, [value]) for n, closed in enumerate(sums)], [value])
 
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[list[FamilySums]]]) -> None:
         totals = self.runs.setdefault(run, _RunSums(self._empty_sums()))
-        salts = np.array([step_hash(step) for step in steps], np.uint64)
-        parts = [cell for cells in groups for cell in cells.values()]
-        of_group = np.repeat(np.arange(len(groups)), [len(cells) for cells in groups])
         rows = []
         for number, family in enumerate(self.families):
-            whole = [reduce(add, (cell[number] for cell in cells.values())) for cells in groups]
-            closing = FamilyCloser(family, whole)
-            closed = closing.close(whole, np.arange(len(groups)))
+            closed = []
+            for step, cells in zip(steps, groups, strict=True):
+                whole, salt = reduce(add, (cell[number] for cell in cells.values())), step_hash(step)
+                factors = family_factors(family, whole)
+                closed.append(close_family(family, whole, factors))
+                totals.overall[number].add(closed[-1], salt)
+                for values, cell in cells.items() if self.plan.by else ():
+                    own = close_family(family, cell[number], factors)
+                    for column, value in zip(self.plan.by, values, strict=True):
+                        found = totals.by.setdefault(column, {}).setdefault(value, self._empty_sums())
+                        found[number].add(own, salt)
             rows.append(self._rows(number, closed, run, GROUP_SCOPE, steps))
-            totals.overall[number].add(closed, salts)
-            if not self.plan.by:
-                continue
-            closed = closing.close([cell[number] for cell in parts], of_group)
-            for column, value, cells in group_by_value([values for own in groups for values in own], self.plan.by):
-                found = totals.by.setdefault(column, {}).setdefault(value, self._empty_sums())
-                found[number].add(closed.take(cells), salts[of_group[cells]])
         self._add(rows, steps)
 
     def _empty_sums(self) -> list[FamilyRunSums]:
@@ -148,7 +147,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
                 wanted = [metric for metric in self.metrics[number] if metric.key in METRICS_WITH_ERRORS]
                 errors = standard_errors(wanted, closed.totals, rows, family.grid)
                 found = {f"{key}_se": values[family.places] for key, values in errors.items()}
-                frame = self._rows(number, closed, run, OVERALL_SCOPE, [None]).hstack(
+                frame = self._rows(number, [closed], run, OVERALL_SCOPE, [None]).hstack(
                     pl.DataFrame(found, nan_to_null=True)
                 )
                 frames.setdefault((run, self.of_study[number]), []).append(frame)
@@ -167,7 +166,12 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return whole.with_columns(pl.col("group").cast(pl.Int64 if is_small else pl.Float64))
 
     def _rows(
-        self, number: int, closed: ClosedFamily | FamilyRunSums, run: str, scope: str, groups: Sequence[LabelValue]
+        self,
+        number: int,
+        closed: Sequence[ClosedFamily | FamilyRunSums],
+        run: str,
+        scope: str,
+        groups: Sequence[LabelValue],
     ) -> pl.DataFrame:
         """Return one row per group and point of a family. Undefined values are null."""
         family, study = self.families[number], self.studies[self.of_study[number]]
@@ -182,9 +186,13 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         labels = (None if group is None else str(group) for group in groups)
         columns["scope"] = [scope] * count
         columns["group"] = pl.Series([label for label in labels for _ in points], dtype=pl.String)
+        totals, maxima = (
+            {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            for parts in ([own.totals for own in closed], [own.maxima for own in closed])
+        )
         for name in ("tokens", "sequences"):
-            columns[name] = np.repeat(closed.totals[name].ravel(), len(points))
-        found = evaluate_metrics(self.metrics[number], closed.totals, closed.maxima, family.grid)
+            columns[name] = np.repeat(totals[name].ravel(), len(points))
+        found = evaluate_metrics(self.metrics[number], totals, maxima, family.grid)
         weight = family.correction.weight
         if weight is None or weight.normalize == "none":
             found["normalization_factor"] = np.full_like(found["normalization_factor"], np.nan)

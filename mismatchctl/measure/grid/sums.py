@@ -19,9 +19,9 @@ from mismatchctl.measure.cluster_table import (
     OVERALL_CAP,
     BatchRows,
     ClusterTable,
-    Hashes,
     PromptCounter,
     cluster_hashes,
+    merge_parts,
     mix_hashes,
 )
 from mismatchctl.measure.columns import (
@@ -47,7 +47,7 @@ from mismatchctl.measure.grid.thresholds import (
     sum_products,
     sum_token_table,
 )
-from mismatchctl.measure.groups import GroupScopes, normalize_columns, table_numbers
+from mismatchctl.measure.groups import ScopeFactors, normalization_factors, normalize_columns
 from mismatchctl.measure.metrics.evaluation import evaluate_metric, formula_slopes
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.reduction import CellKey, MeasurePlan, correction_ratios, gather_cells, scope_hashes
@@ -483,26 +483,54 @@ class _FamilyTable:
 
 @dataclass(frozen=True)
 class ClosedFamily:
-    """Final sums of one family in several groups."""
+    """Final sums of one family in one group."""
 
-    # totals, maxima: columns along the grid [G, ...]
+    # totals, maxima: columns along the grid [1, ...]
     totals: Arrays
     maxima: Arrays
-    rows: ClusterTable  # columns stored by cluster, sorted by cell [R]
-    cells: Ints  # cell of each row [R]
+    rows: ClusterTable  # columns stored by cluster
     counted: Bools  # True if the cluster of the row has a token and is exact [R]
     emptied: Bools  # True if the correction rejects the whole cluster, along the grid [R, ...]
 
-    def take(self, cells: Ints) -> ClosedFamily:
-        chosen, rows = np.flatnonzero(np.isin(self.cells, cells)), self.rows
-        return ClosedFamily(
-            {name: values[cells] for name, values in self.totals.items()},
-            {name: values[cells] for name, values in self.maxima.items()},
-            replace(rows, clusters=rows.clusters[chosen], scopes=rows.scopes[chosen], sums=rows.sums[chosen]),
-            np.searchsorted(cells, self.cells[chosen]),
-            self.counted[chosen],
-            self.emptied[chosen],
-        )
+
+def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors | None:
+    """Return the divisors of the weights in each micro-batch of a group, or None without normalization."""
+    rule, table = family.correction.weight, group.totals
+    if rule is None or rule.normalize == "none":
+        return None
+    return normalization_factors(rule, family.layouts.totals.arrays(table.sums), table.scopes)
+
+
+def close_family(family: CorrectionFamily, cell: FamilySums, group: ScopeFactors | None) -> ClosedFamily:
+    """Normalize the sums of a part of a group, merge micro-batches, and count the clusters."""
+
+    def normalized(layout: GridLayout, table: ClusterTable) -> Arrays:
+        columns = layout.arrays(table.sums)
+        if group is None:
+            return columns
+        return columns | normalize_columns(columns, group.at(table.scopes), family.correction)
+
+    layouts, rows = family.layouts, cell.merged
+    columns, maxima = normalized(layouts.totals, cell.totals), layouts.maxima.arrays(cell.totals.maxima)
+    columns["factor"] = columns["tokens"]
+    if group is not None:
+        factors, own = group.at(cell.totals.scopes), normalized(layouts.rows, rows)
+        maxima |= {name: maxima[name] / factors for name in ("weight", "-weight")}
+        columns["factor"] = columns["tokens"] * factors
+        rows = replace(rows, sums=np.empty_like(rows.sums))
+        for name, values in layouts.rows.arrays(rows.sums).items():
+            values[...] = own[name]
+    rows = rows.merge_scopes()
+    by_cluster = layouts.rows.arrays(rows.sums)
+    counted = (by_cluster["tokens"] > 0) & (not rows.is_folded)
+    columns |= {"clusters": counted, "empty_cluster": counted & (by_cluster["kept"] == 0)}
+    return ClosedFamily(
+        {name: values.sum(axis=0, keepdims=True, dtype=np.float64) for name, values in columns.items()},
+        {name: values.max(axis=0, keepdims=True) for name, values in maxima.items()},
+        rows,
+        counted.reshape(len(rows)),
+        columns["empty_cluster"],
+    )
 
 
 @dataclass
@@ -515,98 +543,17 @@ class FamilyRunSums:
     rows: list[ClusterTable] = field(default_factory=list)  # columns stored by cluster, in parts
     prompts: PromptCounter | None = None  # prompts so far, if the dump has prompt ids
 
-    def add(self, closed: ClosedFamily, salts: Hashes) -> None:
-        """Add groups [G]. Clusters of different groups stay separate, unless they are prompts."""
-        counts, rows = {}, closed.rows
+    def add(self, closed: ClosedFamily, salt: np.uint64) -> None:
+        """Add a group. Clusters of different groups stay separate, unless they are prompts."""
+        totals, rows = closed.totals, closed.rows
         if self.prompts is None:
-            rows = replace(rows, clusters=mix_hashes(rows.clusters, salts[closed.cells]))
+            rows = replace(rows, clusters=mix_hashes(rows.clusters, salt))
         else:
-            counts = self._prompts(self.prompts, closed)
-        for name, sums in (closed.totals | counts).items():
-            known = [self.totals[name], sums] if name in self.totals else [sums]
-            self.totals[name] = np.concatenate(known).sum(axis=0, keepdims=True)
-        for name, largest in closed.maxima.items():
-            known = [self.maxima[name], largest] if name in self.maxima else [largest]
-            self.maxima[name] = np.concatenate(known).max(axis=0, keepdims=True)
+            fresh, emptied = self.prompts.add(rows.clusters, closed.counted, closed.emptied)
+            clusters = fresh.sum().reshape(totals["clusters"].shape)
+            totals = totals | {"clusters": clusters, "empty_cluster": emptied.sum(axis=0, keepdims=True)}
+        self.totals = merge_parts(self.totals, totals)
+        self.maxima = merge_parts(self.maxima, closed.maxima, np.maximum)
         self.rows.append(rows)
         if sum(map(len, self.rows)) > 2 * OVERALL_CAP:
             self.rows = [merge_tables(self.rows, OVERALL_CAP)]
-
-    def _prompts(self, known: PromptCounter, closed: ClosedFamily) -> Arrays:
-        """Count each prompt once over all groups."""
-        found: dict[str, list[NDArray[Any]]] = {"clusters": [], "empty_cluster": []}
-        for cell in range(len(closed.totals["tokens"])):
-            own = np.flatnonzero(closed.cells == cell)
-            fresh, emptied = known.add(closed.rows.clusters[own], closed.counted[own], closed.emptied[own])
-            found["clusters"].append(fresh.sum(axis=0).reshape(closed.totals["clusters"].shape[1:]))
-            found["empty_cluster"].append(emptied.sum(axis=0))
-        return {name: np.stack(values) for name, values in found.items()}
-
-
-class FamilyCloser:
-    """Computes the final sums of many groups at once. Normalization factors belong to whole groups."""
-
-    def __init__(self, family: CorrectionFamily, groups: Sequence[FamilySums]) -> None:
-        self.family, tables = family, [group.totals for group in groups]
-        self._scopes, rule, self._factors = GroupScopes(tables), family.correction.weight, None
-        if rule is not None and rule.normalize != "none":
-            self._factors = self._scopes.factors(rule, family.layouts.totals.stack([table.sums for table in tables]))
-
-    def close(self, cells: Sequence[FamilySums], groups: Ints) -> ClosedFamily:
-        """Normalize the sums of cells [G] of some groups [G], and count their clusters."""
-        layouts, count, tables = self.family.layouts, len(cells), [cell.totals for cell in cells]
-        of = table_numbers(tables)
-        columns, factors = self._normalized(layouts.totals, tables, groups[of])
-        maxima = layouts.maxima.stack([table.maxima for table in tables])
-        if factors is not None:
-            maxima |= {name: maxima[name] / factors for name in ("weight", "-weight")}
-        columns["factor"] = columns["tokens"] * (1.0 if factors is None else factors)
-        totals = {name: _sum_rows(values, of, count) for name, values in columns.items()}
-        folded = [cell.merged for cell in cells]
-        rows, cell_of = self._rows(folded, groups)
-        columns = layouts.rows.arrays(rows.sums)
-        told_apart = np.array([not table.is_folded for table in folded])
-        counted = (columns["tokens"].reshape(len(rows)) > 0) & told_apart[cell_of]
-        emptied = counted.reshape(columns["tokens"].shape) & (columns["kept"] == 0)
-        totals["clusters"] = np.bincount(cell_of, counted, count).reshape(totals["tokens"].shape)
-        totals["empty_cluster"] = _sum_rows(emptied.astype(np.float64), cell_of, count)
-        largest = {name: np.full((count, *values.shape[1:]), -np.inf) for name, values in maxima.items()}
-        for name, values in maxima.items():
-            np.maximum.at(largest[name], of, values)
-        return ClosedFamily(totals, largest, rows, cell_of, counted, emptied)
-
-    def _rows(self, tables: Sequence[ClusterTable], groups: Ints) -> tuple[ClusterTable, Ints]:
-        """Normalize rows by group, cluster and micro-batch, and merge micro-batches."""
-        clusters, scopes = (np.concatenate([getattr(own, name) for own in tables]) for name in ("clusters", "scopes"))
-        cells = table_numbers(tables)
-        columns, factors = self._normalized(self.family.layouts.rows, tables, groups[cells])
-        sums = tables[0].sums if len(tables) == 1 else np.concatenate([table.sums for table in tables])
-        if factors is not None:
-            sums = np.concatenate([values.reshape(len(sums), -1) for values in columns.values()], axis=1)
-        if scopes.any():  # the rows of a cluster's micro-batches are adjacent
-            first = np.flatnonzero(np.append(True, (clusters[1:] != clusters[:-1]) | (cells[1:] != cells[:-1])))
-            sums, clusters, cells = np.add.reduceat(sums, first, axis=0), clusters[first], cells[first]
-        folded = any(table.is_folded for table in tables)
-        return ClusterTable(clusters, np.zeros_like(clusters), sums, np.zeros((len(clusters), 0)), folded), cells
-
-    def _normalized(
-        self, layout: GridLayout, tables: Sequence[ClusterTable], groups: Ints
-    ) -> tuple[Arrays, Float64s | None]:
-        """Return the columns of tables, and the divisors of the weights in each row if weights are normalized."""
-        columns = layout.stack([table.sums for table in tables])
-        if self._factors is None:
-            return columns, None
-        scopes = np.concatenate([table.scopes for table in tables])
-        factors: Float64s = self._factors[self._scopes.find(groups, scopes)]
-        return columns | normalize_columns(columns, factors, self.family.correction), factors
-
-
-def _sum_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
-    """Sum rows by their index `of` [count, ...]. The rows are sorted."""
-    firsts = np.flatnonzero(np.append(True, np.diff(of) != 0)[: len(of)])
-    if len(firsts) == len(of) == count:
-        return values
-    found = np.zeros((count, *values.shape[1:]))
-    if len(of):
-        found[of[firsts]] = np.add.reduceat(values, firsts, axis=0)
-    return found

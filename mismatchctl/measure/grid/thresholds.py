@@ -61,9 +61,6 @@ class BlockParts:
     def largest(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.maximum.reduceat(values[self.order], self.firsts, axis=0)
 
-    def find(self, sequences: Ints) -> Ints:
-        return np.zeros(len(sequences), np.int64) if self.count == 1 else self.index[sequences]
-
 
 def as_slice(places: Ints) -> Ints | slice:
     """Convert adjacent indices to a slice, which avoids a copy."""
@@ -436,10 +433,6 @@ class GridLayout:
 
     def arrays(self, table: Float64s) -> Arrays:
         return {name: table[:, self._places[name]].reshape(len(table), *shape) for name, shape in self.shapes.items()}
-
-    def stack(self, tables: Sequence[Float64s]) -> Arrays:
-        """Return the arrays of all rows of several tables. A single table is not copied, because rows can be wide."""
-        return self.arrays(tables[0] if len(tables) == 1 else np.concatenate(tables))
 
 
 class GridLayouts(NamedTuple):

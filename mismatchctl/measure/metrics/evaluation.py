@@ -20,7 +20,14 @@ from mismatchctl.measure.cluster_table import (
     step_hash,
 )
 from mismatchctl.measure.columns import MISMATCH_NAME, PAIRS, Pair
-from mismatchctl.measure.groups import ClosedSums, GroupCells, GroupMerger, SumsCloser, closed_axis, group_by_value
+from mismatchctl.measure.groups import (
+    GroupCells,
+    GroupMerger,
+    close_cell,
+    closed_axis,
+    group_factors,
+    merge_groups,
+)
 from mismatchctl.measure.metrics.facets import FACET_METRICS, SPLITS, SPREAD_METRICS
 from mismatchctl.measure.metrics.metric import (
     NO_QUANTILE,
@@ -80,6 +87,19 @@ def _join_estimates(parts: Sequence[Estimates]) -> Estimates:
     return {key: Estimate.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
+class _GroupSums:
+    """Sums of several groups, by cluster and in total."""
+
+    def __init__(self, groups: Sequence[CellSums]) -> None:
+        sizes = np.array([len(group.table) for group in groups])
+        self.starts, self.of_row = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(groups)), sizes)  # by group, row
+        self.sums = np.concatenate([group.table.sums for group in groups])  # columns of `closed_axis` by cluster [R, K]
+        maxima = np.concatenate([group.table.maxima for group in groups])
+        self.totals = np.add.reduceat(self.sums, self.starts, axis=0)
+        self.largest = np.maximum.reduceat(maxima, self.starts, axis=0)
+        self.pairs = [group.pairs for group in groups]
+
+
 _Section = tuple[tuple[Metric, ...], Collection[str]]
 """The metrics of a section, and the keys of metrics without standard errors."""
 
@@ -106,12 +126,10 @@ class Evaluator:
             keys = () if excluded is None else (metric.key for metric in own)
             yield index, (own, {key for key in keys if key not in METRICS_WITH_GROUP_ERRORS})
 
-    def evaluate(self, cells: ClosedSums, excluded: frozenset[str] | None = None) -> EstimateRow:
-        totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
-        largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
-        done = {
-            owner: self._section(owner, section, cells, totals, largest) for owner, section in self._sections(excluded)
-        }
+    def evaluate(self, groups: Sequence[CellSums], excluded: frozenset[str] | None = None) -> EstimateRow:
+        """Evaluate closed groups. A prompt is one cluster over all steps."""
+        cells = _GroupSums([group.merge_scopes() if self.plan.by_prompt else group for group in groups])
+        done = {owner: self._section(owner, section, cells) for owner, section in self._sections(excluded)}
         metrics = _add_z(done[MISMATCH_NAME])
         for pair in self.plan.pairs[1:]:
             shares = {metric.key for metric in SPLITS.get(pair.name, ())}
@@ -122,25 +140,23 @@ class Evaluator:
             estimates = done[index]
             if correction.weight is None or correction.weight.normalize == "none":
                 known = estimates["normalization_factor"]
-                undefined = np.full(len(cells), np.nan)
-                estimates["normalization_factor"] = Estimate(undefined, known.undefined, np.zeros(len(cells), np.bool_))
+                undefined = np.full(len(groups), np.nan)
+                estimates["normalization_factor"] = Estimate(undefined, known.undefined, np.isinf(undefined))
             corrections.append(estimates)
         return EstimateRow(metrics, corrections)
 
-    def _section(
-        self, owner: ColumnSubject, section: _Section, cells: ClosedSums, totals: Float64s, largest: Float64s
-    ) -> Estimates:
+    def _section(self, owner: ColumnSubject, section: _Section, cells: _GroupSums) -> Estimates:
         @cache
         def read(name: str) -> Float64s:
-            return totals[:, self.columns.position(owner, name)]
+            return cells.totals[:, self.columns.position(owner, name)]
 
         metrics, without_errors = section
         of_maxima = self.plan.maxima.owner_columns(owner)
-        maxima = {name: largest[:, position] for name, position in of_maxima.items()}
+        maxima = {name: cells.largest[:, position] for name, position in of_maxima.items()}
         smooth = [metric for metric in metrics if metric.formula is not None or metric.extreme is not None]
         with np.errstate(all="ignore"):
             reader = ColumnReader(read)
-            values = {metric.key: evaluate_metric(metric, reader, maxima, (len(cells),)) for metric in smooth}
+            values = {metric.key: evaluate_metric(metric, reader, maxima, (len(cells.pairs),)) for metric in smooth}
             uncertain = [m for m in smooth if m.formula and m.has_error and m.key not in without_errors]
             errors = self._errors(uncertain, owner, read, cells, values)
             self._add_tail_metrics(owner, section, cells, read, maxima, values, errors)
@@ -154,7 +170,7 @@ class Evaluator:
         self,
         owner: ColumnSubject,
         section: _Section,
-        cells: ClosedSums,
+        cells: _GroupSums,
         read: Callable[[str], Float64s],
         maxima: Mapping[str, Float64s],
         values: dict[str, Float64s],
@@ -194,21 +210,20 @@ class Evaluator:
         metrics: Sequence[Metric],
         owner: ColumnSubject,
         read: Callable[[str], Float64s],
-        cells: ClosedSums,
+        cells: _GroupSums,
         values: Mapping[str, Float64s],
     ) -> dict[str, _Uncertainty]:
         """Compute standard errors by the delta method, or NaN if they are unknown."""
-        of_row = np.repeat(np.arange(len(cells)), cells.sizes)
         filled = (cells.sums[:, self.columns.position(owner, "tokens")] != 0).astype(np.float64)
         clusters = np.add.reduceat(filled, cells.starts)
         correction = np.where(clusters < 2, np.nan, clusters / (clusters - 1))
         errors: dict[str, _Uncertainty] = {}
         read_complex = cache(lambda name: read(name) + 0j)
         for metric in metrics:
-            influence = np.zeros(len(of_row))
+            influence = np.zeros(len(cells.of_row))
             for name, slope in formula_slopes(metric, read_complex):
                 column = cells.sums[:, self.columns.position(owner, name)]
-                influence += column * np.broadcast_to(slope, len(cells))[of_row]
+                influence += column * np.broadcast_to(slope, len(cells.pairs))[cells.of_row]
             influence *= influence
             squares = np.add.reduceat(influence, cells.starts)
             effective = squares**2 / np.add.reduceat(influence * influence, cells.starts)
@@ -301,11 +316,14 @@ class RunTotals:
 
     steps: list[LabelValue] = field(default_factory=list)  # the groups, in the order in which they were closed
     groups: list[EstimateRow] = field(default_factory=list)  # their estimates, in the same order, in parts
-    overall: CellSums | None = None  # closed sums over groups
-    by: dict[str, dict[LabelValue, CellSums]] = field(default_factory=dict)  # closed sums by `--by` column and value
+    # closed sums over groups of the run (column ""), and of each value of a `--by` column
+    closed: dict[tuple[str, LabelValue], CellSums] = field(default_factory=dict)
     sums: RunSums = field(default_factory=RunSums)  # breakdowns and worst rows of the run
-    # prompts of the run (column "") and of each value of a column
-    prompts: dict[tuple[str, LabelValue], PromptCounter] = field(default_factory=dict)
+    prompts: dict[tuple[str, LabelValue], PromptCounter] = field(default_factory=dict)  # prompts with the same keys
+
+    @property
+    def overall(self) -> CellSums:
+        return self.closed["", None]
 
 
 class Accumulator(GroupMerger[CellSums]):
@@ -332,44 +350,45 @@ class Accumulator(GroupMerger[CellSums]):
         return (cell + more).fold(GROUP_CAP)
 
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[CellSums]]) -> None:
-        totals = self.runs[run]
-        whole = [reduce(add, cells.values()).fold(GROUP_CAP) for cells in groups]
-        closing = SumsCloser([cell.table for cell in whole], self.plan)
-        if self.plan.sequences:
-            for number, step in enumerate(steps):
-                self.factors += [(run, str(step), *found) for found in closing.factors(number)]
-        closed = closing.close(whole, np.arange(len(whole)))
+        totals, plan = self.runs[run], self.plan
+        closed: dict[tuple[str, LabelValue], list[tuple[CellSums, np.uint64]]] = {}
+        for step, cells in zip(steps, groups, strict=True):
+            whole, salt = reduce(add, cells.values()).fold(GROUP_CAP), step_hash(step)
+            factors = group_factors(whole.table, plan)
+            if plan.sequences:
+                found = zip(factors.scopes.tolist(), map(tuple, factors.factors.tolist()), strict=True)
+                self.factors += [(run, str(step), *each) for each in found]
+            closed.setdefault(("", None), []).append((close_cell(whole, factors, plan), salt))
+            for values, cell in cells.items() if plan.by else ():
+                own = close_cell(cell, factors, plan)
+                for key in zip(plan.by, values, strict=True):
+                    closed.setdefault(key, []).append((own, salt))
         totals.steps += steps
-        totals.groups.append(self.evaluator.evaluate(closed, METRICS_NOT_BY_STEP))
-        salts = np.array([step_hash(step) for step in steps], np.uint64)
-        self._extend(totals, "", None, closed, salts)
-        if not self.plan.by:
-            return
-        of_group = np.repeat(np.arange(len(groups)), [len(cells) for cells in groups])
-        closed = closing.close([cell for cells in groups for cell in cells.values()], of_group)
-        for column, value, cells in group_by_value([values for own in groups for values in own], self.plan.by):
-            self._extend(totals, column, value, closed.take(cells), salts[of_group[cells]])
+        totals.groups.append(self.evaluator.evaluate([cell for cell, _ in closed["", None]], METRICS_NOT_BY_STEP))
+        for name, parts in closed.items():
+            self._extend(totals, name, [cell for cell, _ in parts], np.array([salt for _, salt in parts]))
 
-    def _extend(self, totals: RunTotals, column: str, value: LabelValue, closed: ClosedSums, salts: Hashes) -> None:
-        plan, names = self.plan, self.evaluator.columns
+    def _extend(self, totals: RunTotals, key: tuple[str, LabelValue], cells: list[CellSums], salts: Hashes) -> None:
+        """Add groups to the sums of a run as separate rows. If there are too many rows, clusters are merged."""
+        plan, cap = self.plan, self.plan.max_clusters
         if plan.by_prompt:
-            prompts = totals.prompts.setdefault((column, value), PromptCounter())
-            emptied = [names.position(index, "empty_cluster") for index, _ in enumerate(plan.corrections)]
-            closed = closed.count_prompts(prompts, np.array([names.position(MISMATCH_NAME, "clusters"), *emptied]))
-        if not column:
-            totals.overall = _extend_total(totals.overall, closed, salts, plan)
-        else:
-            sums = totals.by.setdefault(column, {})
-            sums[value] = _extend_total(sums.get(value), closed, salts, plan)
+            prompts = totals.prompts.setdefault(key, PromptCounter())
+            cells = [self._count_prompts(cell, prompts) for cell in cells]
+        merged = merge_groups(cells, salts)
+        if key in totals.closed:
+            total = totals.closed[key]
+            across = not total.table.scopes.any()  # a folded table stays folded, so that equal clusters share a row
+            table = merged.table.fold_across_scopes(cap, by_prompt=plan.by_prompt) if across else merged.table
+            merged = total + CellSums(table, merged.pairs)
+        if len(merged.table) > cap:
+            merged = CellSums(merged.table.fold_across_scopes(cap, by_prompt=plan.by_prompt), merged.pairs)
+        totals.closed[key] = merged
 
-
-def _extend_total(total: CellSums | None, closed: ClosedSums, salts: Hashes, plan: MeasurePlan) -> CellSums:
-    """Add groups to the sums of a run as separate rows. If there are too many rows, clusters are merged."""
-    merged, cap = closed.merge(salts), plan.max_clusters
-    if total is not None:
-        across = not total.table.scopes.any()  # a folded table stays folded, so that equal clusters share a row
-        table = merged.table.fold_across_scopes(cap, by_prompt=plan.by_prompt) if across else merged.table
-        merged = total + CellSums(table, merged.pairs)
-    if len(merged.table) <= cap:
-        return merged
-    return CellSums(merged.table.fold_across_scopes(cap, by_prompt=plan.by_prompt), merged.pairs)
+    def _count_prompts(self, cell: CellSums, prompts: PromptCounter) -> CellSums:
+        """Replace the number of clusters in a step by the number of prompts that were not in earlier steps."""
+        names, table = self.evaluator.columns, cell.table
+        first = names.position(MISMATCH_NAME, "clusters")
+        rest = [names.position(index, "empty_cluster") for index, _ in enumerate(self.plan.corrections)]
+        sums = table.sums.copy(order="K")
+        sums[:, first], sums[:, rest] = prompts.add(table.clusters, sums[:, first] > 0, sums[:, rest] > 0)
+        return replace(cell, table=replace(table, sums=sums))
