@@ -13,7 +13,7 @@ from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.analyze.builder import round_sums
 from mismatchctl.api.gate.judgement import BASELINE_MARGIN, DEFAULT_LEVEL, Baseline, list_places
 from mismatchctl.api.gate.power import SampleSizePlan, required_sample_size
-from mismatchctl.api.gate.rules import PLAIN_PRESETS, Rule, find_rule_target, find_target
+from mismatchctl.api.gate.rules import Rule, find_rule_target
 from mismatchctl.api.gate.verdict import BoundKind, Check, Verdict, add_sentences, exceeds_limit, worst_outcome
 from mismatchctl.api.metrics_log import LoggedValues, read_logged_values
 from mismatchctl.core.batch import Float64s
@@ -21,9 +21,8 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.data.engines import Engine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option, wording
-from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.glossary import find_certain_metric
-from mismatchctl.frameworks.registry import find_preset, load_framework
+from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.io import __version__
 from mismatchctl.io.files import NextNumber, write_atomically
 from mismatchctl.io.stores import is_remote, normalize_path
@@ -50,7 +49,7 @@ def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by
     old = result.provenance
     accepted = Acceptance(verdict=verdict.outcome, by_hand=by_hand, rules=[rule.text for rule in rules])
     provenance = Provenance(
-        version=old.version, inputs=_merge_inputs(old.inputs), by=old.by, framework=old.framework, replay=old.replay,
+        version=old.version, inputs=_merge_inputs(old.inputs), by=old.by, framework=old.framework,
         accepted=accepted,
     )  # fmt: skip
     runs = {name: _reduce_run(run) for name, run in result.runs.items()}
@@ -78,7 +77,7 @@ def _reduce_run(run: RunResult) -> RunResult:
         distribution=Distribution(edges=[], tokens=[], k3=[]), breakdowns={},
         joint=JointDistribution(width=1.0, x=[], y=[], tokens=[]), worst_tokens=[], worst_sequences=[],
         clusters=_fold_table(run.clusters, sample.keys, sample.sums),  # one row per cluster over all steps
-        content=None if run.content is None else run.content.model_copy(update={"example": ""}), logged=run.logged,
+        content=None if run.content is None else run.content.model_copy(update={"example": ""}),
     )  # fmt: skip
 
 
@@ -164,34 +163,14 @@ def load_result(
                 named[rule.correction] = find_preset(rule.correction)
             except ConfigError as error:
                 raise ConfigError(f"rule {rule.text}: {error}; `mismatchctl presets` lists them") from None
-    framework = _replay_framework(rules, named)
     return analyze(
-        dumps, list(named.values()), rename=rename, by=[*by], progress=progress, framework=framework,
-        every_cluster=True, micro_batch_size=micro_batch_size, engine=engine, on_bad=on_bad,
+        dumps, list(named.values()), rename=rename, by=[*by], progress=progress, every_cluster=True,
+        micro_batch_size=micro_batch_size, engine=engine, on_bad=on_bad,
     )  # fmt: skip
 
 
 def _is_saved(source: DumpSource) -> bool:
     return isinstance(source, str) and is_result(source)
-
-
-def _replay_framework(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework | None:
-    """Return the framework whose logged metrics the rules need, and add the corrections that the rules need."""
-    found: dict[str, Rule] = {}
-    for rule in rules:
-        target = find_target(rule.metric, rule.framework, named[rule.correction] if rule.correction else None)
-        if target.logged_by:
-            found.setdefault(target.logged_by, rule)
-            if rule.correction is None:
-                named.update((name, find_preset(name)) for name in PLAIN_PRESETS if name not in named)
-    if len(found) > 1:
-        one, other = list(found.items())[:2]
-        raise ConfigError(
-            f"rule {one[1].text} has a metric of {one[0]}, and rule {other[1].text} of {other[0]}. One gate "
-            f"can only compute the metrics of one framework. Add framework={one[0]} to a rule to choose the "
-            "metric's framework"
-        )
-    return load_framework(next(iter(found))) if found else None
 
 
 def read_baseline(baseline: str | Path | Result | None, *, fixed_tokens: bool = False) -> Baseline:
@@ -221,16 +200,16 @@ def plan_sample_sizes(
     level /= BASELINE_MARGIN * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
     for rule in rules:
         target = find_rule_target(rule, result)
-        if target.logged_by or not target.table.is_resampled or (rule.increase is None and rule.max is None):
+        if not target.table.is_resampled or (rule.increase is None and rule.max is None):
             continue
         allowance = rule.increase or Allowance()
         for name, run in result.runs.items():
             accepted = against.result
             matching = None if accepted is None else find_run(accepted, name)
             baseline = None if accepted is None or matching is None else build_run_sample(accepted.runs[matching])
-            for place in list(list_places(rule, target, run))[:1]:
+            for place in list_places(rule, run)[:1]:
                 found.append(
-                    required_sample_size(name, target.table, place.sample(), baseline, regression, allowance, level)
+                    required_sample_size(name, target.table, place.sample, baseline, regression, allowance, level)
                 )
     return found
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -17,20 +18,11 @@ from mismatchctl.api.gate.coverage import (
     find_incompatibility,
 )
 from mismatchctl.api.gate.power import MIN_CLUSTERS, detectable_factor, min_clusters
-from mismatchctl.api.gate.rules import (
-    BITWISE_RULE,
-    DEFAULT_RULES,
-    Rule,
-    RuleTarget,
-    find_rule_target,
-    logged_sample,
-    logged_values,
-)
+from mismatchctl.api.gate.rules import BITWISE_RULE, DEFAULT_RULES, Rule, RuleTarget, find_rule_target
 from mismatchctl.api.gate.verdict import (
     FIRST_BASELINE_REASON,
     LOWER_KINDS,
     STATISTIC_REASONS,
-    BoundKind,
     Check,
     Pairing,
     Verdict,
@@ -59,7 +51,6 @@ class JudgedPlace:
     """The place that a rule judges: a whole run, one step, or one value of a `--by` column."""
 
     run: RunResult
-    target: RuleTarget
     per: str = "overall"
     groups: Groups | None = None
     index: int = 0
@@ -71,9 +62,8 @@ class JudgedPlace:
         label = self.groups.labels[self.index]
         return f"{self.per} {'(none)' if label is None else label}"
 
+    @cached_property
     def sample(self) -> ClusterSample:
-        if self.target.logged_by:
-            return logged_sample(self.target, self.run, None if self.groups is None else self.index)
         if self.groups is None:
             return build_run_sample(self.run)
         if self.per == "step":
@@ -88,41 +78,26 @@ class JudgedPlace:
         series = self.groups.metrics if correction is None else self.groups.corrections.get(correction, {})
         return series[key].value_at(self.index) if key in series else NOT_RECORDED
 
-    def value(self) -> Value:
-        """Return the judged value. For a logged metric, the judged value is the mean over the steps."""
-        if not self.target.logged_by:
-            return self.recorded(self.target.key, self.target.correction)
-        values = logged_values(self.target, self.run)
-        there = values if self.groups is None else values[self.index : self.index + 1]
-        finite = [value for value in there if value is not None]
-        if len(finite) < len(there) or not there:
-            return Value(value=None, status="a step logs only NaN or infinite values")
-        # Dividing first avoids an overflow of the sum.
-        return Value(value=math.fsum(value / len(finite) for value in finite))
 
-
-def list_places(rule: Rule, target: RuleTarget, run: RunResult) -> list[JudgedPlace]:
+def list_places(rule: Rule, run: RunResult) -> list[JudgedPlace]:
     if rule.per == "overall":
-        return [JudgedPlace(run, target)]
-    if target.logged_by and rule.per != "step":
-        problem = f"{target.logged_by} logs {target.key} once per step, not by {rule.per}"
-        raise DataError(problem, remedy="judge it overall or per=step")
+        return [JudgedPlace(run)]
     groups = run.groups if rule.per == "step" else run.by.get(rule.per)
     if groups is None:
         problem = f"the Result is not broken down by {rule.per}"
         raise DataError(problem, remedy=f"analyze with {option('by', rule.per)}, or name the dump itself")
-    return [JudgedPlace(run, target, rule.per, groups, index) for index in range(len(groups.labels))]
+    return [JudgedPlace(run, rule.per, groups, index) for index in range(len(groups.labels))]
 
 
-def baseline_place(place: JudgedPlace, baseline: RunResult) -> JudgedPlace:
+def _baseline_place(place: JudgedPlace, whole: JudgedPlace) -> JudgedPlace:
     """Return the place of the baseline to compare with: the same value of a column, or the whole run for a step."""
     if place.per in ("overall", "step") or place.groups is None:
-        return JudgedPlace(baseline, place.target)
-    groups, label = baseline.by.get(place.per), place.groups.labels[place.index]
+        return whole
+    groups, label = whole.run.by.get(place.per), place.groups.labels[place.index]
     if groups is None or label not in groups.labels:
         problem = f"{place.name} is missing in the baseline"
         raise DataError(problem, remedy=f"save a baseline with a rule per={place.per}")
-    return replace(place, run=baseline, groups=groups, index=groups.labels.index(label))
+    return JudgedPlace(whole.run, place.per, groups, groups.labels.index(label))
 
 
 DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
@@ -154,23 +129,24 @@ class Baseline:
 
 @dataclass
 class _Case:
-    """One bound of a rule at one place, the place of the baseline to compare with, or why it is undecided."""
+    """One bound of a rule at one place, its check, and the place of the baseline to compare with."""
 
     rule: Rule
-    run: str
     target: RuleTarget
-    kind: BoundKind
     bound: float | Allowance
+    check: Check
     place: JudgedPlace | None
     accepted: JudgedPlace | None = None
-    reason: str = ""
+
+    @property
+    def lower(self) -> bool:
+        return self.check.kind in LOWER_KINDS
 
     @property
     def is_resampled(self) -> bool:
-        """Return True if clusters are resampled. Logged metrics only have noise compared with a baseline."""
-        if self.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
+        if self.check.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
             return False  # a single bad token exceeds a limit of 0
-        return self.target.table.is_resampled and (not self.target.logged_by or isinstance(self.bound, Allowance))
+        return self.target.table.is_resampled
 
 
 def judge(
@@ -185,30 +161,24 @@ def judge(
         raise ConfigError(f"level must be above 0 and at most {MAX_LEVEL}, found {level}")
     against, limits = against or Baseline(), limits or Tolerances()
     baseline = against.result
-    rules, rule_notes = _adapt_rules(rules, baseline)
+    rules, notes = _adapt_rules(rules, baseline)
     cases = [case for rule in rules for case in _list_cases(rule, result, against)]
-    case_judge = _CaseJudge(level / max(sum(case.is_resampled for case in cases), 1), against)
+    case_level = level / max(sum(case.is_resampled for case in cases), 1) / BASELINE_MARGIN
     with np.errstate(all="ignore"):  # overflows are judged as not finite
-        checks = [case_judge.check(case) for case in cases]
+        for case in cases:
+            _judge_case(case, case_level, fixed_tokens=against.fixed_tokens)
+    checks = [case.check for case in cases]
     noisy = [check for check in checks if check.p is not None]
     for check, p in zip(noisy, adjust_holm([check.p or 0.0 for check in noisy]), strict=True):
         check.p = p
-        if check.outcome == "failed" and p <= level:
-            check.reason = "" if exceeds_limit(check) else STATISTIC_REASONS.get(check.statistic, "")
-        elif check.outcome == "failed" and (check.value is None or check.limit is None):
-            check.outcome, check.reason = "undecided", _NOT_FINITE_REASON
-        elif check.outcome == "failed":
-            limit = math.inf if check.kind in LOWER_KINDS else max(check.limit or 0.0, 0.0)
-            far = (check.value or 0.0) > _FAR_FACTOR * limit
-            passes = not exceeds_limit(check) or (bool(check.reason) and not far)
-            check.outcome = "passed" if passes else "undecided"
-            check.reason = (check.reason or _NOISE_REASON) if exceeds_limit(check) else ""
+        if check.outcome == "failed":
+            _confirm_failure(check, significant=p <= level)
     checks += check_coverage(result, rules, baseline, limits)
     if against.fixed_tokens:
         checks += check_fixed_tokens(result, baseline)
     outcome = worst_outcome([check.outcome for check in checks])
-    notes = [*rule_notes, *coverage_notes(result, baseline, limits)]
-    notes += [*prompt_notes(result.runs.values()), *dict.fromkeys(case_judge.notes)]
+    notes += [*coverage_notes(result, baseline, limits), *prompt_notes(result.runs.values())]
+    notes += dict.fromkeys(_explain_missing_layers(cases))
     notes += [_ACCEPTED_BASELINE_NOTE] if against.accept and baseline is not None and outcome != "passed" else []
     growth = {name: fit_run_growth(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
     found = Verdict(
@@ -216,6 +186,21 @@ def judge(
         growth=growth,
     )  # fmt: skip
     return add_sentences(found)
+
+
+def _confirm_failure(check: Check, *, significant: bool) -> None:
+    """Keep a failure that is significant. Otherwise, only values within their limits and rare tokens pass."""
+    exceeds = exceeds_limit(check)
+    if significant:
+        check.reason = "" if exceeds else STATISTIC_REASONS.get(check.statistic, "")
+    elif check.value is None or check.limit is None:
+        check.outcome, check.reason = "undecided", _NOT_FINITE_REASON
+    elif not exceeds:
+        check.outcome, check.reason = "passed", ""
+    else:
+        limit = math.inf if check.kind in LOWER_KINDS else max(check.limit, 0.0)
+        passes = bool(check.reason) and check.value <= _FAR_FACTOR * limit
+        check.outcome, check.reason = "passed" if passes else "undecided", check.reason or _NOISE_REASON
 
 
 def _adapt_rules(rules: Sequence[Rule], baseline: Result | None) -> tuple[Sequence[Rule], list[str]]:
@@ -227,27 +212,29 @@ def _adapt_rules(rules: Sequence[Rule], baseline: Result | None) -> tuple[Sequen
 
 def _list_cases(rule: Rule, result: Result, against: Baseline) -> Iterator[_Case]:
     target = find_rule_target(rule, result)
-    lacking = ""
-    if target.logged_by and result.provenance.framework != target.logged_by:
-        remedy = f"analyze with {option('framework', target.logged_by)}, or name the dump itself"
-        lacking = f"the Result lacks the values that {target.logged_by} logs ({remedy})"
     for name, run in result.runs.items():
-        accepted, incomparable = _comparable_run(target, name, result, against)
+        whole, incomparable = _comparable_run(target, name, result, against)
         places: Sequence[JudgedPlace | None] = [None]
-        missing = lacking
-        if not lacking:
-            try:
-                places = list_places(rule, target, run)
-            except DataError as error:
-                missing = str(error)
+        missing = ""
+        try:
+            places = list_places(rule, run)
+        except DataError as error:
+            missing = str(error)
         for place, (kind, bound) in itertools.product(places, rule.bounds.items()):
-            case = _Case(rule, name, target, kind, bound, place, reason=missing)
-            if isinstance(bound, Allowance) and place is not None:
-                case.reason = incomparable
-                try:
-                    case.accepted = None if accepted is None else baseline_place(place, accepted)
-                except DataError as error:
-                    case.reason = str(error)
+            check = Check(
+                rule=rule.text, run=name, place=rule.per if place is None else place.name, metric=rule.metric,
+                title=target.metric.title, unit=target.metric.unit, kind=kind, meaning=target.words, reason=missing,
+                clustered_by="" if place is None else run.clusters.by,
+            )  # fmt: skip
+            case = _Case(rule, target, bound, check, place)
+            if isinstance(bound, Allowance):
+                check.allowance = str(bound)
+                if place is not None:
+                    check.reason = incomparable
+                    try:
+                        case.accepted = None if whole is None else _baseline_place(place, whole)
+                    except DataError as error:
+                        check.reason = str(error)
             yield case
 
 
@@ -259,7 +246,7 @@ def no_baseline() -> str:
     return f"no baseline: {remedy}"
 
 
-def _comparable_run(target: RuleTarget, name: str, result: Result, against: Baseline) -> tuple[RunResult | None, str]:
+def _comparable_run(target: RuleTarget, name: str, result: Result, against: Baseline) -> tuple[JudgedPlace | None, str]:
     """Return the baseline's run, or the reason why there is no comparable run."""
     baseline = against.result
     if baseline is None:
@@ -271,109 +258,87 @@ def _comparable_run(target: RuleTarget, name: str, result: Result, against: Base
         difference = find_incompatibility(target, name, result, matching, baseline)
     if difference is not None or matching is None:
         return None, f"the baseline is not comparable: {difference}"
-    return baseline.runs[matching], ""
+    return JudgedPlace(baseline.runs[matching]), ""
 
 
-class _CaseJudge:
-    """Judges all bounds that share one false-failure rate."""
-
-    def __init__(self, level: float, against: Baseline) -> None:
-        self._level, self._against = level / BASELINE_MARGIN, against
-        self._samples: dict[tuple[int, str, RuleTarget], ClusterSample] = {}
-        self.notes: list[str] = []
-
-    def check(self, case: _Case) -> Check:
-        check = Check(
-            rule=case.rule.text, run=case.run, place=case.place.name if case.place is not None else case.rule.per,
-            metric=case.rule.metric, title=case.target.metric.title, unit=case.target.metric.unit, kind=case.kind,
-            allowance=str(case.bound) if isinstance(case.bound, Allowance) else "", reason=case.reason,
-            meaning=case.target.words,
-        )  # fmt: skip
-        if case.place is None:
-            return check
-        check.clustered_by = "step" if case.target.logged_by else case.place.run.clusters.by
-        try:
-            (self._judge_resampled if case.is_resampled else _judge_recorded)(check, case, case.place)
-            if check.outcome == "failed" and case.target.key == "bitwise_all" and case.kind == "min":
-                check.reason = _locate_differences(case.place)
-        except DataError as error:
-            check.outcome, check.reason = "undecided", check.reason or str(error)
-        return check
-
-    def _judge_resampled(self, check: Check, case: _Case, place: JudgedPlace) -> None:
-        table, lower, sample = case.target.table, case.kind in LOWER_KINDS, place.sample()
-        accepted = None if case.accepted is None else self._baseline_sample(case.accepted)
-        value, limit = table.of(sample), case.bound
-        check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
-        check.value = _finite_or_none(value)
-        check.interval, check.covers = compute_interval(sample, table)
-        if accepted is not None:
-            baseline = table.of(accepted)
-            check.baseline, check.pairing = _finite_or_none(baseline), _describe_pairing(sample, accepted)
-            check.baseline_interval, check.baseline_covers = compute_interval(accepted, table)
-        if check.reason:
-            return
-        if isinstance(limit, Allowance):
-            room = abs(baseline) * limit.relative + limit.absolute
-            limit = baseline + (-room if lower else room)
-        check.limit = _finite_or_none(limit)
-        exchange = None if accepted is None else SampleExchange(sample.keys, accepted.keys, self._level)
-        check.reason = _reason_too_little(check, case.rule, len(sample) if exchange is None else None)
-        if self._against.fixed_tokens and exchange is not None and check.pairing != "same tokens":
-            check.reason = check.reason or _DIFFERENT_TOKENS_REASON
-        if exchange is not None and not check.reason:
-            check.reason = _reason_cannot_fail(exchange, self._level)
-        excess = limit - value if lower else value - limit
-        if math.isnan(excess) and not check.reason:
-            status = place.value().status
-            check.reason = "undefined" if status == "ok" else status
-        if check.reason:
-            return
-        if accepted is not None:
-            self._judge_change(check, case, sample, accepted)
+def _judge_case(case: _Case, level: float, *, fixed_tokens: bool) -> None:
+    check, place = case.check, case.place
+    if place is None:
+        return
+    try:
+        if case.is_resampled:
+            _judge_resampled(case, place, level, fixed_tokens=fixed_tokens)
         else:
-            draws = (resample_metrics([sample], [table])[0][0] - limit) * (-1.0 if lower else 1.0)
-            check.p = p_above_zero(draws, excess_over_value(sample, table, limit, lower=lower))
-            check.outcome = "failed" if excess > 0 else "passed"
-        if check.outcome == "passed" and (check.value is None or check.limit is None):
-            check.outcome, check.reason = "undecided", _NOT_FINITE_REASON
+            _judge_recorded(case, place)
+        if check.outcome == "failed" and case.target.key == "bitwise_all" and check.kind == "min":
+            check.reason = _locate_differences(place)
+    except DataError as error:
+        check.outcome, check.reason = "undecided", check.reason or str(error)
 
-    def _judge_change(self, check: Check, case: _Case, sample: ClusterSample, baseline: ClusterSample) -> None:
-        assert isinstance(case.bound, Allowance)
-        metric, lower = case.target.table, case.kind in LOWER_KINDS
-        found = compare_samples(sample, baseline, metric, case.bound, lower=lower, level=self._level)
-        check.p, check.parts, check.statistic = min(found.p * BASELINE_MARGIN, 1.0), found.parts, found.most_significant
-        if is_layered(metric, lower=lower) and not found.parts:
-            self.notes.append(_explain_missing_layers(case.run, sample))
-        check.outcome = "failed" if any(each.exceeds_limit for each in found.statistics) else "passed"
-        check.reason = _FEW_TOKENS_REASON if check.outcome == "failed" and not found.affects_most_tokens else ""
-        if check.outcome == "passed" and self._is_diluted(case, sample, baseline):
-            check.outcome, check.reason = "undecided", _DILUTED_REASON
-        failed = check.outcome == "failed" and found.p <= self._level
-        if not lower and not failed and check.baseline is not None:
-            factor = detectable_factor(sample, baseline, metric, case.bound, self._level)
-            check.detectable = None if factor is None else factor * check.baseline
 
-    def _is_diluted(self, case: _Case, sample: ClusterSample, baseline: ClusterSample) -> bool:
-        """Return True if the shared clusters fail the rule and only new clusters hide the failure."""
-        keys, here, there = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
-        if not MIN_CLUSTERS <= len(keys) < (1 - _DILUTED_SHARE) * len(sample):
-            return False
-        assert isinstance(case.bound, Allowance)
-        new, old = (
-            replace(each, keys=keys, sums=each.sums[rows]) for each, rows in ((sample, here), (baseline, there))
-        )
-        if SampleExchange(new.keys, old.keys, self._level).least_p > self._level:
-            return False
-        lower = case.kind in LOWER_KINDS
-        found = compare_samples(new, old, case.target.table, case.bound, lower=lower, level=self._level)
-        return any(each.exceeds_limit for each in found.statistics) and found.p <= self._level
+def _judge_resampled(case: _Case, place: JudgedPlace, level: float, *, fixed_tokens: bool) -> None:
+    check, table, sample, limit = case.check, case.target.table, place.sample, case.bound
+    baseline, value = None if case.accepted is None else case.accepted.sample, table.of(sample)
+    check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
+    check.value = _finite_or_none(value)
+    check.interval, check.covers = compute_interval(sample, table)
+    if baseline is not None:
+        before = table.of(baseline)
+        check.baseline, check.pairing = _finite_or_none(before), _describe_pairing(sample, baseline)
+        check.baseline_interval, check.baseline_covers = compute_interval(baseline, table)
+    if check.reason:
+        return
+    if isinstance(limit, Allowance):
+        room = abs(before) * limit.relative + limit.absolute
+        limit = before + (-room if case.lower else room)
+    check.limit = _finite_or_none(limit)
+    check.reason = _reason_too_little(check, case.rule, len(sample) if baseline is None else None)
+    if baseline is not None:
+        if fixed_tokens and check.pairing != "same tokens":
+            check.reason = check.reason or _DIFFERENT_TOKENS_REASON
+        check.reason = check.reason or _reason_cannot_fail(SampleExchange(sample.keys, baseline.keys, level), level)
+    excess = limit - value if case.lower else value - limit
+    if math.isnan(excess) and not check.reason:
+        status = place.recorded(case.target.key, case.target.correction).status
+        check.reason = "undefined" if status == "ok" else status
+    if check.reason:
+        return
+    if baseline is not None:
+        _judge_change(case, sample, baseline, level)
+    else:
+        draws = (resample_metrics([sample], [table])[0][0] - limit) * (-1.0 if case.lower else 1.0)
+        check.p = p_above_zero(draws, excess_over_value(sample, table, limit, lower=case.lower))
+        check.outcome = "failed" if excess > 0 else "passed"
+    if check.outcome == "passed" and (check.value is None or check.limit is None):
+        check.outcome, check.reason = "undecided", _NOT_FINITE_REASON
 
-    def _baseline_sample(self, place: JudgedPlace) -> ClusterSample:
-        key = id(place.run), place.name, place.target
-        if key not in self._samples:
-            self._samples[key] = place.sample()
-        return self._samples[key]
+
+def _judge_change(case: _Case, sample: ClusterSample, baseline: ClusterSample, level: float) -> None:
+    assert isinstance(case.bound, Allowance)
+    check, metric = case.check, case.target.table
+    found = compare_samples(sample, baseline, metric, case.bound, lower=case.lower, level=level)
+    check.p, check.parts, check.statistic = min(found.p * BASELINE_MARGIN, 1.0), found.parts, found.most_significant
+    check.outcome = "failed" if any(each.exceeds_limit for each in found.statistics) else "passed"
+    check.reason = _FEW_TOKENS_REASON if check.outcome == "failed" and not found.affects_most_tokens else ""
+    if check.outcome == "passed" and _is_diluted(case, sample, baseline, level):
+        check.outcome, check.reason = "undecided", _DILUTED_REASON
+    failed = check.outcome == "failed" and found.p <= level
+    if not case.lower and not failed and check.baseline is not None:
+        factor = detectable_factor(sample, baseline, metric, case.bound, level)
+        check.detectable = None if factor is None else factor * check.baseline
+
+
+def _is_diluted(case: _Case, sample: ClusterSample, baseline: ClusterSample, level: float) -> bool:
+    """Return True if the shared clusters fail the rule and only new clusters hide the failure."""
+    keys, here, there = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
+    if not MIN_CLUSTERS <= len(keys) < (1 - _DILUTED_SHARE) * len(sample):
+        return False
+    assert isinstance(case.bound, Allowance)
+    new, old = (replace(each, keys=keys, sums=each.sums[rows]) for each, rows in ((sample, here), (baseline, there)))
+    if SampleExchange(new.keys, old.keys, level).least_p > level:
+        return False
+    found = compare_samples(new, old, case.target.table, case.bound, lower=case.lower, level=level)
+    return any(each.exceeds_limit for each in found.statistics) and found.p <= level
 
 
 def _locate_differences(place: JudgedPlace) -> str:
@@ -389,43 +354,47 @@ def _locate_differences(place: JudgedPlace) -> str:
     return f"{found}, the largest by {abs(worst.log_ratio):.3g} nats at {where}"
 
 
-def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
-    known = K3Layers.from_sample(sample)
-    lacking, remedy = ("the baseline", "save a new one") if known else ("the Result", "name its dump")
-    return (
-        f"{run}: K3 is judged as a plain mean, which detects only a large rise of most tokens: {lacking} does not "
-        f"contain layers of K3 (made by an earlier version, or more clusters than a Result keeps): {remedy}"
-    )
+def _explain_missing_layers(cases: Sequence[_Case]) -> Iterator[str]:
+    for case in cases:
+        compared = case.accepted is not None and case.check.p is not None
+        if compared and case.place and is_layered(case.target.table, lower=case.lower) and not case.check.parts:
+            known = K3Layers.from_sample(case.place.sample)
+            lacking, remedy = ("the baseline", "save a new one") if known else ("the Result", "name its dump")
+            yield (
+                f"{case.check.run}: K3 is judged as a plain mean, which detects only a large rise of most tokens: "
+                f"{lacking} does not contain layers of K3 (made by an earlier version, or more clusters than a Result "
+                f"keeps): {remedy}"
+            )
 
 
-def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
+def _judge_recorded(case: _Case, place: JudgedPlace) -> None:
     """Judge a value by its limit and its interval: undecided if only the interval is within the limit."""
-    found, lower = place.value(), case.kind in LOWER_KINDS
+    check, found = case.check, place.recorded(case.target.key, case.target.correction)
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
     check.sequences = int(place.recorded("sequences").value or 0)
-    check.clusters = len(place.sample()) if case.target.logged_by else int(place.recorded("prompts").value or 0)
-    limits = _find_limits(check, case)
+    check.clusters = int(place.recorded("prompts").value or 0)
+    limits = _find_limits(case)
     check.reason = check.reason or _reason_too_little(check, case.rule, None)
     check.reason = check.reason or (found.status if limits is not None and found.value is None else "")
     if limits is None or found.value is None or check.reason:
         return
     check.limit, least, most = limits
     low, high = found.interval or (found.value, found.value)
-    surely = high < least if lower else low > most
+    surely = high < least if case.lower else low > most
     check.outcome = "passed" if not exceeds_limit(check) else "failed" if surely else "undecided"
     check.reason = _NOISE_REASON if check.outcome == "undecided" else ""
 
 
-def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None:
+def _find_limits(case: _Case) -> tuple[float, float, float] | None:
     """Return the limit, and its lowest and highest value given the standard error of the baseline."""
-    bound = case.bound
+    check, bound = case.check, case.bound
     if not isinstance(bound, Allowance):
         return bound, bound, bound
     if case.target.metric.quantile is None:
         check.reason = check.reason or f"{check.metric} has no known standard error, so write max or min in the rule"
     if case.accepted is None or check.reason:
         return None
-    baseline = case.accepted.value()
+    baseline = case.accepted.recorded(case.target.key, case.target.correction)
     check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
     if baseline.value is None:
         check.reason = f"the baseline's value: {baseline.status}"
@@ -433,7 +402,7 @@ def _find_limits(check: Check, case: _Case) -> tuple[float, float, float] | None
     if baseline.interval is None:
         check.reason = "the baseline does not contain a 95% interval of this percentile: save a new baseline"
         return None
-    sign = -1 if case.kind in LOWER_KINDS else 1
+    sign = -1 if case.lower else 1
     ends = (baseline.value, *baseline.interval)
     limit, least, most = (end + sign * (abs(end) * bound.relative + bound.absolute) for end in ends)
     return limit, least, most

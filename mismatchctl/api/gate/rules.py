@@ -4,42 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mismatchctl.api.gate.verdict import BoundKind
 from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.model import Correction, Gate
-from mismatchctl.errors import ConfigError, DataError, wording
+from mismatchctl.errors import ConfigError, wording
 from mismatchctl.frameworks.glossary import canonical_name, resolve_metric
 from mismatchctl.io.yaml import parse_inline, parse_number, read_data
-from mismatchctl.measure.cluster_table import hash_values
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.results.model import Result, RunResult
+from mismatchctl.results.model import Result
 from mismatchctl.stats.comparison import Allowance
-from mismatchctl.stats.samples import ClusterSample, TableMetric, find_metric
+from mismatchctl.stats.samples import TableMetric, find_metric
 
 ANY_CORRECTION = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
 """Placeholder correction for which every metric of corrections is defined."""
-PLAIN_PRESETS = ("none", "token_is")
-"""Presets for metrics that do not depend on the correction. Some metrics are only logged with token weights."""
-_REMEDY = "name a correction with which it is logged; values of a loss need current_log_probs and advantages"
-_STEP_MEAN_COLUMNS = ("value", "steps", "sequences")
 
 
 @dataclass(frozen=True)
 class RuleTarget:
-    """The metric that a rule judges: a metric of mismatchctl, or a metric that a framework logs."""
+    """The metric that a rule judges."""
 
     key: str  # in a Result
-    table: TableMetric = field(repr=False)  # of a logged number: one row per step
+    table: TableMetric = field(repr=False)
     correction: str | None = None
-    logged_by: str = ""  # framework and version that logs it per step, empty for a registry metric
     words: str = ""  # meaning of a framework's name
 
     @property
@@ -47,49 +39,23 @@ class RuleTarget:
         return self.table.metric
 
 
-def find_target(name: str, framework: str = "", correction: Correction | None = None, also: str = "") -> RuleTarget:
+def find_target(name: str, framework: str = "", correction: Correction | None = None) -> RuleTarget:
     """Find a metric by its key, or by the name that a framework logs."""
     found = resolve_metric(name, framework, correction)
-    if found.source == "logged" and not framework and also and also != found.framework:
-        with suppress(ConfigError):
-            found = resolve_metric(name, also, correction)
+    if found.source == "logged":
+        problem = f"{found.name} of {found.framework} is not equal to a metric of mismatchctl"
+        remedy = "Name a metric such as k3, or gate the run's metrics log"
+        raise ConfigError(f"{problem} (mismatchctl metrics {found.name}). {remedy}")
     words = ""
     if found.framework:
         same = f" is {found.key}" if found.key != found.name else ""
         documented = f", {found.status}: judged by the documented formula" if found.status != "ok" else ""
         words = f"{found.name} of {found.framework}{same}{documented}"
-    if found.source == "logged":
-        metric = Metric(
-            key=found.key, title=f"Mean over steps of {found.key}", unit="", definition=found.meanings[0].quantity,
-            meaning="value that the framework logs", formula=lambda sums: sums["value"] / sums["steps"], better="",
-        )  # fmt: skip
-        own = None if correction is None else correction.name
-        words += ", the logged value" + ("" if own is None else f" with correction {own}")
-        return RuleTarget(found.key, TableMetric(metric), own, found.framework, words)
     if found.source == "corrections" and correction is None:
         raise ConfigError(f"{name} is a metric of corrections; add correction=NAME")
     if correction is not None and (found.source == "corrections" or not found.framework):
-        return RuleTarget(found.key, find_metric(found.key, correction), correction.name, words=words)
+        return RuleTarget(found.key, find_metric(found.key, correction), correction.name, words)
     return RuleTarget(found.key, find_metric(found.key), words=words)
-
-
-def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
-    found = run.logged.get(target.correction or "", {}).get(target.key)
-    if found is None:
-        problem = f"{target.logged_by} does not log {target.key} with correction {target.correction or 'none'}"
-        raise DataError(problem, remedy=_REMEDY)
-    return found
-
-
-def logged_sample(target: RuleTarget, run: RunResult, index: int | None = None) -> ClusterSample:
-    """Return the steps of a run, or one step, as clusters. A value that is not finite makes totals undefined."""
-    values = np.array(logged_values(target, run), np.float64)
-    labels = hash_values(np.array([str(label) for label in run.groups.labels], dtype=str))
-    sizes = run.groups.metrics.get("sequences")
-    sequences = np.zeros(len(values)) if sizes is None else np.array(sizes.value, np.float64)
-    rows = np.argsort(labels) if index is None else np.array([index])
-    sums = np.stack([values, np.ones(len(values)), np.nan_to_num(sequences)], axis=1)
-    return ClusterSample(labels[rows], _STEP_MEAN_COLUMNS, sums[rows])
 
 
 RULE_SUFFIXES = (".yaml", ".yml", ".toml")
@@ -230,19 +196,11 @@ def _add_default_bound(rule: Rule, metric: Metric, where: str) -> Rule:
 
 
 def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
-    """Find the metric that a rule judges, with the rule's correction or the first one whose logged values have it."""
+    """Find the metric that a rule judges, with the rule's correction."""
     found = {correction.name: correction for correction in result.corrections}
-    also = result.provenance.framework or ""
-    if rule.correction is not None:
-        if rule.correction not in found:
-            known = ", ".join(found) or "none"
-            problem = f"correction {rule.correction!r} is not in the Result (it contains: {known})"
-            raise ConfigError(f"rule {rule.text}: {problem}")
-        return find_target(rule.metric, rule.framework, found[rule.correction], also)
-    target = find_target(rule.metric, rule.framework, None, also)
-    if target.logged_by:
-        for correction in result.corrections:
-            each = find_target(rule.metric, rule.framework, correction, also)
-            if any(each.key in run.logged.get(correction.name, {}) for run in result.runs.values()):
-                return each
-    return target
+    if rule.correction is not None and rule.correction not in found:
+        known = ", ".join(found) or "none"
+        raise ConfigError(
+            f"rule {rule.text}: correction {rule.correction!r} is not in the Result (it contains: {known})"
+        )
+    return find_target(rule.metric, rule.framework, found[rule.correction] if rule.correction is not None else None)
