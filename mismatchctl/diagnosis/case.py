@@ -28,7 +28,9 @@ _NORMAL_MEDIAN = 0.6745
 class Case:
     """The sampled tokens of a run and their statistics, as the next test sees them.
 
-    Tokens that an earlier test explains are left out.
+    Properties describe the N tokens that no earlier test explains: `where` is their sequence, `place` their rank in it,
+    `r` and `t` are the log-probs of rollout and trainer, and `x` is their log ratio. `counts` and `starts` have the
+    number of these tokens and the first of them per sequence [S].
 
     `rollout` and `train` are float64 [T]. An earlier cause may have repaired them. `sound` has flags of the tokens that
     are valid, finite and not yet explained [T]. `reshaped` is true if a cause changes every token, so that the
@@ -51,13 +53,11 @@ class Case:
 
     @classmethod
     def of(cls, evidence: Evidence, rows: Rows) -> Case:
-        """Create the case with the whole sample."""
         rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
         case = cls(evidence, rows, rollout, train, rows.mask & np.isfinite(rollout) & np.isfinite(train))
         return case.relabelled(whole_k3=float(case.k3.sum()))
 
     def without(self, tokens: Bools) -> Case:
-        """Return the case without some tokens [T]."""
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def relabelled(self, **labels: Any) -> Case:
@@ -79,7 +79,6 @@ class Case:
 
     @cached_property
     def sequence(self) -> Ints:
-        """Return the index of the sequence of each token [T]."""
         return self.rows.segments.spread(np.arange(self.size))
 
     @cached_property
@@ -87,27 +86,22 @@ class Case:
         return np.flatnonzero(self.sound)
 
     def _sound(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the values [N] of the unexplained valid tokens, from values of all tokens [T]."""
         return values if len(self.index) == len(values) else values[self.index]
 
     @cached_property
     def where(self) -> Ints:
-        """Return the index of the sequence of each unexplained token [N]."""
         return self._sound(self.sequence)
 
     @cached_property
     def x(self) -> Float64s:
-        """Return the log ratio of each unexplained token [N]."""
         return self.t - self.r
 
     @cached_property
     def t(self) -> Float64s:
-        """Return the trainer's log-prob of each unexplained token [N]."""
         return self._sound(self.train)
 
     @cached_property
     def r(self) -> Float64s:
-        """Return the rollout's log-prob of each unexplained token [N]."""
         return self._sound(self.rollout)
 
     @property
@@ -121,12 +115,10 @@ class Case:
         return self.repaired(rollout=column) if side == "rollout" else self.repaired(train=column)
 
     def distance(self, sequences: Bools) -> float:
-        """Return the median |log ratio| of some sequences [S]."""
         return float(np.median(np.abs(self.x[self.each(sequences)])))
 
     @cached_property
     def counts(self) -> Ints:
-        """Return the number of unexplained tokens per sequence [S]."""
         return np.bincount(self.where, minlength=self.size)
 
     @cached_property
@@ -135,12 +127,10 @@ class Case:
 
     @property
     def starts(self) -> Ints:
-        """Return the first unexplained token of each sequence [S]."""
         return self.segments.offsets[:-1]
 
     @cached_property
     def place(self) -> Ints:
-        """Return the rank of each unexplained token in its sequence [N]."""
         return self.segments.places
 
     @cached_property
@@ -155,7 +145,6 @@ class Case:
 
     @cached_property
     def standard(self) -> Float64s:
-        """Return `scaled` divided by its noise [N]."""
         return self.scaled / max(self.noise, 1e-12)
 
     @cached_property
@@ -234,7 +223,6 @@ class Case:
         return np.array([names.setdefault(key, len(names)) for key in apart], np.int64)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a column with one value per sequence [S] (`read_column`)."""
         return read_column(self.rows, name)
 
     def share(self, tokens: Bools) -> float:
@@ -244,7 +232,6 @@ class Case:
 
     @cached_property
     def weight(self) -> float:
-        """Return the summed |log ratio| of the unexplained tokens."""
         return float(np.minimum(np.abs(self.x), _MAX_LOG_RATIO).sum())
 
     @property
@@ -334,7 +321,7 @@ class Case:
         certain: Bools = self.t > _LIKELY_LOG_PROB
         if len(self.t) and certain.mean() < _MIN_CERTAIN_SHARE:
             certain = self.t > np.quantile(self.t, 1 - _MIN_CERTAIN_SHARE)
-        for chosen in (certain, mark_rare_tokens(self)):
+        for chosen in (certain, self.rare):
             size = np.abs(standard[chosen]).sum()
             values += [float(standard[chosen].sum() / size) if size > 0 else 0.0]
             values += [self.clustered_z(np.where(chosen, standard, 0.0))]
@@ -402,6 +389,56 @@ class Case:
         louder = np.zeros(self.size, np.bool_)
         louder[known[order[cut + 1 :]]] = True
         return RowKinds(louder, float(np.exp(apart[cut])), variance, len(known))
+
+    @property
+    def rare(self) -> Bools:
+        """Return flags of tokens [N] that are so unlikely that a temperature moves them in a known direction."""
+        found: Bools = self.t < _RARE_LOG_PROB
+        if found.sum() < _MIN_RARE_TOKENS and len(self.t):
+            found = self.t < np.quantile(self.t, 0.02)
+        elif found.mean() > _MAX_RARE_SHARE:  # an uncertain model: only its least likely tokens count
+            found = self.t < np.quantile(self.t, _MAX_RARE_SHARE / 2)
+        return found
+
+    def find_loudest(self, sequences: Bools | None = None, score: Float64s | None = None) -> Ints:
+        """Return up to three of the marked sequences [S], with the highest scores first."""
+        found = np.flatnonzero(self.counts > 0 if sequences is None else sequences)
+        score = self.means(np.abs(self.x)) if score is None else score
+        return found[np.argsort(-score[found], kind="stable")][:3]
+
+    def find_better_reading(self, side: str, values: Float64s) -> Bools:
+        """Return the sequences [S] whose columns agree three times better with other values [T] on one side."""
+        other = self.t if side == "rollout" else self.r
+        with np.errstate(invalid="ignore"):
+            changed = np.abs(other - values[self.index])
+        before, after = (
+            self.means(np.minimum(np.nan_to_num(apart, nan=1e3), _MAX_DISTANCE)) for apart in (np.abs(self.x), changed)
+        )
+        better = (self.counts >= _MIN_TOKENS) & (before > 1e-2) & (after <= _BETTER_FACTOR * before)
+        if better.sum() > _MAJORITY * (self.counts >= _MIN_TOKENS).sum():  # then also the rest, unless it is worse
+            better |= after < before
+        return better
+
+    def fit_within_rows(self, values: Float64s, used: Bools) -> tuple[float, float, int]:
+        """Return the slope of the log noise by values [N] within rows, its error, and the rows that vary."""
+        values = np.where(used, values, 0.0)
+        across, up = ((part - self.each(self.part_means(part, used))) * used for part in (values, self.loudness))
+        product, square = self.sums(across * up), self.sums(across * across)
+        whole = max(float(square.sum()), 1e-12)
+        slope = float(product.sum()) / whole
+        return slope, float(np.sqrt(((product - slope * square) ** 2).sum())) / whole, int((square > 0).sum())
+
+    def break_at_turns(self, found: Bools, split: Ints) -> bool:
+        """Return True if most rows in `found` [S] change at the start of a turn."""
+        turn = self.turns
+        if turn is None or not found.any():
+            return False
+        begins = np.append(False, (np.diff(turn) > 0) & (self.where[1:] == self.where[:-1]))
+        near = np.zeros(len(begins), np.bool_)
+        for by in range(-_TURN_WINDOW, _TURN_WINDOW + 1):
+            near |= np.roll(begins, by)
+        at = np.minimum(self.starts + split, len(begins) - 1)[found]
+        return bool(near[at].mean() > max(_MIN_TURN_SHARE, 4 * near.mean()))
 
     @cached_property
     def turns(self) -> Ints | None:
@@ -510,7 +547,6 @@ def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perh
     total, z = max(int(among.sum()), 1), INTERVAL_Z
 
     def bound(sequences: Bools, sign: int) -> float:
-        """Return one end of Wilson's interval."""
         share = int((sequences & among).sum()) / total
         half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
         return min(max((share + z * z / (2 * total) + sign * half) / (1 + z * z / total), 0.0), 1.0)
@@ -546,27 +582,6 @@ def percent(share: float) -> str:
     return f"{value:.3g}%" if abs(value) < 99.95 else f"{value:,.0f}%"
 
 
-def find_loudest(case: Case, sequences: Bools | None = None, score: Float64s | None = None) -> Ints:
-    """Return up to three of the marked sequences [S], with the highest scores first."""
-    found = np.flatnonzero(case.counts > 0 if sequences is None else sequences)
-    score = case.means(np.abs(case.x)) if score is None else score
-    return found[np.argsort(-score[found], kind="stable")][:3]
-
-
-def find_better_reading(case: Case, side: str, values: Float64s) -> Bools:
-    """Return the sequences [S] whose columns agree three times better with other values [T] on one side."""
-    other = case.t if side == "rollout" else case.r
-    with np.errstate(invalid="ignore"):
-        changed = np.abs(other - values[case.index])
-    before, after = (
-        case.means(np.minimum(np.nan_to_num(apart, nan=1e3), _MAX_DISTANCE)) for apart in (np.abs(case.x), changed)
-    )
-    better = (case.counts >= _MIN_TOKENS) & (before > 1e-2) & (after <= _BETTER_FACTOR * before)
-    if better.sum() > _MAJORITY * (case.counts >= _MIN_TOKENS).sum():  # then also the rest, unless it is worse
-        better |= after < before
-    return better
-
-
 @dataclass(frozen=True)
 class ConstantRuns:
     """Runs of one value. `first` and `length` are indices of unexplained tokens, and `off` is the mean |log ratio|."""
@@ -586,7 +601,6 @@ class ConstantRuns:
         return len(self.first)
 
     def tokens(self, case: Case) -> Bools:
-        """Return flags of the tokens in these runs [T]."""
         marks = np.zeros(len(case.index) + 1, np.int64)
         np.add.at(marks, self.first, 1)
         np.add.at(marks, self.first + self.length, -1)
@@ -628,16 +642,6 @@ class Calibration(NamedTuple):
     inverse_z: float
 
 
-def mark_rare_tokens(case: Case) -> Bools:
-    """Return flags of tokens [N] that are so unlikely that a temperature moves them in a known direction."""
-    found: Bools = case.t < _RARE_LOG_PROB
-    if found.sum() < _MIN_RARE_TOKENS and len(case.t):
-        found = case.t < np.quantile(case.t, 0.02)
-    elif found.mean() > _MAX_RARE_SHARE:  # an uncertain model: only its least likely tokens count
-        found = case.t < np.quantile(case.t, _MAX_RARE_SHARE / 2)
-    return found
-
-
 class Coherence(NamedTuple):
     """Mean direction of the log ratios (-1 to 1) of nearly certain and of unlikely tokens, with z-scores."""
 
@@ -662,31 +666,4 @@ class RowKinds:
     rows: int
 
 
-def compute_t(values: Float64s) -> float:
-    return float(values.mean() / (values.std(ddof=1) / np.sqrt(len(values)) + 1e-12))
-
-
-def fit_within_rows(case: Case, values: Float64s, used: Bools) -> tuple[float, float, int]:
-    """Return the slope of the log noise by values [N] within rows, its error, and the rows that vary."""
-    values = np.where(used, values, 0.0)
-    across, up = ((part - case.each(case.part_means(part, used))) * used for part in (values, case.loudness))
-    product, square = case.sums(across * up), case.sums(across * across)
-    whole = max(float(square.sum()), 1e-12)
-    slope = float(product.sum()) / whole
-    return slope, float(np.sqrt(((product - slope * square) ** 2).sum())) / whole, int((square > 0).sum())
-
-
 _MIN_TURNS, _TURN_WINDOW, _MIN_TURN_SHARE = 10, 2, 0.6
-
-
-def break_at_turns(case: Case, found: Bools, split: Ints) -> bool:
-    """Return True if most rows in `found` [S] change at the start of a turn."""
-    turn = case.turns
-    if turn is None or not found.any():
-        return False
-    begins = np.append(False, (np.diff(turn) > 0) & (case.where[1:] == case.where[:-1]))
-    near = np.zeros(len(begins), np.bool_)
-    for by in range(-_TURN_WINDOW, _TURN_WINDOW + 1):
-        near |= np.roll(begins, by)
-    at = np.minimum(case.starts + split, len(begins) - 1)[found]
-    return bool(near[at].mean() > max(_MIN_TURN_SHARE, 4 * near.mean()))

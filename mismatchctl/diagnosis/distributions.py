@@ -14,7 +14,6 @@ from mismatchctl.diagnosis.case import (
     Calibration,
     Case,
     cached_on_case,
-    mark_rare_tokens,
 )
 from mismatchctl.measure.metrics.facets import OTHER_TOP_COLUMNS, ROLLOUT_TOP_COLUMN, find_other_top
 from mismatchctl.measure.metrics.metric import t_quantile
@@ -123,7 +122,7 @@ def _estimate_min_p(a: Float64s, b: Float64s, kept: Bools, gone: Bools) -> tuple
     return (low - high) / max(high, 1e-9), "min_p", low, high
 
 
-_SURE_COHERENCE, _LIKELY_COHERENCE, _UNLIKELY_COHERENCE, _TRUNCATED_COHERENCE = 0.85, 0.75, 0.6, 0.4
+_SURE_COHERENCE, _LIKELY_COHERENCE, _UNLIKELY_COHERENCE = 0.85, 0.75, 0.6
 _LEARNING_CORRELATION, _FAR_Z, _BIASED_Z = 0.45, 4.0, 3.0
 _CERTAIN_LOG_PROB, _MIN_CERTAIN_SHARE = -0.5, 0.1
 _TAIL_RANGE, _MIN_STEEPNESS, _MAX_BOUNDED_STEEPNESS = (-12.0, -3.0), 0.75, 0.9
@@ -323,41 +322,28 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     same = compare_same_contexts(case)
     if same is not None and same[2] > SAME_SURE_EXPLAINED:
         return replace(known, temperature=1 / same[0], interval=_invert(same[1]))
-    truncated = "truncated_sampling" in case.explained
-    fitted = None if truncated else _fit_case(case)
-    if fitted is not None:
-        known = replace(
-            known, temperature=1 / fitted.exponent, interval=_invert(fitted.interval), misfit=fitted.misfit,
-            misfit_z=fitted.misfit_z, impossible=fitted.impossible, small=case.noise < _SMALL_NOISE, listed=False,
-        )  # fmt: skip
-        known = _with_steepness(known, case)
-        if known.fits:
-            return known
-    if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4:
+    fitted = None if "truncated_sampling" in case.explained else _fit_case(case)
+    if fitted is None:
         return None
-    if abs(likely) < _LIKELY_COHERENCE or abs(unlikely) < (_TRUNCATED_COHERENCE if truncated else _UNLIKELY_COHERENCE):
+    known = replace(
+        known, temperature=1 / fitted.exponent, interval=_invert(fitted.interval), misfit=fitted.misfit,
+        misfit_z=fitted.misfit_z, impossible=fitted.impossible, small=case.noise < _SMALL_NOISE, listed=False,
+    )  # fmt: skip
+    known = _with_steepness(known, case)
+    if known.fits:
+        return known
+    colder = likely < 0
+    if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4 or (fitted.exponent > 1) != colder:
         return None
-    sure = min(abs(likely), abs(unlikely)) > _SURE_COHERENCE
+    if abs(likely) < _LIKELY_COHERENCE or abs(unlikely) < _UNLIKELY_COHERENCE:
+        return None
+    sure, interval = min(abs(likely), abs(unlikely)) > _SURE_COHERENCE, known.interval
     if not sure and case.drift_correlation[0] > _LEARNING_CORRELATION:
         return None  # learning sharpens a policy, which resembles a temperature
-    colder = likely < 0
-    if fitted is not None and (fitted.exponent > 1) == colder:
-        temperature, interval = known.temperature, known.interval
-        if interval is not None:  # the direction of the temperature is known
-            interval = (interval[0], min(interval[1], 1.0)) if colder else (max(interval[0], 1.0), interval[1])
-    else:
-        interval, exponents = None, _exponents(case)
-        if len(exponents) < 20:
-            return None
-        temperature = 1 / float(np.quantile(exponents, 0.99 if colder else 0.01))
-    if not temperature > 0:
-        return None  # no temperature: likely tokens on one side are unlikely on the other
+    if interval is not None:  # the direction of the temperature is known
+        interval = (interval[0], min(interval[1], 1.0)) if colder else (max(interval[0], 1.0), interval[1])
     certain = float((case.t > _CERTAIN_LOG_PROB).mean()) > _MIN_CERTAIN_SHARE
-    found = replace(
-        known, temperature=temperature, interval=interval, small=case.noise < _SMALL_NOISE, certain=certain,
-        sure=sure and not truncated, listed=False,
-    )  # fmt: skip
-    return _with_steepness(found, case)
+    return replace(known, interval=interval, certain=certain, sure=sure)
 
 
 def _invert(interval: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -399,16 +385,6 @@ def _with_steepness(found: TemperatureFit, case: Case) -> TemperatureFit:
     slope = float(across @ r) / spread
     error = float(np.sqrt(np.mean((r - r.mean() - slope * across) ** 2) / spread))
     return replace(found, steepness=(slope - 1) / expected, steepness_error=error / abs(expected))
-
-
-def _exponents(case: Case) -> Float64s:
-    """Return bounds of the exponent b in rollout ~ train^b from unlikely tokens: logit(rollout) / logit(train).
-
-    A bound is exact if all other mass is on one token, and closer to 1 otherwise. The largest bounds are the estimate.
-    """
-    chosen = mark_rare_tokens(case)
-    p, q = case.t[chosen], np.minimum(case.r[chosen], -1e-9)
-    return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
 
 
 _SAME_MIN_TOKENS, _SAME_LEAST_EXPLAINED, _SAME_MAX_LEFT, _SAME_MIN_CHANGE = 40, 0.6, 0.1, 0.03

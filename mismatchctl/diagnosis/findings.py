@@ -10,7 +10,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Segments
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import UNRELATED_CORRELATION, Case, Detection, find_loudest, percent
+from mismatchctl.diagnosis.case import UNRELATED_CORRELATION, Case, Detection, percent
 from mismatchctl.diagnosis.causes.registry import CAUSES, Cause
 from mismatchctl.diagnosis.evidence import Evidence
 from mismatchctl.results.growth import Growth
@@ -190,7 +190,7 @@ def _iterate_examples(detection: Detection, case: Case, files: Mapping[int, str]
     for file, row, position in detection.places:
         yield Example(file=files[file], row=row, position=None if position < 0 else position)
     positions = detection.positions
-    examples = find_loudest(case) if detection.examples is None else detection.examples
+    examples = case.find_loudest() if detection.examples is None else detection.examples
     for number, sequence in enumerate(examples.tolist()):
         yield Example(
             file=files[int(case.rows.file[sequence])],

@@ -17,9 +17,7 @@ from mismatchctl.diagnosis.case import (
     BFLOAT16_NOISE,
     Case,
     Detection,
-    break_at_turns,
     cached_on_case,
-    find_loudest,
     format_list,
     is_placeholder,
     make_fact,
@@ -79,7 +77,7 @@ def _find_breaks(case: Case) -> _Breaks | None:
     level = case.part_means(size, after)
     position = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
     left = int(np.median((case.counts - split)[found]))
-    return _Breaks(found, split, after, level, position, left, break_at_turns(case, found, split))
+    return _Breaks(found, split, after, level, position, left, case.break_at_turns(found, split))
 
 
 def detect_edited_response(case: Case) -> Detection | None:
@@ -90,7 +88,7 @@ def detect_edited_response(case: Case) -> Detection | None:
         return None  # contexts differ from a turn on
     found, level = breaks.found, float(breaks.level[breaks.found].mean())
     long = case.counts >= 2 * _EDIT_MIN_SIDE
-    share, examples = float(found.sum() / max(long.sum(), 1)), find_loudest(case, found, breaks.level)
+    share, examples = float(found.sum() / max(long.sum(), 1)), case.find_loudest(found, breaks.level)
     agrees = float(np.median(np.abs(case.x[~breaks.after & case.each(found)])))
     rest = case.without(case.marked(breaks.after))
     meaning = "share of sequences whose two sides agree up to a position and not after it"
@@ -142,13 +140,13 @@ def _match_edited_spans(case: Case) -> Detection | None:
     found = (length >= _SPAN_MIN_LENGTH) & (hits >= _SPAN_MIN_DENSITY * length) & (luck < _SPAN_LUCK)
     found &= (others <= _SPAN_MAX_OUTSIDE * rest) & (first >= _EDIT_MIN_SIDE)
     found &= case.counts - first - length >= _EDIT_MIN_SIDE
-    if found.sum() < _SPAN_ROWS or break_at_turns(case, found, first):
+    if found.sum() < _SPAN_ROWS or case.break_at_turns(found, first):
         return None
     inside &= case.each(found)
     tokens, rows, used = case.marked(inside), int(found.sum()), case.counts >= _SPAN_MIN_LENGTH + 2 * _EDIT_MIN_SIDE
     size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
     agrees, level = float(np.median(size[case.each(found) & ~inside])), float(size[inside].mean())
-    examples = find_loudest(case, found, case.part_means(size, inside))
+    examples = case.find_loudest(found, case.part_means(size, inside))
     at = case.rows.position[case.index[np.minimum(case.starts + first, len(case.index) - 1)]]
     share, span = percent(float(rows / max(used.sum(), 1))), int(np.median(length[found]))
     return Detection(
@@ -312,7 +310,7 @@ def detect_misaligned(case: Case) -> Detection | None:
             make_share_fact("sequences", found, long, "share of sequences, of sufficient length, that are shifted"),
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
-        examples=find_loudest(case, found),
+        examples=case.find_loudest(found),
         leaves=case.repaired(rollout=moved),
     )
 
@@ -330,7 +328,7 @@ def detect_retokenized(case: Case) -> Detection | None:
     if moved.sum() < max(_RETOKENIZED_MIN_ROWS, _RETOKENIZED_MIN_SHARE * found.sum()):
         return None
     values, counts = np.unique(shift[moved], return_counts=True)
-    examples, fit = find_loudest(case, moved, case.sums(after[case.index])), float(np.median(agreement[moved]))
+    examples, fit = case.find_loudest(moved, case.sums(after[case.index])), float(np.median(agreement[moved]))
     shifts = format_list(f"{values[i]:+d}: {counts[i]}" for i in np.argsort(-counts))
     used, meaning = case.counts > 0, "sequences by shift: rollout[i + shift] belongs to train[i] after the position"
     return Detection(
@@ -384,7 +382,7 @@ def _match_inverted_mask(case: Case) -> Detection | None:
                 "share of tokens with log-probs that are masked",
             ),
         ),
-        examples=find_loudest(case, rows),
+        examples=case.find_loudest(rows),
         leaves=case.without(case.sound),
     )
 
@@ -411,7 +409,7 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
             make_fact("difference", float(runs.off.mean()), "mean |log ratio| in the constant beginning, nats"),
         ),
         where={"positions": "the beginning of the response"},
-        examples=find_loudest(case, sequences),
+        examples=case.find_loudest(sequences),
         rivals={
             "unsampled_tokens": "token_ids: is the constant stretch the prompt, or a forced prefix of the response?"
         },
@@ -598,7 +596,7 @@ def _match_placeholders(
         share=max(case.share(~cleaned.sound | tail), min(1.0, counted)),
         evidence=tuple(evidence),
         where={"positions": "the end of the response"} if some else {},
-        examples=find_loudest(cleaned, ended),
+        examples=cleaned.find_loudest(ended),
         places=tuple(place for tally in tallies.values() for place in tally.places)[:3],
         rivals={"mask_wrong": "compare the mask with token_ids: does it cover padding?"} if some else {},
         leaves=cleaned.without(tail),
@@ -635,7 +633,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     tokens |= constant & case.marked(np.abs(case.x) > _UNSAMPLED_FAR)
     start = np.zeros(case.size, np.int64)
     start[runs.sequence[::-1]] = case.rows.position[case.index[runs.first[::-1]]]
-    examples = find_loudest(case, sequences, case.sums(tokens[case.index]))
+    examples = case.find_loudest(sequences, case.sums(tokens[case.index]))
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > _UNSAMPLED_MIN_SHARE or quiet else "low",
         f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have the "
@@ -691,7 +689,7 @@ def detect_engine_state(case: Case) -> Detection | None:
     sure |= sampled and count >= _MANY and 4 * error < _ROUGH
     doubtful = not sure and (case.filled or case.reshaped)  # rows of a cause on all tokens also rise within rows
     used, left = case.counts > 0, f"the last {breaks.tokens_left:,} tokens"
-    share, examples = float(rows / max(used.sum(), 1)), find_loudest(case, found, breaks.level)
+    share, examples = float(rows / max(used.sum(), 1)), case.find_loudest(found, breaks.level)
     place = (
         f"{left} of rows of the greatest length ({int(case.counts.max()):,} tokens)"
         if at_limit

@@ -15,8 +15,6 @@ from mismatchctl.core.formatting import format_count
 from mismatchctl.diagnosis.case import (
     Case,
     Detection,
-    find_better_reading,
-    find_loudest,
     make_fact,
     percent,
 )
@@ -46,7 +44,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
             continue
         given = getattr(case, side)
         values = _to_logs(given)
-        found = find_better_reading(case, side, values) & inside
+        found = case.find_better_reading(side, values) & inside
         if _cannot_be_logs(own):
             as_logs, negated = (case.reread(side, column, everywhere) for column in (values, -given))
             if as_logs.distance(everywhere) < negated.distance(everywhere):
@@ -72,7 +70,7 @@ def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str
             make_fact(name, after, meaning),
         ),
         where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
-        examples=find_loudest(case, found),
+        examples=case.find_loudest(found),
         leaves=left,
     )
 
@@ -103,7 +101,7 @@ def detect_reversed_rows(case: Case) -> Detection | None:
         return None
     values = case.rollout.copy()
     values[case.index] = case.r[case.each(case.starts + case.counts) - 1 - case.place]
-    found = find_better_reading(case, "rollout", values)
+    found = case.find_better_reading("rollout", values)
     if found.sum() < _REVERSED_MIN_ROWS or found.mean() < _REVERSED_MIN_SHARE:
         return None
     found = case.counts > 0 if found.mean() > 0.5 else found
@@ -129,7 +127,7 @@ def detect_cumulative(case: Case) -> Detection | None:
             continue
         column = getattr(case, side).copy()
         column[case.index] = np.minimum(steps, 0.0)
-        found = find_better_reading(case, side, column)
+        found = case.find_better_reading(side, column)
         if found.sum() < 2 or found.sum() < _CUMULATIVE_MIN_SHARE * (case.counts >= _CUMULATIVE_MIN_LENGTH).sum():
             continue
         everywhere = np.ones(case.size, np.bool_)
@@ -144,7 +142,7 @@ def detect_cumulative(case: Case) -> Detection | None:
                 make_fact("difference_of_steps", after, f"median |log ratio| with the differences of {side}_log_probs"),
             ),
             where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
-            examples=find_loudest(case, found),
+            examples=case.find_loudest(found),
             leaves=left,
         )
     return None
@@ -208,13 +206,13 @@ def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
     """Return the sequences [S] that agree with the best interpretation of the values, and the interpretation."""
     factor = None if case.reshaped else _find_multiple(case)
     if factor is not None:
-        found = find_better_reading(case, "rollout", case.rollout / factor)
+        found = case.find_better_reading("rollout", case.rollout / factor)
         if found.mean() > 0.5:
             return found, ("rollout", "", 1 / factor)
     best, chosen = np.zeros(case.size, np.bool_), ("", "", 1.0)
     for reading, multiple in _LOG_READINGS.items():
         for side, _, _ in case.sides:
-            found = find_better_reading(case, side, getattr(case, side) * multiple)
+            found = case.find_better_reading(side, getattr(case, side) * multiple)
             if found.sum() > best.sum():
                 best, chosen = found, (side, reading, multiple)
     for side, own, _ in case.sides:
@@ -369,7 +367,7 @@ def detect_sequence_means(case: Case) -> Detection | None:
                 make_fact("off_the_mean", float(np.median(far)), "median distance from the other column's mean, nats"),
             ),
             where={"sequences": percent(float(constant.mean())), "column": f"{side}_log_probs"},
-            examples=find_loudest(case, constant),
+            examples=case.find_loudest(constant),
         )
     return None
 
@@ -404,7 +402,7 @@ def detect_clamped(case: Case) -> Detection | None:
                 ),
             ),
             where={"tokens": percent(count / len(values)), "column": f"{side}_log_probs"},
-            examples=find_loudest(case, rows, case.sums(np.abs(case.x) * at)),
+            examples=case.find_loudest(rows, case.sums(np.abs(case.x) * at)),
         )
     return None
 
@@ -499,7 +497,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
             make_fact("z", z, f"{name} in standard errors"),
         ),
         where={"tokens": percent(count / len(case.x)), "column": f"{side}_log_probs"},
-        examples=find_loudest(case, rows, case.sums(np.abs(case.x) * far)),
+        examples=case.find_loudest(rows, case.sums(np.abs(case.x) * far)),
         rivals={} if sure and power > _POWER else rival,
         tokens=tokens,
         leaves=case.without(tokens).relabelled(reshaped=affected > _SPOILED),

@@ -14,8 +14,6 @@ from mismatchctl.diagnosis.case import (
     BFLOAT16_NOISE,
     Case,
     Detection,
-    find_better_reading,
-    find_loudest,
     is_placeholder,
     make_fact,
     make_share_fact,
@@ -125,7 +123,7 @@ def detect_unmasked_padding(case: Case) -> Detection | None:
             make_fact("k3_without_padding", after, "mean K3 of the valid tokens without padding"),
         ),
         where={"sequences": percent(float(rows.mean())), "positions": f"the {found.end} of the row"},
-        examples=find_loudest(case, rows, case.sums(found.tokens[case.index])),
+        examples=case.find_loudest(rows, case.sums(found.tokens[case.index])),
         leaves=rest,
         outside_k3=True,
     )
@@ -251,7 +249,7 @@ def detect_packed_columns(case: Case) -> Detection | None:
         for start, place in (("the first valid token", gapped[1]), ("the start of the row", gapped[2])):
             given = getattr(case, side)
             values = np.where(case.rows.mask, given[np.minimum(place, len(given) - 1)], given)
-            better = find_better_reading(case, side, values) & gapped[0]
+            better = case.find_better_reading(side, values) & gapped[0]
             if not better.any():
                 continue
             few = better.sum() < 3 or better.sum() < _FEW_ROWS * gapped[0].sum()
@@ -277,7 +275,7 @@ def detect_packed_columns(case: Case) -> Detection | None:
             make_share_fact("sequences", better, gapped[0], "share of rows with gaps that agree better after the move"),
         ),
         where={"sequences": percent(share), "column": f"{side}_log_probs", "positions": "after a masked gap"},
-        examples=find_loudest(case, better),
+        examples=case.find_loudest(better),
         leaves=left,
     )
 

@@ -18,7 +18,6 @@ from mismatchctl.diagnosis.case import (
     Case,
     Detection,
     cached_on_case,
-    find_loudest,
     make_fact,
     make_noise_fact,
     percent,
@@ -222,7 +221,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
             make_fact("ratio_mean_z", ratio_z, meanings["ratio"], against=not balanced),
         ),
         where={"positions": "late in the response" if grows else "everywhere"},
-        examples=find_loudest(case, case.counts >= _CACHE_MIN_LENGTH, case.means(np.abs(case.scaled))),
+        examples=case.find_loudest(case.counts >= _CACHE_MIN_LENGTH, case.means(np.abs(case.scaled))),
         rivals=rivals,
         everywhere=True,
     )
@@ -292,7 +291,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
             "layers": f"most in layer {int(np.argmax(layer_rates))} of {layers}, counted from 0",
             "tokens": percent(rate),
         },
-        examples=find_loudest(case, case.counts > 0, case.sums(flipped * case.k3)),
+        examples=case.find_loudest(case.counts > 0, case.sums(flipped * case.k3)),
     )
 
 
@@ -330,7 +329,7 @@ def _match_tails(case: Case) -> Detection | None:
             make_fact("k3_share", share, "share of the K3 on tokens beyond 12 times the noise"),
         ),
         where={"tokens": percent(far)},
-        examples=find_loudest(case, case.counts > 0, case.sums(tail * case.k3)),
+        examples=case.find_loudest(case.counts > 0, case.sums(tail * case.k3)),
         rivals={"numerical_noise": "rollout_experts and train_experts: do the experts of these tokens differ?"},
     )
 
@@ -478,7 +477,7 @@ def detect_quantized_rollout(case: Case) -> Detection | None:
             make_fact("noise", case.noise, "of the logits, robust"),
             make_fact("along_learning", along, direction),
         ),
-        examples=find_loudest(case, case.counts > 0, case.means(np.abs(case.scaled))),
+        examples=case.find_loudest(case.counts > 0, case.means(np.abs(case.scaled))),
         rivals=rivals,
         everywhere=True,
     )
@@ -530,7 +529,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
             make_fact("likely", likely, meanings["likely"], against=turned),
         ),
         where={"tokens": "all"},
-        examples=find_loudest(case, case.counts > 0, case.means(np.abs(case.scaled))),
+        examples=case.find_loudest(case.counts > 0, case.means(np.abs(case.scaled))),
         rivals=rivals,
         everywhere=not rises,
     )
@@ -587,7 +586,7 @@ def _match_tokens(case: Case) -> Detection | None:
     seated = "positions" in seats and count >= _SEAT_MIN_TOKENS  # one long row has many tokens of one worker and step
     far = [int((np.abs(case.standard) > limit).sum()) for limit in (_LOUD_Z, _GROSS_NOISE_FACTOR)]
     tail = may_be_larger(case) and far[0] >= _LOUD_COUNT_FACTOR * far[1] and not seated  # as with different experts
-    examples = find_loudest(case, rows > 0, case.sums(case.k3 * chosen))
+    examples = case.find_loudest(rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.position[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
     return Detection(
@@ -652,7 +651,7 @@ def _match_rows(case: Case) -> Detection | None:
             make_fact("variance", found.variance, meaning),
         ),
         where={"sequences": percent(share)},
-        examples=find_loudest(case, found.louder),
+        examples=case.find_loudest(found.louder),
         rivals={
             "stale_worker": "record the worker, rank or engine of each row: do these come from one?",
             "temperature": "the sampling settings of these requests, compared with the others",

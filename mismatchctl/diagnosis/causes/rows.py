@@ -16,9 +16,6 @@ from mismatchctl.diagnosis.case import (
     Case,
     Detection,
     cached_on_case,
-    compute_t,
-    find_loudest,
-    fit_within_rows,
     format_list,
     make_fact,
     make_share_fact,
@@ -30,6 +27,10 @@ from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.model import Fact
 
 _DUPLICATE_MIN_SURPRISE = 14.0
+
+
+def compute_t(values: Float64s) -> float:
+    return float(values.mean() / (values.std(ddof=1) / np.sqrt(len(values)) + 1e-12))
 
 
 def detect_duplicated_rows(case: Case) -> Detection | None:
@@ -297,7 +298,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
             make_fact("ratio_mean", ratio, "E[ratio] after the turn boundary, 1 if these tokens were sampled"),
         ),
         where={"positions": f"from turn {int(first) + 1} on", "sequences": percent(share)},
-        examples=find_loudest(case, concerned, case.means(np.where(late, np.abs(case.scaled), 0.0))),
+        examples=case.find_loudest(concerned, case.means(np.where(late, np.abs(case.scaled), 0.0))),
         rivals={
             "engine_state": "the engine's prefix cache: sample again without it",
             "edited_response": "token ids of the observation between the turns, on both sides",
@@ -352,7 +353,7 @@ def _loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float,
     early, late = used & (place <= middle), used & (place > middle)
     if not late.any():  # every token has the same place
         return 0.0, 0.0, (0.0, 0.0)
-    slope, error, _ = fit_within_rows(case, np.log2(1.0 + np.maximum(place, 0)), used)
+    slope, error, _ = case.fit_within_rows(np.log2(1.0 + np.maximum(place, 0)), used)
     halves = float(case.loudness[early].mean()), float(case.loudness[late].mean())
     return slope, slope / error if error > 0 else 0.0, halves
 
@@ -386,7 +387,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
             make_fact("ratio_mean_minus_one", ratio.excess, meanings["ratio"], against=abs(ratio.z) > 5),
         ),
         where={"positions": where, "sequences": percent(float((start > np.median(np.abs(case.x))).mean()))},
-        examples=find_loudest(case, case.counts >= _CONTEXT_MIN_LENGTH, start),
+        examples=case.find_loudest(case.counts >= _CONTEXT_MIN_LENGTH, start),
         rivals={
             "edited_response": "the prompt token ids of each side, compared token by token",
             "stale_prefix": "the engine's prefix cache: is it flushed with every weight update?",
@@ -434,7 +435,7 @@ def detect_context_by_prompt(case: Case) -> Detection | None:
             ),
         ),
         where={"sequences": percent(float(found.louder.sum()) / found.rows), "prompts": f"{loud} of {prompts}"},
-        examples=find_loudest(case, found.louder),
+        examples=case.find_loudest(found.louder),
         rivals={
             "position_mismatch": "position_ids of padded rows: does left padding count? Score such a prompt alone",
             "stale_prefix": "the engine's prefix cache: is it flushed with every weight update?",
@@ -487,7 +488,7 @@ def detect_position_mismatch(case: Case) -> Detection | None:
             make_fact("late", size[1], f"median difference late; bfloat16 makes less than {BFLOAT16_NOISE:g}"),
         ),
         where={"positions": "late in the response"},
-        examples=find_loudest(case, case.counts >= _POSITION_MIN_LENGTH, case.means(np.abs(case.scaled))),
+        examples=case.find_loudest(case.counts >= _POSITION_MIN_LENGTH, case.means(np.abs(case.scaled))),
         rivals={
             "cache_quantization": "the same prompts with the cache in bfloat16: errors of a cache accumulate too",
             "edited_response": "the token ids of each side from the middle of the response on",

@@ -12,7 +12,6 @@ from mismatchctl.diagnosis.case import (
     Case,
     Detection,
     cached_on_case,
-    find_loudest,
     format_interval,
     format_list,
     make_fact,
@@ -478,7 +477,7 @@ def detect_logit_bias(case: Case) -> Detection | None:
             make_fact("others", rest, "median offset of all other tokens"),
         ),
         where={"tokens": f"ids {format_list(names[steady].tolist(), 4)}"},
-        examples=find_loudest(case, case.counts > 0, case.sums(case.k3 * chosen)),
+        examples=case.find_loudest(case.counts > 0, case.sums(case.k3 * chosen)),
         rivals={"weights_differ": "the engine's logit_bias, bad_words and allowed tokens; a new row of the embedding"},
         everywhere=True,
     )
@@ -542,7 +541,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
             *facts,
         ),
         where={"tokens": "those seen before in their response", "side": side},
-        examples=find_loudest(case, case.counts > 0, case.sums(np.abs(case.x) * again)),
+        examples=case.find_loudest(case.counts > 0, case.sums(np.abs(case.x) * again)),
         rivals={"weights_differ": f"the {side}'s repetition_penalty, presence_penalty, frequency_penalty, logit_bias"},
         everywhere=sure,
     )

@@ -20,8 +20,6 @@ from mismatchctl.diagnosis.case import (
     Case,
     Detection,
     cached_on_case,
-    find_loudest,
-    fit_within_rows,
     format_list,
     make_fact,
     percent,
@@ -65,7 +63,7 @@ def _match_lag_of_tokens(case: Case) -> Detection | None:
         return None
     used = case.doubtful & np.isfinite(lag)
     lag = np.where(used, lag, 0.0)
-    slope, error, rows = fit_within_rows(case, lag, used)
+    slope, error, rows = case.fit_within_rows(lag, used)
     z = normal_z(slope / error, rows - 1) if error > 0 else 0.0
     if z < _LAG_Z:
         return None
@@ -238,7 +236,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
             "prompts": f"{format_list(names, 4)} most ({percent(float(mine.mean()))} of the sequences)",
             "positions": "the start of responses",
         },
-        examples=find_loudest(case, mine, case.sums(np.abs(case.x) * start)),
+        examples=case.find_loudest(mine, case.sums(np.abs(case.x) * start)),
         rivals={"context_mismatch": "prompt token ids of these prompts on both sides: are some truncated?"},
     )
 
@@ -304,7 +302,7 @@ def detect_stale_step(case: Case) -> Detection | None:
             make_fact("steps", number, "steps that were compared"),
         ),
         where={"steps": format_list(names)},
-        examples=find_loudest(case, mine),
+        examples=case.find_loudest(mine),
         rivals={"growing_mismatch": "the following steps: does the difference stay?"} if last else {},
     )
 
@@ -346,7 +344,7 @@ def _match_worker(case: Case, column: str) -> Detection | None:
             make_fact("others_z", others, meanings[2], against=True),
         ),
         where={column: names, "sequences": percent(float(mine.mean()))},
-        examples=find_loudest(case, mine),
+        examples=case.find_loudest(mine),
         rivals={} if several_lags else rival,
         tokens=tokens,
         leaves=case.without(tokens).relabelled(left_out=case.left_out | {column: frozenset(values)}),
@@ -391,7 +389,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
             make_fact("z", z, "the change of the level of |log ratio| in standard errors"),
         ),
         where={"steps": f"{format_label(onset)} to {steps[-1]}"},
-        examples=find_loudest(case, later),
+        examples=case.find_loudest(later),
         rivals={"stale_policy": tell},
         symptom_of="stale_policy",
     )
