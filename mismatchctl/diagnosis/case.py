@@ -21,7 +21,6 @@ from mismatchctl.results.model import Confidence, Fact
 
 _MAX_LOG_RATIO = 20.0
 _SMALLEST_DOUBT = 0.02  # keeps the noise of near-certain tokens from being scaled up without end
-_NORMAL_MEDIAN = 0.6745
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class Case:
     @cached_property
     def noise(self) -> float:
         """Return the robust standard deviation of `scaled`, which estimates the noise in the logits."""
-        return float(np.median(np.abs(self.scaled))) / _NORMAL_MEDIAN if len(self.x) else 0.0
+        return float(np.median(np.abs(self.scaled))) / 0.6745 if len(self.x) else 0.0
 
     @cached_property
     def standard(self) -> Float64s:
@@ -272,7 +271,7 @@ class Case:
         others, power = product(counts), float((size * size).mean())
         if others <= 0 or power == 0:
             return 0.0, 0.0
-        flips = np.random.default_rng(0).choice([-1.0, 1.0], (_SIGN_FLIPS, self.size))
+        flips = np.random.default_rng(0).choice([-1.0, 1.0], (24, self.size))
         scatter = float(np.std([product(sums * flip[sequence]) for flip in flips]))
         value = product(sums)
         return value / others / power, value / scatter if scatter > 0 else 0.0
@@ -288,7 +287,7 @@ class Case:
     @cached_property
     def column_correlation(self) -> float:
         """Return the correlation of the columns. Log-probs below -8 count as -8."""
-        one, other = (np.maximum(values, -_LOG_PROB_FLOOR) for values in (self.r, self.t))
+        one, other = (np.maximum(values, -8.0) for values in (self.r, self.t))
         if len(self.x) < 3 or one.std() == 0 or other.std() == 0:
             return 1.0
         return float(np.corrcoef(one, other)[0, 1])
@@ -303,22 +302,21 @@ class Case:
         if unsure.sum() < _MIN_INFORMATIVE_TOKENS:
             return False
         usual = float(np.median(size[unsure]))
-        certain = [size[values > -_CERTAIN_LOG_PROB] for values in (self.t, self.r)]
+        certain = [size[values > -0.02] for values in (self.t, self.r)]
         return any(
-            len(part) >= _MIN_INFORMATIVE_TOKENS and float(np.quantile(part, 0.75)) > _CERTAIN_DISTANCE_SHARE * usual
-            for part in certain
+            len(part) >= _MIN_INFORMATIVE_TOKENS and float(np.quantile(part, 0.75)) > 0.3 * usual for part in certain
         )
 
     @cached_property
     def is_greedy(self) -> bool:
         """Return True if unlikely tokens are missing, so that neither column belongs to the sampling distribution."""
         doubt = float(-np.expm1(np.minimum(self.r, 0.0)).sum())
-        return float((self.r < _UNLIKELY_LOG_PROB).sum()) < _MISSING_SHARE * doubt
+        return float((self.r < -3.0).sum()) < 0.02 * doubt
 
     @cached_property
     def coherence(self) -> Coherence:
         values, standard = [], np.clip(self.standard, -4, 4)
-        certain: Bools = self.t > _LIKELY_LOG_PROB
+        certain: Bools = self.t > -0.5
         if len(self.t) and certain.mean() < _MIN_CERTAIN_SHARE:
             certain = self.t > np.quantile(self.t, 1 - _MIN_CERTAIN_SHARE)
         for chosen in (certain, self.rare):
@@ -331,7 +329,7 @@ class Case:
     def is_one_sided(self) -> bool:
         """Return True if likely and unlikely tokens all move in one direction, which two distributions cannot do."""
         likely, _, unlikely, _ = self.coherence
-        return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > _ONE_SIDED_SHARE
+        return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > 0.7
 
     @cached_property
     def drift_correlation(self) -> tuple[float, float]:
@@ -369,7 +367,7 @@ class Case:
         halves = [self.doubtful & part for part in (odd, ~odd)]
         counts = [self.sums(half) for half in halves]
         known = np.flatnonzero((counts[0] >= _KINDS_MIN_TOKENS) & (counts[1] >= _KINDS_MIN_TOKENS))
-        if len(known) < _KINDS_MIN_ROWS:
+        if len(known) < 8:
             return None
         first, second = (
             self.sums(self.loudness * half)[known] / count[known] for half, count in zip(halves, counts, strict=True)
@@ -382,9 +380,7 @@ class Case:
         sizes = np.arange(1, len(level))
         sums = np.cumsum(level[order])[:-1]
         apart = (level.sum() - sums) / (len(level) - sizes) - sums / sizes
-        between = np.where(
-            np.minimum(sizes, len(level) - sizes) >= _KINDS_MIN_SIZE, sizes * (len(level) - sizes) * apart**2, 0.0
-        )
+        between = np.where(np.minimum(sizes, len(level) - sizes) >= 2, sizes * (len(level) - sizes) * apart**2, 0.0)
         cut = int(between.argmax())
         louder = np.zeros(self.size, np.bool_)
         louder[known[order[cut + 1 :]]] = True
@@ -393,8 +389,8 @@ class Case:
     @property
     def rare(self) -> Bools:
         """Return flags of tokens [N] that are so unlikely that a temperature moves them in a known direction."""
-        found: Bools = self.t < _RARE_LOG_PROB
-        if found.sum() < _MIN_RARE_TOKENS and len(self.t):
+        found: Bools = self.t < -3.5
+        if found.sum() < 30 and len(self.t):
             found = self.t < np.quantile(self.t, 0.02)
         elif found.mean() > _MAX_RARE_SHARE:  # an uncertain model: only its least likely tokens count
             found = self.t < np.quantile(self.t, _MAX_RARE_SHARE / 2)
@@ -412,10 +408,10 @@ class Case:
         with np.errstate(invalid="ignore"):
             changed = np.abs(other - values[self.index])
         before, after = (
-            self.means(np.minimum(np.nan_to_num(apart, nan=1e3), _MAX_DISTANCE)) for apart in (np.abs(self.x), changed)
+            self.means(np.minimum(np.nan_to_num(apart, nan=1e3), 5.0)) for apart in (np.abs(self.x), changed)
         )
-        better = (self.counts >= _MIN_TOKENS) & (before > 1e-2) & (after <= _BETTER_FACTOR * before)
-        if better.sum() > _MAJORITY * (self.counts >= _MIN_TOKENS).sum():  # then also the rest, unless it is worse
+        better = (self.counts >= _MIN_TOKENS) & (before > 1e-2) & (after <= 0.35 * before)
+        if better.sum() > 0.5 * (self.counts >= _MIN_TOKENS).sum():  # then also the rest, unless it is worse
             better |= after < before
         return better
 
@@ -438,7 +434,7 @@ class Case:
         for by in range(-_TURN_WINDOW, _TURN_WINDOW + 1):
             near |= np.roll(begins, by)
         at = np.minimum(self.starts + split, len(begins) - 1)[found]
-        return bool(near[at].mean() > max(_MIN_TURN_SHARE, 4 * near.mean()))
+        return bool(near[at].mean() > max(0.6, 4 * near.mean()))
 
     @cached_property
     def turns(self) -> Ints | None:
@@ -451,7 +447,7 @@ class Case:
         else:
             masked = np.append(0, np.cumsum(~self.rows.mask))
             new[1:] = (np.diff(masked[self.index]) > 0) & inside  # explained tokens are no boundary
-        if new.sum() < _MIN_TURNS:
+        if new.sum() < 10:
             return None
         running = np.cumsum(new)
         turn: Ints = running - running[np.minimum(self.each(self.starts), len(running) - 1)]
@@ -510,11 +506,8 @@ class Detection:
     symptom_of: str = ""
 
 
-_BETTER_FACTOR, _MAJORITY, _MAX_DISTANCE = 0.35, 0.5, 5.0
-_LIKELY_LOG_PROB, _RARE_LOG_PROB, _MIN_RARE_TOKENS = -0.5, -3.5, 30
 _MAX_RARE_SHARE, _MIN_CERTAIN_SHARE = 0.3, 0.1
 _MIN_TOKENS = 8
-_SIGN_FLIPS = 24
 SYSTEMATIC_MEANING = "share of the variance tied to tokens of the vocabulary in every context: weights differ"
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Upper bounds of the noise of the logits in float32 and bfloat16."""
@@ -524,10 +517,7 @@ UNRELATED_CORRELATION = 0.6
 """The correlation of the columns stays above this value if only the model weights differ."""
 _MIN_RUN_LENGTH = 4
 _PROBABILITY_BINS = 16
-_LOG_PROB_FLOOR = 8.0
-_UNLIKELY_LOG_PROB, _MISSING_SHARE = -3.0, 0.02
-_ONE_SIDED_SHARE = 0.7
-_UNSURE_RANGE, _CERTAIN_LOG_PROB, _CERTAIN_DISTANCE_SHARE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 0.02, 0.3, 50
+_UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50
 
 
 def make_fact(
@@ -653,7 +643,7 @@ class Coherence(NamedTuple):
 
 _KINDS_MIN_VARIANCE, _KINDS_MIN_NOISE = 0.6, 1e-4
 """Variance of the rows' log levels beyond chance: at most 0.41 in nine models, 1.5 and more with two kinds."""
-_KINDS_MIN_TOKENS, _KINDS_MIN_ROWS, _KINDS_MIN_SIZE = 5, 8, 2
+_KINDS_MIN_TOKENS = 5
 
 
 @dataclass(frozen=True)
@@ -666,4 +656,4 @@ class RowKinds:
     rows: int
 
 
-_MIN_TURNS, _TURN_WINDOW, _MIN_TURN_SHARE = 10, 2, 0.6
+_TURN_WINDOW = 2

@@ -21,8 +21,7 @@ from mismatchctl.measure.metrics.metric import t_quantile
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)
 _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3
 """Required positions, and the log-prob of tokens without mass."""
-_SCALE_MIN_EXPLAINED, _SCALE_Z, _SCALE_MIN_CHANGE = 0.9, 4.0, 0.003
-_TRUNCATION_QUANTILE, _TOP_K_MIN_SHARE, _MAX_CONTRADICTION = 0.005, 0.99, 0.02
+_TRUNCATION_QUANTILE, _MAX_CONTRADICTION = 0.005, 0.02
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def estimate_scale(case: Case) -> tuple[float, tuple[float, float]] | None:
     own = np.bincount(case.clusters[where], weights=sums[0] - factor**2 * sums[1], minlength=1)
     used = max(len(np.unique(case.clusters[where])), 2)
     error = float(np.sqrt((own**2).sum() * used / (used - 1))) / (2 * factor * whole_b)
-    if explained < _SCALE_MIN_EXPLAINED or abs(factor - 1) < max(_SCALE_Z * error, _SCALE_MIN_CHANGE):
+    if explained < 0.9 or abs(factor - 1) < max(4.0 * error, 0.003):
         return None
     return 1 / factor, (1 / (factor + 2 * error), 1 / max(factor - 2 * error, 1e-9))
 
@@ -102,7 +101,7 @@ def _find_top_k(a: Float64s, kept: Bools) -> int | None:
     k = int(np.quantile(counts, _TRUNCATION_QUANTILE))
     ranked = -np.sort(-a, axis=1)
     tied = (counts >= k) & (ranked[:, k - 1] == np.take_along_axis(ranked, counts[:, None] - 1, axis=1)[:, 0])
-    return k if tied.mean() > _TOP_K_MIN_SHARE else None
+    return k if tied.mean() > 0.99 else None
 
 
 def _estimate_top_p(b: Float64s, kept: Bools) -> tuple[float, str, float, float]:
@@ -122,22 +121,18 @@ def _estimate_min_p(a: Float64s, b: Float64s, kept: Bools, gone: Bools) -> tuple
     return (low - high) / max(high, 1e-9), "min_p", low, high
 
 
-_SURE_COHERENCE, _LIKELY_COHERENCE, _UNLIKELY_COHERENCE = 0.85, 0.75, 0.6
-_LEARNING_CORRELATION, _FAR_Z, _BIASED_Z = 0.45, 4.0, 3.0
-_CERTAIN_LOG_PROB, _MIN_CERTAIN_SHARE = -0.5, 0.1
-_TAIL_RANGE, _MIN_STEEPNESS, _MAX_BOUNDED_STEEPNESS = (-12.0, -3.0), 0.75, 0.9
+_FAR_Z = 4.0
+_TAIL_RANGE, _MIN_STEEPNESS = (-12.0, -3.0), 0.75
 _SMALL_NOISE, _MIN_STEEPNESS_IN_NOISE = 0.044, 0.25
 """Noise from bfloat16 draws the exponent towards 1."""
-_MAX_INTERVAL_FACTOR = 3.0
 _FITS, _FITTING_LEAST_Z, _ENOUGH_TO_FIT, _STEEP_IN_FIT, _PLAIN = 0.125, 2.5, 300, 0.25, 0.02
 """Misfit of a temperature: at most 0.11 on 12 random models. Bounded logits had 0.45 and more."""
 _IMPOSSIBLE, _IMPOSSIBLE_SLACK = 0.02, 0.1
 """Share of tokens beyond the bound of a temperature: at most 0.004 on such models. Other weights have 0.1 and more."""
-_TRIED_EXPONENTS, _SMALLEST_DOUBT = 9, 1e-3
+_SMALLEST_DOUBT = 1e-3
 _LOGIT_NOISE = 0.05
 """Largest noise of low precision, with tails."""
 _CONTEXT_QUANTILES = (0.15, 0.3, 0.5)
-_REFUTED_Z, _REFUTED_MISFIT, _FITTING_Z, _DOUBTFUL_Z, _FIT_MIN_TOKENS = 6.0, 0.5, 5.0, 3.0, 3000
 
 
 @dataclass(frozen=True)
@@ -177,8 +172,8 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
     interval = None
     if all(end is not None for end in ends):
         low, high = (choose(end[side] for end in ends if end) for side, choose in ((0, min), (1, max)))
-        interval = (low, high) if low > 0 and high < _MAX_INTERVAL_FACTOR * low else None
-    exponents = [b / a, *([] if interval is None else np.linspace(*interval, _TRIED_EXPONENTS))]
+        interval = (low, high) if low > 0 and high < 3.0 * low else None
+    exponents = [b / a, *([] if interval is None else np.linspace(*interval, 9))]
     misfit = min(_misfit(other * exponent - sampled, ratio) for exponent in exponents)
     return PowerFit(b / a, interval, *misfit, _impossible_share(other, sampled, b / a))
 
@@ -256,7 +251,7 @@ class TemperatureFit:
     @property
     def refuted(self) -> bool:
         """Return True if no temperature fits all contexts."""
-        return not self.small and not self.fits and self.misfit_z > _REFUTED_Z and self.misfit > _REFUTED_MISFIT
+        return not self.small and not self.fits and self.misfit_z > 6.0 and self.misfit > 0.5
 
     @property
     def fits(self) -> bool:
@@ -278,13 +273,13 @@ class TemperatureFit:
     @property
     def bounded(self) -> bool:
         """Return True if likely tokens move as with a temperature and unlikely tokens do not."""
-        bounded = self.refuted or (not self.scaled and not 0 < self.misfit_z < _DOUBTFUL_Z)
-        return bounded and self.steepness < _MAX_BOUNDED_STEEPNESS
+        bounded = self.refuted or (not self.scaled and not 0 < self.misfit_z < 3.0)
+        return bounded and self.steepness < 0.9
 
     @property
     def plainly_scaled(self) -> bool:
         """Return True if only a temperature can explain the steepness or the fit over all contexts."""
-        fits = self.fits or (0 < self.misfit_z < _FITTING_Z and self.tokens >= _FIT_MIN_TOKENS)
+        fits = self.fits or (0 < self.misfit_z < 5.0 and self.tokens >= 3000)
         return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _MIN_STEEPNESS))
 
     @property
@@ -296,7 +291,7 @@ class TemperatureFit:
     def likelier(self) -> str:
         """Return the column that probably belongs to the sampling distribution, by a weaker test, or ""."""
         less, more = sorted((abs(self.ratio.z), abs(self.ratio.inverse_z)))
-        if self.sampled_by or more < _BIASED_Z or less > more / 2:
+        if self.sampled_by or more < 3.0 or less > more / 2:
             return self.sampled_by
         return "rollout" if abs(self.ratio.z) < abs(self.ratio.inverse_z) else "train"
 
@@ -335,14 +330,14 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     colder = likely < 0
     if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4 or (fitted.exponent > 1) != colder:
         return None
-    if abs(likely) < _LIKELY_COHERENCE or abs(unlikely) < _UNLIKELY_COHERENCE:
+    if abs(likely) < 0.75 or abs(unlikely) < 0.6:
         return None
-    sure, interval = min(abs(likely), abs(unlikely)) > _SURE_COHERENCE, known.interval
-    if not sure and case.drift_correlation[0] > _LEARNING_CORRELATION:
+    sure, interval = min(abs(likely), abs(unlikely)) > 0.85, known.interval
+    if not sure and case.drift_correlation[0] > 0.45:
         return None  # learning sharpens a policy, which resembles a temperature
     if interval is not None:  # the direction of the temperature is known
         interval = (interval[0], min(interval[1], 1.0)) if colder else (max(interval[0], 1.0), interval[1])
-    certain = float((case.t > _CERTAIN_LOG_PROB).mean()) > _MIN_CERTAIN_SHARE
+    certain = float((case.t > -0.5).mean()) > 0.1
     return replace(known, interval=interval, certain=certain, sure=sure)
 
 
@@ -387,10 +382,8 @@ def _with_steepness(found: TemperatureFit, case: Case) -> TemperatureFit:
     return replace(found, steepness=(slope - 1) / expected, steepness_error=error / abs(expected))
 
 
-_SAME_MIN_TOKENS, _SAME_LEAST_EXPLAINED, _SAME_MAX_LEFT, _SAME_MIN_CHANGE = 40, 0.6, 0.1, 0.03
 SAME_SURE_EXPLAINED = 0.95
 """Share of variance of log ratios within contexts that a temperature explains. Penalties and softcaps explain less."""
-_FLAT_TOKENS, _FLAT_PARTS, _FLAT_KEPT = 300, 24, 4.0
 _TAIL_SPREAD, _TAIL_MEAN = 0.5, -1.0
 """Half the variance and the mean of log(p / cut) over the cut tokens of an exponential tail."""
 
@@ -424,7 +417,7 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
         place += 1
     known = context[case.index] >= 0
     _, where, counts = np.unique(context[case.index][known], return_inverse=True, return_counts=True)
-    if len(where) < _SAME_MIN_TOKENS or len(counts) < 2:
+    if len(where) < 40 or len(counts) < 2:
         return None
     t, r = (side - (np.bincount(where, side) / counts)[where] for side in (case.t[known], case.r[known]))
     whole, apart = float(t @ t), float((r - t) @ (r - t))
@@ -434,9 +427,9 @@ def compare_same_contexts(case: Case) -> tuple[float, tuple[float, float], float
     left = r - b * t
     error = float(np.sqrt((np.bincount(where, t * left) ** 2).sum() * len(counts) / (len(counts) - 1))) / whole
     half, explained = error * t_quantile(INTERVAL_Z, len(counts) - 1), 1 - float(left @ left) / apart
-    related = float(left @ left) < _SAME_MAX_LEFT * float(r @ r)  # or another token's log-prob
-    changed = related and b > half and abs(b - 1) > max(2 * half, _SAME_MIN_CHANGE)
-    return (b, (b - half, b + half), explained) if changed and explained > _SAME_LEAST_EXPLAINED else None
+    related = float(left @ left) < 0.1 * float(r @ r)  # or another token's log-prob
+    changed = related and b > half and abs(b - 1) > max(2 * half, 0.03)
+    return (b, (b - half, b + half), explained) if changed and explained > 0.6 else None
 
 
 def estimate_kept_mass(case: Case, b: float) -> tuple[Float64s, Float64s]:
@@ -450,7 +443,7 @@ def estimate_kept_mass(case: Case, b: float) -> tuple[Float64s, Float64s]:
     entropy = case.token_column("entropy")
     order = np.argsort((b * case.t - case.r) / (b - 1), kind="stable")
     mass, flat = np.ones(len(order)), []
-    for part in np.array_split(order, int(np.clip(len(order) // _FLAT_TOKENS, 1, _FLAT_PARTS))):
+    for part in np.array_split(order, int(np.clip(len(order) // 300, 1, 24))):
         t, r = case.t[part], case.r[part]
         ratio = np.exp(t - r)
         cut = 1 - float(ratio.mean())
@@ -462,6 +455,6 @@ def estimate_kept_mass(case: Case, b: float) -> tuple[Float64s, Float64s]:
             tail = min(-(float(entropy[part].mean()) + float((ratio * t).mean())) / cut, least)
         own = float(np.exp(b * t - r).mean())
         mass[part] = own / (own + cut * math.exp((b - 1) * tail + (b - 1) ** 2 * _TAIL_SPREAD))
-        if float(np.exp(-r).mean()) > _FLAT_KEPT:
+        if float(np.exp(-r).mean()) > 4.0:
             flat.append(float(mass[part[0]]) - float(np.exp(np.quantile(r, 0.02))) / 2)
     return mass, np.array(flat)

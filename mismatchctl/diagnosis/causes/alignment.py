@@ -28,9 +28,8 @@ from mismatchctl.diagnosis.evidence import Tally, TokenMarks
 from mismatchctl.results.model import Confidence
 
 _EDIT_MIN_SIDE = 4
-_EDIT_MIN_T, _EDIT_MIN_JUMP, _EDIT_MIN_LEVEL, _EDIT_MAX_STRAY, _EDIT_PERSISTENCE = 6.0, 2.3, 0.4, 0.2, 0.4
-_EDIT_GROSS_DISTANCE, _EDIT_MIN_RATE_JUMP, _EDIT_MAX_DISTANCE = 1.0, 0.3, 5.0
-_EDIT_SURE_SHARE, _EDIT_MOST, _EDIT_MIN_VARIANCE = 0.03, 0.5, 0.03
+_EDIT_GROSS_DISTANCE, _EDIT_MAX_DISTANCE = 1.0, 5.0
+_EDIT_SURE_SHARE, _EDIT_MOST = 0.03, 0.5
 _EDIT_NOISY_SPREAD = 0.12
 """Noise of the other tokens above which a rise within a row may be usual."""
 
@@ -54,7 +53,7 @@ class _Breaks:
     def at_one_place(self) -> bool:
         """Return True if most rows break at the same position."""
         begins = self.split[self.found]
-        return len(begins) >= _ROWS and float(np.mean(np.abs(begins - np.median(begins)) <= _BESIDE)) >= _SAME
+        return len(begins) >= _ROWS and float(np.mean(np.abs(begins - np.median(begins)) <= 3)) >= _SAME
 
 
 @cached_on_case
@@ -65,11 +64,11 @@ def _find_breaks(case: Case) -> _Breaks | None:
     found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
     # Loudness does not need a scale. Gross differences are rare under a temperature or truncation.
     for values, jump in (
-        (case.loudness, _EDIT_MIN_JUMP),
-        ((size > _EDIT_GROSS_DISTANCE).astype(np.float64), _EDIT_MIN_RATE_JUMP),
+        (case.loudness, 2.3),
+        ((size > _EDIT_GROSS_DISTANCE).astype(np.float64), 0.3),
     ):
         at, score, difference = _best_splits(case, values)
-        new = (score > _EDIT_MIN_T) & (difference > jump) & _check_breaks(case, size, at) & ~found
+        new = (score > 6.0) & (difference > jump) & _check_breaks(case, size, at) & ~found
         found, split = found | new, np.where(new, at, split)
     if found.sum() < (2 if case.noise < BFLOAT16_NOISE else 3):
         return None
@@ -121,13 +120,12 @@ def detect_edited_response(case: Case) -> Detection | None:
     )  # fmt: skip
 
 
-_SPAN_MIN_LENGTH, _SPAN_MIN_DENSITY, _SPAN_MAX_OUTSIDE, _SPAN_LUCK = 6, 0.4, 0.05, -12.0
-_SPAN_ROWS, _SPAN_SURE_ROWS, _SPAN_MAX_NOISE = 2, 8, 0.1
+_SPAN_MIN_LENGTH, _SPAN_MIN_DENSITY = 6, 0.4
 
 
 def _match_edited_spans(case: Case) -> Detection | None:
     """Find rows that agree before and after a span with very large differences."""
-    if case.reshaped or case.filled or not len(case.x) or not 0 < case.noise < _SPAN_MAX_NOISE:
+    if case.reshaped or case.filled or not len(case.x) or not 0 < case.noise < 0.1:
         return None
     gross = np.abs(case.x) > max(_EDIT_GROSS_DISTANCE, 12 * case.noise)
     first, length = _densest_spans(case, gross)
@@ -137,10 +135,10 @@ def _match_edited_spans(case: Case) -> Detection | None:
     usual = (others.sum() + 1) / (rest.sum() + 1)
     # Bound of the probability of as many hits in some span of the row, by the union of all spans.
     luck = hits * np.log(usual * np.e * np.maximum(length, 1) / np.maximum(hits, 1)) + 2 * np.log(case.counts + 1.0)
-    found = (length >= _SPAN_MIN_LENGTH) & (hits >= _SPAN_MIN_DENSITY * length) & (luck < _SPAN_LUCK)
-    found &= (others <= _SPAN_MAX_OUTSIDE * rest) & (first >= _EDIT_MIN_SIDE)
+    found = (length >= _SPAN_MIN_LENGTH) & (hits >= _SPAN_MIN_DENSITY * length) & (luck < -12.0)
+    found &= (others <= 0.05 * rest) & (first >= _EDIT_MIN_SIDE)
     found &= case.counts - first - length >= _EDIT_MIN_SIDE
-    if found.sum() < _SPAN_ROWS or case.break_at_turns(found, first):
+    if found.sum() < 2 or case.break_at_turns(found, first):
         return None
     inside &= case.each(found)
     tokens, rows, used = case.marked(inside), int(found.sum()), case.counts >= _SPAN_MIN_LENGTH + 2 * _EDIT_MIN_SIDE
@@ -150,7 +148,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
     at = case.rows.position[case.index[np.minimum(case.starts + first, len(case.index) - 1)]]
     share, span = percent(float(rows / max(used.sum(), 1))), int(np.median(length[found]))
     return Detection(
-        "high" if rows >= _SPAN_SURE_ROWS else "medium",
+        "high" if rows >= 8 else "medium",
         f"in {share} of the sequences, both sides agree before and after a span of about {span} tokens (median "
         f"difference "
         f"{agrees:.2g} nats) and not in the span ({level:.2g} nats): the span was changed after sampling",
@@ -198,14 +196,14 @@ def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
     stray = case.part_means(size > 0.5 * case.each(level), ~after)
     position = case.rows.position[case.index]
     apart = np.append(False, np.diff(position) != 1) & (case.place == case.each(split))  # explained tokens before it
-    found: Bools = (level > _EDIT_MIN_LEVEL) & (stray < _EDIT_MAX_STRAY) & (later > _EDIT_PERSISTENCE * level)
+    found: Bools = (level > 0.4) & (stray < 0.2) & (later > 0.4 * level)
     found &= case.sums(apart) == 0
     return found
 
 
 def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
     """Return the best split of each sequence into two parts: position, t statistic and jump [S]."""
-    floor = max(0.3 * float(values.var()), _EDIT_MIN_VARIANCE)
+    floor = max(0.3 * float(values.var()), 0.03)
     n = case.each(case.counts).astype(np.float64)
     starts = case.each(case.starts)
     running = np.append(0.0, np.cumsum(values))
@@ -228,10 +226,8 @@ def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s
 
 
 MAX_SHIFT = 32
-_SHIFTED_ALL_SHARE, _SHIFTED_SURE_SHARE, _SHIFTED_TRACE_SHARE = 0.8, 0.1, 0.02
-_SHIFTED_MIN_DISTANCE, _SHIFTED_MAX_DISTANCE, _SHIFTED_MIN_LENGTH = 0.25, 1.0, 12
-_SHIFTED_CHANCE_FACTOR, _SHIFTED_BETTER_FACTOR = 0.6, 0.65
-_SHIFTED_MIN_ROWS, _SHIFTED_BROKEN_SHARE, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.5, 0.15, 3
+_SHIFTED_MAX_DISTANCE, _SHIFTED_MIN_LENGTH = 1.0, 12
+_SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 _SHIFTED_LUCK = 2.1
 """The best of 64 means of n unrelated differences is about 2.1 / sqrt(n) below their usual mean."""
 
@@ -261,13 +257,13 @@ def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tup
     chance = (ordered[(number - 1) // 2, every] + ordered[number // 2, every]) / 2
     best = np.where(np.isnan(level), np.inf, level).argmin(axis=0)
     agreement = level[best, every] / np.maximum(chance, 1e-9)
-    limit = np.minimum(_SHIFTED_BETTER_FACTOR, 1 - _SHIFTED_LUCK / np.sqrt(np.maximum(case.counts, 1)))
-    found = known & (level[0] > _SHIFTED_CHANCE_FACTOR * chance) & (agreement < limit)
+    limit = np.minimum(0.65, 1 - _SHIFTED_LUCK / np.sqrt(np.maximum(case.counts, 1)))
+    found = known & (level[0] > 0.6 * chance) & (agreement < limit)
     return np.where(found, np.array(steps)[best], 0), np.where(found, agreement, 1.0)
 
 
 def detect_misaligned(case: Case) -> Detection | None:
-    bad = case.means(np.minimum(np.abs(case.x), _SHIFTED_MAX_DISTANCE)) > _SHIFTED_MIN_DISTANCE
+    bad = case.means(np.minimum(np.abs(case.x), _SHIFTED_MAX_DISTANCE)) > 0.25
     candidates = np.flatnonzero(bad & (case.counts > _SHIFTED_MIN_LENGTH))
     if not len(candidates):
         return None
@@ -275,7 +271,7 @@ def detect_misaligned(case: Case) -> Detection | None:
     found, breaks = shift != 0, _find_breaks(case)
     if found.sum() < _SHIFTED_MIN_ROWS:
         return None
-    if breaks is not None and (found & breaks.found).sum() > _SHIFTED_BROKEN_SHARE * found.sum():
+    if breaks is not None and (found & breaks.found).sum() > 0.5 * found.sum():
         return None  # they agree at first, and are shifted from a position on
     values, counts = np.unique(shift[found], return_counts=True)
     order = np.argsort(-counts)
@@ -285,7 +281,7 @@ def detect_misaligned(case: Case) -> Detection | None:
         return None  # different shifts per row, and none fits well: no shift
     long = case.counts > _SHIFTED_MIN_LENGTH
     share = float(found.sum() / long.sum())
-    if counts.max() > _SHIFTED_ALL_SHARE * long.sum():  # then assume that short rows are shifted too
+    if counts.max() > 0.8 * long.sum():  # then assume that short rows are shifted too
         shift[~found], found = values[order[0]], case.counts > 0
     whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
     common, fit = int(values[order[0]]), float(np.median(agreement[found]))
@@ -297,7 +293,7 @@ def detect_misaligned(case: Case) -> Detection | None:
     clear = (counts.max() > 0.8 * found.sum() and not own) or found.sum() >= _OWN
     clear = clear and fit < _SHIFTED_CLEAR_AGREEMENT
     return Detection(
-        "high" if share > _SHIFTED_SURE_SHARE or clear else "low" if share < _SHIFTED_TRACE_SHARE else "medium",
+        "high" if share > 0.1 or clear else "low" if share < 0.02 else "medium",
         f"in {whole} the rollout's log-probs fit the trainer's {f'each at its own shift ({rows})' if own else where}: "
         f"the difference is {1 / max(fit, 1e-3):.3g} times smaller there",
         share=case.share(found[case.sequence]),
@@ -315,7 +311,7 @@ def detect_misaligned(case: Case) -> Detection | None:
     )
 
 
-_RETOKENIZED_MAX_SHIFT, _RETOKENIZED_MIN_ROWS, _RETOKENIZED_MIN_SHARE = 12, 2, 0.5
+_RETOKENIZED_MIN_ROWS = 2
 
 
 def detect_retokenized(case: Case) -> Detection | None:
@@ -323,9 +319,9 @@ def detect_retokenized(case: Case) -> Detection | None:
     if breaks is None:
         return None
     found, after = breaks.found, case.marked(breaks.after)
-    shift, agreement = _find_shifts(case.without(~after), np.flatnonzero(found), _RETOKENIZED_MAX_SHIFT)
+    shift, agreement = _find_shifts(case.without(~after), np.flatnonzero(found), 12)
     moved = found & (shift != 0)
-    if moved.sum() < max(_RETOKENIZED_MIN_ROWS, _RETOKENIZED_MIN_SHARE * found.sum()):
+    if moved.sum() < max(_RETOKENIZED_MIN_ROWS, 0.5 * found.sum()):
         return None
     values, counts = np.unique(shift[moved], return_counts=True)
     examples, fit = case.find_loudest(moved, case.sums(after[case.index])), float(np.median(agreement[moved]))
@@ -350,8 +346,6 @@ def detect_retokenized(case: Case) -> Detection | None:
 
 _PREFIX_MIN_SURPRISE = 20.0
 """Nats. Two samples do not share a less probable prefix by chance."""
-_MASKED_MIN_TOKENS = 20
-_MORE = 4.0
 
 
 def detect_mask_wrong(case: Case) -> Detection | None:
@@ -363,7 +357,7 @@ def _match_inverted_mask(case: Case) -> Detection | None:
         return None
     finite = np.isfinite(case.rollout) & np.isfinite(case.train)
     masked = ~case.rows.mask & finite & (case.rollout < 0) & (case.train < 0)
-    if masked.sum() < _MASKED_MIN_TOKENS or not len(case.x):
+    if masked.sum() < 20 or not len(case.x):
         return None
     outside, inside = float(np.median(np.abs(case.train - case.rollout)[masked])), float(np.median(np.abs(case.x)))
     if np.std(case.rollout[masked]) < 0.05 or outside > 0.2 * inside or inside < 0.2:
@@ -393,7 +387,7 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
     runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)
     elsewhere = int((~every.at_start).sum()) / max(len(case.index), 1)
-    if sequences.sum() < _MORE * elsewhere * (case.counts > 0).sum():
+    if sequences.sum() < 4.0 * elsewhere * (case.counts > 0).sum():
         return None  # a nucleus of one token has log-prob 0, at the start as anywhere
     if sequences.sum() < max(3, 0.05 * (case.counts > 0).sum()):
         return None
@@ -459,7 +453,6 @@ def _match_shared_prefix(case: Case) -> Detection | None:
 MIN_LOG_PROB = -200.0
 _SENTINEL_DISTANCE, _SENTINEL_MIN_TOKENS, _SENTINEL_MIN_SHARE, _SENTINEL_FAR_SHARE = 5.0, 6, 0.4, 0.9
 """Nats between the sides, tokens with the number, their share of such tokens, and the share that is far off."""
-_LAST_TOKEN_MIN_SHARE, _LAST_TOKEN_Z = 0.1, 5.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
 """Shortest row; nats, and multiples of the row's median, above which its last token is off."""
 _REPAIRING = {
@@ -549,7 +542,7 @@ def _find_bad_ends(case: Case) -> Bools:
     """Mark last tokens with very large differences, in rows that otherwise agree."""
     size, none = np.abs(case.x), np.zeros(len(case.sound), np.bool_)
     long = np.flatnonzero(case.counts > _LAST_TOKEN_MIN_LENGTH)
-    least, ends = _LAST_TOKEN_MIN_SHARE * len(long), case.segments.offsets[1:][long]
+    least, ends = 0.1 * len(long), case.segments.offsets[1:][long]
     if (size[ends - 1] > _LAST_TOKEN_MIN_DISTANCE).sum() < least:
         return none
     some = long[np.maximum(size[ends - 1], size[ends - 2]) > _LAST_TOKEN_MIN_DISTANCE]
@@ -557,7 +550,7 @@ def _find_bad_ends(case: Case) -> Bools:
     ends = case.segments.offsets[1:][some]
     last, before = (size[ends - k] > np.maximum(_LAST_TOKEN_FACTOR * usual, _LAST_TOKEN_MIN_DISTANCE) for k in (1, 2))
     difference = int(last.sum()) - int(before.sum())
-    if difference < least or difference < _LAST_TOKEN_Z * np.sqrt(last.sum() + before.sum()):
+    if difference < least or difference < 5.0 * np.sqrt(last.sum() + before.sum()):
         return none
     return case.marked(ends[last] - 1)
 
@@ -603,7 +596,6 @@ def _match_placeholders(
     )
 
 
-_UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 3.0
 _UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6
 """Share of a run far from the other side: 0.67 and more for tool output, less if a sure model makes runs of 0."""
 _UNSAMPLED_MIN_SHARE = 0.01
@@ -613,8 +605,8 @@ _UNSAMPLED_MIN_SHARE = 0.01
 def detect_unsampled_tokens(case: Case) -> Detection | None:
     runs = case.suspicious_runs
     runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # a nucleus of one token has 0
-    if float((case.x < 0).sum()) > _UNSAMPLED_ONE_SIDED_SHARE * len(case.x):  # a truncation may leave a single token
-        runs = runs[(runs.value != 0) | ((runs.length >= _UNSAMPLED_MIN_RUN) & (runs.off > _UNSAMPLED_MIN_DENIAL))]
+    if float((case.x < 0).sum()) > 0.85 * len(case.x):  # a truncation may leave a single token
+        runs = runs[(runs.value != 0) | ((runs.length >= 8) & (runs.off > 3.0))]
     far = np.append(0, np.cumsum(np.abs(case.x) > _UNSAMPLED_FAR))
     denied = (far[runs.first + runs.length] - far[runs.first]) > _UNSAMPLED_MIN_FAR_SHARE * runs.length
     typed = np.array([is_placeholder(value) for value in runs.value], np.bool_)
@@ -656,16 +648,13 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     )
 
 
-_CAP = 7.0
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
 """Range of E[ratio] after the break for sampled tokens, and the number of tokens it needs."""
 _NOISY = 0.04
 """Noise of the other tokens above which a rise within a row may be usual."""
-_RELATED, _NEAR_END = 0.2, 16
-_SAME, _ROWS, _FEW, _BESIDE = 0.8, 5, 3, 3
+_SAME, _ROWS = 0.8, 5
 _MANY, _ROUGH = 300, 0.6
 """Tokens count as sampled with this number of tokens and this error of E[ratio]."""
-_MEMBERS, _IMPROBABLE = 3, 1e-4
 
 
 def detect_engine_state(case: Case) -> Detection | None:
@@ -674,10 +663,10 @@ def detect_engine_state(case: Case) -> Detection | None:
         return None  # contexts differ from a turn on
     found, split, after = breaks.found, breaks.split, breaks.after
     at_limit, by_prompt = _is_at_limit(case, found, split), _is_by_prompt(case, found, split)
-    ratio, count, rows = np.where(after, np.exp(np.minimum(case.x, _CAP)), 0.0), int(after.sum()), int(found.sum())
+    ratio, count, rows = np.where(after, np.exp(np.minimum(case.x, 7.0)), 0.0), int(after.sum()), int(found.sum())
     mean = float(ratio[after].mean())
     error = float(np.sqrt(((case.sums(ratio) - mean * case.sums(after))[found] ** 2).sum())) / max(count, 1)
-    related, placed = _correlation(case, after) > _RELATED, by_prompt or breaks.at_one_place
+    related, placed = _correlation(case, after) > 0.2, by_prompt or breaks.at_one_place
     sampled = _LEAST < mean < _MOST and abs(mean - 1) < max(4 * error, 0.3)
     possible = mean < (_MOST_PLACED if placed and related else _MOST) and (placed or (mean > _LEAST and related))
     if not (at_limit or (possible and count >= _ENOUGH)):
@@ -744,12 +733,12 @@ def _is_at_limit(case: Case, found: Bools, split: Ints) -> bool:
     _, counts = np.unique(left, return_counts=True)
     same = counts.max() >= _SAME * len(left) or float(np.ptp(np.quantile(left, (0.1, 0.9)))) <= 2
     return bool(
-        found.sum() >= _FEW
+        found.sum() >= 3
         and (found & longest).sum() >= _SAME * found.sum()
         and (found & longest).sum() >= 0.3 * longest.sum()
         and longest.sum() < 0.9 * (case.counts > 0).sum()
         and same
-        and np.median(left) <= max(_NEAR_END, 0.1 * case.counts.max())
+        and np.median(left) <= max(16, 0.1 * case.counts.max())
     )
 
 
@@ -763,9 +752,9 @@ def _is_by_prompt(case: Case, found: Bools, split: Ints) -> bool:
     clusters = case.clusters[used]
     rows, broken_rows = np.bincount(clusters), np.bincount(clusters, weights=found[used])
     share = float(found[used].mean())
-    touched = (broken_rows > 0) & (rows >= _MEMBERS)
+    touched = (broken_rows > 0) & (rows >= 3)
     if not touched.any() or share > 0.9:
         return False
     whole = broken_rows[touched] >= _SAME * rows[touched]
     chance = float(np.sum(rows[touched][whole]) * math.log(max(share, 1e-9)))
-    return bool(whole.sum() >= _SAME * touched.sum() and chance + math.log(len(rows)) < math.log(_IMPROBABLE))
+    return bool(whole.sum() >= _SAME * touched.sum() and chance + math.log(len(rows)) < math.log(1e-4))

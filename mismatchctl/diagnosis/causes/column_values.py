@@ -21,17 +21,15 @@ from mismatchctl.diagnosis.case import (
 from mismatchctl.diagnosis.causes.data_shape import are_probabilities
 from mismatchctl.diagnosis.distributions import estimate_truncation
 
-_PROBABILITIES_MIN_SHARE, _PROBABILITIES_MIN_ROWS = 0.05, 3
-_MIN_PROBABILITY = 1e-30
-_POSITIVE_SHARE = 0.9
+_PROBABILITIES_MIN_ROWS = 3
 
 
 def _cannot_be_logs(values: Float64s) -> bool:
-    return len(values) > 0 and float(np.mean(values > 0)) > _POSITIVE_SHARE
+    return len(values) > 0 and float(np.mean(values > 0)) > 0.9
 
 
 def _to_logs(values: Float64s) -> Float64s:
-    return np.log(np.clip(values, _MIN_PROBABILITY, None))
+    return np.log(np.clip(values, 1e-30, None))
 
 
 def detect_probabilities_not_logs(case: Case) -> Detection | None:
@@ -49,7 +47,7 @@ def detect_probabilities_not_logs(case: Case) -> Detection | None:
             as_logs, negated = (case.reread(side, column, everywhere) for column in (values, -given))
             if as_logs.distance(everywhere) < negated.distance(everywhere):
                 found |= inside & (case.counts > 0)
-        if found.sum() >= _PROBABILITIES_MIN_ROWS and found.mean() >= _PROBABILITIES_MIN_SHARE:
+        if found.sum() >= _PROBABILITIES_MIN_ROWS and found.mean() >= 0.05:
             return _match_reading(
                 case, case.reread(side, values, found), side, found, f"{side}_log_probs are probabilities: their "
                 "logarithms are {after:.3g} nats from the other side, not {before:.3g}",
@@ -92,17 +90,17 @@ def _match_two_probabilities(case: Case) -> Detection:
     )
 
 
-_REVERSED_MIN_ROWS, _REVERSED_MIN_SHARE, _REVERSED_MIN_DISTANCE = 3, 0.05, 0.2
+_REVERSED_MIN_SHARE = 0.05
 
 
 def detect_reversed_rows(case: Case) -> Detection | None:
-    least = _REVERSED_MIN_DISTANCE * _REVERSED_MIN_SHARE
+    least = 0.2 * _REVERSED_MIN_SHARE
     if not len(case.x) or float(np.mean(np.minimum(np.abs(case.x), 1.0))) < least:
         return None
     values = case.rollout.copy()
     values[case.index] = case.r[case.each(case.starts + case.counts) - 1 - case.place]
     found = case.find_better_reading("rollout", values)
-    if found.sum() < _REVERSED_MIN_ROWS or found.mean() < _REVERSED_MIN_SHARE:
+    if found.sum() < 3 or found.mean() < _REVERSED_MIN_SHARE:
         return None
     found = case.counts > 0 if found.mean() > 0.5 else found
     reading = _match_reading(
@@ -113,7 +111,7 @@ def detect_reversed_rows(case: Case) -> Detection | None:
     return replace(reading, where={"sequences": percent(float(found.mean()))})
 
 
-_CUMULATIVE_MIN_SHARE, _CUMULATIVE_FALLING_SHARE, _CUMULATIVE_MIN_LENGTH = 0.5, 0.98, 6
+_CUMULATIVE_MIN_LENGTH = 6
 
 
 def detect_cumulative(case: Case) -> Detection | None:
@@ -123,12 +121,12 @@ def detect_cumulative(case: Case) -> Detection | None:
     for side, own, _ in case.sides:
         steps = np.where(inner, np.diff(own, prepend=0.0), own)
         falling = float((steps[inner] <= 1e-6).mean())
-        if falling < _CUMULATIVE_FALLING_SHARE:
+        if falling < 0.98:
             continue
         column = getattr(case, side).copy()
         column[case.index] = np.minimum(steps, 0.0)
         found = case.find_better_reading(side, column)
-        if found.sum() < 2 or found.sum() < _CUMULATIVE_MIN_SHARE * (case.counts >= _CUMULATIVE_MIN_LENGTH).sum():
+        if found.sum() < 2 or found.sum() < 0.5 * (case.counts >= _CUMULATIVE_MIN_LENGTH).sum():
             continue
         everywhere = np.ones(case.size, np.bool_)
         left = case.reread(side, column, everywhere)
@@ -156,10 +154,9 @@ _LOG_READINGS = (
     | {f"{base} and {_OPPOSITE_SIGN}": -factor for base, factor in _LOG_BASES.items()}
 )
 """Factors that restore natural log-probs."""
-_LOG_BASE_MIN_SHARE, _MUCH_BETTER_FACTOR = 0.05, 0.15
 _CLOSE, _QUIET, _LOUD, _CALIBRATED_Z, _CALIBRATED = 0.02, 0.1, 0.3, 4.0, 0.01
 """Limits for an interpretation of values: remaining over previous difference, logit noise, z and E[ratio] - 1."""
-_MIN_LOG_MULTIPLE, _MAX_MULTIPLE_SPREAD = 0.03, 0.005
+_MAX_MULTIPLE_SPREAD = 0.005
 _MULTIPLE_CERTAIN, _MULTIPLE_LIKELY, _MULTIPLE_UNLIKELY, _MULTIPLE_MIN_TOKENS = -0.02, -0.7, -1.0, 30
 _MULTIPLE_RANGES = (
     *((-0.15, _MULTIPLE_CERTAIN), (_MULTIPLE_LIKELY, -0.15)),
@@ -176,11 +173,11 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
         return None  # a truncation or another reading already explains it
     best, (side, reading, factor) = _find_best_reading(case)
     share = float(best.mean())
-    if best.sum() < 3 or share < _LOG_BASE_MIN_SHARE:
+    if best.sum() < 3 or share < 0.05:
         return None
     left = case.reread(side, getattr(case, side) * factor, best)
     before, after = case.distance(best), left.distance(best)
-    if share < 0.5 and after > _MUCH_BETTER_FACTOR * before:
+    if share < 0.5 and after > 0.15 * before:
         return None  # a few rows that agree a little better by chance
     signed = _OPPOSITE_SIGN in reading  # log-probs are not above 0
     read = left.without(~best[case.sequence])
@@ -235,7 +232,7 @@ def _find_multiple(case: Case) -> float | None:
     if min(len(likely), len(unlikely)) < _MULTIPLE_MIN_TOKENS:
         return None
     factor = float(np.median(np.append(likely, unlikely)))
-    if abs(factor) < _MIN_LOG_MULTIPLE:
+    if abs(factor) < 0.03:
         return None
     doubt = _MAX_MULTIPLE_SPREAD + 3 * math.hypot(_median_error(likely), _median_error(unlikely))
     if abs(np.median(likely) - np.median(unlikely)) > doubt:
@@ -265,7 +262,7 @@ def _describe_reading(side: str, reading: str, multiple: float) -> str:
 
 
 _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
-_LATTICE_MIN_SHARE, _LATTICE_ALL_SHARE = 0.02, 0.995
+_LATTICE_ALL_SHARE = 0.995
 _DECIMAL_DIGITS = range(1, 6)
 _LATTICE_MAX_LOG_PROB = -0.25
 """Log-probs closer to 0 are differences of large logits with few significant bits."""
@@ -293,7 +290,7 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
         for name, bits in _SIGNIFICANT_BITS.items():
             kept = unsure[_lies_on_lattice(unsure, bits)]
             share = len(kept) / max(len(unsure), 1)
-            if share >= _LATTICE_MIN_SHARE and len(np.unique(kept)) >= _LATTICE_MIN_VALUES:
+            if share >= 0.02 and len(np.unique(kept)) >= _LATTICE_MIN_VALUES:
                 spacing = np.ldexp(1.0, np.frexp(np.maximum(np.abs(own), 1e-30))[1] - bits)
                 return _match_low_precision(case, side, name, share, 2.0 ** (bits - 24), spacing)
     return None
@@ -339,24 +336,21 @@ def _match_low_precision(case: Case, side: str, name: str, share: float, chance:
     )
 
 
-_MEANS_MIN_LENGTH, _MEANS_ROW_SHARE, _MEANS_TOLERANCE = 8, 0.9, 0.05
-
-
 def detect_sequence_means(case: Case) -> Detection | None:
-    long = case.counts >= _MEANS_MIN_LENGTH
+    long = case.counts >= 8
     if long.sum() < 3 or np.all(case.x == 0):
         return None
     for side, values, other in case.sides:
         first = values[np.minimum(case.starts, len(values) - 1)]
         one_value = (case.counts > 0) & (case.means(np.abs(values - case.each(first))) == 0)
-        constant, least = long & one_value, max(3, _MEANS_ROW_SHARE * long.sum())
+        constant, least = long & one_value, max(3, 0.9 * long.sum())
         if constant.sum() < least:
             continue
         varies = case.means(np.abs(other - case.each(case.means(other)))) > 0
         if (constant & varies).sum() < least or len(np.unique(first[constant])) < 3:
             continue
         far = np.abs(case.means(other) - first)[constant]
-        mean = float(np.median(far)) < _MEANS_TOLERANCE * max(float(np.median(np.abs(first[constant]))), 0.1)
+        mean = float(np.median(far)) < 0.05 * max(float(np.median(np.abs(first[constant]))), 0.1)
         return Detection(
             "high",
             f"{side}_log_probs contain one number per sequence, repeated on its tokens"
@@ -372,7 +366,7 @@ def detect_sequence_means(case: Case) -> Detection | None:
     return None
 
 
-_CLAMPED_MIN_TOKENS, _CLAMPED_BEYOND_SHARE, _CLAMPED_MAX_BOUND, _CLAMPED_SLACK = 4, 0.8, -0.05, 0.1
+_CLAMPED_MIN_TOKENS = 4
 
 
 def detect_clamped(case: Case) -> Detection | None:
@@ -380,9 +374,9 @@ def detect_clamped(case: Case) -> Detection | None:
         return None
     for side, values, other in case.sides:
         bound = float(values.min())
-        at, slack = values == bound, _CLAMPED_SLACK * abs(bound)
+        at, slack = values == bound, 0.1 * abs(bound)
         count, beyond = int(at.sum()), float((other[at] <= bound + slack).mean())
-        if count < _CLAMPED_MIN_TOKENS or bound > _CLAMPED_MAX_BOUND or beyond < _CLAMPED_BEYOND_SHARE:
+        if count < _CLAMPED_MIN_TOKENS or bound > -0.05 or beyond < 0.8:
             continue
         if len(np.unique(values)) < 4 * _CLAMPED_MIN_TOKENS or len(np.unique(other[at])) < _CLAMPED_MIN_TOKENS:
             continue
@@ -407,13 +401,11 @@ def detect_clamped(case: Case) -> Detection | None:
     return None
 
 
-_FEWEST, _FEW, _SURE = 200, 8, 20
+_FEWEST = 200
 _QUANTILE, _NORMAL = 0.2, 0.2533
 """Use the closest 20% of the tokens for the noise, because most tokens may be wrong."""
-_NEAR, _FAR, _LEAST, _SMALLEST = 4.0, 12.0, 0.25, 1e-4
-_OTHER_WAY, _SLACK, _VIOLATED, _POWER = 0.05, 0.1, 0.04, 0.1
-_BETWEEN, _SPIKE = 0.16, 0.5
-_UNSURE, _ALIKE, _CERTAIN, _TOO_MANY = (-3.0, -0.3), 0.5, 0.8, 2.0
+_POWER = 0.1
+_UNSURE = (-3.0, -0.3)
 _SPOILED = 0.05
 """Share of wrong tokens above which the other tokens are a biased selection."""
 
@@ -433,27 +425,27 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     if doubtful.sum() < _FEWEST:
         return None
     scaled = down / (doubt + 0.02)
-    noise = max(float(np.quantile(np.abs(scaled[doubtful]), _QUANTILE)) / _NORMAL, _SMALLEST)
-    limit = np.maximum(_FAR * noise * (doubt + 0.02), _LEAST)
-    far, near = down < -limit, np.abs(scaled) < _NEAR * noise
+    noise = max(float(np.quantile(np.abs(scaled[doubtful]), _QUANTILE)) / _NORMAL, 1e-4)
+    limit = np.maximum(12.0 * noise * (doubt + 0.02), 0.25)
+    far, near = down < -limit, np.abs(scaled) < 4.0 * noise
     count = int(far.sum())
-    if count < _FEW or _is_constant(own[far]) or _is_constant(other[far]):
+    if count < 8 or _is_constant(own[far]) or _is_constant(other[far]):
         return None
     other_way = float((down > limit).sum()) / count
     between = float(((down < 0) & ~near & ~far & doubtful).sum()) / count
     # Probabilities of two tokens add up to 1 at most. Shuffled pairs show how often others do not.
-    room, slack = np.log(-np.expm1(np.minimum(own[far], -1e-12))), _SLACK + 3 * noise
+    room, slack = np.log(-np.expm1(np.minimum(own[far], -1e-12))), 0.1 + 3 * noise
     violated, shuffled = float((other[far] > room + slack).mean()), np.random.default_rng(0).permutation(other[far])
     possible = shuffled < own[far] - limit[far]
     power = float((shuffled > room + slack)[possible].mean()) if possible.any() else 0.0
     unsure = (own > _UNSURE[0]) & (own < _UNSURE[1])
     spike = float(near[unsure].mean()) / max(float(p[unsure].mean()), 1e-9) if unsure.any() else 0.0
-    shows = power > _POWER or (spike > _SPIKE and between < _BETWEEN)
-    if not shows or other_way >= _OTHER_WAY or violated >= _VIOLATED or between >= 0.5:
+    shows = power > _POWER or (spike > 0.5 and between < 0.16)
+    if not shows or other_way >= 0.05 or violated >= 0.04 or between >= 0.5:
         return None
-    certain = own > np.log(_CERTAIN)
+    certain = own > np.log(0.8)
     allowed, known = float(doubt[certain].sum()), float((far & certain).sum())
-    if max(known - 3 * math.sqrt(known), 0.0) / max(allowed, 1e-9) > _TOO_MANY:
+    if max(known - 3 * math.sqrt(known), 0.0) / max(allowed, 1e-9) > 2.0:
         return None
     # If p > 1/2, the column is the likeliest token's. Tokens sampled with p count 1 / p, a share 1 - p is far off.
     likely = own > np.log(0.5)
@@ -466,7 +458,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         if side == "rollout"
         else ("E[1 / ratio] - 1", ratio.inverse, ratio.inverse_z)
     )
-    sure = count >= _SURE and rows.sum() > 1
+    sure = count >= 20 and rows.sum() > 1
     rival = {"truncated_sampling": "are the token ids and the recorded log-probs about the same tokens?"}
     return Detection(
         "high" if sure else "medium",
@@ -506,4 +498,4 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
 
 def _is_constant(values: Float64s) -> bool:
     _, counts = np.unique(values, return_counts=True)
-    return bool(counts.max() > _ALIKE * len(values))
+    return bool(counts.max() > 0.5 * len(values))

@@ -21,11 +21,9 @@ from mismatchctl.diagnosis.case import (
 )
 
 _FEWEST = 20
-_CONSTANT = 0.995
-_DENSE, _RELATED = 0.01, 0.5
 _AT_ZERO = 0.1
 """Smallest negative log-likelihood divided by the median one."""
-_RUN, _CHANCE, _COMMON, _LONG_RUN = 3, 1e-6, 0.02, 8
+_RUN = 3
 _FEW_ZEROS, _SINGLE = 3, 24
 """Rows with padding, or the length of a single run."""
 _MOST, _FEW_ROWS, _FITS_FEW = 0.5, 0.02, 0.1
@@ -69,7 +67,7 @@ def detect_constant_column(case: Case) -> Detection | None:
         masked = getattr(case, side)[~case.rows.mask]
         masked = masked[np.isfinite(masked)]
         wrong_mask = len(masked) >= _FEWEST and len(np.unique(masked)) > len(masked) / 4  # it varies there
-        if share >= _CONSTANT and not wrong_mask:
+        if share >= 0.995 and not wrong_mask:
             found[side] = value, share
     if not found:
         return None
@@ -155,11 +153,11 @@ def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
     usual = float(((case.r == r) & (case.t == t))[inside].mean()) if inside.any() else 0.0
     least = _RUN
     if usual > 0:
-        least = max(_RUN, math.ceil(math.log(_CHANCE / max(case.size, 1)) / math.log(min(usual, 0.999))))
+        least = max(_RUN, math.ceil(math.log(1e-6 / max(case.size, 1)) / math.log(min(usual, 0.999))))
     if r == 0 and t == 0:  # both sides are certain in runs of repeated text or templates
-        least = max(least, _LONG_RUN)
+        least = max(least, 8)
         longest = case.counts[used].max()
-        if usual > _COMMON and float((case.counts[chosen] == longest).mean()) < _MOST:
+        if usual > 0.02 and float((case.counts[chosen] == longest).mean()) < _MOST:
             return None
     if not is_placeholder(r) or not is_placeholder(t):
         return None  # a text that repeats itself has a constant log-prob too
@@ -173,11 +171,11 @@ def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
 def _are_positive(case: Case) -> bool:
     if len(case.x) < _FEWEST or min(np.std(case.r), np.std(case.t)) == 0:
         return False
-    if min(float((values > POSITIVE_TOLERANCE).mean()) for values in (case.r, case.t)) < _DENSE:
+    if min(float((values > POSITIVE_TOLERANCE).mean()) for values in (case.r, case.t)) < 0.01:
         return False
     middle = float(np.corrcoef(case.r, case.t)[0, 1])
     close = float(np.median(np.abs(case.x))) < 0.1 * float(np.median(np.abs(case.r)) + np.median(np.abs(case.t)))
-    return middle > _RELATED or close
+    return middle > 0.5 or close
 
 
 def _are_negated(case: Case) -> bool:
@@ -298,24 +296,24 @@ def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
     return gapped, segments.spread(first) + rank, starts + rank
 
 
-_BATCH_LONG, _BATCH_SOME, _BATCH_ROWS, _BATCH_OFTEN = 8, 0.02, 4, 0.5
-_BATCH_PURE, _BATCH_GROUPS, _BATCH_Z = 0.95, 3, -4.0
+_BATCH_ROWS = 4
+_BATCH_Z = -4.0
 
 
 def detect_batch_dependent_kernels(case: Case) -> Detection | None:
-    long = case.counts >= _BATCH_LONG
+    long = case.counts >= 8
     if long.sum() < 2 * _BATCH_ROWS:
         return None
     same = (case.means(case.x == 0) == 1.0) & long
     other = long & ~same
-    if min(same.sum(), other.sum()) < max(_BATCH_ROWS, _BATCH_SOME * long.sum()):
+    if min(same.sum(), other.sum()) < max(_BATCH_ROWS, 0.02 * long.sum()):
         return None
     rest = case.without(~other[case.sequence])
-    if rest.noise > BFLOAT16_NOISE or float((rest.x == 0).mean()) > _BATCH_OFTEN:
+    if rest.noise > BFLOAT16_NOISE or float((rest.x == 0).mean()) > 0.5:
         return None
     pure, groups = _by_micro_batch(case, same, long)
     z = _clumping(case, same, long)
-    recorded = pure is not None and pure >= _BATCH_PURE and groups >= _BATCH_GROUPS
+    recorded = pure is not None and pure >= 0.95 and groups >= 3
     if not recorded and z > _BATCH_Z:
         return None
     share = float(same.sum() / long.sum())

@@ -25,19 +25,14 @@ from mismatchctl.diagnosis.case import (
 from mismatchctl.diagnosis.causes.rows import loudness_rise
 from mismatchctl.results.model import Confidence
 
-_NOISE_MIN_TOKENS = 200
 _FLOAT32_SPREAD, _BFLOAT16_SPREAD = 1e-3, 0.05
 """Upper bounds of `Case.spread` for float32 and bfloat16."""
-_TAIL_FACTOR, _TAIL_MIN_NOISE = 12.0, 0.012
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
 """Share of K3 beyond the tail: dense models below, mixtures of experts from and to."""
 _LARGER_MODEL_FACTOR = 3.0
 """Larger or more certain models may have this multiple of the bound, which comes from small models."""
-_NEAR_BOUND_FACTOR = 1.25
-_NOISE_TRACE_SHARE = 0.004
 _CACHE_LIKE = (8.0, 35.0)
 """Kurtosis of the noise of fp8 caches (3 to 22). Dense models have up to 8, mixtures of experts 42 and more."""
-_FITTING_Z = 4.0
 _ROUNDING_BIAS = 1e-6
 """E[ratio] - 1 that rounding to float32 can cause."""
 MIN_STRUCTURE_TOKENS = 3000
@@ -47,7 +42,7 @@ MIN_STRUCTURE_TOKENS = 3000
 @cached_on_case
 def tail_shares(case: Case) -> tuple[float, float]:
     """Return the shares of K3 and of tokens with differences above 12 times the noise."""
-    far = np.abs(case.scaled) > _TAIL_FACTOR * max(case.noise, _TAIL_MIN_NOISE)
+    far = np.abs(case.scaled) > 12.0 * max(case.noise, 0.012)
     whole = float(case.k3.sum())
     return (float(case.k3[far].sum()) / whole if whole > 0 else 0.0), float(far.mean()) if len(far) else 0.0
 
@@ -55,7 +50,7 @@ def tail_shares(case: Case) -> tuple[float, float]:
 def is_plain_noise(case: Case) -> bool:
     share, _ = tail_shares(case)
     small = case.noise < BFLOAT16_NOISE and case.spread < _BFLOAT16_SPREAD
-    return small and share < _LIGHT_TAIL and _is_balanced(case, _FITTING_Z)
+    return small and share < _LIGHT_TAIL and _is_balanced(case, 4.0)
 
 
 def may_be_larger(case: Case) -> bool:
@@ -66,7 +61,7 @@ def may_be_larger(case: Case) -> bool:
 
 def is_near_bound(case: Case) -> bool:
     """Return True if the noise is so close to a bound that its size alone is no evidence."""
-    return BFLOAT16_NOISE <= case.noise < _NEAR_BOUND_FACTOR * BFLOAT16_NOISE
+    return BFLOAT16_NOISE <= case.noise < 1.25 * BFLOAT16_NOISE
 
 
 def _is_balanced(case: Case, most: float = 5.0) -> bool:
@@ -79,7 +74,7 @@ def detect_numerical_noise(case: Case) -> Detection | None:
         return None
     k3, mean = float(case.k3.mean()), float(np.abs(case.x).mean())
     (share, far), uneven = tail_shares(case), _unevenness(case)
-    balanced, few = _is_balanced(case), len(case.x) < _NOISE_MIN_TOKENS
+    balanced, few = _is_balanced(case), len(case.x) < 200
     usual = case.noise < BFLOAT16_NOISE or (may_be_larger(case) and share >= ROUTED_TAIL)
     tailed, cached = share >= _LIGHT_TAIL, _CACHE_LIKE[0] < uneven < _CACHE_LIKE[1] and case.noise > FLOAT32_NOISE
     confidence: Confidence = "low"
@@ -156,7 +151,7 @@ def _describe_trace(case: Case) -> str:
     if case.noise < FLOAT32_NOISE:
         return ""
     shared, z = case.systematic_share
-    if shared < _NOISE_TRACE_SHARE or z < 4:
+    if shared < 0.004 or z < 4:
         return ". Weights or a cache in 8 bits can make the same noise: check the engine's settings"
     return (
         f". {percent(shared)} of the variance depends on the token alone: the sides round the weights differently, "
@@ -164,9 +159,7 @@ def _describe_trace(case: Case) -> str:
     )
 
 
-_CACHE_MIN_LENGTH, _CACHE_Z, _CACHE_SURE_Z, _CACHE_FAR_Z = 36, 2.5, 6.0, 5.0
-_CACHE_SYSTEMATIC_SHARE = 0.02
-_CACHE_ROUNDED_FACTOR = 2.0
+_CACHE_MIN_LENGTH = 36
 _EVEN_Z, _EVEN_SPREAD, _EVEN_MAX_NOISE = 3.0, 1.1, 0.4
 """Noise that is not tied to tokens and has no tail. Dropout has 1.2 times the spread."""
 _CACHE_USUAL_NOISE, _CACHE_MAX_NOISE = 0.07, 0.2
@@ -179,20 +172,20 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     even = abs(shared_z) < _EVEN_Z and case.spread < _EVEN_SPREAD * case.noise
     if case.noise >= _CACHE_MAX_NOISE and not even:
         return None
-    if (shared > _CACHE_SYSTEMATIC_SHARE and shared_z > 4) or case.certain_tokens_differ:
+    if (shared > 0.02 and shared_z > 4) or case.certain_tokens_differ:
         return None
     if case.row_kinds is not None:
         return None
     (growth, z), (share, _) = _loudness_growth(case), tail_shares(case)
-    ratio_z, grows, times = case.calibration.z, z > _CACHE_Z and growth > 0.05, float(np.exp(growth))
-    balanced = abs(ratio_z) < _CACHE_FAR_Z
+    ratio_z, grows, times = case.calibration.z, z > 2.5 and growth > 0.05, float(np.exp(growth))
+    balanced = abs(ratio_z) < 5.0
     size = case.noise < _CACHE_MAX_NOISE if grows else case.noise < _CACHE_USUAL_NOISE and not is_near_bound(case)
     size |= even and not is_near_bound(case)
     plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL  # a cache moves every token
-    rounded = "low_precision_logging" in case.explained and case.noise < _CACHE_ROUNDED_FACTOR * BFLOAT16_NOISE
+    rounded = "low_precision_logging" in case.explained and case.noise < 2.0 * BFLOAT16_NOISE
     confidence: Confidence = "low"
     if balanced and plausible and not rounded:
-        confidence = "high" if grows and z > _CACHE_SURE_Z and case.noise < _CACHE_USUAL_NOISE else "medium"
+        confidence = "high" if grows and z > 6.0 and case.noise < _CACHE_USUAL_NOISE else "medium"
     rivals = {
         "numerical_noise": "the same prompts with the cache in bfloat16 (kv_cache_dtype=auto): is the noise smaller?",
         "random_noise": "score a batch twice with the trainer: with dropout, the results differ",
@@ -241,7 +234,6 @@ def _loudness_growth(case: Case) -> tuple[float, float]:
 
 _ROUTING_NOISE_RANGE = (1e-3, 0.05)
 _ROUTING_FAR, _ROUTING_FARTHER = (12.0, 1.2e-3), (20.0, 3e-4)
-_MAX_EXPERTS_PER_TOKEN = 8
 
 
 def detect_moe_routing(case: Case) -> Detection | None:
@@ -299,7 +291,7 @@ def _experts_per_layer(experts: np.ndarray) -> int:
     """Return the number of experts per layer: the largest group without a repeated expert."""
     some = experts[:: max(1, len(experts) // 512)]
     best = 1
-    for width in range(2, _MAX_EXPERTS_PER_TOKEN + 1):
+    for width in range(2, 8 + 1):
         if experts.shape[1] % width == 0:
             groups = np.sort(some.reshape(-1, width), axis=1)
             if (np.diff(groups, axis=1) != 0).all():
@@ -335,17 +327,16 @@ def _match_tails(case: Case) -> Detection | None:
 
 
 _POSITION_SETTINGS = "rope_theta, ALiBi slopes, window and position_ids of the two sides"
-_OTHER_MODEL_MIN_NOISE, _OTHER_MODEL_Z, _OTHER_MODEL_SURE_Z, _OTHER_MODEL_ZERO_Z = 0.1, 6.0, 10.0, 4.0
 _OTHER_MODEL_COHERENCE = 0.9
 
 
 def detect_other_model(case: Case) -> Detection | None:
-    if case.reshaped or case.filled or case.noise < _OTHER_MODEL_MIN_NOISE or len(case.x) < 500:
+    if case.reshaped or case.filled or case.noise < 0.1 or len(case.x) < 500:
         return None
     if case.column_correlation < UNRELATED_CORRELATION or case.certain_tokens_differ:
         return None
     ratio, direction = case.calibration, case.coherence
-    if ratio.z < _OTHER_MODEL_Z or abs(ratio.inverse_z) > _OTHER_MODEL_ZERO_Z:
+    if ratio.z < 6.0 or abs(ratio.inverse_z) > 4.0:
         return None
     if direction.likely > _OTHER_MODEL_COHERENCE and direction.unlikely < -_OTHER_MODEL_COHERENCE:
         return None
@@ -358,7 +349,7 @@ def detect_other_model(case: Case) -> Detection | None:
         "logprobs mode"
     )
     return Detection(
-        "high" if ratio.z > _OTHER_MODEL_SURE_Z and abs(ratio.inverse_z) < 0.3 * ratio.z else "medium",
+        "high" if ratio.z > 10.0 and abs(ratio.inverse_z) < 0.3 * ratio.z else "medium",
         f"the trainer's column is the distribution that sampled (E[1 / ratio] - 1 = {ratio.inverse:.2g}), the "
         f"rollout's is not (E[ratio] - 1 = {ratio.excess:.2g}): it contains another model's log-probs, off by "
         f"{case.noise:.2g} in the logits",
@@ -373,8 +364,8 @@ def detect_other_model(case: Case) -> Detection | None:
     )
 
 
-_VOCABULARY_Z, _VOCABULARY_MIN_LOSS, _VOCABULARY_MAX_LOSS = 6.0, 2e-4, 0.3
-_VOCABULARY_MAX_NOISE, _VOCABULARY_INNER_Z = 1.5 * BFLOAT16_NOISE, 12.0
+_VOCABULARY_Z = 6.0
+_VOCABULARY_MAX_NOISE = 1.5 * BFLOAT16_NOISE
 
 
 def _match_impossible_tokens(case: Case) -> Detection | None:
@@ -413,11 +404,11 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
         return None
     if case.row_kinds is not None:
         return None  # a different vocabulary affects every row
-    inner = np.abs(case.standard) < _VOCABULARY_INNER_Z
+    inner = np.abs(case.standard) < 12.0
     bounded = np.where(inner, np.expm1(np.where(inner, case.x, 0.0)), 0.0)
     lost, z = float(bounded.mean()), case.clustered_z(bounded)
     ratio = case.calibration
-    if abs(z) < _VOCABULARY_Z or not _VOCABULARY_MIN_LOSS < abs(lost) < _VOCABULARY_MAX_LOSS or lost * ratio.excess < 0:
+    if abs(z) < _VOCABULARY_Z or not 2e-4 < abs(lost) < 0.3 or lost * ratio.excess < 0:
         return None
     fewer, more = ("rollout", "trainer") if lost < 0 else ("trainer", "rollout")
     meaning = "E[ratio] - 1 over the tokens within the noise: 0 for equal vocabularies"
@@ -440,7 +431,6 @@ def detect_other_vocabulary(case: Case) -> Detection | None:
     )
 
 
-_QUANTIZED_MIN_SHARE, _QUANTIZED_TRACE_SHARE, _QUANTIZED_Z, _QUANTIZED_FAR_Z = 0.012, 0.04, 6.0, 6.0
 _QUANTIZED_SLIGHT_BIAS, _QUANTIZED_MAX_DRIFT, _QUANTIZED_MAX_NOISE = 0.03, 0.6, 0.4
 """Limits for quantized weights, which quantization to 4 bits does not reach."""
 
@@ -452,15 +442,15 @@ def detect_quantized_rollout(case: Case) -> Detection | None:
     if case.certain_tokens_differ or case.is_one_sided:
         return None
     (shared, z), (along, along_z) = case.systematic_share, case.drift_correlation
-    if shared < _QUANTIZED_MIN_SHARE or z < _QUANTIZED_Z or not along_z:
+    if shared < 0.012 or z < 6.0 or not along_z:
         return None
     error = np.arctanh(np.clip(along, -0.999, 0.999)) / along_z
     if np.tanh(np.arctanh(np.clip(along, -0.999, 0.999)) + 2 * error) > _QUANTIZED_MAX_DRIFT:
         return None  # stale weights look the same unless learning is excluded
     ratio = case.calibration
-    if abs(ratio.z) > _QUANTIZED_FAR_Z and abs(ratio.excess) > _QUANTIZED_SLIGHT_BIAS:
+    if abs(ratio.z) > 6.0 and abs(ratio.excess) > _QUANTIZED_SLIGHT_BIAS:
         return None
-    if case.noise < BFLOAT16_NOISE and shared < _QUANTIZED_TRACE_SHARE:
+    if case.noise < BFLOAT16_NOISE and shared < 0.04:
         return None
     bound = shared > TOKEN_BOUND_SHARE
     rivals = {"weights_differ": "checksums of the weights; an adapter that one side has not merged looks the same"}
@@ -483,23 +473,18 @@ def detect_quantized_rollout(case: Case) -> Detection | None:
     )
 
 
-_WEIGHTS_MIN_SHARE, _WEIGHTS_Z, _WEIGHTS_SURE_Z = 0.02, 5.0, 8.0
-_WEIGHTS_FAR_Z, _WEIGHTS_SLIGHT_BIAS = 6.0, 0.01
-_WEIGHTS_MIN_RISE, _WEIGHTS_COHERENCE = 1.4, 0.5
-
-
 def detect_weights_differ(case: Case) -> Detection | None:
     if case.reshaped or case.filled or case.noise < BFLOAT16_NOISE or case.column_correlation < UNRELATED_CORRELATION:
         return None
     shared, z = case.systematic_share
-    if shared < _WEIGHTS_MIN_SHARE or z < _WEIGHTS_Z or case.certain_tokens_differ or case.is_one_sided:
+    if shared < 0.02 or z < 5.0 or case.certain_tokens_differ or case.is_one_sided:
         return None
     ratio, (rise, rise_z, _), (likely, _, unlikely, _) = case.calibration, loudness_rise(case), case.coherence
-    sampled = abs(ratio.z) < _WEIGHTS_FAR_Z or abs(ratio.excess) < _WEIGHTS_SLIGHT_BIAS
-    rises, bound = rise > _WEIGHTS_MIN_RISE and rise_z > 4, shared >= TOKEN_BOUND_SHARE
-    turned = likely * unlikely < 0 and min(abs(likely), abs(unlikely)) > _WEIGHTS_COHERENCE
+    sampled = abs(ratio.z) < 6.0 or abs(ratio.excess) < 0.01
+    rises, bound = rise > 1.4 and rise_z > 4, shared >= TOKEN_BOUND_SHARE
+    turned = likely * unlikely < 0 and min(abs(likely), abs(unlikely)) > 0.5
     placed = not bound or rises
-    sure = z > _WEIGHTS_SURE_Z and sampled and len(case.x) >= MIN_STRUCTURE_TOKENS and not placed and not turned
+    sure = z > 8.0 and sampled and len(case.x) >= MIN_STRUCTURE_TOKENS and not placed and not turned
     slight = not bound and is_near_bound(case)  # bfloat16 rounds weights too, each token's in its own way
     meanings = {
         "ratio": "E[ratio] - 1 in standard errors: 0 if the rollout column is the sampling distribution",
@@ -539,18 +524,16 @@ _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 """A gross token is off by this many nats and multiples of the noise, on at most this share of tokens."""
 _TAIL_Z, _TAIL_COUNT_FACTOR = 12.0, 3
 """The tail contains differences above this multiple of the noise."""
-_LOUD_Z, _LOUD_COUNT_FACTOR, _SEAT_MIN_TOKENS = 5.0, 1.5, 5
-_FEW_GROSS, _NEARLY_ALL, _FLIP_Z, _FLIP_SHARE, _FEW_FLIPS = 0.05, 0.9, 4.0, 0.2, 0.01
+_FLIP_SHARE = 0.2
 _CALIBRATED_MEAN = 2.0
 """E[ratio] - 1 of a possible sampling distribution. Unrelated columns have far more."""
-_MIN_K3_SHARE, _MIN_TOKENS = 0.05, 200
+_MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
 """With fewer rows and less variance, the cause may be two kinds of prompts."""
-_BROKEN_Z, _LOUD_NOISE, _CALIBRATED_Z = 8.0, 0.2, 3.0
 
 
 def detect_unexplained(case: Case) -> Detection | None:
-    if len(case.x) < _MIN_TOKENS and not len(mark_gross_tokens(case).nonzero()[0]):
+    if len(case.x) < 200 and not len(mark_gross_tokens(case).nonzero()[0]):
         return None
     return _match_tokens(case) or (
         None if case.filled or case.reshaped else _match_rows(case) or _match_everywhere(case)
@@ -577,15 +560,15 @@ def _match_tokens(case: Case) -> Detection | None:
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     upward = float((case.x[chosen] > 0).mean())
-    flips = abs(case.calibration.z) < _FLIP_Z and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # as experts make them
-    flips &= count < _FEW_FLIPS * len(case.x)
+    flips = abs(case.calibration.z) < 4.0 and _FLIP_SHARE < upward < 1 - _FLIP_SHARE  # as experts make them
+    flips &= count < 0.01 * len(case.x)
     sure = share > 0.3 and sequences > 1 and not case.reshaped and not flips
-    more = bool(case.explained) and share * float(case.k3.sum()) < _NEARLY_ALL * case.whole_k3  # the same cause again
-    sure &= count < _FEW_GROSS * len(case.x) or case.size >= _SURE_ROWS // 2  # a few rows may have a cause of their own
+    more = bool(case.explained) and share * float(case.k3.sum()) < 0.9 * case.whole_k3  # the same cause again
+    sure &= count < 0.05 * len(case.x) or case.size >= _SURE_ROWS // 2  # a few rows may have a cause of their own
     seats = _find_seats(case, chosen)
-    seated = "positions" in seats and count >= _SEAT_MIN_TOKENS  # one long row has many tokens of one worker and step
-    far = [int((np.abs(case.standard) > limit).sum()) for limit in (_LOUD_Z, _GROSS_NOISE_FACTOR)]
-    tail = may_be_larger(case) and far[0] >= _LOUD_COUNT_FACTOR * far[1] and not seated  # as with different experts
+    seated = "positions" in seats and count >= 5  # one long row has many tokens of one worker and step
+    far = [int((np.abs(case.standard) > limit).sum()) for limit in (5.0, _GROSS_NOISE_FACTOR)]
+    tail = may_be_larger(case) and far[0] >= 1.5 * far[1] and not seated  # as with different experts
     examples = case.find_loudest(rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.position[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     size, probability = np.abs(case.x), float(np.exp(np.median(case.t[chosen])))
@@ -667,10 +650,10 @@ def _match_everywhere(case: Case) -> Detection | None:
     (share, _), ratio = tail_shares(case), case.calibration
     if case.column_correlation < UNRELATED_CORRELATION:
         return _match_unrelated(case)
-    broken, told = abs(ratio.z) > _BROKEN_Z and not case.is_greedy, len(case.x) >= MIN_STRUCTURE_TOKENS
+    broken, told = abs(ratio.z) > 8.0 and not case.is_greedy, len(case.x) >= MIN_STRUCTURE_TOKENS
     if case.noise <= BFLOAT16_NOISE and not broken:
         return None  # a usual tail beyond noise is part of the noise finding
-    sure = told and (case.noise > _LOUD_NOISE or broken)
+    sure = told and (case.noise > 0.2 or broken)
     summary = (
         f"the two sides are {np.mean(np.abs(case.x)):.2g} nats apart on average, a noise of {case.noise:.2g} in the "
         f"logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 causes. It does not depend on the "
@@ -702,7 +685,7 @@ def _match_everywhere(case: Case) -> Detection | None:
 def _match_unrelated(case: Case) -> Detection:
     together, ratio = case.column_correlation, case.calibration
     means = (ratio.z, ratio.excess), (ratio.inverse_z, ratio.inverse)
-    sampled = any(abs(z) < _CALIBRATED_Z and mean < _CALIBRATED_MEAN for z, mean in means)
+    sampled = any(abs(z) < 3.0 and mean < _CALIBRATED_MEAN for z, mean in means)
     limit = ", or weights have moved very far, so that one of the two may still be the sampling distribution"
     meaning = "E[ratio] - 1 in standard errors, 0 if the rollout column is the sampling distribution"
     usual = "of the two columns; other weights and settings usually leave it above 0.6"

@@ -26,8 +26,6 @@ from mismatchctl.diagnosis.evidence import TokenMarks
 from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.model import Fact
 
-_DUPLICATE_MIN_SURPRISE = 14.0
-
 
 def compute_t(values: Float64s) -> float:
     return float(values.mean() / (values.std(ddof=1) / np.sqrt(len(values)) + 1e-12))
@@ -39,7 +37,7 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
         return None
     _, first, number = np.unique(sample.hashes, return_index=True, return_inverse=True)
     original, surprise = first[number], -case.sums(np.maximum(case.r, -50.0))
-    long = surprise > _DUPLICATE_MIN_SURPRISE
+    long = surprise > 14.0
     again = long & (original != np.arange(case.size))
     for row in np.flatnonzero(again).tolist():
         again[row] = np.array_equal(_row_values(case, row), _row_values(case, int(original[row])))
@@ -71,7 +69,7 @@ def _row_values(case: Case, row: int) -> np.ndarray:
     return np.concatenate([case.rollout[start:stop], case.train[start:stop]])
 
 
-_IDENTICAL_TOKEN_SHARE, _IDENTICAL_ROW_SHARE, _IDENTICAL_MIN_LENGTH, _IDENTICAL_BY_CHANCE_SHARE = 0.999, 0.02, 16, 0.3
+_IDENTICAL_TOKEN_SHARE = 0.999
 
 
 def _mark_equal(equal: bool, rows: Rows) -> Bools:
@@ -95,12 +93,12 @@ def detect_identical(case: Case) -> Detection | None:
     fact = make_fact("identical_share", share, "share of valid tokens whose two log-probs are the same bits")
     if share >= _IDENTICAL_TOKEN_SHARE:
         return _match_identical(case, tally.tokens, fact)
-    long = case.counts >= _IDENTICAL_MIN_LENGTH
+    long = case.counts >= 16
     same = (case.means(case.x == 0) == 1.0) & long
-    if same.mean() < _IDENTICAL_ROW_SHARE or same.sum() < 3:
+    if same.mean() < 0.02 or same.sum() < 3:
         return None
     others = case.x[~case.each(same)]
-    if len(others) and float((others == 0).mean()) > _IDENTICAL_BY_CHANCE_SHARE:
+    if len(others) and float((others == 0).mean()) > 0.3:
         return None  # engines that often agree to the bit do so throughout some rows
     where, workers = {"sequences": percent(float(same.mean()))}, case.column("worker")
     if len(set(workers[same].tolist())) < len(set(workers.tolist())):
@@ -146,13 +144,13 @@ def _match_identical(case: Case, same: int, fact: Fact) -> Detection:
     )
 
 
-_SWAPPED_MIN_DISTANCE, _SWAPPED_MIN_LENGTH, _SWAPPED_HEAD, _SWAPPED_MAX_ROWS = 0.2, 10, 32, 384
-_SWAPPED_MATCH_FACTOR, _SWAPPED_MIN_ROWS, _SWAPPED_SURE_SHARE, _SWAPPED_CHANCE = 0.35, 2, 0.5, 0.03
+_SWAPPED_MIN_DISTANCE = 0.2
+_SWAPPED_MIN_ROWS, _SWAPPED_SURE_SHARE = 2, 0.5
 
 
 def detect_swapped_rows(case: Case) -> Detection | None:
-    off, long = case.means(np.minimum(np.abs(case.x), 1.0)), case.counts >= _SWAPPED_MIN_LENGTH
-    candidates = np.flatnonzero((off > _SWAPPED_MIN_DISTANCE) & long)[:_SWAPPED_MAX_ROWS]
+    off, long = case.means(np.minimum(np.abs(case.x), 1.0)), case.counts >= 10
+    candidates = np.flatnonzero((off > _SWAPPED_MIN_DISTANCE) & long)[:384]
     if len(candidates) < _SWAPPED_MIN_ROWS:
         return None
     level = _cross_distances(case, candidates)
@@ -161,8 +159,8 @@ def detect_swapped_rows(case: Case) -> Detection | None:
     best = level.argmin(axis=1)
     reached = level[np.arange(len(best)), best]
     usual = np.median(np.where(np.isfinite(level), level, np.nan), axis=1) if len(best) > 2 else own
-    matched = reached < _SWAPPED_MATCH_FACTOR * np.minimum(own, np.nan_to_num(usual, nan=np.inf))
-    if matched.sum() < max(_SWAPPED_MIN_ROWS, _SWAPPED_CHANCE * len(candidates)):
+    matched = reached < 0.35 * np.minimum(own, np.nan_to_num(usual, nan=np.inf))
+    if matched.sum() < max(_SWAPPED_MIN_ROWS, 0.03 * len(candidates)):
         return None
     found = np.isin(np.arange(case.size), candidates[matched])
     most = len(candidates) > _SWAPPED_SURE_SHARE * long.sum() and case.column_correlation < UNRELATED_CORRELATION
@@ -193,7 +191,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
 
 def _cross_distances(case: Case, candidates: Ints) -> Float64s:
     """Return the mean difference between all pairs of rows over their first tokens."""
-    place = np.arange(_SWAPPED_HEAD)
+    place = np.arange(32)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(case.starts[candidates][:, None] + place, len(case.x) - 1)
     rollout, train, weights, heads = case.r[at], case.t[at], inside.astype(np.float64), inside.sum(axis=1)
@@ -204,19 +202,17 @@ def _cross_distances(case: Case, candidates: Ints) -> Float64s:
     return found
 
 
-_CONTEXT_MIN_LENGTH, _CONTEXT_Z, _CONTEXT_MAX_SLOPE, _CONTEXT_SURE_SLOPE = 24, -7.0, -0.1, -0.15
-_CONTEXT_MIN_NOISE = 1e-3
+_CONTEXT_MIN_LENGTH = 24
 _LIKE_WEIGHTS = "Other weights, for example quantized ones, show the same"
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
 """Ratio of early to late differences: quantized weights cause up to 1.4, one lost prompt token 2 and more."""
 
-_BOUNDARIES, _ROWS, _TOKENS, _NEAR = 8, 6, 4, 16
-_JUMP, _JUMP_Z, _JUMP_SURE, _LARGE, _NEARLY_ALL = 0.35, 5.0, 7.0, 1.0, 0.8
-_OUT, _FEWEST = 5.0, 3
+_TOKENS, _NEAR = 4, 16
+_LARGE, _NEARLY_ALL = 1.0, 0.8
 
 
 def detect_context_mismatch(case: Case) -> Detection | None:
-    if case.reshaped or case.noise < _CONTEXT_MIN_NOISE:
+    if case.reshaped or case.noise < 1e-3:
         return None
     if "context_mismatch" in case.explained:
         return None  # a jump at a turn already has a finding
@@ -225,7 +221,7 @@ def detect_context_mismatch(case: Case) -> Detection | None:
         if place is None:
             continue
         slope, z, halves = _loudness_slope(case, place)
-        if z < _CONTEXT_Z and slope < _CONTEXT_MAX_SLOPE and halves[1] < halves[0] - 0.1:
+        if z < -7.0 and slope < -0.1 and halves[1] < halves[0] - 0.1:
             return _match_context(case, boundary, place, slope, z)
     return None
 
@@ -249,18 +245,18 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         return None
     used = case.doubtful
     best: tuple[Float64s, float, int, Ints] | None = None
-    for boundary in range(1, min(int(turn.max()), _BOUNDARIES) + 1):
+    for boundary in range(1, min(int(turn.max()), 8) + 1):
         near = [_mark_nearest(case, used & (turn == boundary - last), last=last) for last in (True, False)]
         counts = [case.sums(part) for part in near]
         rows = np.flatnonzero((counts[0] >= _TOKENS) & (counts[1] >= _TOKENS))
-        if len(rows) < _ROWS:
+        if len(rows) < 6:
             continue
         before, after = (case.part_means(case.loudness, part)[rows] for part in near)
         jump = after - before
         z = max(normal_z(compute_t(jump), len(rows) - 1), _outlying(jump))
         if best is None or z > best[1] + 1:  # of about equally clear boundaries, the first
             best = jump, z, boundary, rows
-    if best is None or best[1] < _JUMP_Z:
+    if best is None or best[1] < 5.0:
         return None
     jump, z, first, rows = best
     concerned = np.zeros(case.size, np.bool_)
@@ -272,7 +268,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
     early = concerned[case.where] & (turn < first)
     mean = float(jump[jump > _LARGE / 2].mean()) if (jump > _LARGE / 2).any() else 0.0
     parts = [case.loudness[used & part] for part in (early, late)]
-    if mean < _JUMP or min(len(part) for part in parts) < _TOKENS:
+    if mean < 0.35 or min(len(part) for part in parts) < _TOKENS:
         return None
     drift = _drift(case, turn, used & concerned[case.where])
     stays = float(parts[1].mean() - parts[0].mean())
@@ -285,7 +281,7 @@ def detect_context_at_turn(case: Case) -> Detection | None:
         "drift": "rise of log |difference| within turns: a difference of positions would rise there too",
     }
     return Detection(
-        "high" if z > _JUMP_SURE else "medium",
+        "high" if z > 7.0 else "medium",
         f"the difference jumps at the start of turn {int(first) + 1} and stays: {sizes[1] / max(sizes[0], 1e-12):.3g} "
         f"times larger from there on{'' if everywhere else f', in {percent(share)} of the rows'}. The two sides saw "
         "different contexts from that turn on",
@@ -321,9 +317,9 @@ def _mark_nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
 def _outlying(jump: Float64s) -> float:
     """Return an approximate z-score of rows whose jump exceeds the jumps of other rows."""
     scatter = 1.4826 * float(np.median(np.abs(jump - np.median(jump))))
-    limit = max(_LARGE, _OUT * scatter)
+    limit = max(_LARGE, 5.0 * scatter)
     up, down = int((jump > limit).sum()), int((jump < -limit).sum())
-    return 3.0 * math.sqrt(up - down) if up >= _FEWEST and down <= 0.2 * up else 0.0
+    return 3.0 * math.sqrt(up - down) if up >= 3 and down <= 0.2 * up else 0.0
 
 
 def _drift(case: Case, turn: Ints, used: Bools) -> float:
@@ -364,7 +360,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     first, rest = float(np.median(size[early])), float(np.median(size[late]))
     times = first / max(rest, 1e-12)
     clear = times >= _CONTEXT_MIN_FACTOR
-    sure = slope < _CONTEXT_SURE_SLOPE and times >= _SURE_FACTOR
+    sure = slope < -0.15 and times >= _SURE_FACTOR
     ratio = case.calibration
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     removed = [cause for cause in case.explained if cause in ("unsampled_tokens", "edited_response")]
@@ -448,9 +444,8 @@ _KIND_TOKENS, _KIND_ROWS, _KIND_PROMPTS, _KIND_PURE = 10, 2, 6, 0.9
 """Tokens per row, rows per prompt, prompts, and the pure share of each."""
 
 
-_POSITION_MIN_FACTOR, _POSITION_SURE_FACTOR, _POSITION_Z, _POSITION_SURE_Z = 2.0, 4.0, 5.0, 8.0
-_POSITION_MIN_LENGTH, _POSITION_MIN_ROWS = 24, 6
-_POSITION_MIN_SPREAD, _POSITION_START = 3.0, 4
+_POSITION_MIN_LENGTH = 24
+_POSITION_MIN_SPREAD = 3.0
 
 
 @cached_on_case
@@ -458,11 +453,11 @@ def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
     """Return the ratio of late to early differences in responses, its z-score, and the two differences."""
     long = case.counts >= _POSITION_MIN_LENGTH
     share = case.place / np.maximum(case.each(case.counts), 1)
-    early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < _POSITION_START), share >= 0.75))
+    early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < 4), share >= 0.75))
     levels = [case.part_means(case.loudness, part) for part in (early, late)]
     known = long & (case.sums(early) >= 2) & (case.sums(late) >= 2)
     rise = (levels[1] - levels[0])[known]
-    if len(rise) < _POSITION_MIN_ROWS:
+    if len(rise) < 6:
         return 1.0, 0.0, (0.0, 0.0)
     size = [float(np.median(np.abs(case.scaled[part & case.each(known)]))) for part in (early, late)]
     return size[1] / max(size[0], 1e-12), normal_z(compute_t(rise), len(rise) - 1), (size[0], size[1])
@@ -473,10 +468,10 @@ def detect_position_mismatch(case: Case) -> Detection | None:
         return None
     case = of_one_version(case)
     factor, z, size = loudness_rise(case)
-    if z < _POSITION_Z or factor < _POSITION_MIN_FACTOR or size[1] / 0.6745 < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
+    if z < 5.0 or factor < 2.0 or size[1] / 0.6745 < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None
     meaning = "median difference (in logits) of the last quarter over the first tokens"
-    sure = factor > _POSITION_SURE_FACTOR and z > _POSITION_SURE_Z and abs(case.calibration.z) < 5
+    sure = factor > 4.0 and z > 8.0 and abs(case.calibration.z) < 5
     return Detection(
         "high" if sure else "medium",
         f"the difference grows {factor:.3g}x from the first tokens to the last quarter of the responses (from "

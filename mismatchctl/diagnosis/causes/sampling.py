@@ -77,11 +77,9 @@ def detect_temperature(case: Case) -> Detection | None:
 _TRUNCATED_ABOVE_RATIO, _TRUNCATED_ABOVE_SHARE = 1e-3, 0.01
 """Log-probs above 0 do not come from a renormalized distribution."""
 _TRUNCATED_STRAY_RATIO = 0.5
-_TRUNCATED_LIGHT_MASS, _TRUNCATED_MIN_MASS = 0.8, 0.3
-_TRUNCATED_Z, _TRUNCATED_COHERENCE, _TRUNCATED_CLEAR_COHERENCE, _TRUNCATED_ZERO_SHARE = -6.0, -0.4, -0.7, 0.005
-_NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR, _NUCLEUS_MISS_RATE = 20, 6, 0.05
-_TRUNCATED_QUANTILE, _NUCLEUS_CONTRADICTION = 0.005, 0.15
-_KEPT_MIN_CUT, _KEPT_NOISE, _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 0.1, 0.03, 30, 4.0
+_TRUNCATED_Z = -6.0
+_TRUNCATED_QUANTILE = 0.005
+_KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 30, 4.0
 _KEPT_MAX_INTERVAL_FACTOR = 3.0
 """Probability mass that noise cannot cut off, number of positions, and z of different list lengths."""
 _TRUNCATED_MIN_CUT, _TRUNCATED_MIN_KEPT, _TRUNCATED_FEW_SHARE = 1e-6, 1e-6, 0.05
@@ -108,28 +106,28 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     above = case.rollout[case.rows.mask]
     if float(((above > _TRUNCATED_ABOVE_RATIO) & (above < _TRUNCATED_STRAY_RATIO)).mean()) > _TRUNCATED_ABOVE_SHARE:
         return None
-    if max(likely, direction.unlikely) < _TRUNCATED_CLEAR_COHERENCE:
+    if max(likely, direction.unlikely) < -0.7:
         bounded = np.expm1(np.minimum(case.x, _TRUNCATED_STRAY_RATIO))
         excess, z = float(bounded.mean()), case.clustered_z(bounded)
     unsure = case.r[case.r < 0]
     certain = (case.r == 0) & (case.t < min(-1e-4, float(unsure.max()) if len(unsure) else 0.0))
     zeros = float(certain.mean())
-    one_sided = max(likely, direction.unlikely) < _TRUNCATED_COHERENCE or (not case.reshaped and _gains_only(case))
+    one_sided = max(likely, direction.unlikely) < -0.4 or (not case.reshaped and _gains_only(case))
     power = compare_same_contexts(case)
     one_sided |= power is not None and power[2] > SAME_SURE_EXPLAINED  # the temperature alone leaves E[ratio] at 1
-    nucleus = zeros > _TRUNCATED_ZERO_SHARE
+    nucleus = zeros > 0.005
     if z > _TRUNCATED_Z or not (one_sided or nucleus) or -excess < _TRUNCATED_MIN_CUT:
         return None
     if float(np.quantile(case.x, _TRUNCATED_FEW_SHARE)) < math.log(_TRUNCATED_MIN_KEPT):
         return None
-    if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < _TRUNCATED_MIN_MASS:
+    if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < 0.3:
         return None  # these log-probs of 0 cannot come from a nucleus of one token
     if power is None:
         setting, told = _describe_setting(case, case.t[certain] if nucleus else None)
     else:
         setting, told = _describe_tempered_setting(case, *power, nucleus)
     kept, below = float(np.exp(np.quantile(case.x, _TRUNCATED_QUANTILE))), float((case.x < 0).mean())
-    plain = nucleus or kept < _TRUNCATED_LIGHT_MASS
+    plain = nucleus or kept < 0.8
     rival = {"other_vocabulary": "the two vocabulary sizes: padding or banned tokens look the same"}
     meaning = "E[ratio] - 1: minus the mass that the sampler cut off; 0 without truncation"
     return Detection(
@@ -198,7 +196,7 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
     mass, p = np.exp(np.minimum(case.x, 0.0)), np.exp(np.minimum(case.t, 0.0))
     ends = float(np.quantile(mass - p, 1 - _TRUNCATED_QUANTILE)), float(np.quantile(mass, _TRUNCATED_QUANTILE))
     length, drift = _estimate_kept_tokens(case, 1 - mass)
-    nucleus = ends[0] - ends[1] < _NUCLEUS_CONTRADICTION
+    nucleus = ends[0] - ends[1] < 0.15
     if certain is not None and nucleus:
         low, p_low, high = (float(np.exp(value)) for value in _estimate_nucleus(certain))
         said = f"top-p of about {p_low:.3g} (a nucleus of one token has log-prob 0, down to probability {p_low:.3g})"
@@ -287,8 +285,8 @@ def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, in
     The mean of 1 / q over samples of q is the number of tokens with any mass. Each position is weighted by its squared
     mass, because small masses are noise.
     """
-    length = _estimate_mean_kept(case, np.maximum(cut - _KEPT_MIN_CUT, 0.0) ** 2)
-    weights = np.where(cut > _KEPT_NOISE, cut, 0.0) ** 2
+    length = _estimate_mean_kept(case, np.maximum(cut - 0.1, 0.0) ** 2)
+    weights = np.where(cut > 0.03, cut, 0.0) ** 2
     order = np.argsort(-cut)
     half = np.zeros(len(cut), np.bool_)
     half[order[: np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2) + 1]] = True
@@ -323,13 +321,10 @@ def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
     the distance of the smallest one.
     """
     ordered = np.sort(certain)
-    count = max(1, min(max(len(ordered) // _NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR), len(ordered) - 1))
-    reach = (_NUCLEUS_MISS_RATE ** (-1 / count) - 1) * float(ordered[min(count, len(ordered) - 1)] - ordered[0])
+    count = max(1, min(max(len(ordered) // 20, 6), len(ordered) - 1))
+    reach = (0.05 ** (-1 / count) - 1) * float(ordered[min(count, len(ordered) - 1)] - ordered[0])
     estimate, above = ordered[len(ordered) // 500], ordered[len(ordered) // 100]
     return float(ordered[0]) - reach, float(estimate), float(above) + reach
-
-
-_AGREE, _ENOUGH, _Z, _LEAST, _SURE_Z, _SURE = 0.1, 500, 6.0, 0.02, 8.0, 0.95
 
 
 def detect_raw_logprobs(case: Case) -> Detection | None:
@@ -370,15 +365,15 @@ def _compare_entropy(case: Case) -> Detection | None:
     """
     entropy = case.token_column("entropy")
     filled = case.filled and {*case.explained} != {"low_precision_logging"}  # rounded columns agree too
-    if entropy is None or case.reshaped or filled or case.noise > _AGREE:
+    if entropy is None or case.reshaped or filled or case.noise > 0.1:
         return None
     known, surprise = np.isfinite(entropy), -(case.r + case.t) / 2
-    if known.sum() < _ENOUGH:
+    if known.sum() < 500:
         return None
     apart = np.where(known, surprise - entropy, 0.0)
     mean, usual, own = (float(values[known].mean()) for values in (apart, entropy, surprise))
     z = case.clustered_z(apart)
-    if usual <= 0 or abs(z) < _Z or abs(mean) < _LEAST * usual:
+    if usual <= 0 or abs(z) < 6.0 or abs(mean) < 0.02 * usual:
         return None
     colder = mean < 0
     kind = (
@@ -387,7 +382,7 @@ def _compare_entropy(case: Case) -> Detection | None:
         else "the sampling distribution is flatter, or the entropy belongs to other tokens or to another temperature"
     )
     return Detection(
-        "high" if colder and abs(z) > _SURE_Z and own / usual < _SURE else "medium",
+        "high" if colder and abs(z) > 8.0 and own / usual < 0.95 else "medium",
         f"the columns agree, but they are not the sampling distribution: the mean negative log-prob is {own:.3g} nats, "
         f"and the recorded entropy is {usual:.3g}. For sampled tokens the two are equal, so {kind}",
         k3=0.0,
@@ -436,8 +431,7 @@ def detect_logit_softcap(case: Case) -> Detection | None:
     )
 
 
-_BIAS_MIN_COUNT, _BIAS_MIN_SIZE, _BIAS_MAX_SPREAD, _BIAS_Z = 6, 0.15, 0.35, 8.0
-_BIAS_MAX_SHARE, _BIAS_MIN_EXPLAINED, _BIAS_SURE_EXPLAINED, _BIAS_FAR_Z = 0.2, 0.4, 0.6, 6.0
+_BIAS_MIN_COUNT = 6
 
 
 def detect_logit_bias(case: Case) -> Detection | None:
@@ -449,23 +443,23 @@ def detect_logit_bias(case: Case) -> Detection | None:
     names, index, counts = np.unique(ids[case.index], return_inverse=True, return_counts=True)
     mean = np.bincount(index, apart) / counts
     spread = np.sqrt(np.maximum(np.bincount(index, apart * apart) / counts - mean * mean, 0.0))
-    steady = (counts >= _BIAS_MIN_COUNT) & (np.abs(mean) > _BIAS_MIN_SIZE) & (spread < _BIAS_MAX_SPREAD * np.abs(mean))
-    steady &= np.abs(mean) > _BIAS_Z * np.maximum(spread, case.noise) / np.sqrt(counts)
+    steady = (counts >= _BIAS_MIN_COUNT) & (np.abs(mean) > 0.15) & (spread < 0.35 * np.abs(mean))
+    steady &= np.abs(mean) > 8.0 * np.maximum(spread, case.noise) / np.sqrt(counts)
     known = counts >= _BIAS_MIN_COUNT
-    if not steady.any() or steady.sum() > _BIAS_MAX_SHARE * known.sum():
+    if not steady.any() or steady.sum() > 0.2 * known.sum():
         return None
     chosen = steady[index]
     held = float(case.k3[chosen].sum() / max(float(case.k3.sum()), 1e-300))
     rest = float(np.median(np.abs(apart[~chosen])))
     size = float(np.median(mean[steady]))
-    if held < _BIAS_MIN_EXPLAINED or rest > 0.3 * abs(size):
+    if held < 0.4 or rest > 0.3 * abs(size):
         return None
     ratio = case.calibration
     sampled = (
-        min(abs(ratio.z), abs(ratio.inverse_z)) < _BIAS_FAR_Z
+        min(abs(ratio.z), abs(ratio.inverse_z)) < 6.0
     )  # a bias leaves both sides distributions, one of which sampled
     return Detection(
-        "high" if held > _BIAS_SURE_EXPLAINED and steady.sum() >= 2 and sampled else "medium",
+        "high" if held > 0.6 and steady.sum() >= 2 and sampled else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
         f"{'higher' if size > 0 else 'lower'} in the rollout's logits at every position, and have {percent(held)} of "
         f"the K3; the others move by {rest:.2g}: one side has a bias on these tokens",
@@ -483,10 +477,7 @@ def detect_logit_bias(case: Case) -> Detection | None:
     )
 
 
-_PENALTY_Z, _PENALTY_SURE_Z, _PENALTY_MIN_DIFFERENCE, _PENALTY_SURE_DIFFERENCE = 6.0, 10.0, 0.4, 0.6
-_PLAIN_Z, _PLAIN_APART = 20.0, 1.5
-_PENALTY_MIN_TOKENS, _PENALTY_NOISE_SHARE, _PENALTY_OTHER_SHARE = 100, 0.3, 0.1
-_PENALTY_PROBABILITY_BINS, _PENALTY_PLACE_BINS = 8, 4
+_PENALTY_MIN_TOKENS = 100
 
 
 @cached_on_case
@@ -513,12 +504,12 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         return None
     up, down = float(np.median(case.scaled[again])), float(np.median(case.scaled[fresh]))
     one, other = sorted((abs(up), abs(down)))  # a penalty moves both, in opposite directions
-    small = abs(up - down) < _PENALTY_NOISE_SHARE * case.noise or one < _PENALTY_OTHER_SHARE * other
+    small = abs(up - down) < 0.3 * case.noise or one < 0.1 * other
     apart, z = _repetition_difference(case, np.clip(case.standard, -4, 4), again)
-    plain = abs(z) > _PLAIN_Z and abs(apart) > _PLAIN_APART and up * apart > 0
+    plain = abs(z) > 20.0 and abs(apart) > 1.5 and up * apart > 0
     if (up * down >= 0 or small) and not plain:
         return None
-    if abs(z) < _PENALTY_Z or abs(apart) < _PENALTY_MIN_DIFFERENCE:
+    if abs(z) < 6.0 or abs(apart) < 0.4:
         return None
     often, facts = before > 2, []
     if often.sum() > _PENALTY_MIN_TOKENS and up:
@@ -527,7 +518,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
         )
         facts = [make_fact("after_two", float(np.median(case.scaled[often])) / up, meaning)]
     side = "rollout" if apart > 0 else "trainer"
-    sure = abs(z) > _PENALTY_SURE_Z and abs(apart) > _PENALTY_SURE_DIFFERENCE
+    sure = abs(z) > 10.0 and abs(apart) > 0.6
     return Detection(
         "high" if sure else "low",  # other weights can change repeated tokens as little
         f"tokens that occurred in the response before are {abs(up):.2g} lower in the logits of the {side} than "
@@ -550,7 +541,7 @@ def detect_logit_penalty(case: Case) -> Detection | None:
 def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
     """Return the mean difference of repeated and new tokens at equal probability and place, and its z-score."""
     bins = np.zeros(len(size), np.int64)
-    for values, parts in ((case.t, _PENALTY_PROBABILITY_BINS), (case.place, _PENALTY_PLACE_BINS)):
+    for values, parts in ((case.t, 8), (case.place, 4)):
         bins = bins * parts + quantile_bins(values, parts)
     number = np.maximum(np.bincount(bins), 1)
     share, mean = (np.bincount(bins, values) / number for values in (again, size))

@@ -32,7 +32,7 @@ from mismatchctl.results.growth import fit_growth
 from mismatchctl.results.model import Confidence, Fact
 
 _LAG_MEANING = "train_version minus rollout_version"
-_LAG_Z, _LAG_POSSIBLE_Z, _LAG_SYSTEMATIC_SHARE, _LAG_DRIFT_CORRELATION = 4.0, 2.0, 0.02, 0.45
+_LAG_Z = 4.0
 
 
 @cached_on_case
@@ -97,9 +97,9 @@ def detect_stale_policy(case: Case) -> Detection | None:
     growth, growth_z = fit_slope(cells) if several else (0.0, 0.0)
     untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens cannot show that model weights differ
     (shared, shared_z), (along, along_z) = untold if case.reshaped else (case.systematic_share, case.drift_correlation)
-    grows, idle = growth_z > _LAG_Z, several and growth_z < _LAG_POSSIBLE_Z
-    weights_differ = shared > _LAG_SYSTEMATIC_SHARE and shared_z > 6
-    learning = along > _LAG_DRIFT_CORRELATION and along_z > _LAG_Z
+    grows, idle = growth_z > _LAG_Z, several and growth_z < 2.0
+    weights_differ = shared > 0.02 and shared_z > 6
+    learning = along > 0.45 and along_z > _LAG_Z
     newest = min([0.0, *lags])  # versions of two sides may have different origins
     behind, ahead = {lag: count for lag, count in lags.items() if lag > newest}, newest < 0
     loud = case.noise > BFLOAT16_NOISE
@@ -189,7 +189,7 @@ def _list_advantage_facts(case: Case) -> list[Fact]:
     return [make_fact("advantage_z", z, meaning, against=z < 2)]
 
 
-_PREFIX_START, _PREFIX_MIN_PROMPTS, _PREFIX_MIN_TOKENS = 24, 8, 3
+_PREFIX_START, _PREFIX_MIN_PROMPTS = 24, 8
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
 """Starts with the same prefix share their noise, without being louder."""
 _PREFIX_MIN_DISTANCE = 0.005
@@ -244,7 +244,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
 def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
     """Return the variance of the log mismatch between prompts, its z-score by ranks, and the values by prompt."""
     number = case.sums(part)
-    told = number >= _PREFIX_MIN_TOKENS
+    told = number >= 3
     counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
     many = counts >= 2
     mine = told & many[case.clusters] if case.size else told
@@ -267,28 +267,25 @@ def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray]
     return between - chance, z, np.where(many, means, np.nan)
 
 
-_STEP_MIN_STEPS, _STEP_Z, _STEP_SURE_Z, _STEP_MIN_FACTOR, _STEP_MAX_SHARE = 4, 5.0, 7.0, 1.35, 0.26
-
-
 def detect_stale_step(case: Case) -> Detection | None:
     found = measure_steps(case)
     level, number = found.level, len(found.steps)
-    if number < _STEP_MIN_STEPS or found.freedom < number:
+    if number < 4 or found.freedom < number:
         return None
     away = level - np.median(level)
     usual = (np.median(np.abs(away)) / 0.6745) ** 2
     extra = max(0.0, float(usual - np.median(found.error**2)))
     error = np.sqrt(found.error**2 * (1 + 1.6 / number) + extra)
     z = np.array([correct_for_tests(normal_z(float(t), found.freedom), number) for t in away / error])
-    out = (z > _STEP_Z) & (away > math.log(_STEP_MIN_FACTOR)) & (found.counts >= MIN_ROWS)
+    out = (z > 5.0) & (away > math.log(1.35)) & (found.counts >= MIN_ROWS)
     count = int(out.sum())
-    if not count or count > _STEP_MAX_SHARE * number or out[-2:].all():
+    if not count or count > 0.26 * number or out[-2:].all():
         return None  # many steps are no exception, and the last ones may start a change
     names = [found.steps[i] for i in np.flatnonzero(out)]
     mine = np.array([step in names for step in case.column("step").tolist()], np.bool_)
     factor, last = math.exp(float(away[out].mean())), bool(out[-1])
     return Detection(
-        "high" if z.max() > _STEP_SURE_Z and not last else "medium",
+        "high" if z.max() > 7.0 and not last else "medium",
         f"step{'s' * (count > 1)} {format_list(names)} differ{'s' * (count == 1)} {factor:.3g} times more than the "
         "others, before and after: a fault in this step that did not last",
         tokens=mine[case.sequence],
@@ -307,9 +304,6 @@ def detect_stale_step(case: Case) -> Detection | None:
     )
 
 
-_WORKER_Z, _WORKER_SURE_Z, _WORKER_MIN_FACTOR = 5.0, 7.0, 1.25
-
-
 def detect_stale_worker(case: Case) -> Detection | None:
     columns = dict.fromkeys(name for name, _, _ in case.evidence.cells if name not in ("", LAG_COLUMN, "run", "step"))
     found = (_match_worker(case, column) for column in columns)
@@ -318,7 +312,7 @@ def detect_stale_worker(case: Case) -> Detection | None:
 
 def _match_worker(case: Case, column: str) -> Detection | None:
     rows = find_deviations(select_cells(case, column))
-    high = [row for row in rows if row.z > _WORKER_Z and row.difference > math.log(_WORKER_MIN_FACTOR)]
+    high = [row for row in rows if row.z > 5.0 and row.difference > math.log(1.25)]
     if not high or len(high) > len(rows) / 2 or len(rows) < 2:
         return None
     values, factor, z = [row.value for row in high], math.exp(high[0].difference), high[0].z
@@ -334,7 +328,7 @@ def _match_worker(case: Case, column: str) -> Detection | None:
     several_lags = len({value for name, _, value in case.evidence.cells if name == LAG_COLUMN}) > 1
     rival = {"quantized_rollout": f"the weight version and the settings (dtype, kernels, cache) that {column} reports"}
     return Detection(
-        "high" if z > _WORKER_SURE_Z else "medium",
+        "high" if z > 7.0 else "medium",
         f"{column} {names} differs {factor:.3g} times more from the trainer than the others in the same steps, because "
         "its weights or settings differ",
         evidence=(
@@ -351,19 +345,16 @@ def _match_worker(case: Case, column: str) -> Detection | None:
     )
 
 
-_GROWTH_MIN_STEPS, _GROWTH_Z, _GROWTH_SURE_Z, _GROWTH_MIN_FACTOR = 6, 5.0, 7.0, 1.25
-
-
 def detect_growing_mismatch(case: Case) -> Detection | None:
     if "weights_never_updated" in case.explained:
         return None  # the growth is its symptom
     found = measure_steps(case)
     steps, scale = found.steps, np.exp(found.level)
-    if len(steps) < _GROWTH_MIN_STEPS or found.freedom < len(steps):
+    if len(steps) < 6 or found.freedom < len(steps):
         return None  # the scatter within steps must be known
     own = fit_growth(steps, scale.tolist(), (scale * found.error).tolist(), "abs_log_ratio")
     z = own.z or 0.0
-    if own.verdict != "grew" or z < _GROWTH_Z or (own.factor or 0.0) < _GROWTH_MIN_FACTOR:
+    if own.verdict != "grew" or z < 5.0 or (own.factor or 0.0) < 1.25:
         return None
     growth = case.growth and case.growth()
     if growth is None or growth.verdict != "grew":
@@ -380,7 +371,7 @@ def detect_growing_mismatch(case: Case) -> Detection | None:
     tell = "rollout_version as reported by the engine, not by the trainer: did the syncs arrive?"
     what = "K3" if growth.metric == "k3" else "|log ratio|"
     return Detection(
-        "medium" if recorded or z < _GROWTH_SURE_Z else "high",
+        "medium" if recorded or z < 7.0 else "high",
         f"{what} {growth.text}",
         tokens=later[case.sequence],
         evidence=(
@@ -406,20 +397,15 @@ def _mean_lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
     return np.array([total / count for count, total in sums.values()])
 
 
-_NEVER_STEPS, _NEVER_ROWS, _NEVER_TOKENS, _NEVER_Z, _NEVER_IDLE, _NEVER_STEADY = 4, 12, 5, 6.0, 3.0, 0.7
-_NEVER_FACTOR, _NEVER_EARLY, _NEVER_TIED, _NEVER_LEARNING = 1.5, 1.15, 0.02, 0.45
-_NEVER_FIRST_Z, _NEVER_TRACKED = 3.0, 0.7
-
-
 def detect_weights_never_updated(case: Case) -> Detection | None:
     lag = version_lag(case.rows)
     if lag is None or case.reshaped or "growing_mismatch" in case.explained:
         return None
     train = np.asarray(case.rows.columns["train_version"], np.float64)
-    known = np.flatnonzero((case.counts >= _NEVER_TOKENS) & np.isfinite(lag))
+    known = np.flatnonzero((case.counts >= 5) & np.isfinite(lag))
     train, lag = train[known], lag[known]
     rollout, ages, lags = train - lag, np.unique(train), np.unique(lag)
-    if len(known) < _NEVER_ROWS or len(ages) < _NEVER_STEPS or len(np.unique(rollout)) < 2:
+    if len(known) < 12 or len(ages) < 4 or len(np.unique(rollout)) < 2:
         return None
     level, age = np.log(case.means(np.abs(case.scaled))[known] + 1e-12), train - ages[0]
     means = np.array([level[train == value].mean() for value in ages])
@@ -428,16 +414,16 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     rise, rise_z, own_z = _slopes(level, np.log1p(age), lag)
     pairs = [np.sign(later - means[i]) for i in range(len(means)) for later in means[i + 1 :]]
     steady = float(np.mean(pairs))  # Kendall's tau of the levels with their order
-    if _first_rise(level, train, ages) < _NEVER_FIRST_Z:
+    if _first_rise(level, train, ages) < 3.0:
         return None  # no rise at first: updates stopped later
-    if rise_z < _NEVER_Z or steady < _NEVER_STEADY or own_z > _NEVER_IDLE or factor < _NEVER_FACTOR:
+    if rise_z < 6.0 or steady < 0.7 or own_z > 3.0 or factor < 1.5:
         return None
-    if early < max(_NEVER_EARLY, factor**0.25):
+    if early < max(1.15, factor**0.25):
         return None
-    if len(lags) > 1 and abs(np.corrcoef(lag, age)[0, 1]) > _NEVER_TRACKED:
+    if len(lags) > 1 and abs(np.corrcoef(lag, age)[0, 1]) > 0.7:
         return None  # the recorded lag also grows and explains the rise
     (shared, shared_z), (along, along_z) = case.systematic_share, case.drift_correlation
-    tied = (shared > _NEVER_TIED and shared_z > 6) or (along > _NEVER_LEARNING and along_z > 4)
+    tied = (shared > 0.02 and shared_z > 6) or (along > 0.45 and along_z > 4)
     meanings = {
         "factor": "mean difference (in logits) at the last two versions over that at the first",
         "halfway": "mean difference at half of the versions over that at the first: above 1 if the growth is steady",
@@ -487,11 +473,9 @@ def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float
     return float(slopes[1]), z[1], z[2] if len(z) > 2 else 0.0
 
 
-_PROBABILITY_BINS = 32
 _MIN_FREEDOM = 12
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
 """Prior for the scatter of steps: 10%, with the weight of 8 steps."""
-_MAX_LOG_WAYS = 500.0
 MIN_ROWS = 4
 """Minimum number of sequences from which the level of a group is estimated."""
 StepKey = tuple[GroupValue, GroupValue]
@@ -571,7 +555,7 @@ def _sum_sample(case: Case, reshaped: bool) -> AllCells:
     """Sum the levels of the sample, without the effect of a temperature or a truncation."""
     rollout = case.rollout
     if reshaped:
-        rollout, bins = rollout.copy(), quantile_bins(case.t, _PROBABILITY_BINS)
+        rollout, bins = rollout.copy(), quantile_bins(case.t, 32)
         for number in np.unique(bins):
             rollout[case.index[bins == number]] += np.median(case.x[bins == number])
     columns = dict.fromkeys(name for name, _, _ in case.evidence.cells)
@@ -642,7 +626,7 @@ def fit_slope(cells: Mapping[StepKey, Float64s]) -> tuple[float, float]:
     if products[-1, -1] > 0.02 * own.sum():
         value, z = _regress(products, freedom)
         ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
-        most = -NormalDist().inv_cdf(math.exp(-ways)) if ways < _MAX_LOG_WAYS else math.inf
+        most = -NormalDist().inv_cdf(math.exp(-ways)) if ways < 500.0 else math.inf
         return value, math.copysign(min(abs(z), most), z)  # at most as sure as one of all permutations
     levels = Levels.of(cells)
     y, error = levels.sums / levels.counts, levels.variance / levels.counts
