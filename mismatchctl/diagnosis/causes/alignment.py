@@ -63,10 +63,7 @@ def _find_breaks(case: Case) -> _Breaks | None:
     size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
     found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
     # Loudness does not need a scale. Gross differences are rare under a temperature or truncation.
-    for values, jump in (
-        (case.loudness, 2.3),
-        ((size > _EDIT_GROSS_DISTANCE).astype(np.float64), 0.3),
-    ):
+    for values, jump in ((case.loudness, 2.3), ((size > _EDIT_GROSS_DISTANCE).astype(np.float64), 0.3)):
         at, score, difference = _best_splits(case, values)
         new = (score > 6.0) & (difference > jump) & _check_breaks(case, size, at) & ~found
         found, split = found | new, np.where(new, at, split)

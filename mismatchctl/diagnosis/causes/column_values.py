@@ -12,12 +12,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Floats
 from mismatchctl.core.formatting import format_count
-from mismatchctl.diagnosis.case import (
-    Case,
-    Detection,
-    make_fact,
-    percent,
-)
+from mismatchctl.diagnosis.case import Case, Detection, make_fact, percent
 from mismatchctl.diagnosis.causes.data_shape import are_probabilities
 from mismatchctl.diagnosis.distributions import estimate_truncation
 
@@ -471,9 +466,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
             make_fact("share", count / len(case.x), "share of tokens that are far above the other side"),
             make_fact("affected", affected, "estimated share of tokens with the likeliest token's log-prob"),
             make_fact(
-                "other_way",
-                other_way,
-                "tokens as far below the other side, per token far above; 0.5 or more for noise",
+                "other_way", other_way, "tokens as far below the other side, per token far above; 0.5 or more for noise"
             ),
             make_fact(
                 "sum_of_both",

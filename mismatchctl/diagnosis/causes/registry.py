@@ -8,15 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from mismatchctl.diagnosis.case import Case, Detection
-from mismatchctl.diagnosis.causes import (
-    alignment,
-    column_values,
-    data_shape,
-    numerics,
-    rows,
-    sampling,
-    staleness,
-)
+from mismatchctl.diagnosis.causes import alignment, column_values, data_shape, numerics, rows, sampling, staleness
 from mismatchctl.diagnosis.distributions import TOP_COLUMNS
 from mismatchctl.diagnosis.evidence import FlagFunction
 from mismatchctl.frameworks.registry import list_settings
