@@ -1,9 +1,8 @@
-"""The state of a diagnosis (sampled tokens and the tokens that are explained), and the result of a test."""
+"""The state of a diagnosis: the sampled tokens of a run, their statistics, and the tokens that are explained."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
 from typing import Any, NamedTuple, TypeVar
@@ -12,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
-from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.core.ratios import compute_k3
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.evidence import Evidence, read_column
 from mismatchctl.results.growth import Growth
-from mismatchctl.results.model import Confidence, Fact
 
 _MAX_LOG_RATIO = 20.0
 _SMALLEST_DOUBT = 0.02  # keeps the noise of near-certain tokens from being scaled up without end
@@ -473,41 +470,7 @@ def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
     return kept
 
 
-Place = tuple[int, int, int]
-"""File, row and position. A negative position means the whole row."""
-
-
-@dataclass(frozen=True)
-class Detection:
-    """Result of a test for a cause.
-
-    `tokens` has flags of the explained tokens [T], which determine `share` and `leaves`. Without `tokens`, `share` is
-    the explained share of the summed |log ratio|, and `leaves` is the remaining case. `k3` is the explained share of
-    K3, if it differs from `share`. If the cause acts `everywhere`, `where` is all tokens by default. `examples` are
-    sampled sequences with `positions` [N], and `places` are examples from the whole dump. `rivals` maps another
-    possible cause to the measurement that distinguishes it. `outside_k3` is true if K3 does not include this data. If
-    the cause `symptom_of` was found, it gets the evidence.
-    """
-
-    confidence: Confidence
-    summary: str
-    share: float = 1.0
-    evidence: tuple[Fact, ...] = ()
-    where: Mapping[str, str] | None = None
-    examples: Ints | None = None
-    positions: Ints | None = None
-    places: tuple[Place, ...] = ()
-    rivals: Mapping[str, str] = field(default_factory=dict)
-    tokens: Bools | None = None
-    leaves: Case | None = None
-    k3: float | None = None
-    everywhere: bool = False
-    outside_k3: bool = False
-    symptom_of: str = ""
-
-
-_MAX_RARE_SHARE, _MIN_CERTAIN_SHARE = 0.3, 0.1
-_MIN_TOKENS = 8
+_MIN_TOKENS, _MAX_RARE_SHARE, _MIN_CERTAIN_SHARE = 8, 0.3, 0.1
 SYSTEMATIC_MEANING = "share of the variance tied to tokens of the vocabulary in every context: weights differ"
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Upper bounds of the noise of the logits in float32 and bfloat16."""
@@ -518,58 +481,6 @@ UNRELATED_CORRELATION = 0.6
 _MIN_RUN_LENGTH = 4
 _PROBABILITY_BINS = 16
 _UNSURE_RANGE, _MIN_INFORMATIVE_TOKENS = (-2.0, -0.2), 50
-
-
-def make_fact(
-    name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None
-) -> Fact:
-    """Create a fact with a value of four significant digits."""
-    ends = None if interval is None else (round_value(interval[0]), round_value(interval[1]))
-    shown = value if value is None or isinstance(value, str) else round_value(value)
-    return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning)
-
-
-def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """Create a fact with the share of some sequences [S].
-
-    Its 95% interval also covers the share with the sequences in `perhaps`.
-    """
-    total, z = max(int(among.sum()), 1), INTERVAL_Z
-
-    def bound(sequences: Bools, sign: int) -> float:
-        share = int((sequences & among).sum()) / total
-        half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-        return min(max((share + z * z / (2 * total) + sign * half) / (1 + z * z / total), 0.0), 1.0)
-
-    ends = bound(found, -1), bound(found if perhaps is None else found | perhaps, 1)
-    return make_fact(name, int((found & among).sum()) / total, meaning, interval=ends)
-
-
-def make_noise_fact(case: Case) -> Fact:
-    return make_fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}")
-
-
-def format_interval(interval: tuple[float, float] | None) -> str:
-    """Format an interval with a trailing space, or return ""."""
-    if interval is None:
-        return ""
-    digits = next((digits for digits in (3, 4, 5) if f"{interval[0]:.{digits}g}" != f"{interval[1]:.{digits}g}"), 3)
-    return f"({interval[0]:.{digits}g} to {interval[1]:.{digits}g}) "
-
-
-def round_value(value: float) -> float | int:
-    """Round to four significant digits. Whole numbers stay exact."""
-    return int(value) if float(value).is_integer() else float(f"{value:.4g}")
-
-
-def format_list(values: Iterable[Any], most: int = 8) -> str:
-    texts = [str(value) for value in values]
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
-
-
-def percent(share: float) -> str:
-    value = 100 * share
-    return f"{value:.3g}%" if abs(value) < 99.95 else f"{value:,.0f}%"
 
 
 @dataclass(frozen=True)

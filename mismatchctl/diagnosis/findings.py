@@ -10,8 +10,9 @@ import numpy as np
 
 from mismatchctl.core.batch import Segments
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import UNRELATED_CORRELATION, Case, Detection, percent
+from mismatchctl.diagnosis.case import UNRELATED_CORRELATION, Case
 from mismatchctl.diagnosis.causes.registry import CAUSES, Cause
+from mismatchctl.diagnosis.detection import Detection, percent
 from mismatchctl.diagnosis.evidence import Evidence
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Confidence, Example, Finding, RivalCause

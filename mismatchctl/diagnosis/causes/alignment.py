@@ -13,17 +13,8 @@ from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.formatting import format_count
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import (
-    BFLOAT16_NOISE,
-    Case,
-    Detection,
-    cached_on_case,
-    format_list,
-    is_placeholder,
-    make_fact,
-    make_share_fact,
-    percent,
-)
+from mismatchctl.diagnosis.case import BFLOAT16_NOISE, Case, cached_on_case, is_placeholder
+from mismatchctl.diagnosis.detection import Detection, format_list, make_fact, make_share_fact, percent
 from mismatchctl.diagnosis.evidence import Tally, TokenMarks
 from mismatchctl.results.model import Confidence
 

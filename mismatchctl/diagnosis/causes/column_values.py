@@ -12,8 +12,9 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Floats
 from mismatchctl.core.formatting import format_count
-from mismatchctl.diagnosis.case import Case, Detection, make_fact, percent
+from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.causes.data_shape import are_probabilities
+from mismatchctl.diagnosis.detection import Detection, make_fact, percent
 from mismatchctl.diagnosis.distributions import estimate_truncation
 
 _PROBABILITIES_MIN_ROWS = 3

@@ -10,15 +10,8 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_number
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
-from mismatchctl.diagnosis.case import (
-    BFLOAT16_NOISE,
-    Case,
-    Detection,
-    is_placeholder,
-    make_fact,
-    make_share_fact,
-    percent,
-)
+from mismatchctl.diagnosis.case import BFLOAT16_NOISE, Case, is_placeholder
+from mismatchctl.diagnosis.detection import Detection, make_fact, make_share_fact, percent
 
 _FEWEST = 20
 _AT_ZERO = 0.1

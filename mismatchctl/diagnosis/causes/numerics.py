@@ -16,13 +16,10 @@ from mismatchctl.diagnosis.case import (
     TOKEN_BOUND_SHARE,
     UNRELATED_CORRELATION,
     Case,
-    Detection,
     cached_on_case,
-    make_fact,
-    make_noise_fact,
-    percent,
 )
 from mismatchctl.diagnosis.causes.rows import loudness_rise
+from mismatchctl.diagnosis.detection import Detection, make_fact, make_noise_fact, percent
 from mismatchctl.results.model import Confidence
 
 _FLOAT32_SPREAD, _BFLOAT16_SPREAD = 1e-3, 0.05

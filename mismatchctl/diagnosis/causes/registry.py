@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from mismatchctl.diagnosis.case import Case, Detection
+from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.causes import alignment, column_values, data_shape, numerics, rows, sampling, staleness
+from mismatchctl.diagnosis.detection import Detection
 from mismatchctl.diagnosis.distributions import TOP_COLUMNS
 from mismatchctl.diagnosis.evidence import FlagFunction
 from mismatchctl.frameworks.registry import list_settings

@@ -10,18 +10,9 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_count
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnosis.case import (
-    BFLOAT16_NOISE,
-    UNRELATED_CORRELATION,
-    Case,
-    Detection,
-    cached_on_case,
-    format_list,
-    make_fact,
-    make_share_fact,
-    percent,
-)
+from mismatchctl.diagnosis.case import BFLOAT16_NOISE, UNRELATED_CORRELATION, Case, cached_on_case
 from mismatchctl.diagnosis.causes.staleness import of_one_version
+from mismatchctl.diagnosis.detection import Detection, format_list, make_fact, make_share_fact, percent
 from mismatchctl.diagnosis.evidence import TokenMarks
 from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.model import Fact

@@ -8,16 +8,8 @@ import numpy as np
 
 from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.core.formatting import INTERVAL_Z
-from mismatchctl.diagnosis.case import (
-    Case,
-    Detection,
-    cached_on_case,
-    format_interval,
-    format_list,
-    make_fact,
-    percent,
-    quantile_bins,
-)
+from mismatchctl.diagnosis.case import Case, cached_on_case, quantile_bins
+from mismatchctl.diagnosis.detection import Detection, format_interval, format_list, make_fact, percent
 from mismatchctl.diagnosis.distributions import (
     SAME_SURE_EXPLAINED,
     Truncation,

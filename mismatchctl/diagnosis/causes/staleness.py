@@ -18,13 +18,10 @@ from mismatchctl.diagnosis.case import (
     FLOAT32_NOISE,
     SYSTEMATIC_MEANING,
     Case,
-    Detection,
     cached_on_case,
-    format_list,
-    make_fact,
-    percent,
     quantile_bins,
 )
+from mismatchctl.diagnosis.detection import Detection, format_list, make_fact, percent
 from mismatchctl.diagnosis.evidence import LAG_COLUMN, GroupValue, sum_levels, version_lag
 from mismatchctl.diagnosis.evidence import LevelSums as AllCells
 from mismatchctl.measure.metrics.metric import normal_z

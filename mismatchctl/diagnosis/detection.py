@@ -1,0 +1,97 @@
+"""The result of a test for a cause, its facts, and the format of their numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mismatchctl.core.batch import Bools, Ints
+from mismatchctl.core.formatting import INTERVAL_Z
+from mismatchctl.diagnosis.case import BFLOAT16_NOISE, Case
+from mismatchctl.results.model import Confidence, Fact
+
+Place = tuple[int, int, int]
+"""File, row and position. A negative position means the whole row."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Result of a test for a cause.
+
+    `tokens` has flags of the explained tokens [T], which determine `share` and `leaves`. Without `tokens`, `share` is
+    the explained share of the summed |log ratio|, and `leaves` is the remaining case. `k3` is the explained share of
+    K3, if it differs from `share`. If the cause acts `everywhere`, `where` is all tokens by default. `examples` are
+    sampled sequences with `positions` [N], and `places` are examples from the whole dump. `rivals` maps another
+    possible cause to the measurement that distinguishes it. `outside_k3` is true if K3 does not include this data. If
+    the cause `symptom_of` was found, it gets the evidence.
+    """
+
+    confidence: Confidence
+    summary: str
+    share: float = 1.0
+    evidence: tuple[Fact, ...] = ()
+    where: Mapping[str, str] | None = None
+    examples: Ints | None = None
+    positions: Ints | None = None
+    places: tuple[Place, ...] = ()
+    rivals: Mapping[str, str] = field(default_factory=dict)
+    tokens: Bools | None = None
+    leaves: Case | None = None
+    k3: float | None = None
+    everywhere: bool = False
+    outside_k3: bool = False
+    symptom_of: str = ""
+
+
+def make_fact(
+    name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None
+) -> Fact:
+    """Create a fact with a value of four significant digits."""
+    ends = None if interval is None else (round_value(interval[0]), round_value(interval[1]))
+    shown = value if value is None or isinstance(value, str) else round_value(value)
+    return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning)
+
+
+def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
+    """Create a fact with the share of some sequences [S].
+
+    Its 95% interval also covers the share with the sequences in `perhaps`.
+    """
+    total, z = max(int(among.sum()), 1), INTERVAL_Z
+
+    def bound(sequences: Bools, sign: int) -> float:
+        share = int((sequences & among).sum()) / total
+        half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+        return min(max((share + z * z / (2 * total) + sign * half) / (1 + z * z / total), 0.0), 1.0)
+
+    ends = bound(found, -1), bound(found if perhaps is None else found | perhaps, 1)
+    return make_fact(name, int((found & among).sum()) / total, meaning, interval=ends)
+
+
+def make_noise_fact(case: Case) -> Fact:
+    return make_fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}")
+
+
+def format_interval(interval: tuple[float, float] | None) -> str:
+    """Format an interval with a trailing space, or return ""."""
+    if interval is None:
+        return ""
+    digits = next((digits for digits in (3, 4, 5) if f"{interval[0]:.{digits}g}" != f"{interval[1]:.{digits}g}"), 3)
+    return f"({interval[0]:.{digits}g} to {interval[1]:.{digits}g}) "
+
+
+def round_value(value: float) -> float | int:
+    """Round to four significant digits. Whole numbers stay exact."""
+    return int(value) if float(value).is_integer() else float(f"{value:.4g}")
+
+
+def format_list(values: Iterable[Any], most: int = 8) -> str:
+    texts = [str(value) for value in values]
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def percent(share: float) -> str:
+    value = 100 * share
+    return f"{value:.3g}%" if abs(value) < 99.95 else f"{value:,.0f}%"
