@@ -303,9 +303,8 @@ def _make_reference_finding(sides: Sides, named: Sequence[str]) -> Finding:
         cause="faulty_reference",
         confidence="medium" if named else "low",
         title="The reference, or both sides alike",
-        summary=f"the reference is {far:.2g} from both sides (rms, nats), and the two sides are "
-        f"{sides.gap_rms:.2g} from each "
-        f"other{shows}. Either the reference is wrong, or both sides have the same error.",
+        summary=f"the reference is {far:.2g} from both sides (rms, nats), and the two sides are {sides.gap_rms:.2g} "
+        f"from each other{shows}. Either the reference is wrong, or both sides have the same error.",
         evidence=[
             Fact(name="from_reference", value=far, meaning="the smaller of the two root mean square errors, nats"),
             Fact(name="from_each_other", value=sides.gap_rms, meaning="root mean square of the gap, nats"),

@@ -88,9 +88,8 @@ def detect_edited_response(case: Case) -> Detection | None:
         confidence = "low" if noisy else "medium"
     return Detection(
         confidence,
-        f"in {percent(share)} of the sequences, both sides agree up to a position (median difference "
-        f"{agrees:.2g} nats) "
-        f"and not after it ({level:.2g} nats): the response was changed after it was sampled",
+        f"in {percent(share)} of the sequences, both sides agree up to a position (median difference {agrees:.2g} "
+        f"nats) and not after it ({level:.2g} nats): the response was changed after it was sampled",
         share=case.share(case.marked(breaks.after)),
         evidence=(
             make_share_fact("sequences", found, long, meaning),
@@ -138,8 +137,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
     return Detection(
         "high" if rows >= 8 else "medium",
         f"in {share} of the sequences, both sides agree before and after a span of about {span} tokens (median "
-        f"difference "
-        f"{agrees:.2g} nats) and not in the span ({level:.2g} nats): the span was changed after sampling",
+        f"difference {agrees:.2g} nats) and not in the span ({level:.2g} nats): the span was changed after sampling",
         tokens=tokens,
         evidence=(
             make_share_fact("sequences", found, used, "share of sequences that disagree in one span only"),

@@ -374,9 +374,8 @@ def _match_impossible_tokens(case: Case) -> Detection | None:
     return Detection(
         "medium",
         f"{format_count(tally.tokens, 'sampled token')} in {format_count(tally.sequences, 'row')} "
-        f"{'have' if tally.tokens > 1 else 'has'} probability 0 in the trainer (log-prob -inf): the trainer "
-        f"masks tokens that "
-        "the engine can sample. K3 does not include these tokens",
+        f"{'have' if tally.tokens > 1 else 'has'} probability 0 in the trainer (log-prob -inf): the trainer masks "
+        "tokens that the engine can sample. K3 does not include these tokens",
         share=share,
         evidence=(
             make_fact("tokens", tally.tokens, "valid tokens whose train log-prob is -inf"),
