@@ -120,11 +120,11 @@ def doctor(ctx: typer.Context, verbose: bool = False, json: bool = False) -> Non
 
     from mismatchctl.api.doctor import inspect_machine, list_dependencies, run_self_test
     from mismatchctl.cli.settings import find_unread_variables, read_settings
-    from mismatchctl.report.pages.checks import SettingRow, doctor_document
+    from mismatchctl.report.pages.checks import doctor_document
 
     group: Any = ctx.parent.command if ctx.parent else None
     settings = [
-        SettingRow(verb, flag, value, where)
+        {"verb": verb, "flag": flag, "value": value, "where": where}
         for verb, chosen in read_settings(group).items()
         for flag, (value, where) in chosen.items()
     ]
@@ -134,7 +134,7 @@ def doctor(ctx: typer.Context, verbose: bool = False, json: bool = False) -> Non
         "sound": sound,
         "machine": asdict(here),
         "dependencies": [asdict(package) | {"fits": package.fits} for package in needed],
-        "settings": [asdict(setting) for setting in settings],
+        "settings": settings,
         "unread_variables": unread,
         "self_test": [asdict(check) | {"passed": check.passed} for check in checks],
     }

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from mismatchctl.cli import output as out
-from mismatchctl.errors import EXIT_CANNOT_JUDGE, ConfigError
+from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from mismatchctl.api.integration import Edit, Integration
-    from mismatchctl.data.reader import FileCheck
 
 RUNS = ("dense", "moe")
 SAMPLE_FOLDER = "sample_data"
@@ -26,6 +25,7 @@ Next: set MODEL and ENGINE in ci/record.py, then record a first dump and save it
 
 Commit the files. From then on the job compares each change with ci/mismatch.json.
 """
+_AFTER_THE_FIRST_STEP = "After the first step: mismatchctl analyze dumps/"
 BACKUP_SUFFIX = ".orig"
 
 
@@ -88,7 +88,6 @@ def init(
     write: bool = False,
     patch: Path | None = None,
     root: Path | None = None,
-    check: str | None = None,
     framework: str = "",
     gitlab: bool = False,
     force: bool = False,
@@ -100,7 +99,7 @@ def init(
     writes ci/record.py, prompts and a workflow to the working directory.
     """
     if name == CI:
-        if write or patch or root or check:
+        if write or patch or root:
             raise ConfigError("init ci only works with the options --framework, --gitlab and --force")
         return _write_ci(framework, gitlab, force, quiet)
     if framework or gitlab:
@@ -108,9 +107,7 @@ def init(
     from mismatchctl.api.integration import read_integration
 
     integration = read_integration(name)
-    if check is not None:
-        _check_dump(check)
-    elif write or patch is not None:
+    if write or patch is not None:
         _patch(integration, patch, root, quiet)
     else:
         typer.echo(_describe(integration, root), nl=False)
@@ -139,7 +136,7 @@ def _describe(integration: Integration, root: Path | None) -> str:
     own = any(not edit.file for edit in integration.edits)
     lines += ["", *([f"# {integration.note}"] if integration.note else [])]
     lines.append(f"# Insert: mismatchctl init {name} {f'--patch {script}' if own else '--write'}")
-    return "\n".join([*lines, f"# After the first step: mismatchctl init {name} --check dumps/", ""])
+    return "\n".join([*lines, f"# {_AFTER_THE_FIRST_STEP}", ""])
 
 
 def _place_of_edit(edit: Edit, source: Path | None) -> str:
@@ -181,7 +178,7 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
         out.print_message("the code is already there: no file was changed", quiet)
     if integration.note:
         out.print_message(integration.note, quiet)
-    out.print_message(f"After the first step: mismatchctl init {integration.name} --check dumps/", quiet)
+    out.print_message(_AFTER_THE_FIRST_STEP, quiet)
 
 
 def _patched_files(path: Path, text: str, edits: list[Edit]) -> list[tuple[Path, bytes]]:
@@ -211,37 +208,6 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: this is a folder; name a Python file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: expected a Python file in UTF-8") from None
-
-
-def _check_dump(path: str) -> None:
-    """Print in one line whether the dump can be analyzed, and the likely cause if its columns do not fit."""
-    from mismatchctl.data.reader import check_files
-    from mismatchctl.frameworks.registry import column_aliases
-
-    files = check_files([path], aliases=column_aliases())
-    problem = next((_describe_problem(file) for file in files if not file.sound), None)
-    if problem is not None:
-        out.print_message(f"error: {path} cannot be used yet: {problem}")
-        raise typer.Exit(EXIT_CANNOT_JUDGE)
-    from mismatchctl.api.diagnose import diagnose
-    from mismatchctl.results.summary import HARMLESS_CAUSES
-
-    findings = [finding for found in diagnose([path]).runs.values() for finding in found]
-    grave = next(
-        (one for one in findings if one.confidence != "low" and one.cause not in HARMLESS_CAUSES - {"identical"}), None
-    )
-    columns = {column.name for column in files[0].recognized}
-    missing = ", ".join(name for name in ("prompt_id", "response_mask", "step") if name not in columns)
-    size = f"{sum(file.sequences for file in files):,} sequences, {sum(file.tokens for file in files):,} tokens"
-    verdict = f"look at this first: {grave.title}" if grave else "the two log-probs belong to the same tokens"
-    typer.echo(f"{path}: usable, {size}{f', without {missing}' if missing else ''}; {verdict}")
-
-
-def _describe_problem(file: FileCheck) -> str:
-    if file.error is not None:
-        return f"{file.path}: {file.error}"
-    bad = file.bad[0]
-    return f"{file.path}, row {bad.row}, column {bad.column}: {bad.problem} ({bad.sequences:,} sequences)"
 
 
 def _write_ci(framework: str, gitlab: bool, force: bool, quiet: bool) -> None:

@@ -305,10 +305,8 @@ def test_logs_work_without_a_framework(tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.1").write_bytes(
         b"".join(map(record, [event(s, simple("lr", s)) for s in range(3)]))
     )
-    page = tmp_path / "page.html"
-    done = run("analyze", dump, "--against", tmp_path / "events.out.tfevents.1", "--json", "--html", page, code=0)
+    done = run("analyze", dump, "--against", tmp_path / "events.out.tfevents.1", "--json", code=0)
     assert '"lags":{"lr":' in done.stdout
-    assert "lr, as logged" in page.read_text()
 
 
 def test_logs_one_step_late_are_shifted(tmp_path: Path) -> None:

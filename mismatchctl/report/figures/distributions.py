@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import INTERVAL_Z, escape_terminal, format_number, shorten
+from mismatchctl.core.formatting import escape_terminal, format_number, shorten
 from mismatchctl.diagnosis.layer_reports.model import LayerReport
-from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine, to_floats
+from mismatchctl.report.figures.figure import Axis, Figure, Marks, ReferenceLine, interval_line, to_floats
 from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 
 MAX_RUNS = 6
@@ -149,12 +149,10 @@ def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | Non
     subject, axis, noun, caption = QUANTITIES.get(quantity, (f"K3 by {quantity}", quantity, quantity, ""))
     marks = []
     for color, (side, found) in enumerate(shown.items()):
-        k3, reach = to_floats(found.k3), INTERVAL_Z * np.nan_to_num(to_floats(found.k3_se))
-        k3 = np.where(k3 > 0, k3, np.nan)
         bins = [format_bin(found, index) for index in range(len(found.low))]
-        ends = (np.maximum(k3 - reach, k3 / 10).tolist(), np.minimum(k3 + reach, 10 * k3).tolist())
+        places = bin_positions(found)
         marks.append(
-            Marks("line", shorten(side, 24), bin_positions(found), k3.tolist(), *ends, color=color, labels=bins)
+            interval_line(shorten(side, 24), places, found.k3, found.k3_se, log=True, color=color, labels=bins)
         )
     first = next(iter(shown.values()))
     places = sorted({place for found in shown.values() for place in bin_positions(found)})

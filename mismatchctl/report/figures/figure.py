@@ -276,20 +276,28 @@ def line_marks(
     series: Mapping[str, Series], key: str, name: str, steps: StepAxis, color: int = 0, *, log: bool = False,
     band: bool = True, run: int | None = None,
 ) -> Marks | None:  # fmt: skip
-    """Return a metric over the steps as a line. On a log axis, intervals end within a factor of 10."""
+    """Return a metric over the steps as a line, if any step has a value."""
     chosen = series.get(key) or Series(value=[None] * len(steps.places))
-    values, errors = to_floats(chosen.value), np.nan_to_num(to_floats(chosen.se or [None] * len(chosen.value)))
-    low, high = values - INTERVAL_Z * errors, values + INTERVAL_Z * errors
-    for index, interval in enumerate(chosen.interval or ()):
+    se, intervals = (chosen.se, chosen.interval) if band else (None, None)
+    made = interval_line(name, steps.places, chosen.value, se or (), intervals or (), log=log, color=color, run=run)
+    return made if np.isfinite(to_floats(made.y)).any() else None  # type: ignore[arg-type]
+
+
+def interval_line(
+    name: str, x: Sequence[Cell], y: Sequence[float | None], se: Sequence[float | None] = (),
+    intervals: Sequence[tuple[float, float] | None] = (), *, log: bool = False, **more: Any,
+) -> Marks:  # fmt: skip
+    """Return a line with its 95% intervals. On a log axis, intervals end within a factor of 10."""
+    values, reach = to_floats(y), INTERVAL_Z * np.nan_to_num(to_floats(se or [None] * len(y)))
+    low, high = values - reach, values + reach
+    for index, interval in enumerate(intervals):
         if interval is not None:
             low[index], high[index] = interval
     if log:
         values = np.where(values > 0, values, np.nan)
         low, high = np.maximum(low, values / 10), np.minimum(high, values * 10)
-    made = Marks("line", name, steps.places, values.tolist(), color=color, run=run)
-    if band and (high > low).any():
-        made = replace(made, low=low.tolist(), high=high.tolist())
-    return made if np.isfinite(values).any() else None
+    ends = (low.tolist(), high.tolist()) if (high > low).any() else ((), ())
+    return Marks("line", name, x, values.tolist(), *ends, **more)
 
 
 def to_floats(values: Sequence[float | None]) -> Float64s:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import escape_terminal, format_label, shorten
+from mismatchctl.core.formatting import format_label, shorten
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.report.figures import figure as fig
 from mismatchctl.report.figures.distributions import breakdowns_figure, distribution_figure, joint_figure
@@ -18,8 +15,8 @@ from mismatchctl.results.model import NOT_RECORDED, Groups, RunResult, Series, V
 from mismatchctl.results.summary import get_summary
 
 K3_AXIS = "K3 (nats/token)"
-MAX_CORRECTIONS, MAX_LOGGED, MAX_PRESET_RUNS = 12, 24, 3
-"""Maximum corrections in one figure, figures of a run's log, and runs with presets in one figure."""
+MAX_CORRECTIONS, MAX_PRESET_RUNS = 12, 3
+"""Maximum corrections in one figure, and runs with presets in one figure."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,6 @@ CORRECTION_TRENDS = (
 )  # fmt: skip
 SELECTION_AXES = {"reward": "mean reward", "advantage": "mean advantage", "length": "mean length (tokens)"}
 _BRIEF_CHARTS = ("abs", "ratio", "ess", "reward", "rejected_tokens", "k3_kept", "loss_scale")
-_IMPORTANT_NAMES = ("kl", "k3", "grad", "reward", "score", "entropy", "ppl", "loss", "length", "clip", "ess", "reject")
 
 
 def k3_figure(
@@ -162,29 +158,6 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = 
     y = Axis(chart.axis, "log" if log else "linear", percent=chart.scale == "percent")
     figure = Figure(name, title, f"{chart.subject} over the steps", chart.caption, steps.axis, y, tuple(marks), rules)
     return figure if marks else None
-
-
-def log_figures(run: RunResult, prefix: str) -> Iterator[Figure]:
-    """Yield the response length, and the values of the run's log, the most informative first."""
-    steps = fig.StepAxis(run.groups.labels)
-    tokens, sequences = (fig.to_floats(run.groups.series(key).value) for key in ("tokens", "sequences"))
-    with np.errstate(all="ignore"):
-        lengths = np.where(sequences > 0, tokens / sequences, np.nan)
-    series: list[tuple[str, str, str, Float64s]] = [("length", "Response length", "tokens per response", lengths)]
-
-    def rank(name: str) -> tuple[bool, int, str]:
-        word = next((at for at, part in enumerate(_IMPORTANT_NAMES) if part in name.lower()), len(_IMPORTANT_NAMES))
-        return name not in run.lags or run.lags[name].steps is None, word, name
-
-    for place, key in enumerate(sorted(run.log, key=rank)[:MAX_LOGGED]):
-        lag = run.lags.get(key)
-        title = f"{shorten(key, 60)}, as logged"
-        title += f": K3 {lag.text}" if lag is not None and lag.steps is not None else ""
-        series.append((f"log-{place}", title, shorten(key, 28), fig.to_floats(run.log[key])))
-    for key, title, label, values in series:
-        if np.isfinite(values).sum() > 1:
-            marks = (Marks("line", label, steps.places, values.tolist()),)
-            yield Figure(f"{prefix}{key}", escape_terminal(title), title, "", steps.axis, Axis(label), marks)
 
 
 REJECTED_AXIS = Axis(
@@ -308,7 +281,7 @@ def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dic
     drift = any(key.startswith("drift_") for key in groups.metrics)
     tradeoff = [corrections_figure({"": run}, f"{prefix}corrections")] if corrections else []
     found: dict[str, Iterable[Figure | None]] = {
-        "trends": [*first, *trends(CHARTS, prefix), *(log_figures(run, prefix) if several and not brief else ())],
+        "trends": [*first, *trends(CHARTS, prefix)],
         "distributions": [
             distribution_figure(run.distribution, f"{prefix}distribution"),
             None if brief else joint_figure(run.joint, f"{prefix}joint"),

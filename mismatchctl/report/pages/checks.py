@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.core.formatting import format_bytes, format_count, format_label, shorten
@@ -116,33 +115,22 @@ def _trap_card(finding: LintMessage) -> Card:
     return Card(finding.level, finding.level, finding.place or "the whole", lines=lines)
 
 
-@dataclass(frozen=True)
-class SettingRow:
-    """The default of one option of one command, and where it was set."""
-
-    verb: str
-    flag: str
-    value: Any
-    where: str
-
-
 _CheckedFact = tuple[str, str, bool]
 """A line of the check: name, text, and True if the value is as required."""
 
 
 def doctor_document(
-    machine: Machine, dependencies: Sequence[Dependency], settings: Sequence[SettingRow], unread: Sequence[str],
+    machine: Machine, dependencies: Sequence[Dependency], settings: Sequence[Mapping[str, Any]], unread: Sequence[str],
     checks: Sequence[SelfTestCheck], *, whole: bool = True,
 ) -> Document:  # fmt: skip
     packages = []
     for package in dependencies:
         version = package.version or ("absent, optional" if package.optional else "absent")
-        packages.append(
-            (package.name, version + ("" if package.fits else f" (wanted: {package.wanted})"), package.fits)
-        )
+        wanted = "" if package.fits else f" (wanted: {package.wanted})"
+        packages.append((package.name, f"{version}{wanted}", package.fits))
     chosen = [
-        (f"{setting.verb} --{setting.flag.replace('_', '-')}", f"{setting.value}, from {setting.where}", True)
-        for setting in settings
+        (f"{row['verb']} --{row['flag'].replace('_', '-')}", f"{row['value']}, from {row['where']}", True)
+        for row in settings
     ]
     ignored = [(name, "this setting is ignored, because no command has this option", False) for name in unread]
     failed = sum(not check.passed for check in checks)
@@ -153,18 +141,13 @@ def doctor_document(
         names = f"; wrong versions: {', '.join(wrong)}" if wrong else ""
         title = f"mismatchctl {machine.version} does not work here ({tests} passed{names})"
     doc = Document(Headline(title, status="FAIL" if failed or wrong else "OK", subtitle="doctor"))
-    tested = _fact_section("Self-test", _self_test_facts(checks))
+    facts, tested = list(_machine_facts(machine)), _fact_section("Self-test", _self_test_facts(checks))
     if whole:
-        none = ("", "all options have their defaults", True)
-        return doc.add(
-            _fact_section("Machine", _machine_facts(machine)),
-            _fact_section(
-                "Packages", packages or [("", "unknown, because mismatchctl is not installed as a package", True)]
-            ),
-            _fact_section("Settings", [*chosen, *ignored] or [none]),
-            tested,
-        )
-    facts = [fact for fact in _machine_facts(machine) if fact[0] in ("python", "threads", "memory", "devices")]
+        packages = packages or [("", "unknown, because mismatchctl is not installed as a package", True)]
+        settings_facts = [*chosen, *ignored] or [("", "all options have their defaults", True)]
+        named = {"Machine": facts, "Packages": packages, "Settings": settings_facts}
+        return doc.add(*(_fact_section(*each) for each in named.items()), tested)
+    facts = [fact for fact in facts if fact[0] in ("python", "threads", "memory", "devices")]
     facts += [*(fact for fact in packages if not fact[2]), *chosen[:3], *ignored]
     doc.add(Section("", "facts").add(Facts([(name, text) for name, text, _ in facts])), tested if failed else None)
     doc.commands = [("Details", "-v"), ("Next", "mismatchctl demo")]
