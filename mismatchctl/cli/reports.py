@@ -11,7 +11,6 @@ from mismatchctl.core.formatting import format_command, format_count
 
 if TYPE_CHECKING:
     from mismatchctl.report.document import Document
-    from mismatchctl.report.pages.saved import SavedFile
 
 
 def diagnose(
@@ -122,27 +121,20 @@ def report(
 ) -> None:
     """Show saved results again in the terminal, as HTML or as Markdown.
 
-    The dumps are not needed. --html puts all results on one page. -o merges results of analyze into one file.
+    The dumps are not needed. Several results of analyze share one page, and -o merges them into one file.
     """
     outputs.check(inputs=results)
-    from mismatchctl.report.pages.saved import combine_results, combined_document, read_saved
-
-    found = read_saved(results)
-    doc = combined_document(found)
-    outputs.finish(
-        lambda: combine_results(found).to_json(),
-        lambda: doc,
-        lambda: doc if outputs.verbose else _build_screen(results, found, doc),
-    )
-
-
-def _build_screen(paths: list[Path], found: list[SavedFile], page: Document) -> Document:
-    """Return the first screen for the Results, or the page of the other results."""
     from mismatchctl.report.pages.analyze import analyze_screen
-    from mismatchctl.report.pages.saved import combine_results
+    from mismatchctl.report.pages.saved import PAGES, read_saved
     from mismatchctl.results.model import Result
 
-    if not any(isinstance(kept, Result) for _, _, kept in found):
-        return page
-    following = format_command("report", [str(path) for path in paths], "--html report.html")
-    return analyze_screen(combine_results(found), [], asked=False, following=following)
+    kept = read_saved(results)
+    doc = PAGES[type(kept)](kept)
+
+    def screen() -> Document:
+        if outputs.verbose or not isinstance(kept, Result):
+            return doc
+        following = format_command("report", [str(path) for path in results], "--html report.html")
+        return analyze_screen(kept, [], asked=False, following=following)
+
+    outputs.finish(kept.to_json, lambda: doc, screen)

@@ -4,45 +4,34 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable
 from functools import cache
 from html import escape
-from typing import Any
 
 from matplotlib.figure import Figure as MatplotlibFigure
 from rich.console import Console
 from rich.text import Text
 
-from mismatchctl.api.advise.advice import Advice
-from mismatchctl.api.compare.comparison import Comparison
-from mismatchctl.api.gate.verdict import Verdict
-from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.core.formatting import escape_terminal
-from mismatchctl.diagnosis.diagnosis import Diagnosis
-from mismatchctl.report.document import Document, Figures
+from mismatchctl.report.document import Figures
 from mismatchctl.report.figures.matplotlib_backend import draw_figure, figure_content
 from mismatchctl.report.html import render_html
-from mismatchctl.report.pages import advise, analyze, compare, diagnose, gate, sweep
+from mismatchctl.report.pages.saved import PAGES
 from mismatchctl.report.terminal import print_document
-from mismatchctl.results.model import Result, RunResult
+from mismatchctl.results.model import RunResult
 from mismatchctl.results.views import Renderer, TextView, View
 
 _WIDTH = 110
-_PAGES: dict[type, Callable[[Any], Document]] = {
-    Result: analyze.document, Sweep: sweep.document, Comparison: compare.document, Verdict: gate.document,
-    Diagnosis: diagnose.document, Advice: advise.document,
-}  # fmt: skip
 
 
 class ReportRenderer:
     """Draws results with the pages of the report."""
 
     def page(self, shown: View) -> str:
-        return render_html(_PAGES[type(shown)](shown))
+        return render_html(PAGES[type(shown)](shown))
 
     def cell(self, shown: View) -> str:
         """Return HTML for a notebook: the terminal output and the first chart of the page."""
-        document, stream = _PAGES[type(shown)](shown), io.StringIO()
+        document, stream = PAGES[type(shown)](shown), io.StringIO()
         print_document(document, Console(file=stream, width=_WIDTH, force_terminal=True, force_jupyter=False))
         pages = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
         pages.print(Text.from_ansi(stream.getvalue()))

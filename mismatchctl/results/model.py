@@ -634,17 +634,13 @@ class Provenance(FiniteModel):
 
 
 class Result(View, FiniteModel, ByRun[RunResult]):
-    """The result of `analyze`, which `report` and `gate` read.
-
-    `sections` contains the JSON of other commands on the same runs. `report -o` adds sections, and the page shows them.
-    """
+    """The result of `analyze`, which `report` and `gate` read."""
 
     format: int = FORMAT
     provenance: Provenance
     corrections: list[Correction]
     warnings: list[str]
     runs: dict[str, RunResult]
-    sections: list[dict[str, Any]] = Field(default_factory=list)
 
     def __getattr__(self, name: str) -> Value:
         runs: dict[str, RunResult] = self.__dict__.get("runs", {})

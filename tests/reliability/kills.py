@@ -36,7 +36,7 @@ VERBS: dict[str, list[str]] = {
     "report": ["report", "r.json", "--html", "out/r.html"],
     "diagnose": ["diagnose", "a.parquet", "--json"],
     "advise": ["advise", "a.parquet", "-o", "out/a.json"],
-    "combined": ["report", "r.json", "c.json", "v.json", "-o", "out/all.json", "--html", "out/all.html"],
+    "combined": ["report", "r.json", "-o", "out/all.json", "--html", "out/all.html"],
     "figures": ["report", "r.json", "--figures", "out/figures"],
     "markdown": ["analyze", "a.parquet", "--markdown", "out/r.md", "--html", "out/r.html"],
     "watch": ["watch", "a.parquet", "--until-idle", "0.1s", "--every", "0.1s", "--html", "out/w.html"],

@@ -50,7 +50,7 @@ VERBS: dict[str, list[str]] = {
     "log": ["analyze", "plain.parquet", "--framework", "verl", "--against", "log.jsonl", "--html", "out/log.html"],
     "diagnose": ["diagnose", "d.parquet"],
     "advise": ["advise", "d.parquet"],
-    "several": ["report", "r.json", "a.json", "--html", "out/both.html", "--markdown", "-"],
+    "saved": ["report", "a.json", "--html", "out/both.html", "--markdown", "-"],
     "gate": ["gate", "r.json", "--rule", "k3:max=1e-12,per=worker", "--markdown", "-"],
     "compare": ["compare", "r.json", "r.json"],
 }
@@ -78,7 +78,7 @@ def test_hostile_names_stay_text(verb: str, place: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_pages_and_figures_contain_no_foreign_markup(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    for words in (VERBS["figures"], VERBS["tokens"], VERBS["several"]):
+    for words in (VERBS["figures"], VERBS["tokens"], VERBS["saved"]):
         assert run(*words, "--force").exit_code in (0, 3)
     made = [path for path in (place / "out").rglob("*") if path.suffix in (".html", ".svg")]
     assert {path.suffix for path in made} == {".html", ".svg"}

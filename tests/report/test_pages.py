@@ -16,7 +16,7 @@ from mismatchctl.report.document import PAGE_ONLY, Answers, Card, Document, Expl
 from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
 from mismatchctl.report.pages.analyze import document
-from mismatchctl.report.pages.saved import combined_document, read_saved
+from mismatchctl.report.pages.saved import PAGES, read_saved
 from mismatchctl.results.model import Finding
 from mismatchctl.results.reader import read_result
 from tests.cli.command import run
@@ -51,50 +51,37 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-def test_several_results_share_one_page(files: dict[str, Path], tmp_path: Path) -> None:
-    done = run("report", *files.values(), "--html", tmp_path / "all.html", code=0)
+def test_results_of_analyze_share_one_page(files: dict[str, Path], tmp_path: Path) -> None:
+    both = (files["a"], files["b"])
+    done = run("report", *both, "--html", tmp_path / "all.html", "-o", tmp_path / "all.json", code=0)
     page = Parsed((tmp_path / "all.html").read_text(encoding="utf-8"))
-    for words in ("moe (a)", "moe (b)", "The gate", "Thresholds", "Which correction", "Data"):
+    for words in ("moe (a)", "moe (b)", "Data"):
         assert words in page.text, words
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {a["href"][1:] for a in page.all("a")} <= set(ids)
     assert "moe (a)" in done.stdout
+    assert [*read_result(tmp_path / "all.json").runs] == ["moe (a)", "moe (b)"]
 
 
-def test_results_of_one_command_keep_their_own_figures(files: dict[str, Path]) -> None:
-    """Figures of two sweeps have equal names. The page has one explorer."""
-    page = Parsed(render_html(combined_document(read_saved([files["sweep"], files["sweep"], files["verdict"]]))))
-    places = [figure["data-figure"] for figure in page.all("figure")]
-    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert len(places) == len(set(places)) > 2 and len(ids) == len(set(ids))
-    moved = [figure["data-figure"] for figure in page.all("figure") if "data-axis" in figure]
-    assert moved and max(map(int, moved)) < len(places) // 2
+def test_results_of_other_commands_have_their_own_page(files: dict[str, Path], tmp_path: Path) -> None:
+    for name, words in (("verdict", "gate"), ("sweep", "Explore"), ("advice", "advise")):
+        run("report", files[name], "--html", tmp_path / "page.html", "--force", "-q", code=0)
+        assert words in (tmp_path / "page.html").read_text(), name
+    done = run("report", files["a"], files["sweep"], code=4)
+    assert "sweep.json: only results of analyze share a page" in done.stderr
 
 
-@pytest.mark.slow
-def test_saved_results_include_findings_of_other_commands(files: dict[str, Path], tmp_path: Path) -> None:
-    kept, again = tmp_path / "all.json", tmp_path / "again.json"
-    run("report", *files.values(), "-o", kept, "--html", tmp_path / "apart.html", "-q", code=0)
-    run("report", kept, "--html", tmp_path / "one.html", "-o", again, "-q", code=0)
-    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "apart.html").read_bytes()
-    assert again.read_bytes() == kept.read_bytes()
-    sections = read_result(kept).sections
-    assert [len({"checks", "studies", "basis"} & set(each)) for each in sections] == [1, 1, 1]
-    run("gate", kept, "--rule", "k3:max=1", code=0)
-    done = run("report", files["verdict"], "-o", tmp_path / "none.json")
-    assert done.exit_code == 4 and "expected at least one Result" in done.stderr
-    assert not (tmp_path / "none.json").exists()
-    for section in ({"checks": 1}, {}, {"provenance": {}}):
-        (tmp_path / "damaged.json").write_text(json.dumps(json.loads(kept.read_text()) | {"sections": [section]}))
-        run("report", tmp_path / "damaged.json", code=4)
+def sweep_page(files: dict[str, Path]) -> Document:
+    found = read_saved([files["sweep"]])
+    return PAGES[type(found)](found)
 
 
 def test_saved_sweeps_are_read_back(files: dict[str, Path]) -> None:
     text = files["sweep"].read_text(encoding="utf-8")
     again = sweep_from_json(json.loads(text))
     assert json.loads(again.to_json()) == json.loads(text)
-    made = combined_document(read_saved([files["sweep"]]))
+    made = sweep_page(files)
     assert list(made.parts(Explorer))
 
 
@@ -102,9 +89,7 @@ def test_json_contains_the_sentences_of_the_page(files: dict[str, Path]) -> None
     """Every JSON file starts with format and version and contains the sentences of its page."""
     data = json.loads(files["sweep"].read_text(encoding="utf-8"))
     (said,) = data["says"].values()
-    answer = next(
-        part for part in combined_document(read_saved([files["sweep"]])).parts(Section) if part.anchor == "sweep-answer"
-    )
+    answer = next(part for part in sweep_page(files).parts(Section) if part.anchor == "sweep-answer")
     assert said == [note.text for note in answer.parts] and "at its cheapest" in said[0].lower()
     verdict = json.loads(run("gate", files["a"], "--rule", "k3:max=1", "--json").stdout)
     for written in (data, verdict):

@@ -165,15 +165,13 @@ REJECTED_AXIS = Axis(
     ticks=tuple((share, f"{100 * share:g}%") for share in (0.0, 1.0, 0.1, 0.01, 0.5, 0.2, 0.05, 0.02, 0.005)),
 )  # fmt: skip
 """Axis of rejected shares from 0 to 1. Small shares have more space."""
-FrontPoint = tuple[str, float | None, float | None]
-"""A point on a sweep's Pareto front: name, rejected share of the tokens, K3 of the kept tokens."""
 _Point = tuple[float, float, str]
 
 
-def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence[FrontPoint] = ()) -> Figure | None:
+def corrections_figure(runs: Mapping[str, RunResult], name: str) -> Figure | None:
     """Draw rejection against the remaining K3 per run and correction, or against the ESS without rejection.
 
-    For a few runs, also draw all presets that the Result has, and the Pareto front.
+    For a few runs, also draw all presets that the Result has, and their Pareto front.
     """
     presets = {run: _preset_points(found) for run, found in runs.items()} if len(runs) <= MAX_PRESET_RUNS else {}
     every = [values for found in runs.values() for values in found.overall.corrections.values()]
@@ -181,9 +179,6 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence
     rejects |= any(x > 0 for points in presets.values() for x, _, _ in points)
     x_key, y_key = ("rejected_tokens", "k3_kept") if rejects else ("loss_scale", "ess_token")
     marks: list[Marks] = []
-    known = sorted((x, y, shorten(text, fig.MAX_NAME)) for text, x, y in front if x is not None and y)
-    if known and rejects:
-        marks.append(_point_marks("line", "Pareto front of the sweep", known, fig.MUTED))
     for place, (run, result) in enumerate(runs.items()):
         found = [
             (shorten(key, fig.MAX_NAME), across.value, *fig.interval_of(up, log=rejects))
