@@ -80,20 +80,18 @@ def _annotate(parameter: Parameter, command: str, of: Parameter) -> Any:
     return Annotated[parameter.annotation, typer.Option(*flags, rich_help_panel=panel, metavar=value, **own)]
 
 
-class HelpCommand(TyperCommand):
+class _OwnHelp:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help page."""
+        _write_page(self, ctx, formatter)
+
+
+class HelpCommand(_OwnHelp, TyperCommand):
     """A command that prints its own help."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help page."""
-        _write_page(self, ctx, formatter)
 
-
-class HelpGroup(TyperGroup):
+class HelpGroup(_OwnHelp, TyperGroup):
     """A group of commands that prints its own help."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help page."""
-        _write_page(self, ctx, formatter)
 
 
 def _write_page(command: Any, ctx: Any, formatter: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import errno
 import glob
@@ -120,27 +119,12 @@ def _make_console() -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # handled in cli/main.py
 
-    _replace_unencodable()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     columns = os.environ.get("COLUMNS", "")
     given = int(columns) if columns.isdecimal() else 0
     width = max(given, MIN_WIDTH) if given else None if sys.stdout.isatty() else PIPED_WIDTH
     return _Console(width=width, highlight=False, emoji=False, markup=False)
-
-
-_ASCII_REPLACEMENTS = {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down"}
-
-
-def _replace_unencodable() -> None:
-    """Replace characters that stdout cannot encode, instead of failing."""
-
-    def plain(error: UnicodeError) -> tuple[str, int]:
-        if not isinstance(error, UnicodeEncodeError):
-            raise error
-        return "".join(_ASCII_REPLACEMENTS.get(char, "?") for char in error.object[error.start : error.end]), error.end
-
-    codecs.register_error("mismatchctl-plain", plain)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="mismatchctl-plain")
 
 
 @contextlib.contextmanager

@@ -120,7 +120,7 @@ def _fit_columns(columns: Sequence[_TerminalColumn], width: int) -> Sequence[_Te
 def print_document(document: doc.Document, console: Console, *, whole: bool = False) -> None:
     """Print a document without trailing blanks. `whole` includes all details of its cards.
 
-    If a first screen has too many lines, its texts are cut to two lines, or to one line.
+    Rows of a first screen with too many lines are cut to two lines, or to one line.
     """
     for limit in (0, 2, 1) if document.commands and not whole else (0,):
         writer = TerminalWriter(console, whole, limit)

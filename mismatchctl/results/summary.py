@@ -105,22 +105,23 @@ def get_token_tail(run: RunResult) -> TokenTail | None:
     return TokenTail(metrics["abs_diff_p99"].value, outliers)
 
 
+RANGE_TEXTS: dict[RangeName, str] = {
+    "identical": "both sides agree to the bit", "below": "very low", "dense": "normal for a dense model",
+    "moe": "high for a dense model, normal for an MoE", "above": "high for every kind of model",
+    "undefined": "undefined",
+}  # fmt: skip
+
+
 def classify_k3(k3: Value | None) -> K3Standing:
-    if k3 is None or k3.value is None:
-        return K3Standing(range="undefined", text="undefined")
-    if k3.value == 0:
-        return K3Standing(range="identical", text="exactly 0: the log-probs agree to the bit")
-    low, middle, high = DENSE_RANGE[0], DENSE_RANGE[1], MOE_RANGE[1]
-    sure = k3.se is None or all(abs(k3.value - edge) >= 2 * k3.se for edge in (low, middle, high))
+    value = None if k3 is None else k3.value
+    ends: dict[RangeName, float] = {"below": DENSE_RANGE[0], "dense": DENSE_RANGE[1], "moe": MOE_RANGE[1]}
+    if k3 is None or not value:
+        name: RangeName = "undefined" if value is None else "identical"
+        return K3Standing(range=name, text=RANGE_TEXTS[name])
+    name = next((name for name, end in ends.items() if value < end), "above")
+    sure = k3.se is None or all(abs(value - end) >= 2 * k3.se for end in ends.values())
     across = "" if sure else "; the standard error is too large to exclude the neighboring range"
-    if k3.value < low:
-        return K3Standing(range="below", sure=sure, text=f"below what dense models usually show{across}")
-    if k3.value < middle:
-        return K3Standing(range="dense", sure=sure, text=f"within what dense models usually show{across}")
-    if k3.value < high:
-        text = "above what dense models usually show, within the range of mixtures of experts"
-        return K3Standing(range="moe", sure=sure, text=f"{text}{across}")
-    return K3Standing(range="above", sure=sure, text=f"above what even mixtures of experts usually show{across}")
+    return K3Standing(range=name, sure=sure, text=f"{RANGE_TEXTS[name]}{across}")
 
 
 def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> BaselineRatio | None:
@@ -449,15 +450,6 @@ def percent(share: float | None) -> str:
     return "100%" if 0.9995 <= share <= 1 else f"{100 * share:.3g}%"
 
 
-def describe_range(standing: K3Standing) -> str:
-    texts = {
-        "identical": "both sides agree to the bit", "below": "very low", "dense": "normal for a dense model",
-        "moe": "high for a dense model, normal for an MoE", "above": "high for every kind of model",
-        "undefined": "undefined",
-    }  # fmt: skip
-    return texts[standing.range]
-
-
 def describe_onset(growth: Growth) -> str:
     """Describe the change of a series at its onset. The string is empty without an onset."""
     if growth.factor is None or growth.onset is None:
@@ -479,7 +471,7 @@ def _describe_level(summary: RunSummary, *, named: bool) -> str:
     if against is not None and against.factor is not None and against.rose:
         return f"K3 is {format_number(against.factor)}x the baseline's"
     told = ("above",) if named else ("moe", "above")
-    return f"K3 is {describe_range(summary.standing)}" if summary.standing.range in told else ""
+    return f"K3 is {RANGE_TEXTS[summary.standing.range]}" if summary.standing.range in told else ""
 
 
 def _describe_doubt(run: RunResult, summary: RunSummary) -> str:
@@ -495,18 +487,13 @@ def _describe_doubt(run: RunResult, summary: RunSummary) -> str:
 
 
 def _severity(run: RunResult, summary: RunSummary) -> Status:
-    factor, cause = summary.growth.factor or 1.0, headline_finding(run.findings)
-    # The errors of steps with few prompts are too small, so that healthy steps look uneven.
-    explained = cause is not None and cause.cause in HARMLESS_CAUSES and cause.confidence != "low"
-    fixable = find_fixable(run.findings)
+    factor, fixable = summary.growth.factor or 1.0, find_fixable(run.findings)
     if _is_failure(fixable) or summary.answer("how bad").level == "bad":
         return "FAIL"
     if summary.growth.verdict == "grew" and factor >= FAILING_GROWTH:
         return "FAIL"
     calm = all(
-        answer.level == "good"
-        or (answer.level, answer.question) in (("unknown", "since when"), ("unknown", "why"))
-        or (answer.key == "uneven" and explained)
+        answer.level == "good" or (answer.level, answer.question) in (("unknown", "since when"), ("unknown", "why"))
         for answer in summary.answers
     )  # a single step has no trend, and a run without findings has no cause
     doubtful = any(judged.key == "wrong_log_probs" for judged in summary.judgements)

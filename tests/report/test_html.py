@@ -185,7 +185,7 @@ def test_runs_without_any_difference_are_called_identical() -> None:
     for breakdown in run.breakdowns.values():
         breakdown.k3 = [0.0] * len(breakdown.k3)
     page = _page(result)
-    assert "exactly 0: the log-probs agree to the bit" in Parsed(page).text
+    assert "both sides agree to the bit" in Parsed(page).text
     assert "every log ratio is 0" in Parsed(page).text
     assert not {"k3", "k3_by_position", "distribution"} & set(page_figures(page))
 

@@ -111,7 +111,7 @@ def test_the_summary_of_one_run_is_complete() -> None:
     for part in (
         "run-a: mismatch grew",
         "±",
-        "dense models",
+        "dense model",
         "what to do",
     ):
         assert part in text

@@ -49,11 +49,11 @@ def test_k3_class_names_its_range() -> None:
         return classify_k3(Value(value=value, se=se, status="ok" if value is not None else "no token")).text
 
     assert text(None) == "undefined"
-    assert text(0.0).startswith("exactly 0")
-    assert text(1e-7) == "below what dense models usually show"
-    assert text(1e-4) == "within what dense models usually show"
-    assert "mixtures of experts" in text(1e-2, 1e-4)
-    assert text(5.0) == "above what even mixtures of experts usually show"
+    assert text(0.0).startswith("both sides agree")
+    assert text(1e-7) == "very low"
+    assert text(1e-4) == "normal for a dense model"
+    assert "normal for an MoE" in text(1e-2, 1e-4)
+    assert text(5.0) == "high for every kind of model"
     assert text(1.1e-3, 1e-4).endswith("the neighboring range")
 
 

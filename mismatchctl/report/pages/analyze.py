@@ -138,7 +138,7 @@ def _runs_section(result: Result, judged: Mapping[str, RunStatus]) -> doc.Sectio
 
 def _run_facts(result: Result, run: RunResult, *, causes: bool) -> doc.Facts:
     found, k3 = get_summary(run), run.overall.metrics.get("k3", NOT_RECORDED)
-    rows: list[_Row] = [("K3", _describe_k3(k3, summary.describe_range(found.standing)))]
+    rows: list[_Row] = [("K3", _describe_k3(k3, summary.RANGE_TEXTS[found.standing.range]))]
     rows += [("base", found.against.text)] if found.against is not None else []
     over = run.groups.series("k3").value
     if len(over) > 1:

@@ -9,7 +9,7 @@ from mismatchctl.core.formatting import DASH, format_count, format_number
 from mismatchctl.report import document as doc
 from mismatchctl.report.tables import runs_headline, runs_table
 from mismatchctl.results.model import Value
-from mismatchctl.results.summary import FAILING_GROWTH, RunStatus, Status, classify_k3, describe_onset, describe_range
+from mismatchctl.results.summary import FAILING_GROWTH, RANGE_TEXTS, RunStatus, Status, classify_k3, describe_onset
 
 _SHOWN = 5
 SNIPPET = """\
@@ -44,7 +44,7 @@ def _judge(run: LoggedRun) -> RunStatus:
     lead, growth = run.lead, run.lead.growth
     leveled = next((one for one in run.mismatch if one.level and one.last is not None), None)
     standing = None if leveled is None else classify_k3(Value(value=leveled.last))
-    level = "" if standing is None else f"K3 is {describe_range(standing)}"
+    level = "" if standing is None else f"K3 is {RANGE_TEXTS[standing.range]}"
     high = standing is not None and standing.range in ("moe", "above")
     lost = [one.name for one in run.mismatch if one.not_finite]
     if growth.verdict == "grew" and growth.factor is not None:
@@ -86,7 +86,7 @@ def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple
     level = next((one for one in run.mismatch if one.level and one.last is not None), None)
     if level is not None:
         standing = classify_k3(Value(value=level.last))
-        yield "K3", f"{format_number(level.last)} at the last step   {describe_range(standing)}"
+        yield "K3", f"{format_number(level.last)} at the last step   {RANGE_TEXTS[standing.range]}"
     yield "trend", describe_onset(lead.growth) or f"{lead.name}: {lead.growth.text}"
     if len(run.order) > 1:
         yield "order", ", then ".join(f"{one.name} (step {one.growth.onset})" for one in run.order)
