@@ -82,4 +82,4 @@ def _make_extreme(name: str) -> Any:
 max_float, min_float = _make_extreme("llvm.maxnum"), _make_extreme("llvm.minnum")
 add_to_row = _make_row_adder()
 double_to_bits, bits_to_double = _make_bitcast(float64, int64), _make_bitcast(int64, float64)
-float_to_bits, bits_to_float = _make_bitcast(float32, int32), _make_bitcast(int32, float32)
+float_to_bits = _make_bitcast(float32, int32)

@@ -1,81 +1,12 @@
-"""Compiled loops that read Parquet files and scan columns."""
+"""Compiled loops that read Parquet files."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
-from numba import float32, int32, int64, uint32
+from numba import int64, uint32
 
-from mismatchctl.core.batch import TILE
-from mismatchctl.core.compiler import (
-    bits_to_float,
-    compile_loop,
-    compile_sums,
-    compile_terms,
-    float_to_bits,
-)
-
-_COEFFICIENTS = tuple(np.float32(1 / math.factorial(power)) for power in range(7))
-_LOG2_E, _LN2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
-_ROUND = np.float32(1.5 * 2.0**23)  # adding it leaves the nearest integer in the low bits
-_SMALLEST, _ZERO = np.float32(-87.0), np.float32(0.0)
-"""Below _SMALLEST, exp is not a normal float32 and does not change a sum of probabilities."""
-
-
-@compile_loop
-def _add_reach(bits: Any, signed: Any, reach: Any, highest: Any) -> None:
-    """Update the smallest and largest signed bits, and the largest unsigned bits."""
-    least, most, top = bits[0], bits[0], signed[0]
-    for j in range(len(bits)):
-        least, most, top = min(least, bits[j]), max(most, bits[j]), max(top, signed[j])
-    reach[0], reach[1], highest[0] = min(reach[0], least), max(reach[1], most), max(highest[0], top)
-
-
-@compile_terms
-def _exp(x: Any) -> Any:
-    """Compute exp of a float32 between _SMALLEST and 0 with an error of at most 2e-7."""
-    shifted = x * _LOG2_E + _ROUND
-    r = x - (shifted - _ROUND) * _LN2
-    c, s = _COEFFICIENTS, r * r
-    value = (c[0] + c[1] * r) + s * ((c[2] + c[3] * r) + s * ((c[4] + c[5] * r) + s * c[6]))
-    return value * bits_to_float((float_to_bits(shifted) << int32(23)) + int32(0x3F800000))
-
-
-@compile_sums
-def _add_levels(policy: Any, reference: Any, valid: Any, cap: float, sums: Any) -> None:
-    """Add up the K3 levels of a block of tokens in float32.
-
-    The sums of a block have a relative error of at most 1e-6, as in numpy.
-    """
-    most, tokens, size, certain, same = float32(cap), _ZERO, _ZERO, _ZERO, _ZERO
-    for j in range(len(policy)):
-        given, x = float32(valid[j]), abs(policy[j] - reference[j])
-        used = given if x < np.inf else _ZERO
-        tokens += used
-        size += used * min(most, float32(x))
-        certain += used * _exp(min(max(_SMALLEST, float32(policy[j])), _ZERO))
-        same += given if policy[j] == reference[j] else _ZERO
-    for index, value in enumerate((tokens, size, certain, same)):
-        sums[index] += value
-
-
-@compile_loop
-def scan_sequences(
-    columns: Any, bits: Any, signed: Any, valid: Any, offsets: Any, cap: float, reach: Any, highest: Any, sums: Any
-) -> None:
-    """Add the `RowScan` sums of the valid tokens of each sequence to `sums` [S, 4].
-
-    `bits` and `signed` are the two log-prob columns as integers, train first. Integers can be compared in vector code,
-    and the bits of NaN are then larger than other bits.
-    """
-    for i in range(len(offsets) - 1):
-        for start in range(offsets[i], offsets[i + 1], TILE):
-            tokens = slice(start, min(start + TILE, offsets[i + 1]))
-            for side in range(2):
-                _add_reach(bits[side][tokens], signed[side][tokens], reach[side], highest[side : side + 1])
-            _add_levels(columns[0][tokens], columns[1][tokens], valid[tokens], cap, sums[i])
+from mismatchctl.core.compiler import compile_loop
 
 
 @compile_loop

@@ -14,7 +14,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Extent, Floats, Ints, Segments, TokenBatch, compute_extent
-from mismatchctl.core.scan import RowScan, can_scan, scan_log_probs
 from mismatchctl.core.schema import (
     COLUMNS_BY_NAME,
     MIN_LOG_PROB,
@@ -91,23 +90,11 @@ class DecodedBlock:
             return np.ones(self.offsets[-1], np.bool_)
         return np.asarray(token_values(self.tokens[MASK_COLUMN]) == 1)
 
-    @cached_property
-    def look(self) -> RowScan | None:
-        """Return a scan of the log-probs, or `None` if checks without a scan are faster."""
-        reference, policy = (self.tokens[column] for column in REQUIRED_COLUMNS)
-        if any(array.null_count or not pa.types.is_floating(array.type) for array in (policy, reference)):
-            return None
-        is_fast = can_scan()
-        return scan_log_probs(to_numpy(policy), to_numpy(reference), self.mask, self.offsets) if is_fast else None
-
     def extent(self, column: str) -> Extent:
         """Return the smallest and largest value of a float column with masked tokens, or NaN if a value is null."""
         if column not in self._extents:
             array = self.tokens[column]
-            if column in REQUIRED_COLUMNS and self.look is not None:
-                self._extents[column] = self.look.extents[column]
-            else:
-                self._extents[column] = (math.nan, math.nan) if array.null_count else compute_extent(to_numpy(array))
+            self._extents[column] = (math.nan, math.nan) if array.null_count else compute_extent(to_numpy(array))
         return self._extents[column]
 
     def add_faults(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
@@ -399,7 +386,6 @@ class Rows:
     file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # index of the file of each sequence [S]
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # row of each sequence in its file [S]
     extents: Mapping[str, Extent] = field(default_factory=dict)  # bounds of all rollout and train values, if known
-    look: RowScan | None = None
     unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)  # rows that were left out, by run
 
     def __len__(self) -> int:
@@ -423,7 +409,6 @@ class Rows:
             file=block.files,
             rows=block.rows,
             extents={side: block.extent(f"{side}_log_probs") for side in ("rollout", "train")},
-            look=block.look,
             unequal=block.unequal,
         )
 
@@ -466,7 +451,6 @@ class Rows:
             columns={name: values[chosen] for name, values in self.columns.items()},
             file=self.file[chosen],
             rows=self.rows[chosen],
-            look=self.look and self.look.take(chosen),
             unequal={},
         )
 

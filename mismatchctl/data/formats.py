@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Ints
-from mismatchctl.core.scan import can_scan
+from mismatchctl.core.machine_code import compiled_loops_in_use
 from mismatchctl.core.schema import COLUMNS_BY_NAME, ColumnKind, DumpColumn
 from mismatchctl.io.parquet_footer import check_footer
 from mismatchctl.io.stores import Store
@@ -648,7 +648,7 @@ class ParquetContents(FileContents):
     def read_groups(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
         lists: dict[str, pa.Array] = {}
         # Loading the compiled loops for this alone takes longer than it saves. An object store needs large requests.
-        if can_scan() and isinstance(file, pa.OSFile):
+        if compiled_loops_in_use() and isinstance(file, pa.OSFile):
             from mismatchctl.data.parquet_pages import read_lists
 
             lists = read_lists(file, self.footer, self.schema, groups, columns)  # optional, with the same result

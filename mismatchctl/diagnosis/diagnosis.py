@@ -18,7 +18,6 @@ from mismatchctl.diagnosis.evidence import MAX_SAMPLE, MIN_SAMPLE, SAMPLE_SHARE,
 from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, NextStep
 from mismatchctl.diagnosis.sides import assign_sides
-from mismatchctl.measure.kernels import is_worth_compiling
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Finding, RunContent, Sides
 from mismatchctl.results.views import ByRun, TableText, View, add_version, json_text, make_frame
@@ -44,18 +43,17 @@ class EvidenceCollector:
     """Collects the evidence by run, in input order.
 
     `by` has the columns that may identify a worker, `tokens` the approximate tokens per run, `size` the sampled tokens
-    per run. `compiled` is true if the dump is large enough for compiled loops.
+    per run.
     """
 
     by: tuple[str, ...] = ()
     tokens: Mapping[str, int] = field(default_factory=dict)
     size: int = MIN_SAMPLE
-    compiled: bool = False
     runs: dict[str, Evidence] = field(default_factory=dict)
 
     def watch(self, rows: Rows) -> None:
         flags = [cause.flags for cause in CAUSES]
-        self._add(gather_evidence(rows, self.by, flags, self.size, self.tokens, self.compiled))
+        self._add(gather_evidence(rows, self.by, flags, self.size, self.tokens))
 
     def add(self, other: EvidenceCollector) -> None:
         """Add the evidence of another collector."""
@@ -108,7 +106,7 @@ def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
     tokens = {run: 1 << number.bit_length() >> 1 for run, number in found.items()}
     total = sum(found.values())
     size = int(min(max((1 << total.bit_length() >> 1) * SAMPLE_SHARE, MIN_SAMPLE), MAX_SAMPLE))
-    return EvidenceCollector(tuple(by), tokens, size, is_worth_compiling(total))
+    return EvidenceCollector(tuple(by), tokens, size)
 
 
 @dataclass(frozen=True, repr=False)

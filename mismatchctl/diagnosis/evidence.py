@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
-from mismatchctl.core.scan import LEVEL_CAP, RowScan, scan_log_probs
 from mismatchctl.data.blocks import Rows
 from mismatchctl.data.problems import LengthMismatch
 from mismatchctl.diagnosis.content import SequenceHashes
@@ -22,6 +21,8 @@ MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
 """Tokens of a run's sample: a share of the dump within bounds."""
 MAX_PLACES = 3
 _HASH_PROBES = 8
+LEVEL_CAP = 1.0
+"""Maximum value of each |log ratio| in the level of a sequence."""
 LAG_COLUMN = "lag"
 """The column `train_version` minus `rollout_version`."""
 _SMALLEST_DOUBT = 0.02
@@ -52,7 +53,7 @@ class TokenMarks:
 
     @classmethod
     def on(cls, rows: Rows, of: Callable[[Rows], Bools]) -> TokenMarks:
-        return cls(rows.segments.sum(of(rows)).astype(np.int64), of)
+        return cls(np.diff(np.searchsorted(np.flatnonzero(of(rows)), rows.segments.offsets)), of)
 
     def tally(self, rows: Rows) -> Tally:
         found = np.flatnonzero(self.counts)
@@ -154,39 +155,33 @@ class Evidence:
 
 
 def gather_evidence(
-    rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: Mapping[str, int], compiled: bool
+    rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: Mapping[str, int]
 ) -> dict[str, Evidence]:
     """Collect the evidence of some rows by run."""
     runs = rows.columns["run"]
     names = sorted({str(run) for run in set(runs.tolist())})
     whole = replace(rows, unequal={})
     parts = {names[0]: whole} if len(names) == 1 else {name: rows.take(np.flatnonzero(runs == name)) for name in names}
-    found = {name: _gather_run(part, by, flags, size, tokens.get(name, 0), compiled) for name, part in parts.items()}
+    found = {name: _gather_run(part, by, flags, size, tokens.get(name, 0)) for name, part in parts.items()}
     for name, unequal in rows.unequal.items():
         found[name] = found.get(name, Evidence()) + Evidence(unfit=unequal)
     return found
 
 
-def _gather_run(
-    rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: int, compiled: bool
-) -> Evidence:
-    if compiled and rows.look is None:
-        rows = replace(rows, look=scan_log_probs(rows.train, rows.rollout, rows.mask, rows.segments.offsets))
-    pieces = [rows] if compiled else rows.pieces()
-    evidence = reduce(add, (_gather_piece(piece, by, flags, compiled) for piece in pieces), Evidence())
-    sample = RowSample.of(_hash_rows(rows), replace(rows, look=None), size, tokens)
+def _gather_run(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: int) -> Evidence:
+    evidence = reduce(add, (_gather_piece(piece, by, flags) for piece in rows.pieces()), Evidence())
+    sample = RowSample.of(_hash_rows(rows), rows, size, tokens)
     return replace(evidence, sample=sample, hashes=SequenceHashes.of(rows))
 
 
-def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], compiled: bool) -> Evidence:
+def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction]) -> Evidence:
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
     rollout, train = (  # the difference of close float32 is exact
         values.astype(np.float32) if values.dtype.itemsize < 4 else values for values in (rows.rollout, rows.train)
     )
-    look = rows.look if compiled else None  # its sums are rounded differently
     return Evidence(
         tallies={name: found.tally(rows) for name, found in marked.items() if found.counts.any()},
-        cells=sum_levels(rows, rollout, train, rows.mask, ("", LAG_COLUMN, "worker", *by), look),
+        cells=sum_levels(rows, rollout, train, rows.mask, ("", LAG_COLUMN, "worker", *by)),
         tokens=int(np.count_nonzero(rows.mask)),
         sequences=len(rows),
     )
@@ -206,16 +201,14 @@ def _hash_rows(rows: Rows) -> Hashes:
     return hashes
 
 
-def sum_levels(
-    rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], look: RowScan | None = None
-) -> LevelSums:
+def sum_levels(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str]) -> LevelSums:
     """Return the moments [4, 4] of sequences by (column, step, value). The column "" contains all sequences.
 
     Moments are sums of products of 1, the level, the log length and the log uncertainty (mean 1 - p), so that a
     regression can remove the effects of length and uncertainty. The level is log |log ratio| minus the log of the size
-    that equal noise in all logits would give. If the rows were scanned, `look` has the sums.
+    that equal noise in all logits would give.
     """
-    counts, total, certain = _compute_level_terms(rows.segments, rollout, train, sound) if look is None else look.levels
+    counts, total, certain = _compute_level_terms(rows.segments, rollout, train, sound)
     some = (counts > 0) & (total > 0)  # a sequence that agrees to the bit has no noise to measure
     expected = (1.0 + _SMALLEST_DOUBT) * counts[some] - certain[some]
     counts, total = counts[some], total[some]
@@ -241,14 +234,14 @@ def _compute_level_terms(
 ) -> tuple[Ints, Float64s, Float64s]:
     """Return the number of tokens, the summed |log ratio| and the summed probability of each sequence [S]."""
     with np.errstate(invalid="ignore", over="ignore"):
-        size = np.abs(train - rollout)
-        prob = np.exp(np.minimum(train, 0.0))
+        size, prob = train - rollout, np.minimum(train, 0.0)
+        np.abs(size, out=size), np.exp(prob, out=prob)
     counts = segments.lengths
     if not (sound.all() and size.max(initial=0.0) < np.inf):  # NaN fails too
         sound = sound & np.isfinite(size)
         size, prob = np.where(sound, size, 0.0), np.where(sound, prob, 0.0)
         counts = segments.sum(sound).astype(np.int64)
-    return counts, segments.sum(np.minimum(size, LEVEL_CAP)), segments.sum(prob)
+    return counts, segments.sum(np.minimum(size, LEVEL_CAP, out=size)), segments.sum(prob)
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:

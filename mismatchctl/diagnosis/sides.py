@@ -317,7 +317,7 @@ def _make_reference_finding(sides: Sides, named: Sequence[str]) -> Finding:
 
 def _find_pair_causes(pair: Rows, evidence: Evidence, files: Mapping[int, str]) -> set[str]:
     by = tuple({name for name, _, _ in evidence.cells} - {"", LAG_COLUMN, "worker"})
-    gathered = gather_evidence(pair, by, [cause.flags for cause in CAUSES], MIN_SAMPLE, {}, False)
+    gathered = gather_evidence(pair, by, [cause.flags for cause in CAUSES], MIN_SAMPLE, {})
     return {
         finding.cause
         for part in gathered.values()

@@ -206,7 +206,7 @@ def test_decoded_tables_equal_those_of_pyarrow(tmp_path):
 def test_stores_and_pipes_are_left_to_pyarrow(tmp_path, monkeypatch):
     path = save(tmp_path / "a.parquet", table(), **SPLIT)
     asked = []
-    monkeypatch.setattr("mismatchctl.data.formats.can_scan", lambda: True)
+    monkeypatch.setattr("mismatchctl.data.formats.compiled_loops_in_use", lambda: True)
     monkeypatch.setattr(parquet_pages, "read_lists", lambda *given: asked.append(1) or {})
     opened = (pa.BufferReader(path.read_bytes()), pa.PythonFile(path.open("rb")), pa.OSFile(str(path)))
     for file in opened:

@@ -64,13 +64,12 @@ _IDENTICAL_TOKEN_SHARE = 0.999
 
 
 def _mark_equal(equal: bool, rows: Rows) -> Bools:
-    found: Bools = (rows.rollout == rows.train) == equal
+    found: Bools = rows.rollout == rows.train if equal else rows.rollout != rows.train
     return found & rows.mask
 
 
 def flag_identical(rows: Rows) -> dict[str, TokenMarks]:
-    known, mark = rows.look, partial(_mark_equal, True)
-    same = TokenMarks.on(rows, mark) if known is None else TokenMarks(known.identical, mark)
+    same = TokenMarks.on(rows, partial(_mark_equal, True))
     if 0 < int(same.counts.sum()) < _IDENTICAL_TOKEN_SHARE * np.count_nonzero(rows.mask):
         return {"identical": same}
     return {"identical": same, "different": TokenMarks.on(rows, partial(_mark_equal, False))}
