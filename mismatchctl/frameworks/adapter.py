@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -456,6 +456,37 @@ class Framework(ABC):
     def logged_key(self, name: str) -> str:
         """Convert a name of `meanings` to the key in `Replay.logged`."""
         return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeVersion:
+    """One version of a framework's code."""
+
+    name: str  # the version after the @: a date or a release
+    date: str  # year-month-day of the commit, or year-month
+    commit: str = ""  # commit of the repository. Empty if it is unknown.
+    words: Sequence[str] = ()  # other names
+
+
+Version = TypeVar("Version", bound=CodeVersion)
+
+
+def find_dated_version(framework: str, versions: Sequence[Version], word: str) -> Version:
+    """Find a version by name, commit or date. `versions`: oldest first. The default is the newest."""
+    if word.lower() in ("", "head"):
+        return versions[-1]
+    for version in versions:
+        same_commit = len(word) >= 7 and version.commit and version.commit.startswith(word[: len(version.commit)])
+        if word in (version.name, *version.words) or same_commit:
+            return version
+    if word[:4].isdecimal() and word[4:5] == "-":
+        older = [version for version in versions if version.date[: len(word)] <= word]
+        if older:
+            return older[-1]
+        raise ConfigError(f"{framework}@{word}: the oldest supported version is from {versions[0].date}")
+    names = [version.name for version in versions]
+    hint = suggestion(word, [*names, *(other for version in versions for other in version.words)])
+    raise ConfigError(f"unknown {framework} version {word!r}{hint}: use one of {', '.join(names)}")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.adapter import Adapter, File, Row, read_layout, to_array
+from mismatchctl.frameworks.adapter import File, Row, read_layout, to_array
 from mismatchctl.frameworks.slime import Slime, check_complete, take_response
-from mismatchctl.frameworks.slime.arguments import find_version, list_months, recognize
+from mismatchctl.frameworks.slime.arguments import make_adapter, recognize
 from mismatchctl.io.parquet_footer import check_footer
 
 
@@ -47,10 +47,9 @@ def _read_dashboard_rows(file: File) -> Iterator[Row]:
 DASHBOARD_LAYOUT = read_layout(__file__, "miles-dashboard", _read_dashboard_rows)
 
 
-ADAPTER = Adapter(
-    name="miles",
-    versions=list_months("miles"),
-    load=lambda version: Slime(find_version("miles", version)),
+ADAPTER = make_adapter(
+    "miles",
+    Slime,
     recognize=lambda native: None if recognize(native) is None else "",  # slime's versions are not Miles's
     layouts=(LAYOUT, DASHBOARD_LAYOUT),
 )

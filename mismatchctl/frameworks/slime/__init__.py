@@ -17,7 +17,6 @@ from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
-    Adapter,
     File,
     Framework,
     LoggedMetric,
@@ -46,9 +45,8 @@ from mismatchctl.frameworks.slime.arguments import (
     Arguments,
     SlimeVersion,
     find_unread_keys,
-    find_version,
     include_custom_config,
-    list_months,
+    make_adapter,
     make_arguments,
     make_correction,
     normalize_key,
@@ -121,14 +119,14 @@ class SlimeConfig:
     def trap(self, name: str, place: str = "", /, **values: Any) -> LintMessage:
         """Create a finding of traps.yaml about an argument."""
         version = self.version
-        values |= {"framework": version.framework, "label": version.label}
+        values |= {"framework": version.framework, "label": version.name}
         made = make_finding(Path(__file__).parent, name, self.source, **values)
         return replace(made, place=self.place(place or made.place))
 
     @property
     def source(self) -> str:
         version = self.version
-        return f"{version.framework} {version.commit[:8]} ({version.label}), mis.py, loss.py, arguments.py"
+        return f"{version.framework} {version.commit[:8]} ({version.name}), mis.py, loss.py, arguments.py"
 
 
 def _check_keys(written: SlimeConfig) -> Iterator[LintMessage]:
@@ -265,7 +263,7 @@ class Slime(Framework):
     reads_yaml_1_1 = True
 
     def __init__(self, version: SlimeVersion) -> None:
-        self.name, self.version, self.about = version.framework, version.label, version
+        self.name, self.version, self.about = version.framework, version.name, version
 
     @property
     def dated(self) -> str:
@@ -529,11 +527,5 @@ ROLLOUT_LAYOUT = read_layout(
 VIME_LAYOUTS = replace(LAYOUT, framework="vime"), replace(ROLLOUT_LAYOUT, framework="vime-rollout")
 """Layouts of vime, whose files are equal to slime's."""
 
-ADAPTER = Adapter(
-    name="slime",
-    versions=list_months("slime"),
-    load=lambda version: Slime(find_version("slime", version)),
-    recognize=recognize,
-    columns=Slime.columns,
-    layouts=(LAYOUT, ROLLOUT_LAYOUT, *VIME_LAYOUTS),
-)
+LAYOUTS = (LAYOUT, ROLLOUT_LAYOUT, *VIME_LAYOUTS)
+ADAPTER = make_adapter("slime", Slime, recognize=recognize, columns=Slime.columns, layouts=LAYOUTS)

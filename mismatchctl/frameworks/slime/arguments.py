@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,21 +14,28 @@ from pydantic import PrivateAttr, ValidationError
 from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import UnreadKey, find_file, fit_rules, is_typo_of, read_options
+from mismatchctl.frameworks.adapter import (
+    Adapter,
+    CodeVersion,
+    Framework,
+    UnreadKey,
+    find_dated_version,
+    find_file,
+    fit_rules,
+    is_typo_of,
+    read_options,
+)
 from mismatchctl.frameworks.lint import is_text_of_number
 from mismatchctl.io.yaml import Unknown, read_data
 
 Effect = Literal["mask", "zero"]
 
 
-@dataclass(frozen=True)
-class SlimeVersion:
-    """One version of slime or Miles."""
+@dataclass(frozen=True, kw_only=True)
+class SlimeVersion(CodeVersion):
+    """One version of slime or Miles. The date is its month as the newest version."""
 
     framework: str  # slime or Miles
-    name: str  # name of the version
-    month: str  # its month as the newest version, YYYY-MM
-    commit: str  # commit of the repository
     # a metric's sum over a sequence is divided by the valid tokens of its whole rollout before rejection, and the total
     # by the number of rollouts. Otherwise by the tokens of the metric's mask, and by the number of sequences.
     rollout_denominators: bool = False
@@ -47,11 +54,6 @@ class SlimeVersion:
     one_mask: bool = False  # metrics are reduced over the tokens that rejection keeps
     # current name of a metric -> the name in this version, or None if it was not logged
     names: Mapping[str, str | None] = field(default_factory=dict)
-    title: str = ""  # the version after the @. Empty: the month.
-
-    @property
-    def label(self) -> str:
-        return self.title or self.month
 
     @property
     def effect(self) -> Effect:
@@ -63,25 +65,10 @@ VERSIONS = tuple(SlimeVersion(**fields) for fields in read_data(Path(__file__).w
 """All versions, oldest first."""
 
 
-def list_months(framework: str) -> tuple[str, ...]:
-    return tuple(version.label for version in reversed(VERSIONS) if version.framework == framework)
-
-
-def find_version(framework: str, word: str) -> SlimeVersion:
-    """Find a version by its name, commit or month. Empty: the newest."""
+def make_adapter(framework: str, make: Callable[[SlimeVersion], Framework], **brought: Any) -> Adapter:
     versions = [version for version in VERSIONS if version.framework == framework]
-    if not word:
-        return versions[-1]
-    for version in versions:
-        if word in (version.name, version.label) or (len(word) >= 7 and version.commit.startswith(word)):
-            return version
-    if word[:4].isdecimal() and word[4:5] == "-":
-        older = [version for version in versions if version.month <= word[:7]]
-        if older:
-            return older[-1]
-        raise ConfigError(f"{framework}@{word}: the oldest supported version is from {versions[0].month}")
-    known = [name for version in versions for name in (version.name, version.label)]
-    raise ConfigError(f"unknown {framework} version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}")
+    names = tuple(version.name for version in reversed(versions))
+    return Adapter(framework, names, lambda word: make(find_dated_version(framework, versions, word)), **brought)
 
 
 CorrectionFunction = Literal["none", "vanilla", "icepop", "mis"]
@@ -241,7 +228,7 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
     for refusal in _list_refusals(found):
         raise ConfigError(refusal)
     both = found.rejects and found.tis_mode == "mask"
-    if both and version is not None and version.label in ("v0.2.0", "v0.2.1"):
+    if both and version is not None and version.name in ("v0.2.0", "v0.2.1"):
         raise ConfigError(
             "slime before 2025-12-21 stops with 'list index out of range' if tis_mode is mask and use_rs is on, "
             "because "

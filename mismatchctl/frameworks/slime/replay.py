@@ -359,7 +359,7 @@ def list_meanings(version: SlimeVersion) -> list[LoggedMetric]:
 
 def _describe_unlogged(name: str, version: SlimeVersion) -> LoggedMetric:
     item = next(item for item in METRICS if item.name == DOCUMENTED_NAMES[name])
-    until = next((item.label for item in reversed(VERSIONS) if name in item.names.values()), "")
+    until = next((item.name for item in reversed(VERSIONS) if name in item.names.values()), "")
     when = f"{f'until {until}' if until else 'never: only documented'}, the code logs train/{item.name}"
     described = _describe(replace(item, name=name, when=when), version)
     return replace(described, logged_as=f"train/{item.name}", until=until)

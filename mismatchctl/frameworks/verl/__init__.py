@@ -32,21 +32,19 @@ from mismatchctl.frameworks.lint import (
 )
 from mismatchctl.frameworks.verl.configuration import (
     ACTOR_BLOCK,
-    ACTOR_CAP,
     BLOCK,
-    KEYS,
     VERSIONS,
     VerlConfig,
     VerlVersion,
     find_path,
     find_rs_option,
     find_unread_keys,
-    find_value,
     find_version,
     fit_correction,
     is_shipped,
-    make_plan,
+    measured_correction,
     read_correction,
+    recognize,
     with_rllm,
     write_keys,
 )
@@ -278,7 +276,8 @@ class Verl(Framework):
         if problems:
             raise ConfigError(f"{correction.name}: {'; '.join(problems)}")
         step = Step.read(table, options.dtype, self.columns)
-        return replay_step(step, make_plan(fitted, self.about), self.about, options.micro_batch_size)
+        applied = self.about.dialect != "flat" or measured_correction(correction) is correction
+        return replay_step(step, fitted, self.about, options.micro_batch_size, applied=applied)
 
     def meanings(self) -> list[LoggedMetric]:
         from mismatchctl.frameworks.verl.metrics import list_meanings
@@ -287,61 +286,6 @@ class Verl(Framework):
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         return list(find_unread_keys(native, self.about))
-
-
-_SHARED_KEYS = {"loss_type"}
-"""Keys that do not identify verl outside of its block, since other frameworks use them too."""
-
-
-def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version of a configuration with a key of rollout correction.
-
-    Only versions that know most of its keys are considered. The order of preference is: the newest version with an
-    effect, the newest version that accepts the keys, the newest version.
-    """
-    native = with_rllm(native)
-    section, versions = _find_section(native)
-    elsewhere = isinstance(find_value(native, *ACTOR_BLOCK), Mapping) or find_value(native, *ACTOR_CAP) is not None
-    if elsewhere and not section.keys() & KEYS:
-        return VERSIONS[-1].name
-    if section is native and section.keys() & KEYS <= _SHARED_KEYS:
-        return None
-    known = {version.name: len(section.keys() & version.keys.keys()) for version in versions}
-    most = max(known.values(), default=0)
-    if not most and BLOCK not in _find_outer_block(native):
-        return None
-    candidates = [version for version in reversed(versions) if known[version.name] == most]
-    return max(
-        candidates, key=lambda version: _rank_version(native, version)
-    ).name  # the first of several is the newest
-
-
-def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> int:
-    """Rank a version: 0 if it rejects the configuration, 1 if it accepts it, 2 if the configuration has an effect."""
-    try:
-        correction = read_correction(native, version)
-    except ConfigError:
-        return 0
-    return 1 + (correction != Correction(name=correction.name, about=correction.about))
-
-
-def _find_outer_block(native: Mapping[str, Any]) -> Mapping[str, Any]:
-    algorithm = native.get("algorithm")
-    return algorithm if isinstance(algorithm, Mapping) else native
-
-
-def _find_section(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[VerlVersion]]:
-    """Find the keys of rollout correction, and the versions that read them at this place."""
-    outer = _find_outer_block(native)
-    blocks = [version for version in VERSIONS if version.dialect != "flat"]
-    flat = [version for version in VERSIONS if version.dialect == "flat"]
-    if BLOCK in outer:
-        block = outer[BLOCK]
-        return (block if isinstance(block, Mapping) else {}), blocks
-    if outer is not native:
-        return outer, flat
-    level = native.get("rollout_is", True)  # a switch in the flat keys, a level or null in all others
-    return native, [*(flat if isinstance(level, bool) else []), *blocks]
 
 
 CONFIG_CLASS = "RolloutCorrectionConfig"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,28 +14,32 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import BYPASS_SOURCE, MISMATCH_SOURCE, Correction, Gate, RatioSource, Weight
-from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, UnreadKey, fit_rules, is_typo_of, read_options, suggest_key
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.adapter import (
+    CLAMP_DIFFERENCE,
+    CodeVersion,
+    UnreadKey,
+    find_dated_version,
+    fit_rules,
+    is_typo_of,
+    read_options,
+    suggest_key,
+)
 from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, make_finding
 from mismatchctl.io.yaml import read_data
 
 Dialect = Literal["flat", "ratio", "estimator"]
 
 
-@dataclass(frozen=True)
-class VerlVersion:
-    """One version of verl's rollout correction."""
+@dataclass(frozen=True, kw_only=True)
+class VerlVersion(CodeVersion):
+    """One version of verl's rollout correction, of a month or, if the month has a later version, of a day."""
 
-    name: str  # name in `verl@name`: the month, or the day if the month has a later version
-    date: str  # day of the commit, year-month-day
     # configuration: `flat` (keys of the algorithm section), `ratio` (rollout_correction with rejection by the ratio) or
     # `estimator` (rollout_correction with rejection by k1, k2, k3)
     dialect: Dialect
     keys: Mapping[str, object]  # keys of its configuration, with the defaults in verl's YAML
     prefix: str = "rollout_corr/"  # prefix of the logged names
-    letter: str = ""  # an older name, which the expected numbers of the tests use. Empty if unused.
-    commit: str = ""  # commit of volcengine/verl. Empty if only its pull requests are known.
-    pulls: Sequence[int] = ()  # pull requests that identify it
     # True if rejection sets weights to 0 and does not change the mask. Rejected tokens stay in the denominators, and
     # `rollout_is: false` disables rejection.
     zeroes_rejected: bool = False
@@ -73,12 +77,12 @@ class VerlVersion:
 
 
 _DATA = read_data(Path(__file__).with_name("versions.yaml"))
-VERSIONS = tuple(VerlVersion(name, **fields) for name, fields in _DATA["snapshots"].items())
+VERSIONS = tuple(VerlVersion(name=name, **fields) for name, fields in _DATA["snapshots"].items())
 """All versions, oldest first."""
 
 _BY_NAME = {version.name: version for version in VERSIONS}
 RELEASES = {
-    name: replace(_BY_NAME[fields.pop("like")], **{"name": name, "letter": "", "pulls": ()} | fields)
+    name: replace(_BY_NAME[fields.pop("like")], **{"name": name, "words": ()} | fields)
     for name, fields in _DATA["releases"].items()
 }
 """Releases on PyPI."""
@@ -88,23 +92,9 @@ KEYS = frozenset(key for version in VERSIONS for key in version.keys)
 
 
 def find_version(word: str) -> VerlVersion:
-    """Find a version by release, name, pull request, commit, day or `head`. A month means its last version."""
-    if word.lower() in ("", "head"):
-        return VERSIONS[-1]
     if re.fullmatch(r"v?\d+\.\d+(\.\d+)?\w*", word):
         return _find_release(word.removeprefix("v"))
-    for version in VERSIONS:
-        commit = version.commit[:7] == word[:7] and version.commit.startswith(word[: len(version.commit)])
-        if word in (version.name, version.letter) or word in map(str, version.pulls) or (commit and version.commit):
-            return version
-    if word[:4].isdecimal() and word[4:5] == "-":
-        older = [version for version in VERSIONS if version.date[: len(word)] <= word]
-        if older:
-            return older[-1]
-        first = VERSIONS[0]
-        raise ConfigError(f"verl@{word}: rollout correction came with verl PR #{first.pulls[0]} on {first.date}")
-    known = [name for version in VERSIONS for name in (version.name, *map(str, version.pulls))] + [*RELEASES]
-    raise ConfigError(f"unknown verl version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}")
+    return find_dated_version("verl", VERSIONS, word)
 
 
 def _find_release(word: str) -> VerlVersion:
@@ -571,62 +561,45 @@ _RS_OPTION_NAMES = {rule: option for option, rule in RS_OPTIONS.items()}
 _K1_LEVELS = {"token": "token", "sequence": "sum", "geometric": "mean"}
 
 
-@dataclass(frozen=True)
-class VerlPlan:
-    """The parts of a correction that verl applies."""
-
-    weight: Weight | None  # rollout_is, or None
-    applied: bool  # True if the trainer gets the weights
-    rejections: tuple[Gate, ...]  # rollout_rs. At most one gate before 2026.
-    veto: float | None  # threshold of the per-token veto, before 2026
-    source: RatioSource  # the compared policies, the same for all parts
-
-
 def find_rs_option(gate: Gate) -> str:
     return _RS_OPTION_NAMES[gate.statistic, gate.level]
 
 
-def make_plan(correction: Correction, version: VerlVersion) -> VerlPlan:
-    applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
-    measured = _measured(correction)
-    vetoes = [gate.keep[0] or 0.0 for gate in measured.gates if gate.level == "min"]
-    rejections = tuple(gate for gate in measured.gates if gate.level != "min")
-    source: RatioSource = MISMATCH_SOURCE if measured.loss == "ppo" else BYPASS_SOURCE
-    return VerlPlan(measured.weight, applied, rejections, max(vetoes, default=None), source)
+def split_gates(correction: Correction) -> tuple[tuple[Gate, ...], float | None]:
+    """Return rollout_rs (at most one gate before 2026), and the threshold of the veto before 2026."""
+    vetoes = [gate.keep[0] or 0.0 for gate in correction.gates if gate.level == "min"]
+    return tuple(gate for gate in correction.gates if gate.level != "min"), max(vetoes, default=None)
 
 
-def _measured(correction: Correction) -> Correction:
+def measured_correction(correction: Correction) -> Correction:
+    """Return the correction that verl computes and logs, of which it may apply only a part."""
     return correction._measured if isinstance(correction, UnappliedCorrection) else correction
 
 
 def fit_correction(correction: Correction, version: VerlVersion) -> tuple[Correction, list[str]]:
     """Leave out the rules that this version does not support, and describe them."""
-
-    def read(keys: dict[str, Any]) -> Correction:
-        return _measured(read_correction(keys, version))
-
-    fitted, problems = fit_rules(
-        _measured(correction),
-        lambda one: _write(make_plan(one, version), one.loss, version),
-        read,
+    return fit_rules(
+        measured_correction(correction),
+        lambda one: _write(one, version),
+        lambda keys: measured_correction(read_correction(keys, version)),
         f"verl@{version.name}",
     )
-    return (fitted if problems else correction), problems
 
 
 def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, Any], list[str]]:
     """Convert a Correction to verl's keys, and list rules without an exact equivalent."""
-    measured = _measured(correction)
+    measured = measured_correction(correction)
     gates = tuple(_convert_gate(gate, version) for gate in measured.gates)
     notes = [
         f"{gate_label(gate)}: written as {gate_label(other)}, which differs if {CLAMP_DIFFERENCE}"
         for gate, other in zip(measured.gates, gates, strict=True)
         if other is not gate
     ]
-    applied = make_plan(correction, version).applied
     fitted, problems = fit_correction(measured.model_copy(update={"gates": gates}), version)
-    plan = replace(make_plan(fitted, version), applied=applied)
-    return _write(plan, fitted.loss, version), [*notes, *problems]
+    keys = _write(fitted, version)
+    if version.dialect == "flat" and fitted.weight is not None:
+        keys["rollout_is"] = measured is correction
+    return keys, [*notes, *problems]
 
 
 def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
@@ -645,11 +618,21 @@ def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
     return gate
 
 
-def _write(plan: VerlPlan, loss: str, version: VerlVersion) -> dict[str, Any]:
-    """Write the keys of a plan. Rules that the version does not support give other keys."""
-    weight, rejections = plan.weight, plan.rejections
+def _write(correction: Correction, version: VerlVersion) -> dict[str, Any]:
+    """Write the keys of a correction. Rules that the version does not support give other keys."""
+    weight, loss, (rejections, veto) = correction.weight, correction.loss, split_gates(correction)
     if version.dialect == "flat":
-        return _write_flat(plan)
+        if weight is None:
+            return {"rollout_is_threshold": None}
+        keep = rejections[0].keep if rejections else (weight.watch_low, weight.truncate)
+        return {
+            "rollout_is": True,
+            "rollout_is_threshold": keep[1],
+            "rollout_is_threshold_lower": keep[0],
+            "rollout_is_level": weight.level,
+            "rollout_is_mode": "mask" if rejections else "truncate",
+            "rollout_is_veto_threshold": veto,
+        }
     if version.dialect == "ratio" and len(rejections) > 1:
         raise LookupError
     keys: dict[str, Any] = {"rollout_is": None if weight is None else weight.level}
@@ -663,28 +646,13 @@ def _write(plan: VerlPlan, loss: str, version: VerlVersion) -> dict[str, Any]:
     elif rejections:
         keys["rollout_rs"] = ",".join(map(find_rs_option, rejections))
         keys["rollout_rs_threshold"] = ",".join(map(_format_threshold, rejections))
-    if plan.veto is not None and version.dialect == "ratio":
-        keys["rollout_token_veto_threshold"] = plan.veto
+    if veto is not None and version.dialect == "ratio":
+        keys["rollout_token_veto_threshold"] = veto
     if loss != "ppo":
         pure = loss == "policy_gradient"
         named = "reinforce" if pure else "ppo_clip"
         keys |= {version.bypass_key: True, version.pure_key: named if version.names_loss else pure}
     return keys
-
-
-def _write_flat(plan: VerlPlan) -> dict[str, Any]:
-    weight = plan.weight
-    if weight is None:
-        return {"rollout_is_threshold": None}
-    keep = plan.rejections[0].keep if plan.rejections else (weight.watch_low, weight.truncate)
-    return {
-        "rollout_is": plan.applied,
-        "rollout_is_threshold": keep[1],
-        "rollout_is_threshold_lower": keep[0],
-        "rollout_is_level": weight.level,
-        "rollout_is_mode": "mask" if plan.rejections else "truncate",
-        "rollout_is_veto_threshold": plan.veto,
-    }
 
 
 def _format_threshold(gate: Gate) -> str:
@@ -698,3 +666,34 @@ def _format_exp(logarithm: float) -> str:
     value = math.exp(logarithm)
     digits = (f"{value:.{count}g}" for count in range(1, 17))
     return next((text for text in digits if math.log(float(text)) == logarithm), repr(value))
+
+
+def recognize(native: Mapping[str, Any]) -> str | None:
+    """Return the version of a configuration with a key of rollout correction.
+
+    Only versions that know most of its keys are considered. The order of preference is: the newest version with an
+    effect, the newest version that accepts the keys, the newest version.
+    """
+    native = with_rllm(native)
+    ranks = {version.name: _rank_version(native, version) for version in reversed(VERSIONS)}
+    outer = find_value(native, "algorithm")
+    best = max(ranks, key=lambda name: ranks[name])  # the first of several is the newest
+    if ranks[best][0] or BLOCK in (outer if isinstance(outer, Mapping) else native):
+        return best
+    elsewhere = isinstance(find_value(native, *ACTOR_BLOCK), Mapping) or find_value(native, *ACTOR_CAP) is not None
+    return VERSIONS[-1].name if elsewhere else None
+
+
+def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> tuple[int, int]:
+    """Return the number of known keys, and 0 if the version rejects them, 1 if it accepts them, 2 with an effect."""
+    section = find_value(native, *find_path(native, version))
+    known = section.keys() & version.keys.keys() if isinstance(section, Mapping) else set()
+    if section is native:  # other frameworks have a loss_type too, and the flat rollout_is is a switch, not a level
+        not_flat = version.dialect == "flat" and not isinstance(native.get("rollout_is", True), bool)
+        if known <= {"loss_type"} or not_flat:
+            return 0, 0
+    try:
+        correction = read_correction(native, version)
+    except ConfigError:
+        return len(known), 0
+    return len(known), 1 + (correction != Correction(name=correction.name, about=correction.about))

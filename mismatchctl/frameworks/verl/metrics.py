@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Floats, Segments
 from mismatchctl.core.losses import exp
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
-from mismatchctl.corrections.model import BYPASS_SOURCE, Gate, Weight
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import LoggedMetric, Replay, read_metrics
 from mismatchctl.frameworks.step import Step
-from mismatchctl.frameworks.verl.configuration import RS_OPTIONS, VerlPlan, VerlVersion, find_rs_option
+from mismatchctl.frameworks.verl.configuration import RS_OPTIONS, VerlVersion, find_rs_option, split_gates
 from mismatchctl.measure.metrics.metric import BOUNDED_WEIGHTS, KEPT_TOKENS, VALID_SEQUENCES, VALID_TOKENS
 
 Values = NDArray[Any]
@@ -333,18 +333,20 @@ _Outcome = tuple[Floats | None, Bools, dict[str, float]]
 """Final weights of the valid tokens [T] (None without weights), the kept ones [T], and logged values."""
 
 
-def replay_step(step: Step, plan: VerlPlan, version: VerlVersion, micro_batch_size: int | None) -> Replay:
+def replay_step(
+    step: Step, correction: Correction, version: VerlVersion, micro_batch_size: int | None, *, applied: bool
+) -> Replay:
     """Compute what verl's helper computes for the rows of one training step.
 
     Bypass corrections compare current_log_probs with rollout_log_probs. An actor (one rank here) corrects each
     micro-batch separately, and logs means over micro-batches (until 2026, also extremes of some names).
     """
-    if plan.source != BYPASS_SOURCE:
-        replay = _replay_batch(step, plan, version, "train_log_probs")
+    if correction.loss == "ppo":
+        replay = _replay_batch(step, correction, version, "train_log_probs", applied)
         replay.logged.update(_measure_debug(step.values("train_log_probs"), step.values("rollout_log_probs")))
         return replay
     batches = step.micro_batches(micro_batch_size) or [np.arange(0)]
-    parts = [_replay_batch(step.take(rows), plan, version, "current_log_probs") for rows in batches]
+    parts = [_replay_batch(step.take(rows), correction, version, "current_log_probs", applied) for rows in batches]
     places = np.argsort(np.concatenate(batches)).tolist()
     keep = [kept for part in parts for kept in part.keep]
     weights = [values for part in parts for values in part.weights or ()]
@@ -353,20 +355,20 @@ def replay_step(step: Step, plan: VerlPlan, version: VerlVersion, micro_batch_si
         extremes = {} if version.dialect == "estimator" else {"max": max, "min": min}
         reduce = next((extreme for word, extreme in extremes.items() if word in name), fmean)
         logged[name] = reduce([part.logged[name] for part in parts])
-    ordered = None if plan.weight is None else [weights[place] for place in places]
+    ordered = None if correction.weight is None else [weights[place] for place in places]
     return Replay(logged, ordered, [keep[place] for place in places])
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _replay_batch(step: Step, plan: VerlPlan, version: VerlVersion, policy: str) -> Replay:
+def _replay_batch(step: Step, correction: Correction, version: VerlVersion, policy: str, applied: bool) -> Replay:
     sample = PolicyPair(step.values(policy), step.values("rollout_log_probs"), step.segments)
     if version.dialect == "flat":
-        weights, kept, logged = _compute_flat(sample, plan, version)
+        weights, kept, logged = _compute_flat(sample, correction, version)
     else:
-        weights, logged, factor = _compute_weights(sample, plan.weight, version)
-        kept, rejected = _compute_rejections(sample, plan, version)
+        weights, logged, factor = _compute_weights(sample, correction.weight, version)
+        kept, rejected = _compute_rejections(sample, correction, version)
         logged |= rejected | _measure_off_policy(sample, version) | factor
-    if weights is None or not plan.applied:
+    if weights is None or not applied:
         return Replay(logged, None, step.by_row(kept))
     shown = kept & (weights > 0) if version.zeroes_rejected else kept
     return Replay(logged, step.by_row(weights), step.by_row(shown))
@@ -377,21 +379,22 @@ def _measure_off_policy(sample: PolicyPair, version: VerlVersion) -> dict[str, f
     return _reduce_values(table, _measure_distance(sample), sample, prefix)
 
 
-def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> _Outcome:
+def _compute_flat(sample: PolicyPair, correction: Correction, version: VerlVersion) -> _Outcome:
     """Compute the correction of 2025-10: one ratio and two thresholds."""
-    weight, kept = plan.weight, np.ones(len(sample.policy), np.bool_)
+    weight, kept = correction.weight, np.ones(len(sample.policy), np.bool_)
+    rejections, threshold = split_gates(correction)
     if weight is None:
         return None, kept, {}
-    low, high = plan.rejections[0].keep if plan.rejections else (weight.watch_low, weight.truncate)
+    low, high = rejections[0].keep if rejections else (weight.watch_low, weight.truncate)
     upper = math.inf if high is None else high
     measured = _measure_ratio(sample, weight.level, 1.0 / upper if low is None else low, upper)
     table = _weight_table(weight.level, version)
-    veto = _measure_veto(sample, plan.veto)
-    if plan.rejections:
+    veto = _measure_veto(sample, threshold)
+    if rejections:
         table = (*table, *_join_tables("rejection"))
         kept &= ~measured["rejected"]
     kept &= ~veto["rejected"]
-    weights = measured["raw" if plan.rejections else "bounded_weight"]
+    weights = measured["raw" if rejections else "bounded_weight"]
     logged = _reduce_values(table, measured, sample, f"{version.prefix}rollout_is_")
     logged |= _reduce_values(_join_tables("veto"), veto, sample, version.prefix) | _measure_off_policy(sample, version)
     if version.zeroes_rejected:
@@ -399,10 +402,13 @@ def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> _
     return weights, kept, logged
 
 
-def _compute_rejections(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> tuple[Bools, dict[str, float]]:
+def _compute_rejections(
+    sample: PolicyPair, correction: Correction, version: VerlVersion
+) -> tuple[Bools, dict[str, float]]:
+    rejections, threshold = split_gates(correction)
     kept, prefix = np.ones(len(sample.policy), np.bool_), f"{version.prefix}rollout_rs_"
     logged: dict[str, float] = {}
-    for gate in plan.rejections:
+    for gate in rejections:
         if version.dialect == "estimator":
             measured = _measure_estimate(sample, gate)
             table, own = _estimate_table(gate.statistic, gate.level), f"{prefix}{find_rs_option(gate)}_"
@@ -413,9 +419,9 @@ def _compute_rejections(sample: PolicyPair, plan: VerlPlan, version: VerlVersion
         logged |= _reduce_values(table, measured, sample, own)
         kept &= ~measured["rejected"]
     if version.dialect == "ratio":
-        veto = _measure_veto(sample, plan.veto)
+        veto = _measure_veto(sample, threshold)
         return kept & ~veto["rejected"], logged | _reduce_values(_join_tables("veto"), veto, sample, version.prefix)
-    if plan.rejections:
+    if rejections:
         logged |= _reduce_values(_join_tables("any_rejection"), _measure_rejection(sample, ~kept), sample, prefix)
     return kept, logged
 
