@@ -13,8 +13,8 @@ from mismatchctl.errors import ConfigError, option
 from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.config_files import NativeConfig, read_native_configs
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
-from mismatchctl.frameworks.registry import data_file
-from mismatchctl.io.yaml import is_text_in_yaml_1_1, parse_scalar, read_data
+from mismatchctl.frameworks.registry import read_file
+from mismatchctl.io.yaml import is_text_in_yaml_1_1, parse_scalar
 
 if TYPE_CHECKING:
     from mismatchctl.api.advise.advice import RunAdvice
@@ -172,13 +172,12 @@ def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator
     Settings that the trainer applies to its own log-probs are not reported.
     """
     try:
-        correction, file = framework.correction(native), data_file(framework.name, "sampling.yaml")
+        correction, table = framework.correction(native), read_file(framework.name, "sampling.yaml")
     except ConfigError:
         return
     corrects = correction.weight or correction.gates or correction.loss == "ppo_bypass"
-    if not (framework.is_on(native) and file.exists() and corrects):
+    if not (framework.is_on(native) and table and corrects):
         return
-    table = read_data(file)
     found = dict(_settings(native, table["places"], table["prefix"]))
     source = f"{framework.title}, {table['source']}"
     changes = list(_changes(found))

@@ -20,9 +20,9 @@ from mismatchctl.corrections.application import gate_bounds
 from mismatchctl.corrections.labels import correction_label, gate_label, weight_label
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.lint import LintMessage
+from mismatchctl.frameworks.lint import LintMessage, read_table
 from mismatchctl.io.scripts import PythonCall
-from mismatchctl.io.yaml import Unknown, read_data
+from mismatchctl.io.yaml import Unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,30 +99,9 @@ def read_layout(
     recognizes: Callable[[File], bool] = lambda file: True,
 ) -> FileLayout:
     """Read a layout in layouts.yaml, in the folder of a module. By default, the rows are read from a padded batch."""
-    found = _read_layouts(module)[name].items()
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found}
+    fields: dict[str, Any] = read_table(module, "layouts.yaml")[name]
     padded = {*fields["columns"].values(), "attention_mask"}
     return FileLayout(name, rows=rows or (lambda file: file.batch(padded)), recognizes=recognizes, **fields)
-
-
-@cache
-def _read_layouts(module: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = read_data(Path(module).with_name("layouts.yaml"))
-    return found
-
-
-@cache
-def read_options(folder: Path) -> dict[str, Any]:
-    """Read a framework's options.yaml, with lists as tuples. Return an empty dict if it does not exist."""
-    place = folder / "options.yaml"
-    found: dict[str, Any] = _with_tuples(read_data(place)) if place.exists() else {}
-    return found
-
-
-def _with_tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_tuples(one) for key, one in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def to_array(value: Any) -> Any:
@@ -343,7 +322,7 @@ _OPTIONAL_COLUMNS: list[Any] = [None, "", ""]
 
 
 @cache
-def read_metrics(folder: Path) -> dict[str, tuple[LoggedMetric, ...]]:
+def read_metrics(module: str) -> dict[str, tuple[LoggedMetric, ...]]:
     """Read the rows of a framework's names.yaml by section. Rows outside of a section have the section "".
 
     A row is `name: [quantity, over, reduction, basis]`, and optionally the registry's quantity, `values` and `when`.
@@ -352,7 +331,7 @@ def read_metrics(folder: Path) -> dict[str, tuple[LoggedMetric, ...]]:
     from mismatchctl.measure.metrics.metric import Quantity
 
     tables: dict[str, dict[str, list[Any]]] = {"": {}}
-    for name, row in read_data(folder / "names.yaml").items():
+    for name, row in read_table(module, "names.yaml").items():
         tables |= {name: row} if isinstance(row, dict) else {"": tables[""] | {name: row}}
     found: dict[str, tuple[LoggedMetric, ...]] = {}
     for section, rows in tables.items():

@@ -43,14 +43,21 @@ class LintMessage:
 
 
 @cache
-def read_traps(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read a framework's traps.yaml. Consequence and fix contain names of values in braces."""
-    found: dict[str, dict[str, Any]] = read_data(folder / "traps.yaml")
-    return found
+def read_table(module: str, name: str) -> Any:
+    """Read a YAML file in the folder of a module, with lists as tuples. The default is an empty dict."""
+    place = Path(module).with_name(name)
+    return _with_tuples(read_data(place)) if place.exists() else {}
 
 
-def make_finding(folder: Path, name: str, source: str, /, **values: Any) -> LintMessage:
-    trap = read_traps(folder)[name]
+def _with_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_tuples(one) for key, one in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def make_finding(module: str, name: str, source: str, /, **values: Any) -> LintMessage:
+    """Create a finding from a text of traps.yaml, whose braces contain names of values."""
+    trap = read_table(module, "traps.yaml")[name]
     consequence, fix = (trap[text].format(**values) for text in ("consequence", "fix"))
     return LintMessage(trap["level"], trap.get("place", ""), consequence, fix, source)
 
@@ -91,7 +98,7 @@ def check_bounds(
 
 
 def _shared_trap(name: str, place: str, source: str, /, **values: Any) -> LintMessage:
-    return replace(make_finding(Path(__file__).parent, name, source, **values), place=place)
+    return replace(make_finding(__file__, name, source, **values), place=place)
 
 
 def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:

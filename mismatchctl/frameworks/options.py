@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice, product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -31,9 +30,8 @@ from mismatchctl.frameworks.adapter import (
     UnreadKey,
     is_typo_of,
     read_metrics,
-    read_options,
 )
-from mismatchctl.frameworks.lint import LintMessage, check_bounds, make_finding
+from mismatchctl.frameworks.lint import LintMessage, check_bounds, make_finding, read_table
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 if TYPE_CHECKING:
@@ -168,18 +166,18 @@ class PlainFramework(Framework):
     forms: Sequence[Options] = ()
 
     def __init_subclass__(cls) -> None:
-        for key, value in read_options(Path(inspect.getfile(cls)).parent).items():
+        for key, value in read_table(inspect.getfile(cls), "options.yaml").items():
             if not key.startswith("@"):
                 setattr(cls, key, value)
 
     def __init__(self, version: str) -> None:
         self.version = version
-        for key, value in read_options(self._folder).get(f"@{version}", {}).items():
+        for key, value in read_table(self._module, "options.yaml").get(f"@{version}", {}).items():
             setattr(self, key, self.options | value if key == "options" else value)
 
     @property
-    def _folder(self) -> Path:
-        return Path(inspect.getfile(type(self))).parent
+    def _module(self) -> str:
+        return inspect.getfile(type(self))
 
     @property
     def _places(self) -> tuple[Place, ...]:
@@ -390,12 +388,12 @@ class PlainFramework(Framework):
                 options = self._without(self.read(native), native, unknown)
                 for name, is_caught in self.traps.items():
                     with known:
-                        found += [make_finding(self._folder, name, self.source)] if is_caught(options) else []
+                        found += [make_finding(self._module, name, self.source)] if is_caught(options) else []
                 with known:
                     weight, gates = self.rules(options)
                     made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
                     if weight is not None and not self.is_on(native) and self.recognizes(native):
-                        found.append(make_finding(self._folder, "switched_off", self.source))
+                        found.append(make_finding(self._module, "switched_off", self.source))
                     found += check_bounds(made, "", lambda gate: "", self.title)
         except ConfigError as error:
             if not any(one.level == "error" for one in found):
@@ -451,7 +449,7 @@ class PlainFramework(Framework):
         return run.keep
 
     def meanings(self) -> list[LoggedMetric]:
-        sections = read_metrics(self._folder)
+        sections = read_metrics(self._module)
         return [*sections[""], *sections.get(f"@{self.version}", ())]
 
 

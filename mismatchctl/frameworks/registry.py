@@ -13,7 +13,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import PRESETS, Preset, named_correction
 from mismatchctl.errors import ConfigError, option, suggestion
 from mismatchctl.frameworks.adapter import Adapter, Framework
-from mismatchctl.io.yaml import read_data
+from mismatchctl.frameworks.lint import read_table
 
 ADAPTER_MODULES = {
     "verl": "mismatchctl.frameworks.verl",
@@ -96,16 +96,9 @@ def recognize(native: Mapping[str, Any]) -> str | None:
     return next((f"{name}@{version}".rstrip("@") for name, version in versions if version is not None), None)
 
 
-def data_file(framework: str, name: str) -> Path:
-    """Return the path of a data file of a framework. The file may not exist."""
-    return Path(__file__).parent / ADAPTER_MODULES[framework].rpartition(".")[2] / name
-
-
-@cache
-def _read_file(framework: str, name: str) -> Any:
-    """Read a data file of a framework, or return `None` if it does not exist."""
-    place = data_file(framework, name)
-    return read_data(place) if place.exists() else None
+def read_file(framework: str, name: str) -> Any:
+    """Read a data file of a framework."""
+    return read_table(str(Path(__file__).parent / ADAPTER_MODULES[framework].rpartition(".")[2] / name), name)
 
 
 def _read_releases(framework: str) -> list[dict[str, Any]]:
@@ -114,7 +107,7 @@ def _read_releases(framework: str) -> list[dict[str, Any]]:
     A preset has `about`, `config` (in the framework's keys), and optionally `source`, `alias`, `documented` (if the
     documentation differs) and `reader` (the version that reads the keys).
     """
-    found: list[dict[str, Any]] = _read_file(framework, "presets.yaml") or []
+    found: list[dict[str, Any]] = read_file(framework, "presets.yaml")
     return found
 
 
@@ -183,7 +176,7 @@ def find_preset(name: str) -> Correction:
 
 def list_settings(cause: str) -> tuple[str, ...]:
     """List the settings of frameworks that matter for a cause."""
-    advice = (_read_file(framework, "advice.yaml") or {} for framework in ADAPTER_MODULES)
+    advice = (read_file(framework, "advice.yaml") for framework in ADAPTER_MODULES)
     return tuple(words[cause] for words in advice if cause in words)
 
 
@@ -216,7 +209,9 @@ _OTHERS = {
 
 def _signs(framework: str) -> dict[str, Any]:
     """Read the detection.yaml of a framework."""
-    return {"text": [], "keys": [], "packages": [], "descendants": {}} | (_read_file(framework, "detection.yaml") or {})
+    found: dict[str, Any] = {"text": (), "keys": (), "packages": (), "descendants": {}}
+    found.update(read_file(framework, "detection.yaml"))
+    return found
 
 
 def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str, Any]]) -> dict[str, int]:

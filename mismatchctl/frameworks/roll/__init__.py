@@ -12,11 +12,12 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.application import GateOutcome, adjacent_segments
 from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import read_layout, read_options
+from mismatchctl.frameworks.adapter import read_layout
+from mismatchctl.frameworks.lint import read_table
 from mismatchctl.frameworks.options import HIGH, LOW, PlainFramework, Rules, check_flag, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
-_TABLES = read_options(Path(__file__).parent)
+_TABLES = read_table(__file__, "options.yaml")
 _FILTER_DEFAULTS: Options = _TABLES["filter"]
 _LEVELS: dict[str, dict[str, Any]] = _TABLES["ratio_levels"]
 _DIFF_LEVELS: dict[str, dict[str, Any]] = _TABLES["diff_levels"]

@@ -25,7 +25,6 @@ from mismatchctl.frameworks.adapter import (
     Row,
     UnreadKey,
     read_layout,
-    read_options,
     to_array,
 )
 from mismatchctl.frameworks.lint import (
@@ -35,6 +34,7 @@ from mismatchctl.frameworks.lint import (
     format_decimal,
     is_text_of_number,
     make_finding,
+    read_table,
 )
 from mismatchctl.frameworks.slime.arguments import (
     DOCUMENTED_ONLY,
@@ -120,7 +120,7 @@ class SlimeConfig:
         """Create a finding of traps.yaml about an argument."""
         version = self.version
         values |= {"framework": version.framework, "label": version.name}
-        made = make_finding(Path(__file__).parent, name, self.source, **values)
+        made = make_finding(__file__, name, self.source, **values)
         return replace(made, place=self.place(place or made.place))
 
     @property
@@ -259,7 +259,7 @@ def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
 class Slime(Framework):
     """slime or Miles at one version."""
 
-    columns: Mapping[str, str] = read_options(Path(__file__).parent)["columns"]
+    columns: Mapping[str, str] = read_table(__file__, "options.yaml")["columns"]
     reads_yaml_1_1 = True
 
     def __init__(self, version: SlimeVersion) -> None:

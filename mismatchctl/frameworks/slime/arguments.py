@@ -23,9 +23,8 @@ from mismatchctl.frameworks.adapter import (
     find_file,
     fit_rules,
     is_typo_of,
-    read_options,
 )
-from mismatchctl.frameworks.lint import is_text_of_number
+from mismatchctl.frameworks.lint import is_text_of_number, read_table
 from mismatchctl.io.yaml import Unknown, read_data
 
 Effect = Literal["mask", "zero"]
@@ -61,7 +60,7 @@ class SlimeVersion(CodeVersion):
         return "zero" if self.rollout_denominators or self.zeroes_rejected else "mask"
 
 
-VERSIONS = tuple(SlimeVersion(**fields) for fields in read_data(Path(__file__).with_name("versions.yaml")))
+VERSIONS = tuple(SlimeVersion(**fields) for fields in read_table(__file__, "versions.yaml"))
 """All versions, oldest first."""
 
 
@@ -80,7 +79,7 @@ _WEIGHT_KEYS = ("tis_level", "tis_mode", "tis_lower_bound", "tis_upper_bound", "
 _REJECTION_KEYS = ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")
 MIS_FIELDS = (*_WEIGHT_KEYS, *_REJECTION_KEYS)
 
-_OPTIONS = read_options(Path(__file__).parent)
+_OPTIONS = read_table(__file__, "options.yaml")
 OLD_KEYS: dict[str, str] = _OPTIONS["old_keys"]
 DOCUMENTED_ONLY: dict[str, str] = _OPTIONS["documented_only"]
 _CHOICES: dict[str, tuple[str, ...]] = _OPTIONS["choices"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +13,11 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Floats
 from mismatchctl.core.losses import LossTerm, cispo_loss, exp, kl_estimate, low_variance_kl, off_policy_mask, ppo_loss
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
-from mismatchctl.frameworks.adapter import LoggedMetric, Replay, ReplayOptions, read_metrics, read_options
+from mismatchctl.corrections.model import Correction
+from mismatchctl.frameworks.adapter import LoggedMetric, Replay, ReplayOptions, read_metrics
+from mismatchctl.frameworks.lint import read_table
 from mismatchctl.frameworks.slime.arguments import VERSIONS, Arguments, SlimeVersion
-from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.step import ConfiguredStep, Step
 from mismatchctl.measure.metrics.metric import KEPT_TOKENS, VALID_TOKENS
 
 if TYPE_CHECKING:
@@ -25,21 +26,12 @@ if TYPE_CHECKING:
 _MIN_MEAN_WEIGHT = 1e-8  # a mean weight up to this is not divided by
 
 
-class MicroBatch:
+class MicroBatch(ConfiguredStep):
     """slime's loss on one micro-batch. As in mis.py, values per sequence are repeated for each token."""
 
     def __init__(self, step: Step, arguments: Arguments, version: SlimeVersion) -> None:
-        self.step, self.arguments, self.version = step, arguments, version
-        self.segments, self.dtype = step.segments, step.dtype
-        self.rollout = step.values("rollout_log_probs")
-
-    @cached_property
-    def train(self) -> Floats:
-        return self.step.values("train_log_probs")
-
-    @cached_property
-    def current(self) -> Floats:
-        return self.step.values("current_log_probs")
+        super().__init__(step, {}, Correction())
+        self.arguments, self.version, self.dtype = arguments, version, step.dtype
 
     @cached_property
     def advantages(self) -> Floats:
@@ -54,32 +46,25 @@ class MicroBatch:
         """Sum over each sequence [S] in the dtype of the values. As in torch, booleans are counted in float32."""
         return self.segments.sum(values).astype(np.float32 if values.dtype == np.bool_ else values.dtype)
 
-    def mean(self, values: NDArray[Any]) -> Floats:
+    def row_mean(self, values: NDArray[Any]) -> Floats:
         return self.total(values) / self.counts
-
-    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        return self.segments.spread(values)
-
-    @cached_property
-    def log_ratio(self) -> Floats:
-        return self.train - self.rollout
 
     @cached_property
     def log_ratio_sum(self) -> Floats:
-        return self.total(self.log_ratio)
+        return self.total(self.d)
 
     def ratio(self, level: str) -> Floats:
         """Return exp of the log ratio at a level, clamped to ±20 after aggregation."""
-        aggregated = self.log_ratio
+        aggregated = self.d
         if level == "sequence":
-            aggregated = self.spread(self.log_ratio_sum)
+            aggregated = self.segments.spread(self.log_ratio_sum)
         elif level == "geometric":
-            aggregated = self.spread(self.log_ratio_sum / self.counts)
+            aggregated = self.segments.spread(self.log_ratio_sum / self.counts)
         return exp(np.clip(aggregated, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
     @cached_property
     def log_ppl_diff(self) -> Floats:
-        return self.spread(self.mean(self.rollout) - self.mean(self.train))
+        return self.segments.spread(self.row_mean(self.rollout) - self.row_mean(self.train))
 
     def rounded(self, bounds: tuple[float, float]) -> tuple[Any, Any]:
         return self.dtype.type(bounds[0]), self.dtype.type(bounds[1])
@@ -89,7 +74,7 @@ class MicroBatch:
         """Return the weights without a bound. slime's functions do not clamp the log ratio."""
         if self.arguments.function == "mis":
             return self.ratio(self.arguments.tis_level)
-        return exp(self.log_ratio)
+        return exp(self.d)
 
     @cached_property
     def weight_bounds(self) -> tuple[Any, Any]:
@@ -111,13 +96,6 @@ class MicroBatch:
             return self.raw_weights
         return np.clip(self.raw_weights, low, high)
 
-    @property
-    def zeroed(self) -> Bools:
-        """Tokens whose weight is outside its bounds in mask mode, which set it to 0 in October 2025."""
-        low, high = self.weight_bounds
-        outside: Bools = (self.raw_weights < low) | (self.raw_weights > high)
-        return outside & (self.arguments.tis_mode == "mask")
-
     @cached_property
     def factor(self) -> float:
         """Return the mean bounded weight before rejection, over the tokens or over means of sequences."""
@@ -125,7 +103,7 @@ class MicroBatch:
             return float(
                 _sum_in_order(self.total(self.bounded_weights)) / self.dtype.type(max(self.segments.tokens, 1))
             )
-        return float(_sum_in_order(self.mean(self.bounded_weights)) / self.dtype.type(max(len(self.segments), 1)))
+        return float(_sum_in_order(self.row_mean(self.bounded_weights)) / self.dtype.type(max(len(self.segments), 1)))
 
     @property
     def normalizes(self) -> bool:
@@ -137,19 +115,11 @@ class MicroBatch:
         return self.bounded_weights / self.dtype.type(self.factor) if self.normalizes else self.bounded_weights
 
     @cached_property
-    def rejection_ratios(self) -> Floats:
-        return self.ratio(self.arguments.rs_level)
-
-    @cached_property
-    def rejection_bounds(self) -> tuple[Any, Any]:
-        return self.rounded(self.arguments.rs_bounds)
-
-    @cached_property
     def catastrophic(self) -> Bools:
         """Return the tokens whose ratio is below the veto, whose logarithm is always float32."""
         with np.errstate(divide="ignore", invalid="ignore"):
             threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
-        return np.asarray(self.log_ratio < threshold, np.bool_)
+        return np.asarray(self.d < threshold, np.bool_)
 
     @cached_property
     def vetoed(self) -> Bools:
@@ -162,14 +132,10 @@ class MicroBatch:
         if given.weighs and given.function == "mis" and given.tis_mode == "mask":
             kept &= _within(self.raw_weights, self.weight_bounds)
         if given.rejects:
-            kept &= _within(self.rejection_ratios, self.rejection_bounds)
+            kept &= _within(self.ratio(given.rs_level), self.rounded(given.rs_bounds))
         if given.vetoes:
-            kept &= ~self.spread(self.vetoed)
+            kept &= ~self.segments.spread(self.vetoed)
         return kept
-
-    @cached_property
-    def kept_counts(self) -> Floats:
-        return np.maximum(self.total(self.kept), 1)
 
     @property
     def old(self) -> Floats:
@@ -185,7 +151,7 @@ class MicroBatch:
         """Return old minus current log-prob. For GSPO, return the mean over the sequence."""
         difference = self.old - self.current
         if self.arguments.advantage_estimator == "gspo":
-            difference = self.spread(self.mean(difference))
+            difference = self.segments.spread(self.row_mean(difference))
         return self._finite(difference)
 
     @cached_property
@@ -202,8 +168,8 @@ class MicroBatch:
 
     @cached_property
     def drift(self) -> Floats:
-        """Return the mean of old minus current log-prob of each sequence [S], which OPSM uses."""
-        return self.mean(self.old - self.current)
+        """Return the mean of old minus current log-prob of each sequence [S], for OPSM."""
+        return self.row_mean(self.old - self.current)
 
     @cached_property
     def pg_loss(self) -> Floats:
@@ -231,17 +197,13 @@ class MicroBatch:
         return self._finite(np.abs((self.current if bypassed else self.old) - self.rollout))
 
     @property
-    def train_rollout_kl(self) -> Floats:
-        return self._kl(self.rollout, self.old, "low_var_kl")
-
-    @property
     def kl_loss(self) -> Floats:
         """Return the KL of current and reference (default: rollout) in float32, unbiased by current/old."""
         reference = self.step.values("ref_log_probs") if self.step.has("ref_log_probs") else self.rollout
         importance = exp(self.current - self.old) if self.arguments.use_unbiased_kl else None
-        return self._kl(self.current, reference, self.arguments.kl_loss_type, importance)
+        return self.kl(self.current, reference, self.arguments.kl_loss_type, importance)
 
-    def _kl(self, policy: Floats, base: Floats, kind: str, importance: Floats | None = None) -> Floats:
+    def kl(self, policy: Floats, base: Floats, kind: str, importance: Floats | None = None) -> Floats:
         log_ratio = policy.astype(np.float32) - base.astype(np.float32)
         if kind != "low_var_kl":
             estimate = kl_estimate(log_ratio, kind)
@@ -267,33 +229,37 @@ def _sum_in_order(values: Floats) -> Any:
 
 
 VALUES: dict[str, Callable[[MicroBatch], Any]] = {
-    "train_log_ppl": lambda c: c.spread(-c.mean(c.train)),
-    "train_ppl": lambda c: c.spread(exp(-c.mean(c.train))),
-    "rollout_log_ppl": lambda c: c.spread(-c.mean(c.rollout)),
-    "rollout_ppl": lambda c: c.spread(exp(-c.mean(c.rollout))),
+    "train_log_ppl": lambda c: c.segments.spread(-c.row_mean(c.train)),
+    "train_ppl": lambda c: c.segments.spread(exp(-c.row_mean(c.train))),
+    "rollout_log_ppl": lambda c: c.segments.spread(-c.row_mean(c.rollout)),
+    "rollout_ppl": lambda c: c.segments.spread(exp(-c.row_mean(c.rollout))),
     "k1": lambda c: c.rollout - c.train,
     # Without the series near zero, to have the same rounding as slime.
-    "k3": lambda c: exp(c.log_ratio) - c.log_ratio - c.dtype.type(1),
+    "k3": lambda c: exp(c.d) - c.d - c.dtype.type(1),
     "log_ppl_abs_diff": lambda c: np.abs(c.log_ppl_diff),
     "ppl_ratio": lambda c: exp(c.log_ppl_diff),
-    "squared_ratio": lambda c: c.spread(c.mean(c.ratio("token") * c.ratio("token")) - c.dtype.type(1)),
-    "squared_product": lambda c: c.spread(
+    "squared_ratio": lambda c: c.segments.spread(c.row_mean(c.ratio("token") * c.ratio("token")) - c.dtype.type(1)),
+    "squared_product": lambda c: c.segments.spread(
         exp(2 * np.clip(c.log_ratio_sum, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - c.dtype.type(1)
     ),
     "weights_low": lambda c: c.raw_weights < c.weight_bounds[0],
     "weights_high": lambda c: c.raw_weights > c.weight_bounds[1],
-    "ratios_low": lambda c: c.rejection_ratios < c.rejection_bounds[0],
-    "ratios_high": lambda c: c.rejection_ratios > c.rejection_bounds[1],
-    "vetoed": lambda c: c.spread(c.vetoed),
+    "ratios_low": lambda c: c.ratio(c.arguments.rs_level) < c.rounded(c.arguments.rs_bounds)[0],
+    "ratios_high": lambda c: c.ratio(c.arguments.rs_level) > c.rounded(c.arguments.rs_bounds)[1],
+    "vetoed": lambda c: c.segments.spread(c.vetoed),
     "factor": lambda c: np.full(c.segments.tokens, c.factor if c.normalizes else 1.0, c.dtype),
-    "mean_weight": lambda c: c.spread(c.mean(c.weights)),
-    "min_weight": lambda c: c.spread(c.segments.min(c.weights).astype(c.dtype)),
-    "max_weight": lambda c: c.spread(c.segments.max(c.weights).astype(c.dtype)),
+    "mean_weight": lambda c: c.segments.spread(c.row_mean(c.weights)),
+    "min_weight": lambda c: c.segments.spread(c.segments.min(c.weights).astype(c.dtype)),
+    "max_weight": lambda c: c.segments.spread(c.segments.max(c.weights).astype(c.dtype)),
     "weight_distance": lambda c: np.abs(c.raw_weights - 1),
     "changed": lambda c: c.weights != c.raw_weights,
     "clipped": lambda c: c.surrogate.clipped,
     "update_ratio": lambda c: exp(-c.ppo_kl),
-    "zeroed_weights": lambda c: np.where(c.zeroed, 0, c.bounded_weights).astype(c.dtype),
+    "train_rollout_kl": lambda c: c.kl(c.rollout, c.old, "low_var_kl"),
+    # In October 2025, mask mode set weights outside their bounds to 0.
+    "zeroed_weights": lambda c: np.where(
+        _within(c.raw_weights, c.weight_bounds) | (c.arguments.tis_mode != "mask"), c.bounded_weights, 0
+    ).astype(c.dtype),
     "kept_weights": lambda c: (c.bounded_weights * c.kept).astype(c.dtype),
 }
 """Values that names.yaml refers to, in addition to attributes of MicroBatch."""
@@ -315,7 +281,7 @@ CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
 }
 """Conditions in names.yaml."""
 
-_TABLES = read_metrics(Path(__file__).parent)
+_TABLES = read_metrics(__file__)
 METRICS = (*_TABLES["mis"], *_TABLES["loss"], *_TABLES["miles"])
 """All metrics except `loss`, which is pg_loss + kl_loss_coef * kl_loss (a dump does not contain its entropy)."""
 _LOSS_VALUES = {metric.values for metric in (*_TABLES["loss"], *_TABLES["miles"])}
@@ -342,7 +308,7 @@ def _in_version(metric: LoggedMetric, version: SlimeVersion) -> LoggedMetric | N
     return replace(metric, name=name, over=over)
 
 
-DOCUMENTED_NAMES: dict[str, str] = read_options(Path(__file__).parent)["documented_names"]
+DOCUMENTED_NAMES: dict[str, str] = read_table(__file__, "options.yaml")["documented_names"]
 """The metrics in slime's documentation -> the name in its code for the documented formula."""
 
 _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}
@@ -443,7 +409,11 @@ class ReplayedStep:
         sums = call.total(values if metric.over == "original" else values * call.kept)
         if per_token:
             return float(_sum_in_order(sums))
-        counts = call.counts if metric.over == "original" or self.version.zeroes_rejected else call.kept_counts
+        counts = (
+            call.counts
+            if metric.over == "original" or self.version.zeroes_rejected
+            else np.maximum(call.total(call.kept), 1)
+        )
         if self.rollout_tokens is not None:
             counts = np.maximum(self.rollout_tokens[rows], 1).astype(call.dtype)
         return float(_sum_in_order(sums / counts.astype(sums.dtype)))

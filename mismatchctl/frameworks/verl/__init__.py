@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.corrections.model import Correction
@@ -22,13 +20,13 @@ from mismatchctl.frameworks.adapter import (
     Row,
     UnreadKey,
     read_layout,
-    read_options,
 )
 from mismatchctl.frameworks.lint import (
     LintMessage,
     check_bounds,
     find_named_key,
     format_decimal,
+    read_table,
 )
 from mismatchctl.frameworks.verl.configuration import (
     ACTOR_BLOCK,
@@ -49,7 +47,6 @@ from mismatchctl.frameworks.verl.configuration import (
     write_keys,
 )
 from mismatchctl.io.scripts import UNPACKING_NOT_READ, PythonCall
-from mismatchctl.io.yaml import read_data
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -227,7 +224,7 @@ class Verl(Framework):
     """verl's rollout correction (volcengine/verl) at one of `VERSIONS`."""
 
     name = "verl"
-    columns: Mapping[str, str] = read_options(Path(__file__).parent)["columns"]
+    columns: Mapping[str, str] = read_table(__file__, "options.yaml")["columns"]
 
     def __init__(self, version: VerlVersion) -> None:
         self.about = version
@@ -292,13 +289,7 @@ CONFIG_CLASS = "RolloutCorrectionConfig"
 Keys = dict[str, Any]
 
 
-@cache
-def _read_factories() -> dict[str, dict[str, list[Any]]]:
-    found: dict[str, dict[str, list[Any]]] = read_data(Path(__file__).with_name("factories.yaml"))
-    return found
-
-
-def _expand_factory(factory: list[Any], given: Keys) -> Keys:
+def _expand_factory(factory: Sequence[Any], given: Keys) -> Keys:
     """Return the keys that a factory of factories.yaml sets, given some of its parameters."""
     level, rejection, fixed, parameters = factory
     values = parameters | given
@@ -325,7 +316,7 @@ def read_call(call: PythonCall) -> Keys:
 def _expand_call(call: PythonCall) -> Keys:
     if not call.function:
         return call.given if call.partial else {"rollout_is": "sequence"} | call.given  # the default in Python
-    every = _read_factories().values()
+    every = read_table(__file__, "factories.yaml").values()
     known = [factories[call.function] for factories in every if call.function in factories]
     if not known:
         hint = suggestion(call.function, {name for factories in every for name in factories})
@@ -363,5 +354,7 @@ ADAPTER = Adapter(
     columns=Verl.columns,
     layouts=(LAYOUT, TEXT_LAYOUT),
     classes={CONFIG_CLASS: read_call},
-    factory=lambda version, name: {"rollout_correction": _expand_factory(_read_factories()[version][name], {})},
+    factory=lambda version, name: {
+        "rollout_correction": _expand_factory(read_table(__file__, "factories.yaml")[version][name], {})
+    },
 )

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, PrivateAttr, ValidationError
@@ -22,11 +21,9 @@ from mismatchctl.frameworks.adapter import (
     find_dated_version,
     fit_rules,
     is_typo_of,
-    read_options,
     suggest_key,
 )
-from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, make_finding
-from mismatchctl.io.yaml import read_data
+from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, make_finding, read_table
 
 Dialect = Literal["flat", "ratio", "estimator"]
 
@@ -76,14 +73,13 @@ class VerlVersion(CodeVersion):
         return value == "reinforce" if self.names_loss else bool(value)
 
 
-_DATA = read_data(Path(__file__).with_name("versions.yaml"))
+_DATA = read_table(__file__, "versions.yaml")
 VERSIONS = tuple(VerlVersion(name=name, **fields) for name, fields in _DATA["snapshots"].items())
 """All versions, oldest first."""
 
 _BY_NAME = {version.name: version for version in VERSIONS}
 RELEASES = {
-    name: replace(_BY_NAME[fields.pop("like")], **{"name": name, "words": ()} | fields)
-    for name, fields in _DATA["releases"].items()
+    name: replace(_BY_NAME[like], name=name, words=(), **fields) for name, (like, fields) in _DATA["releases"].items()
 }
 """Releases on PyPI."""
 
@@ -127,7 +123,7 @@ _COMMON = frozenset({"loss_type", "bypass_mode"})
 _RLLM = {"tis_mode": "rollout_is", "tis_cap": "rollout_is_threshold"}
 """rLLM's names of verl's keys."""
 
-_REPLACEMENTS = read_options(Path(__file__).parent)["replacements"]
+_REPLACEMENTS = read_table(__file__, "options.yaml")["replacements"]
 """Replacements for removed keys."""
 
 
@@ -548,7 +544,7 @@ class VerlConfig:
 
     def trap(self, name: str, key: str = "", /, *, at: str | None = None, **values: Any) -> LintMessage:
         """Create a finding of traps.yaml about a key."""
-        made = make_finding(Path(__file__).parent, name, self.source, **values)
+        made = make_finding(__file__, name, self.source, **values)
         return replace(made, place=self.place(key or made.place) if at is None else at)
 
     @property

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -211,7 +210,7 @@ Metrics = tuple[LoggedMetric, ...]
 
 
 def _join_tables(*names: str) -> Metrics:
-    tables = read_metrics(Path(__file__).parent)
+    tables = read_metrics(__file__)
     return tuple(metric for name in names for metric in tables[name])
 
 
