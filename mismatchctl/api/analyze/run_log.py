@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
@@ -125,6 +126,7 @@ class RunLog:
         found = {name: [self.rows.get(label, {}).get(name) for label in labels] for name in names}
         return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
 
+    @cached_property
     def digits(self) -> dict[str, PrintedDigits]:
         printed: dict[str, list[Decimal]] = {}
         for row in self.rows.values():
@@ -491,8 +493,6 @@ FLOAT32_TOLERANCE = 2e-6
 """Relative difference that float32 sums in trainers may have, regardless of the order of summation."""
 REPLAY_SPREAD = 2.0
 """The difference to the log may be this multiple of the difference between the float32 and the float64 replay."""
-FLOAT64_TOLERANCE = 1e-9
-"""Relative difference that float64 sums may have."""
 METRIC_TOLERANCE = 1e-8
 """Relative rounding error of a step's metric."""
 _FLOAT32_EPSILON = 2.0**-24
@@ -532,19 +532,13 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
     """Compare one run under one correction with its log. `rounded` is computed at another float precision."""
-    steps, digits = [step_label(label) for label in labels], log.digits()
-    pairs = {
-        name: list(_compared_values(log, digits, steps, _spellings(name), values, rounded.get(name, values)))
+    found = {
+        name: _compare_name(log, labels, _spellings(name), values, rounded.get(name, values))
         for name, values in replayed.items()
     }
-    # a log computed in float64 has digits that float32 would not reproduce
-    every = [pair for found in pairs.values() for pair in found]
-    telling = [pair for pair in every if abs(pair.rounded - pair.dump) > FLOAT64_TOLERANCE * pair.size]
-    right = sum(abs(pair.log - pair.dump) <= FLOAT64_TOLERANCE * pair.size for pair in telling)
-    judged = {name: [pair.judged(2 * right > len(telling)) for pair in found] for name, found in pairs.items()}
     return LogComparison(
-        names={name: _worst_agreement(found) for name, found in judged.items() if found},
-        missing=[name for name, found in judged.items() if not found],
+        names={name: worst for name, worst in found.items() if worst is not None},
+        missing=[name for name, worst in found.items() if worst is None],
     )
 
 
@@ -568,62 +562,44 @@ def compare_metrics(
 
     The comparison allows an error of one float32 bit at 1, because the framework's rounding is not reproduced.
     """
-    steps, digits = [step_label(label) for label in labels], log.digits()
     found = {}
     for name, key in called.items():
-        values = metrics.get(key, [None] * len(steps))
+        values = metrics.get(key, [None] * len(labels))
         rounded = [None if value is None else value + _FLOAT32_EPSILON * (1 + abs(value)) for value in values]
-        pairs = _compared_values(log, digits, steps, [name], values, rounded, METRIC_TOLERANCE)
-        if judged := [pair.judged(exact=False) for pair in pairs]:
-            found[name] = _worst_agreement(judged)
+        worst = _compare_name(log, labels, [name], values, rounded, METRIC_TOLERANCE)
+        if worst is not None:
+            found[name] = worst
     return MetricLogComparison(names=found, metrics={name: called[name] for name in found}) if found else None
 
 
-@dataclass(frozen=True)
-class _ComparedValue:
-    """One logged name at one step: computed values at two precisions, the logged value, and its last digit."""
-
-    step: str
-    dump: float
-    rounded: float
-    log: float
-    unit: float
-
-    @property
-    def size(self) -> float:
-        return max(abs(self.dump), abs(self.log))
-
-    def judged(self, exact: bool) -> Agreement:
-        spread, rounding = (
-            (0.0, FLOAT64_TOLERANCE) if exact else (REPLAY_SPREAD * abs(self.rounded - self.dump), FLOAT32_TOLERANCE)
-        )
-        near = [self.dump] if exact else [self.dump, self.rounded]
-        apart, size = min(abs(self.log - value) for value in near), self.size or 1.0
-        allowed = spread + rounding * size + self.unit / 2
-        return Agreement(
-            steps=1, difference=abs(self.log - self.dump) / size, allowed=min(allowed / size, 1.0),
-            step=self.step, dump=self.dump, log=self.log, agrees=apart <= allowed,
-        )  # fmt: skip
-
-
-def _compared_values(
-    log: RunLog, digits: Mapping[str, PrintedDigits], steps: Sequence[str], spellings: Sequence[str],
-    values: Sequence[float | None], rounded: Sequence[float | None], tolerance: float = 0.0,
-) -> Iterator[_ComparedValue]:  # fmt: skip
-    """Yield the values of a name in every step with a computed and a logged value."""
-    for step, value, other in zip(steps, values, rounded, strict=True):
+def _compare_name(
+    log: RunLog, labels: Sequence[Any], spellings: Sequence[str], values: Sequence[float | None],
+    rounded: Sequence[float | None], tolerance: float = 0.0,
+) -> Agreement | None:  # fmt: skip
+    """Compare a name at each step with a computed and a logged value, and return the worst agreement."""
+    judged = []
+    for label, value, other in zip(labels, values, rounded, strict=True):
+        step = step_label(label)
         row = log.rows.get(step, {})
         called = next((spelling for spelling in spellings if spelling in row), None)
-        if value is not None and called is not None:
-            unit = digits[called].unit(row[called]) + tolerance * abs(value)
-            yield _ComparedValue(step, value, value if other is None else other, float(row[called]), unit)
+        if value is None or called is None:
+            continue
+        logged, near = float(row[called]), value if other is None else other
+        size = max(abs(value), abs(logged)) or 1.0
+        unit = log.digits[called].unit(row[called]) + tolerance * abs(value)
+        allowed = REPLAY_SPREAD * abs(near - value) + FLOAT32_TOLERANCE * size + unit / 2
+        judged.append(
+            Agreement(
+                steps=1, difference=abs(logged - value) / size, allowed=min(allowed / size, 1.0), step=step,
+                dump=value, log=logged, agrees=min(abs(logged - value), abs(logged - near)) <= allowed,
+            )
+        )  # fmt: skip
+    if not judged:
+        return None
+    worst = max(judged, key=lambda each: (not each.agrees, each.difference))
+    return worst.model_copy(update={"steps": len(judged)})
 
 
 def _spellings(name: str) -> list[str]:
     names = [name, name.replace("/", _ALL_ENVIRONMENTS)] if name.count("/") == 1 else [name]
     return [prefix + each for prefix in _TRACKER_PREFIXES for each in names]
-
-
-def _worst_agreement(judged: Sequence[Agreement]) -> Agreement:
-    worst = max(judged, key=lambda pair: (not pair.agrees, pair.difference))
-    return worst.model_copy(update={"steps": len(judged)})
