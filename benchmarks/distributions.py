@@ -127,7 +127,8 @@ class Summary:
             "",
             f"The models {models} were not used to develop the tests. Each dump has {ROWS} responses and the {K} most "
             "likely tokens.",
-            "`clean` is right if neither a temperature nor a truncation is found.",
+            "The row `clean` shows dumps without such a setting. It is right if neither a temperature nor a "
+            "truncation is found.",
             "",
         ]
         lines += ["| setting of the sampler | named | interval contains it |", "|---|---|---|"]

@@ -256,8 +256,8 @@ def main() -> None:
     lines = [
         f"The test uses {len(rows):,} dumps of random recurrent models with four vocabularies: {', '.join(KINDS)}. "
         f"There is {seeds} dump per",
-        f"fault, severity and vocabulary, and {HEALTHY_SEEDS * seeds} healthy dumps per vocabulary. Tokens are really",
-        "sampled, and one fault is planted. The seeds",
+        f"fault, severity and vocabulary, and {HEALTHY_SEEDS * seeds} healthy dumps per vocabulary. The tokens are",
+        "sampled from the models, and one fault is planted. The seeds",
         f"start at {FIRST_SEED}. Other seeds were used to develop the tests of `diagnose`.",
         "",
         *fault_table(rows),
