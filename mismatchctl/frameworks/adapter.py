@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -256,10 +256,6 @@ def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
             except (OSError, ValueError):
                 return None
     return None
-
-
-suggest_key = partial(suggestion, cutoff=0.8)
-"""The known key of an obvious typo. Many other keys of a configuration belong to other code."""
 
 
 Dtype = Literal["float32", "float64"]

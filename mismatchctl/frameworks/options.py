@@ -6,7 +6,7 @@ import inspect
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -208,16 +208,6 @@ class PlainFramework(Framework):
                 return name
         return None
 
-    def _home(self, key: object) -> str:
-        """Return a clause that names the block where a key belongs, or ""."""
-        plain = _option_name(key)
-        blocks = [
-            name
-            for name, usual in self.options.items()
-            if isinstance(usual, dict) and plain in usual and self.signs and re.fullmatch(self.signs, plain)
-        ]
-        return f": it belongs in {self._spelt.get(blocks[0], blocks[0])}" if blocks else ""
-
     @property
     def _spelt(self) -> dict[str, str]:
         return {name: key for key, name in reversed(list(self.aliases.items()))}
@@ -238,28 +228,30 @@ class PlainFramework(Framework):
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         """Return the keys that look like misspelled options. Other keys are not checked."""
         found = []
-        blocks = {key for place in self._places for key in place}
+        above = {key for place in self._places for key in place}
         spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
         # Other option names are similar to common keys.
-        distinct = [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
+        distinct = [name for name in spelt if re.fullmatch(self.signs, name)]
         for place, inner in self.levels(native):
             for key in inner:
                 plain = _option_name(key)
-                if self.name_of(key) is not None or key in blocks or plain in blocks:
+                if self.name_of(key) is not None or key in above or plain in above:
                     continue
-                signed = re.fullmatch(self.signs, plain) is not None if self.signs else False
-                hint = self._home(key)
-                if not hint and (name := is_typo_of(plain, spelt if signed else distinct)):
+                signed = re.fullmatch(self.signs, plain) is not None
+                blocks = [name for name, usual in self.options.items() if isinstance(usual, dict) and plain in usual]
+                if signed and blocks:
+                    hint = f": it belongs in {self._spelt.get(blocks[0], blocks[0])}"
+                elif name := is_typo_of(plain, spelt if signed else distinct):
                     hint = f" (did you mean {name!r}?)"
-                if hint:
-                    found.append(UnreadKey((*place, str(key)), hint))
+                else:
+                    continue
+                found.append(UnreadKey((*place, str(key)), hint))
         return found
 
     def read(self, native: Mapping[str, Any]) -> Options:
         """Read all options of a configuration."""
         for item in self.unread(native):
-            hint = item.hint or suggestion(item.key, self.options)
-            raise ConfigError(f"{self.title}: unknown option {'.'.join(item.place)!r}{hint}")
+            raise ConfigError(f"{self.title}: unknown option {'.'.join(item.place)!r}{item.hint}")
         made = dict(self.options)
         written = set(self._spelt.values())
         for place, name, value in self.find(native):
@@ -380,38 +372,24 @@ class PlainFramework(Framework):
             return None
 
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
-        """Return the findings. A check that needs an unknown option is skipped."""
+        """Return the findings. If a value is unknown, only the given values are checked."""
         found: list[LintMessage] = []
-        known = suppress(KeyError) if unknown else nullcontext()
         try:
             with self._taking_values():
-                options = self._without(self.read(native), native, unknown)
-                for name, is_caught in self.traps.items():
-                    with known:
-                        found += [make_finding(self._module, name, self.source)] if is_caught(options) else []
-                with known:
-                    weight, gates = self.rules(options)
-                    made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
-                    if weight is not None and not self.is_on(native) and self.recognizes(native):
-                        found.append(make_finding(self._module, "switched_off", self.source))
-                    found += check_bounds(made, "", lambda gate: "", self.title)
+                options = self.read(native)
+                if unknown:
+                    return []
+                caught = [name for name, is_caught in self.traps.items() if is_caught(options)]
+                found += [make_finding(self._module, name, self.source) for name in caught]
+                weight, gates = self.rules(options)
+                made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
+                if weight is not None and not self.is_on(native) and self.recognizes(native):
+                    found.append(make_finding(self._module, "switched_off", self.source))
+                found += check_bounds(made, "", lambda gate: "", self.title)
         except ConfigError as error:
             if not any(one.level == "error" for one in found):
                 return [LintMessage("error", "", str(error), "correct it", self.title)]
         return found
-
-    def _without(self, options: Options, native: Mapping[str, Any], unknown: Collection[str]) -> Options:
-        """Return the options whose values are known."""
-        names = {self.name_of(key) or key for key in (place.rpartition(".")[2] for place in unknown)}
-
-        def known(options: Options, given: Mapping[str, Any]) -> Options:
-            return {
-                key: known(value, given.get(key) or {}) if isinstance(value, dict) and value else value
-                for key, value in options.items()
-                if key not in names and ("" not in unknown or key in given or (isinstance(value, dict) and value))
-            }
-
-        return known(options, {name: value for _, name, value in self.find(native)})
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Return the key of each threshold."""

@@ -99,7 +99,7 @@ SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments that slime's loss reads. Fields of mis.yaml that are not set are off or `None`."""
+    """The arguments that slime's loss reads. Unset fields of mis.yaml are off or null."""
 
     use_tis: bool = False
     get_mismatch_metrics: bool = False
@@ -134,7 +134,7 @@ class Arguments:
 
     @property
     def function(self) -> CorrectionFunction:
-        """Return the function of the correction, or `None` if no argument selects a function."""
+        """Return the function of the correction that the arguments select."""
         if not (self.use_tis or self.get_mismatch_metrics):
             return "none"
         if self.custom_tis_function_path is None:
@@ -285,7 +285,7 @@ def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[st
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version for keys of mis.yaml or correction flags ("" means any version), or `None`."""
+    """Return the version of a configuration of slime. An empty name means any version."""
     named = _normalize_keys(native)
     if "mis_mode" in named and "mis_level" in named and named.keys().isdisjoint(MIS_FIELDS):
         return "2025-11"

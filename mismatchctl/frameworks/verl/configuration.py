@@ -13,7 +13,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import BYPASS_SOURCE, MISMATCH_SOURCE, Correction, Gate, RatioSource, Weight
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import (
     CLAMP_DIFFERENCE,
     CodeVersion,
@@ -21,7 +21,6 @@ from mismatchctl.frameworks.adapter import (
     find_dated_version,
     fit_rules,
     is_typo_of,
-    suggest_key,
 )
 from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, make_finding, read_table
 
@@ -159,21 +158,16 @@ _HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_")
 def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterator[UnreadKey]:
     """Return correction keys that this version does not read, and misspelled keys. Other keys are not checked."""
     path = find_path(native, version)
-    level: Any = native
+    names = [key for key in (*version.keys, BLOCK) if key not in _COMMON]
     for depth in range(len(path) + 1):
-        if not isinstance(level, Mapping):
-            break
-        inside, where = depth == len(path), path[:depth]
-        for word in map(str, level):
-            if (inside and word in version.keys) or (not inside and word == path[depth]) or word in _HYDRA_KEYS:
+        inside, level = depth == len(path), find_value(native, *path[:depth])
+        read = version.keys if inside else path[depth : depth + 1]
+        for word in map(str, level) if isinstance(level, Mapping) else ():
+            if word in read or word in _HYDRA_KEYS:
                 continue
-            if inside and BLOCK in path:
-                yield UnreadKey((*where, word), _explain_key(word, version))
-            elif inside or where == ("algorithm",):
-                known = (word in KEYS and word not in _COMMON) or word in _REPLACEMENTS
-                if known or is_typo_of(word, [key for key in (*version.keys, BLOCK) if key not in _COMMON]):
-                    yield UnreadKey((*where, word), _explain_key(word, version))
-        level = level if inside else level.get(path[depth])
+            known = word in _REPLACEMENTS or (word in KEYS and word not in _COMMON)
+            if BLOCK in path[:depth] or ((inside or depth == 1) and (known or is_typo_of(word, names))):
+                yield UnreadKey((*path[:depth], word), _explain_key(word, version))
     cap = find_value(native, *ACTOR_CAP)
     if cap is not None and not (isinstance(cap, (int, float)) and cap <= 0):
         yield UnreadKey(ACTOR_CAP, f": {_REPLACEMENTS[ACTOR_CAP[-1]]}")
@@ -197,26 +191,23 @@ def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
             native = {key: value for key, value in native.items() if key != BLOCK}
     if not isinstance(given, Mapping):
         return dict(native)
-    algorithm = native.get("algorithm")
-    outer = dict(algorithm) if isinstance(algorithm, Mapping) else {}
-    block = outer.get(BLOCK)
-    own = dict(block) if isinstance(block, Mapping) else {}
-    own = {key: value for key, value in own.items() if key not in _RLLM}
+    outer, block = find_value(native, "algorithm"), find_value(native, "algorithm", BLOCK)
+    own = {key: value for key, value in (block if isinstance(block, Mapping) else {}).items() if key not in _RLLM}
     own |= {_RLLM.get(key, key): value for key, value in given.items()}
     if own.get("bypass_mode") is None:
         own.pop("bypass_mode", None)  # null is the backend's default there
-    return {**native, "algorithm": {**outer, BLOCK: own}}
+    return {**native, "algorithm": {**(outer if isinstance(outer, Mapping) else {}), BLOCK: own}}
 
 
 def _explain_key(key: str, version: VerlVersion) -> str:
     """Return the versions that read a key, and the key to use in this version."""
     names = [other.name for other in VERSIONS if key in other.keys]
-    known = f"verl@{names[0]}" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]}" if names else ""
-    does = [f"{known} {'does' if len(names) == 1 else 'do'}"] if known else []
-    instead = _REPLACEMENTS.get(key) if not names or names[-1] < version.name else None
-    if said := [*does, *([instead] if instead else [])]:
-        return f": {'; '.join(said)}"
-    return suggest_key(key, version.keys)
+    clauses = (
+        [f"verl@{names[0]} does" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]} do"] if names else []
+    )
+    if key in _REPLACEMENTS and (not names or names[-1] < version.name):
+        clauses.append(_REPLACEMENTS[key])
+    return f": {'; '.join(clauses)}" if clauses else suggestion(key, version.keys, cutoff=0.8)
 
 
 LossName = Literal["ppo", "ppo_bypass", "policy_gradient"]
