@@ -222,26 +222,22 @@ def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
 class TemperatureFit:
     """The temperature of the rollout relative to the trainer.
 
-    `likely` and `unlikely` are mean directions of the log ratios, from -1 to 1. `steepness` is 1 if unlikely tokens
-    scale as with a temperature, and 0 if they shift by a constant. `small` is true if bfloat16 may cause half of the
-    effect, `listed` if recorded lists were used.
+    `steepness` is 1 if unlikely tokens scale as with a temperature, and 0 if they shift by a constant. `small` is true
+    if bfloat16 may cause half of the effect, `listed` if recorded lists were used.
     """
 
+    case: Case
     temperature: float
     interval: tuple[float, float] | None
-    likely: float
-    unlikely: float
-    ratio: Calibration
-    steepness: float
-    steepness_error: float
-    misfit: float
-    misfit_z: float
-    impossible: float
-    small: bool
-    tokens: int
-    certain: bool
-    sure: bool
-    listed: bool
+    steepness: float = 1.0
+    steepness_error: float = 0.0
+    misfit: float = 0.0
+    misfit_z: float = 0.0
+    impossible: float = 1.0
+    small: bool = False
+    certain: bool = True
+    sure: bool = True
+    listed: bool = True
 
     @property
     def refuted(self) -> bool:
@@ -255,7 +251,7 @@ class TemperatureFit:
         told = ends is not None and not ends[0] <= 1 <= ends[1] and abs(math.log(self.temperature)) > _PLAIN
         fits = self.misfit_z > 0 and (self.misfit < _FITS or self.misfit_z < _FITTING_LEAST_Z)
         steep = self.steepness > _STEEP_IN_FIT and self.impossible < _IMPOSSIBLE
-        return told and fits and steep and self.tokens >= _ENOUGH_TO_FIT
+        return told and fits and steep and len(self.case.x) >= _ENOUGH_TO_FIT
 
     @property
     def scaled(self) -> bool:
@@ -274,21 +270,17 @@ class TemperatureFit:
     @property
     def plainly_scaled(self) -> bool:
         """Return True if only a temperature can explain the steepness or the fit over all contexts."""
-        fits = self.fits or (0 < self.misfit_z < 5.0 and self.tokens >= 3000)
+        fits = self.fits or (0 < self.misfit_z < 5.0 and len(self.case.x) >= 3000)
         return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _MIN_STEEPNESS))
 
     @property
-    def sampled_by(self) -> str:
-        """Return the column that belongs to the sampling distribution, or ""."""
-        return _find_sampler(self.ratio)
-
-    @property
     def likelier(self) -> str:
-        """Return the column that probably belongs to the sampling distribution, by a weaker test, or ""."""
-        less, more = sorted((abs(self.ratio.z), abs(self.ratio.inverse_z)))
-        if self.sampled_by or more < 3.0 or less > more / 2:
-            return self.sampled_by
-        return "rollout" if abs(self.ratio.z) < abs(self.ratio.inverse_z) else "train"
+        """Return the column that probably belongs to the sampling distribution, or ""."""
+        sampled_by, ratio = _find_sampler(self.case.calibration), self.case.calibration
+        less, more = sorted((abs(ratio.z), abs(ratio.inverse_z)))
+        if sampled_by or more < 3.0 or less > more / 2:
+            return sampled_by
+        return "rollout" if abs(ratio.z) < abs(ratio.inverse_z) else "train"
 
 
 def _find_sampler(ratio: Calibration) -> str:
@@ -300,28 +292,22 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     """Find a temperature: log-probs of likely and of unlikely tokens move in opposite directions."""
     if len(case.x) < 200 or case.column_correlation < UNRELATED_CORRELATION:
         return None
-    likely, likely_z, unlikely, unlikely_z = case.coherence
-    known = TemperatureFit(
-        1.0, None, likely, unlikely, case.calibration,
-        steepness=1.0, steepness_error=0.0, misfit=0.0, misfit_z=0.0, impossible=1.0, small=False,
-        tokens=len(case.x), certain=True, sure=True, listed=True,
-    )  # fmt: skip
-    read = estimate_scale(case)
+    read, same = estimate_scale(case), compare_same_contexts(case)
     if read is not None:
-        return replace(known, temperature=read[0], interval=read[1])
-    same = compare_same_contexts(case)
+        return TemperatureFit(case, *read)
     if same is not None and same[2] > SAME_SURE_EXPLAINED:
-        return replace(known, temperature=1 / same[0], interval=_invert(same[1]))
+        return TemperatureFit(case, 1 / same[0], _invert(same[1]))
     fitted = None if "truncated_sampling" in case.explained else _fit_case(case)
     if fitted is None:
         return None
-    known = replace(
-        known, temperature=1 / fitted.exponent, interval=_invert(fitted.interval), misfit=fitted.misfit,
-        misfit_z=fitted.misfit_z, impossible=fitted.impossible, small=case.noise < _SMALL_NOISE, listed=False,
+    temperature = 1 / fitted.exponent
+    known = TemperatureFit(
+        case, temperature, _invert(fitted.interval), *_measure_steepness(case, temperature),
+        fitted.misfit, fitted.misfit_z, fitted.impossible, small=case.noise < _SMALL_NOISE, listed=False,
     )  # fmt: skip
-    known = _with_steepness(known, case)
     if known.fits:
         return known
+    likely, likely_z, unlikely, unlikely_z = case.coherence
     colder = likely < 0
     if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4 or (fitted.exponent > 1) != colder:
         return None
@@ -363,18 +349,17 @@ def _fit_case(case: Case) -> PowerFit | None:
     )
 
 
-def _with_steepness(found: TemperatureFit, case: Case) -> TemperatureFit:
-    """Measure the slope of r by t of unlikely tokens (1 for the temperature's slope) and its standard error."""
+def _measure_steepness(case: Case, temperature: float) -> tuple[float, float]:
+    """Return the slope of r by t of unlikely tokens (1 for the temperature's slope) and its standard error."""
     chosen = (case.t < _TAIL_RANGE[1]) & (case.t > _TAIL_RANGE[0])
-    t, r = case.t[chosen], case.r[chosen]
-    expected = 1 / found.temperature - 1
+    t, r, expected = case.t[chosen], case.r[chosen], 1 / temperature - 1
     if len(t) < 10 or t.std() == 0 or expected == 0:
-        return replace(found, steepness=0.0, steepness_error=math.inf)
+        return 0.0, math.inf
     across = t - t.mean()
     spread = float(across @ across)
     slope = float(across @ r) / spread
     error = float(np.sqrt(np.mean((r - r.mean() - slope * across) ** 2) / spread))
-    return replace(found, steepness=(slope - 1) / expected, steepness_error=error / abs(expected))
+    return (slope - 1) / expected, error / abs(expected)
 
 
 SAME_SURE_EXPLAINED = 0.95

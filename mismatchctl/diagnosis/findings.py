@@ -113,13 +113,12 @@ def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
     if not any(row.case.column_correlation < UNRELATED_CORRELATION for row in rest):
         return found
 
-    def is_partial(detection: Detection) -> bool:
-        return detection.confidence == "high" and detection.leaves is not None and detection.share < _MINOR_SHARE
-
-    return [
-        replace(row, detection=replace(row.detection, confidence="medium")) if is_partial(row.detection) else row
-        for row in found
-    ]
+    medium = []
+    for row in found:
+        own = row.detection
+        partial = own.confidence == "high" and own.leaves is not None and own.share < _MINOR_SHARE
+        medium.append(replace(row, detection=replace(own, confidence="medium")) if partial else row)
+    return medium
 
 
 def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:

@@ -93,14 +93,9 @@ def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) ->
     again = _flag_outliers(height - fit.at(where), 0.0)
     if not np.array_equal(again, bad):
         bad, fit = again, _fit_good_steps(where, height, error, ~again)
-    return _include_overshoot(fit, height, bad)
-
-
-def _include_overshoot(fit: OnsetFit, height: Float64s, bad: Bools) -> tuple[OnsetFit, Bools]:
-    """Move the onset back over bad steps right before it that change in the same direction."""
     first, bad = fit.onset, bad.copy()
     while first > 0 and bad[first - 1] and (height[first - 1] - fit.before) / fit.change > _OVERSHOOT:
-        first -= 1
+        first -= 1  # a bad step right before the onset that changes in the same direction belongs to the change
         bad[first] = False
     end = first if fit.shape == "jump" else fit.end
     return replace(fit, onset=first, earliest=min(fit.earliest, first), end=end), bad

@@ -42,7 +42,7 @@ def detect_temperature(case: Case) -> Detection | None:
         rivals["logit_softcap"] = "final_logit_softcapping of the two configurations: bounded logits look similar"
     if not found.sure:
         rivals["stale_policy"] = "rollout_version and train_version: a policy with lower entropy looks similar"
-    ways = ("lose", "gain") if found.likely < 0 else ("gain", "lose")
+    ways = ("lose", "gain") if case.coherence.likely < 0 else ("gain", "lose")
     fits = "largest E[ratio] - 1 over groups of contexts, in standard errors; 0 for a temperature"
     one, interval = "of the rollout relative to the trainer", found.interval
     return Detection(
@@ -53,12 +53,14 @@ def detect_temperature(case: Case) -> Detection | None:
             make_fact("temperature", found.temperature, one, interval=interval),
             make_fact("steepness", found.steepness, f"{_STEEPNESS} or a shift", against=not steep),
             *([make_fact("worst_context_z", found.misfit_z, fits, against=found.refuted)] if found.misfit_z else []),
-            make_fact("likely", found.likely, _LIKELY),
+            make_fact("likely", case.coherence.likely, _LIKELY),
             make_fact(
-                "unlikely", found.unlikely, "direction of the log ratios of unlikely tokens; a temperature reverses it"
+                "unlikely",
+                case.coherence.unlikely,
+                "direction of the log ratios of unlikely tokens; a temperature reverses it",
             ),
-            make_fact("ratio_mean_minus_one", found.ratio.excess, _ROLLOUT_SAMPLED, against=not told),
-            make_fact("inverse_ratio_mean_minus_one", found.ratio.inverse, _TRAINER_SAMPLED),
+            make_fact("ratio_mean_minus_one", case.calibration.excess, _ROLLOUT_SAMPLED, against=not told),
+            make_fact("inverse_ratio_mean_minus_one", case.calibration.inverse, _TRAINER_SAMPLED),
         ),
         rivals=rivals,
         leaves=case.relabelled(reshaped=True),
@@ -326,7 +328,7 @@ def detect_raw_logprobs(case: Case) -> Detection | None:
     if found.likelier != "train" or case.reshaped or not (found.scaled or found.sure):
         return None
     interval = found.interval and (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
-    own, ratio, known = 1 / found.temperature, found.ratio, "of the trainer relative to the rollout column"
+    own, ratio, known = 1 / found.temperature, case.calibration, "of the trainer relative to the rollout column"
     return Detection(
         "high" if found.sure and found.plainly_scaled else "medium",
         f"the trainer's log-probs belong to the sampling distribution, at temperature {own:.4g} "
@@ -397,7 +399,7 @@ def detect_logit_softcap(case: Case) -> Detection | None:
     found = estimate_temperature(case)
     if found is None or not found.bounded or not found.sure or found.likelier == "train":
         return None
-    side = "rollout" if found.likely > 0 else "trainer"
+    side = "rollout" if case.coherence.likely > 0 else "trainer"
     why = (
         "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their distances from each other"
     )
@@ -410,8 +412,8 @@ def detect_logit_softcap(case: Case) -> Detection | None:
             make_fact("steepness", found.steepness, _STEEPNESS),
             make_fact("steepness_error", found.steepness_error, "standard error of the steepness"),
             make_fact("worst_context_z", found.misfit_z, fits),
-            make_fact("likely", found.likely, _LIKELY),
-            make_fact("unlikely", found.unlikely, "direction of the log ratios of unlikely tokens"),
+            make_fact("likely", case.coherence.likely, _LIKELY),
+            make_fact("unlikely", case.coherence.unlikely, "direction of the log ratios of unlikely tokens"),
         ),
         where={"tokens": "all", "side": side},
         rivals={
