@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 
 from mismatchctl.core.batch import Bools, Ints
 from mismatchctl.core.formatting import INTERVAL_Z
@@ -46,7 +46,7 @@ class Detection:
 
 
 def make_fact(
-    name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None
+    name: str, value: SupportsFloat | str | None, meaning: str, *, against: bool = False, interval: Any = None
 ) -> Fact:
     """Create a fact with a value of four significant digits."""
     ends = None if interval is None else (round_value(interval[0]), round_value(interval[1]))
@@ -82,9 +82,10 @@ def format_interval(interval: tuple[float, float] | None) -> str:
     return f"({interval[0]:.{digits}g} to {interval[1]:.{digits}g}) "
 
 
-def round_value(value: float) -> float | int:
+def round_value(value: SupportsFloat) -> float | int:
     """Round to four significant digits. Whole numbers stay exact."""
-    return int(value) if float(value).is_integer() else float(f"{value:.4g}")
+    number = float(value)
+    return int(number) if number.is_integer() else float(f"{number:.4g}")
 
 
 def format_list(values: Iterable[Any], most: int = 8) -> str:
@@ -92,6 +93,6 @@ def format_list(values: Iterable[Any], most: int = 8) -> str:
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
-def percent(share: float) -> str:
-    value = 100 * share
+def percent(share: SupportsFloat) -> str:
+    value = 100 * float(share)
     return f"{value:.3g}%" if abs(value) < 99.95 else f"{value:,.0f}%"

@@ -16,7 +16,7 @@ from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.content import IDENTITY_COLUMNS, describe_content
 from mismatchctl.diagnosis.evidence import MAX_SAMPLE, MIN_SAMPLE, SAMPLE_SHARE, Evidence, gather_evidence
 from mismatchctl.diagnosis.findings import find_causes
-from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, NextStep
+from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, NextStep, plan_first_comparison
 from mismatchctl.diagnosis.sides import assign_sides
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Finding, RunContent, Sides
@@ -122,8 +122,6 @@ class Diagnosis(View, ByRun[list[Finding]]):
     @property
     def next(self) -> dict[str, list[NextStep]]:
         """Return how to compare layers, for each run that may have a fault in a layer."""
-        from mismatchctl.diagnosis.layer_reports.model import plan_first_comparison
-
         steps = {}
         for run, found in self.runs.items():
             surer = {finding.cause for finding in found if finding.confidence != "low"}

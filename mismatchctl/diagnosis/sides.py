@@ -19,6 +19,7 @@ from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.evidence import LAG_COLUMN, MIN_SAMPLE, Evidence, RowSample, gather_evidence, read_column
 from mismatchctl.diagnosis.findings import find_causes
+from mismatchctl.io.files import natural_key
 from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
 
 MIN_RMS = 1e-4
@@ -194,16 +195,9 @@ def _measure_groups(terms: _ErrorSums, rows: Rows, name: str) -> list[SidesGroup
     means, tokens = np.sqrt(_mean_squares(table)), table[:, 0]
     return [
         SidesGroup(label=str(known[at]), tokens=int(tokens[at]), rollout_rms=means[at, 0], train_rms=means[at, 1])
-        for at in sorted(range(len(known)), key=lambda at: _number_key(str(known[at])))
+        for at in sorted(range(len(known)), key=lambda at: natural_key(str(known[at])))
         if tokens[at]
     ]
-
-
-def _number_key(label: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(label), label
-    except ValueError:
-        return 1, 0.0, label
 
 
 def _measure_bands(terms: _ErrorSums, values: NDArray[Any], ends: Sequence[float]) -> list[SidesGroup]:

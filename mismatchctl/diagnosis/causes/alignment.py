@@ -133,7 +133,7 @@ def _match_edited_spans(case: Case) -> Detection | None:
     agrees, level = float(np.median(size[case.each(found) & ~inside])), float(size[inside].mean())
     examples = case.find_loudest(found, case.part_means(size, inside))
     at = case.rows.position[case.index[np.minimum(case.starts + first, len(case.index) - 1)]]
-    share, span = percent(float(rows / max(used.sum(), 1))), int(np.median(length[found]))
+    share, span = percent(rows / max(used.sum(), 1)), int(np.median(length[found]))
     return Detection(
         "high" if rows >= 8 else "medium",
         f"in {share} of the sequences, both sides agree before and after a span of about {span} tokens (median "
@@ -315,7 +315,7 @@ def detect_retokenized(case: Case) -> Detection | None:
     used, meaning = case.counts > 0, "sequences by shift: rollout[i + shift] belongs to train[i] after the position"
     return Detection(
         "high" if moved.sum() > _RETOKENIZED_MIN_ROWS else "medium",
-        f"{percent(float(found.sum() / max(used.sum(), 1)))} of the sequences agree up to a position, and after it "
+        f"{percent(found.sum() / max(used.sum(), 1))} of the sequences agree up to a position, and after it "
         "only if one column is shifted: after it, both sides have the same text in different tokens",
         tokens=after,
         evidence=(
@@ -380,13 +380,13 @@ def _match_prompt_in_mask(case: Case) -> Detection | None:
     meaning = "share of sequences that begin with a constant log-prob"
     return Detection(
         "high",
-        f"{percent(float(sequences.mean()))} of the sequences begin with {runs.length.mean():.3g} tokens on average "
+        f"{percent(sequences.mean())} of the sequences begin with {runs.length.mean():.3g} tokens on average "
         f"to which one side gives the constant {runs.value[0]:g}: the mask covers the prompt",
         tokens=runs.tokens(case),
         evidence=(
             make_share_fact("sequences", sequences, case.counts > 0, meaning),
-            make_fact("tokens_each", float(runs.length.mean()), "tokens in the constant beginning"),
-            make_fact("difference", float(runs.off.mean()), "mean |log ratio| in the constant beginning, nats"),
+            make_fact("tokens_each", runs.length.mean(), "tokens in the constant beginning"),
+            make_fact("difference", runs.off.mean(), "mean |log ratio| in the constant beginning, nats"),
         ),
         where={"positions": "the beginning of the response"},
         examples=case.find_loudest(sequences),
@@ -425,7 +425,7 @@ def _match_shared_prefix(case: Case) -> Detection | None:
         share=case.share(prefix),
         evidence=(
             make_fact("prompts", len(hits) / len(pairs), "share of prompts whose responses begin with the same tokens"),
-            make_fact("tokens_each", float(np.mean(lengths)), "number of shared tokens"),
+            make_fact("tokens_each", np.mean(lengths), "number of shared tokens"),
             make_fact(
                 "nats", _PREFIX_MIN_SURPRISE, "no two samples share a beginning less probable than e^-20 by chance"
             ),
@@ -566,7 +566,7 @@ def _match_placeholders(
         evidence.append(make_share_fact("ends", ended, used, meaning))
         values = cleaned.rollout[tail]
         constant = f" (rollout: {values[0]:g})" if np.all(values == values[0]) else ""
-        share = percent(float(ended.sum() / max(used.sum(), 1)))
+        share = percent(ended.sum() / max(used.sum(), 1))
         phrases.append(f"{share} of the sequences end in tokens with a log-prob on one side only{constant}")
     counted = sum(tally.tokens for tally in tallies.values()) / max(case.evidence.tokens, 1)
     return Detection(
@@ -614,7 +614,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     examples = case.find_loudest(sequences, case.sums(tokens[case.index]))
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > _UNSAMPLED_MIN_SHARE or quiet else "low",
-        f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have the "
+        f"{percent(share)} of the valid tokens, in {percent(sequences.mean())} of the sequences, have the "
         f"constant rollout log-prob {value:g}, {runs.off.mean():.3g} nats above the trainer's: they were not sampled",
         tokens=tokens,
         evidence=(
@@ -623,10 +623,10 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
                 "sequences", sequences, case.counts > 0, "share of sequences with a constant log-prob far above"
             ),
             make_fact("constant", value, "the constant, nats"),
-            make_fact("run_length", float(runs.length.mean()), "number of adjacent tokens with the constant"),
-            make_fact("difference", float(runs.off.mean()), "mean |log ratio| in the constant beginning, nats"),
+            make_fact("run_length", runs.length.mean(), "number of adjacent tokens with the constant"),
+            make_fact("difference", runs.off.mean(), "mean |log ratio| in the constant beginning, nats"),
         ),
-        where={"sequences": percent(float(sequences.mean())), "positions": "inside the response"},
+        where={"sequences": percent(sequences.mean()), "positions": "inside the response"},
         examples=examples,
         positions=start[examples],
         rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 written for missing log-probs?"},
@@ -693,8 +693,8 @@ def detect_engine_state(case: Case) -> Detection | None:
             make_share_fact("sequences", found, used, meanings["sequences"]),
             make_fact("ratio_mean", mean, meanings["ratio_mean"], against=not sampled),
             make_fact("tokens_after", breaks.tokens_left, meanings["tokens_after"]),
-            make_fact("at_limit", float(at_limit), meanings["at_limit"]),
-            make_fact("by_prompt", float(by_prompt), meanings["by_prompt"]),
+            make_fact("at_limit", at_limit, meanings["at_limit"]),
+            make_fact("by_prompt", by_prompt, meanings["by_prompt"]),
         ),
         where={"sequences": percent(share), "positions": left if at_limit else "from a position on"},
         examples=examples,

@@ -13,7 +13,7 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Floats
 from mismatchctl.core.formatting import format_count
 from mismatchctl.diagnosis.case import Case
-from mismatchctl.diagnosis.causes.data_shape import are_probabilities
+from mismatchctl.diagnosis.causes.data_shape import find_positive_kind
 from mismatchctl.diagnosis.detection import Detection, make_fact, percent
 from mismatchctl.diagnosis.distributions import estimate_truncation
 
@@ -29,7 +29,7 @@ def _to_logs(values: Float64s) -> Float64s:
 
 
 def detect_probabilities_not_logs(case: Case) -> Detection | None:
-    if are_probabilities(case):
+    if find_positive_kind(case) == "probabilities":
         return _match_two_probabilities(case)
     everywhere = np.ones(case.size, np.bool_)
     for side, own, _ in case.sides:
@@ -57,13 +57,13 @@ def _match_reading(case: Case, left: Case, side: str, found: Bools, summary: str
     before, after = case.distance(found), left.distance(found)
     return Detection(
         "high",
-        summary.format(before=before, after=after, share=percent(float(found.mean()))),
+        summary.format(before=before, after=after, share=percent(found.mean())),
         share=case.share(found[case.sequence]),
         evidence=(
             make_fact("difference_as_given", before, "median |log ratio| without a change, nats"),
             make_fact(name, after, meaning),
         ),
-        where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
+        where={"sequences": percent(found.mean()), "column": f"{side}_log_probs"},
         examples=case.find_loudest(found),
         leaves=left,
     )
@@ -104,7 +104,7 @@ def detect_reversed_rows(case: Case) -> Detection | None:
         "agrees with the other: they are {after:.2g} nats apart, not {before:.2g}, in {share} of the sequences",
         "difference_reversed", "median |log ratio| with one column reversed within its row",
     )  # fmt: skip
-    return replace(reading, where={"sequences": percent(float(found.mean()))})
+    return replace(reading, where={"sequences": percent(found.mean())})
 
 
 _CUMULATIVE_MIN_LENGTH = 6
@@ -135,7 +135,7 @@ def detect_cumulative(case: Case) -> Detection | None:
                 make_fact("falls", falling, "share of values no higher than the value before"),
                 make_fact("difference_of_steps", after, f"median |log ratio| with the differences of {side}_log_probs"),
             ),
-            where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
+            where={"sequences": percent(found.mean()), "column": f"{side}_log_probs"},
             examples=case.find_loudest(found),
             leaves=left,
         )
@@ -354,9 +354,9 @@ def detect_sequence_means(case: Case) -> Detection | None:
             tokens=one_value[case.sequence],
             evidence=(
                 make_fact("constant_rows", constant.sum() / long.sum(), "share of rows whose values are all equal"),
-                make_fact("off_the_mean", float(np.median(far)), "median distance from the other column's mean, nats"),
+                make_fact("off_the_mean", np.median(far), "median distance from the other column's mean, nats"),
             ),
-            where={"sequences": percent(float(constant.mean())), "column": f"{side}_log_probs"},
+            where={"sequences": percent(constant.mean()), "column": f"{side}_log_probs"},
             examples=case.find_loudest(constant),
         )
     return None

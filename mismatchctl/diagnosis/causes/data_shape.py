@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_number
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
-from mismatchctl.diagnosis.case import BFLOAT16_NOISE, Case, is_placeholder
+from mismatchctl.diagnosis.case import BFLOAT16_NOISE, Case, cached_on_case, is_placeholder
 from mismatchctl.diagnosis.detection import Detection, make_fact, make_share_fact, percent
 
 _FEWEST = 20
@@ -80,47 +79,41 @@ def detect_constant_column(case: Case) -> Detection | None:
     )
 
 
-@dataclass(frozen=True)
-class _Padding:
-    tokens: Bools
-    rollout: float
-    train: float
-    end: str
-
-
 def detect_unmasked_padding(case: Case) -> Detection | None:
-    found = _run_of_padding(case, last=True) or _run_of_padding(case, last=False)
+    at_end = _run_of_padding(case, last=True)
+    found, end = (at_end, "end") if at_end is not None else (_run_of_padding(case, last=False), "start")
     if found is None:
         return None
-    rest = case.without(found.tokens)
-    count, rows = int(found.tokens.sum()), np.bincount(case.sequence[found.tokens], minlength=case.size) > 0
+    tokens, r, t = found
+    rest = case.without(tokens)
+    count, rows = int(tokens.sum()), np.bincount(case.sequence[tokens], minlength=case.size) > 0
     share = count / max(len(case.index), 1)
     before, after = float(case.k3.mean()), float(rest.k3.mean()) if len(rest.x) else 0.0
-    values = f"{found.rollout:g}" if found.rollout == found.train else f"{found.rollout:g} and {found.train:g}"
+    values = f"{r:g}" if r == t else f"{r:g} and {t:g}"
     diluted = before > 0 and abs(math.log(max(after / before, 1e-9))) > 0.02
     change = f". K3 of the other tokens is {format_number(after)}, not {format_number(before)}"
     return Detection(
         "high",
         f"{percent(share)} of the valid tokens, in {int(rows.sum()):,} of {case.size:,} rows, are padding: both sides "
-        f"have the constant {values} up to the {found.end} of the row, and no mask excludes it"
-        + (change if diluted else ""),
+        f"have the constant {values} up to the {end} of the row, and no mask excludes it" + (change if diluted else ""),
         share=share,
         evidence=(
             make_fact("padding", share, "share of valid tokens that are padding"),
             make_share_fact("sequences", rows, case.counts > 0, "share of rows that are padded"),
-            make_fact("constant_rollout", found.rollout, "value of rollout_log_probs on padding"),
-            make_fact("constant_train", found.train, "value of train_log_probs on padding"),
+            make_fact("constant_rollout", r, "value of rollout_log_probs on padding"),
+            make_fact("constant_train", t, "value of train_log_probs on padding"),
             make_fact("k3_with_padding", before, "mean K3 of all valid tokens"),
             make_fact("k3_without_padding", after, "mean K3 of the valid tokens without padding"),
         ),
-        where={"sequences": percent(float(rows.mean())), "positions": f"the {found.end} of the row"},
-        examples=case.find_loudest(rows, case.sums(found.tokens[case.index])),
+        where={"sequences": percent(rows.mean()), "positions": f"the {end} of the row"},
+        examples=case.find_loudest(rows, case.sums(tokens[case.index])),
         leaves=rest,
         outside_k3=True,
     )
 
 
-def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
+def _run_of_padding(case: Case, *, last: bool) -> tuple[Bools, float, float] | None:
+    """Return the padding [T] at the end or start of rows, and its values in the two columns."""
     if len(case.x) < _FEWEST:
         return None
     used = np.flatnonzero(case.counts > 0)
@@ -158,38 +151,37 @@ def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
     tail &= chosen[case.where]
     if chosen.sum() < (2 if r != 0 or usual > 0 else _FEW_ZEROS) and run[chosen].max(initial=0) < _SINGLE:
         return None
-    return _Padding(case.marked(tail), r, t, "end" if last else "start")
+    return case.marked(tail), r, t
 
 
-def _are_positive(case: Case) -> bool:
-    if len(case.x) < _FEWEST or min(np.std(case.r), np.std(case.t)) == 0:
-        return False
-    if min(float((values > POSITIVE_TOLERANCE).mean()) for values in (case.r, case.t)) < 0.01:
-        return False
-    middle = float(np.corrcoef(case.r, case.t)[0, 1])
-    close = float(np.median(np.abs(case.x))) < 0.1 * float(np.median(np.abs(case.r)) + np.median(np.abs(case.t)))
-    return middle > 0.5 or close
+@cached_on_case
+def find_positive_kind(case: Case) -> str:
+    """Return what two related columns with values above 0 contain: "negated", "probabilities", "densities" or ""."""
+    sides = case.r, case.t
+    if len(case.x) < _FEWEST or min(np.std(values) for values in sides) == 0:
+        return ""
+    if min(float((values > POSITIVE_TOLERANCE).mean()) for values in sides) < 0.01:
+        return ""
+    close = float(np.median(np.abs(case.x))) < 0.1 * float(sum(np.median(np.abs(values)) for values in sides))
+    if float(np.corrcoef(*sides)[0, 1]) <= 0.5 and not close:
+        return ""
+    kinds = {"negated": _are_negated, "probabilities": _are_probabilities}
+    return next((kind for kind, test in kinds.items() if all(test(values) for values in sides)), "densities")
 
 
-def _are_negated(case: Case) -> bool:
-    def negated(values: Float64s) -> bool:
-        low, middle, high = float(values.min()), float(np.median(values)), float(values.max())
-        above = float((values < -POSITIVE_TOLERANCE).mean()) <= 1e-3 and low <= _AT_ZERO * middle
-        return above and high > 1 + POSITIVE_TOLERANCE and high - middle >= middle - low
-
-    return _are_positive(case) and negated(case.r) and negated(case.t)
+def _are_negated(values: Float64s) -> bool:
+    low, middle, high = float(values.min()), float(np.median(values)), float(values.max())
+    above = float((values < -POSITIVE_TOLERANCE).mean()) <= 1e-3 and low <= _AT_ZERO * middle
+    return above and high > 1 + POSITIVE_TOLERANCE and high - middle >= middle - low
 
 
-def are_probabilities(case: Case) -> bool:
-    def inside(values: Float64s) -> bool:
-        within = ((values >= 0) & (values <= 1 + POSITIVE_TOLERANCE)).all()
-        return bool(within) and float(np.quantile(values, 0.99)) >= 0.5
-
-    return _are_positive(case) and inside(case.r) and inside(case.t)
+def _are_probabilities(values: Float64s) -> bool:
+    within = ((values >= 0) & (values <= 1 + POSITIVE_TOLERANCE)).all()
+    return bool(within) and float(np.quantile(values, 0.99)) >= 0.5
 
 
 def detect_log_densities(case: Case) -> Detection | None:
-    if not _are_positive(case) or _are_negated(case) or are_probabilities(case):
+    if find_positive_kind(case) != "densities":
         return None
     above = float(((case.r > POSITIVE_TOLERANCE) & (case.t > POSITIVE_TOLERANCE)).mean())
     apart = float(np.median(np.abs(case.x)))
@@ -213,7 +205,7 @@ def detect_log_densities(case: Case) -> Detection | None:
 
 
 def detect_wrong_sign(case: Case) -> Detection | None:
-    if not _are_negated(case):
+    if find_positive_kind(case) != "negated":
         return None
     below, apart = float((case.r < 0).mean()), float(np.median(np.abs(case.x)))
     return Detection(

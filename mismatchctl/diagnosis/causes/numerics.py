@@ -693,7 +693,7 @@ def _match_unrelated(case: Case) -> Detection:
             make_fact("correlation", together, usual),
             make_fact("ratio_mean_z", ratio.z, meaning, against=sampled),
             make_fact("inverse_ratio_mean_z", ratio.inverse_z, _TRAINER_SAMPLED, against=sampled),
-            make_fact("difference", float(np.mean(np.abs(case.x))), "mean |log ratio|, nats"),
+            make_fact("difference", np.mean(np.abs(case.x)), "mean |log ratio|, nats"),
         ),
         rivals={
             "swapped_rows": "join rollout and trainer by a sequence id, not by position",

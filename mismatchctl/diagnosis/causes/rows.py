@@ -44,7 +44,7 @@ def detect_duplicated_rows(case: Case) -> Detection | None:
         outside_k3=True,
         evidence=(
             make_share_fact("duplicates", again, long, "share of rows with the same log-probs as another row"),
-            make_fact("same_id", float(same_id), "share of the repeated rows that have the same sequence_id"),
+            make_fact("same_id", same_id, "share of the repeated rows that have the same sequence_id"),
         ),
         where={"sequences": share},
         examples=np.flatnonzero(again)[:3],
@@ -90,7 +90,7 @@ def detect_identical(case: Case) -> Detection | None:
     others = case.x[~case.each(same)]
     if len(others) and float((others == 0).mean()) > 0.3:
         return None  # engines that often agree to the bit do so throughout some rows
-    where, workers = {"sequences": percent(float(same.mean()))}, case.column("worker")
+    where, workers = {"sequences": percent(same.mean())}, case.column("worker")
     if len(set(workers[same].tolist())) < len(set(workers.tolist())):
         where["worker"] = format_list(sorted(set(workers[same].tolist()), key=str))
     return Detection(
@@ -174,7 +174,7 @@ def detect_swapped_rows(case: Case) -> Detection | None:
             make_fact("difference_other", there, "mean |log ratio| compared with the row that fits, nats"),
             make_fact("pairs", format_list(pairs, 6), "which row contains the log-probs of which other row"),
         ),
-        where={"sequences": percent(float(found.mean()))},
+        where={"sequences": percent(found.mean())},
         examples=candidates[matched][:3],
     )
 
@@ -372,7 +372,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
             make_fact("early_over_late", times, meanings["early_over_late"], against=not clear),
             make_fact("ratio_mean_minus_one", ratio.excess, meanings["ratio"], against=abs(ratio.z) > 5),
         ),
-        where={"positions": where, "sequences": percent(float((start > np.median(np.abs(case.x))).mean()))},
+        where={"positions": where, "sequences": percent((start > np.median(np.abs(case.x))).mean())},
         examples=case.find_loudest(case.counts >= _CONTEXT_MIN_LENGTH, start),
         rivals={
             "edited_response": "the prompt token ids of each side, compared token by token",

@@ -70,7 +70,7 @@ def _match_lag_of_tokens(case: Case) -> Detection | None:
     sizes = ", ".join(f"{level:.2g} at lag {value:g}" for value, level in sorted(levels.items())[:6])
     return Detection(
         "high",
-        f"parts of {percent(float(mixed[case.counts > 0].mean()))} of the responses "
+        f"parts of {percent(mixed[case.counts > 0].mean())} of the responses "
         f"were sampled with older weights, up to {lags[-1]:g} versions behind the trainer's: tokens of older versions "
         f"differ more within a response (median difference in logits: {sizes})",
         evidence=(
@@ -78,7 +78,7 @@ def _match_lag_of_tokens(case: Case) -> Detection | None:
             make_fact("growth", math.exp(slope), "growth of |log ratio| per version of lag within responses"),
             make_fact("growth_z", z, "growth within responses in standard errors"),
         ),
-        where={"tokens": f"{percent(float((lag[used] > lags[0]).mean()))}, tokens of older versions"},
+        where={"tokens": f"{percent((lag[used] > lags[0]).mean())}, tokens of older versions"},
         everywhere=True,
     )
 
@@ -230,7 +230,7 @@ def detect_stale_prefix(case: Case) -> Detection | None:
             make_fact("late", late[0], "median difference of later tokens: high if all of the cache has older weights"),
         ),
         where={
-            "prompts": f"{format_list(names, 4)} most ({percent(float(mine.mean()))} of the sequences)",
+            "prompts": f"{format_list(names, 4)} most ({percent(mine.mean())} of the sequences)",
             "positions": "the start of responses",
         },
         examples=case.find_loudest(mine, case.sums(np.abs(case.x) * start)),
@@ -334,7 +334,7 @@ def _match_worker(case: Case, column: str) -> Detection | None:
             make_fact("sequences", sum(row.sequences for row in high), f"sequences of {column} {names}"),
             make_fact("others_z", others, meanings[2], against=True),
         ),
-        where={column: names, "sequences": percent(float(mine.mean()))},
+        where={column: names, "sequences": percent(mine.mean())},
         examples=case.find_loudest(mine),
         rivals={} if several_lags else rival,
         tokens=tokens,
