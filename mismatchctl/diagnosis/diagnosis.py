@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from mismatchctl.core.schema import REFERENCE_COLUMN
 from mismatchctl.data.blocks import Rows
@@ -132,15 +132,13 @@ class Diagnosis(View, ByRun[list[Finding]]):
 
     def to_data(self, reports: Sequence[LayerReport] = ()) -> dict[str, Any]:
         """Return the JSON content. Layer reports replace `next`."""
-        several = len(self.runs) > 1
-        findings = [
-            ({"run": run} if several else {}) | finding.model_dump(mode="json")
-            for run, findings in self.runs.items()
-            for finding in findings
-        ]
-        parts: dict[str, Any] = {"sides": self.sides}
-        parts |= {"layers": reports, "logit_noise": self.logit_noise} if reports else {"next": self.next}
-        return add_version({"findings": findings} | {name: _plain(each) for name, each in parts.items() if each})
+        parts = {"layers": reports, "logit_noise": self.logit_noise} if reports else {"next": self.next}
+        every = [finding for found in self.runs.values() for finding in found]
+        content = _Content.model_validate({"findings": every, "sides": self.sides, **parts}).model_dump(mode="json")
+        if len(self.runs) > 1:
+            runs = (run for run, found in self.runs.items() for _ in found)
+            content["findings"] = [{"run": run, **one} for run, one in zip(runs, content["findings"], strict=True)]
+        return add_version({name: part for name, part in content.items() if part or name == "findings"})
 
     def to_json(self) -> str:
         """Return strict JSON, as `mismatchctl diagnose --json` prints it."""
@@ -164,43 +162,28 @@ class Diagnosis(View, ByRun[list[Finding]]):
         return [], []
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return [_plain(each) for each in value]
+class _Content(BaseModel):
+    """All findings, strongest first in each run. Each has a `run` if there are several runs.
 
+    `sides` contains the error of each side, by run. `next` contains the steps from the dump to a comparison of layers,
+    by run, if the fault can be in a layer. With reports of such comparisons, `layers` contains their results, each with
+    its own `next`, and `logit_noise` is the noise on the logits that the log ratios of each run imply. Only `findings`
+    is always present.
+    """
 
-_SCHEMA_FIELDS: dict[str, Any] = {
-    "findings": list[Finding],
-    "sides": dict[str, Sides],
-    "next": dict[str, list[NextStep]],
-    "layers": list[LayerReport],
-    "logit_noise": dict[str, LogitNoise],
-}
-_SCHEMA_DESCRIPTION = """All findings, strongest first in each run. Each has a `run` if there are several runs.
+    model_config = ConfigDict(extra="forbid", title="Diagnosis")
 
-`sides` contains the error of each side, by run. `next` contains the steps from the dump to a comparison of layers, by
-run, if the fault can be in a layer. With reports of such comparisons, `layers` contains their results, each with
-its own `next`, and `logit_noise` is the noise on the logits that the log ratios of each run imply. Only
-`findings` is always present."""
+    findings: list[Finding]
+    sides: dict[str, Sides] = {}
+    next: dict[str, list[NextStep]] = {}
+    layers: list[LayerReport] = []
+    logit_noise: dict[str, LogitNoise] = {}
 
 
 def diagnosis_schema() -> dict[str, Any]:
     """Return the JSON Schema of a saved diagnosis."""
-    fields, schema = TypeAdapter.json_schemas(
-        [(name, "serialization", TypeAdapter(kind)) for name, kind in _SCHEMA_FIELDS.items()]
-    )
+    schema = _Content.model_json_schema(mode="serialization")
     schema["$defs"]["Finding"]["properties"]["run"] = {"type": "string"}
-    properties = {"format": {"type": "integer"}, "tool": {"type": "string"}, "version": {"type": "string"}}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Diagnosis",
-        "description": _SCHEMA_DESCRIPTION,
-        "type": "object",
-        "additionalProperties": False,
-        "properties": properties | {name: fields[name, "serialization"] for name in _SCHEMA_FIELDS},
-        "required": [*properties, "findings"],
-        "$defs": schema["$defs"],
-    }
+    given = {"format": {"type": "integer"}, "tool": {"type": "string"}, "version": {"type": "string"}}
+    schema |= {"properties": given | schema["properties"], "required": [*given, *schema["required"]]}
+    return schema | {"$schema": "https://json-schema.org/draft/2020-12/schema"}
