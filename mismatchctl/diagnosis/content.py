@@ -18,17 +18,11 @@ MODEL_COLUMNS, ENGINE_COLUMNS = ("model",), ("engine",)
 IDENTITY_COLUMNS = (*MODEL_COLUMNS, *ENGINE_COLUMNS)
 """Per-sequence columns that name the model and the inference engine."""
 _PROBES = 16
-_GRID = 128.0  # steps per nat: copies with other rounding have the same hash
-_MIN_INFORMATIVE = 6
-_MIN_SURPRISE = 14.0  # nats: two samples of a less probable sequence are not equal by chance
 _MOST_ROWS = 1 << 20
 _HASHED_AT_ONCE = 1 << 16
 """Number of sequences whose probed tokens are in memory at a time."""
 _MOST_NAMES = 8
 _VOCABULARY_BINS = 64
-_NEAR = 1e-4
-_MIN_CLIPPED, _MIN_CLIPPED_SHARE = 10, 1e-3
-_LOUD_QUANTILE = 0.999
 
 RECORDING_DOUBTS = frozenset({
     "clamped", "wrong_log_base", "probabilities_not_logs", "cumulative", "sequence_means", "constant_column",
@@ -104,13 +98,14 @@ def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: I
     with np.errstate(invalid="ignore"):
         both = np.stack([values[tokens].astype(np.float64) for values in (rows.rollout, rows.train)])
     both = np.clip(np.nan_to_num(both), -1e4, 1e4)
-    coarse, fresh = np.rint(both * _GRID), np.diff(places, axis=0, prepend=-1) > 0
-    informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=0) >= _MIN_INFORMATIVE
+    # steps per nat: copies with other rounding have the same hash
+    coarse, fresh = np.rint(both * 128.0), np.diff(places, axis=0, prepend=-1) > 0
+    informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=0) >= 6
     probed = (np.where(informative, coarse, both) + 0.0).view(np.uint64).reshape(2 * _PROBES, len(some))
     salts = np.arange(len(probed), dtype=np.uint64)[:, None]  # one mixture of all probes is faster than one per probe
     hashes = mix_hashes(mix_hashes(probed, salts).sum(axis=0, dtype=np.uint64), sizes.astype(np.uint64))
     surprise = -np.maximum(both[0], -50.0).mean(axis=0) * sizes
-    common = np.flatnonzero(surprise <= _MIN_SURPRISE)
+    common = np.flatnonzero(surprise <= 14.0)  # nats: two samples of a less probable sequence are not equal by chance
     del both, coarse, probed  # the ids take memory too
     if len(common):
         hashes[common] = mix_hashes(hashes[common], _hash_ids(rows, some[common]))
@@ -194,13 +189,13 @@ def _describe_tokens(rows: Rows) -> dict[str, float | int | list[int]]:
     if len(shown):
         found["shown_abs_diff"] = float(np.minimum(shown, 1.0).mean())
         (r, t), largest = (rollout[valid], train[valid]), float(shown.max())
-        ends = shown >= largest * (1 - _NEAR), (r == r.min()) & (t == t.min()) & (r == t)
+        ends = shown >= largest * (1 - 1e-4), (r == r.min()) & (t == t.min()) & (r == t)
         found["clipped"] = max(_share_unless_chance(ends[0]) if largest > 0 else 0.0, _share_unless_chance(ends[1]))
     if len(masked):
         found["hidden"] = len(masked) / (len(masked) + len(shown))
         found["hidden_abs_diff"] = float(np.minimum(masked, 1.0).mean())
         if len(shown):
-            found["loud"] = float((masked > np.quantile(shown, _LOUD_QUANTILE)).mean())
+            found["loud"] = float((masked > np.quantile(shown, 0.999)).mean())
     ids = rows.tokens.get("token_ids")
     if ids is not None and ids.ndim == 1 and len(own := ids[valid]) and np.isfinite(own).all():
         whole = own.astype(np.int64)
@@ -222,4 +217,4 @@ def _measure_holes(rows: Rows) -> float:
 
 def _share_unless_chance(at: NDArray[np.bool_]) -> float:
     count = int(at.sum())
-    return count / len(at) if count >= max(_MIN_CLIPPED, _MIN_CLIPPED_SHARE * len(at)) else 0.0
+    return count / len(at) if count >= max(10, 1e-3 * len(at)) else 0.0

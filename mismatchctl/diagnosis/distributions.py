@@ -118,16 +118,7 @@ def _estimate_min_p(a: Float64s, b: Float64s, kept: Bools, gone: Bools) -> tuple
 
 _FAR_Z = 4.0
 _TAIL_RANGE, _MIN_STEEPNESS = (-12.0, -3.0), 0.75
-_SMALL_NOISE, _MIN_STEEPNESS_IN_NOISE = 0.044, 0.25
-"""Noise from bfloat16 draws the exponent towards 1."""
-_FITS, _FITTING_LEAST_Z, _ENOUGH_TO_FIT, _STEEP_IN_FIT, _PLAIN = 0.125, 2.5, 300, 0.25, 0.02
-"""Misfit of a temperature: at most 0.11 on 12 random models. Bounded logits had 0.45 and more."""
-_IMPOSSIBLE, _IMPOSSIBLE_SLACK = 0.02, 0.1
-"""Share of tokens beyond the bound of a temperature: at most 0.004 on such models. Other weights have 0.1 and more."""
 _SMALLEST_DOUBT = 1e-3
-_LOGIT_NOISE = 0.05
-"""Largest noise of low precision, with tails."""
-_CONTEXT_QUANTILES = (0.15, 0.3, 0.5)
 
 
 @dataclass(frozen=True)
@@ -162,7 +153,7 @@ def fit_power(other: Float64s, sampled: Float64s, case: Case) -> PowerFit | None
     a, b = float(moved.sum()), float(seen.sum())
     if a == 0 or b / a <= 0:
         return None
-    noise = float((np.expm1(np.minimum(other, 0.0)) ** 2).sum()) * _LOGIT_NOISE**2
+    noise = float((np.expm1(np.minimum(other, 0.0)) ** 2).sum()) * 0.05**2  # largest noise of low precision, with tails
     ends = [_confidence_bounds(moved, seen, case, a - drawn) for drawn in (0.0, noise)]
     interval = None
     if all(end is not None for end in ends):
@@ -181,7 +172,8 @@ def _impossible_share(other: Float64s, sampled: Float64s, exponent: float) -> fl
     flatter, sharper = (values[known] - np.log(-np.expm1(values[known])) for values in (other, sampled))
     if exponent < 1:
         flatter, sharper, exponent = sharper, flatter, 1 / exponent
-    return float((sharper < exponent * flatter - _IMPOSSIBLE_SLACK).mean())
+    # at most 0.004 for a temperature on random models, 0.1 and more for other weights
+    return float((sharper < exponent * flatter - 0.1).mean())
 
 
 def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
@@ -211,7 +203,7 @@ def _confidence_bounds(moved: Float64s, seen: Float64s, case: Case, a: float) ->
 
 def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
     """Return misfit and misfit_z, with contexts grouped by log Z."""
-    groups = np.searchsorted(np.quantile(context, _CONTEXT_QUANTILES), context)
+    groups = np.searchsorted(np.quantile(context, (0.15, 0.3, 0.5)), context)
     counts, sums = np.bincount(groups), np.bincount(groups, ratio)
     z = np.abs(sums) / np.maximum(np.sqrt(np.bincount(groups, ratio * ratio)), 1e-300)
     means = np.abs(sums) / np.maximum(counts, 1)
@@ -248,17 +240,18 @@ class TemperatureFit:
     def fits(self) -> bool:
         """Return True if one temperature other than 1 fits all contexts, and almost every token."""
         ends = self.interval
-        told = ends is not None and not ends[0] <= 1 <= ends[1] and abs(math.log(self.temperature)) > _PLAIN
-        fits = self.misfit_z > 0 and (self.misfit < _FITS or self.misfit_z < _FITTING_LEAST_Z)
-        steep = self.steepness > _STEEP_IN_FIT and self.impossible < _IMPOSSIBLE
-        return told and fits and steep and len(self.case.x) >= _ENOUGH_TO_FIT
+        # the misfit of a temperature is at most 0.11 on 12 random models, that of bounded logits 0.45 and more
+        told = ends is not None and not ends[0] <= 1 <= ends[1] and abs(math.log(self.temperature)) > 0.02
+        fits = self.misfit_z > 0 and (self.misfit < 0.125 or self.misfit_z < 2.5)
+        steep = self.steepness > 0.25 and self.impossible < 0.02
+        return told and fits and steep and len(self.case.x) >= 300
 
     @property
     def scaled(self) -> bool:
         """Return True if unlikely tokens scale as with a temperature."""
         if self.fits:
             return True
-        least = _MIN_STEEPNESS_IN_NOISE if self.small else _MIN_STEEPNESS
+        least = 0.25 if self.small else _MIN_STEEPNESS  # noise from bfloat16 draws the exponent towards 1
         return not self.refuted and self.steepness + 2 * self.steepness_error > least
 
     @property
@@ -303,7 +296,7 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     temperature = 1 / fitted.exponent
     known = TemperatureFit(
         case, temperature, _invert(fitted.interval), *_measure_steepness(case, temperature),
-        fitted.misfit, fitted.misfit_z, fitted.impossible, small=case.noise < _SMALL_NOISE, listed=False,
+        fitted.misfit, fitted.misfit_z, fitted.impossible, small=case.noise < 0.044, listed=False,
     )  # fmt: skip
     if known.fits:
         return known

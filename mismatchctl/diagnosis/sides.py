@@ -22,27 +22,17 @@ from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.io.files import natural_key
 from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
 
-MIN_RMS = 1e-4
-"""Smaller errors (root mean square, nats) may come from float32."""
 WRONG_SIDE_FACTOR = 2.0
 SHARED_ERROR_FACTOR = 5.0
 LOUD_RMS = 0.05
 """Error (root mean square, nats) above the error that bfloat16 causes in most models."""
 OWNER_SHARE = 0.75
-_MAX_WIDTH = 2.0  # between the bounds of a share, if the gap is small compared with shared errors
 _ONE_SIDED = (0.05, 0.95)  # one-sided 95% bounds: decisions do not use the wider interval
-NOTICEABLE_RMS = 0.03
 MIN_CLUSTERS = 8
-REPLICATES = 400
 _NOISE_CAUSES = {
     *("numerical_noise", "moe_routing", "identical", "unexplained"),
     *("cache_quantization", "low_precision_logging"),
 }
-_GROUP_COLUMNS = ("step", "worker")
-_MAX_GROUPS = 64
-_POSITION_ENDS = (16, 64, 256, 1024, 4096)
-_PROBABILITY_ENDS = (0.01, 0.1, 0.5, 0.9, 0.99)
-"""Upper ends of the bands by position in the response and by the reference's probability."""
 
 
 def measure_sides(case: Case) -> Sides | None:
@@ -61,7 +51,7 @@ def measure_sides(case: Case) -> Sides | None:
     table = terms.sum_by(_number_clusters(case.rows))
     count, draws = len(table), None
     if count >= MIN_CLUSTERS:
-        draws = np.random.default_rng(count).multinomial(count, np.full(count, 1 / count), REPLICATES) @ table
+        draws = np.random.default_rng(count).multinomial(count, np.full(count, 1 / count), 400) @ table
     rollout, train, gap = np.sqrt(_mean_squares(table.sum(axis=0))).tolist()
     side, confidence = _judge_side(rollout, train, draws)
     correlation, least = terms.correlation(), min(rollout, train)
@@ -73,7 +63,8 @@ def measure_sides(case: Case) -> Sides | None:
         confidence = "medium"
     column = float(np.expm1(reference[sound] - case.rollout[sound]).mean())
     error = _ratio_error(table)
-    groups = {name: _measure_groups(terms, case.rows, name) for name in _GROUP_COLUMNS}
+    groups = {name: _measure_groups(terms, case.rows, name) for name in ("step", "worker")}
+    # upper ends of the bands by position in the response and by the reference's probability
     return Sides(
         side=side,
         confidence=confidence,
@@ -88,8 +79,8 @@ def measure_sides(case: Case) -> Sides | None:
         reference_over_rollout=Value(value=1.0 + column, se=error),
         groups={
             **{name: found for name, found in groups.items() if found},
-            "position": _measure_bands(terms, case.rows.segments.places, _POSITION_ENDS),
-            "probability": _measure_bands(terms, np.exp(reference), _PROBABILITY_ENDS),
+            "position": _measure_bands(terms, case.rows.segments.places, (16, 64, 256, 1024, 4096)),
+            "probability": _measure_bands(terms, np.exp(reference), (0.01, 0.1, 0.5, 0.9, 0.99)),
         },
         notes=_list_notes(case.rows, column, error, least / gap if together and gap else None),
     )
@@ -139,7 +130,7 @@ def _number_clusters(rows: Rows) -> NDArray[np.int64]:
 
 
 def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[Side, Confidence]:
-    if max(rollout, train) < MIN_RMS:
+    if max(rollout, train) < 1e-4:  # smaller errors (root mean square, nats) may come from float32
         return "none", "high"
     if min(rollout, train) == 0:
         return ("rollout" if rollout else "trainer"), "high" if draws is not None else "medium"
@@ -169,7 +160,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, whole: int, part: i
         low, high = np.quantile(drawn, [(1 - INTERVAL_LEVEL) / 2, (1 + INTERVAL_LEVEL) / 2])
         interval = (float(low), float(high))
         owner = "rollout" if least > OWNER_SHARE else "trainer" if most < 1 - OWNER_SHARE else None
-        if not most - least < _MAX_WIDTH:
+        if not most - least < 2.0:  # the gap is small compared with shared errors
             owner = None
             status = "not measurable: the gap is far below the shared errors of the two sides"
     return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status), owner
@@ -189,7 +180,7 @@ def _measure_groups(terms: _ErrorSums, rows: Rows, name: str) -> list[SidesGroup
     if values is None:
         return []
     known, index = np.unique(values.astype(str), return_inverse=True)
-    if not 1 < len(known) <= _MAX_GROUPS:
+    if not 1 < len(known) <= 64:
         return []
     table = terms.sum_by(index)
     means, tokens = np.sqrt(_mean_squares(table)), table[:, 0]
@@ -272,7 +263,7 @@ def assign_sides(
     pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
     strongest = sides.confidence == "high"  # the first finding then belongs to the side with the error
     alike = sides.side == "both" and min(sides.rollout_rms, sides.train_rms) > max(
-        SHARED_ERROR_FACTOR * sides.gap_rms, NOTICEABLE_RMS
+        SHARED_ERROR_FACTOR * sides.gap_rms, 0.03
     )
     rest = found[1:] if strongest else found
     one = strongest and sides.side in ("rollout", "trainer")  # then findings of low confidence also have this side

@@ -24,14 +24,9 @@ _INTERVAL_RISE = 7.35
 """Increase of the weighted squares at the ends of a 95% interval of a change point (Hansen 2000)."""
 _POWERS = (0.0, 0.5, 1.0)
 """Powers of the metric (0: its logarithm) in which a ramp is a straight line."""
-_MIN_VARIANCE, _MAX_RANGE = 1e-8, 100.0
 _DURATION_RATIO, _MOST_STARTS, _MOST_ENDS = 1.15, 4096, 30
 _WINDOW = 5
 """Steps on each side of a step for its running median."""
-_OVERSHOOT = 0.5
-"""A bad step right before a change belongs to it if it differs from the earlier level by this share of the change."""
-_BAD_Z, _BAD_FACTOR, _BAD_SHARE = 6.0, 1.5, 0.1
-"""A bad step differs from its neighbors by this number of errors and this factor. Above this share, no step is bad."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +64,13 @@ def _flag_outliers(residual: Float64s, scatter: float) -> Bools:
     if count < 2 * _WINDOW + 2:
         return none
     scatter = max(scatter, 1.4826 * float(np.median(apart)))
-    bad = apart > max(_BAD_Z * scatter, math.log(_BAD_FACTOR))
+    # a bad step differs from its neighbors by 6 errors and a factor of 1.5
+    bad = apart > max(6.0 * scatter, math.log(1.5))
     edges = np.flatnonzero(np.diff(np.concatenate([[False], bad, [False]])))
     for first, end in edges.reshape(-1, 2):
         if first == 0 or end == count or end - first > _WINDOW:
             bad[first:end] = False
-    return bad if bad.sum() <= max(1, _BAD_SHARE * count) else none
+    return bad if bad.sum() <= max(1, 0.1 * count) else none
 
 
 def running_median(height: Float64s) -> Float64s:
@@ -94,8 +90,9 @@ def fit_onset(where: Float64s, height: Float64s, error: Float64s, bad: Bools) ->
     if not np.array_equal(again, bad):
         bad, fit = again, _fit_good_steps(where, height, error, ~again)
     first, bad = fit.onset, bad.copy()
-    while first > 0 and bad[first - 1] and (height[first - 1] - fit.before) / fit.change > _OVERSHOOT:
-        first -= 1  # a bad step right before the onset that changes in the same direction belongs to the change
+    # a bad step right before a change belongs to it if it has half of the change
+    while first > 0 and bad[first - 1] and (height[first - 1] - fit.before) / fit.change > 0.5:
+        first -= 1
         bad[first] = False
     end = first if fit.shape == "jump" else fit.end
     return replace(fit, onset=first, earliest=min(fit.earliest, first), end=end), bad
@@ -132,7 +129,7 @@ def _fit_good_steps(all_where: Float64s, all_height: Float64s, all_error: Float6
 
 
 def _weigh(height: Float64s, error: Float64s) -> Float64s:
-    return 1 / np.maximum(error**2 + extra_variance(height, error), _MIN_VARIANCE)
+    return 1 / np.maximum(error**2 + extra_variance(height, error), 1e-8)
 
 
 def _scale(squares: float, count: int) -> float:
@@ -180,7 +177,7 @@ def _fit_squares(
 
     Cumulative sums are used, so that each ramp takes constant time.
     """
-    if power * np.ptp(height) > _MAX_RANGE:
+    if power * np.ptp(height) > 100.0:
         return np.full(len(start), np.inf)  # the squares would overflow
     if power:
         centred = height - float(np.median(height))
@@ -228,11 +225,6 @@ Label = str | int | float | bool | None
 
 Z_LIMIT = 4.0
 """Minimum number of standard errors for a change, or for a mean ratio other than 1."""
-SMALLEST_CHANGE = 1.2
-"""A change by a smaller factor does not count, even if it is significant."""
-_SHORT_Z_LIMIT = 5.0
-"""Minimum number of standard errors in series of fewer than SHORT_SERIES steps, with a poorly known scatter."""
-_BLOCKS = 48
 _ROBUST_SHARE = 1 / 3
 """Minimum share of a change of K3 (in logarithms) in a robust statistic. Below it, few tokens cause the change."""
 _SHOWN_STEPS = 5
@@ -331,8 +323,10 @@ def _has_change(where: Float64s, height: Float64s, error: Float64s) -> bool:
 
 def _is_significant(change: float, error: float, steps: int) -> bool:
     """Return True if a change of the logarithm is large, and larger than its error."""
-    limit = Z_LIMIT if steps >= SHORT_SERIES else _SHORT_Z_LIMIT
-    return abs(change) >= limit * error and abs(change) >= math.log(SMALLEST_CHANGE)
+    # the scatter of short series is poorly known
+    limit = Z_LIMIT if steps >= SHORT_SERIES else 5.0
+    # a change by a factor below 1.2 does not count, even if it is significant
+    return abs(change) >= limit * error and abs(change) >= math.log(1.2)
 
 
 def _describe_no_change(height: Float64s, error: Float64s, metric: str, steps: int) -> Growth:
@@ -450,7 +444,7 @@ def step_positions(labels: Sequence[Label]) -> Float64s:
 
 def step_blocks(count: int) -> list[NDArray[np.int64]]:
     """Divide the steps into a limited number of blocks."""
-    return [part.astype(np.int64) for part in np.array_split(np.arange(count), min(count, _BLOCKS))]
+    return [part.astype(np.int64) for part in np.array_split(np.arange(count), min(count, 48))]
 
 
 def _is_uneven(height: Float64s, error: Float64s) -> bool:

@@ -21,8 +21,6 @@ from mismatchctl.results.model import Confidence
 _EDIT_MIN_SIDE = 4
 _EDIT_GROSS_DISTANCE, _EDIT_MAX_DISTANCE = 1.0, 5.0
 _EDIT_SURE_SHARE, _EDIT_MOST = 0.03, 0.5
-_EDIT_NOISY_SPREAD = 0.12
-"""Noise of the other tokens above which a rise within a row may be usual."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,8 @@ def detect_edited_response(case: Case) -> Detection | None:
     agrees = float(np.median(np.abs(case.x[~breaks.after & case.each(found)])))
     rest = case.without(case.marked(breaks.after))
     meaning = "share of sequences whose two sides agree up to a position and not after it"
-    noisy = rest.spread > _EDIT_NOISY_SPREAD and "truncated_sampling" not in case.explained
+    # if the other tokens are noisy, a rise within a row may be usual
+    noisy = rest.spread > 0.12 and "truncated_sampling" not in case.explained
     noisy &= not (share > _EDIT_MOST and breaks.at_one_place)
     confidence: Confidence = "high" if share > _EDIT_SURE_SHARE else "medium"
     if noisy:
@@ -214,8 +213,6 @@ def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s
 MAX_SHIFT = 32
 _SHIFTED_MAX_DISTANCE, _SHIFTED_MIN_LENGTH = 1.0, 12
 _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
-_SHIFTED_LUCK = 2.1
-"""The best of 64 means of n unrelated differences is about 2.1 / sqrt(n) below their usual mean."""
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
@@ -243,7 +240,8 @@ def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tup
     chance = (ordered[(number - 1) // 2, every] + ordered[number // 2, every]) / 2
     best = np.where(np.isnan(level), np.inf, level).argmin(axis=0)
     agreement = level[best, every] / np.maximum(chance, 1e-9)
-    limit = np.minimum(0.65, 1 - _SHIFTED_LUCK / np.sqrt(np.maximum(case.counts, 1)))
+    # the best of 64 means of n unrelated differences is about 2.1 / sqrt(n) below their usual mean
+    limit = np.minimum(0.65, 1 - 2.1 / np.sqrt(np.maximum(case.counts, 1)))
     found = known & (level[0] > 0.6 * chance) & (agreement < limit)
     return np.where(found, np.array(steps)[best], 0), np.where(found, agreement, 1.0)
 
@@ -437,8 +435,6 @@ def _match_shared_prefix(case: Case) -> Detection | None:
 
 
 MIN_LOG_PROB = -200.0
-_SENTINEL_DISTANCE, _SENTINEL_MIN_TOKENS, _SENTINEL_MIN_SHARE, _SENTINEL_FAR_SHARE = 5.0, 6, 0.4, 0.9
-"""Nats between the sides, tokens with the number, their share of such tokens, and the share that is far off."""
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
 """Shortest row; nats, and multiples of the row's median, above which its last token is off."""
 _REPAIRING = {
@@ -514,12 +510,13 @@ def _find_sentinels(case: Case) -> dict[tuple[str, float], Bools]:
     """Return the tokens [T] with one typed number far from the other side, by side and number."""
     found = {}
     if "low_precision_logging" not in case.explained:  # then all values look typed
-        far = np.abs(case.x) > _SENTINEL_DISTANCE
+        # nats between the sides, tokens with the number, their share of such tokens, and the share that is far off
+        far = np.abs(case.x) > 5.0
         for side, own, _ in case.sides:
             values, counts = np.unique(own[far], return_counts=True)
-            for value in values[counts >= max(_SENTINEL_MIN_TOKENS, _SENTINEL_MIN_SHARE * far.sum())].tolist():
+            for value in values[counts >= max(6, 0.4 * far.sum())].tolist():
                 at = own == value
-                if is_placeholder(value) and value < 0 and far[at].mean() > _SENTINEL_FAR_SHARE:
+                if is_placeholder(value) and value < 0 and far[at].mean() > 0.9:
                     found[side, value] = case.marked(at)
     return found
 
@@ -584,8 +581,6 @@ def _match_placeholders(
 
 _UNSAMPLED_FAR, _UNSAMPLED_MIN_FAR_SHARE = 0.5, 0.6
 """Share of a run far from the other side: 0.67 and more for tool output, less if a sure model makes runs of 0."""
-_UNSAMPLED_MIN_SHARE = 0.01
-"""Share of such tokens for more than low confidence: a policy that moved far has a few with a log-prob of 0, too."""
 
 
 def detect_unsampled_tokens(case: Case) -> Detection | None:
@@ -612,8 +607,9 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
     start = np.zeros(case.size, np.int64)
     start[runs.sequence[::-1]] = case.rows.position[case.index[runs.first[::-1]]]
     examples = case.find_loudest(sequences, case.sums(tokens[case.index]))
+    # share of such tokens for more than low confidence: a policy that moved far has a few with a log-prob of 0, too
     return Detection(
-        "high" if len(long) >= 2 else "medium" if share > _UNSAMPLED_MIN_SHARE or quiet else "low",
+        "high" if len(long) >= 2 else "medium" if share > 0.01 or quiet else "low",
         f"{percent(share)} of the valid tokens, in {percent(sequences.mean())} of the sequences, have the "
         f"constant rollout log-prob {value:g}, {runs.off.mean():.3g} nats above the trainer's: they were not sampled",
         tokens=tokens,
@@ -636,11 +632,7 @@ def detect_unsampled_tokens(case: Case) -> Detection | None:
 
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
 """Range of E[ratio] after the break for sampled tokens, and the number of tokens it needs."""
-_NOISY = 0.04
-"""Noise of the other tokens above which a rise within a row may be usual."""
 _SAME, _ROWS = 0.8, 5
-_MANY, _ROUGH = 300, 0.6
-"""Tokens count as sampled with this number of tokens and this error of E[ratio]."""
 
 
 def detect_engine_state(case: Case) -> Detection | None:
@@ -658,10 +650,12 @@ def detect_engine_state(case: Case) -> Detection | None:
     if not (at_limit or (possible and count >= _ENOUGH)):
         return None
     tokens = case.marked(after)
-    if case.without(tokens).noise > _NOISY and not (at_limit or by_prompt):
+    # if the other tokens are noisy, a rise within a row may be usual
+    if case.without(tokens).noise > 0.04 and not (at_limit or by_prompt):
         return None  # the other rows also differ, perhaps late in the response
     sure = (at_limit and rows >= _ROWS) or (possible and placed and count >= _ENOUGH)
-    sure |= sampled and count >= _MANY and 4 * error < _ROUGH
+    # tokens count as sampled with this number of tokens and this error of E[ratio]
+    sure |= sampled and count >= 300 and 4 * error < 0.6
     doubtful = not sure and (case.filled or case.reshaped)  # rows of a cause on all tokens also rise within rows
     used, left = case.counts > 0, f"the last {breaks.tokens_left:,} tokens"
     share, examples = float(rows / max(used.sum(), 1)), case.find_loudest(found, breaks.level)

@@ -150,8 +150,6 @@ _LOG_READINGS = (
     | {f"{base} and {_OPPOSITE_SIGN}": -factor for base, factor in _LOG_BASES.items()}
 )
 """Factors that restore natural log-probs."""
-_CLOSE, _QUIET, _LOUD, _CALIBRATED_Z, _CALIBRATED = 0.02, 0.1, 0.3, 4.0, 0.01
-"""Limits for an interpretation of values: remaining over previous difference, logit noise, z and E[ratio] - 1."""
 _MAX_MULTIPLE_SPREAD = 0.005
 _MULTIPLE_CERTAIN, _MULTIPLE_LIKELY, _MULTIPLE_UNLIKELY, _MULTIPLE_MIN_TOKENS = -0.02, -0.7, -1.0, 30
 _MULTIPLE_RANGES = (
@@ -178,9 +176,9 @@ def detect_wrong_log_base(case: Case) -> Detection | None:
     signed = _OPPOSITE_SIGN in reading  # log-probs are not above 0
     read = left.without(~best[case.sequence])
     ratio = read.calibration
-    sampled = abs(ratio.z) < _CALIBRATED_Z or abs(ratio.excess) < _CALIBRATED
-    fits = read.noise < _QUIET or (sampled and read.noise < _LOUD)
-    if after > _CLOSE * before and not signed and not fits:
+    sampled = abs(ratio.z) < 4.0 or abs(ratio.excess) < 0.01
+    fits = read.noise < 0.1 or (sampled and read.noise < 0.3)
+    if after > 0.02 * before and not signed and not fits:
         return None  # too large a rest, and not the sampling distribution either
     found = _match_reading(
         case, left, side, best, _describe_reading(side, reading, 1 / factor) + "; after this conversion, the "
@@ -257,14 +255,11 @@ def _describe_reading(side: str, reading: str, multiple: float) -> str:
     )
 
 
-_SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
 _LATTICE_ALL_SHARE = 0.995
 _DECIMAL_DIGITS = range(1, 6)
 _LATTICE_MAX_LOG_PROB = -0.25
 """Log-probs closer to 0 are differences of large logits with few significant bits."""
 _ROUNDING_SHARE = 0.25
-_LATTICE_MIN_VALUES = 10
-"""Minimum number of different values. Fewer values are placeholders."""
 
 
 def _lies_on_lattice(values: Floats, bits: int) -> Bools:
@@ -283,10 +278,11 @@ def detect_low_precision_logging(case: Case) -> Detection | None:
             step = np.full(len(case.x), 10.0**-decimals)
             return _match_low_precision(case, side, format_count(decimals, "decimal"), 1.0, 1e-3, step)
         unsure = values[case.sound & (values < _LATTICE_MAX_LOG_PROB)]
-        for name, bits in _SIGNIFICANT_BITS.items():
+        for name, bits in {"bfloat16": 8, "float16": 11}.items():
             kept = unsure[_lies_on_lattice(unsure, bits)]
             share = len(kept) / max(len(unsure), 1)
-            if share >= 0.02 and len(np.unique(kept)) >= _LATTICE_MIN_VALUES:
+            # fewer different values are placeholders
+            if share >= 0.02 and len(np.unique(kept)) >= 10:
                 spacing = np.ldexp(1.0, np.frexp(np.maximum(np.abs(own), 1e-30))[1] - bits)
                 return _match_low_precision(case, side, name, share, 2.0 ** (bits - 24), spacing)
     return None
@@ -398,12 +394,8 @@ def detect_clamped(case: Case) -> Detection | None:
 
 
 _FEWEST = 200
-_QUANTILE, _NORMAL = 0.2, 0.2533
-"""Use the closest 20% of the tokens for the noise, because most tokens may be wrong."""
 _POWER = 0.1
 _UNSURE = (-3.0, -0.3)
-_SPOILED = 0.05
-"""Share of wrong tokens above which the other tokens are a biased selection."""
 
 
 def detect_other_token_recorded(case: Case) -> Detection | None:
@@ -421,7 +413,8 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     if doubtful.sum() < _FEWEST:
         return None
     scaled = down / (doubt + 0.02)
-    noise = max(float(np.quantile(np.abs(scaled[doubtful]), _QUANTILE)) / _NORMAL, 1e-4)
+    # use the closest 20% of the tokens for the noise, because most tokens may be wrong
+    noise = max(float(np.quantile(np.abs(scaled[doubtful]), 0.2)) / 0.2533, 1e-4)
     limit = np.maximum(12.0 * noise * (doubt + 0.02), 0.25)
     far, near = down < -limit, np.abs(scaled) < 4.0 * noise
     count = int(far.sum())
@@ -456,6 +449,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
     )
     sure = count >= 20 and rows.sum() > 1
     rival = {"truncated_sampling": "are the token ids and the recorded log-probs about the same tokens?"}
+    # with more wrong tokens, the other tokens are a biased selection
     return Detection(
         "high" if sure else "medium",
         f"{format_count(count, 'token')} ({percent(count / len(case.x))}) have a {side} log-prob that belongs to "
@@ -486,7 +480,7 @@ def _match_other_token(case: Case, side: str, own: Float64s, other: Float64s) ->
         examples=case.find_loudest(rows, case.sums(np.abs(case.x) * far)),
         rivals={} if sure and power > _POWER else rival,
         tokens=tokens,
-        leaves=case.without(tokens).relabelled(reshaped=affected > _SPOILED),
+        leaves=case.without(tokens).relabelled(reshaped=affected > 0.05),
     )
 
 

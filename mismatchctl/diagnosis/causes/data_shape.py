@@ -13,11 +13,7 @@ from mismatchctl.diagnosis.case import BFLOAT16_NOISE, Case, cached_on_case, is_
 from mismatchctl.diagnosis.detection import Detection, make_fact, make_share_fact, percent
 
 _FEWEST = 20
-_AT_ZERO = 0.1
-"""Smallest negative log-likelihood divided by the median one."""
 _RUN = 3
-_FEW_ZEROS, _SINGLE = 3, 24
-"""Rows with padding, or the length of a single run."""
 _MOST, _FEW_ROWS, _FITS_FEW = 0.5, 0.02, 0.1
 """Difference of packed over unpacked values, if only a few rows are packed."""
 
@@ -149,7 +145,8 @@ def _run_of_padding(case: Case, *, last: bool) -> tuple[Bools, float, float] | N
         return None  # a text that repeats itself has a constant log-prob too
     chosen &= run >= least
     tail &= chosen[case.where]
-    if chosen.sum() < (2 if r != 0 or usual > 0 else _FEW_ZEROS) and run[chosen].max(initial=0) < _SINGLE:
+    # a few rows with padding, or one long run
+    if chosen.sum() < (2 if r != 0 or usual > 0 else 3) and run[chosen].max(initial=0) < 24:
         return None
     return case.marked(tail), r, t
 
@@ -171,7 +168,8 @@ def find_positive_kind(case: Case) -> str:
 
 def _are_negated(values: Float64s) -> bool:
     low, middle, high = float(values.min()), float(np.median(values)), float(values.max())
-    above = float((values < -POSITIVE_TOLERANCE).mean()) <= 1e-3 and low <= _AT_ZERO * middle
+    # the smallest negative log-likelihood is near 0
+    above = float((values < -POSITIVE_TOLERANCE).mean()) <= 1e-3 and low <= 0.1 * middle
     return above and high > 1 + POSITIVE_TOLERANCE and high - middle >= middle - low
 
 

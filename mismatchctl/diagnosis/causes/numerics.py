@@ -22,16 +22,10 @@ from mismatchctl.diagnosis.causes.rows import loudness_rise
 from mismatchctl.diagnosis.detection import Detection, make_fact, make_noise_fact, percent
 from mismatchctl.results.model import Confidence
 
-_FLOAT32_SPREAD, _BFLOAT16_SPREAD = 1e-3, 0.05
-"""Upper bounds of `Case.spread` for float32 and bfloat16."""
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
 """Share of K3 beyond the tail: dense models below, mixtures of experts from and to."""
-_LARGER_MODEL_FACTOR = 3.0
-"""Larger or more certain models may have this multiple of the bound, which comes from small models."""
 _CACHE_LIKE = (8.0, 35.0)
 """Kurtosis of the noise of fp8 caches (3 to 22). Dense models have up to 8, mixtures of experts 42 and more."""
-_ROUNDING_BIAS = 1e-6
-"""E[ratio] - 1 that rounding to float32 can cause."""
 MIN_STRUCTURE_TOKENS = 3000
 """Minimum tokens to detect structure in the noise."""
 
@@ -46,13 +40,14 @@ def tail_shares(case: Case) -> tuple[float, float]:
 
 def is_plain_noise(case: Case) -> bool:
     share, _ = tail_shares(case)
-    small = case.noise < BFLOAT16_NOISE and case.spread < _BFLOAT16_SPREAD
+    small = case.noise < BFLOAT16_NOISE and case.spread < 0.05
     return small and share < _LIGHT_TAIL and _is_balanced(case, 4.0)
 
 
 def may_be_larger(case: Case) -> bool:
     """Return True if bfloat16 may cause the noise in a larger model or in a model that is more certain."""
-    small = BFLOAT16_NOISE <= case.noise < _LARGER_MODEL_FACTOR * BFLOAT16_NOISE
+    # larger or more certain models may have 3 times the bound, which comes from small models
+    small = BFLOAT16_NOISE <= case.noise < 3.0 * BFLOAT16_NOISE
     return small and _is_balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
 
 
@@ -63,7 +58,7 @@ def is_near_bound(case: Case) -> bool:
 
 def _is_balanced(case: Case, most: float = 5.0) -> bool:
     ratio = case.calibration
-    return abs(ratio.z) < most or abs(ratio.excess) < _ROUNDING_BIAS
+    return abs(ratio.z) < most or abs(ratio.excess) < 1e-6  # E[ratio] - 1 that rounding to float32 can cause
 
 
 def detect_numerical_noise(case: Case) -> Detection | None:
@@ -132,7 +127,7 @@ def _unevenness(case: Case) -> float:
 
 
 def _describe_arithmetic(case: Case) -> str:
-    if case.noise < FLOAT32_NOISE and case.spread < _FLOAT32_SPREAD:
+    if case.noise < FLOAT32_NOISE and case.spread < 1e-3:
         return "as float32 arithmetic makes it"
     if case.noise < BFLOAT16_NOISE:
         return "as bfloat16 arithmetic makes it"
@@ -157,16 +152,15 @@ def _describe_trace(case: Case) -> str:
 
 
 _CACHE_MIN_LENGTH = 36
-_EVEN_Z, _EVEN_SPREAD, _EVEN_MAX_NOISE = 3.0, 1.1, 0.4
-"""Noise that is not tied to tokens and has no tail. Dropout has 1.2 times the spread."""
 _CACHE_USUAL_NOISE, _CACHE_MAX_NOISE = 0.07, 0.2
 
 
 def detect_cache_quantization(case: Case) -> Detection | None:
-    if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < _EVEN_MAX_NOISE or len(case.x) < 200:
+    # not tied to tokens and without a tail (dropout has 1.2 times the spread)
+    if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < 0.4 or len(case.x) < 200:
         return None
     shared, shared_z = case.systematic_share
-    even = abs(shared_z) < _EVEN_Z and case.spread < _EVEN_SPREAD * case.noise
+    even = abs(shared_z) < 3.0 and case.spread < 1.1 * case.noise
     if case.noise >= _CACHE_MAX_NOISE and not even:
         return None
     if (shared > 0.02 and shared_z > 4) or case.certain_tokens_differ:
@@ -518,11 +512,7 @@ def detect_weights_differ(case: Case) -> Detection | None:
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 """A gross token is off by this many nats and multiples of the noise, on at most this share of tokens."""
-_TAIL_Z, _TAIL_COUNT_FACTOR = 12.0, 3
-"""The tail contains differences above this multiple of the noise."""
 _FLIP_SHARE = 0.2
-_CALIBRATED_MEAN = 2.0
-"""E[ratio] - 1 of a possible sampling distribution. Unrelated columns have far more."""
 _MIN_K3_SHARE = 0.05
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
 """With fewer rows and less variance, the cause may be two kinds of prompts."""
@@ -540,7 +530,7 @@ def mark_gross_tokens(case: Case) -> Bools:
     """Return flags of the few tokens [N] that differ far more than the other tokens."""
     size = np.abs(case.x)
     found: Bools = (size > _GROSS_DISTANCE) & (size > _GROSS_NOISE_FACTOR * max(case.noise, 1e-6))
-    tailed = int((np.abs(case.standard) > _TAIL_Z).sum()) - int(found.sum()) > _TAIL_COUNT_FACTOR * int(found.sum())
+    tailed = int((np.abs(case.standard) > 12.0).sum()) - int(found.sum()) > 3 * int(found.sum())
     if tailed or case.filled or case.reshaped:  # then they may be the end of a tail, or ratios of unlikely tokens
         found &= size > 3 * _GROSS_DISTANCE
     return found if len(found) and found.mean() < _GROSS_MAX_SHARE else np.zeros(len(found), np.bool_)
@@ -681,7 +671,8 @@ def _match_everywhere(case: Case) -> Detection | None:
 def _match_unrelated(case: Case) -> Detection:
     together, ratio = case.column_correlation, case.calibration
     means = (ratio.z, ratio.excess), (ratio.inverse_z, ratio.inverse)
-    sampled = any(abs(z) < 3.0 and mean < _CALIBRATED_MEAN for z, mean in means)
+    # a possible sampling distribution has a small E[ratio] - 1, unrelated columns have far more
+    sampled = any(abs(z) < 3.0 and mean < 2.0 for z, mean in means)
     limit = ", or weights have moved very far, so that one of the two may still be the sampling distribution"
     meaning = "E[ratio] - 1 in standard errors, 0 if the rollout column is the sampling distribution"
     usual = "of the two columns; other weights and settings usually leave it above 0.6"

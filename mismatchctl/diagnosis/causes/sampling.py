@@ -68,22 +68,12 @@ def detect_temperature(case: Case) -> Detection | None:
     )
 
 
-_TRUNCATED_ABOVE_RATIO, _TRUNCATED_ABOVE_SHARE = 1e-3, 0.01
-"""Log-probs above 0 do not come from a renormalized distribution."""
 _TRUNCATED_STRAY_RATIO = 0.5
 _TRUNCATED_Z = -6.0
 _TRUNCATED_QUANTILE = 0.005
 _KEPT_MIN_PLACES, _KEPT_LENGTH_Z = 30, 4.0
-_KEPT_MAX_INTERVAL_FACTOR = 3.0
-"""Probability mass that noise cannot cut off, number of positions, and z of different list lengths."""
-_TRUNCATED_MIN_CUT, _TRUNCATED_MIN_KEPT, _TRUNCATED_FEW_SHARE = 1e-6, 1e-6, 0.05
-"""Samplers cut off more mass than rounding, and keep more than this mass at nearly all positions."""
-_GAIN_Z, _GAIN_LEAST, _GAIN_LEAST_TOKENS, _GAIN_SHARE, _GAIN_LOSSES = 7.5, 0.02, 50, 0.05, 0.02
-"""A truncation of little mass does not move tokens where it cuts less than the noise."""
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
 """Probability of tokens with nuclei of about p; tolerance and spread of equal masses."""
-_TEMPERED_SPREAD, _TEMPERED_ERRORS = 0.045, (0.05, 0.02)
-"""Quartile range of the kept mass in flat contexts (min-p has more), and errors of top-p without and with entropy."""
 _MIN_P_NOTE = (
     "its value is relative to the likeliest token, whose probability only lists contain (rollout_top_log_probs)"
 )
@@ -98,7 +88,8 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     ratio, direction = case.calibration, case.coherence
     excess, z, likely = ratio.excess, ratio.z, direction.likely
     above = case.rollout[case.rows.mask]
-    if float(((above > _TRUNCATED_ABOVE_RATIO) & (above < _TRUNCATED_STRAY_RATIO)).mean()) > _TRUNCATED_ABOVE_SHARE:
+    # log-probs above 0 do not come from a renormalized distribution
+    if float(((above > 1e-3) & (above < _TRUNCATED_STRAY_RATIO)).mean()) > 0.01:
         return None
     if max(likely, direction.unlikely) < -0.7:
         bounded = np.expm1(np.minimum(case.x, _TRUNCATED_STRAY_RATIO))
@@ -110,9 +101,10 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
     power = compare_same_contexts(case)
     one_sided |= power is not None and power[2] > SAME_SURE_EXPLAINED  # the temperature alone leaves E[ratio] at 1
     nucleus = zeros > 0.005
-    if z > _TRUNCATED_Z or not (one_sided or nucleus) or -excess < _TRUNCATED_MIN_CUT:
+    # samplers cut off more mass than rounding, and keep more than this mass at nearly all positions
+    if z > _TRUNCATED_Z or not (one_sided or nucleus) or -excess < 1e-6:
         return None
-    if float(np.quantile(case.x, _TRUNCATED_FEW_SHARE)) < math.log(_TRUNCATED_MIN_KEPT):
+    if float(np.quantile(case.x, 0.05)) < math.log(1e-6):
         return None
     if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < 0.3:
         return None  # these log-probs of 0 cannot come from a nucleus of one token
@@ -149,11 +141,11 @@ def detect_truncated_sampling(case: Case) -> Detection | None:
 def _gains_only(case: Case) -> bool:
     """Return True if many tokens are far above the trainer's log-probs, by the noise of the others, and few below."""
     losses = case.scaled[case.x > 0]
-    if len(losses) < _GAIN_LEAST_TOKENS:
+    if len(losses) < 50:  # a truncation of little mass does not move tokens where it cuts less than the noise
         return False
-    limit = max(_GAIN_Z * float(np.median(losses)), _GAIN_LEAST)
+    limit = max(7.5 * float(np.median(losses)), 0.02)
     gain, loss = float((case.scaled < -limit).mean()), float((case.scaled > limit).mean())
-    return gain > _GAIN_SHARE and loss < _GAIN_LOSSES * gain
+    return gain > 0.05 and loss < 0.02 * gain
 
 
 def _share_below(case: Case) -> float:
@@ -236,8 +228,9 @@ def _describe_tempered_setting(
     mass, flat = estimate_kept_mass(case, b)
     if len(flat) > 1:
         low, value, high = (float(end) for end in np.quantile(flat, (0.25, 0.5, 0.75)))
-        error = _TEMPERED_ERRORS["entropy" in case.rows.tokens]
-        if high - low < _TEMPERED_SPREAD and value < 1:
+        # min-p has a larger quartile range. The recorded entropy makes the error of top-p smaller.
+        error = (0.05, 0.02)["entropy" in case.rows.tokens]
+        if high - low < 0.045 and value < 1:
             half = max(high - low, error)
             ends = value - half, min(value + half, 1.0)
             meaning = "of the sampler: the mass that is kept of the distribution at this temperature"
@@ -291,7 +284,7 @@ def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, in
     if length is None:
         return None, drift
     low, high = max(1, math.floor(length[0] - length[2])), math.ceil(length[0] + length[2])
-    return ((low, round(length[0]), high) if high < _KEPT_MAX_INTERVAL_FACTOR * low else None), drift
+    return ((low, round(length[0]), high) if high < 3.0 * low else None), drift
 
 
 def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, float] | None:
@@ -551,7 +544,7 @@ def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tup
 
 def detect_sampling_settings(case: Case) -> Detection | None:
     """Combine several sampler settings into one cause, because one configuration sets them."""
-    names = [name for name in _SETTINGS if name in case.explained]
+    names = [name for name in ("temperature", "truncated_sampling", "logit_penalty") if name in case.explained]
     power = compare_same_contexts(case) if "truncated_sampling" in names else None
     if len(names) + (power is not None) < 2 or "sampling_settings" in case.explained:
         return None
@@ -577,6 +570,3 @@ def detect_sampling_settings(case: Case) -> Detection | None:
         where={"tokens": "all"},
         rivals={"temperature": "the sampling parameters of a request, as the engine logs them"},
     )
-
-
-_SETTINGS = ("temperature", "truncated_sampling", "logit_penalty")

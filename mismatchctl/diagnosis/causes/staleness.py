@@ -189,10 +189,6 @@ def _list_advantage_facts(case: Case) -> list[Fact]:
 _PREFIX_START, _PREFIX_MIN_PROMPTS = 24, 8
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
 """Starts with the same prefix share their noise, without being louder."""
-_PREFIX_MIN_DISTANCE = 0.005
-"""Minimum difference in logits. Arithmetic, such as different experts in the prompt, causes less."""
-_PREFIX_MIN_VARIANCE, _PREFIX_LATE_SHARE, _PREFIX_Z = 0.04, 0.4, 4.5
-"""Variance of the level between prompts at the start beyond chance, its late share, and its z."""
 
 
 def detect_stale_prefix(case: Case) -> Detection | None:
@@ -205,7 +201,8 @@ def detect_stale_prefix(case: Case) -> Detection | None:
     if early is None or late is None:
         return None
     excess, z, levels = early
-    if excess < _PREFIX_MIN_VARIANCE or z < _PREFIX_Z or late[0] > _PREFIX_LATE_SHARE * excess:
+    # the levels of prompts differ at the start beyond chance, and less later
+    if excess < 0.04 or z < 4.5 or late[0] > 0.4 * excess:
         return None
     known = np.isfinite(levels)
     high = known & (levels > np.median(levels[known]) + math.sqrt(excess))
@@ -214,7 +211,8 @@ def detect_stale_prefix(case: Case) -> Detection | None:
         case.sums(case.loudness * part)[mine].sum() / max(case.sums(part)[mine].sum(), 1) for part in (start, rest)
     )
     size = float(np.median(np.abs(case.scaled[start & case.each(mine)])))
-    if not first - then > _PREFIX_MIN_LOUDNESS or size < _PREFIX_MIN_DISTANCE:
+    # arithmetic, such as different experts in the prompt, causes smaller differences
+    if not first - then > _PREFIX_MIN_LOUDNESS or size < 0.005:
         return None
     names = list(dict.fromkeys(prompts[mine].tolist()))
     return Detection(

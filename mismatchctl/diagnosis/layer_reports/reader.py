@@ -75,14 +75,14 @@ _SGLANG_TYPES = (
     *("config", "rank_info", "input_ids", "log", "summary"),
     *("comparison_tensor", "comparison_non_tensor", "comparison_skip", "comparison_error"),
 )
-_SGLANG_KNOWN_SHARE = 0.5  # later versions may have more types
 _SGLANG_LAYER_TAG = re.compile(r"(?:'|___)layer_id=(\d{1,6})(?=___|\.|')")
 
 
 def read_sglang_records(records: Sequence[Any], other_lines: int = 0) -> LayerTable | None:
     if not all(isinstance(record, Mapping) for record in records):
         return None
-    if sum(record.get("type") in _SGLANG_TYPES for record in records) <= _SGLANG_KNOWN_SHARE * len(records):
+    # later versions may have more types
+    if sum(record.get("type") in _SGLANG_TYPES for record in records) <= 0.5 * len(records):
         return None
     notes: Notes = {}
     rows = []
@@ -332,8 +332,6 @@ BACKWARD_NOTE = "the layers of the report descend, because its names show a back
 REVERSED_NOTE = (
     "the layers of the report descend without names of gradients: it shows a forward pass, read from the end"
 )
-_MAX_TURN_SHARE, _MIN_CHANGES, _MIN_DESCENT = 0.5, 8, 3
-"""Limits for rows in reversed layer order. Passes and ranks rarely reverse, and few changes of layer show no order."""
 _GRADIENT_PATTERN = re.compile(
     r"(?:^|[._/]|__)(?:backward|grads?|gradients?|d?grad_(?:in|out)put)(?=$|[._/\d])", re.IGNORECASE
 )
@@ -345,9 +343,10 @@ def sort_rows(rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], str]:
     places = [(row.step, row.layer) for row in rows if row.layer is not None]
     changes = [b - a for (first, a), (second, b) in pairwise(places) if first == second and a != b]
     turns = sum((a > 0) != (b > 0) for a, b in pairwise(changes))
-    if len(changes) >= _MIN_CHANGES and turns > _MAX_TURN_SHARE * (len(changes) - 1):
+    # passes and ranks rarely reverse the direction, and few changes of layer show no order
+    if len(changes) >= 8 and turns > 0.5 * (len(changes) - 1):
         return _sort_by_layer(rows, rows), UNORDERED_NOTE
-    if len(changes) + 1 < _MIN_DESCENT or max(changes) > 0:
+    if len(changes) + 1 < 3 or max(changes) > 0:
         return rows, ""
     if any(_GRADIENT_PATTERN.search(row.name) for row in rows):
         return rows, BACKWARD_NOTE
@@ -368,7 +367,6 @@ def _sort_by_layer(given: Sequence[Tensor], rows: Sequence[Tensor]) -> Sequence[
 _WEIGHT_PATTERN, _MIN_WEIGHTS = re.compile(r"\.parameters\.\w+$"), 3
 _WEIGHT_WHY = "differs between the sides, while most weights agree"
 _JUMP_WHY = "parts from all layers before it"
-_MAX_SPAN = 8  # layers that are compared next, at most
 
 
 def analyze_table(table: LayerTable, file: str) -> LayerReport:
@@ -402,7 +400,7 @@ def _suggest_next(table: LayerTable, layer: int | None, last_good: int | None) -
     if layer is None:
         return describe_rerun(table.unlayered, []) if table.unlayered else None
     first = layer if last_good is None else min(last_good, layer)
-    return describe_rerun(table.again, range(first, layer + 1)[-_MAX_SPAN:])
+    return describe_rerun(table.again, range(first, layer + 1)[-8:])  # layers that are compared next, at most
 
 
 def _find_other_weight(rows: Sequence[Tensor]) -> int | None:
@@ -451,7 +449,6 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".log", ".out")
 SPREADSHEET_SUFFIXES = (".xlsx", ".xls")
 SPREADSHEET_REMEDY = "save the table as CSV, or run msprobe compare without --xlsx"
 _PART_SUFFIX = re.compile(r"_part_?\d+$")
-_MAX_ECHOED_SHARE = 0.5  # of lines of a log among the records
 
 
 def read_layers(path: str) -> list[LayerReport]:
@@ -546,7 +543,7 @@ def _read_lines(text: str) -> tuple[list[object], int]:
             records.append(parse_json(line, as_python_writes=True))
         except TextError:
             others += number < len(lines)
-    return (records, others) if others <= _MAX_ECHOED_SHARE * len(lines) else ([], others)
+    return (records, others) if others <= 0.5 * len(lines) else ([], others)  # a log also has other lines
 
 
 def _read_text(file: Path) -> str:
