@@ -47,7 +47,6 @@ class DumpColumn:
 
     @property
     def per_token(self) -> bool:
-        """Return True if the column has a list in dumps with one row per sequence."""
         return self.kind in (ColumnKind.LOG_PROBS, ColumnKind.MASK, ColumnKind.TOKENS, *NESTED_KINDS)
 
 

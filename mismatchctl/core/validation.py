@@ -57,7 +57,6 @@ def describe_expected(problem: Mapping[str, Any]) -> str:
 
 
 def find_owner(model: type[BaseModel], place: Sequence[str | int]) -> type[BaseModel]:
-    """Return the nested model that contains a field."""
     for part in place:
         field = model.model_fields.get(str(part))
         model = next(_nested_models(field.annotation), model) if field is not None else model
@@ -123,7 +122,6 @@ CappedSum = Annotated[float, BeforeValidator(cap_sum)]
 
 
 def replace_nonfinite(data: Any) -> Any:
-    """Replace NaN and infinity in nested dictionaries and lists with null."""
     if isinstance(data, dict):
         return {key: replace_nonfinite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):

@@ -117,7 +117,6 @@ class DecodedBlock:
 
 
 def assemble_batch(block: DecodedBlock) -> TokenBatch:
-    """Build a batch from the valid tokens of all sequences without faults."""
     before = _mask_missing_values(block, _valid_mask(block))
     valid, impossible = _remove_impossible_tokens(block, before)
     index = None if valid is None else np.flatnonzero(valid)
@@ -168,7 +167,6 @@ def _valid_mask(block: DecodedBlock) -> Bools | None:
 
 
 def _mask_missing_values(block: DecodedBlock, valid: Bools | None) -> Bools | None:
-    """If `mask_missing` is set, mask and count the tokens without a value."""
     if not block.mask_missing:
         return valid
     for column in block.checked:
@@ -182,7 +180,6 @@ def _mask_missing_values(block: DecodedBlock, valid: Bools | None) -> Bools | No
 
 
 def _remove_impossible_tokens(block: DecodedBlock, valid: Bools | None) -> tuple[Bools | None, Ints | None]:
-    """Mask tokens with a train log-prob of -inf, and count them per sequence."""
     if not len(block.tokens[TRAIN_COLUMN]) or block.extent(TRAIN_COLUMN)[0] > -math.inf:  # NaN if a value is missing
         return valid, None
     gone = np.asarray(token_values(block.tokens[TRAIN_COLUMN]), np.float64) == -np.inf
@@ -233,7 +230,6 @@ def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Float
 
 
 def _is_sound(column: str, extent: Extent) -> bool:
-    """Return True if the smallest and largest value are finite (not NaN) and in the range of log-probs."""
     lowest, highest = (-math.inf, math.inf) if column == ADVANTAGES_COLUMN else (MIN_LOG_PROB, POSITIVE_TOLERANCE)
     return extent[0] > lowest and extent[1] <= highest and extent[1] < math.inf
 
@@ -284,7 +280,6 @@ def token_values(array: pa.Array) -> NDArray[Any] | None:
 
 
 def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
-    """Return the position of each valid token in its sequence, or `None` without gaps."""
     if place is None or not len(place):
         return None
     offsets, lengths = segments.offsets, segments.lengths
@@ -347,7 +342,6 @@ def _build_batch(
 def add_versions(
     columns: dict[str, NDArray[Any]], tokens: Mapping[str, NDArray[Any]], segments: Segments
 ) -> dict[str, NDArray[Any]]:
-    """If tokens have weight versions, add the oldest version of each sequence to the columns."""
     for column in VERSION_COLUMNS:
         if column in tokens:
             oldest = segments.min(np.where(np.isfinite(tokens[column]), tokens[column], np.inf))
@@ -413,7 +407,6 @@ class Rows:
         )
 
     def is_within(self, side: str, lowest: float, highest: float) -> bool:
-        """Return True if all values of rollout or train are between two numbers, which is False for NaN."""
         if side in self.extents and lowest <= self.extents[side][0] and self.extents[side][1] <= highest:
             return True
         low, high = compute_extent(self.rollout if side == "rollout" else self.train)
@@ -430,7 +423,6 @@ class Rows:
         return tokens - self.segments.offsets[np.searchsorted(self.segments.offsets, tokens, side="right") - 1]
 
     def pieces(self, most: int = PIECE_TOKENS) -> Iterator[Rows]:
-        """Yield the rows in pieces of about `most` tokens."""
         for start, stop in self.segments.blocks(most):
             tokens = slice(int(self.segments.offsets[start]), int(self.segments.offsets[stop]))
             segments = Segments(self.segments.offsets[start : stop + 1] - tokens.start)
@@ -478,7 +470,6 @@ def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str]
 
 
 def _split_by_tokens(file: DumpFile, table: pa.Table, first: int) -> Iterator[pa.Table]:
-    """Yield the rows in pieces of about `BATCH_TOKENS` tokens, if some rows are very long."""
     names = [file.columns[column] for column in REQUIRED_COLUMNS if file.is_list(column)]
     columns = [table.column(name) for name in names if name in table.column_names]
     if not columns or max(_count_values(column) for column in columns) <= min(
@@ -538,7 +529,6 @@ def _build_wide_block(
 def _unequal(
     file: DumpFile, lists: dict[str, ListColumn], named: pa.Array | None, rows: Ints
 ) -> dict[str, LengthMismatch]:
-    """Return by run the rows whose lists have different lengths."""
     null = np.any([own.missing for own in lists.values()], axis=0)
     reference = lists[REQUIRED_COLUMNS[0]].lengths
     places = np.flatnonzero(np.any([mine.lengths != reference for mine in lists.values()], axis=0) & ~null)
@@ -641,7 +631,6 @@ def _read_unit_rows(unit: ReadUnit, columns: Collection[str]) -> Iterator[pa.Tab
 def _build_long_block(
     file: DumpFile, arrays: dict[str, pa.Array], rows: Ints, broken: Mapping[int, str], watched: Collection[str]
 ) -> DecodedBlock:
-    """Build a block of whole sequences, which begin at `rows` of the file."""
     arrays[POSITION_COLUMN] = to_positions(arrays[POSITION_COLUMN])
     tokens = {column: array for column, array in arrays.items() if file.is_per_token(column)}
     starts, length = rows - rows[0], len(arrays[POSITION_COLUMN])

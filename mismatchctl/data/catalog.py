@@ -233,7 +233,6 @@ class ColumnNames:
                 raise ConfigError(f"{where}: unknown column{known}; run `mismatchctl schema` for the list")
 
     def match(self, footer: FileFooter, lenient: bool = False) -> dict[str, str]:
-        """Return a mapping of canonical names to names in the file, in schema order."""
         present = {name for name, kind in footer.types.items() if describe_type(kind) != NULL_TYPE}
         free = [name for name in footer.types if name in present and name not in self.rename.values()]
         result = {}
@@ -381,7 +380,6 @@ def _try_footer(found: UnopenedFile) -> FileFooter | DataError:
 
 
 def require_files(catalog: Catalog, names: ColumnNames) -> None:
-    """Raise an error if no file is usable, or if no file has a column of `--column`."""
     footers = catalog.footers
     if not catalog.files:
         path, problem = next(iter(catalog.problems.files.items()))
@@ -397,7 +395,6 @@ def require_files(catalog: Catalog, names: ColumnNames) -> None:
 
 
 def _partition_values(footers: Sequence[FileFooter], names: ColumnNames) -> list[dict[str, HiveValue]]:
-    """Return the Hive partition values of each file. A value becomes an integer if it is an integer in every folder."""
     raw = [
         {names.canonical(key): value for key, value in footer.found.partition.items() if value is not None}
         for footer in footers
@@ -411,7 +408,6 @@ def _partition_values(footers: Sequence[FileFooter], names: ColumnNames) -> list
 
 
 def _check_by(found: Catalog, names: ColumnNames) -> None:
-    """Raise an error if a `--by` column is missing, or if it has several values per sequence."""
     for name in names.by:
         holders = [file for file in found.files if name in file.columns]
         for file in [] if name in VERSION_COLUMNS else holders:
@@ -452,7 +448,6 @@ def _check_agreement(found: Catalog, used: Sequence[str], skip: bool) -> None:
 
 
 def list_warnings(files: Sequence[DumpFile]) -> Iterator[str]:
-    """Yield a warning for each optional column that cannot be used or that only some files have."""
     ignored: dict[str, list[str]] = {}
     for file in files:
         for column, problem in file.ignored.items():
@@ -526,7 +521,6 @@ def _number_files(files: Iterable[DumpFile]) -> Iterator[DumpFile]:
 
 
 def _wide_units(file: DumpFile) -> list[ReadUnit]:
-    """Return one or several row groups per part, so that small row groups are read together."""
     found: list[ReadUnit] = []
     for unit in _group_units(file):
         if not found or found[-1].tokens + unit.tokens > UNIT_TOKENS:

@@ -102,7 +102,6 @@ class JoinedColumns:
             raise DataError(f"{problem}: {first_error_line(error)}", file=str(self._place)) from error
 
     def _find(self, keys: tuple[str, ...], key: Key, path: Path, partial: bool) -> int | None:
-        """Return the row of a sequence. With `partial`, the sequence may be missing in the joined files."""
         if keys not in self._rows:
             columns = [self._table[self.columns[name]].to_pylist() for name in keys]
             remedy = f"remove the copies; rows are matched by {', '.join(keys)}"
@@ -145,7 +144,6 @@ def _list_keys(columns: Iterable[Sequence[Any]]) -> Iterator[Key]:
 
 
 def _index_rows(columns: Sequence[Sequence[Any]], path: Path, remedy: str) -> dict[Key, int]:
-    """Return the row of each key of a file."""
     found: dict[Key, int] = {}
     for row, key in enumerate(_list_keys(columns)):
         if found.setdefault(key, row) != row:
@@ -379,7 +377,6 @@ def read_whole_file(path: Path) -> pa.Table:
 
 
 def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
-    """Group the rows of a table with a row per token."""
     found = [name for name in _names(table, canonical) if pa.types.is_floating(table.schema.field(name).type)]
     keys = [name for name in (*IDS, "step", "run") if name in table.schema.names]
     if not found or not keys or any(is_list(kind) for kind in table.schema.types):
@@ -420,8 +417,6 @@ _Window = tuple[str, list[Any], slice]
 
 @dataclass(frozen=True)
 class _Row:
-    """One row of a side."""
-
     side: _Side
     number: int
 
@@ -460,7 +455,6 @@ class _Row:
         return found
 
     def others(self) -> Iterator[tuple[str, Any]]:
-        """Yield the other columns under their canonical names."""
         for name in self.side.columns:
             column, value = canonical_name(name), self.get(name)
             known = name in (*self.side.sources, PROMPT_LOG_PROBS, "position", *IDS) or column in REQUIRED_COLUMNS
@@ -499,7 +493,6 @@ def _join(rollout: _Row, train: _Row) -> tuple[dict[str, Any], bool]:
 
 
 def _match_windows(lefts: Sequence[_Window], rights: Sequence[_Window]) -> tuple[_Window, _Window]:
-    """Return windows of the two sides with the same length, if there are any."""
     for left, right in product(lefts, rights):
         if len(left[1]) == len(right[1]):
             return left, right

@@ -73,7 +73,6 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|k|m|g|t)(?:i?b)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Parse a size such as 2GB, 1.5g or 800 MB to bytes (powers of 1000)."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"--memory-limit {text}: write a size such as 2GB or 800MB")
@@ -113,7 +112,6 @@ class LocalEngine:
     memory: int | None = None  # limit in bytes, by default half of the memory, which may reduce the number of threads
 
     def map(self, work: Work, dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
-        """Yield the result of each shard. Parts of several shards are read at the same time."""
         memory = self.memory
         if memory is None:
             sizes = [size for size in (system_bytes("SC_PHYS_PAGES"), container_bytes()) if size]
@@ -160,7 +158,6 @@ class IncrementalEngine:
     _parts: dict[bytes, bytes] = field(default_factory=dict)
 
     def map(self, work: Work, dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
-        """Yield the result of each shard in the given order."""
         keys = []
         for shard in shards:
             file, rows = shard[0].file, (shard[0].start, shard[-1].start + shard[-1].rows)
@@ -190,7 +187,6 @@ class RayEngine:
     address: str | None = None
 
     def map(self, work: Work, dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
-        """Yield the part of each shard, in the given order."""
         with _connect(self.address) as ray:
             task = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(compute_on_worker)
             given, here = ray.put(work), (tool_version(), interface())

@@ -382,7 +382,6 @@ class ArrowContents(FileContents):
 
     @classmethod
     def of(cls, file: pa.NativeFile) -> ArrowContents:
-        """Read the messages of an open file, without their data."""
         stream = file.read_at(len(ARROW_MAGIC), 0) != ARROW_MAGIC
         try:
             if stream:
@@ -404,7 +403,6 @@ class ArrowContents(FileContents):
         return cls(schema, tuple(batch.rows for batch in batches), stream, batches, others)
 
     def elements(self, group: int, column: str) -> int:
-        """Return the number of values of a list column, or the length of another column."""
         number, kinds = self.schema.get_field_index(column), self.schema.types
         first = sum(_count_arrays(kind) for kind in kinds[:number])
         return self.batches[group].lengths[first + bool(_storage_type(kinds[number]).num_fields)]
@@ -457,7 +455,6 @@ class MemoryTable(FileContents):
 
     @classmethod
     def of(cls, table: pa.Table, title: str, number: int = 1, *, run: str = "memory", version: str = "") -> MemoryTable:
-        """Divide a table into row groups. The cuts depend only on its size."""
         table = pa.table(
             {name: _to_readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
         )
@@ -584,7 +581,6 @@ class ParquetContents(FileContents):
 
     @classmethod
     def of(cls, file: pa.NativeFile) -> ParquetContents:
-        """Read the footer of an open file."""
         check_footer(file)
         footer = pq.read_metadata(file)
         rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))

@@ -39,8 +39,6 @@ class _RefusedError(Exception):
 
 
 class _Page(NamedTuple):
-    """A data page: size, number of values and encoding."""
-
     body: pa.Buffer
     size: int
     values: int
@@ -140,7 +138,6 @@ class _PageValues:
         self._bytes: Bytes = np.empty(count * (width or 1), np.uint8)
 
     def add(self, body: Bytes, start: int, count: int, encoding: int) -> None:
-        """Add `count` values of a page."""
         width = self._width
         if len(body) - start != (count * width if width else (count + 7) // 8):
             raise _RefusedError

@@ -152,7 +152,6 @@ def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]
 
 
 def _walk_everything(folder: str) -> Iterator[tuple[str, bool]]:
-    """Yield all files below a folder, with True for hidden ones."""
     seen: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
@@ -168,7 +167,6 @@ def _walk_everything(folder: str) -> Iterator[tuple[str, bool]]:
 
 
 def _unpacked(start: bytes) -> bytes:
-    """Return the first bytes of a file, unpacked if the file is compressed."""
     for magic, make in ((b"\x1f\x8b", lambda: zlib.decompressobj(31)), (b"BZh", bz2.BZ2Decompressor)):
         if start.startswith(magic):
             with contextlib.suppress(zlib.error, OSError, EOFError):
@@ -177,7 +175,6 @@ def _unpacked(start: bytes) -> bytes:
 
 
 def _is_unread_dump(path: str) -> bool:
-    """Return True if a file that is not read looks like a dump."""
     name = os.path.basename(path).lower()
     if _is_cache(name) or is_rollout_only(path):
         return False
@@ -223,7 +220,6 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
 
 
 def _series(arguments: Sequence[_PathArgument]) -> tuple[list[_PathArgument], list[str]]:
-    """Join files or folders that differ only in the step to one run, with a note."""
     groups: defaultdict[tuple[str, str, bool, bool], list[_PathArgument]] = defaultdict(list)
     for argument in arguments:
         folder, name = os.path.split(argument.shown)
@@ -245,7 +241,6 @@ def _series(arguments: Sequence[_PathArgument]) -> tuple[list[_PathArgument], li
 
 
 def _is_series(names: Sequence[str], files: bool) -> bool:
-    """Return True if the names differ in one number after a word such as step or part."""
     numbers = [re.findall(r"[0-9]+", name) for name in names]
     differ = [place for place, values in enumerate(zip(*numbers, strict=True)) if len(set(values)) > 1]
     if len(differ) != 1:
@@ -259,13 +254,11 @@ def _is_series(names: Sequence[str], files: bool) -> bool:
 
 
 def _steps(files: Sequence[str]) -> list[int | None]:
-    """Return the step in the name of each file or folder, or `None` if a name lacks a step."""
     found = [int(steps[-1]) if (steps := _STEP.findall(file)) else None for file in files]
     return found if None not in found and len(set(found)) > 1 else [None] * len(files)
 
 
 def _expand_path(path: str) -> Iterator[_PathArgument]:
-    """Yield the arguments of a path: the path itself, or the matches of its wildcards."""
     store = find_store(path)
     if store.is_folder(path):
         yield _folder_argument(path)
@@ -299,7 +292,6 @@ def _list_foreign_files(path: str) -> tuple[str, ...]:
 
 
 def contains_dump(path: str) -> bool:
-    """Return True if the path is a dump, or a folder with a dump."""
     store = find_store(path)
     if store.is_folder(path):
         return next(_walk_folder(path), None) is not None
@@ -311,7 +303,6 @@ def _is_dump_path(path: str, store: Store) -> bool:
 
 
 def _walk_folder(path: str) -> Iterator[str]:
-    """Yield the dump files below a folder."""
     found = (file for file in find_store(path).walk(path) if file.lower().endswith(SUFFIXES))
     return (file for file in found if not is_rollout_only(file))
 
@@ -375,7 +366,6 @@ def _missing_path_error(path: str) -> DataError:
 
 
 def _suggest_path(path: str) -> str:
-    """Return the most similar names in the last existing folder of a path."""
     store = find_store(path)
     parent, name = os.path.split(path)
     while parent and parent.strip("/") and not store.is_folder(parent):
@@ -400,7 +390,6 @@ def _path_parts(path: str) -> tuple[str, ...]:
 
 
 def _find_run_names(arguments: Sequence[_PathArgument]) -> list[str]:
-    """Return the shortest unique end of the path of each argument."""
     shared = Counter(argument.parts for argument in arguments)
     parts = [argument.parts if shared[argument.parts] == 1 else argument.exact for argument in arguments]
     names = []
@@ -420,7 +409,6 @@ def _hive_values(path: str) -> dict[str, str | None]:
 
 
 def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile]) -> Iterator[str]:
-    """Yield warnings about joined runs, and about files in two runs."""
     for argument in arguments:
         places: defaultdict[str, set[str]] = defaultdict(set)
         for file in argument.files:

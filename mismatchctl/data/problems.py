@@ -55,7 +55,6 @@ class Fault:
         return DataError(found[0], file=path, column=self._shown(name), remedy=found[1])
 
     def _describe_all(self, rows: int, low: float, high: float) -> tuple[str, str] | None:
-        """Describe a column whose rows all have this fault, and the remedy."""
         every = f"all {rows:,} rows"
         absent = "check response_mask: it may be 1 on padding, or the column was not recorded"
         span = f"{every} contain values from {low + 0.0:.3g} to {high:.3g}: these look like negative log-probs"
@@ -162,7 +161,6 @@ class LengthMismatch:
         return LengthMismatch(self.count + other.count, dict(columns), tuple(examples[:EXAMPLE_ROWS]))
 
     def describe_odd_column(self) -> str:
-        """Describe the column that differs from the others, with an example."""
         name, _ = Counter(one.odd_column for one in self.examples).most_common(1)[0]
         one = next(one for one in self.examples if one.odd_column == name)
         if not name:
@@ -233,7 +231,6 @@ class Problems:
         self.tokens[path] += tokens
 
     def add_unreadable(self, path: str, sequences: int, row: int, problem: str, tokens: int = 0) -> None:
-        """Count the sequences and tokens of a part that could not be decoded."""
         self._count(path, "cannot be decoded", sequences, ProblemExample(row, "-", problem))
         self.skipped[path] += sequences
         self.tokens[path] += tokens

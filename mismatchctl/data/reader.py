@@ -121,7 +121,6 @@ class Dump:
         self.warnings: list[str] = [*hints, *catalog.notes, *list_warnings(self.files)]
 
     def has(self, column: str) -> bool:
-        """Return True if a file or its Hive folder has this column."""
         return any(column in file.columns or column in file.partition for file in self.files)
 
     def select(self, units: Sequence[ReadUnit]) -> Dump:
@@ -134,7 +133,6 @@ class Dump:
         return part
 
     def settings(self, file: DumpFile) -> list[Any]:
-        """Return the settings that determine the batches of a file."""
         columns = self._columns, self._watched, file.columns, file.partition
         return [file.index, file.run, *columns, self._skip, self._mask_missing, self._broken.get(file.index, {})]
 

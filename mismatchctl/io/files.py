@@ -37,7 +37,6 @@ class NextNumber:
     folder: Path
 
     def claim(self, temporary: Path) -> Path:
-        """Give the file the first free number. Another process never gets the same number."""
         from mismatchctl.recorder.recorder import claim_name
 
         numbers = [int(name[1]) for path in self.folder.iterdir() if (name := _NUMBERED.match(path.name))]

@@ -62,7 +62,6 @@ def register_cleanup(tidy: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """Block signals during steps that must not be interrupted."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -77,7 +76,6 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def system_bytes(name: str) -> int | None:
-    """Return the memory that `sysconf` reports in pages, if known."""
     try:
         return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -85,7 +83,6 @@ def system_bytes(name: str) -> int | None:
 
 
 def container_bytes() -> int | None:
-    """Return the memory limit of this process's container, if there is one."""
     for path in _CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
             limit = int(file.read())

@@ -169,7 +169,6 @@ class Store:
         return {path: is_file for path, is_file in found.items() if is_file or os.path.isdir(path)}
 
     def location(self, path: str) -> str:
-        """Return the path in a form that does not depend on the working directory."""
         return os.path.abspath(path)
 
     def resolve(self, path: str) -> str:
@@ -326,7 +325,6 @@ def is_remote(path: str) -> bool:
 
 
 def normalize_path(path: str) -> str:
-    """Return the path without `.`, `..`, and double or trailing separators."""
     match = _REMOTE_PATH.match(path)
     if match is None:
         return os.path.normpath(path)
@@ -368,7 +366,6 @@ def find_store(path: str) -> Store:
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Yield all files below a local folder, except hidden files."""
     return map(Path, _LOCAL_DISK.walk(str(folder)))
 
 

@@ -99,7 +99,6 @@ def _trim(index: int, reference: str, row: Array, other: Array, part: slice) -> 
 
 @contextmanager
 def _add_name_to_errors(name: str) -> Iterator[None]:
-    """Add the column name to an error message."""
     try:
         yield
     except (ValueError, TypeError, RuntimeError) as error:
@@ -186,7 +185,6 @@ def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
 
 
 def _nested_values(name: str, rows: list[Array]) -> Array:
-    """Return the values of the tokens of all rows [N, layers * k]."""
     matrices = [row.reshape(len(row), -1) for row in rows] or [np.empty((0, 1), np.int16)]
     what = "numbers" if name.endswith("_log_probs") else "integers"
     kinds = "iuf" if what == "numbers" else "iu"

@@ -114,7 +114,6 @@ def _matches_name(path: Path, patterns: Sequence[str]) -> bool:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file with one JSON object per line."""
     with open_regular_file(path) as file:
         for number, line in enumerate(file):
             if not line.strip():
@@ -138,7 +137,6 @@ class OpenFile:
 
     @property
     def step(self) -> int | None:
-        """Return the step of the file: the last number in its name."""
         numbers = re.findall(r"\d+", self.path.stem)
         return int(numbers[-1]) if numbers else None
 
@@ -146,7 +144,6 @@ class OpenFile:
         return OpenFile(path)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield JSON objects, one per line."""
         return read_json_lines(self.path)
 
     def torch(self, content: Any = None) -> Any:
@@ -157,7 +154,6 @@ class OpenFile:
         return _load_file(self.path, status.st_size, status.st_mtime_ns)
 
     def first_line(self) -> Mapping[str, Any]:
-        """Return the first JSON object, or an empty object."""
         try:
             return next(self.lines(), {})
         except DataError:
@@ -168,7 +164,6 @@ class OpenFile:
         return isinstance(content, dict) and all(name in content for name in names)
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
-        """Yield the rows of a dict of columns."""
         content = self.torch()
         if not isinstance(content, dict):
             raise DataError("this file does not contain a dict of tensors", file=str(self.path))
@@ -314,7 +309,6 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
 
 
 def _prompt_tokens(tokens: NDArray[np.int64], mask: NDArray[np.bool_], attention: Any) -> NDArray[np.int64] | None:
-    """Return the tokens before the first sampled token, without padding."""
     if not mask.any():
         return None
     before = tokens[: mask.argmax()]
@@ -343,7 +337,6 @@ def _find_row_misfit(layout: FileLayout, mask: NDArray[np.bool_], attention: Any
 
 
 def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
-    """Convert a value to the type of its column. A list becomes an array."""
     if value is None:
         return None
     if name in TOKEN_COLUMNS:

@@ -81,7 +81,6 @@ class ForeignRun:
                 yield batch
 
     def finish(self) -> None:
-        """Raise an error if all files together lack sequences."""
         if self._first is None and self._alone is not None:
             raise _incomplete_error("train", *self._alone)
         if self._first is None or not self._sequences:
@@ -92,7 +91,6 @@ class ForeignRun:
             raise DataError(problem, file=self._place, remedy=remedy)
 
     def _without_missing(self, batch: pa.RecordBatch, layout: FileLayout) -> pa.RecordBatch:
-        """Mask the tokens without a log-prob of the framework."""
         if not layout.missing:
             return batch
         mask = _flat_values(batch, "response_mask")
@@ -105,7 +103,6 @@ class ForeignRun:
         return batch.set_column(index, batch.schema.field(index), kept)
 
     def _without_copies(self, batch: pa.RecordBatch, layout: FileLayout, path: Path) -> pa.RecordBatch:
-        """Drop sequences that another file contains with the same values."""
         if not layout.duplicates:
             return batch
         keep = np.ones(len(batch), bool)
@@ -211,7 +208,6 @@ def _convert_run(
 
 
 def _read_file(source: ForeignRun, path: Path, incomplete: bool) -> Batches:
-    """Yield the rows of a framework's file, or of a table with both sides."""
     if not incomplete and (not is_table(path) or recognize_layout(path) is not None):
         yield from source.read(path)
         return

@@ -94,7 +94,6 @@ def read_table(path: Path) -> pa.Table:
 
 
 def has_both_sides(table: pa.Table) -> bool:
-    """Return True if a table contains the log-probs of rollout and trainer."""
     found = set(map(canonical_name, table.schema.names))
     return found >= {*REQUIRED_COLUMNS} and ("response_mask" in found or "position" in found)
 
@@ -139,7 +138,6 @@ def _narrow(table: pa.Table) -> pa.Table:
 
 
 def is_engine_file(path: Path) -> bool:
-    """Return True if the first record of a JSON or JSONL file is a response of an inference engine."""
     if path.suffix.lower() not in (*JSON_LINES, ".json"):
         return False
     record = first_record(path)
@@ -147,7 +145,6 @@ def is_engine_file(path: Path) -> bool:
 
 
 def first_record(path: Path) -> Mapping[str, Any] | None:
-    """Return the first object of a JSON or JSONL file, or `None`."""
     try:
         if path.suffix.lower() in JSON_LINES:
             lines = (line for line in read_first_bytes(path, _FIRST).splitlines() if line.strip())
@@ -302,7 +299,6 @@ _TABLE_REMEDY = "save a dict of columns, or a list of dicts with one sequence ea
 
 
 def _from_content(content: Any, path: Path) -> pa.Table:
-    """Build a table from rows or columns, also from nested ones."""
     if isinstance(content, Mapping) and is_response(content):
         content = [content]
     if isinstance(content, (list, tuple)) and content and all(isinstance(one, Mapping) for one in content):
@@ -429,7 +425,6 @@ def _from_frame(frame: Any) -> pa.Table:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Drop columns of types that a dump cannot contain, such as objects, bytes or times."""
     return table.select([one.name for one in table.schema if classify(one.type)[1] in VALUE_KINDS])
 
 
@@ -596,7 +591,6 @@ def _sglang(body: Record) -> Iterator[dict[str, Any]]:
 
 
 def _prompt(ids: Any, found: Any) -> dict[str, Any]:
-    """Return the tokens of the prompt and their log-probs, if the response contains them."""
     row: dict[str, Any] = {}
     if isinstance(ids, list):
         row["prompt_token_ids"] = ids
