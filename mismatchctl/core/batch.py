@@ -43,7 +43,6 @@ class Segments:
 
     @classmethod
     def from_lengths(cls, lengths: ArrayLike) -> Segments:
-        """Build adjacent segments from their lengths [S]."""
         return cls(np.append(0, np.cumsum(lengths, dtype=np.int64)))
 
     def __len__(self) -> int:
@@ -133,7 +132,6 @@ class Segments:
         return values
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Repeat each segment's value [S] for its tokens, [T]."""
         return np.repeat(values, self.lengths)
 
 
@@ -242,7 +240,6 @@ class TokenBatch:
         return known
 
     def sequences(self, start: int, stop: int) -> TokenBatch:
-        """Return a view of the sequences from `start` to `stop`."""
         offsets = self.segments.offsets[start : stop + 1]
         tokens, sequences = slice(int(offsets[0]), int(offsets[-1])), slice(start, stop)
         return self._select(Segments(offsets - offsets[0]), lambda values: values[tokens], sequences)
@@ -253,7 +250,6 @@ class TokenBatch:
     def _select(
         self, segments: Segments, picked: Callable[[NDArray[Any]], NDArray[Any]], chosen: Ints | slice
     ) -> TokenBatch:
-        """Return a batch with the chosen sequences."""
 
         def pick(values: NDArray[Any] | None) -> NDArray[Any] | None:
             return None if values is None else picked(values)

@@ -67,7 +67,6 @@ def escape_github(text: str, *, of_property: bool = False) -> str:
 
 
 def escape_xml(text: str) -> str:
-    """Replace characters that are not allowed in XML."""
     return escape_terminal(text)
 
 

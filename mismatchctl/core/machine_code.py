@@ -167,22 +167,19 @@ def _numba_function(loop: Any) -> Any:
 def _numba_type(value: Any) -> Any:
     """Return numba's type of a value, with arrays as writable."""
     numba: Any = import_module("numba")
-    if isinstance(value, tuple):
-        return numba.types.Tuple([_numba_type(each) for each in value])
     if isinstance(value, np.ndarray):
         return numba.typeof(value).copy(readonly=False)
     return numba.types.float64 if isinstance(value, float) else numba.types.intp
 
 
 def _type_key(values: tuple[Any, ...]) -> _TypeKey:
-    """Return a hashable key of the argument types that the code is compiled for."""
     kinds: list[Any] = []
     for value in values:
         if isinstance(value, np.ndarray):
             kind, flags = value.dtype, value.flags
             kinds += kind.char, kind.isnative, value.ndim, flags.c_contiguous, flags.f_contiguous, flags.aligned
         else:
-            kinds.append(_type_key(value) if isinstance(value, tuple) else isinstance(value, float))
+            kinds.append(isinstance(value, float))
     return tuple(kinds)
 
 
@@ -198,8 +195,6 @@ def _machine_words(values: tuple[Any, ...]) -> list[float]:
         if isinstance(value, np.ndarray):
             owner = parent = 0
             words += owner, parent, value.size, value.itemsize, _address(value), *value.shape, *value.strides
-        elif isinstance(value, tuple):
-            words += _machine_words(value)
         else:
             words.append(value if isinstance(value, float) else index(value))
     return words

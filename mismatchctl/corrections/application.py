@@ -30,12 +30,10 @@ class Selection:
 
     @cached_property
     def counts(self) -> Float64s:
-        """Selected tokens per sequence [S]."""
         within = self.segments.sizes if self.tokens is None else self.segments.sum(self.tokens)
         return within * self.sequences
 
     def sum(self, values: NDArray[Any]) -> Float64s:
-        """Sum `values` [T] over the selected tokens of each sequence [S]."""
         masked = values if self.tokens is None else np.where(self.tokens, values, 0.0)
         return np.where(self.sequences, self.segments.sum(masked), 0.0)
 
@@ -49,7 +47,6 @@ class Selection:
         return spread if self.tokens is None else spread & self.tokens
 
     def divide(self, segments: Segments) -> Selection:
-        """Return the selected tokens as a selection over other segments."""
         return Selection(segments, np.ones(len(segments), np.bool_), self.expand())
 
     def exclude(self, rejected: Selection) -> Selection:

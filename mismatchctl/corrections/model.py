@@ -21,7 +21,6 @@ OWN_RATIO_LOSSES = frozenset(
 
 
 def parse_loss(text: str) -> tuple[str, dict[str, float]]:
-    """Return the name of a loss and its numbers."""
     name, _, given = text.partition(":")
     if name not in LOSSES:
         near = difflib.get_close_matches(name, LOSSES, n=1)
@@ -70,7 +69,6 @@ class _CorrectionModel(BaseModel):
 
 
 def _drop_infinite_bounds(interval: Interval) -> Interval:
-    """Replace an infinite bound by null."""
     low, high = interval
     return (None if low == -math.inf else low), (None if high == math.inf else high)
 
@@ -357,7 +355,6 @@ class Correction(_CorrectionModel):
 
     @property
     def _gates(self) -> tuple[Gate, ...]:
-        """Return the gates, with the gate that selects the tokens whose weights are bounded."""
         where = None if self.weight is None else self.weight.bound_where
         return self.gates if where is None else (*self.gates, where)
 

@@ -164,7 +164,6 @@ _EMPTY = "-"
 
 
 def describe_traits(name: str, correction: Correction) -> dict[str, str]:
-    """Describe a correction in a row of the table of presets."""
     loss = correction.loss
     traits = (
         name,

@@ -89,7 +89,6 @@ def _library_of(values: Any) -> str:
 
 
 def _to_library(sample: Any, values: NDArray[Any]) -> Any:
-    """Convert values to the library, dtype and device of an example. Flags stay flags."""
     flags = values.dtype == np.bool_
     if _library_of(sample) != "torch":
         return values.astype(sample.dtype) if not flags and np.issubdtype(sample.dtype, np.floating) else values
@@ -222,7 +221,6 @@ def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
 
 
 def _valid_positions(rows: Segments, valid: NDArray[np.bool_]) -> tuple[Segments, NDArray[np.int64]]:
-    """Return the valid positions as segments, and their index among all positions."""
     places = np.flatnonzero(valid)
     return Segments(np.searchsorted(places, rows.offsets)), places
 

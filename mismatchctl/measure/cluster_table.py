@@ -39,7 +39,6 @@ def hash_values(values: NDArray[Any]) -> Hashes:
 
 
 def find_distinct(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
-    """Return the distinct values as strings in ascending order, and the index of each value [S]."""
     if values.dtype.kind not in "iu":
         texts, codes = np.unique(values.astype(str), return_inverse=True)
         return texts, codes

@@ -240,7 +240,6 @@ def compute_correction_facts(
 
 
 def kept_k3(kept: Selection, ratios: Mapping[str, Ratios], k3: Float64s) -> Float64s:
-    """Sum K3 over the kept tokens of each sequence [S]."""
     return np.where(kept.sequences, k3, 0.0) if kept.tokens is None else kept.sum(ratios["train/rollout"].k3)
 
 
@@ -277,26 +276,21 @@ def weight_sums(weights: Weights | None, kept: Selection) -> Columns:
 
 
 def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
-    empty = ~segments.nonempty
+    """Return the largest and smallest (negated) weight of each sequence [S], before and after the bound."""
     if weights is None:
-        ones = np.where(empty, -np.inf, 1.0)
-        lows = np.where(empty, -np.inf, -1.0)
-        return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
-    if not weights.per_token:
-        high = low = weights.raw
-    elif weights.are_ratios:
-        low, high = weights.ratios.ratio_range
+        low = high = least = most = np.ones(len(segments))
+    elif not weights.per_token:
+        low = high = weights.raw
+        least = most = weights.bounded
     else:
-        high, low = segments.max(weights.raw), segments.min(weights.raw)
-    result = {"raw_weight": high, "-raw_weight": -low}
-    if not weights.per_token:
-        result |= {"weight": weights.bounded, "-weight": -weights.bounded}
-    elif weights.are_ratios and (weights.rule.zero is None or weights.all_inside):
-        bounds = weights.rule.bounds
-        result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
-    else:
-        result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
-    return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
+        are_ratios = weights.are_ratios
+        low, high = weights.ratios.ratio_range if are_ratios else (segments.min(weights.raw), segments.max(weights.raw))
+        if are_ratios and (weights.rule.zero is None or weights.all_inside):
+            least, most = (np.clip(end, *weights.rule.bounds) for end in (low, high))
+        else:
+            least, most = segments.min(weights.bounded), segments.max(weights.bounded)
+    found = {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
+    return {name: np.where(segments.nonempty, values, -np.inf) for name, values in found.items()}
 
 
 def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch) -> Float64s | None:

@@ -128,7 +128,6 @@ class MeasurePlan:
 
     @property
     def max_clusters(self) -> int:
-        """Return the maximum number of rows (cluster and group) per run."""
         return DETAILED_CAP if self.every_cluster else OVERALL_CAP
 
     @property

@@ -82,7 +82,6 @@ class WorstRows:
 
     @property
     def threshold(self) -> float:
-        """Return the smallest score that is kept."""
         return float(self.score[-1]) if len(self) == WORST_COUNT else 0.0
 
 

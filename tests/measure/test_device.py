@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,26 +140,6 @@ def test_threads_use_devices_in_turn() -> None:
         thread.start()
         thread.join()
     assert sorted(taken) == ["cpu", "cpu", "cpu:0", "cpu:0"]
-
-
-def test_the_next_block_is_copied_before_the_current_one_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mismatchctl.measure.kernels import device_kernel
-
-    events: list[str] = []
-
-    def copied(values: Any, place: Any) -> Any:
-        if not events or not events[-1].startswith("copy"):
-            events.append("copy")
-        events[-1] += f" {len(values)}"
-        return to_device(values, place)
-
-    to_device = device_kernel.to_device
-    monkeypatch.setattr(device_kernel, "to_device", copied)
-    monkeypatch.setattr(device_kernel, "BLOCK_TOKENS", 10)
-    batch = replace(made_batch(0, [4, 7, 9], np.float32), current=None, advantages=None)
-    for _, block in device_kernel.DeviceKernel(("cpu",)).split_blocks(batch):
-        events.append(f"work {block.tokens}")
-    assert events == ["copy 4 4 7 7", "work 4", "copy 9 9", "work 7", "work 9"]
 
 
 EVERYTHING = Correction.model_validate(

@@ -284,8 +284,7 @@ def _build_series(
     if not estimates:
         return {}
     value = np.stack([found.value[order] for found in estimates.values()])
-    unknown = np.full(len(order), np.nan)
-    error = np.stack([unknown if found.se is None else found.se[order] for found in estimates.values()])
+    error = np.stack([found.se[order] for found in estimates.values()])
     errors = _round_rows(np.where(np.isfinite(value), error, np.nan), ERROR_DIGITS)
     return {
         key: model.Series(
@@ -301,7 +300,7 @@ def _build_series(
 
 def _series_intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
     """Return the intervals of estimates without a standard error."""
-    if estimate.interval is None or estimate.se is not None:
+    if np.isfinite(estimate.se).any():
         return None
     known = np.isfinite(estimate.value[order])
     low, high = _round_rows(np.where(known, estimate.interval[order].T, np.nan), ERROR_DIGITS)

@@ -74,7 +74,9 @@ def block_columns(
     made = BlockColumns(
         parts, flags, binned.kept, {}, binned.fixed, binned.summed, binned.maxima, binned.variants, binned.terms
     )
-    failing = binned.failing(passing)
+    if flags is not None:  # the blocks contain no empty sequences
+        one = np.ones_like(binned.length)
+        made.failing = {"touched": one, "emptied": one} | ({"counted": binned.length} if binned.zeroes else {})
     for column in list_columns(family.correction, losses=False):
         if column.merge == "largest" or column.name in (made.summed | made.terms):
             continue
@@ -83,8 +85,6 @@ def block_columns(
             made.fixed[column.name] = column.compute(passing)
             continue
         made.passing[column.name] = column.compute(passing)
-        if flags is not None and (rest := column.compute(failing)).any():
-            made.failing[column.name] = rest
     return made
 
 
@@ -155,25 +155,12 @@ class _BinnedPoints:
             self.summed |= sum_products(whole, values, self.parts)
         return facts
 
-    def failing(self, passing: CorrectionFacts) -> CorrectionFacts:
-        """Return the columns of sequences that a gate rejects completely."""
-        none = np.zeros_like(self.length)
-        return replace(
-            passing,
-            kept=none,
-            counted=self.length if self.zeroes else none,
-            kept_k3=none,
-            weight_sums=dict.fromkeys(passing.weight_sums, none),
-            squared_kept_weight=none,
-        )
-
     def _wide(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
         """Reshape values [S] or [S, V] to the grid, with V along one axis."""
         before, after = (1,) * axis, (1,) * (len(self.family.grid) - axis - 1)
         return values.reshape(len(values), *before, -1, *after)
 
     def _from_tokens(self, values: NDArray[Any], weights: bool) -> NDArray[Any]:
-        """Reshape values [S, (weights), variants of token gates ...] to the grid."""
         missing = (1,) * len(self.on_sequences)
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 

@@ -52,7 +52,6 @@ class BlockParts:
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Sum values [S, ...] over each part [count, ...]."""
         found: NDArray[Any] = np.empty((self.count, *values.shape[1:]))
         for own, members in self.by_size:
             found[own] = values[members].reshape(len(own), -1, *values.shape[1:]).sum(axis=1)
@@ -358,7 +357,6 @@ class TokenBins:
         return cls(thresholds, common, found, thresholds.bin(values[found]))
 
     def narrow(self) -> tuple[TokenBins, Ints | None]:
-        """See IntervalVariants.narrow."""
         thresholds, of, number = self.thresholds.narrow(np.append(self.bins, self.common))
         return TokenBins(thresholds, int(number[self.common]), self.found, number[self.bins]), of
 
@@ -470,7 +468,6 @@ class CorrectionFamily:
 
     @cached_property
     def is_binned(self) -> bool:
-        """Return True if the family is evaluated with bins. Otherwise, its single point is applied directly."""
         return _can_be_binned(self.correction)
 
     @cached_property

@@ -45,7 +45,6 @@ def find_devices() -> tuple[tuple[str, ...], str]:
 
 
 def choose_kernel(tokens: int, device: Device = "cpu") -> Kernel:
-    """Choose the fastest kernel for a dump of this size."""
     if device == "cuda" or (device == "auto" and tokens >= MIN_DEVICE_TOKENS):
         found, problem = find_devices()
         if found:

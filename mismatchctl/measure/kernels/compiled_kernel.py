@@ -82,7 +82,6 @@ class CompiledRatios(Ratios):
 
 
 def _to_loop_array(values: Floats) -> Floats:
-    """Convert values to a type that the loops support."""
     return np.ascontiguousarray(values, None if values.dtype in (np.float32, np.float64) else np.float64)
 
 

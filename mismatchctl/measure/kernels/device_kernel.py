@@ -19,9 +19,7 @@ from torch import Tensor
 
 from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import Ratios
-from mismatchctl.measure.kernels.kernel import (
-    Kernel,
-)
+from mismatchctl.measure.kernels.kernel import Kernel
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
@@ -195,7 +193,17 @@ class DeviceKernel(Kernel):
         self._devices, self.device = devices, f"{', '.join(models)} with torch {torch.__version__}"
 
     def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
-        return _device_blocks(batch, self._devices)
+        device = torch.device(self._devices[_DEVICE_THREAD.turn % len(self._devices)])
+
+        def copy(values: NDArray[Any] | None) -> Any:
+            return None if values is None else to_device_array(to_device(values, device))
+
+        names = ("rollout", "train", "current", "position", "advantages")
+        # The copies of a thread overlap the arithmetic of other threads.
+        with torch.cuda.stream(_DEVICE_THREAD.stream(device)):
+            for start, block in batch.blocks(BLOCK_TOKENS):
+                copied = {name: copy(getattr(block, name)) for name in names}
+                yield start, replace(block, segments=DeviceSegments(block.segments.offsets, device), **copied)
 
     def add_by_bin(self, table: NDArray[Any], where: NDArray[Any], *columns: Float64s) -> None:
         """See `Kernel.add_by_bin`. Tokens are sorted first, so that the order of additions is fixed."""
@@ -214,61 +222,18 @@ class DeviceKernel(Kernel):
 
 
 class _DeviceThread(threading.local):
-    """State of a thread: its GPU, and its streams for copies and arithmetic."""
+    """State of a thread: the number that selects its GPU, and its stream on each GPU."""
 
     _turns = itertools.count()
 
     def __init__(self) -> None:
         self.turn = next(self._turns)
-        self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def streams(self, device: torch.device) -> tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]:
-        """Return the streams for copies and arithmetic, or empty contexts for a device without streams."""
-        if device.type != "cuda":
-            return None, None
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._streams[device]
+    def stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        if device.type == "cuda" and device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams.get(device)
 
 
 _DEVICE_THREAD = _DeviceThread()
-
-
-def _device_blocks(batch: TokenBatch, devices: Sequence[str]) -> Iterator[tuple[int, TokenBatch]]:
-    """Yield blocks on the GPU of this thread. The next block is copied during the arithmetic on the current block."""
-    device = torch.device(devices[_DEVICE_THREAD.turn % len(devices)])
-    copies, arithmetic = _DEVICE_THREAD.streams(device)
-    with torch.cuda.stream(arithmetic):
-        coming = _copy_blocks(batch, device, copies)
-        ahead = next(coming, None)
-        while ahead is not None:
-            (start, block, copied), ahead = ahead, next(coming, None)
-            if copied is not None:
-                copied.wait()
-            yield start, block
-
-
-def _copy_blocks(
-    batch: TokenBatch, device: torch.device, stream: torch.cuda.Stream | None
-) -> Iterator[tuple[int, TokenBatch, torch.cuda.Event | None]]:
-    """Yield blocks that are being copied, with an event for the end of the copy."""
-    user = None if stream is None else torch.cuda.current_stream(device)
-
-    def copy(values: NDArray[Any]) -> NDArray[Any]:
-        tensor = to_device(values, device)
-        if user is not None:
-            tensor.record_stream(user)  # so that the memory of the block is not reused during the copy
-        return to_device_array(tensor)
-
-    for start, block in batch.blocks(BLOCK_TOKENS):
-        with torch.cuda.stream(stream):
-            copied = replace(
-                block,
-                segments=DeviceSegments(block.segments.offsets, device),
-                rollout=copy(block.rollout),
-                train=copy(block.train),
-                current=None if block.current is None else copy(block.current),
-                position=None if block.position is None else copy(block.position),
-                advantages=None if block.advantages is None else copy(block.advantages),
-            )
-        yield start, copied, None if stream is None else stream.record_event()

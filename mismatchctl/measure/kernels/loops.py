@@ -299,7 +299,6 @@ def _place_joint(policy_prob: Any, reference_prob: Any, where: Any) -> None:
 
 @compile_loop
 def _tally_run(x: Any, k3: Any, reference_prob: Any, places: Any, by_surprisal: Any, layers: Any, joint: Any) -> None:
-    """Sum tokens by surprisal, layer and joint probability in one loop."""
     surprisal, layer, cell = places
     for j in range(len(x)):
         add_to_row(by_surprisal, surprisal[j], (1.0, abs(x[j]), k3[j], x[j], 1.0 - reference_prob[j]))

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial, reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Float64s
 from mismatchctl.measure.cluster_table import (
@@ -112,7 +113,6 @@ class Evaluator:
         self.columns = closed_axis(plan)
 
     def _sections(self, excluded: frozenset[str] | None) -> Iterator[tuple[ColumnSubject, _Section]]:
-        """Yield the metrics of each pair of policies and of each correction."""
         absent = excluded or frozenset()
         unsure = frozenset() if excluded is None else OTHER_PAIR_METRICS - OTHER_METRICS_WITH_ERRORS
         facets = (metric for facet in self.plan.facets for metric in facet.metrics if metric.key not in absent)
@@ -141,7 +141,9 @@ class Evaluator:
             if correction.weight is None or correction.weight.normalize == "none":
                 known = estimates["normalization_factor"]
                 undefined = np.full(len(groups), np.nan)
-                estimates["normalization_factor"] = Estimate(undefined, known.undefined, np.isinf(undefined))
+                estimates["normalization_factor"] = Estimate.without_error(
+                    undefined, known.undefined, np.isinf(undefined)
+                )
             corrections.append(estimates)
         return EstimateRow(metrics, corrections)
 
@@ -150,87 +152,58 @@ class Evaluator:
         def read(name: str) -> Float64s:
             return cells.totals[:, self.columns.position(owner, name)]
 
-        metrics, without_errors = section
-        of_maxima = self.plan.maxima.owner_columns(owner)
-        maxima = {name: cells.largest[:, position] for name, position in of_maxima.items()}
-        smooth = [metric for metric in metrics if metric.formula is not None or metric.extreme is not None]
-        with np.errstate(all="ignore"):
-            reader = ColumnReader(read)
-            values = {metric.key: evaluate_metric(metric, reader, maxima, (len(cells.pairs),)) for metric in smooth}
-            uncertain = [m for m in smooth if m.formula and m.has_error and m.key not in without_errors]
-            errors = self._errors(uncertain, owner, read, cells, values)
-            self._add_tail_metrics(owner, section, cells, read, maxima, values, errors)
-        empty, nothing = read("tokens") == 0, _Uncertainty(None, None, None)
-        return {
-            metric.key: Estimate(values[metric.key], metric.undefined, empty, *errors.get(metric.key, nothing))
-            for metric in metrics
-        }
-
-    def _add_tail_metrics(
-        self,
-        owner: ColumnSubject,
-        section: _Section,
-        cells: _GroupSums,
-        read: Callable[[str], Float64s],
-        maxima: Mapping[str, Float64s],
-        values: dict[str, Float64s],
-        errors: dict[str, _Uncertainty],
-    ) -> None:
         def read_cell(cell: int, name: str) -> Any:
             return read(name)[cell]
 
-        of_tails = [(metric, metric.tail) for metric in section[0] if metric.tail is not None]
-        quantiles = [(metric, metric.quantile) for metric in section[0] if metric.quantile is not None]
-        if not of_tails and not quantiles:
-            return
-        tails = [
-            MetricTails({name: float(each[cell]) for name, each in maxima.items()}, pairs.get(str(owner)))
-            for cell, pairs in enumerate(cells.pairs)
-        ]
-        for metric, tail in of_tails:
-            read_tails = [tail(ColumnReader(partial(read_cell, cell)), own) for cell, own in enumerate(tails)]
-            values[metric.key] = np.array(read_tails, np.float64)
-        shares = [share for _, share in quantiles]
-        sure = any(metric.key not in section[1] for metric, _ in quantiles)
-        found = [
-            [NO_QUANTILE] * len(shares)
-            if own.pair is None
-            else compute_quantiles(
-                own.pair, shares, max(own.maxima["log_ratio"], own.maxima["-log_ratio"]), with_intervals=sure
-            )
-            for own in tails
-        ]
-        for (metric, _), of_cells in zip(quantiles, zip(*found, strict=True), strict=True):
-            values[metric.key], ends, covers = (np.array(each) for each in zip(*of_cells, strict=True))
-            if metric.key not in section[1]:
-                errors[metric.key] = _Uncertainty(None, ends, covers)
+        def read_rows(name: str) -> Float64s:
+            return cells.sums[:, self.columns.position(owner, name)]
 
-    def _errors(
-        self,
-        metrics: Sequence[Metric],
-        owner: ColumnSubject,
-        read: Callable[[str], Float64s],
-        cells: _GroupSums,
-        values: Mapping[str, Float64s],
-    ) -> dict[str, _Uncertainty]:
-        """Compute standard errors by the delta method, or NaN if they are unknown."""
-        filled = (cells.sums[:, self.columns.position(owner, "tokens")] != 0).astype(np.float64)
-        clusters = np.add.reduceat(filled, cells.starts)
-        correction = np.where(clusters < 2, np.nan, clusters / (clusters - 1))
-        errors: dict[str, _Uncertainty] = {}
-        read_complex = cache(lambda name: read(name) + 0j)
-        for metric in metrics:
-            influence = np.zeros(len(cells.of_row))
-            for name, slope in formula_slopes(metric, read_complex):
-                column = cells.sums[:, self.columns.position(owner, name)]
-                influence += column * np.broadcast_to(slope, len(cells.pairs))[cells.of_row]
-            influence *= influence
-            squares = np.add.reduceat(influence, cells.starts)
-            effective = squares**2 / np.add.reduceat(influence * influence, cells.starts)
-            se = np.sqrt(squares * correction)
-            intervals = compute_intervals(metric.scale, values[metric.key], se, effective, clusters)
-            errors[metric.key] = _Uncertainty(se, *intervals)
-        return errors
+        metrics, without_errors = section
+        of_maxima = self.plan.maxima.owner_columns(owner)
+        maxima = {name: cells.largest[:, position] for name, position in of_maxima.items()}
+        tails: list[tuple[Totals, MetricTails]] = []
+        if any(metric.tail or metric.quantile for metric in metrics):
+            for cell, pairs in enumerate(cells.pairs):
+                largest = {name: float(each[cell]) for name, each in maxima.items()}
+                tails.append((ColumnReader(partial(read_cell, cell)), MetricTails(largest, pairs.get(str(owner)))))
+        found, unknown = dict[str, Estimate](), np.full(len(cells.pairs), np.nan)
+        with np.errstate(all="ignore"):
+            clusters = np.add.reduceat((read_rows("tokens") != 0).astype(np.float64), cells.starts)
+            quantiles = _evaluate_quantiles(section, [own for _, own in tails])
+            for metric in metrics:
+                se, interval, covers = unknown, np.stack([unknown, unknown], axis=1), unknown
+                if metric.quantile is not None:
+                    value, *ends = quantiles[metric.key]
+                    interval, covers = (interval, covers) if metric.key in without_errors else ends
+                elif metric.tail is not None:
+                    value = np.array([metric.tail(*own) for own in tails], np.float64)
+                else:
+                    value = evaluate_metric(metric, ColumnReader(read), maxima, (len(unknown),))
+                    if metric.formula and metric.has_error and metric.key not in without_errors:
+                        influence = np.zeros(len(cells.of_row))
+                        for name, slope in formula_slopes(metric, lambda name: read(name) + 0j):
+                            influence += read_rows(name) * np.broadcast_to(slope, len(unknown))[cells.of_row]
+                        influence *= influence
+                        squares = np.add.reduceat(influence, cells.starts)
+                        effective = squares**2 / np.add.reduceat(influence * influence, cells.starts)
+                        se = np.sqrt(squares * np.where(clusters < 2, np.nan, clusters / (clusters - 1)))
+                        interval, covers = compute_intervals(metric.scale, value, se, effective, clusters)
+                found[metric.key] = Estimate(value, metric.undefined, read("tokens") == 0, se, interval, covers)
+        return found
+
+
+def _evaluate_quantiles(section: _Section, tails: Sequence[MetricTails]) -> dict[str, list[NDArray[Any]]]:
+    """Return values [G], intervals [G, 2] and coverage [G] of the quantiles of a section."""
+    quantiles = {metric.key: metric.quantile for metric in section[0] if metric.quantile is not None}
+    sure, found = any(key not in section[1] for key in quantiles), []
+    for own in tails:
+        if own.pair is None:
+            found.append([NO_QUANTILE] * len(quantiles))
+            continue
+        largest = max(own.maxima["log_ratio"], own.maxima["-log_ratio"])
+        found.append(compute_quantiles(own.pair, list(quantiles.values()), largest, with_intervals=sure))
+    columns = ([np.array(each) for each in zip(*own, strict=True)] for own in zip(*found, strict=True))
+    return dict(zip(quantiles, columns, strict=True))
 
 
 class ColumnReader:
@@ -265,18 +238,11 @@ def formula_slopes(metric: Metric, read: Callable[[str], Any]) -> Iterator[tuple
         yield name, np.imag(metric.formula(ColumnReader(read, name))) / IMAGINARY_STEP
 
 
-class _Uncertainty(NamedTuple):
-    se: Float64s | None
-    interval: Float64s | None
-    covers: Float64s | None
-
-
 def _add_z(estimates: Estimates) -> Estimates:
     mean = estimates["ratio_mean"]
-    assert mean.se is not None
     with np.errstate(all="ignore"):
         z = np.where(mean.se > 0, (mean.value - 1) / mean.se, np.nan)
-    return estimates | {RATIO_Z.key: Estimate(z, RATIO_Z.undefined, np.zeros(len(z), np.bool_))}
+    return estimates | {RATIO_Z.key: Estimate.without_error(z, RATIO_Z.undefined, np.zeros(len(z), np.bool_))}
 
 
 REPEATED_METRICS = frozenset(

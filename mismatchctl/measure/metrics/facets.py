@@ -116,7 +116,6 @@ REWARD_NAMES = ("reward", "rewarded")
 
 
 def reward_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Sum the rewards of sequences with tokens, and count the sequences with a reward."""
     rewards = block.columns.get("reward", np.full(len(block), np.nan))
     numbers = np.full(len(block), np.nan) if rewards.dtype == object else rewards.astype(np.float64)
     known = np.isfinite(numbers) & (block.segments.lengths > 0)

@@ -186,27 +186,24 @@ class Estimate:
     value: Float64s  # [G], not finite if undefined
     undefined: str  # reason for an undefined value
     empty: Bools  # True for cells without tokens [G], where the missing tokens are the reason
-    se: Float64s | None = None  # standard errors [G], NaN if unknown
-    interval: Float64s | None = None  # [G, 2], NaN if unknown
-    covers: Float64s | None = None  # actual coverage of the interval if its tail is heavy [G], else NaN
+    # standard errors [G], intervals [G, 2], and the actual coverage of intervals with a heavy tail [G]. NaN if unknown.
+    se: Float64s
+    interval: Float64s
+    covers: Float64s
+
+    @classmethod
+    def without_error(cls, value: Float64s, undefined: str, empty: Bools) -> Estimate:
+        unknown = np.full(len(value), np.nan)
+        return cls(value, undefined, empty, unknown, np.stack([unknown, unknown], axis=1), unknown)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Estimate]) -> Estimate:
-        errors = [part.se for part in parts if part.se is not None]
-        intervals = [part.interval for part in parts if part.interval is not None]
-        covers = [part.covers for part in parts if part.covers is not None]
-        return cls(
-            np.concatenate([part.value for part in parts]),
-            parts[0].undefined,
-            np.concatenate([part.empty for part in parts]),
-            np.concatenate(errors) if errors else None,
-            np.concatenate(intervals) if intervals else None,
-            np.concatenate(covers) if covers else None,
-        )
+        names = ("value", "empty", "se", "interval", "covers")
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return cls(undefined=parts[0].undefined, **joined)
 
     def covers_at(self, cell: int) -> float | None:
-        covers = math.nan if self.covers is None else float(self.covers[cell])
-        return covers if math.isfinite(covers) and math.isfinite(self.value[cell]) else None
+        return float(self.covers[cell]) if math.isfinite(self.covers[cell] + self.value[cell]) else None
 
     def status(self, cell: int) -> str:
         return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
@@ -216,8 +213,7 @@ class Estimate:
         value, status = float(self.value[cell]), self.status(cell)
         if status != "ok":
             return None, None, None, status
-        error = math.nan if self.se is None else float(self.se[cell])
-        low, high = (math.nan, math.nan) if self.interval is None else self.interval[cell].tolist()
+        error, (low, high) = float(self.se[cell]), self.interval[cell].tolist()
         return (
             value, error if math.isfinite(error) else None, (low, high) if math.isfinite(low) else None, status,
         )  # fmt: skip
@@ -346,7 +342,6 @@ def compute_quantiles(
 
 
 def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
-    """Return the first bin at which cumulative counts reach each share of tokens [shares]."""
     wanted = np.ceil(together[-1] * shares * (1 - _ROUNDING))  # counts are integers
     found: Ints = np.minimum(np.searchsorted(together, wanted), len(together) - 1)
     return found
