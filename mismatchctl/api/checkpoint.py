@@ -59,33 +59,24 @@ class Checkpoint:
         self.vocabulary = int(model.get_input_embeddings().num_embeddings)
         self._limit: int | None = getattr(model.config, "max_position_embeddings", None)
 
-    def log_probs(
-        self, prompt: Ints, response: Ints, temperature: float, others: Ints | None = None
-    ) -> tuple[Float64s, Float64s | None]:
-        """Compute log-probs of the response tokens [T] and of alternative tokens `others` [T, k], in nats.
-
-        Logits are converted to float64.
-        """
+    def log_probs(self, prompt: Ints, response: Ints, temperature: float) -> Float64s:
+        """Compute log-probs of the response tokens [T] in nats. Logits are converted to float64."""
         if not len(response):
-            return np.empty(0), None if others is None else np.empty((0, others.shape[1]))
+            return np.empty(0)
         ids = torch.as_tensor(np.concatenate([prompt, response])[None], device=self._device)
         if self._limit is not None and ids.shape[1] > self._limit:
             raise ValueError(f"has {ids.shape[1]:,} tokens with its prompt; the model takes at most {self._limit:,}")
-        targets = ids[0, len(prompt) :, None]
-        if others is not None:
-            targets = torch.cat([targets, torch.as_tensor(others, device=self._device)], dim=1)
-        found = []
+        targets, found = ids[0, len(prompt) :, None], []
         with torch.inference_mode():
             for part, logits in self._logits(ids[:, :-1], len(prompt) - 1):
                 scaled = torch.log_softmax(logits.double() / temperature, dim=-1)
                 first = part.start + 1 - len(prompt)
                 found.append(scaled.gather(-1, targets[first : first + len(scaled)]).cpu().numpy())
-        every: Float64s = np.concatenate(found)
-        values = every[:, 0]
+        values: Float64s = np.concatenate(found)[:, 0]
         if not np.isfinite(values).all():
             place = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ValueError(f"the model gives no finite log-prob to token {place}")
-        return values, None if others is None else every[:, 1:]
+        return values
 
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield the logits from position `first` on, in blocks of positions.

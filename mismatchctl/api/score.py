@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import ArrayLike
 
 from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.schema import REFERENCE_COLUMN
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from mismatchctl.api.checkpoint import Checkpoint
 
 PROMPT_COLUMN, RESPONSE_COLUMN = "prompt_token_ids", TOKEN_IDS_COLUMN
-TOP_IDS_COLUMN, REFERENCE_TOP_COLUMN = "rollout_top_ids", "reference_top_log_probs"
 ROWS_PER_PIECE = 128
 """Number of sequences per piece of a file. An interrupted run loses at most one piece."""
 _REMEDIES = {
@@ -67,25 +64,10 @@ class SequencePiece:
             raise self.make_error(RESPONSE_COLUMN, row, problem, "correct the dump")
         return prompt, response
 
-    def top_ids(self, row: int, vocabulary: int) -> Ints | None:
-        """Return the ids of the rollout's most likely tokens per position [T, k], if the dump has them."""
-        if TOP_IDS_COLUMN not in self.batch.schema.names or not self.batch[TOP_IDS_COLUMN][row].is_valid:
-            return None
-        lists, count = self.batch[TOP_IDS_COLUMN][row].values, int(self.log_ratios[0].lengths[row])
-        lengths = pc.list_value_length(lists).unique()
-        if len(lists) != count or len(lengths) > 1 or lists.null_count:
-            problem = "must have one list per token, and all lists must have the same length"
-            raise self.make_error(TOP_IDS_COLUMN, row, problem, "correct the dump")
-        ids = self._check_ids(TOP_IDS_COLUMN, row, lists.flatten(), vocabulary)
-        return ids.reshape(count, -1) if count else ids.reshape(0, 0)
-
     def _ids(self, column: str, row: int, vocabulary: int) -> Ints:
-        ids = self.batch[column][row].values
-        if ids is None:
+        values = self.batch[column][row].values
+        if values is None:
             raise self.make_error(column, row, "is null", "correct the dump")
-        return self._check_ids(column, row, ids, vocabulary)
-
-    def _check_ids(self, column: str, row: int, values: pa.Array, vocabulary: int) -> Ints:
         ids: Ints = to_numpy(values).astype(np.int64, copy=False)
         unknown = ids[(ids < 0) | (ids >= vocabulary)]
         if len(unknown):
@@ -133,8 +115,6 @@ def read_pieces(file: DumpFile) -> Iterator[SequencePiece]:
         first += len(batch)
 
 
-RowScores = tuple[Float64s, Float64s | None]
-"""Log-probs of a sequence's tokens [T], and of the rollout's most likely tokens [T, k] if the dump has them."""
 _METADATA_KEY = b"mismatchctl.score"
 _FILE_PATTERN = re.compile(r"\d{5}_\d{5}\.parquet")
 _VERSION_COLUMN = "reference_version"
@@ -201,17 +181,15 @@ class ScoreFolder:
             )
         return int(piece.log_ratios[0].lengths[chosen].sum())
 
-    def write(self, piece: SequencePiece, chosen: Bools, found: Sequence[RowScores]) -> int:
-        """Write the scored sequences of a part, and return the number of tokens."""
-        sampled, top = [values for values, _ in found], [values for _, values in found]
+    def write(self, piece: SequencePiece, chosen: Bools, found: Sequence[Float64s]) -> int:
+        """Write a part with the log-probs of its chosen sequences, and return the number of tokens."""
         kind = pa.list_(pa.field("element", pa.type_for_alias(self._settings.dtype), nullable=False))
         lengths = np.zeros(len(piece), np.int64)
-        lengths[chosen] = [len(values) for values in sampled]
-        values = pa.array(np.concatenate([np.empty(0), *sampled]).astype(self._settings.dtype))
-        lists = pa.ListArray.from_arrays(_list_offsets(lengths), values, type=kind, mask=pa.array(~chosen))
+        lengths[chosen] = [len(values) for values in found]
+        values = pa.array(np.concatenate([np.empty(0), *found]).astype(self._settings.dtype))
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        lists = pa.ListArray.from_arrays(offsets, values, type=kind, mask=pa.array(~chosen))
         batch = _set_column(piece.batch, REFERENCE_COLUMN, lists)
-        if any(values is not None for values in top):
-            batch = _set_column(batch, REFERENCE_TOP_COLUMN, _nested_lists(top, chosen, kind))
         if self._settings.version is not None:
             batch = _set_column(batch, _VERSION_COLUMN, pa.array([self._settings.version] * len(piece), pa.int64()))
         self._place.mkdir(parents=True, exist_ok=True)
@@ -227,24 +205,6 @@ class ScoreFolder:
     def _settings_json(self, piece: SequencePiece, chosen: Bools) -> str:
         source = {"file": piece.file.path, "version": piece.file.version, "rows": np.packbits(chosen).tobytes().hex()}
         return json.dumps({**asdict(self._settings), **source}, sort_keys=True)
-
-
-def _nested_lists(top: Sequence[Float64s | None], chosen: Bools, kind: pa.DataType) -> pa.Array:
-    """Build nested lists for the chosen sequences, and null for the others."""
-    of_row: list[Float64s | None] = [None] * len(chosen)
-    for row, values in zip(np.flatnonzero(chosen).tolist(), top, strict=True):
-        of_row[row] = values
-    tokens = [0 if values is None else len(values) for values in of_row]
-    widths = [values.shape[1] for values in of_row if values is not None for _ in range(len(values))]
-    flat = np.concatenate([np.empty(0), *(values.reshape(-1) for values in of_row if values is not None)])
-    inner = pa.ListArray.from_arrays(_list_offsets(widths), pa.array(flat).cast(kind.value_type), type=kind)
-    whole = pa.list_(pa.field("element", kind, nullable=False))
-    missing = pa.array([values is None for values in of_row])
-    return pa.ListArray.from_arrays(_list_offsets(tokens), inner, type=whole, mask=missing)
-
-
-def _list_offsets(lengths: ArrayLike) -> pa.Array:
-    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
 
 
 def _set_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
@@ -359,9 +319,8 @@ def score(
     return ScoreSummary(sequences, tokens, kept, sum(file.rows for file in files) - sequences)
 
 
-def _score_row(checkpoint: Checkpoint, piece: SequencePiece, row: int, temperature: float) -> RowScores:
-    tokens, top = piece.tokens(row, checkpoint.vocabulary), piece.top_ids(row, checkpoint.vocabulary)
+def _score_row(checkpoint: Checkpoint, piece: SequencePiece, row: int, temperature: float) -> Float64s:
     try:
-        return checkpoint.log_probs(*tokens, temperature, top)
+        return checkpoint.log_probs(*piece.tokens(row, checkpoint.vocabulary), temperature)
     except ValueError as error:
         raise piece.make_error(RESPONSE_COLUMN, row, str(error), _CHECKPOINT_REMEDY) from error

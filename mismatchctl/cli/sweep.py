@@ -42,8 +42,7 @@ def sweep(
     outputs.check(inputs=[*inputs.files, *(config or [])])
     wishes = _parse_targets(target_rejection or [], target_ess or [])
 
-    from mismatchctl.api.sweep.result import ForecastRequest
-    from mismatchctl.api.sweep.serialization import check_suffix, write_sweep
+    from mismatchctl.api.sweep.result import ForecastRequest, check_suffix, write_sweep
     from mismatchctl.api.sweep.study import DEFAULT_STUDIES
     from mismatchctl.api.sweep.sweep import price_targets
     from mismatchctl.api.sweep.sweep import sweep as run

@@ -19,7 +19,7 @@ import torch
 from mismatchctl.api import checkpoint as checkpoints
 from mismatchctl.api import score
 from tests.cli import command
-from tests.factories.tiny_models import MASKS, PROMPTS, RESPONSES, WORDS, expected, make_dump, make_model
+from tests.factories.tiny_models import MASKS, PROMPTS, RESPONSES, expected, make_dump, make_model
 
 
 @pytest.fixture(scope="module")
@@ -192,44 +192,6 @@ def test_wrong_paths_are_refused(
     (out / "mine.txt").unlink()
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "mismatchctl[score]" in run("score", model[0], dump, "-o", out, code=2).stderr
-
-
-def test_listed_tokens_are_scored_too(
-    tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The scores equal the model's own logits. They replace missing lists of the trainer."""
-    import transformers
-
-    monkeypatch.setattr(checkpoints, "POSITIONS_PER_BLOCK", 4)
-    whole = transformers.AutoModelForCausalLM.from_pretrained(model[0])
-    truth = []
-    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
-        with torch.no_grad():
-            logits = whole(torch.as_tensor(np.concatenate([prompt, response])[None])).logits[0].double()
-        places = np.arange(len(response)) + len(prompt) - 1
-        truth.append(torch.log_softmax(logits[places] / 0.8, dim=-1).numpy())
-    noise = np.random.default_rng(2)
-    ids = [noise.permuted(np.tile(np.arange(WORDS), (len(one), 1)), axis=1)[:, :5] for one in truth]
-    own = [np.take_along_axis(one, chosen, -1) for one, chosen in zip(truth, ids, strict=True)]
-    dump = make_dump(tmp_path / "dump", model[1], rollout_top_ids=ids, rollout_top_log_probs=own)
-    run("score", model[0], dump, "-o", tmp_path / "out", "--temperature", 0.8, "--sample", 5, "-q")
-    (path,) = (tmp_path / "out").iterdir()
-    found = pq.read_table(path)["reference_top_log_probs"].to_pylist()
-    assert sum(row is None for row in found) == 1
-    for row, values in enumerate(found):
-        if values is not None:
-            np.testing.assert_allclose(np.array(values).reshape(-1, 5), own[row], rtol=0, atol=2e-5)
-    run("analyze", tmp_path / "out", "-o", tmp_path / "r.json", "-q")
-    metrics = json.loads((tmp_path / "r.json").read_text())["runs"]["out"]["overall"]["metrics"]
-    assert metrics["top_kl"]["value"] == pytest.approx(0.0, abs=1e-5)
-    assert metrics["top_mass_rollout"]["value"] == pytest.approx(metrics["top_mass_train"]["value"], abs=1e-5)
-
-
-def test_unknown_listed_tokens_are_refused(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
-    ids = [np.full((len(one), 2), WORDS) for one in RESPONSES]
-    dump = make_dump(tmp_path / "dump", model[1], rollout_top_ids=ids)
-    done = run("score", model[0], dump, "-o", tmp_path / "out", code=4)
-    assert "column rollout_top_ids: has the id 50" in done.stderr
 
 
 class Code:

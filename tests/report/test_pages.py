@@ -9,7 +9,7 @@ import pytest
 from mismatchctl.api.advise.advice import RankedCorrection, RunAdvice, advice_headline
 from mismatchctl.api.analyze.analyze import analyze as run_analyze
 from mismatchctl.api.gate.verdict import Check, Verdict
-from mismatchctl.api.sweep.serialization import sweep_from_json
+from mismatchctl.api.sweep.result import sweep_from_json
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.report.document import PAGE_ONLY, Answers, Card, Document, Explorer, Headline, Note, Section, Table

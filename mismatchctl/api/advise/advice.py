@@ -53,45 +53,27 @@ class RankedCorrection(FiniteModel):
 
 
 class RunAdvice(TextView, FiniteModel):
-    """Advice for one run: the bug to fix first, and a ranking of corrections, best first.
+    """Advice for one run: the bug to fix first, and a ranking of corrections, best first."""
 
-    Attributes:
-        fix_first: a bug to fix before any correction, if there is one. The ranking only applies until it is fixed.
-        growth: factor by which K3 grew within the dump, null if K3 did not grow. The advice is for the mean over the
-            dump.
-        advice: at most five corrections.
-        yours: the user's corrections, measured like the ranked corrections but without limits.
-        default: token weights up to 2, which frameworks' documents recommend by default, if this correction was a
-            candidate.
-        framework: framework of the configurations, empty if the corrections are in mismatchctl's own syntax.
-        severity: class of the mismatch, from the effective sample size of token weights up to 2.
-        batch: number of sequences per update, to estimate errors.
-        basis: basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities if the
-            dump lacks ids. "none" without a ranking.
-        reference: the least biased correction that converges, used as unbiased.
-        sequence_mean: mean over tokens of the sequence weights truncated at 10. If it is outside 0.5 to 1.5, sequence
-            weights are not the reference.
-        lower_bound: True if the reference omits bias that the sample cannot show. Biases are then lower bounds.
-        k_hat: tail index of the sequence weights. Above 0.7 their mean does not converge. null if undefined.
-        front: (bias2, variance, rejected tokens) of every candidate by name, for the figure.
-    """
-
-    fix_first: Finding | None = None
-    growth: float | None = None
-    advice: list[RankedCorrection] = Field(default_factory=list)
-    yours: list[RankedCorrection] = Field(default_factory=list)
-    framework: str = ""
-    batch: int = 0
+    fix_first: Finding | None = None  # the ranking only applies until this bug is fixed
+    growth: float | None = None  # factor by which K3 grew within the dump. The advice is for the mean over the dump.
+    advice: list[RankedCorrection] = Field(default_factory=list)  # at most five
+    yours: list[RankedCorrection] = Field(default_factory=list)  # the user's corrections, without limits
+    framework: str = ""  # framework of the configurations, empty for mismatchctl's own syntax
+    batch: int = 0  # sequences per update
     sequences: int = 0
     prompts: int = 0
-    default: RankedCorrection | None = None
-    severity: Literal["negligible", "moderate", "severe", "unknown"] = "unknown"
+    default: RankedCorrection | None = None  # token weights up to 2, which frameworks' documents recommend
+    severity: Literal["negligible", "moderate", "severe", "unknown"] = "unknown"  # from the ESS of these weights
+    # basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities without ids
     basis: Literal["gradient", "probabilities", "none"] = "none"
-    reference: str | None = None
+    reference: str | None = None  # the least biased correction that converges, used as unbiased
+    # mean over tokens of the sequence weights truncated at 10, which are the reference if it is within 0.5 to 1.5
     sequence_mean: float | None = None
-    lower_bound: bool = False
-    k_hat: float | None = None
+    lower_bound: bool = False  # the reference omits bias that the sample cannot show. Biases are then lower bounds.
+    k_hat: float | None = None  # tail index of the sequence weights. Above 0.7 their mean does not converge.
     notes: list[str] = Field(default_factory=list)
+    # (bias2, variance, rejected tokens) of every candidate by name, for the figure
     front: dict[str, tuple[CappedSum, CappedSum, CappedSum]] = Field(default_factory=dict)
 
     @property

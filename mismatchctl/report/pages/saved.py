@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from mismatchctl.api.advise.advice import Advice, RunAdvice
 from mismatchctl.api.compare.comparison import FORMAT, Comparison
 from mismatchctl.api.gate.verdict import Verdict
-from mismatchctl.api.sweep.result import Sweep
-from mismatchctl.api.sweep.serialization import sweep_from_json
+from mismatchctl.api.sweep.result import Sweep, sweep_from_json
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.errors import DataError
 from mismatchctl.report.document import Document
