@@ -17,16 +17,12 @@ from mismatchctl.frameworks.registry import read_file
 from mismatchctl.io.yaml import is_text_in_yaml_1_1, parse_scalar
 
 if TYPE_CHECKING:
-    from mismatchctl.api.advise.advice import RunAdvice
     from mismatchctl.data.paths import DumpSource
     from mismatchctl.io.yaml import YamlScalar
     from mismatchctl.results.model import RunResult
 
 MUCH_REJECTION = 0.5
 """Above this share of rejected tokens, lint warns."""
-MIN_ERROR_RATIO = 1.1
-"""A finding needs an error of at least this multiple of the advised correction's error."""
-
 _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _SETTINGS = (*_TRUNCATIONS, *_PENALTIES, "temperature", "logprobs_mode", "logprobs")
@@ -95,7 +91,6 @@ def _measure_findings(
     rename: Mapping[str, str],
 ) -> list[LintMessage]:
     """Add findings about the effect of the correction on the dumps."""
-    from mismatchctl.api.advise.advise import advise
     from mismatchctl.api.analyze.analyze import analyze
     from mismatchctl.results.summary import changes_loss_scale
 
@@ -128,25 +123,7 @@ def _measure_findings(
                 LintMessage("warning", "", consequence, fix, "sum of the weights / tokens in the denominator")
             )
         findings += rejections or ([] if whole is None else [whole])
-    advice = advise(dumps, framework=framework.title, yours=[correction], rename=rename)
-    return [*findings, *(finding for run, found in advice.items() for finding in _advice_findings(run, found))]
-
-
-def _advice_findings(run: str, advice: RunAdvice) -> Iterator[LintMessage]:
-    """Yield findings about a bug to fix first, and about the difference to the advised correction."""
-    from mismatchctl.api.advise.advice import compare_with_yours
-    from mismatchctl.results.summary import is_uncorrectable
-
-    if advice.fix_first is not None and is_uncorrectable(advice.fix_first):
-        yield LintMessage(
-            "advice", "", f"{run}: {advice.fix_first.summary}", advice.fix_first.advice, "`mismatchctl advise`"
-        )
-    for own in advice.yours if advice.advice else ():
-        best = advice.advice[0]
-        if not own.ties and own.mse > MIN_ERROR_RATIO * best.mse:
-            consequence = f"{run}: in an update of {advice.batch:,} sequences, {compare_with_yours(own, best)}"
-            fix = ", ".join(f"{key}: {value}" for key, value in (best.config or {}).items()) or f"as {best.name} has it"
-            yield LintMessage("advice", "", consequence, fix, "`mismatchctl advise`")
+    return findings
 
 
 def _rejection_finding(run: RunResult, correction: Correction, what: str, place: str) -> LintMessage | None:

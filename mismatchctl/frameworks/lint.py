@@ -13,15 +13,15 @@ from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.io.yaml import read_data
 
-Level = Literal["error", "warning", "advice", "unknown", "info"]
+Level = Literal["error", "warning", "unknown", "info"]
 GatePlace = Callable[[Gate], str]
 """Returns the place of a gate's bounds in a configuration."""
 
-LEVELS: tuple[Level, ...] = ("error", "warning", "advice", "unknown", "info")
+LEVELS: tuple[Level, ...] = ("error", "warning", "unknown", "info")
 """Severities of findings, most severe first.
 
-error: the framework refuses to start, or its behavior differs from the file. warning: a documented trap. advice: what
-`advise` recommends for a dump. unknown: a value that the file does not contain. info: background."""
+error: the framework refuses to start, or its behavior differs from the file. warning: a documented trap. unknown: a
+value that the file does not contain. info: background."""
 
 _STATISTIC_LIMITS = {
     "k1": LOG_RATIO_BOUND,

@@ -14,7 +14,7 @@ from mismatchctl.report import document as doc
 
 LEVEL_SIGNS = {
     "bad": "🔴", "failed": "🔴", "high": "🔴", "error": "🔴", "fair": "🟡", "medium": "🟡", "undecided": "🟡",
-    "alarm": "🟡", "warning": "🟡", "good": "🟢", "passed": "🟢", "calm": "🟢", "advice": "🟢",
+    "alarm": "🟡", "warning": "🟡", "good": "🟢", "passed": "🟢", "calm": "🟢",
 }  # fmt: skip
 MAX_MARKDOWN_ROWS = 20
 

@@ -32,7 +32,7 @@ STYLES = {
     "OK": "bold green", "CHECK": "bold yellow", "FAIL": "bold red", "bad": "bold red", "failed": "bold red",
     "high": "bold red", "error": "bold red", "alarm": "yellow", "fair": "yellow", "medium": "yellow",
     "undecided": "yellow", "warning": "yellow", "low": "dim", "quiet": "dim", "unknown": "dim", "good": "green",
-    "calm": "green", "passed": "green", "advice": "green", "info": "cyan",
+    "calm": "green", "passed": "green", "info": "cyan",
 }  # fmt: skip
 _COLUMN_GAP, _STATUS_WIDTH, _HEADING_LINE = 2, 5, 12
 _UNICODE_BOX = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")

@@ -131,10 +131,14 @@ def test_mix_and_level_sum_to_the_difference(tmp_path: Path, quantity: str) -> N
     assert found.contrasts[0].changes["k3"].difference == pytest.approx(difference, rel=1e-6)
 
 
+UNKNOWN = np.array([np.nan])
+
+
 def test_contributions_match_hand_calculation() -> None:
     """K3 is 1 or 3 in half of the tokens, later 2 in a quarter and 3 in the rest: 2 rises to 2.75."""
     mix, level = contributions(
-        PartMeans(np.array([5.0, 5]), np.array([1.0, 3])), PartMeans(np.array([1.0, 3]), np.array([2.0, 3]))
+        PartMeans(np.array([5.0, 5]), np.array([1.0, 3]), UNKNOWN),
+        PartMeans(np.array([1.0, 3]), np.array([2.0, 3]), UNKNOWN),
     )
     assert mix.tolist() == pytest.approx([-0.25 * (1.5 - 2.375), 0.25 * (3 - 2.375)])
     assert level.tolist() == pytest.approx([0.375 * 1, 0])
@@ -148,7 +152,7 @@ levels = hnp.arrays(np.float64, 5, elements=st.floats(0, 10))
 def test_contributions_always_sum_to_the_difference(
     before: Float64s, was: Float64s, after: Float64s, now: Float64s
 ) -> None:
-    sides = [PartMeans(n, np.where(n > 0, k, np.nan)) for n, k in ((before, was), (after, now))]
+    sides = [PartMeans(n, np.where(n > 0, k, np.nan), UNKNOWN) for n, k in ((before, was), (after, now))]
     mix, level = contributions(sides[0], sides[1])
     difference = (after * now).sum() / after.sum() - (before * was).sum() / before.sum()
     assert (mix + level).sum() == pytest.approx(difference, abs=1e-9)

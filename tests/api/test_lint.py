@@ -245,7 +245,7 @@ def test_several_traps_are_all_reported(tmp_path: Path) -> None:
     _, findings = lint(tmp_path, mis("use_mask: true", veto="1e-4", rs_lower="null", normalize="true"))
     assert {"rs_veto_threshold", "use_mask", "tis_lower_bound", "tis_batch_normalize"} <= {f["place"] for f in findings}
     levels = [finding["level"] for finding in findings]
-    assert levels == sorted(levels, key=["error", "warning", "advice", "info"].index)
+    assert levels == sorted(levels, key=["error", "warning", "info"].index)
 
 
 def test_json_numbers_are_read(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_unusable_dumps_are_reported(tmp_path: Path) -> None:
 )
 def test_any_mapping_can_be_linted(framework: str, native: dict[str, object]) -> None:
     for finding in load_framework(framework).lint(native):
-        assert finding.level in ("error", "warning", "advice", "info")
+        assert finding.level in ("error", "warning", "info")
 
 
 @pytest.mark.parametrize(

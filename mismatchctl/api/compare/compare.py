@@ -22,18 +22,16 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.io.stores import escape_unprintable, normalize_path
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.results.growth import Growth, Label, TokenTail, check_outliers, fit_growth
+from mismatchctl.results.growth import Label
 from mismatchctl.results.model import Breakdown, Groups, Result, RunResult, Value, storage_types
 from mismatchctl.results.reader import is_result, read_result
-from mismatchctl.results.summary import fit_run_growth, get_token_tail, prompt_notes, skipped_data_notes
+from mismatchctl.results.summary import prompt_notes, skipped_data_notes
 from mismatchctl.stats.comparison import Allowance, compare_samples, find_layers, linear_statistic
 from mismatchctl.stats.resampling import SampleExchange, adjust_fdr, adjust_holm, percentile_interval, resample_metrics
 from mismatchctl.stats.samples import (
     ClusterSample,
     TableMetric,
     build_run_sample,
-    build_step_sample,
-    build_value_sample,
     find_metric,
 )
 
@@ -196,8 +194,7 @@ def _build_contrast(
         paired=_describe_pairing(first, samples, shared, same),
         changes=changes,
         corrections=grouped,
-        decompositions=_build_decompositions(first, other),
-        growth=compare_growth(first.run, other.run),
+        decompositions=_build_decompositions(first.run, other.run),
     )
     found.says = [model.contrast_headline(found), *model.contrast_details(found)]
     return found
@@ -215,24 +212,17 @@ def _describe_pairing(
     return f"not paired: no {what} in common"
 
 
-def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[model.Decomposition]:
-    runs = first.run, other.run
-    steps = _decompose_by_label("step", True, runs, (first.run.groups, other.run.groups), build_step_sample)
-
-    def sample(column: str) -> SampleReader:
-        return lambda run, index: build_value_sample(run, column, index)
-
-    values = [
-        _decompose_by_label(name, False, runs, (first.run.by[name], other.run.by[name]), sample(name))
-        for name in first.run.by
-        if name in other.run.by
+def _build_decompositions(first: RunResult, second: RunResult) -> list[model.Decomposition]:
+    found = [_decompose_by_label("step", True, first.groups, second.groups)]
+    found += [
+        _decompose_by_label(name, False, first.by[name], second.by[name]) for name in first.by if name in second.by
     ]
-    bins = [
-        decompose_by_bin(breakdown, other.run.breakdowns[name])
-        for name, breakdown in first.run.breakdowns.items()
-        if name in other.run.breakdowns
+    found += [
+        _decompose_by_bin(breakdown, second.breakdowns[name])
+        for name, breakdown in first.breakdowns.items()
+        if name in second.breakdowns
     ]
-    return [found for found in (steps, *values, *bins) if found is not None]
+    return [each for each in found if each is not None]
 
 
 NOT_RESAMPLED_REASON = (
@@ -358,149 +348,79 @@ def _difference_interval(draws: Float64s) -> model.Interval | None:
     return found if found is not None and all(map(math.isfinite, found)) else None
 
 
-def compare_growth(reference: RunResult, other: RunResult) -> model.GrowthContrast:
-    first, second = fit_run_growth(reference), fit_run_growth(other)
-    before, after = _k3_by_step(reference), _k3_by_step(other)
-    common = [label for label in before if label in after]
-    quotients = [after[label][0] / before[label][0] for label in common]
-    errors = [
-        quotient * math.hypot(before[label][1], after[label][1])
-        for label, quotient in zip(common, quotients, strict=True)
-    ]
-    growth, tails = fit_growth(common, quotients, errors), (get_token_tail(reference), get_token_tail(other))
-    if tails[0] is not None and tails[1] is not None:
-        places = [[run.groups.labels.index(label) for label in common] for run in (reference, other)]
-        pairs = list(zip(*places, strict=True))
-        p99 = [(tails[0].p99[i], tails[1].p99[j]) for i, j in pairs]
-        outliers = [(tails[0].outliers[i] or 0.0) + (tails[1].outliers[j] or 0.0) for i, j in pairs]
-        tail = TokenTail([new / old if new and old else None for old, new in p99], outliers)
-        growth = check_outliers(growth, common, quotients, tail)
-    onsets_differ = _onsets_differ(first, second)
-    return model.GrowthContrast(reference=first, other=second, quotient=growth, onsets_differ=onsets_differ)
-
-
-def _k3_by_step(run: RunResult) -> dict[Label, tuple[float, float]]:
-    """Return K3 and its relative standard error by step."""
-    series = run.groups.metrics.get("k3")
-    if series is None:
-        return {}
-    errors = series.se or [None] * len(series.value)
-    found = zip(run.groups.labels, series.value, errors, strict=True)
-    return {label: (value, (error or 0.0) / value) for label, value, error in found if value is not None and value > 0}
-
-
-def _onsets_differ(first: Growth, second: Growth) -> bool | None:
-    """Return True if the onset intervals of the two sides do not overlap."""
-    ends = [growth.onset_interval for growth in (first, second) if growth.verdict == "grew"]
-    known = [(low, high) for low, high in filter(None, ends) if not isinstance(low, str) and not isinstance(high, str)]
-    return None if len(known) < 2 else max(low for low, _ in known) > min(high for _, high in known)
-
-
 MIN_CARRIED_SHARE = 0.75
 """A carrier (the part of the data that causes a change) has at least this share of the change."""
 MIN_CARRIED_RATIO = 1.5
 """Minimum ratio of the carrier's share of the change to its share of the first run's K3."""
 MIN_STANDARD_ERRORS = 3.0
 """Minimum size of a carrier's change in standard errors. A carrier is selected from many parts."""
-_REPLICATES = 2048
-"""Number of bootstrap replicates for standard errors."""
 
 
 @dataclass(frozen=True)
 class PartMeans:
-    """Tokens and mean K3 of each part of the data on one side [..., B]. K3 is NaN without tokens."""
+    """Tokens, mean K3 and its standard error of each part of the data on one side [B]. K3 is NaN without tokens."""
 
     tokens: Float64s
     k3: Float64s
+    se: Float64s
+
+    @classmethod
+    def select(cls, keys: Sequence[Label], own: Sequence[Label], *columns: Sequence[float | None]) -> PartMeans:
+        """Return the columns (tokens, K3 and its standard error) of the parts `own` in the order of `keys`."""
+        where = {key: index for index, key in enumerate(own)}
+        found = [[None if (row := where.get(key)) is None else values[row] for key in keys] for values in columns]
+        tokens, k3, se = np.array(found, np.float64)
+        return cls(np.nan_to_num(tokens), k3, se)
+
+    @property
+    def shares(self) -> Float64s:
+        found: Float64s = self.tokens / max(self.tokens.sum(), 1)
+        return found
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """Return the change of K3 [..., B] due to each part's share of tokens (mix) and due to its K3 (level)."""
-    with np.errstate(all="ignore"):
-        before, after = (side.tokens / side.tokens.sum(axis=-1, keepdims=True) for side in (reference, other))
+    """Return the change of K3 [B] due to each part's share of tokens (mix) and due to its K3 (level)."""
+    before, after = reference.shares, other.shares
     has_before, has_after = reference.tokens > 0, other.tokens > 0
     k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
     k3_after = np.where(has_after, other.k3, k3_before)
-    means = [(share * k3).sum(axis=-1, keepdims=True) for share, k3 in ((before, k3_before), (after, k3_after))]
+    means = (before * k3_before).sum(), (after * k3_after).sum()
     mix = (after - before) * ((k3_before + k3_after) / 2 - (means[0] + means[1]) / 2)
     level = (before + after) / 2 * (k3_after - k3_before)
     return mix, level
 
 
-def decompose_by_bin(reference: Breakdown, other: Breakdown) -> model.Decomposition | None:
-    """Divide the change of K3 into bins. Standard errors belong to `level` and ignore shared prompts."""
+def _decompose_by_bin(reference: Breakdown, other: Breakdown) -> model.Decomposition | None:
     lows = sorted({*reference.low, *other.low})
     highs = dict(zip([*reference.low, *other.low], [*reference.high, *other.high], strict=True))
-    sides, errors = [], []
-    for side in (reference, other):
-        where = {low: index for index, low in enumerate(side.low)}
-        rows = [where.get(low) for low in lows]
-        sides.append(PartMeans(_select_values(side.tokens, rows, 0.0), _select_values(side.k3, rows, np.nan)))
-        errors.append(_select_values(side.k3_se, rows, np.nan))
-    bounds = [{"low": low, "high": highs[low]} for low in lows]
-    return _build_decomposition(reference.quantity, True, bounds, sides, _level_errors(sides, errors))
+    sides = [PartMeans.select(lows, side.low, side.tokens, side.k3, side.k3_se) for side in (reference, other)]
+    return _build_decomposition(reference.quantity, True, [{"low": low, "high": highs[low]} for low in lows], sides)
 
 
-def _level_errors(sides: Sequence[PartMeans], errors: Sequence[Float64s]) -> Float64s:
-    shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
-    return np.asarray((shares[0] + shares[1]) / 2 * np.hypot(*errors))
-
-
-SampleReader = Callable[[RunResult, int], ClusterSample]
-"""Reads the clusters of one step or value of a run, by index."""
-
-
-def _decompose_by_label(
-    quantity: str, ordered: bool, runs: tuple[RunResult, RunResult], groups: tuple[Groups, Groups], sample: SampleReader
-) -> model.Decomposition | None:
-    first, second = groups
+def _decompose_by_label(quantity: str, ordered: bool, first: Groups, second: Groups) -> model.Decomposition | None:
     labels = [*first.labels, *(label for label in second.labels if label not in first.labels)]
     if all(isinstance(label, (int, float)) for label in labels):
         labels.sort(key=lambda label: float(label or 0))
-    known = all("tokens" in side.metrics for side in groups)  # a baseline has no values by step
+    known = all("tokens" in side.metrics for side in (first, second))  # a baseline has no values by step
     if len(labels) < 2 or not known or not any(label in second.labels for label in first.labels):
         return None
-    rows = [[side.labels.index(name) if name in side.labels else None for name in labels] for side in groups]
-    sides, errors = [], []
-    for side, own in zip(groups, rows, strict=True):
+    sides = []
+    for side in (first, second):
         tokens, k3 = side.metrics["tokens"].value, side.metrics["k3"]
-        sides.append(PartMeans(_select_values(tokens, own, 0.0), _select_values(k3.value, own, np.nan)))
-        errors.append(_select_values(k3.se or [None] * len(side.labels), own, np.nan))
-    se = _resampled_errors(runs, rows, sample)
-    se = _level_errors(sides, errors) if se is None else se
-    return _build_decomposition(quantity, ordered, [{"label": label} for label in labels], sides, se)
-
-
-def _resampled_errors(
-    runs: tuple[RunResult, RunResult], rows: Sequence[Sequence[int | None]], sample: SampleReader
-) -> Float64s | None:
-    """Return the standard error of each contribution. Shared clusters are resampled together."""
-    count = len(rows[0])
-    metrics = [find_metric("tokens"), find_metric("k3")]
-    places = [(side, part, index) for side in (0, 1) for part, index in enumerate(rows[side]) if index is not None]
-    try:
-        samples = [sample(runs[side], index) for side, _, index in places]
-    except DataError:
-        return None
-    shape = _REPLICATES, count
-    drawn = [PartMeans(np.zeros(shape), np.full(shape, np.nan)) for _ in runs]
-    for (side, part, _), (tokens, k3) in zip(places, resample_metrics(samples, metrics, _REPLICATES), strict=True):
-        drawn[side].tokens[:, part], drawn[side].k3[:, part] = tokens, k3
-    with np.errstate(all="ignore"):
-        mix, level = contributions(*drawn)
-        each, errors = mix + level, np.full(count, np.nan)
-        known = np.count_nonzero(~np.isnan(each), axis=0) > 1
-        errors[known] = np.nanstd(each[:, known], axis=0, ddof=1)
-    return errors
+        sides.append(PartMeans.select(labels, side.labels, tokens, k3.value, k3.se or [None] * len(side.labels)))
+    return _build_decomposition(quantity, ordered, [{"label": label} for label in labels], sides)
 
 
 def _build_decomposition(
-    quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans], se: Float64s
+    quantity: str, ordered: bool, places: Sequence[Mapping[str, Label]], sides: Sequence[PartMeans]
 ) -> model.Decomposition | None:
-    mix, level = contributions(*sides)
+    """Divide the change of K3 into parts. Standard errors belong to `level` and ignore shared prompts."""
+    mix, level = contributions(sides[0], sides[1])
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
-    shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
+    shares = [side.shares for side in sides]
+    errors = np.array([side.se for side in sides])  # NaN if one side lacks the part
+    se = (shares[0] + shares[1]) / 2 * np.where(np.isnan(errors).all(axis=0), np.nan, np.hypot(*np.nan_to_num(errors)))
     parts = [
         model.Contribution(
             **place,  # type: ignore[arg-type]
@@ -551,7 +471,3 @@ def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
     chosen = np.zeros(len(carried), np.bool_)
     chosen[start:stop] = True
     return chosen
-
-
-def _select_values(values: Sequence[float | None], rows: Sequence[int | None], empty: float) -> Float64s:
-    return np.array([empty if row is None or (found := values[row]) is None else found for row in rows], np.float64)

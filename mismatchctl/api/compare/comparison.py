@@ -14,7 +14,7 @@ from mismatchctl.core.formatting import INTERVAL_LEVEL, format_count, format_lab
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
 from mismatchctl.io import __version__
-from mismatchctl.results.growth import Growth, Label
+from mismatchctl.results.growth import Label
 from mismatchctl.results.model import Breakdown, Distribution, Value
 from mismatchctl.results.summary import Status, percent
 from mismatchctl.results.views import (
@@ -84,8 +84,7 @@ class Contribution(FiniteModel):
     `level` is the change because K3 of the bin's tokens is larger or smaller. `mix` is the change because the compared
     run has more or fewer of the bin's tokens. A bin contains the tokens with `low` <= quantity < `high`, where null
     means no limit. A value has a `label` instead. `tokens` are the shares of the tokens on each side. `se` is the
-    standard error of the contribution if there are cluster tables for steps or values, and otherwise the standard error
-    of `level`.
+    standard error of `level`.
     """
 
     label: Label = None
@@ -132,25 +131,11 @@ class Decomposition(FiniteModel):
     carrier: Carrier | None = None
 
 
-class GrowthContrast(FiniteModel):
-    """Growth over the steps of the reference and of the other side, as in each run's summary.
-
-    `quotient` is the growth of the ratio of the two K3 values, at common steps. The quotient changes over the steps if
-    the two runs grow differently. `onsets_differ` is true if the intervals of the two onsets do not overlap, and null
-    if a run does not grow.
-    """
-
-    reference: Growth
-    other: Growth
-    quotient: Growth
-    onsets_differ: bool | None = None
-
-
 class Contrast(FiniteModel):
     """One run compared with the reference run. `paired` describes the clusters that the two runs share.
 
-    `corrections` contains the changes of the metrics of each correction that both runs have. `growth` is the growth of
-    K3 over the steps. `says` contains the messages. The answer is about the first contrast.
+    `corrections` contains the changes of the metrics of each correction that both runs have. `says` contains the
+    messages. The answer is about the first contrast.
     """
 
     other: str
@@ -160,7 +145,6 @@ class Contrast(FiniteModel):
     changes: dict[str, Change]
     corrections: dict[str, dict[str, Change]] = Field(default_factory=dict)
     decompositions: list[Decomposition]
-    growth: GrowthContrast
     says: list[str] = Field(default_factory=list)
 
 
@@ -341,27 +325,13 @@ def change_label(change: Change) -> str:
 
 def contrast_details(contrast: Contrast) -> list[str]:
     more = [*describe_carriers(contrast), *describe_mix(contrast)] if k3_change(contrast).significant else []
-    return [*describe_doubt(contrast), contrast.paired, *more, *describe_growth(contrast.growth)]
+    return [*describe_doubt(contrast), contrast.paired, *more]
 
 
 def describe_doubt(contrast: Contrast) -> list[str]:
     """Explain why a change of K3 whose interval excludes 0 is not significant, or why it was not tested."""
     k3 = k3_change(contrast)
     return [k3.note] if k3.note else [k3.status] if k3.p is None and k3.status != "ok" else []
-
-
-def describe_growth(growth: GrowthContrast) -> Iterator[str]:
-    if growth.quotient.verdict == "unknown":
-        return
-    yield f"K3 divided by the reference's K3, by step: {growth.quotient.text}"
-    if growth.onsets_differ is not None:
-        begun = "starts at another step" if growth.onsets_differ else "may start at the same step"
-        yield f"the growth {begun}: {_format_onset(growth.other)}, reference {_format_onset(growth.reference)}"
-
-
-def _format_onset(side: Growth) -> str:
-    low, high = (format_label(end) for end in side.onset_interval or (side.onset, side.onset))
-    return f"step {format_label(side.onset)}" + ("" if low == high else f" ({low} to {high})")
 
 
 def describe_carriers(contrast: Contrast) -> Iterator[str]:

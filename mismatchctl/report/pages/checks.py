@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SHOWN_GROUPS, MAX_LINT_FINDINGS, _FAULT_LENGTH = 3, 3, 130
 """Maximum kinds of files, findings, and characters of a fault in the terminal without `-v`."""
 _LEVEL_NOUNS = {
-    "error": "error{s}", "warning": "warning{s}", "advice": "piece{s} of advice", "unknown": "unknown value{s}",
+    "error": "error{s}", "warning": "warning{s}", "unknown": "unknown value{s}",
     "info": "note{s}",
 }  # fmt: skip
 

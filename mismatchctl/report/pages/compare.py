@@ -93,8 +93,6 @@ def _answer_rows(comparison: api.Comparison) -> list[tuple[str, str]]:
     rows = [("runs", f"{contrast.other} compared with {comparison.reference.name}, {contrast.paired}")]
     rows += [("why", reason) for reason in api.describe_doubt(contrast)]
     rows += [("where", text) for text in [*api.describe_carriers(contrast)][:2] if api.k3_change(contrast).significant]
-    if contrast.growth.quotient.changed:
-        rows += [("trend", text) for text in [*api.describe_growth(contrast.growth)][:1]]
     return rows
 
 
