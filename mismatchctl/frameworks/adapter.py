@@ -277,7 +277,7 @@ class ReplayOptions:
 
 CLAMP_DIFFERENCE = f"a token's log ratio is above {LOG_RATIO_BOUND:g}"
 """Condition of a difference between a rule and a nearly equivalent one of a framework. Real dumps do not meet it."""
-DEFAULT_REPLAY_OPTIONS = ReplayOptions()
+REPLAY_DEFAULTS = ReplayOptions()
 
 
 @dataclass(frozen=True)
@@ -353,6 +353,8 @@ class Framework(ABC):
     # True for YAML 1.1, where 1e-4 is a string. False for OmegaConf, where `${a.b}` is replaced by another value.
     reads_yaml_1_1: bool = False
     log_step_offset: int = 0  # a batch's step in the log minus its generation step
+    log_prefix: str = ""  # start of the names in `meanings` that `Replay.logged` leaves out
+    note: str = ""  # date or commit of the code, if the version is not a date
 
     @property
     def title(self) -> str:
@@ -360,8 +362,7 @@ class Framework(ABC):
 
     @property
     def dated(self) -> str:
-        """Return the title, with the date of the code if the version is not a date."""
-        return self.title
+        return f"{self.title} ({self.note})" if self.note else self.title
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Merge the files that a configuration refers to, and return the names of missing files."""
@@ -416,9 +417,7 @@ class Framework(ABC):
         """Return the key of each gate's threshold in a configuration."""
 
     @abstractmethod
-    def replay(
-        self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
-    ) -> Replay:
+    def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
         """Compute the framework's results for the rows of one training step."""
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
@@ -427,10 +426,6 @@ class Framework(ABC):
 
     @abstractmethod
     def meanings(self) -> list[LoggedMetric]: ...
-
-    def logged_key(self, name: str) -> str:
-        """Convert a name of `meanings` to the key in `Replay.logged`."""
-        return name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,8 +110,8 @@ def resolve_metric(name: str, framework: str = "", correction: Correction | None
     metric = _find_metric(meanings, correction)
     if metric is not None:
         return MetricLookup(name, title, meanings, keys[metric.key], metric.key, status)
-    code = meanings[0].logged_as or meanings[0].name
-    return MetricLookup(name, title, meanings, "logged", load_framework(title).logged_key(code), status)
+    code = (meanings[0].logged_as or meanings[0].name).removeprefix(load_framework(title).log_prefix)
+    return MetricLookup(name, title, meanings, "logged", code, status)
 
 
 def canonical_name(name: str) -> str:

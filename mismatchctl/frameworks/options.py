@@ -20,7 +20,7 @@ from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import (
-    DEFAULT_REPLAY_OPTIONS,
+    REPLAY_DEFAULTS,
     Adapter,
     Dtype,
     Framework,
@@ -403,9 +403,7 @@ class PlainFramework(Framework):
         step = Step.read(table, dtype, {**self.columns, **self.own_columns})
         return self.prepared(step, self.read(said), correction)
 
-    def replay(
-        self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
-    ) -> Replay:
+    def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
         """Compute a step as one batch on one rank."""
         run = self.configure(table, correction, options.dtype)
         with np.errstate(all="ignore"):

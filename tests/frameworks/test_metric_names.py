@@ -84,7 +84,11 @@ def computed(rows: pa.Table, correction: Correction, folder: Path) -> dict[str, 
 def logged(title: str, rows: pa.Table, correction: Correction) -> dict[str, float]:
     own = load_framework(title)
     found = own.replay(rows, correction).logged
-    return {meaning.name: found[key] for meaning in own.meanings() if (key := own.logged_key(meaning.name)) in found}
+    return {
+        meaning.name: found[key]
+        for meaning in own.meanings()
+        if (key := meaning.name.removeprefix(own.log_prefix)) in found
+    }
 
 
 def registry(correction: Correction) -> list[Metric]:

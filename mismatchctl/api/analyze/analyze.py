@@ -36,7 +36,7 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
 from mismatchctl.errors import ConfigError, DataError, option
-from mismatchctl.frameworks.adapter import DEFAULT_REPLAY_OPTIONS, Dtype, Framework, ReplayOptions
+from mismatchctl.frameworks.adapter import REPLAY_DEFAULTS, Dtype, Framework, ReplayOptions
 from mismatchctl.measure.cluster_table import cluster_hashes, merge_parts
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.kernels import Device, choose_kernel
@@ -177,7 +177,7 @@ def analyze(
     progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
     framework: Framework | None = None,  # replay each step with each correction. Memory grows by one step.
-    replay: ReplayOptions = DEFAULT_REPLAY_OPTIONS,
+    replay: ReplayOptions = REPLAY_DEFAULTS,
     log: RunLog | None = None,
     # without a `micro_batch` column, the dump is read twice. None: the whole step, with a warning.
     micro_batch_size: int | None = None,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import (
-    DEFAULT_REPLAY_OPTIONS,
+    REPLAY_DEFAULTS,
     File,
     Framework,
     LoggedMetric,
@@ -261,13 +261,11 @@ class Slime(Framework):
 
     columns: Mapping[str, str] = read_table(__file__, "options.yaml")["columns"]
     reads_yaml_1_1 = True
+    log_prefix = "train/"
 
     def __init__(self, version: SlimeVersion) -> None:
         self.name, self.version, self.about = version.framework, version.name, version
-
-    @property
-    def dated(self) -> str:
-        return f"{self.title} ({self.about.commit[:8]})"
+        self.note = version.commit[:8]
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
         return make_correction(self._checked(read_arguments(native, self.about)), self.name, self.about.effect)
@@ -308,9 +306,7 @@ class Slime(Framework):
         written = SlimeConfig(native, self.about)
         return [written.gate_place(gate) for gate in correction.gates]
 
-    def replay(
-        self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
-    ) -> Replay:
+    def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
         """Replay a step. Newer versions divide by the rollouts of `rollout_ids`, or by rows without this column."""
         from mismatchctl.frameworks.slime.replay import ReplayedStep
 
@@ -328,9 +324,6 @@ class Slime(Framework):
         from mismatchctl.frameworks.slime.replay import list_meanings
 
         return list_meanings(self.about)
-
-    def logged_key(self, name: str) -> str:
-        return name.removeprefix("train/")
 
     def _checked(self, given: Arguments) -> Arguments:
         if given.advantage_estimator == "cispo" and not self.about.cispo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.adapter import (
-    DEFAULT_REPLAY_OPTIONS,
+    REPLAY_DEFAULTS,
     Adapter,
     File,
     Framework,
@@ -39,7 +40,6 @@ from mismatchctl.frameworks.verl.configuration import (
     find_unread_keys,
     find_version,
     fit_correction,
-    is_shipped,
     measured_correction,
     read_correction,
     recognize,
@@ -229,13 +229,9 @@ class Verl(Framework):
     def __init__(self, version: VerlVersion) -> None:
         self.about = version
         self.version = version.name
+        self.note = f"{version.date}; {version.note}" if version.note else version.date
         # The section of the flat keys also contains other keys.
         self.block = ("algorithm",) if version.dialect == "flat" else ("algorithm", "rollout_correction")
-
-    @property
-    def dated(self) -> str:
-        note = f"; {self.about.note}" if self.about.note else ""
-        return f"{self.title} ({self.about.date}{note})"
 
     def accepts_keys(self, native: Mapping[str, Any]) -> bool:
         """Return True if a key at the root is a key of rollout correction."""
@@ -251,7 +247,11 @@ class Verl(Framework):
         return list(find_traps(VerlConfig(native, self.about), keys_only=bool(unknown)))
 
     def is_default_file(self, name: str) -> bool:
-        return is_shipped(name)
+        """Return True for a file in Hydra's `defaults:` of verl."""
+        group, _, last = name.rpartition("/")
+        if BLOCK in group or group == "algorithm":
+            return last in (BLOCK, "null")
+        return bool(group) or re.fullmatch(r"ppo_\w*trainer|_generated_\w+|rollout_correction", last) is not None
 
     def known_names(self, native: Mapping[str, Any], text: str = "") -> dict[str, Any]:
         return with_rllm(native)
@@ -263,9 +263,7 @@ class Verl(Framework):
         written = VerlConfig(native, self.about)
         return [written.gate_place(gate) for gate in correction.gates]
 
-    def replay(
-        self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
-    ) -> Replay:
+    def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = REPLAY_DEFAULTS) -> Replay:
         from mismatchctl.frameworks.step import Step
         from mismatchctl.frameworks.verl.metrics import replay_step
 

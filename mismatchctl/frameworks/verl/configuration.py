@@ -173,14 +173,6 @@ def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterato
         yield UnreadKey(ACTOR_CAP, f": {_REPLACEMENTS[ACTOR_CAP[-1]]}")
 
 
-def is_shipped(name: str) -> bool:
-    """Return True if a file in Hydra's `defaults:` contains only verl's defaults."""
-    group, _, last = name.rpartition("/")
-    if BLOCK in group or group == "algorithm":
-        return last in (BLOCK, "null")
-    return bool(group) or re.fullmatch(r"ppo_\w*trainer|_generated_\w+|rollout_correction", last) is not None
-
-
 def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the correction keys of rLLM to verl's keys (rllm/trainer/verl/utils.py)."""
     given = find_value(native, "rllm", "algorithm", BLOCK)
