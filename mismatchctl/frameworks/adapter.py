@@ -404,10 +404,6 @@ class Framework(ABC):
         """Return True if a configuration can belong to this framework."""
         return False
 
-    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """List the keys that the framework's code does not read although they look like correction keys."""
-        return []
-
     @abstractmethod
     def lint(self, native: Mapping[str, Any], unknown: Collection[str] = ()) -> list[LintMessage]:
         """Return the findings. `unknown`: keys without a value in the file, an empty key for all that it lacks."""

@@ -14,10 +14,17 @@ from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.validation import describe_expected
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import Preset
-from mismatchctl.errors import ConfigError, wording
+from mismatchctl.errors import ConfigError, option, wording
 from mismatchctl.frameworks import registry
 from mismatchctl.frameworks.adapter import Framework, find_file, is_same, split_unknown
-from mismatchctl.frameworks.registry import CONFIG_CLASSES, find_adapter, load_framework, load_framework_for, recognize
+from mismatchctl.frameworks.registry import (
+    ADAPTER_MODULES,
+    CONFIG_CLASSES,
+    find_adapter,
+    load_framework,
+    load_framework_for,
+    recognize,
+)
 from mismatchctl.io.scripts import UNPACKING_NOT_READ, find_python_calls, is_shell_script, parse_shell
 from mismatchctl.io.yaml import TextError, dump_yaml, read_data, read_text, read_with_scalars, resolve_interpolations
 
@@ -192,10 +199,6 @@ class NativeConfig:
     unknown: tuple[tuple[str, str], ...] = ()
     descendant: str = ""  # the project that reuses the framework's keys, or empty
 
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return tuple(".".join(item.place) for item in self.framework.unread(self.keys))
-
     def says_the_same(self, other: NativeConfig) -> bool:
         """Return True if two configurations give the same correction, as in many Python examples."""
         try:
@@ -312,32 +315,25 @@ def _may_belong_to(keys: Mapping[str, Any], name: str) -> bool:
 def _choose_framework(
     path: Path, said: RawConfig, framework: str, guesses: Mapping[str, int], of_any: bool
 ) -> Framework:
-    keys = said.keys
-    if framework:
-        chosen = load_framework_for(keys, framework)
-        if of_any or _may_belong_to(keys, framework):
-            return chosen
-        if (other := said.whose or recognize(keys)) is not None:
-            raise ConfigError(
-                f"{path}: this is a configuration of {load_framework(other).title}, not of {chosen.title}."
-            )
-        raise ConfigError(f"{path}: this file contains no correction key of {chosen.title}.")
-    recognized = recognize(keys)
+    whose = "" if framework else said.whose
+    likely = framework or (next(iter(guesses)) if registry.is_clear(guesses) else "")
+    if likely and not whose and (of_any or _may_belong_to(said.keys, likely)):
+        return load_framework_for(said.keys, likely)
+    recognized, first_two = recognize(said.keys), list(guesses)[:2]  # imports every framework
     name = (recognized or "").partition("@")[0]
-    if said.whose:
-        return load_framework(recognized if recognized and name == said.whose else said.whose)
-    likeliest_names = list(guesses)[:2]
-    if registry.is_clear(guesses) and (of_any or _may_belong_to(keys, likeliest_names[0])):
-        return load_framework_for(keys, likeliest_names[0])
-    if recognized is not None and (not guesses or name in likeliest_names):
+    if whose:
+        return load_framework(recognized if recognized and name == whose else whose)
+    if not framework and recognized is not None and (not guesses or name in first_two):
         return load_framework(recognized)
-    if recognized is None and registry.is_clear(guesses):
-        title = load_framework(likeliest_names[0]).title
-        raise ConfigError(f"{path}: this is a configuration of {title}, but it contains no correction key.")
+    title = load_framework(likely).title if likely else ""
+    if framework and (other := said.whose or recognized):
+        raise ConfigError(f"{path}: this is a configuration of {load_framework(other).title}, not of {title}.")
+    if likely:
+        raise ConfigError(f"{path}: this file contains no correction key of {title}.")
+    names = [*dict.fromkeys(filter(None, [name, *guesses]))][:2] or [f"with one of {', '.join(ADAPTER_MODULES)}"]
+    likeliest = " or ".join(f"{option('framework')} {one}" for one in names)
     own = wording(python="correction", command="--correction")
-    raise ConfigError(
-        f"{path}: {registry.likeliest(guesses, recognized)}. A file for mismatchctl itself must be a {own}."
-    )
+    raise ConfigError(f"{path}: unclear framework. Pass {likeliest}. A file for mismatchctl itself must be a {own}.")
 
 
 def _read_correction(path: Path, written: NativeConfig) -> Correction:

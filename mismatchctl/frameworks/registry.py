@@ -264,14 +264,3 @@ def refuse_others(path: Path, text: str) -> None:
                 f"{path}: this is a configuration of {name}, which mismatchctl cannot check. Analyze a dump instead, "
                 f"or pass {option('framework')} if the file uses that framework's keys."
             )
-
-
-def likeliest(guesses: Mapping[str, int], recognized: str | None) -> str:
-    """Describe the frameworks that a file may belong to, with the options to type."""
-    names = dict.fromkeys(guesses)
-    if recognized is not None:
-        names = dict.fromkeys([recognized.partition("@")[0], *names])
-    if not names:
-        return f"unclear framework. Pass {option('framework')} with one of {', '.join(ADAPTER_MODULES)}"
-    likely = " or ".join(f"{option('framework')} {name}" for name in list(names)[:2])
-    return f"unclear framework. Pass {likely}"

@@ -103,7 +103,6 @@ def test_misspelt_options_are_refused_and_unrelated_ones_ignored() -> None:
         own.correction({"vllm_importance_sampling_mod": "token_mask", "vllm_importance_sampling_clip_max": 2.0})
     config = {"vllm_importance_sampling_mode": "token_mask", "num_generations": 8}
     assert own.correction(config).gates
-    assert not own.unread(config)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from mismatchctl.frameworks.adapter import (
     Replay,
     ReplayOptions,
     Row,
-    UnreadKey,
     read_layout,
     to_array,
 )
@@ -298,9 +297,6 @@ class Slime(Framework):
             f"{self.title} keeps rejected tokens in the denominators, so the loss shrinks by their share; presets take "
             f"them out ({option('framework')} {self.name}@2026-01 too)"
         ]
-
-    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        return list(find_unread_keys(native, self.about))
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         written = SlimeConfig(native, self.about)

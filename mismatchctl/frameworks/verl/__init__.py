@@ -19,7 +19,6 @@ from mismatchctl.frameworks.adapter import (
     Replay,
     ReplayOptions,
     Row,
-    UnreadKey,
     read_layout,
 )
 from mismatchctl.frameworks.lint import (
@@ -278,9 +277,6 @@ class Verl(Framework):
         from mismatchctl.frameworks.verl.metrics import list_meanings
 
         return list_meanings(self.about)
-
-    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        return list(find_unread_keys(native, self.about))
 
 
 CONFIG_CLASS = "RolloutCorrectionConfig"
