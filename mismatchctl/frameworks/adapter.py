@@ -109,16 +109,10 @@ def to_array(value: Any) -> Any:
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
 
 
-@dataclass(frozen=True)
-class UnreadKey:
-    """A key that looks like a correction key but that the framework's code does not read."""
+UnreadKey = tuple[tuple[str, ...], str]
+"""The path of a key that looks like a correction key but that the framework's code does not read, and a clause.
 
-    place: tuple[str, ...]  # the path of keys, including the key
-    hint: str  # a clause with the code that reads it or the intended key. Empty if unknown.
-
-    @property
-    def key(self) -> str:
-        return self.place[-1]
+The clause contains the code that reads the key, or the intended key. It is empty if neither is known."""
 
 
 def split_unknown(

@@ -149,16 +149,11 @@ def read_raw_configs(path: Path) -> list[RawConfig]:
         raise ConfigError(f"{path}: not valid {'Python' if form == 'python' else 'shell'}: {error}") from None
 
 
-PROGRAM = "<program>"
-"""Key for the Python program that a launch script runs."""
-
-
 def _launched(script: str, name: str) -> list[RawConfig]:
     found = []
     for one in parse_shell(script):
-        program = next((word for word in one.words if word.endswith(".py")), None)
-        keys = one.keys if program is None else one.keys | {PROGRAM: program}
-        found.append(RawConfig(name, keys, line=one.line, files=one.files))
+        program = next(({"<program>": word} for word in one.words if word.endswith(".py")), {})
+        found.append(RawConfig(name, one.keys | program, line=one.line, files=one.files))
     return found
 
 

@@ -245,13 +245,13 @@ class PlainFramework(Framework):
                     hint = f" (did you mean {name!r}?)"
                 else:
                     continue
-                found.append(UnreadKey((*place, str(key)), hint))
+                found.append(((*place, str(key)), hint))
         return found
 
     def read(self, native: Mapping[str, Any]) -> Options:
         """Read all options of a configuration."""
-        for item in self.unread(native):
-            raise ConfigError(f"{self.title}: unknown option {'.'.join(item.place)!r}{item.hint}")
+        for place, hint in self.unread(native):
+            raise ConfigError(f"{self.title}: unknown option {'.'.join(place)!r}{hint}")
         made = dict(self.options)
         written = set(self._spelt.values())
         for place, name, value in self.find(native):

@@ -138,6 +138,32 @@ def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
     is copied without resolving it.
     """
 
+    def look_up(pointer: str, place: tuple[str, ...]) -> Any:
+        call = _CALL.fullmatch(pointer.strip())
+        if call is None:
+            return _find_value(pointer.strip(), place, keys)
+        found = _find_value(call[2], (), keys) if call[1] == "select" else _MISSING
+        return found if found is not _MISSING or call[3] is None else parse_scalar(call[3].strip().strip("'\""))
+
+    def put_in(pointer: re.Match[str], place: tuple[str, ...]) -> str:
+        found = look_up(pointer[1], place)
+        return pointer[0] if found is _MISSING or isinstance(found, (Mapping, list)) else str(found)[:_MOST_CHARACTERS]
+
+    def resolve_text(text: str, place: tuple[str, ...]) -> Any:
+        for _ in range(_MOST_STEPS):  # the referenced value if the string is one interpolation, else text
+            before = text
+            if whole := _POINTER.fullmatch(text):
+                found = look_up(whole[1], place)
+                if not isinstance(found, str):
+                    return before if found is _MISSING else found
+                text = found
+            elif len(text) <= _MOST_CHARACTERS:
+                inside = _POINTER.sub(lambda pointer: put_in(pointer, place), text)
+                text = inside if len(inside) <= _MOST_CHARACTERS else text
+            if text == before:
+                break
+        return text
+
     def resolve(value: Any, place: tuple[str, ...]) -> Any:
         if len(place) > MOST_DEPTH:
             return value
@@ -145,41 +171,10 @@ def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
             return {key: resolve(one, (*place, str(key))) for key, one in value.items()}
         if isinstance(value, (list, tuple)):
             return [resolve(one, (*place, str(number))) for number, one in enumerate(value)]
-        if not isinstance(value, str) or "${" not in value:
-            return value
-        for _ in range(_MOST_STEPS):  # the referenced value if the string is one interpolation, else text
-            before = value
-            if whole := _POINTER.fullmatch(value):
-                value = _resolve_pointer(whole[1].strip(), place, keys)
-                if value is _MISSING:
-                    return before
-                if not isinstance(value, str):
-                    return value
-            elif len(value) <= _MOST_CHARACTERS:
-                inside = _POINTER.sub(lambda pointer: _put_in(pointer, place, keys), value)
-                value = inside if len(inside) <= _MOST_CHARACTERS else value
-            if value == before:
-                break
-        return value
+        return resolve_text(value, place) if isinstance(value, str) and "${" in value else value
 
     found: dict[str, Any] = resolve(keys, ())
     return found
-
-
-def _put_in(pointer: re.Match[str], place: tuple[str, ...], root: Mapping[str, Any]) -> str:
-    found = _resolve_pointer(pointer[1].strip(), place, root)
-    plain = found is not _MISSING and not isinstance(found, (Mapping, list))
-    return str(found)[:_MOST_CHARACTERS] if plain else pointer[0]
-
-
-def _resolve_pointer(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    resolver = _CALL.fullmatch(where)
-    if resolver is None:
-        return _find_value(where, place, root)
-    found = _find_value(resolver[2], (), root) if resolver[1] == "select" else _MISSING
-    if found is not _MISSING or resolver[3] is None:
-        return found
-    return parse_scalar(resolver[3].strip().strip("'\""))
 
 
 def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:

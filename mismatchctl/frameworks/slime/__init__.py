@@ -88,7 +88,7 @@ class SlimeConfig:
 
     @cached_property
     def arguments(self) -> Arguments | ConfigError:
-        ignored = {item.key for item in find_unread_keys(self.root, self.version)}
+        ignored = {key for (key,), _ in find_unread_keys(self.root, self.version)}
         try:
             named = {name: value for name, value in self.given.items() if self.keys[name] not in ignored}
             return read_arguments(named, self.version)
@@ -133,12 +133,12 @@ def _check_keys(written: SlimeConfig) -> Iterator[LintMessage]:
     for name in written.texts:
         value = written.root[written.keys[name]]
         yield written.trap("quoted_number", name, value=value, number=format_decimal(value))
-    for item in find_unread_keys(written.root, written.version):
-        name = normalize_key(item.key)
+    for (key,), hint in find_unread_keys(written.root, written.version):
+        name = normalize_key(key)
         if name in DOCUMENTED_ONLY:
             yield written.trap("documented_only", name, why=DOCUMENTED_ONLY[name])
         else:
-            yield written.trap("unread", name, hint=item.hint)
+            yield written.trap("unread", name, hint=hint)
     for name, key in written.keys.items():
         if name in MIS_FIELDS and key.startswith("--"):
             yield written.trap("no_flag", name, name=name)

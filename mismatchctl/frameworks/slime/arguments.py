@@ -206,8 +206,8 @@ _NON_NULL_KEYS = {name for name, kind in _FIELDS.items() if kind in ("bool", "fl
 
 def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Arguments:
     """Read arguments from keys of mis.yaml and command-line flags. Other keys are ignored, as in slime."""
-    for item in find_unread_keys(native, version):
-        raise ConfigError(f"no code reads {item.key!r}{item.hint}")
+    for (key,), hint in find_unread_keys(native, version):
+        raise ConfigError(f"no code reads {key!r}{hint}")
     named = _normalize_keys(native)
     old = version is not None and version.old_keys and not OLD_KEYS.keys().isdisjoint(named)
     if old:
@@ -300,11 +300,11 @@ def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion | None = N
         if old and (name in OLD_KEYS or name == "use_mis"):
             continue
         if name in DOCUMENTED_ONLY:
-            yield UnreadKey((key,), f": {DOCUMENTED_ONLY[name]}")
+            yield (key,), f": {DOCUMENTED_ONLY[name]}"
         elif name not in KNOWN_KEYS:
             near = is_typo_of(name, _TYPICAL)
             if near or _OWN.fullmatch(key):
-                yield UnreadKey((key,), f" (did you mean {near!r}?)" if near else "")
+                yield (key,), f" (did you mean {near!r}?)" if near else ""
 
 
 def normalize_key(key: str) -> str:

@@ -61,8 +61,8 @@ def _check_keys(written: VerlConfig) -> Iterator[LintMessage]:
     if not isinstance(written.block, Mapping | None):
         yield written.trap("no_mapping", block=written.block)
     what = " does not have this key" + (" and does not start" if version.dialect != "flat" else ": nothing reads it")
-    for item in find_unread_keys(written.root, version):
-        yield written.trap("unread", at=".".join(item.place), version=version.name, what=what, hint=item.hint)
+    for place, hint in find_unread_keys(written.root, version):
+        yield written.trap("unread", at=".".join(place), version=version.name, what=what, hint=hint)
     for key in written.texts:
         yield written.trap("quoted_number", key, value=written.section[key])
     for key, usual in version.keys.items():

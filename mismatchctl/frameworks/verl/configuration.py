@@ -146,8 +146,8 @@ def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, A
     found = find_value(native, *find_path(native, version))
     if not isinstance(found, Mapping | None):
         raise ConfigError(f"{BLOCK} must contain keys and values, found {found!r}")
-    for item in find_unread_keys(native, version):
-        raise ConfigError(f"verl@{version.name}: unknown key {item.key!r}{item.hint}")
+    for place, hint in find_unread_keys(native, version):
+        raise ConfigError(f"verl@{version.name}: unknown key {place[-1]!r}{hint}")
     return {key: value for key, value in (found or {}).items() if key in version.keys}
 
 
@@ -167,10 +167,10 @@ def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterato
                 continue
             known = word in _REPLACEMENTS or (word in KEYS and word not in _COMMON)
             if BLOCK in path[:depth] or ((inside or depth == 1) and (known or is_typo_of(word, names))):
-                yield UnreadKey((*path[:depth], word), _explain_key(word, version))
+                yield (*path[:depth], word), _explain_key(word, version)
     cap = find_value(native, *ACTOR_CAP)
     if cap is not None and not (isinstance(cap, (int, float)) and cap <= 0):
-        yield UnreadKey(ACTOR_CAP, f": {_REPLACEMENTS[ACTOR_CAP[-1]]}")
+        yield ACTOR_CAP, f": {_REPLACEMENTS[ACTOR_CAP[-1]]}"
 
 
 def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
