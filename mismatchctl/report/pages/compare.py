@@ -319,6 +319,6 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
     return rows_figure(
         name, f"{shorten(largest, 2 * MAX_NAME)} contributes most: {moved} nats/token",
         f"contributions to the change of K3, by {noun}",
-        f"At most the {MAX_DRAWN} largest parts are shown. All parts together add up to the change of K3.",
+        f"The {MAX_DRAWN} largest parts at most are shown. All parts, shown or not, add up to the change of K3.",
         Axis("contribution (nats/token)"), series, noun=noun, rule=(0.0, ""),
     )  # fmt: skip
