@@ -38,32 +38,23 @@ class Tally:
     sequences: int = 0
     places: tuple[tuple[int, int, int], ...] = ()
 
+    @classmethod
+    def of(cls, rows: Rows, mark: Callable[[Rows], Bools]) -> Tally:
+        """Count the marks [T] of some rows."""
+        counts = rows.segments.sum(mark(rows)).astype(np.int64)
+        found = np.flatnonzero(counts)
+        some = rows.take(found[:MAX_PLACES])  # each has at least one mark
+        first = np.flatnonzero(mark(some))[:MAX_PLACES]
+        sequence = np.searchsorted(some.segments.offsets, first, side="right") - 1
+        places = (some.file[sequence], some.rows[sequence], some.position_of(first))
+        return cls(int(counts.sum()), len(found), tuple(zip(*(of.tolist() for of in places), strict=True)))
+
     def __add__(self, other: Tally) -> Tally:
         places = tuple(sorted({*self.places, *other.places})[:MAX_PLACES])
         return Tally(self.tokens + other.tokens, self.sequences + other.sequences, places)
 
 
-@dataclass(frozen=True)
-class TokenMarks:
-    """Marked tokens per sequence [S], and the function that marks tokens in any rows [T]."""
-
-    counts: Ints
-    of: Callable[[Rows], Bools]
-
-    @classmethod
-    def on(cls, rows: Rows, of: Callable[[Rows], Bools]) -> TokenMarks:
-        return cls(np.diff(np.searchsorted(np.flatnonzero(of(rows)), rows.segments.offsets)), of)
-
-    def tally(self, rows: Rows) -> Tally:
-        found = np.flatnonzero(self.counts)
-        some = rows.take(found[:MAX_PLACES])  # each has at least one mark
-        first = np.flatnonzero(self.of(some))[:MAX_PLACES]
-        sequence = np.searchsorted(some.segments.offsets, first, side="right") - 1
-        places = (some.file[sequence], some.rows[sequence], some.position_of(first))
-        return Tally(int(self.counts.sum()), len(found), tuple(zip(*(of.tolist() for of in places), strict=True)))
-
-
-FlagFunction = Callable[[Rows], Mapping[str, TokenMarks]]
+FlagFunction = Callable[[Rows], Mapping[str, Tally]]
 
 
 @dataclass(frozen=True)
@@ -174,12 +165,11 @@ def _gather_run(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], si
 
 
 def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction]) -> Evidence:
-    marked = {name: found for flag in flags for name, found in flag(rows).items()}
     rollout, train = (  # the difference of close float32 is exact
         values.astype(np.float32) if values.dtype.itemsize < 4 else values for values in (rows.rollout, rows.train)
     )
     return Evidence(
-        tallies={name: found.tally(rows) for name, found in marked.items() if found.counts.any()},
+        tallies={name: found for flag in flags for name, found in flag(rows).items() if found.tokens},
         cells=sum_levels(rows, rollout, train, rows.mask, ("", LAG_COLUMN, "worker", *by)),
         tokens=int(np.count_nonzero(rows.mask)),
         sequences=len(rows),

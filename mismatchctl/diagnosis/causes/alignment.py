@@ -15,7 +15,7 @@ from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import BFLOAT16_NOISE, Case, cached_on_case, is_placeholder
 from mismatchctl.diagnosis.detection import Detection, format_list, make_fact, make_share_fact, percent
-from mismatchctl.diagnosis.evidence import Tally, TokenMarks
+from mismatchctl.diagnosis.evidence import Tally
 from mismatchctl.results.model import Confidence
 
 _EDIT_MIN_SIDE = 4
@@ -451,10 +451,10 @@ _PLACEHOLDER_KINDS = {
 }
 
 
-def flag_placeholders(rows: Rows) -> dict[str, TokenMarks]:
+def flag_placeholders(rows: Rows) -> dict[str, Tally]:
     sides = [side for side in ("rollout", "train") if not rows.is_within(side, MIN_LOG_PROB, POSITIVE_TOLERANCE)]
     return {
-        f"{kind}_{side}": TokenMarks.on(rows, partial(_mark_placeholders, kind, side))
+        f"{kind}_{side}": Tally.of(rows, partial(_mark_placeholders, kind, side))
         for side in sides
         for kind in (*_PLACEHOLDER_KINDS, *([_IMPOSSIBLE] if side == "train" else []))
     }

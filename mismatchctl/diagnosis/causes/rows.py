@@ -13,7 +13,7 @@ from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import BFLOAT16_NOISE, UNRELATED_CORRELATION, Case, cached_on_case
 from mismatchctl.diagnosis.causes.staleness import of_one_version
 from mismatchctl.diagnosis.detection import Detection, format_list, make_fact, make_share_fact, percent
-from mismatchctl.diagnosis.evidence import TokenMarks
+from mismatchctl.diagnosis.evidence import Tally
 from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.model import Fact
 
@@ -68,11 +68,11 @@ def _mark_equal(equal: bool, rows: Rows) -> Bools:
     return found & rows.mask
 
 
-def flag_identical(rows: Rows) -> dict[str, TokenMarks]:
-    same = TokenMarks.on(rows, partial(_mark_equal, True))
-    if 0 < int(same.counts.sum()) < _IDENTICAL_TOKEN_SHARE * np.count_nonzero(rows.mask):
+def flag_identical(rows: Rows) -> dict[str, Tally]:
+    same = Tally.of(rows, partial(_mark_equal, True))
+    if 0 < same.tokens < _IDENTICAL_TOKEN_SHARE * np.count_nonzero(rows.mask):
         return {"identical": same}
-    return {"identical": same, "different": TokenMarks.on(rows, partial(_mark_equal, False))}
+    return {"identical": same, "different": Tally.of(rows, partial(_mark_equal, False))}
 
 
 def detect_identical(case: Case) -> Detection | None:

@@ -133,15 +133,12 @@ def detect_stale_policy(case: Case) -> Detection | None:
         )
     evidence = []
     if lags:
-        evidence.append(
-            make_fact("version_lag", _format_lags(lags), f"{_LAG_MEANING}, as recorded", against=not behind)
-        )
+        meaning = f"{_LAG_MEANING}, as recorded"
+        evidence.append(make_fact("version_lag", _format_lags(lags), meaning, against=not behind))
     if several:
-        meaning = "growth of |log ratio| per version of lag"
+        meaning, change = "growth of |log ratio| per version of lag", "growth per version of lag in standard errors"
         evidence.append(make_fact("growth", math.exp(growth), meaning, against=not grows))
-        evidence.append(
-            make_fact("growth_z", growth_z, "growth per version of lag in standard errors", against=not grows)
-        )
+        evidence.append(make_fact("growth_z", growth_z, change, against=not grows))
     evidence.append(make_fact("systematic", shared, SYSTEMATIC_MEANING, against=not weights_differ))
     if along_z:
         meaning = "correlation with the next weight update, over tokens of the vocabulary"
