@@ -39,15 +39,13 @@ class Tally:
     places: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
-    def of(cls, rows: Rows, mark: Callable[[Rows], Bools]) -> Tally:
-        """Count the marks [T] of some rows."""
-        counts = rows.segments.sum(mark(rows)).astype(np.int64)
-        found = np.flatnonzero(counts)
-        some = rows.take(found[:MAX_PLACES])  # each has at least one mark
-        first = np.flatnonzero(mark(some))[:MAX_PLACES]
-        sequence = np.searchsorted(some.segments.offsets, first, side="right") - 1
-        places = (some.file[sequence], some.rows[sequence], some.position_of(first))
-        return cls(int(counts.sum()), len(found), tuple(zip(*(of.tolist() for of in places), strict=True)))
+    def of(cls, rows: Rows, marks: Bools) -> Tally:
+        """Count the marked tokens [T] of some rows."""
+        first = np.flatnonzero(marks)[:MAX_PLACES]
+        sequence = np.searchsorted(rows.segments.offsets, first, side="right") - 1
+        places = (rows.file[sequence], rows.rows[sequence], rows.position_of(first))
+        sequences = int(np.count_nonzero(rows.segments.sum(marks)))
+        return cls(int(marks.sum()), sequences, tuple(zip(*(of.tolist() for of in places), strict=True)))
 
     def __add__(self, other: Tally) -> Tally:
         places = tuple(sorted({*self.places, *other.places})[:MAX_PLACES])

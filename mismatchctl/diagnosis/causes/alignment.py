@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -454,13 +453,13 @@ _PLACEHOLDER_KINDS = {
 def flag_placeholders(rows: Rows) -> dict[str, Tally]:
     sides = [side for side in ("rollout", "train") if not rows.is_within(side, MIN_LOG_PROB, POSITIVE_TOLERANCE)]
     return {
-        f"{kind}_{side}": Tally.of(rows, partial(_mark_placeholders, kind, side))
+        f"{kind}_{side}": Tally.of(rows, _mark_placeholders(rows, kind, side))
         for side in sides
         for kind in (*_PLACEHOLDER_KINDS, *([_IMPOSSIBLE] if side == "train" else []))
     }
 
 
-def _mark_placeholders(kind: str, side: str, rows: Rows) -> Bools:
+def _mark_placeholders(rows: Rows, kind: str, side: str) -> Bools:
     values = rows.rollout if side == "rollout" else rows.train
     with np.errstate(invalid="ignore"):
         impossible = np.isneginf(values) & np.isfinite(rows.rollout) & rows.mask & (side == "train")

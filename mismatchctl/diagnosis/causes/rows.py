@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 
@@ -63,16 +62,12 @@ def _row_values(case: Case, row: int) -> np.ndarray:
 _IDENTICAL_TOKEN_SHARE = 0.999
 
 
-def _mark_equal(equal: bool, rows: Rows) -> Bools:
-    found: Bools = rows.rollout == rows.train if equal else rows.rollout != rows.train
-    return found & rows.mask
-
-
 def flag_identical(rows: Rows) -> dict[str, Tally]:
-    same = Tally.of(rows, partial(_mark_equal, True))
+    equal = rows.rollout == rows.train
+    same = Tally.of(rows, equal & rows.mask)
     if 0 < same.tokens < _IDENTICAL_TOKEN_SHARE * np.count_nonzero(rows.mask):
         return {"identical": same}
-    return {"identical": same, "different": Tally.of(rows, partial(_mark_equal, False))}
+    return {"identical": same, "different": Tally.of(rows, ~equal & rows.mask)}
 
 
 def detect_identical(case: Case) -> Detection | None:
