@@ -163,9 +163,7 @@ def detect_cache_quantization(case: Case) -> Detection | None:
     even = abs(shared_z) < 3.0 and case.spread < 1.1 * case.noise
     if case.noise >= _CACHE_MAX_NOISE and not even:
         return None
-    if (shared > 0.02 and shared_z > 4) or case.certain_tokens_differ:
-        return None
-    if case.row_kinds is not None:
+    if (shared > 0.02 and shared_z > 4) or case.certain_tokens_differ or case.row_kinds is not None:
         return None
     (growth, z), (share, _) = _loudness_growth(case), tail_shares(case)
     ratio_z, grows, times = case.calibration.z, z > 2.5 and growth > 0.05, float(np.exp(growth))

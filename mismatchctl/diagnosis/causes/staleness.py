@@ -408,9 +408,7 @@ def detect_weights_never_updated(case: Case) -> Detection | None:
     steady = float(np.mean(pairs))  # Kendall's tau of the levels with their order
     if _first_rise(level, train, ages) < 3.0:
         return None  # no rise at first: updates stopped later
-    if rise_z < 6.0 or steady < 0.7 or own_z > 3.0 or factor < 1.5:
-        return None
-    if early < max(1.15, factor**0.25):
+    if rise_z < 6.0 or steady < 0.7 or own_z > 3.0 or factor < 1.5 or early < max(1.15, factor**0.25):
         return None
     if len(lags) > 1 and abs(np.corrcoef(lag, age)[0, 1]) > 0.7:
         return None  # the recorded lag also grows and explains the rise
