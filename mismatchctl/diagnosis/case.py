@@ -64,7 +64,7 @@ class Case:
         return other
 
     def repaired(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
-        """Return the case with other log-probs. Tokens whose new log-probs are not finite are no longer used."""
+        """Return the case with other log-probs, without tokens whose new log-probs are infinite or NaN."""
         rollout = self.rollout if rollout is None else rollout
         train = self.train if train is None else train
         return replace(self, rollout=rollout, train=train, sound=self.sound & np.isfinite(rollout) & np.isfinite(train))
@@ -186,7 +186,7 @@ class Case:
         return self.sums(values) / np.maximum(self.counts, 1)
 
     def part_means(self, values: NDArray[Any], part: Bools) -> Float64s:
-        """Return the mean over some unexplained tokens of each sequence [S], or 0 if there are no such tokens."""
+        """Return the mean over some unexplained tokens of each sequence [S], or 0 without such tokens."""
         return self.sums(values * part) / np.maximum(self.sums(part), 1)
 
     def token_column(self, name: str) -> Float64s | None:
@@ -291,7 +291,7 @@ class Case:
 
     @cached_property
     def certain_tokens_differ(self) -> bool:
-        """Return True if nearly certain tokens differ as much as other tokens.
+        """Return True if the differences of nearly certain tokens have the size of other differences.
 
         If they do, the log-probs themselves were changed. A change of logits moves log-probs in proportion to 1 - p.
         """

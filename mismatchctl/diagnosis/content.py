@@ -1,4 +1,4 @@
-"""Content of a run's rows besides the mismatch: repeated sequences, masked tokens, clipped values."""
+"""Content of a run's rows: repeated sequences, masked tokens, clipped values."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class EvidenceCollector:
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
 
     def content(self, run: str, files: Mapping[int, str], findings: Sequence[Finding]) -> RunContent | None:
-        """Describe the rows of a run besides the mismatch."""
+        """Describe the content of a run's rows."""
         known = self.runs.get(run)
         if known is None or not known.hashes.parts:
             return None

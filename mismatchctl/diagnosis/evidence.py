@@ -197,7 +197,7 @@ def sum_levels(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns
     """
     counts, total, certain = _compute_level_terms(rows.segments, rollout, train, sound)
     some = (counts > 0) & (total > 0)  # a sequence that agrees to the bit has no noise to measure
-    expected = (1.0 + 0.02) * counts[some] - certain[some]
+    expected = 1.02 * counts[some] - certain[some]
     counts, total = counts[some], total[some]
     terms = np.stack([np.ones(len(counts)), np.log(total / expected), np.log(counts), np.log(expected / counts)])
     steps = read_column(rows, "step")[some].tolist()

@@ -1,4 +1,4 @@
-"""Growth of a metric over the steps: the step at which the metric changed, and the factor of the change."""
+"""Growth of a metric over the steps: the first step of the change, and its factor."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _weigh(height: Float64s, error: Float64s) -> Float64s:
 
 
 def _scale(squares: float, count: int) -> float:
-    """Return the factor by which the errors underestimate the residuals of the best fit, at least 1."""
+    """Return the squares of the best fit relative to their errors, at least 1."""
     return max(1.0, squares / max(count - 4, 1))
 
 
@@ -513,7 +513,7 @@ class Ramps:
 
     @property
     def scale(self) -> float:
-        """Return the factor by which the errors underestimate the residuals of the best ramp, at least 1."""
+        """Return the squares of the best ramp relative to their errors, at least 1."""
         return _scale(float(self.squares.min()), len(self.where))
 
     def has_change(self, steps: int) -> bool:

@@ -215,7 +215,7 @@ _SHIFTED_MIN_ROWS, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.15, 3
 
 
 def _find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
-    """Return the shift at which the two columns of each sequence agree best [S], and the agreement.
+    """Return the best shift of one column of each sequence against the other [S], and the agreement.
 
     Shift k means that rollout[i + k] belongs to train[i]. 0 means that no shift is clearly better. The agreement is the
     mean difference at this shift, divided by the median over all shifts.

@@ -52,7 +52,7 @@ def may_be_larger(case: Case) -> bool:
 
 
 def is_near_bound(case: Case) -> bool:
-    """Return True if the noise is so close to a bound that its size alone is no evidence."""
+    """Return True if the noise is near a bound, so that its size alone proves little."""
     return BFLOAT16_NOISE <= case.noise < 1.25 * BFLOAT16_NOISE
 
 
@@ -579,7 +579,7 @@ def _match_tokens(case: Case) -> Detection | None:
 
 
 def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
-    """Return the place where some tokens concentrate: the start or end of rows, a worker or a step."""
+    """Return the place that contains most of some tokens: the start or end of rows, a worker or a step."""
     found = {}
     total = int(chosen.sum())
     left = case.each(case.counts) - case.place

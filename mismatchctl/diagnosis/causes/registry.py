@@ -18,7 +18,6 @@ from mismatchctl.io.yaml import parse_toml
 
 @cache
 def load_texts() -> dict[str, dict[str, str]]:
-    """Read the texts of each cause from causes.toml."""
     return parse_toml((files("mismatchctl.diagnosis.causes") / "causes.toml").read_text(encoding="utf-8"))
 
 

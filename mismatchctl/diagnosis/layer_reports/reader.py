@@ -1,6 +1,6 @@
 """Read layer reports of Miles, SGLang, slime and msprobe, and find the first bad and the first diverging tensor.
 
-Each format has a reader, which returns None for a file of another format.
+Each format has a reader. It returns `None` for a file of another format.
 """
 
 from __future__ import annotations
@@ -495,7 +495,7 @@ def _read_optional(file: Path) -> Sequence[LayerTable]:
 
 
 def _read_tables(file: Path) -> Sequence[LayerTable]:
-    """Read the tables of a file. A file of another kind has no tables."""
+    """Read the tables of a file, or an empty list if its format is unknown."""
     if file.suffix.lower() in SPREADSHEET_SUFFIXES:
         raise DataError("spreadsheets are not supported", file=str(file), remedy=SPREADSHEET_REMEDY)
     text = _read_text(file)
