@@ -169,8 +169,7 @@ def page() -> str:
             figure = figures[name]
             alt = escape_markdown(figure.alt).replace("\n", " ")
             lines += [f"#### {escape_markdown(figure.title)}", "", f"![{alt}](gallery/{number}-{name}.svg)", ""]
-            subject = escape_markdown(figure.subject[:1].upper() + figure.subject[1:])
-            lines += [*textwrap.wrap(f"**{subject}.** {escape_markdown(figure.caption)}", 120), ""]
+            lines += [*textwrap.wrap(escape_markdown(figure.caption), 120), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

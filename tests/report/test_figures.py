@@ -45,13 +45,13 @@ def figures(run: RunResult) -> dict[str, Figure]:
 
 def _line(values: list[float]) -> Figure:
     mark = Marks("line", "K3", list(range(len(values))), values)
-    return Figure("k3", "K3", "K3", "", Axis("step"), Axis("K3"), (mark,))
+    return Figure("k3", "K3", "", Axis("step"), Axis("K3"), (mark,))
 
 
-def test_every_figure_has_a_subject_axes_and_data(figures: dict[str, Figure]) -> None:
+def test_every_figure_has_a_title_axes_and_data(figures: dict[str, Figure]) -> None:
     assert len(figures) > 15
     for figure in figures.values():
-        assert figure.title and figure.subject and len(figure.alt) > 20, figure.name
+        assert figure.title and len(figure.alt) > 20, figure.name
         assert figure.x.label and (figure.y.label or figure.y.scale == "band"), figure.name
         heads, rows = figure.table()
         assert rows and all(len(row) == len(heads) for row in rows), figure.name
@@ -132,7 +132,6 @@ def test_page_data_is_compact_and_strict() -> None:
         "x",
         HOSTILE[3],
         "",
-        "",
         Axis(HOSTILE[4]),
         Axis("y"),
         (Marks("dots", HOSTILE[0], [1], [2], labels=[HOSTILE[3]]),),
@@ -180,7 +179,7 @@ def test_user_settings_of_matplotlib_do_not_change_figures(run: RunResult, figur
 
 
 def test_csv_text_is_not_a_formula() -> None:
-    figure = Figure("x", "t", "s", "", Axis("x"), Axis("y"), (Marks("dots", "=1+1", [1.0], [2.0], labels=['=a"b']),))
+    figure = Figure("x", "t", "", Axis("x"), Axis("y"), (Marks("dots", "=1+1", [1.0], [2.0], labels=['=a"b']),))
     assert figure.csv() == 'name,x,y\n"\'=a""b",1,2\n'
 
 
@@ -217,7 +216,7 @@ print("matplotlib" in sys.modules)
 def test_control_characters_in_csv_labels_are_escaped() -> None:
     hostile = "a\r=HYPERLINK(1)\n\x1b[2J\x07"
     mark = Marks("dots", "", [hostile, "=1", "plain"], [1.0, 2.0, 3.0])
-    text = Figure("x", "t", "s", "", Axis("label"), Axis("value"), (mark,)).csv()
+    text = Figure("x", "t", "", Axis("label"), Axis("value"), (mark,)).csv()
     rows = list(csv.reader(io.StringIO(text, newline="")))
     shown = "a\r'=HYPERLINK(1)\n\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}"
     assert rows[1:] == [[shown, "1"], ["'=1", "2"], ["plain", "3"]]
@@ -244,8 +243,8 @@ def test_large_changes_have_an_axis_by_factors() -> None:
 
 def test_similar_names_stay_separate_rows() -> None:
     names = {f"{'x' * 70}{end}": (1.0, None, None) for end in "ab"}
-    figure = rows_figure("f", "t", "s", "", Axis("x"), {"one": names, "two": {}})
-    assert figure is not None and rows_figure("f", "t", "s", "", Axis("x"), {"one": {}}) is None
+    figure = rows_figure("f", "t", "", Axis("x"), {"one": names, "two": {}})
+    assert figure is not None and rows_figure("f", "t", "", Axis("x"), {"one": {}}) is None
     assert len(figure.marks) == 1 and len(set(figure.marks[0].y)) == 2
 
 

@@ -36,7 +36,6 @@ def layers_figure(report: LayerReport, name: str) -> Figure | None:
     measure = escape_terminal(report.measure.partition(",")[0])
     return Figure(
         name, "Difference after each layer" if place is None else f"The two sides differ from layer {place} on",
-        f"difference after each layer, {escape_terminal(report.measure)}",
         "Noise grows evenly over the layers. A sudden step marks a layer that computes something else.",
         Axis("layer", limits=(min(layers), max(layers))), Axis(measure, "log"),
         (Marks("line", "difference", layers, values),), rules,
@@ -77,7 +76,7 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str = "distrib
     ticks = tuple((tick, f"{tick:g}".replace("e-0", "e-")) for tick in _signed_ticks(*ends, middle))
     x = Axis(_X_TITLE, "symlog", ends, linear_to=middle, ticks=ticks)
     return Figure(
-        name, "Distribution of the log ratio", "distribution of the log ratio (nats)",
+        name, "Distribution of the log ratio",
         f"The axis is linear within ±{middle:g} nats and logarithmic outside. Noise is symmetric. A long left tail "
         "consists of tokens that the trainer finds far less likely than the rollout did.",
         x, Axis(_Y_TITLE, "log", (floor, top)), marks,
@@ -121,7 +120,7 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
     title = f"{format_number(apart, 'fraction')} of tokens differ by more than {_DISAGREEMENT:g} in probability"
     mark = Marks("hexagons", "tokens", joint.x, joint.y, values=joint.tokens, shift=joint.width)
     return Figure(
-        name, title if apart else "Rollout and train probability", "train probability against rollout probability",
+        name, title if apart else "Rollout and train probability",
         "Each token is drawn at its probability on the two sides. Darker cells contain more tokens. On the "
         "diagonal, both sides agree.",
         Axis("rollout probability", limits=(0.0, 1.0)), Axis("train probability", limits=(0.0, 1.0)), (mark,),
@@ -161,7 +160,7 @@ def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | Non
     x = Axis(axis, limits=(places[0] - room, places[-1] + room), ticks=ticks)
     title = _peak_message(first, noun) if len(shown) == 1 else ""
     return Figure(
-        name, title or subject, f"mean {subject} (nats/token)", caption,
+        name, title or subject, caption,
         x, Axis("mean K3 (nats/token)", "log"), tuple(marks),
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ MUTED = -1
 """Color number of gray. Gray is not one of the ten series colors."""
 MAX_SCREEN_POINTS = 480
 """Maximum points of a line on a page. A longer series keeps the smallest and the largest value of each interval."""
-_BAND_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
+_FEW_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
 MANY_FIGURES = 100
 """If a page has at least this many figures, numbers are rounded to three digits."""
 
@@ -95,12 +95,11 @@ class ReferenceLine:
 class Figure:
     """One figure.
 
-    `name` is unique on its page, `title` is the message of the data, and `subject` contains the units.
+    `name` is unique on its page, and `title` is the message of the data.
     """
 
     name: str
     title: str
-    subject: str
     caption: str
     x: Axis
     y: Axis
@@ -177,7 +176,7 @@ def page_json(figures: Sequence[Figure]) -> str:
     """Return the figures of a page as JSON for its script, without defaults. Equal columns and captions are shared."""
     columns: dict[str, int] = {}
     captions: dict[str, int] = {}
-    described, digits = [], _BAND_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
+    described, digits = [], _FEW_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
     for figure in figures:
         data = {
             "name": figure.name, "title": escape_terminal(figure.title), "alt": figure.alt, "size": figure.size,
@@ -204,10 +203,9 @@ _COLUMNS = ("x", "y", "low", "high", "labels", "values")
 
 def _mark_data(mark: Marks, columns: dict[str, int], digits: int) -> dict[str, Any]:
     places = _PLACE_DIGITS if mark.kind in ("line", "stairs") else _DIGITS
-    known = {"low": _BAND_DIGITS, "high": _BAND_DIGITS, "x": places}
     data = {key: value for key, value in _changed(mark, Marks("line", "", (), ())).items() if key not in _COLUMNS}
     for key in _COLUMNS:
-        values = [_number_json(value, known.get(key, digits)) for value in getattr(mark, key)]
+        values = [_number_json(value, places if key == "x" else digits) for value in getattr(mark, key)]
         if values:
             data[key] = columns.setdefault(f"[{','.join(values)}]", len(columns))
     return data
@@ -251,7 +249,7 @@ def change_axis(label: str, series: Mapping[str, Mapping[str, Interval]]) -> Axi
 
 
 def rows_figure(
-    name: str, title: str, subject: str, caption: str, x: Axis, series: Mapping[str, Mapping[str, Interval]], *,
+    name: str, title: str, caption: str, x: Axis, series: Mapping[str, Mapping[str, Interval]], *,
     noun: str = "", rule: tuple[float, str] | None = None, size: Literal["normal", "wide"] = "normal",
 ) -> Figure | None:  # fmt: skip
     """Draw values with their intervals in a row per name, with a color per series and a dotted line at the rule."""
@@ -266,7 +264,7 @@ def rows_figure(
             shift, names = 7.0 * (place - (len(series) - 1) / 2), [rows[row] for row in values]
             marks.append(Marks("dots", label, x_values, names, low, high, True, place, hollow=place > 0, shift=shift))
     rules = () if rule is None else (ReferenceLine("x", *rule, None, "limit"),)
-    return Figure(name, title, subject, caption, x, Axis(noun, "band"), tuple(marks), rules, size) if marks else None
+    return Figure(name, title, caption, x, Axis(noun, "band"), tuple(marks), rules, size) if marks else None
 
 
 StepLabel = str | int | float | bool | None

@@ -233,9 +233,8 @@ def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str
 def _format_captions(figures: Mapping[str, Figure], kind: str) -> str:
     lines = [f"<!-- {TOOL_NAME} -->", "", "Shaded bands and error bars are 95% intervals.", ""]
     for stem, figure in figures.items():
-        caption = f"{escape_markdown(figure.title)}. {escape_markdown(figure.caption)}".strip()
-        heading = f"## [{escape_markdown(figure.subject)}]({stem}.{kind})"
-        lines += [heading, "", caption, "", f"[Numbers]({stem}.csv)", ""]
+        heading = f"## [{escape_markdown(figure.title)}]({stem}.{kind})"
+        lines += [heading, "", escape_markdown(figure.caption), "", f"[Numbers]({stem}.csv)", ""]
     return "\n".join(lines)
 
 

@@ -123,8 +123,7 @@ def k3_figure(
     limits = float(min(steps.places[0] for steps in shown)), float(max(steps.places[-1] for steps in shown))
     axis = Axis("step", limits=limits) if several else shown[0].axis
     title = "K3 by step" if several else f"K3 {get_summary(next(iter(runs.values()))).growth.brief}"
-    subject = "K3 over the steps (nats/token)"
-    return Figure(name, title, subject, caption, axis, Axis(K3_AXIS, "log"), tuple(marks), tuple(rules), "wide")
+    return Figure(name, title, caption, axis, Axis(K3_AXIS, "log"), tuple(marks), tuple(rules), "wide")
 
 
 def _onset_rules(growth: Growth, steps: fig.StepAxis, color: int, run: int | None) -> Iterator[ReferenceLine]:
@@ -156,7 +155,7 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = 
         title += f" (first {MAX_CORRECTIONS} corrections)"
     rules = () if chart.expected is None else (ReferenceLine("y", chart.expected, "", None, "limit"),)
     y = Axis(chart.axis, "log" if log else "linear", percent=chart.scale == "percent")
-    figure = Figure(name, title, f"{chart.subject} over the steps", chart.caption, steps.axis, y, tuple(marks), rules)
+    figure = Figure(name, title, chart.caption, steps.axis, y, tuple(marks), rules)
     return figure if marks else None
 
 
@@ -204,7 +203,7 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str) -> Figure | Non
     if sum(len(mark.y) for mark in marks) < 2:
         return None
     if rejects:
-        title, subject = "Rejected data and remaining mismatch", "rejected tokens against the K3 of the kept tokens"
+        title = "Rejected data and remaining mismatch"
         caption = "Points on the left reject less. Lower points leave less mismatch in training."
         crowded = any(presets.values())
         if crowded:
@@ -214,11 +213,11 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str) -> Figure | Non
         axis = REJECTED_AXIS if crowded else Axis("tokens rejected", percent=True)
         axes = axis, Axis("K3 of the kept tokens (nats/token)", "log")
     else:
-        title, subject = "Loss scale and effective sample size", "loss scale against the effective sample size"
+        title = "Loss scale and effective sample size"
         caption = "A loss scale of 1 is unbiased. Higher points use more of the data."
         axes = Axis("loss scale"), Axis("effective sample size", percent=True)
     rules = () if rejects else (ReferenceLine("x", 1.0, "", None, "limit"),)
-    return Figure(name, title, subject, caption, *axes, tuple(marks), rules, "wide")
+    return Figure(name, title, caption, *axes, tuple(marks), rules, "wide")
 
 
 def _point_marks(kind: fig.MarkKind, name: str, points: Sequence[_Point], color: int) -> Marks:
@@ -257,7 +256,7 @@ def selection_figure(
     if not any(all(series[side][row][0] is not None for side in series) for row in chosen):
         return None
     caption = "If kept and rejected responses have different rewards, rejection changes the training data."
-    return fig.rows_figure(name, f"Mean {metric}, kept and rejected", axis, caption, Axis(axis), series)
+    return fig.rows_figure(name, f"Mean {metric}, kept and rejected", caption, Axis(axis), series)
 
 
 def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dict[str, list[Figure]]:

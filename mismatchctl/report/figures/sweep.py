@@ -104,7 +104,7 @@ def curve_figures(own: StudyRun) -> Iterator[tuple[str, Figure]]:
             ]
             if any(math.isfinite(y) for mark in marks for y in mark.y if isinstance(y, float)):
                 yield f"{place_of}-{place}", Figure(
-                    f"{own.stem}-{stem}-{kind}", subject, f"{subject} by {label}", caption, x, y, tuple(marks),
+                    f"{own.stem}-{stem}-{kind}", subject, caption, x, y, tuple(marks),
                     (*marked, *rules),
                 )  # fmt: skip
 
@@ -184,7 +184,7 @@ def front_figure(own: StudyRun) -> Figure | None:
     best, others = np.flatnonzero(known & pareto), np.flatnonzero(known & ~pareto)
     best = best[np.argsort(across[best], kind="stable")]
     named = set(best[np.linspace(0, len(best) - 1, min(_MAX_NAMED, len(best))).astype(int)].tolist())
-    labels = [", ".join(map(api.format_threshold, study.points[point])) if point in named else "" for point in best]
+    labels = [_point_label(study.points[point]) if point in named else "" for point in best]
     presets: list[tuple[str, int]] = []
     for mark in own.sweep.marks if len(study.axes) == 1 and study.axes[0].is_numeric else ():
         if mark.correction == study.name:
@@ -205,4 +205,8 @@ def front_figure(own: StudyRun) -> Figure | None:
     )
     title = f"Pareto front ({len(best):,} of {int(known.sum()):,} points)"
     shown = tuple(mark for mark in marks if len(mark.x))
-    return Figure(f"{own.stem}-front", title, "points of the sweep", caption, x, y, shown, size="wide")
+    return Figure(f"{own.stem}-front", title, caption, x, y, shown, size="wide")
+
+
+def _point_label(values: Sequence[Any]) -> str:
+    return ", ".join(f"{value:.3g}" if isinstance(value, float) else api.format_threshold(value) for value in values)

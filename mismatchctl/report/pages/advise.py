@@ -191,7 +191,6 @@ def advice_figure(advice: api.RunAdvice, name: str) -> Figure | None:
     first = advice.advice[0].name
     return Figure(
         name, f"{first} is advised, of {len(errors)} candidates" if len(errors) > 1 else f"{first} is advised",
-        "gradient error of one update, as a share of the error without correction",
         "Lower left is better. More data reduces the variance but not the bias. A point at the left "
         "end has no significant bias.",
         Axis("bias²", x[0]), Axis("variance (falls with more data)", y[0]), tuple(marks),

@@ -44,9 +44,9 @@ def document(comparison: api.Comparison) -> doc.Document:
     head = _headline(comparison)
     head.facts, head.subtitle = [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"], "compare"
     made = doc.Document(head, version=comparison.version)
-    rows = [*_answer_rows(comparison), ("next", _next_command(comparison, min(contrasts, key=_severity)))]
+    following = doc.Code("next", _next_command(comparison, min(contrasts, key=_severity)))
     made.add(doc.Section("", "answer").add(
-        *(_runs_table(comparison) if len(contrasts) > 1 else ()), doc.Facts(rows),
+        *(_runs_table(comparison) if len(contrasts) > 1 else ()), doc.Facts(_answer_rows(comparison)), following,
         doc.Figures([changes_figure(comparison, "changes")]),
     ))  # fmt: skip
     made.add(*(_contrast_section(comparison, contrast, index) for index, contrast in enumerate(contrasts)))
@@ -298,7 +298,7 @@ def changes_figure(comparison: api.Comparison, name: str) -> Figure | None:
         for own in comparison.contrasts
     }
     return rows_figure(
-        name, "Change of the main metrics", "relative change of the main metrics",
+        name, "Change of the main metrics",
         "If the interval of a metric includes 0%, the metric did not change significantly.",
         change_axis("relative change", series), series, rule=(0.0, ""), size="wide",
     )  # fmt: skip
@@ -318,7 +318,6 @@ def contributions_figure(decomposition: api.Decomposition, name: str) -> Figure 
     moved = " of ".join(api.format_signed(change) for change in (parts[largest].total, decomposition.difference))
     return rows_figure(
         name, f"{shorten(largest, 2 * MAX_NAME)} contributes most: {moved} nats/token",
-        f"contributions to the change of K3, by {noun}",
         f"The {MAX_DRAWN} largest parts at most are shown. All parts, shown or not, add up to the change of K3.",
         Axis("contribution (nats/token)"), series, noun=noun, rule=(0.0, ""),
     )  # fmt: skip

@@ -251,7 +251,7 @@ def sides_figure(groups: Sequence[SidesGroup], by: str, name: str) -> Figure | N
     }
     axis = "root mean square error (nats)"
     caption = "The point further to the right is the side with the larger error."
-    return rows_figure(name, f"Error of each side by {by}", axis, caption, Axis(axis, "log"), series)
+    return rows_figure(name, f"Error of each side by {by}", caption, Axis(axis, "log"), series)
 
 
 def causes_figure(runs: Mapping[str, Sequence[Finding]], name: str) -> Figure | None:
@@ -265,5 +265,5 @@ def causes_figure(runs: Mapping[str, Sequence[Finding]], name: str) -> Figure | 
     x = Axis("share of K3", limits=(0.0, 1.02), percent=True)
     caption = "If causes overlap, their shares add up to more than 100%."
     return rows_figure(
-        name, "What the mismatch consists of", "share of K3 by cause", caption, x, series, size="wide"
+        name, "What the mismatch consists of", caption, x, series, size="wide"
     )  # fmt: skip

@@ -134,8 +134,9 @@ def _figures(verdict: api.Verdict) -> Iterator[Figure | None]:
 def advise_next(verdict: api.Verdict) -> list[str]:
     failed = [check for check in verdict.checks if check.outcome == "failed"]
     if not failed:
-        doubt = any(api.outcome_label(check) == "undecided" for check in verdict.checks)
-        return ["Record more prompts, or plan the number with mismatchctl gate --plan."] if doubt else []
+        doubts = [check for check in verdict.checks if api.outcome_label(check) == "undecided"]
+        unusable = [check.reason.partition(". ")[2] for check in doubts if check.rule == api.COVERAGE_RULE]
+        return unusable[:1] or ["Record more prompts, or plan the number with mismatchctl gate --plan."] * bool(doubts)
     risen = {part.name for check in failed for part in check.parts if part.rose}
     texts = []
     if risen == {"tail"}:
@@ -205,7 +206,7 @@ def verdict_figure(checks: Sequence[api.Check], name: str) -> Figure | None:
     title = f"{failed} of {len(shown)} checks failed" if failed else "New values and their limits"
     caption = "Each value is divided by the limit of its check, which is the dotted line."
     return rows_figure(
-        name, title, "values of the new dump and of the baseline, relative to the limit", caption,
+        name, title, caption,
         Axis("value / limit", "log"), series, rule=(1.0, "limit"), size="wide",
     )  # fmt: skip
 
@@ -219,7 +220,7 @@ def parts_figure(check: api.Check, name: str) -> Figure | None:
         if part.rise is not None
     }
     return rows_figure(
-        name, "What rose", "relative rise of K3 from typical tokens and from rare tokens",
+        name, "What rose",
         "If only rare tokens rose, the cause may be routing or sampling. If most tokens rose, the cause may be a "
         "dtype or a kernel.",
         change_axis("rise over the baseline", {"rise": rises}), {"rise": rises}, rule=(0.0, ""),
