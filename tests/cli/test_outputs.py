@@ -180,7 +180,8 @@ def test_a_closed_pipe_does_not_exit_with_one(dump: Path) -> None:
 
 
 def test_the_columns_variable_sets_the_width(dump: Path) -> None:
-    assert max(map(len, run("analyze", dump, COLUMNS="80").stdout.splitlines())) <= 80
+    *lines, last = run("analyze", dump, COLUMNS="80").stdout.splitlines()
+    assert max(map(len, lines)) <= 80 and last.startswith("Next: ")
     assert max(map(len, run("analyze", dump, COLUMNS="nonsense").stdout.splitlines())) <= 140
 
 

@@ -81,14 +81,8 @@ def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> I
     first = summary.headline_finding(findings) or (findings[0] if findings else None)
     if first is None:
         return
-    yield "found", tables.cut(first.summary, 2 * tables.SUMMARY_LENGTH)
-    if first.examples:
-        yield "see", tables.cut(format_example(first.examples[0]), tables.NOTE_LENGTH)
-    yield "do", tables.cut(first.advice, tables.SUMMARY_LENGTH)
-    if first.rivals:
-        yield "or", tables.cut(rival_text(first.rivals[0]), tables.SUMMARY_LENGTH)
-    if first.pointless:
-        yield "note", tables.cut(first.pointless, tables.SUMMARY_LENGTH)
+    for heading, text in _brief_lines(first):
+        yield heading, tables.cut(text, tables.SUMMARY_LENGTH * (1 + (heading == "found")))
     if name in found.sides:
         yield "side", tables.cut(found.sides[name].summary, tables.NOTE_LENGTH)
     others = [one for one in findings if one is not first]
@@ -131,10 +125,12 @@ def finding_card(finding: Finding, *, full: bool = True, place: int = 0) -> doc.
 def _brief_lines(finding: Finding) -> Iterable[_Row]:
     yield "found", finding.summary
     if finding.examples:
-        yield "see", "; ".join(map(format_example, finding.examples[:2]))
+        yield "see", format_example(finding.examples[0])
     yield "do", finding.advice
     if finding.rivals:
-        yield "or is it", f"{', '.join(rival.cause for rival in finding.rivals)}? {finding.rivals[0].tell}"
+        yield "or", rival_text(finding.rivals[0])
+    if finding.pointless:
+        yield "note", finding.pointless
 
 
 def _detail_lines(finding: Finding) -> Iterable[_Row]:
@@ -146,10 +142,9 @@ def _detail_lines(finding: Finding) -> Iterable[_Row]:
         yield "where", "; ".join(f"{key}: {value}" for key, value in finding.where.items())
     yield from doc.add_heading("see", map(format_example, finding.examples))
     yield "do", finding.advice
+    yield from doc.add_heading("or", map(rival_text, finding.rivals))
     if finding.pointless:
         yield "note", finding.pointless
-    for rival in finding.rivals:
-        yield "or is it", f"{rival.cause}? Check: {rival.tell}"
 
 
 def format_fact(fact: Fact) -> str:

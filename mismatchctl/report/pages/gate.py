@@ -110,7 +110,9 @@ def document(verdict: api.Verdict) -> doc.Document:
     made = doc.Document(doc.Headline(api.verdict_headline(verdict), status=status, subtitle="gate"))
     several = len({check.run for check in verdict.checks}) > 1
     answer = doc.Section("", "what-to-do").add(doc.Facts(doc.add_heading("what to do", advise_next(verdict))))
-    made.add(answer.add(doc.Figures(_figures(verdict))))
+    risen = next((check for check in verdict.checks if any(part.rise is not None for part in check.parts)), None)
+    figures = [verdict_figure(verdict.checks, "checks"), risen and parts_figure(risen, "parts-0")]
+    made.add(answer.add(doc.Figures(figures)))
     notes = doc.Section("", "gate-notes").add(*(doc.Note(note, "alarm") for note in verdict.notes))
     for run, growth in verdict.growth.items():
         if growth.changed:
@@ -123,12 +125,6 @@ def document(verdict: api.Verdict) -> doc.Document:
         section.add(doc.Note(f"and {hidden} more: {api.count_outcomes(checks)} in all") if hidden else None)
         made.add(section)
     return made
-
-
-def _figures(verdict: api.Verdict) -> Iterator[Figure | None]:
-    yield verdict_figure(verdict.checks, "checks")
-    risen = [check for check in verdict.checks if any(part.rise is not None for part in check.parts)]
-    yield from (parts_figure(check, "parts-0") for check in risen[:1])
 
 
 def advise_next(verdict: api.Verdict) -> list[str]:

@@ -150,39 +150,37 @@ def _runs_table(sweep: api.Sweep) -> doc.Table:
 
 
 def target_screen(sweep: api.Sweep, paths: Sequence[str], prices: Sequence[Mapping[str, Any]]) -> doc.Document:
-    """Build the screen of solved targets: the rules, best first, and the lines to paste.
+    """Build the screen of solved targets: the rules, best first, with their prices, and the lines to paste.
 
-    For each target, the screen shows what it costs.
+    With several runs, the screen shows the best rule of each run.
     """
     price = dict(zip(map(id, sweep.targets), prices, strict=True))
     wishes = api.group_by_target(sweep.targets)
     first, alone = next(iter(wishes)), len(sweep.runs) == 1
     screen, ranked = doc.Document(doc.Headline("")), list[Correction]()
-    for (key, wanted), targets in wishes.items():
+    for wish, targets in wishes.items():
         solved = [target for target in targets if target.correction is not None]
         solved.sort(key=lambda target: price[id(target)]["k3_kept"] or float("inf"))
-        corrections = [parse_correction(target.correction or {}, "target") for target in solved]
+        best = [one for place, one in enumerate(solved) if alone or one.run not in {two.run for two in solved[:place]}]
+        corrections = [parse_correction(target.correction or {}, "target") for target in best]
         ranked = ranked or corrections
-        rows: dict[object, tuple[str, Mapping[str, Any]]] = {}
-        for place, (target, correction) in enumerate(zip(solved, corrections, strict=True)):
-            run = "" if alone else f"{target.run}: "
-            label = f"{'>' if place == 0 and alone else ' '} {run}{correction_label(correction)}"
-            rows.setdefault(place if alone else target.run, (label, price[id(target)]))
+        marks = ["> ", *["  "] * len(best)] if alone else [f"  {target.run}: " for target in best]
+        labels = [f"{mark}{correction_label(own)}" for mark, own in zip(marks, corrections, strict=False)]
+        rows = list(zip(labels, (price[id(target)] for target in best), strict=True))
         section = doc.Section("", f"target-{len(screen.sections)}")
-        section.add(doc.Note(f"{_describe_wish(key, wanted)}:") if len(wishes) > 1 else None)
-        section.add(_points_screen_table("  rule", list(rows.values())[:MAX_RUNS]))
+        section.add(doc.Note(f"{_describe_wish(*wish)}:") if len(wishes) > 1 else None)
+        section.add(_points_screen_table("  rule", rows[:MAX_RUNS]))
         section.add(doc.Note(f"{len(rows) - MAX_RUNS} more runs: -v") if len(rows) > MAX_RUNS else None)
         missed = [target for target in targets if target.correction is None]
         screen.add(section.add(*(doc.Note(f"{target.rule}: {target.status}") for target in missed[:2])))
     is_met = any(target.status.startswith(api.MET_EVERYWHERE) for target in wishes[first])
-    unsolved = "every threshold meets it" if is_met else "no threshold meets it"
+    answer = "every threshold meets it" if is_met else "no threshold meets it"
+    if ranked:
+        answer = correction_label(ranked[0]) if alone else "one threshold per run"
+    of = sweep.runs[0] if alone else f"each of {len(sweep.runs)} runs"
+    screen.headline.title = f"{_describe_wish(*first)} of {of}: {answer}"
     if alone:
-        answer = correction_label(ranked[0]) if ranked else unsolved
-        screen.headline.title = f"{_describe_wish(*first)} of {sweep.runs[0]}: {answer}"
         screen.add(doc.Section("", "usual").add(_usual_note(sweep)), doc.Section("", "paste").add(_paste_lines(ranked)))
-    else:
-        threshold = "one threshold per run" if ranked else unsolved
-        screen.headline.title = f"{_describe_wish(*first)} of each of {len(sweep.runs)} runs: {threshold}"
     screen.commands = [("Details", "-v"), ("Next", form.format_command("advise", paths))]
     return screen
 
