@@ -25,7 +25,7 @@ Next: set MODEL and ENGINE in ci/record.py, then record a first dump and save it
 
 Commit the files. From then on the job compares each change with ci/mismatch.json.
 """
-_AFTER_THE_FIRST_STEP = "After the first step: mismatchctl analyze dumps/"
+_AFTER_THE_FIRST_STEP = "After the first step: mismatchctl init {} --check dumps/"
 BACKUP_SUFFIX = ".orig"
 
 
@@ -88,6 +88,7 @@ def init(
     write: bool = False,
     patch: Path | None = None,
     root: Path | None = None,
+    check: str | None = None,
     framework: str = "",
     gitlab: bool = False,
     force: bool = False,
@@ -99,7 +100,7 @@ def init(
     writes ci/record.py, prompts and a workflow to the working directory.
     """
     if name == CI:
-        if write or patch or root:
+        if write or patch or root or check:
             raise ConfigError("init ci only works with the options --framework, --gitlab and --force")
         return _write_ci(framework, gitlab, force, quiet)
     if framework or gitlab:
@@ -107,7 +108,9 @@ def init(
     from mismatchctl.api.integration import read_integration
 
     integration = read_integration(name)
-    if write or patch is not None:
+    if check is not None:
+        _check_dump(check)
+    elif write or patch is not None:
         _patch(integration, patch, root, quiet)
     else:
         typer.echo(_describe(integration, root), nl=False)
@@ -136,7 +139,7 @@ def _describe(integration: Integration, root: Path | None) -> str:
     own = any(not edit.file for edit in integration.edits)
     lines += ["", *([f"# {integration.note}"] if integration.note else [])]
     lines.append(f"# Insert: mismatchctl init {name} {f'--patch {script}' if own else '--write'}")
-    return "\n".join([*lines, f"# {_AFTER_THE_FIRST_STEP}", ""])
+    return "\n".join([*lines, f"# {_AFTER_THE_FIRST_STEP.format(name)}", ""])
 
 
 def _place_of_edit(edit: Edit, source: Path | None) -> str:
@@ -178,7 +181,7 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
         out.print_message("the code is already there: no file was changed", quiet)
     if integration.note:
         out.print_message(integration.note, quiet)
-    out.print_message(_AFTER_THE_FIRST_STEP, quiet)
+    out.print_message(_AFTER_THE_FIRST_STEP.format(integration.name), quiet)
 
 
 def _patched_files(path: Path, text: str, edits: list[Edit]) -> list[tuple[Path, bytes]]:
@@ -208,6 +211,16 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: this is a folder; name a Python file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: expected a Python file in UTF-8") from None
+
+
+def _check_dump(path: str) -> None:
+    """Print the answer of analyze for each run of the dump."""
+    from mismatchctl.api.analyze.analyze import analyze
+    from mismatchctl.results.summary import run_status
+
+    for name, run in analyze([path], []).runs.items():
+        judged = run_status(run)
+        typer.echo(out.escape_text(f"{judged.status:<5}  {name}: {judged.text}"))
 
 
 def _write_ci(framework: str, gitlab: bool, force: bool, quiet: bool) -> None:

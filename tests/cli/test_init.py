@@ -80,7 +80,7 @@ def test_printed_lines_match_the_page(name: str) -> None:
     assert all(line in code for page in pages for line in page)
     assert set(code) == {line for page in pages for line in page}
     assert f"checked with {read_integration(name).tried}" in printed
-    assert "mismatchctl analyze dumps/" in printed
+    assert f"mismatchctl init {name} --check dumps/" in printed
 
 
 @pytest.mark.parametrize("name", sorted(FRAMEWORKS))
@@ -181,3 +181,13 @@ def test_unpatchable_files_give_one_sentence(
     done = run(*words.split(), code=2)
     assert says in done.stderr and done.stderr.count("\n") == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_check_prints_one_line(tmp_path: Path) -> None:
+    dump = ROOT / "sample_data/dense"
+    done = run("init", "trl", "--check", dump, code=0)
+    assert done.stdout == run("analyze", dump, COLUMNS="300").stdout.splitlines()[0] + "\n"
+    assert done.stdout.startswith("FAIL   dense: ") and "stale rollout weights" in done.stdout
+    (tmp_path / "step_00001.parquet").write_bytes(b"PAR1")
+    done = run("init", "trl", "--check", tmp_path, code=4)
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
