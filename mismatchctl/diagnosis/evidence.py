@@ -199,7 +199,10 @@ def sum_levels(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns
     some = (counts > 0) & (total > 0)  # a sequence that agrees to the bit has no noise to measure
     expected = 1.02 * counts[some] - certain[some]
     counts, total = counts[some], total[some]
-    terms = np.stack([np.ones(len(counts)), np.log(total / expected), np.log(counts), np.log(expected / counts)])
+    terms = np.stack(
+        [np.ones(len(counts)), np.log(total / expected), np.log(counts), np.log(expected / counts)], axis=1
+    )
+    moments = terms[:, :, None] * terms[:, None]
     steps = read_column(rows, "step")[some].tolist()
     cells: LevelSums = {}
     for name in dict.fromkeys(columns):
@@ -207,12 +210,11 @@ def sum_levels(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns
         if values is None and name:
             continue
         keys = [None] * len(steps) if values is None else values[some].tolist()
-        members: dict[tuple[GroupValue, GroupValue], list[int]] = {}
-        for index, key in enumerate(zip(steps, keys, strict=True)):
-            members.setdefault(key, []).append(index)
-        for (step, value), found in members.items():
-            own = terms[:, found]
-            cells[name, step, value] = np.einsum("is,js->ij", own, own)
+        known: dict[tuple[GroupValue, GroupValue], int] = {}
+        index = [known.setdefault(key, len(known)) for key in zip(steps, keys, strict=True)]
+        sums = np.zeros((len(known), *moments.shape[1:]))
+        np.add.at(sums, np.array(index, np.int64), moments)
+        cells |= {(name, *key): own for key, own in zip(known, sums, strict=True)}
     return cells
 
 
