@@ -563,9 +563,6 @@ def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length
 
 _FRAILTIES = np.array([1e-6, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0])
 _RATES = np.geomspace(1e-7, 1.0, 100)
-_POWERS = (1.0, 0.7, 1.5, 2.0, 3.0)
-_MIN_LIKELIHOOD_GAIN = 2.0
-"""Gain of log likelihood that a power other than 1 needs. One free parameter in twenty gains this by chance."""
 
 
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
@@ -578,30 +575,15 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
     grid = np.minimum(LENGTH_GRID[: beyond.shape[1]], sample.tokens[:, None])
     start = np.where(first > 0, grid[rows, first - 1], 0).astype(np.float64)
     end = np.where(has_ended, grid[rows, first], sample.tokens).astype(np.float64)
-    likelihood, alive = np.full(len(weights), -np.inf), np.ones(len(weights))
-    for power in _POWERS:
-        found, value = _fit_survival(start, end, has_ended, length, power, weights)
-        found -= _MIN_LIKELIHOOD_GAIN * (power != 1.0) * weights.mean(axis=1)
-        alive, likelihood = np.where(found > likelihood, value, alive), np.maximum(found, likelihood)
-    return alive
-
-
-def _fit_survival(
-    start: Float64s, end: Float64s, has_ended: Bools, length: int, power: float, weights: Float64s
-) -> tuple[Float64s, Float64s]:
-    """Fit the gamma model: return the best log likelihood and the survival probability in each replicate [R]."""
     frailty, rate = (grid.ravel() for grid in np.meshgrid(_FRAILTIES, _RATES, indexing="ij"))
-    scale = float(LENGTH_GRID[0]) ** (1 - power)
 
-    def alive(tokens: Float64s) -> Float64s:
-        time = scale * tokens[..., None] ** power
-        return np.asarray(np.exp(-np.log1p(frailty * rate * time) / frailty))
+    def alive(tokens: Float64s) -> Float64s:  # with a rate per token that has a gamma distribution over sequences
+        return np.asarray(np.exp(-np.log1p(frailty * rate * tokens[..., None]) / frailty))
 
     with np.errstate(divide="ignore"):
         ended = np.log(np.maximum(alive(start) - alive(end), 1e-300))
-        chances = weights @ np.where(has_ended[:, None], ended, np.log(np.maximum(alive(end), 1e-300)))
-    best = chances.argmax(axis=1)
-    return chances[np.arange(len(weights)), best], alive(np.array([float(length)]))[0][best]
+        likelihood = weights @ np.where(has_ended[:, None], ended, np.log(np.maximum(alive(end), 1e-300)))
+    return np.asarray(alive(np.array([float(length)]))[0][likelihood.argmax(axis=1)])
 
 
 LENGTH_REPLICATES = 200
