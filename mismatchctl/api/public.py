@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from mismatchctl.api.compare.comparison import Comparison
     from mismatchctl.api.gate.verdict import Verdict
     from mismatchctl.api.sweep.result import Sweep
-    from mismatchctl.api.sweep.study import Study
     from mismatchctl.corrections.model import Correction
     from mismatchctl.corrections.presets import Preset
     from mismatchctl.data.engines import Engine
@@ -202,16 +201,20 @@ def sweep(
     for name, count in (("batch", batch), ("micro_batch_size", micro_batch_size)):
         check_count(name, count)
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
-    studies = _make_studies(correction, vary)
+    if vary is not None and not (isinstance(vary, Mapping) and vary):
+        raise ConfigError("vary: expected a mapping from a field of the correction to values")
+    list_texts(vary or (), "vary: fields must be strings")
     lengths = [at_length] if isinstance(at_length, int) else list(at_length)
 
     from mismatchctl.api.sweep.result import ForecastRequest
-    from mismatchctl.api.sweep.study import DEFAULT_STUDIES
+    from mismatchctl.api.sweep.study import DEFAULT_STUDIES, parse_studies
     from mismatchctl.api.sweep.sweep import sweep as sweep_dump
+
+    chosen = [] if correction is None else parse_corrections(correction)
 
     return sweep_dump(
         _list_dumps(sources, {}),
-        studies or DEFAULT_STUDIES,
+        parse_studies(chosen, list((vary or {}).items())) or DEFAULT_STUDIES,
         rename=check_columns(columns),
         by=list_texts(by, "by: pass names of columns"),
         on_bad=on_bad,
@@ -500,34 +503,6 @@ def _read_baseline(baseline: StrPath | Result | None) -> tuple[str, Result] | No
     if isinstance(baseline, Result):
         return IN_MEMORY, baseline
     return str(baseline), read_result(os.fspath(baseline))
-
-
-def _make_studies(
-    correction: Corrections | None, vary: Mapping[str, str | Iterable[float | str | bool | None]] | None
-) -> list[Study]:
-    """Return the requested studies."""
-    if vary is not None and not (isinstance(vary, Mapping) and vary):
-        raise ConfigError("vary: expected a mapping from a field of the correction to values")
-    if correction is None and vary is not None:
-        raise ConfigError("vary needs a correction, whose fields it varies")
-    if correction is None:
-        return []
-    if vary is None:
-        raise ConfigError("missing vary, for example vary={'weight.truncate': [1.5, 2.0, 4.0]}")
-    from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
-
-    list_texts(vary.keys(), "vary: fields must be strings")
-    axes = []
-    for path, values in vary.items():
-        if isinstance(values, str):
-            axes.append(ThresholdAxis.parse(path, values, "vary"))
-        elif isinstance(values, (bytes, Mapping)) or not hasattr(values, "__iter__"):
-            raise ConfigError(f"vary: expected several values for {path}, found {kind_of(values)}")
-        else:
-            axes.append(ThresholdAxis(path, tuple(values)))
-        if not axes[-1].values:
-            raise ConfigError(f"vary: {path} is empty")
-    return list(make_studies(parse_corrections(correction), axes))
 
 
 def _list_targets(

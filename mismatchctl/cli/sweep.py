@@ -10,7 +10,7 @@ from mismatchctl.cli import output as out
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
-    from mismatchctl.api.sweep.study import Study, ThresholdAxis
+    from mismatchctl.api.sweep.study import Study
     from mismatchctl.api.sweep.targets import TargetValue
     from mismatchctl.report.document import Document
 
@@ -43,7 +43,7 @@ def sweep(
     wishes = _parse_targets(target_rejection or [], target_ess or [])
 
     from mismatchctl.api.sweep.result import ForecastRequest, check_suffix, write_sweep
-    from mismatchctl.api.sweep.study import DEFAULT_STUDIES
+    from mismatchctl.api.sweep.study import DEFAULT_STUDIES, parse_studies
     from mismatchctl.api.sweep.sweep import price_targets
     from mismatchctl.api.sweep.sweep import sweep as run
     from mismatchctl.report.pages.sweep import document, sweep_screen, target_screen
@@ -51,10 +51,9 @@ def sweep(
 
     if outputs.output is not None and str(outputs.output) != "-":
         check_suffix(outputs.output)
-    chosen = [
-        *_build_studies(correction or [], config or [], vary or [], quiet),
-        *([] if geo is None else [_geometric_study(geo)]),
-    ]
+    named = opt.select_corrections(correction, config, quiet=quiet) if correction or config else []
+    chosen = parse_studies(named, [_split_axis(text) for text in vary or ()])
+    chosen += [] if geo is None else [_geometric_study(geo)]
     where, sources, rename = engine.build(), inputs.sources(quiet), inputs.rename
     with out.progress_bar(quiet) as progress:
         found = run(
@@ -94,26 +93,11 @@ def _geometric_study(values: str) -> Study:
     return validate_study(Study(correction, (axis,)))
 
 
-def _build_studies(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], quiet: bool) -> list[Study]:
-    if not named and not configs:
-        if vary:
-            raise ConfigError("--vary needs --correction or --config")
-        return []
-    chosen = opt.select_corrections(named, configs, quiet=quiet)
-    if not vary:
-        raise ConfigError("missing --vary, for example --vary weight.truncate=1.5:4:20")
-    from mismatchctl.api.sweep.study import make_studies
-
-    return list(make_studies(chosen, [_parse_axis(text) for text in vary]))
-
-
-def _parse_axis(text: str) -> ThresholdAxis:
-    from mismatchctl.api.sweep.study import ThresholdAxis
-
+def _split_axis(text: str) -> tuple[str, str]:
     path, equals, values = text.partition("=")
     if not (path and equals and values):
         raise ConfigError(f"--vary {text}: write PATH=values, as in weight.clip.1=1.1:4:30")
-    return ThresholdAxis.parse(path.strip(), values.strip())
+    return path.strip(), values.strip()
 
 
 def _parse_targets(rejections: Sequence[str], sizes: Sequence[str]) -> list[TargetValue]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +15,7 @@ import numpy as np
 from mismatchctl.core.batch import Ints
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
-from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.errors import ConfigError, kind_of, option, suggestion, wording
 from mismatchctl.measure.grid.thresholds import CorrectionGrid
 
 AxisValue = float | str | bool | None
@@ -199,6 +199,26 @@ def value_at_path(data: Any, path: str) -> Any:
 
 def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis]) -> tuple[Study, ...]:
     return tuple(validate_study(Study(correction, tuple(axes))) for correction in corrections)
+
+
+def parse_studies(corrections: Sequence[Correction], vary: Sequence[tuple[str, object]]) -> list[Study]:
+    """Return a study per correction. `vary` contains fields with their values, or with a text for `--vary`."""
+    if vary and not corrections:
+        needed = wording(python="a correction, whose fields it varies", command="--correction or --config")
+        raise ConfigError(f"{option('vary')} needs {needed}")
+    if corrections and not vary:
+        raise ConfigError(f"missing {option('vary')}, for example {option('vary', {'weight.truncate': '1.5:4:20'})}")
+    axes = []
+    for path, values in vary:
+        if isinstance(values, str):
+            axes.append(ThresholdAxis.parse(path, values, option("vary")))
+        elif isinstance(values, Iterable) and not isinstance(values, (bytes, Mapping)):
+            axes.append(ThresholdAxis(path, tuple(values)))
+        else:
+            raise ConfigError(f"vary: expected several values for {path}, found {kind_of(values)}")
+        if not axes[-1].values:
+            raise ConfigError(f"vary: {path} is empty")
+    return list(make_studies(corrections, axes))
 
 
 def validate_study(study: Study) -> Study:
