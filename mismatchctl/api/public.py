@@ -203,7 +203,7 @@ def sweep(
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     if vary is not None and not (isinstance(vary, Mapping) and vary):
         raise ConfigError("vary: expected a mapping from a field of the correction to values")
-    list_texts(vary or (), "vary: fields must be strings")
+    list_texts([*(vary or ())], "vary: fields must be strings")
     lengths = [at_length] if isinstance(at_length, int) else list(at_length)
 
     from mismatchctl.api.sweep.result import ForecastRequest
