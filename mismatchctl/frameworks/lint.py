@@ -103,7 +103,9 @@ def _shared_trap(name: str, place: str, source: str, /, **values: Any) -> LintMe
 
 def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
     """Check for an interval that is empty, rejects equal policies, or has an unreachable bound."""
-    low, high = _gate_interval(gate)
+    low, high = gate.keep
+    low = (-math.inf if gate.statistic == "k1" else 0.0) if low is None else low
+    high = math.inf if high is None else high
     agreement = 1.0 if gate.statistic == "ratio" else 0.0
     if not low <= high:
         yield _shared_trap("empty", place, source, low=low, high=high)
@@ -130,9 +132,3 @@ def _check_weight(weight: Weight, place: str, source: str) -> Iterator[LintMessa
         becomes = "0" if weight.zero else f"{min(max(1.0, low), high):g}"
         found = _shared_trap("changes_agreement", place, source, low=low, high=high, becomes=becomes)
         yield replace(found, level="error") if weight.zero else found
-
-
-def _gate_interval(gate: Gate) -> tuple[float, float]:
-    low, high = gate.keep
-    lowest = -math.inf if gate.statistic == "k1" else 0.0
-    return (lowest if low is None else low), (math.inf if high is None else high)

@@ -57,13 +57,6 @@ def check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
         raise ConfigError(f"{title}: {'.'.join(place)} must be true or false, found the text {value!r}")
 
 
-def _drop_null_defaults(value: Any, usual: Any) -> Any:
-    """Remove values that are null in the configuration and by default."""
-    if isinstance(value, Mapping) and isinstance(usual, Mapping):
-        return {key: one for key, one in value.items() if one is not None or usual.get(key) is not None}
-    return list(value) if isinstance(value, tuple) else value
-
-
 def _option_name(key: object) -> str:
     """Convert a flag, with or without `--no-`, to its option. Other keys stay as they are."""
     negated = _NEGATED_FLAG.fullmatch(str(key))
@@ -277,12 +270,17 @@ class PlainFramework(Framework):
 
     def written(self, options: Options) -> dict[str, Any]:
         """Return options as the framework writes them. Null values are left out if null is the default."""
-        spelt = self._spelt
-        return {
-            spelt.get(name, name): _drop_null_defaults(value, self.options.get(name))
-            for name, value in options.items()
-            if value is not None or self.options.get(name) is not None
-        }
+
+        def drop_nulls(values: Mapping[str, Any], usual: Mapping[str, Any]) -> Options:
+            return {key: one for key, one in values.items() if one is not None or usual.get(key) is not None}
+
+        found: Options = {}
+        for name, value in drop_nulls(options, self.options).items():
+            usual = self.options.get(name)
+            if isinstance(value, Mapping) and isinstance(usual, Mapping):
+                value = drop_nulls(value, usual)
+            found[self._spelt.get(name, name)] = list(value) if isinstance(value, tuple) else value
+        return found
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
@@ -344,21 +342,18 @@ class PlainFramework(Framework):
     def _options_of(self, correction: Correction) -> Options | None:
         if isinstance(correction, ConfiguredCorrection) and self._says(correction._options, correction):
             return {name: value for name, value in correction._options.items() if value != self.options.get(name)}
-        whole = (fill_form(form, *bounds) for bounds in _iterate_bounds(correction) for form in self.forms)
-        parts = product(*(self._forms_of(rule) for rule in (*correction.gates, correction.weight) if rule is not None))
-        stacks = (merge_options(part) for part in islice(parts, _MAX_STACKS))
+        rules = [rule for rule in (*correction.gates, correction.weight) if rule is not None]
+        whole = (fill_form(form, *bounds) for bounds in [*map(_bounds_of, rules), (None, None)] for form in self.forms)
+        stacks = (merge_options(part) for part in islice(product(*map(self._forms_of, rules)), _MAX_STACKS))
         return next((said for said in (*whole, *stacks) if self._says(said, correction)), None)
 
     def _forms_of(self, rule: Weight | Gate) -> list[Options]:
         """Return the forms that can express one rule."""
-        bounds = rule.keep if isinstance(rule, Gate) else _weight_bounds(rule)
-        alone = Correction(gates=(rule,)) if isinstance(rule, Gate) else Correction(weight=rule)
-        said = [fill_form(form, *bounds) for form in self.forms]
-        exact = [one for one in said if self._says(one, alone)]
-        rules = [(one, weight, gates) for one in said for weight, gates in [self._rules_of(one) or (None, ())]]
-        return exact or [
+        alone: Rules = (None, (rule,)) if isinstance(rule, Gate) else (rule, ())
+        said = [(one, self._rules_of(one)) for one in (fill_form(form, *_bounds_of(rule)) for form in self.forms)]
+        return [one for one, rules in said if rules == alone] or [
             one
-            for one, weight, gates in rules
+            for one, (weight, gates) in ((one, rules or (None, ())) for one, rules in said)
             if any(other and rule == other.model_copy(update={"sees": rule.sees}) for other in (weight, *gates))
         ]
 
@@ -381,9 +376,8 @@ class PlainFramework(Framework):
                     return []
                 caught = [name for name, is_caught in self.traps.items() if is_caught(options)]
                 found += [make_finding(self._module, name, self.source) for name in caught]
-                weight, gates = self.rules(options)
-                made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
-                if weight is not None and not self.is_on(native) and self.recognizes(native):
+                made = self.correction(native)
+                if made.weight is not None and not self.is_on(native) and self.recognizes(native):
                     found.append(make_finding(self._module, "switched_off", self.source))
                 found += check_bounds(made, "", lambda gate: "", self.title)
         except ConfigError as error:
@@ -435,16 +429,8 @@ def make_off_policy_gate(limit: float, **more: Any) -> Gate:
     return Gate(statistic="k1", level="mean", source="current/rollout", keep=keep, when="negative_advantage", **more)
 
 
-def _weight_bounds(weight: Weight) -> tuple[Any, Any]:
-    return weight.clip or weight.zero or (None, weight.truncate)
-
-
-def _iterate_bounds(correction: Correction) -> Iterable[tuple[Any, Any]]:
-    for gate in correction.gates:
-        yield gate.keep
-    if correction.weight is not None:
-        yield _weight_bounds(correction.weight)
-    yield None, None
+def _bounds_of(rule: Weight | Gate) -> tuple[Any, Any]:
+    return rule.keep if isinstance(rule, Gate) else rule.clip or rule.zero or (None, rule.truncate)
 
 
 def make_adapter(kind: type[PlainFramework], versions: tuple[str, ...], default: str = "", **brought: Any) -> Adapter:

@@ -35,7 +35,7 @@ class MicroBatch(ConfiguredStep):
 
     @cached_property
     def advantages(self) -> Floats:
-        return self._finite(self.step.values("advantages"))
+        return self.finite(self.step.values("advantages"))
 
     @cached_property
     def counts(self) -> Floats:
@@ -142,7 +142,7 @@ class MicroBatch(ConfiguredStep):
         """Return the anchor of the PPO ratio: the recomputation, or the rollout's log-probs."""
         return self.rollout if self.arguments.use_rollout_logprobs else self.train
 
-    def _finite(self, values: Floats) -> Floats:
+    def finite(self, values: Floats) -> Floats:
         """Replace NaN and infinities by 0, as Miles does."""
         return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0) if self.version.finite else values
 
@@ -152,7 +152,7 @@ class MicroBatch(ConfiguredStep):
         difference = self.old - self.current
         if self.arguments.advantage_estimator == "gspo":
             difference = self.segments.spread(self.row_mean(difference))
-        return self._finite(difference)
+        return self.finite(difference)
 
     @cached_property
     def surrogate(self) -> LossTerm:
@@ -191,12 +191,6 @@ class MicroBatch(ConfiguredStep):
         return (masked / self.counts).astype(np.float32)
 
     @property
-    def train_rollout_abs_diff(self) -> Floats:
-        """Return the absolute difference of rollout and anchor. In bypass mode, slime of 2026-08 uses current."""
-        bypassed = self.arguments.use_rollout_logprobs and self.version.bypass_compares_current
-        return self._finite(np.abs((self.current if bypassed else self.old) - self.rollout))
-
-    @property
     def kl_loss(self) -> Floats:
         """Return the KL of current and reference (default: rollout) in float32, unbiased by current/old."""
         reference = self.step.values("ref_log_probs") if self.step.has("ref_log_probs") else self.rollout
@@ -209,7 +203,7 @@ class MicroBatch(ConfiguredStep):
             estimate = kl_estimate(log_ratio, kind)
             return estimate if importance is None else np.multiply(importance, estimate)
         if self.version.finite:
-            log_ratio = np.clip(self._finite(log_ratio), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+            log_ratio = np.clip(self.finite(log_ratio), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         return low_variance_kl(log_ratio, importance)
 
     @property
@@ -255,6 +249,12 @@ VALUES: dict[str, Callable[[MicroBatch], Any]] = {
     "changed": lambda c: c.weights != c.raw_weights,
     "clipped": lambda c: c.surrogate.clipped,
     "update_ratio": lambda c: exp(-c.ppo_kl),
+    # In bypass mode, slime of 2026-08 compares the current policy.
+    "train_rollout_abs_diff": lambda c: c.finite(
+        np.abs(
+            (c.current if c.arguments.use_rollout_logprobs and c.version.bypass_compares_current else c.old) - c.rollout
+        )
+    ),
     "train_rollout_kl": lambda c: c.kl(c.rollout, c.old, "low_var_kl"),
     # In October 2025, mask mode set weights outside their bounds to 0.
     "zeroed_weights": lambda c: np.where(
