@@ -88,9 +88,7 @@ _OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
 """Keys of mis.yaml, which only corrections have. Files can set any attribute without an error."""
 _TYPICAL = (*MIS_FIELDS, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path", "get_mismatch_metrics")
 """Arguments that only a correction has. Other arguments are similar to common words."""
-_SIGN_KEYS = frozenset(
-    (*MIS_FIELDS, *DOCUMENTED_ONLY, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path")
-) | {"get_mismatch_metrics", "use_rollout_logprobs", "true_on_policy_mode"}
+_SIGN_KEYS = {*_TYPICAL, *DOCUMENTED_ONLY, "use_rollout_logprobs", "true_on_policy_mode"}
 """Keys that only a slime configuration has."""
 
 SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
@@ -176,11 +174,8 @@ class Arguments:
         del given["vetoes_alone"]
         defaults = asdict(Arguments())
         runs_mis = self.custom_tis_function_path == MIS_PATH
-        written = {
-            key: value
-            for key, value in given.items()
-            if value != defaults[key] or (runs_mis and key in ("use_tis", *MIS_FIELDS))
-        }
+        always = ("use_tis", *MIS_FIELDS) if runs_mis else ()
+        written = {key: value for key, value in given.items() if value != defaults[key] or key in always}
         if runs_mis:
             written.pop("custom_tis_function_path")  # mis.yaml is read by nothing else
         if self.function == "none":
@@ -191,12 +186,7 @@ class Arguments:
 
 
 _FIELDS = {field.name: str(field.type) for field in fields(Arguments) if field.name != "vetoes_alone"}
-KNOWN_KEYS = frozenset(_FIELDS) | {
-    "custom_config_path",
-    "micro_batch_size",
-    "use_dynamic_batch_size",
-    "true_on_policy_mode",
-}
+KNOWN_KEYS = {*_FIELDS, "custom_config_path", "micro_batch_size", "use_dynamic_batch_size", "true_on_policy_mode"}
 """Arguments that affect correction, loss or advice about them."""
 
 _FLAG_FIELDS = {name for name, kind in _FIELDS.items() if kind == "bool"}
@@ -204,12 +194,12 @@ NUMBER_FIELDS = {name for name, kind in _FIELDS.items() if kind.startswith("floa
 _NON_NULL_KEYS = {name for name, kind in _FIELDS.items() if kind in ("bool", "float")}
 
 
-def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Arguments:
+def read_arguments(native: Mapping[str, Any], version: SlimeVersion) -> Arguments:
     """Read arguments from keys of mis.yaml and command-line flags. Other keys are ignored, as in slime."""
     for (key,), hint in find_unread_keys(native, version):
         raise ConfigError(f"no code reads {key!r}{hint}")
     named = _normalize_keys(native)
-    old = version is not None and version.old_keys and not OLD_KEYS.keys().isdisjoint(named)
+    old = version.old_keys and not OLD_KEYS.keys().isdisjoint(named)
     if old:
         named = _from_old_keys(named)
     known = {key: _check_value(key, value) for key, value in named.items() if key in _FIELDS}
@@ -226,12 +216,10 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
         _refuse_missing(missing)
     for refusal in _list_refusals(found):
         raise ConfigError(refusal)
-    both = found.rejects and found.tis_mode == "mask"
-    if both and version is not None and version.name in ("v0.2.0", "v0.2.1"):
+    if found.rejects and found.tis_mode == "mask" and version.name in ("v0.2.0", "v0.2.1"):
         raise ConfigError(
-            "slime before 2025-12-21 stops with 'list index out of range' if tis_mode is mask and use_rs is on, "
-            "because "
-            "both append to mask_fraction_low and mask_fraction_high. Use one of the two settings, or update slime"
+            "slime before 2025-12-21 stops with 'list index out of range' if tis_mode is mask and use_rs is on, since "
+            "both append to mask_fraction_low and mask_fraction_high. Use one of them, or update slime"
         )
     return found
 
@@ -292,12 +280,11 @@ def recognize(native: Mapping[str, Any]) -> str | None:
     return None if _SIGN_KEYS.isdisjoint(named) else ""
 
 
-def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Iterator[UnreadKey]:
+def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion) -> Iterator[UnreadKey]:
     """Return keys that look like misspelled correction arguments. Other arguments are not checked."""
-    old = version is not None and version.old_keys
     for key in map(str, native):
         name = normalize_key(key)
-        if old and (name in OLD_KEYS or name == "use_mis"):
+        if version.old_keys and (name in OLD_KEYS or name == "use_mis"):
             continue
         if name in DOCUMENTED_ONLY:
             yield (key,), f": {DOCUMENTED_ONLY[name]}"
@@ -399,49 +386,33 @@ class SlimeCorrection(Correction):
 
 def make_correction(arguments: Arguments, name: str, effect: Effect) -> Correction:
     """Convert arguments to a Correction."""
+    weight: dict[str, Any] | None = None
+    gates: list[dict[str, Any]] = []
+    level, mode = arguments.tis_level, arguments.tis_mode
+    if arguments.weighs and arguments.function == "mis":
+        bounds = arguments.tis_bounds
+        weight = {"level": level, "normalize": level if arguments.tis_batch_normalize else "none"}
+        weight |= {"normalize_over": "micro_batch", "normalize_empty": "count"}
+        weight |= {"truncate": bounds[1]} if mode == "truncate" else {"clip": bounds} if mode == "clip" else {}
+        gates += [{"level": level, "keep": bounds}] if mode == "mask" else []
+    elif arguments.weighs:
+        bound = "clip" if arguments.function == "vanilla" else "zero"
+        weight = {bound: (arguments.tis_clip_low, arguments.tis_clip)}
+    if arguments.rejects:
+        gates.append({"level": arguments.rs_level, "keep": arguments.rs_bounds})
+    if arguments.vetoes and arguments.rs_veto_threshold > 0:  # type: ignore[operator]  # 0 never fires
+        gates.append({"level": "min", "keep": (arguments.rs_veto_threshold, None), "clamp": "none"})
     try:
         correction = SlimeCorrection(
             name=name,
-            weight=_make_weight(arguments),
-            gates=_make_gates(arguments, effect),
+            weight=None if weight is None else Weight.model_validate(weight),
+            gates=tuple(Gate.model_validate({**gate, "effect": effect}) for gate in gates),
             loss="ppo_bypass" if arguments.use_rollout_logprobs else "ppo",
         )
     except ValidationError as error:
         raise ConfigError(explain_error(error, Correction)) from error
     correction._arguments = arguments
     return correction
-
-
-def _make_weight(arguments: Arguments) -> Weight | None:
-    if not arguments.weighs:
-        return None
-    bounds = (arguments.tis_clip_low, arguments.tis_clip)
-    if arguments.function == "vanilla":
-        return Weight(clip=bounds)
-    if arguments.function == "icepop":
-        return Weight(zero=bounds)
-    low, high = arguments.tis_bounds
-    return Weight.model_validate(
-        {
-            "level": arguments.tis_level,
-            "truncate": high if arguments.tis_mode == "truncate" else None,
-            "clip": (low, high) if arguments.tis_mode == "clip" else None,
-            "normalize": arguments.tis_level if arguments.tis_batch_normalize else "none",
-            "normalize_over": "micro_batch",
-            "normalize_empty": "count",
-        }
-    )
-
-
-def _make_gates(arguments: Arguments, effect: Effect) -> tuple[Gate, ...]:
-    gates = []
-    if arguments.weighs and arguments.function == "mis" and arguments.tis_mode == "mask":
-        gates.append({"level": arguments.tis_level, "keep": arguments.tis_bounds})
-    if arguments.rejects:
-        gates.append({"level": arguments.rs_level, "keep": arguments.rs_bounds})
-    if arguments.vetoes and arguments.rs_veto_threshold > 0:  # type: ignore[operator]  # 0 never fires
-        gates.append({"level": "min", "keep": (arguments.rs_veto_threshold, None), "clamp": "none"})
-    return tuple(Gate.model_validate({**gate, "effect": effect}) for gate in gates)
 
 
 def make_arguments(correction: Correction, version: SlimeVersion) -> tuple[Arguments, list[str], list[str]]:
