@@ -121,15 +121,15 @@ def report(
 ) -> None:
     """Show saved results again in the terminal, as HTML or as Markdown.
 
-    The dumps are not needed. Several results of analyze share one page, and -o merges them into one file.
+    The dumps are not needed. Several results of analyze share one page, and -o merges them into one file. If a sweep is
+    given with them, the chart of the corrections shows its Pareto front.
     """
     outputs.check(inputs=results)
     from mismatchctl.report.pages.analyze import analyze_screen
-    from mismatchctl.report.pages.saved import PAGES, read_saved
+    from mismatchctl.report.pages.saved import read_saved
     from mismatchctl.results.model import Result
 
-    kept = read_saved(results)
-    doc = PAGES[type(kept)](kept)
+    kept, doc = read_saved(results)
 
     def screen() -> Document:
         if outputs.verbose or not isinstance(kept, Result):

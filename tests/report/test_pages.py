@@ -12,11 +12,22 @@ from mismatchctl.api.gate.verdict import Check, Verdict
 from mismatchctl.api.sweep.result import sweep_from_json
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep
-from mismatchctl.report.document import PAGE_ONLY, Answers, Card, Document, Explorer, Headline, Note, Section, Table
+from mismatchctl.report.document import (
+    PAGE_ONLY,
+    Answers,
+    Card,
+    Document,
+    Explorer,
+    Figures,
+    Headline,
+    Note,
+    Section,
+    Table,
+)
 from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
 from mismatchctl.report.pages.analyze import document
-from mismatchctl.report.pages.saved import PAGES, read_saved
+from mismatchctl.report.pages.saved import read_saved
 from mismatchctl.results.model import Finding
 from mismatchctl.results.reader import read_result
 from tests.cli.command import run
@@ -68,13 +79,14 @@ def test_results_of_other_commands_have_their_own_page(files: dict[str, Path], t
     for name, words in (("verdict", "gate"), ("sweep", "Explore"), ("advice", "advise")):
         run("report", files[name], "--html", tmp_path / "page.html", "--force", "-q", code=0)
         assert words in (tmp_path / "page.html").read_text(), name
-    done = run("report", files["a"], files["sweep"], code=4)
-    assert "sweep.json: only results of analyze share a page" in done.stderr
+    done = run("report", files["a"], files["verdict"], code=4)
+    assert "verdict.json: only results of analyze, and sweeps with them, share a page" in done.stderr
+    figures = [figure for part in read_saved([files["a"], files["sweep"]])[1].parts(Figures) for figure in part.figures]
+    assert any(mark.name == "Pareto front of the sweep" for figure in figures for mark in figure.marks)
 
 
 def sweep_page(files: dict[str, Path]) -> Document:
-    found = read_saved([files["sweep"]])
-    return PAGES[type(found)](found)
+    return read_saved([files["sweep"]])[1]
 
 
 def test_saved_sweeps_are_read_back(files: dict[str, Path]) -> None:

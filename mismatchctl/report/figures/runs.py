@@ -167,10 +167,10 @@ REJECTED_AXIS = Axis(
 _Point = tuple[float, float, str]
 
 
-def corrections_figure(runs: Mapping[str, RunResult], name: str) -> Figure | None:
+def corrections_figure(runs: Mapping[str, RunResult], name: str, front: Sequence[_Point] = ()) -> Figure | None:
     """Draw rejection against the remaining K3 per run and correction, or against the ESS without rejection.
 
-    For a few runs, also draw all presets that the Result has, and their Pareto front.
+    For a few runs, also draw all presets that the Result has, and their Pareto front. `front` is the front of a sweep.
     """
     presets = {run: _preset_points(found) for run, found in runs.items()} if len(runs) <= MAX_PRESET_RUNS else {}
     every = [values for found in runs.values() for values in found.overall.corrections.values()]
@@ -178,6 +178,8 @@ def corrections_figure(runs: Mapping[str, RunResult], name: str) -> Figure | Non
     rejects |= any(x > 0 for points in presets.values() for x, _, _ in points)
     x_key, y_key = ("rejected_tokens", "k3_kept") if rejects else ("loss_scale", "ess_token")
     marks: list[Marks] = []
+    if front and rejects:
+        marks.append(_point_marks("line", "Pareto front of the sweep", sorted(front), fig.MUTED))
     for place, (run, result) in enumerate(runs.items()):
         found = [
             (shorten(key, fig.MAX_NAME), across.value, *fig.interval_of(up, log=rejects))

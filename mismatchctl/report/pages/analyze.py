@@ -8,22 +8,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from mismatchctl.api.scan import NO_MICRO_BATCHES
 from mismatchctl.core import formatting as form
-from mismatchctl.core.formatting import format_count, format_label, format_number
+from mismatchctl.core.formatting import format_count, format_label, format_number, shorten
 from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Weight
 from mismatchctl.corrections.presets import classify_severity
 from mismatchctl.report import document as doc
 from mismatchctl.report import tables
 from mismatchctl.report.figures import runs as charts
-from mismatchctl.report.figures.figure import Figure
+from mismatchctl.report.figures.figure import MAX_NAME, Figure
 from mismatchctl.report.pages import run_tables
 from mismatchctl.report.pages.diagnose import finding_card, rival_text, sides_section
 from mismatchctl.results import summary
 from mismatchctl.results.model import NOT_RECORDED, Finding, Result, RunResult, Value
 from mismatchctl.results.summary import HARMLESS_CAUSES, STATUSES, RunStatus, get_summary, percent
+
+if TYPE_CHECKING:
+    from mismatchctl.api.sweep.result import Sweep
 
 BRIEF_RUN_COUNT = 9
 """If there are at least this many runs, the page shows only the main figures of each run."""
@@ -71,8 +75,9 @@ def analyze_screen(
     return screen
 
 
-def document(result: Result) -> doc.Document:
-    page, origin = _PageBuilder(result), result.provenance
+def document(result: Result, sweeps: Sequence[Sweep] = ()) -> doc.Document:
+    """Build the page of a Result. The chart of the corrections shows the Pareto fronts of `sweeps`."""
+    page, origin = _PageBuilder(result, sweeps), result.provenance
     head = replace(tables.runs_headline(page.judged, calm_title(page.judged), "analyze"), facts=_size_facts(result))
     made = doc.Document(head, version=origin.version)
     warnings = [doc.Note(note, "alarm") for note in summary.list_notes(result)]
@@ -265,8 +270,8 @@ def _data_notes(result: Result) -> list[str]:
 class _PageBuilder:
     """Builds the sections of the page. If there are several runs, each section has a folded part per run."""
 
-    def __init__(self, result: Result) -> None:
-        self.result, self.runs = result, result.runs
+    def __init__(self, result: Result, sweeps: Sequence[Sweep]) -> None:
+        self.result, self.runs, self.sweeps = result, result.runs, sweeps
         self.judged = {name: summary.run_status(run) for name, run in result.runs.items()}
         self.several, self.detailed = len(result.runs) > 1, len(result.runs) <= MAX_DETAILED_RUNS
         self.brief = len(result.runs) >= BRIEF_RUN_COUNT
@@ -385,7 +390,7 @@ class _PageBuilder:
         section.note = f"{format_count(count, 'correction')}: rejected data, remaining mismatch, fresh batch"
         shown = dict(list(self.runs.items())[:MAX_COLORED_RUNS])
         section.lead = self._severity(shown)
-        tradeoff = doc.Figures([charts.corrections_figure(shown, "corrections")])
+        tradeoff = doc.Figures([charts.corrections_figure(shown, "corrections", _sweep_front(self.sweeps))])
         yield section.add(run_tables.comparison_of_corrections(self.result), tradeoff)
         yield self.details(
             "Corrections in detail", "correction-details", self._correction_parts,
@@ -430,3 +435,15 @@ class _PageBuilder:
                 table.title = table.caption.split(":")[0] + (f", {name}" if self.several else "")
             found += own
         return section.add(*(replace(each, folded=True) for each in found))
+
+
+def _sweep_front(sweeps: Sequence[Sweep]) -> list[tuple[float, float, str]]:
+    from mismatchctl.api.sweep.result import format_point  # takes time to import
+
+    return [
+        (row["rejected_tokens"], row["k3_kept"], shorten(format_point(study, row["point"]), MAX_NAME))
+        for sweep in sweeps
+        for study in sweep.studies
+        for row in sweep.rows(sweep.runs[0], study.name).to_dicts()
+        if row["pareto"] and row["rejected_tokens"] is not None and row["k3_kept"]
+    ]

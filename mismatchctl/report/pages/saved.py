@@ -28,19 +28,19 @@ PAGES: dict[type, Callable[[Any], Document]] = {
 _REMEDY = "pass JSON files that analyze, sweep, compare, advise or gate wrote"
 
 
-def read_saved(paths: Sequence[Path]) -> View:
-    """Read the result of a command, or merge results of analyze.
+def read_saved(paths: Sequence[Path]) -> tuple[View, Document]:
+    """Read results with their page: Results and sweeps together, or the result of another command.
 
-    Runs with the same name get the file name as a suffix.
+    Results are merged. Runs with the same name get the file name as a suffix.
     """
     found = [(path, _parse_saved(read_json(path, _REMEDY), path)) for path in paths]
     if len(found) == 1:
-        return found[0][1]
-    results = {}
-    for path, kept in found:
-        if not isinstance(kept, Result):
-            raise DataError("only results of analyze share a page", file=str(path), remedy="pass this file alone")
-        results[path] = kept
+        return found[0][1], PAGES[type(found[0][1])](found[0][1])
+    other = next((path for path, kept in found if not isinstance(kept, (Result, Sweep))), None)
+    results = {path: kept for path, kept in found if isinstance(kept, Result)}
+    if other is not None or not results:
+        problem = "only results of analyze, and sweeps with them, share a page"
+        raise DataError(problem, file=str(other or paths[0]), remedy="pass this file alone")
     names, every = [name for result in results.values() for name in result.runs], list(results.values())
     merged = every[0].model_copy(deep=True)
     merged.runs = {
@@ -53,7 +53,7 @@ def read_saved(paths: Sequence[Path]) -> View:
     merged.provenance.inputs = [file for result in every for file in result.provenance.inputs]
     merged.provenance.left_out = [row for result in every for row in result.provenance.left_out]
     merged.warnings = list(dict.fromkeys(warning for result in every for warning in result.warnings))
-    return merged
+    return merged, analyze.document(merged, [kept for _, kept in found if isinstance(kept, Sweep)])
 
 
 def _parse_saved(data: Any, path: Path) -> View:
