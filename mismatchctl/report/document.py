@@ -27,10 +27,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell of a table, with a footnote, a key for sorting, a CSS class, a link and a short text.
-
-    If the cell has a series, it is drawn as a sparkline.
-    """
+    """A cell of a table, drawn as a sparkline if it has a series. `reason` is a footnote, `brief` a short text."""
 
     text: str = ""
     reason: str = ""
@@ -124,10 +121,7 @@ class Answers(DocumentPart):
 
 @dataclass(frozen=True)
 class RunCard:
-    """The answer of one run, if there are several.
-
-    `anchor` is the section with the details, and `index` the position of the run.
-    """
+    """The answer of one of several runs. `index` is the position of the run, `anchor` the section with its details."""
 
     index: int
     name: str

@@ -256,10 +256,7 @@ def find_growth(findings: Sequence[Finding]) -> float | None:
 
 
 def is_uncorrectable(finding: Finding) -> bool:
-    """Return True if no correction helps because of the finding.
-
-    Only a finding with high confidence can have this effect.
-    """
+    """Return True if no correction helps because of the finding. Its confidence must be high."""
     return finding.cause not in CAUSES_WITH_VALID_ROLLOUT and finding.confidence == "high"
 
 

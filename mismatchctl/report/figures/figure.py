@@ -1,7 +1,4 @@
-"""Figures as data: axes, marks and reference lines.
-
-Pages draw figures with Observable Plot, and files are drawn with matplotlib.
-"""
+"""Figures as data: axes, marks and reference lines. Pages use Observable Plot, and files matplotlib."""
 
 from __future__ import annotations
 
@@ -35,11 +32,7 @@ MANY_FIGURES = 100
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis.
-
-    `ticks` are pairs (position, label). On a `named` axis, positions are indices. A symlog axis is linear up to
-    `linear_to`.
-    """
+    """An axis. `ticks` are pairs (position, label), on a `named` axis (index, name). `linear_to` belongs to symlog."""
 
     label: str = ""
     scale: Scale = "linear"
@@ -93,10 +86,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
-
-    `name` is unique on its page, and `title` is the message of the data.
-    """
+    """One figure. `name` is unique on its page, and `title` is the message of the data."""
 
     name: str
     title: str

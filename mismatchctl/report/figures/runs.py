@@ -262,10 +262,7 @@ def selection_figure(
 
 
 def run_figures(run: RunResult, prefix: str = "", *, brief: bool = False) -> dict[str, list[Figure]]:
-    """Describe the figures of a run by section. With `brief`, some figures are left out, for pages with many runs.
-
-    The names of the figures start with `prefix`.
-    """
+    """Describe the figures of a run by section. `brief` leaves out some figures. Names start with `prefix`."""
     groups, corrections, several = run.groups, run.overall.corrections, len(run.groups.labels) > 1
 
     def trends(charts: Iterable[TrendChart], stem: str) -> Iterator[Figure | None]:

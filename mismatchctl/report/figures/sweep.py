@@ -60,10 +60,7 @@ class StudyRun:
 
 
 def choose_start_point(rows: Sequence[api.SweepRow]) -> int:
-    """Return the point that rejects most within `MAX_START_REJECTION`, or else the point that rejects least.
-
-    Of equal points, the middle one is chosen.
-    """
+    """Return the point that rejects most within `MAX_START_REJECTION`, or else the point that rejects least."""
     known = [row for row in rows if row["pareto"]] or list(rows)
     lost = [math.inf if row["rejected_tokens"] is None else row["rejected_tokens"] for row in known]
     affordable = [share for share in lost if share <= MAX_START_REJECTION]

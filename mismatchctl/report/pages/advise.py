@@ -20,10 +20,7 @@ _LOG_SPAN = 4.0
 
 
 def advise_screen(found: Mapping[str, api.RunAdvice], paths: Sequence[str], *, full: bool = False) -> doc.Document:
-    """Build the first screen: the advice, the configuration to paste, and the second-best correction.
-
-    `full` adds the reasons.
-    """
+    """Build the first screen: the advice, the configuration to paste, and the runner-up. `full` adds the reasons."""
     judged = _judge(found)
     advice = found[by_severity(judged)[0]]
     parts = runs_table(judged, "advice") if len(found) > 1 else _screen_parts(advice)

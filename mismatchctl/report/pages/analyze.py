@@ -120,9 +120,8 @@ def _next_command(run: RunResult, judged: RunStatus, paths: Sequence[str]) -> st
 
 def _size_facts(result: Result) -> list[str]:
     runs, provenance = result.runs.values(), result.provenance
-    sums = ((sum(_count(run, f"{noun}s") for run in runs), noun) for noun in ("token", "sequence"))
+    sums = ((sum(_count(run, f"{noun}s") for run in runs), noun) for noun in ("sequence", "token"))
     counts = [*sums, (sum(len(run.groups.labels) for run in runs), "step"), (len(provenance.inputs), "file")]
-    counts += [(len(result.corrections), "correction")]
     return [*(format_count(*each) for each in counts), *summary.left_out_facts(provenance.left_out)]
 
 
@@ -153,7 +152,8 @@ def _run_facts(result: Result, run: RunResult, *, causes: bool) -> doc.Facts:
     cause = summary.headline_finding(run.findings) or next(iter(run.findings), None)
     rows += _cause_rows(cause, run.findings) if causes and cause is not None else ()
     rows += [("log", text) for text in _describe_log(run)]
-    rows.append(("data", ", ".join(_describe_data(result, run))))
+    doubt = ["no prompt ids, so intervals may be too narrow"] * bool(summary.prompt_notes([run]))
+    rows.append(("data", ", ".join([*_size_facts(result), *doubt])))
     return doc.Facts(rows, series={"trend": over} if len(over) > 1 else {})
 
 
@@ -204,18 +204,6 @@ def _cause_rows(cause: Finding, findings: Sequence[Finding]) -> Iterator[_Row]:
     ]
     if titles:
         yield "also", "; ".join(titles[:3]) + (f"; {len(titles) - 3} more" if len(titles) > 3 else "")
-
-
-def _describe_data(result: Result, run: RunResult) -> Iterator[str]:
-    counts = [
-        (_count(run, "sequences"), "sequence"),
-        (_count(run, "tokens"), "token"),
-        (len(run.groups.labels), "step"),
-    ]
-    yield from (format_count(*each) for each in [*counts, (len(result.provenance.inputs), "file")])
-    yield from summary.left_out_facts(result.provenance.left_out) if len(result.runs) == 1 else ()
-    if summary.prompt_notes([run]):
-        yield "no prompt ids, so intervals may be too narrow"
 
 
 def _correction_parts(result: Result, run: RunResult, *, asked: bool) -> Iterator[doc.DocumentPart]:

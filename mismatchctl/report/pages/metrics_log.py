@@ -8,7 +8,7 @@ from mismatchctl.api.metrics_log import LogAnalysis, LoggedRun, change_text
 from mismatchctl.core.formatting import DASH, format_count, format_number
 from mismatchctl.report import document as doc
 from mismatchctl.report.tables import runs_headline, runs_table
-from mismatchctl.results.model import Value
+from mismatchctl.results.model import K3Standing, Value
 from mismatchctl.results.summary import FAILING_GROWTH, RANGE_TEXTS, RunStatus, Status, classify_k3, describe_onset
 
 _SHOWN = 5
@@ -42,8 +42,7 @@ def document(found: LogAnalysis, *, whole: bool = True) -> doc.Document:
 def _judge(run: LoggedRun) -> RunStatus:
     """Judge a run from the growth and the level of its leading metric."""
     lead, growth = run.lead, run.lead.growth
-    leveled = next((one for one in run.mismatch if one.level and one.last is not None), None)
-    standing = None if leveled is None else classify_k3(Value(value=leveled.last))
+    standing = _classify_level(run)[1]
     level = "" if standing is None else f"K3 is {RANGE_TEXTS[standing.range]}"
     high = standing is not None and standing.range in ("moe", "above")
     lost = [one.name for one in run.mismatch if one.not_finite]
@@ -57,6 +56,11 @@ def _judge(run: LoggedRun) -> RunStatus:
     if lost:
         return RunStatus("CHECK", f"{lost[0]} is NaN or infinite in some steps")
     return RunStatus("OK", f"no growth; {level}" if level else f"{lead.name} did not grow")
+
+
+def _classify_level(run: LoggedRun) -> tuple[float | None, K3Standing | None]:
+    last = next((one.last for one in run.mismatch if one.level and one.last is not None), None)
+    return last, None if last is None else classify_k3(Value(value=last))
 
 
 def _run_section(run: LoggedRun, anchor: str, found: LogAnalysis, *, whole: bool) -> doc.Section:
@@ -83,10 +87,9 @@ def _table(run: LoggedRun, *, whole: bool) -> doc.Table:
 
 def _facts(run: LoggedRun, found: LogAnalysis, *, whole: bool) -> Iterator[tuple[str, str]]:
     lead = run.lead
-    level = next((one for one in run.mismatch if one.level and one.last is not None), None)
-    if level is not None:
-        standing = classify_k3(Value(value=level.last))
-        yield "K3", f"{format_number(level.last)} at the last step   {RANGE_TEXTS[standing.range]}"
+    last, standing = _classify_level(run)
+    if standing is not None:
+        yield "K3", f"{format_number(last)} at the last step   {RANGE_TEXTS[standing.range]}"
     yield "trend", describe_onset(lead.growth) or f"{lead.name}: {lead.growth.text}"
     if len(run.order) > 1:
         yield "order", ", then ".join(f"{one.name} (step {one.growth.onset})" for one in run.order)

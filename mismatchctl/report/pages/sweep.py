@@ -150,10 +150,7 @@ def _runs_table(sweep: api.Sweep) -> doc.Table:
 
 
 def target_screen(sweep: api.Sweep, paths: Sequence[str], prices: Sequence[Mapping[str, Any]]) -> doc.Document:
-    """Build the screen of solved targets: the rules, best first, with their prices, and the lines to paste.
-
-    With several runs, the screen shows the best rule of each run.
-    """
+    """Build the screen of solved targets: the best rules, or the best rule of each run, and the lines to paste."""
     price = dict(zip(map(id, sweep.targets), prices, strict=True))
     wishes = api.group_by_target(sweep.targets)
     first, alone = next(iter(wishes)), len(sweep.runs) == 1
