@@ -17,7 +17,6 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from matplotlib.transforms import offset_copy
 
 from mismatchctl.core.formatting import escape_markdown, file_stems
 from mismatchctl.errors import ConfigError, suggestion
@@ -85,8 +84,6 @@ def _draw(figure: Figure) -> Canvas:
         axes.set_aspect("equal")
     for mark in figure.marks:
         _DRAWERS[mark.kind](axes, mark, _colors(mark.color), bands)
-    if any(mark.kind == "dots" for mark in figure.marks):
-        axes.autoscale_view()
     for which, axis in (("x", figure.x), ("y", figure.y)):
         if axis.scale == "log" and not axis.ticks:
             _place_log_ticks(axes, which)
@@ -166,20 +163,13 @@ def _draw_stairs(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]
 
 
 def _draw_dots(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
-    x, y = _numbers(mark.x, bands["x"]), _numbers(mark.y, bands["y"])
-    ends = [_numbers(mark.low, ()), _numbers(mark.high, ())] if len(mark.low) else []
-    for end in (x if not mark.across else y, *ends):
-        corners = (end, y) if mark.across and end is not y else (x, end) if not mark.across and end is not x else (x, y)
-        points = np.column_stack(corners)
-        axes.update_datalim(points[np.isfinite(points).all(axis=1)])
-    place = offset_copy(axes.transData, axes.figure, y=-0.5 * mark.shift, units="points")
+    x, y = _numbers(mark.x, bands["x"]), _numbers(mark.y, bands["y"]) + mark.shift / 34  # a row has at least 17 points
     if len(mark.low):
-        (axes.hlines if mark.across else axes.vlines)(
-            y if mark.across else x, _numbers(mark.low, ()), _numbers(mark.high, ()), color=color, alpha=0.5,
-            linewidth=1.4, transform=place,
-        )  # fmt: skip
+        draw, place = (axes.hlines, y) if mark.across else (axes.vlines, x)
+        low, high = _numbers(mark.low, ()), _numbers(mark.high, ())
+        draw(place, low, high, color=color, alpha=0.5, linewidth=1.4)
     face = SURFACE if mark.hollow else color
-    axes.plot(x, y, "o", color=color, markerfacecolor=face, markersize=4, label=mark.name, transform=place)
+    axes.plot(x, y, "o", color=color, markerfacecolor=face, markersize=4, label=mark.name)
     for across, up, text in zip(x, y, mark.labels, strict=False):
         if text and not mark.hollow and np.isfinite((across, up)).all():
             axes.annotate(text, (across, up), (5, 4), textcoords="offset points", fontsize="x-small")

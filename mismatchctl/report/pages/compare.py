@@ -132,44 +132,38 @@ def _distribution_figures(comparison: api.Comparison) -> Iterator[Figure | None]
 
 def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index: int) -> doc.Section:
     anchor, alone = f"contrast-{index}", len(comparison.contrasts) == 1
-    judged, keys = api.judge_contrast(contrast), api.list_main_metrics(contrast)[:MAX_METRICS]
+    keys = api.list_main_metrics(contrast)[:MAX_METRICS]
     left = len(contrast.changes) - len(keys)
-    brief = len(comparison.contrasts) > MAX_DETAILED_CONTRASTS
-    main = _changes_table(
+    section = doc.Section("What changed", anchor, level=api.judge_contrast(contrast).status)
+    if not alone:
+        section.title = f"{contrast.other} against {comparison.reference.name}"
+        section.note = api.contrast_headline(contrast)
+    if len(comparison.contrasts) > MAX_DETAILED_CONTRASTS:
+        section.reach = doc.PAGE_ONLY
+    told = {text for _, text in _answer_rows(comparison)} | ({contrast.paired} if alone else set())
+    section.add(*(doc.Note(line, "quiet") for line in api.contrast_details(contrast) if line not in told))
+    section.add(_changes_table(
         "The main metrics, and all other metrics that changed significantly.", keys, contrast.changes,
         title=f"Metrics ({left} more in --json and --html)",
         left_out=f"{left} more are in All numbers." if left else "",
-    )  # fmt: skip
-    corrections = _corrections_table(contrast)
-    title, note = "What changed", ""
-    if not alone:
-        title, note = (f"{contrast.other} against {comparison.reference.name}", api.contrast_headline(contrast))
-    section = doc.Section(title, anchor, level=judged.status, note=note)
-    told = {text for _, text in _answer_rows(comparison)} | ({contrast.paired} if alone else set())
-    section.add(*(doc.Note(line, "quiet") for line in api.contrast_details(contrast) if line not in told))
-    notes = [
-        doc.Note(f"* {find_metric(key).title}: {contrast.changes[key].note}", "quiet")
-        for key in keys
-        if contrast.changes[key].note
-    ]
-    parts = _contributions_table(contrast)
-    for part in (main, corrections, parts, *notes):
-        part.reach = doc.PAGE_ONLY if brief else part.reach
-    stems = form.file_stems([each.other for each in comparison.contrasts])
-    prefix = "" if alone else f"{stems[index]}-"
+    ))  # fmt: skip
+    for key in keys:
+        if note := contrast.changes[key].note:
+            section.add(doc.Note(f"* {find_metric(key).title}: {note}", "quiet"))
     lead = (
         "The parts of the change of K3, by steps, positions and other quantities. A part changes K3 in two ways: K3 "
         "of its tokens changes (column level), or the part has more or fewer tokens (column mix)."
     )
-    section.add(main, *notes, corrections)
+    prefix = "" if alone else f"{form.file_stems([each.other for each in comparison.contrasts])[index]}-"
+    stems = form.file_stems([found.quantity for found in contrast.decompositions])
+    figures = doc.Figures([
+        contributions_figure(found, f"{prefix}change_by_{stem}")
+        for stem, found in zip(stems, contrast.decompositions, strict=True)
+    ])  # fmt: skip
+    parts = doc.Section("Contributions to the change", f"{anchor}-parts", lead=lead, folded=True)
+    parts.note = figures.figures[0].title if figures.figures else ""
     changed = api.k3_change(contrast).difference not in (None, 0)
-    figures = doc.Figures(_contribution_figures(contrast, prefix))
-    largest = figures.figures[0].title if figures.figures else ""
-    section.add(
-        doc.Section("Contributions to the change", f"{anchor}-parts", lead=lead, folded=True, note=largest).add(
-            figures, parts if changed else None
-        )
-    )
+    section.add(_corrections_table(contrast), parts.add(figures, _contributions_table(contrast) if changed else None))
     every = [("All metrics", contrast.changes, "m")]
     every += [(f"Correction {name}", changes, "c") for name, changes in contrast.corrections.items()]
     note = f"{len(contrast.changes)} metrics, and the metrics of each correction"
@@ -177,12 +171,6 @@ def _contrast_section(comparison: api.Comparison, contrast: api.Contrast, index:
     return section.add(
         numbers.add(*(_changes_table(title, list(c), c, scope, folded=True, reach=2) for title, c, scope in every))
     )
-
-
-def _contribution_figures(contrast: api.Contrast, prefix: str) -> Iterator[Figure | None]:
-    stems = form.file_stems([found.quantity for found in contrast.decompositions])
-    for quantity, found in zip(stems, contrast.decompositions, strict=True):
-        yield contributions_figure(found, f"{prefix}change_by_{quantity}")
 
 
 def _changes_table(
