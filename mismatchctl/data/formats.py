@@ -273,22 +273,14 @@ def _object_array(values: list[Any]) -> NDArray[Any]:
 
 
 def find_changes(array: pa.Array) -> Bools:
-    """Return flags [N - 1] of the values that differ from the previous value."""
-    differ: Bools
-    before, after = array.slice(0, max(len(array) - 1, 0)), array.slice(1)
-    if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
-        left, right = to_numpy(before), to_numpy(after)
-        differ = (left != right) & ~(np.isnan(left) & np.isnan(right))
-    elif pa.types.is_integer(array.type):
-        differ = to_numpy(before) != to_numpy(after)
-    else:
-        import pyarrow.compute as pc  # slow to import, not needed for files of numbers
+    """Return flags [N - 1] of the values that differ from the previous value. Nulls are equal, and NaN are equal."""
+    import pyarrow.compute as pc
 
-        differ = pc.not_equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)
-    gone = find_nulls(array)
-    if gone is not None:
-        differ = np.where(gone[:-1] | gone[1:], gone[:-1] != gone[1:], differ)
-    return differ
+    if "view" in str(array.type):
+        array = array.cast(pa.large_binary())
+    flags = np.zeros(max(len(array) - 1, 0), np.bool_)
+    flags[pc.run_end_encode(array).run_ends.to_numpy()[:-1] - 1] = True
+    return flags
 
 
 IntegerRange = tuple[int, int]

@@ -48,11 +48,11 @@ _NUMBERED = re.compile(r"(\d{1,18})\D?.*\.json")
 _pending_moves: ContextVar[list[tuple[Path, Path | NextNumber]] | None] = ContextVar("_together", default=None)
 
 
-def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
+def natural_key(path: str | Path) -> tuple[tuple[str | int, ...], ...]:
     """Return a sort key for paths that orders numbers by value: step_2 comes before step_10."""
     return tuple(
         tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name))
-        for name in path.split(os.sep)
+        for name in str(path).split(os.sep)
     )
 
 

@@ -43,26 +43,16 @@ def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
 
 def find_candidates(place: Path, framework: str = "") -> list[Path]:
     """Return the files at a path whose names fit a framework. A single file may have any name."""
-    found = [path for path in _find_by_name(place, framework) if path.suffix not in COMPRESSED_SUFFIXES]
-    if not found and (lost := _find_compressed(place, framework)):
-        raise DataError("is an archive", file=str(lost[0]), remedy="unpack it")
-    return found
-
-
-def _find_compressed(place: Path, framework: str) -> list[Path]:
-    """Return the compressed files at a path, unless the unpacked file is also there."""
-    files = [path for path in _find_by_name(place, framework) if path.suffix in COMPRESSED_SUFFIXES]
-    return [path for path in files if path == place or not _uncompressed_path(path).exists()]
-
-
-def _find_by_name(place: Path, framework: str) -> list[Path]:
-    """Return the files whose names fit a framework."""
-    if place.is_file() and framework:
-        return [place]
     patterns = [pattern for layout in framework_layouts(framework) for pattern in layout.patterns]
-    paths = walk_files(place) if place.is_dir() else [place] if place.is_file() else []
-    found = [path for path in paths if _matches_name(_uncompressed_path(path), patterns)]
-    return sorted(found, key=lambda path: natural_key(str(path)))
+    is_file = place.is_file()
+    paths = sorted([place] if is_file else walk_files(place) if place.is_dir() else (), key=natural_key)
+    chosen = is_file and framework
+    named = [path for path in paths if chosen or _matches_name(_uncompressed_path(path), patterns)]
+    found = [path for path in named if path.suffix not in COMPRESSED_SUFFIXES]
+    packed = [path for path in named if path == place or not _uncompressed_path(path).exists()]
+    if packed and not found:
+        raise DataError("is an archive", file=str(packed[0]), remedy="unpack it")
+    return found
 
 
 def _uncompressed_path(path: Path) -> Path:

@@ -68,7 +68,7 @@ def table_files(place: Path) -> list[Path]:
     if not counts:
         return []
     most = max(counts, key=lambda suffix: (counts[suffix], -SUFFIXES.index(suffix)))
-    return sorted((path for path in found if path.suffix.lower() == most), key=lambda path: natural_key(str(path)))
+    return sorted((path for path in found if path.suffix.lower() == most), key=natural_key)
 
 
 def read_table(path: Path) -> pa.Table:

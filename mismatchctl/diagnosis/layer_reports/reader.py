@@ -467,7 +467,7 @@ def read_layers(path: str) -> list[LayerReport]:
             remedy = "run the comparison again and check its log"
             raise DataError("the report does not compare any tensor", file=path, remedy=remedy)
         return [analyze_table(table, path) for table in tables]
-    files = sorted(walk_files(place), key=lambda file: natural_key(str(file)))
+    files = sorted(walk_files(place), key=natural_key)
     found: dict[tuple[Path, str | None, int], tuple[Path, LayerTable]] = {}
     for file in files:
         for table in _read_optional(file) if file.suffix.lower() in SUFFIXES else ():
