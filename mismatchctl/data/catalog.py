@@ -44,7 +44,14 @@ from mismatchctl.data.formats import (
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.data.problems import SORT_REMEDY, Problems
 from mismatchctl.errors import ConfigError, DataError, option, suggestion, wording
-from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line, is_remote, map_requests
+from mismatchctl.io.stores import (
+    escape_unprintable,
+    find_store,
+    first_error_line,
+    format_names,
+    is_remote,
+    map_requests,
+)
 
 RowLayout = Literal["wide", "long"]
 HiveValue = int | str | None
@@ -322,28 +329,26 @@ ALWAYS_READ_COLUMNS = (
 )  # fmt: skip
 """Optional columns that are read if a file has them."""
 
-_SHOWN_FILES = 3
-
 
 @dataclass
 class Catalog:
-    """The usable files of a dump, and the problems of the other files."""
+    """The usable files of a dump, and the problems of the other files, which raise an error without `skip`."""
 
+    skip: bool
     files: list[DumpFile] = field(default_factory=list)
     footers: list[FileFooter] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
     notes: list[str] = field(default_factory=list)
 
-    def reject(self, error: DataError, skip: bool) -> None:
-        if not skip:
+    def reject(self, error: DataError) -> None:
+        if not self.skip:
             raise error
         place = "" if error.column is None else f"column {error.column}: "
         self.problems.files.setdefault(error.file or "-", f"{place}{error.problem}")
 
 
 def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Collection[str], skip: bool) -> Catalog:
-    """Open all files. An unusable file raises an error, or is left out with `skip`."""
-    result = Catalog()
+    result = Catalog(skip)
     converted: Iterable[UnopenedFile | DataError] = found
     if any(one.foreign for one in found):  # the importers take long to load
         from mismatchctl.data.importers.sources import convert_foreign_files
@@ -352,13 +357,13 @@ def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Col
     ready: list[UnopenedFile] = []
     for one in converted:
         if isinstance(one, DataError):
-            result.reject(one, skip)
+            result.reject(one)
         else:
             ready.append(one)
     over_network = any(is_remote(one.location) for one in ready)
     for footer in map_requests(_try_footer, ready, over_network=over_network):
         if isinstance(footer, DataError):
-            result.reject(footer, skip)
+            result.reject(footer)
         else:
             result.footers.append(footer)
     partitions = _partition_values(result.footers, names)
@@ -366,9 +371,9 @@ def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Col
         try:
             result.files.append(identify_columns(footer, names, values))
         except DataError as error:
-            result.reject(error, skip)
+            result.reject(error)
     _check_by(result, names)
-    _check_agreement(result, list(dict.fromkeys((*REQUIRED_COLUMNS, *ALWAYS_READ_COLUMNS, *wanted, *names.by))), skip)
+    _check_agreement(result, list(dict.fromkeys((*REQUIRED_COLUMNS, *ALWAYS_READ_COLUMNS, *wanted, *names.by))))
     return result
 
 
@@ -425,7 +430,7 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
             raise ConfigError(f"{option('by', escape_unprintable(name))}: no file has a column of this name{near}")
 
 
-def _check_agreement(found: Catalog, used: Sequence[str], skip: bool) -> None:
+def _check_agreement(found: Catalog, used: Sequence[str]) -> None:
     """Raise an error if the files of a run have different types for a column, or leave out the unusual files."""
     remedy = f"use one type in all files of a run, or skip the other files with {option('on_bad', 'skip')}"
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
@@ -443,7 +448,7 @@ def _check_agreement(found: Catalog, used: Sequence[str], skip: bool) -> None:
                 others = f" and {times - 1} more" if times > 1 else ""
                 problem = f"contains {one} here but {usual} in {files[words.index(usual)].path}{others}"
                 name = escape_unprintable(file.columns[column])
-                found.reject(DataError(problem, file=file.path, column=name, remedy=remedy), skip)
+                found.reject(DataError(problem, file=file.path, column=name, remedy=remedy))
                 found.files = [other for other in found.files if other is not file]
 
 
@@ -453,17 +458,12 @@ def list_warnings(files: Sequence[DumpFile]) -> Iterator[str]:
         for column, problem in file.ignored.items():
             ignored.setdefault(f"{column}: ignored, since it {problem}", []).append(file.path)
     for text, paths in ignored.items():
-        yield f"{text} (in {_format_paths(paths)})"
+        yield f"{text} (in {format_names(paths, 3)})"
     for column in [column.name for column in COLUMNS if not column.required and column.name != "position"]:
         without = [file.path for file in files if column not in file.columns and column not in file.partition]
         if without and len(without) < len(files):
             with_it = len(files) - len(without)
-            yield f"{column}: used in {with_it} of {len(files)} files; missing in {_format_paths(without)}"
-
-
-def _format_paths(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _SHOWN_FILES} more" if len(paths) > _SHOWN_FILES else ""
-    return ", ".join(paths[:_SHOWN_FILES]) + more
+            yield f"{column}: used in {with_it} of {len(files)} files; missing in {format_names(without, 3)}"
 
 
 SEQUENCE_KEYS = ("sequence_id", "step", "run")
@@ -487,14 +487,14 @@ SplitSequences = Mapping[int, Mapping[int, str]]
 """Sequences that are split over several places, by the index of the file and the row, with the problem."""
 
 
-def plan_units(catalog: Catalog, skip: bool) -> tuple[tuple[ReadUnit, ...], SplitSequences]:
-    """Divide all files into independent parts. With `skip`, unreadable files are removed from `catalog`."""
+def plan_units(catalog: Catalog) -> tuple[tuple[ReadUnit, ...], SplitSequences]:
+    """Divide all files into independent parts. Unreadable files are removed from `catalog`."""
     surveyed: list[tuple[DumpFile, _Survey | None]] = []
     for file in catalog.files:
         try:
             surveyed.append((file, _survey_file(file) if file.layout == "long" else None))
         except DataError as error:
-            catalog.reject(error, skip)
+            catalog.reject(error)
     catalog.files = list(_number_files(file for file, _ in surveyed))
     units: list[ReadUnit] = []
     tables = []
@@ -507,7 +507,7 @@ def plan_units(catalog: Catalog, skip: bool) -> tuple[tuple[ReadUnit, ...], Spli
     broken: dict[int, dict[int, str]] = {}
     paths = {file.index: file.path for file in catalog.files}
     for number, row, problem, remedy in _find_scattered_sequences(tables, paths):
-        if not skip:
+        if not catalog.skip:
             raise DataError(problem, file=paths[number], row=row, column="sequence_id", remedy=remedy)
         broken.setdefault(number, {})[row] = problem
     return tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken

@@ -43,7 +43,7 @@ from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import atomic_output
-from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line, walk_files
+from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line, format_names, walk_files
 
 Key = tuple[str | None, ...]
 
@@ -283,7 +283,6 @@ IDS = ("sequence_id", "id", "request_id", "custom_id")
 """Groups of equivalent names. An id is searched under each name of its group."""
 _GENERIC = ("logprobs", "log_probs", "token_logprobs", "token_log_probs", "logprob", "log_prob")
 """Names of log-probs without a side. The option that names the file determines the side."""
-_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -327,8 +326,7 @@ def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
 
 
 def _named(keys: Sequence[Key]) -> str:
-    more = f" and {len(keys) - _SHOWN:,} more" if len(keys) > _SHOWN else ""
-    return ", ".join(escape_unprintable(":".join(map(str, key))) for key in keys[:_SHOWN]) + more
+    return format_names([":".join(map(str, key)) for key in keys])
 
 
 @dataclass(frozen=True)

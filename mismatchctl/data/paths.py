@@ -21,11 +21,10 @@ from mismatchctl.data.importers.rows import COMPRESSED_SUFFIXES, find_candidates
 from mismatchctl.data.importers.tables import is_table, table_files
 from mismatchctl.errors import DataError
 from mismatchctl.io.files import natural_key, read_first_bytes
-from mismatchctl.io.stores import Store, escape_unprintable, find_store, normalize_path
+from mismatchctl.io.stores import Store, escape_unprintable, find_store, format_names, normalize_path
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HIVE_PATTERN = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
-_SHOWN_NAMES = 5
 _STEP_WORDS = frozenset({"step", "steps", "iter", "iters", "iteration", "it", "update", "rollout", "batch", "epoch"})
 _PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "chunk", "train"})
 """Words before the number in the names of files that together are one run."""
@@ -140,14 +139,14 @@ def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]
     notes = []
     if hidden:
         count = f"{len(hidden)} hidden or temporary file{'s are' if len(hidden) > 1 else ' is'}"
-        notes.append(f"{count} ignored by convention: {_format_names(sorted(hidden))}")
+        notes.append(f"{count} ignored by convention: {format_names(sorted(hidden))}")
     packed = [path for path in unread if path.endswith(COMPRESSED_SUFFIXES) and not Path(path).with_suffix("").exists()]
     if packed:
-        notes.append(f"{_format_names(sorted(packed))}: archives are not read; unpack archives that belong to the run")
+        notes.append(f"{format_names(sorted(packed))}: archives are not read; unpack archives that belong to the run")
     if others := sorted({*unread} - {*packed}):
         verb = "look like dumps and are" if len(others) > 1 else "looks like a dump and is"
         remedy = "Rename files of the dump, for example to NAME.parquet, and move other files away"
-        notes.append(f"{_format_names(others)} {verb} not read because of the name. {remedy}")
+        notes.append(f"{format_names(others)} {verb} not read because of the name. {remedy}")
     return sorted(map(escape_unprintable, unread)), notes
 
 
@@ -214,7 +213,7 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
             raise DataError("no path was given", remedy="pass the files or the folder of a dump")
         remedy = "write Parquet, Arrow, JSONL, CSV, NPZ, safetensors or a .pt dict of columns (docs/guides/files.md)"
         raise DataError("this format is not supported", file=escape_unprintable(strangers[0]), remedy=remedy)
-    notes = [f"ignored, since they are not dumps: {_format_names(sorted(strangers))}"] if strangers else []
+    notes = [f"ignored, since they are not dumps: {format_names(sorted(strangers))}"] if strangers else []
     arguments, joined = _series(list(known.values()))
     return arguments, [*notes, *joined]
 
@@ -277,7 +276,7 @@ def _folder_argument(path: str) -> _PathArgument:
         return _PathArgument(path, foreign, _path_parts(path), _path_parts(path), True)
     store = find_store(path)
     names = sorted(store.list_names(path), key=natural_key)
-    what = f"contains no dump, only {_format_names(names)}" if names else "is empty"
+    what = f"contains no dump, only {format_names(names)}" if names else "is empty"
     remedy = "name a folder of Parquet, Arrow, JSONL, CSV, NPZ, safetensors or .pt files"
     if store.remote:
         remedy += ", or copy a framework's files to a disk"
@@ -347,7 +346,7 @@ def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
             fixed = os.path.dirname(fixed)
         yield _PathArgument.of(pattern, files, fixed, foreign)
     elif not folders:
-        what = f"matches no dump, only {_format_names(matches)}" if matches else "matches nothing"
+        what = f"matches no dump, only {format_names(matches)}" if matches else "matches nothing"
         raise DataError(f"this pattern {what}", file=escape_unprintable(pattern), remedy=_suggest_path(pattern))
 
 
@@ -374,15 +373,10 @@ def _suggest_path(path: str) -> str:
         return "check the name of the bucket"
     names = [entry for entry in store.list_names(parent) if not entry.startswith(".")]
     where = escape_unprintable(parent) if parent else "the current folder"
-    close = difflib.get_close_matches(name, names, n=_SHOWN_NAMES)
+    close = difflib.get_close_matches(name, names, n=5)
     if close:
-        return f"near names in {where}: {_format_names(close)}"
-    return f"{where} contains {_format_names(sorted(names, key=natural_key))}" if names else f"{where} is empty"
-
-
-def _format_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(escape_unprintable(name) for name in names[:_SHOWN_NAMES]) + more
+        return f"near names in {where}: {format_names(close)}"
+    return f"{where} contains {format_names(sorted(names, key=natural_key))}" if names else f"{where} is empty"
 
 
 def _path_parts(path: str) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ class Dump:
         self._columns = tuple(dict.fromkeys((*REQUIRED_COLUMNS, *ALWAYS_READ_COLUMNS, *wanted, *by)))
         self._watched = tuple(column for column in watched if column not in self._columns)
         self._skip, self._mask_missing = on_bad == "skip", on_bad == "mask"
-        self.units, self._broken = plan_units(catalog, self._skip)  # may remove files from `catalog`
+        self.units, self._broken = plan_units(catalog)  # may remove files from `catalog`
         self.problems: Problems = catalog.problems
         self.files: tuple[DumpFile, ...] = tuple(catalog.files)
         self.paths = {file.index: file.path for file in self.files}

@@ -32,6 +32,11 @@ def escape_unprintable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def format_names(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(escape_unprintable, names[:most])) + more
+
+
 def first_error_line(error: BaseException) -> str:
     return escape_unprintable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
 
