@@ -108,8 +108,8 @@ def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int, 
     standard errors need. Histograms, tails and breakdowns are left out.
     """
     from mismatchctl.api.scan import OPTIONAL_COLUMNS, UnitBatches
-    from mismatchctl.data.engines import ordered_map
     from mismatchctl.data.reader import open_dump
+    from mismatchctl.io.process import ordered_map
     from mismatchctl.measure.kernels import choose_kernel
     from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 

@@ -44,14 +44,8 @@ from mismatchctl.data.formats import (
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.data.problems import SORT_REMEDY, Problems
 from mismatchctl.errors import ConfigError, DataError, option, suggestion, wording
-from mismatchctl.io.stores import (
-    escape_unprintable,
-    find_store,
-    first_error_line,
-    format_names,
-    is_remote,
-    map_requests,
-)
+from mismatchctl.io.process import ordered_map
+from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line, format_names, is_remote
 
 RowLayout = Literal["wide", "long"]
 HiveValue = int | str | None
@@ -60,6 +54,8 @@ STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advant
 """Per-sequence columns that must be usable if a file has them. Other unusable optional columns are ignored."""
 
 _SHOWN_COLUMNS = 12
+_PARALLEL_REQUESTS = 16
+"""Number of requests to an object store that are in flight at the same time."""
 
 
 @dataclass(frozen=True)
@@ -360,8 +356,8 @@ def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Col
             result.reject(one)
         else:
             ready.append(one)
-    over_network = any(is_remote(one.location) for one in ready)
-    for footer in map_requests(_try_footer, ready, over_network=over_network):
+    threads = _PARALLEL_REQUESTS if any(is_remote(one.location) for one in ready) else 1
+    for _, footer in ordered_map(_try_footer, ready, threads):
         if isinstance(footer, DataError):
             result.reject(footer)
         else:

@@ -11,12 +11,11 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
 from operator import add
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,7 @@ from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, DataError, MismatchctlError, interface, messages_for
 from mismatchctl.io import __version__
-from mismatchctl.io.process import container_bytes, system_bytes
+from mismatchctl.io.process import container_bytes, ordered_map, system_bytes
 
 SHARD_TOKENS = 1 << 24
 """Approximate tokens per shard. Large files become several shards, so that few groups are open at a time."""
@@ -38,8 +37,6 @@ TOKENS_PER_SEQUENCE = 16
 
 Work = Callable[[Dump, ReadUnit], Any]
 """A computation on one part of a dump, which can be pickled. Its results are merged with `+` in input order."""
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 Shard = tuple[ReadUnit, ...]
 """Adjacent parts of one file."""
 
@@ -124,30 +121,6 @@ class LocalEngine:
             if last:
                 yield shard, merged
                 merged = None
-
-
-def ordered_map(
-    work: Callable[[ItemT], ResultT], units: Iterable[ItemT], threads: int
-) -> Iterator[tuple[ItemT, ResultT]]:
-    """Apply `work` in threads and yield (part, result) in input order. At most `threads + 1` results are pending."""
-    if threads <= 1:
-        for unit in units:
-            yield unit, work(unit)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[tuple[ItemT, Future[ResultT]]] = deque()
-        try:
-            for unit in units:
-                waiting.append((unit, pool.submit(work, unit)))
-                if len(waiting) > threads + 1:
-                    first, done = waiting.popleft()
-                    yield first, done.result()
-            while waiting:
-                first, done = waiting.popleft()
-                yield first, done.result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
 
 
 @dataclass

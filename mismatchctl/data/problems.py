@@ -230,11 +230,6 @@ class Problems:
         self.skipped[path] += len(rows)
         self.tokens[path] += tokens
 
-    def add_unreadable(self, path: str, sequences: int, row: int, problem: str, tokens: int = 0) -> None:
-        self._count(path, "cannot be decoded", sequences, ProblemExample(row, "-", problem))
-        self.skipped[path] += sequences
-        self.tokens[path] += tokens
-
     def no_tokens_error(self) -> DataError | None:
         if not self.examples:
             return None

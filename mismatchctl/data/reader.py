@@ -43,7 +43,7 @@ from mismatchctl.data.catalog import (
 )
 from mismatchctl.data.formats import find_nulls, to_numpy
 from mismatchctl.data.paths import DumpSource, UnopenedFile, discover_files, find_unread_files
-from mismatchctl.data.problems import Problems
+from mismatchctl.data.problems import Fault, Problems
 from mismatchctl.errors import ConfigError, DataError, option, suggestion
 from mismatchctl.io.stores import escape_unprintable
 
@@ -153,7 +153,8 @@ class Dump:
                 if not self._skip:
                     raise
                 left = round(unit.tokens * (unit.sequences - done) / max(unit.sequences, 1))
-                problems.add_unreadable(path, unit.sequences - done, unit.start, error.problem, left)
+                rows = np.arange(unit.sequences - done)
+                problems.add(path, [Fault("-", "cannot be decoded", rows, unit.start, error.problem)], left)
                 return
             if block is None:
                 return

@@ -1,4 +1,4 @@
-"""Signal handlers, threads of BLAS, and memory of this process."""
+"""Signal handlers, threads, and memory of this process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from types import FrameType
+from typing import TypeVar
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _received_signals: list[int] = []
@@ -72,6 +74,35 @@ def defer_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+def ordered_map(
+    work: Callable[[ItemT], ResultT], items: Iterable[ItemT], threads: int
+) -> Iterator[tuple[ItemT, ResultT]]:
+    """Apply `work` in threads and yield (item, result) in input order. At most `threads + 1` results are pending."""
+    if threads <= 1:
+        yield from ((item, work(item)) for item in items)
+        return
+    from concurrent.futures import Future, ThreadPoolExecutor  # takes longer to load than a small file
+
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[tuple[ItemT, Future[ResultT]]] = deque()
+        try:
+            for item in items:
+                waiting.append((item, pool.submit(work, item)))
+                if len(waiting) > threads + 1:
+                    first, done = waiting.popleft()
+                    yield first, done.result()
+            while waiting:
+                first, done = waiting.popleft()
+                yield first, done.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -125,8 +156,6 @@ def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     path = getattr(module, "__file__", None)
     if path is None:
         return None
-    import ctypes  # takes longer to load than `--help` may
-
     try:
         library = ctypes.CDLL(path)
     except OSError:

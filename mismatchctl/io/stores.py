@@ -315,14 +315,10 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(names) and not hidden and fnmatchcase(names[0], first) and _matches(names[1:], rest)
 
 
-_PARALLEL_REQUESTS = 16
-"""Number of requests in flight at the same time."""
 MOST_BYTES = 1 << 30
 """Maximum size of a file that is read at once."""
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
 _LOCAL_DISK = Store()
-ItemT = TypeVar("ItemT")
-AnswerT = TypeVar("AnswerT")
 
 
 def is_remote(path: str) -> bool:
@@ -372,17 +368,6 @@ def find_store(path: str) -> Store:
 
 def walk_files(folder: Path) -> Iterator[Path]:
     return map(Path, _LOCAL_DISK.walk(str(folder)))
-
-
-def map_requests(question: Callable[[ItemT], AnswerT], of: Sequence[ItemT], *, over_network: bool) -> Iterator[AnswerT]:
-    """Yield the results of requests in order. Over a network, requests run in parallel."""
-    if not over_network:
-        yield from map(question, of)
-        return
-    from concurrent.futures import ThreadPoolExecutor  # takes longer in loading than a small file
-
-    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
-        yield from pool.map(question, of)
 
 
 def read_file(path: str | Path) -> bytes:
