@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Bools, Floats, Segments
+from mismatchctl.core.batch import Bools, Floats
 from mismatchctl.core.losses import exp
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import LoggedMetric, Replay, read_metrics
-from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.step import ConfiguredStep, Step
 from mismatchctl.frameworks.verl.configuration import RS_OPTIONS, VerlVersion, find_rs_option, split_gates
 from mismatchctl.measure.metrics.metric import BOUNDED_WEIGHTS, KEPT_TOKENS, VALID_SEQUENCES, VALID_TOKENS
 
@@ -38,21 +37,8 @@ def float32_log(threshold: float) -> float:
     return float(np.float32(math.log(rounded)))
 
 
-@dataclass(frozen=True)
-class PolicyPair:
-    """Two policies on the valid tokens of one batch."""
-
-    policy: Floats  # log-probs of the trainer [T]: its recomputation, in bypass mode the policy being updated
-    reference: Floats  # log-probs of the rollout engine [T]
-    segments: Segments  # one per row [S], including empty rows if verl counts them
-
-    def __post_init__(self) -> None:
-        if not len(self.policy):
-            raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
-
-    @cached_property
-    def log_ratio(self) -> Floats:
-        return self.policy - self.reference
+class PolicyPair(ConfiguredStep):
+    """Rollout and `train`, the trainer's recomputation or in bypass mode the policy being updated, with empty rows."""
 
     def row_sum(self, values: Floats) -> Floats:
         return self.segments.sum(values).astype(values.dtype)
@@ -112,7 +98,7 @@ Measured = dict[str, Values]
 
 def _measure_distance(sample: PolicyPair) -> Measured:
     """Measure the distance between the two policies. Values are not clamped unless stated."""
-    x, train, rollout = sample.log_ratio, -sample.row_mean(sample.policy), -sample.row_mean(sample.reference)
+    x, train, rollout = sample.d, -sample.row_mean(sample.train), -sample.row_mean(sample.rollout)
     return {
         "train_log_ppl": train,
         "train_ppl": exp(train),
@@ -139,7 +125,7 @@ def _measure_ratio(
 ) -> Measured:
     """Measure the ratio at a level with two thresholds. Rows compare logarithms with a float32 threshold."""
     token = level == "token"
-    x = sample.log_ratio if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.log_ratio)
+    x = sample.d if token else (sample.row_sum if level == "sequence" else sample.row_mean)(sample.d)
     ratio = exp(clamp_log_ratio(x))
     raw = sample.over_tokens(ratio, level)
     outside = (raw < lower) | (raw > upper)
@@ -174,14 +160,14 @@ def _measure_ratio(
 
 def _measure_veto(sample: PolicyPair, threshold: float | None) -> Measured:
     """Measure the tokens whose unclamped ratio is below a threshold. One such token rejects its row."""
-    below = np.zeros(len(sample.policy), np.bool_) if threshold is None else sample.log_ratio < float32_log(threshold)
+    below = np.zeros(len(sample.train), np.bool_) if threshold is None else sample.d < float32_log(threshold)
     rows = sample.any_in_row(below)
     return {"catastrophic": below, "row_vetoed": rows, "rejected": sample.segments.spread(rows)}
 
 
 def _measure_estimate(sample: PolicyPair, gate: Gate) -> Measured:
     """Measure k1, k2 or k3 (since 2026). Log ratios are clamped per token, then aggregated. nan rejects all tokens."""
-    y, (lower, upper) = clamp_log_ratio(sample.log_ratio), gate.bounds
+    y, (lower, upper) = clamp_log_ratio(sample.d), gate.bounds
     per_token = -y if gate.statistic == "k1" else 0.5 * y**2 if gate.statistic == "k2" else exp(y) - 1 - y
     reduce = {"sum": sample.row_sum, "mean": sample.row_mean, "max": sample.row_max}.get(gate.level)
     at_level = per_token if reduce is None else reduce(per_token)
@@ -197,12 +183,12 @@ def _measure_estimate(sample: PolicyPair, gate: Gate) -> Measured:
         "row_distance": np.abs(rows),
         "row_above": rows > upper,
         "row_below": rows < lower,
-        "any_rejected_number": sample.any_in_row(rejected).astype(sample.policy.dtype),
+        "any_rejected_number": sample.any_in_row(rejected).astype(sample.train.dtype),
     }
 
 
 def _measure_rejection(sample: PolicyPair, rejected: Bools) -> Measured:
-    number = rejected.astype(sample.policy.dtype)
+    number = rejected.astype(sample.train.dtype)
     return {"rejected": rejected, "rejected_number": number, "any_rejected": sample.any_in_row(rejected)}
 
 
@@ -360,7 +346,9 @@ def replay_step(
 
 @np.errstate(over="ignore", invalid="ignore")
 def _replay_batch(step: Step, correction: Correction, version: VerlVersion, policy: str, applied: bool) -> Replay:
-    sample = PolicyPair(step.values(policy), step.values("rollout_log_probs"), step.segments)
+    sample = PolicyPair(step, {}, correction, trained=policy)
+    if not sample.tokens:
+        raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
     if version.dialect == "flat":
         weights, kept, logged = _compute_flat(sample, correction, version)
     else:
@@ -380,7 +368,7 @@ def _measure_off_policy(sample: PolicyPair, version: VerlVersion) -> dict[str, f
 
 def _compute_flat(sample: PolicyPair, correction: Correction, version: VerlVersion) -> _Outcome:
     """Compute the correction of 2025-10: one ratio and two thresholds."""
-    weight, kept = correction.weight, np.ones(len(sample.policy), np.bool_)
+    weight, kept = correction.weight, np.ones(len(sample.train), np.bool_)
     rejections, threshold = split_gates(correction)
     if weight is None:
         return None, kept, {}
@@ -405,7 +393,7 @@ def _compute_rejections(
     sample: PolicyPair, correction: Correction, version: VerlVersion
 ) -> tuple[Bools, dict[str, float]]:
     rejections, threshold = split_gates(correction)
-    kept, prefix = np.ones(len(sample.policy), np.bool_), f"{version.prefix}rollout_rs_"
+    kept, prefix = np.ones(len(sample.train), np.bool_), f"{version.prefix}rollout_rs_"
     logged: dict[str, float] = {}
     for gate in rejections:
         if version.dialect == "estimator":
