@@ -238,11 +238,10 @@ def _read_json_cells(path: Path) -> Iterator[tuple[str, str, Decimal]]:
             raise DataError("missing step", file=str(path), row=number, remedy="add the key step to each row")
         label = step_label(step)
         for name, value in values.items():
-            text = value.strip().lower() if isinstance(value, str) else ""
-            is_float = isinstance(value, (float, Decimal))
-            is_known = is_number(value) or text in _NOT_FINITE or (is_float and not math.isfinite(value))
-            if is_known and name not in STEP_NAMES:
-                yield label, name, value if is_number(value) else Decimal("nan")
+            if isinstance(value, float) or (isinstance(value, str) and value.strip().lower() in _NOT_FINITE):
+                value = Decimal("nan")
+            if isinstance(value, Decimal) and name not in STEP_NAMES:
+                yield label, name, value
 
 
 def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:

@@ -219,7 +219,7 @@ class Sweep(View):
             "studies": [
                 {
                     "correction": study.correction.to_mapping(),
-                    "axes": [{"path": axis.path, "values": list(axis.values), "log": axis.log} for axis in study.axes],
+                    "axes": [asdict(axis) for axis in study.axes],
                 }
                 for study in self.studies
             ],
@@ -256,17 +256,15 @@ def preset_marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tup
     for study in studies:
         for axis in study.axes:
             names: dict[float, list[str]] = {}
-            for preset in presets.values():
-                for value in preset_values(preset.correction, study.correction, axis.path) if axis.is_numeric else ():
+            numbers = [value for value in axis.values if isinstance(value, float)] if axis.is_numeric else []
+            for preset in presets.values() if numbers else ():
+                for value in preset_values(preset.correction, study.correction, axis.path):
                     names.setdefault(float(f"{value:.6g}"), []).append(preset.name)
-            inside = {value: who for value, who in sorted(names.items()) if _axis_contains(axis, value)}
-            found += [PresetMark(study.name, axis.path, value, tuple(who)) for value, who in inside.items()]
+            found += [
+                PresetMark(study.name, axis.path, value, tuple(who))
+                for value, who in sorted(names.items()) if min(numbers) <= value <= max(numbers)
+            ]  # fmt: skip
     return tuple(found)
-
-
-def _axis_contains(axis: ThresholdAxis, value: float) -> bool:
-    numbers = [float(item) for item in axis.values if isinstance(item, float)]
-    return min(numbers) <= value <= max(numbers)
 
 
 def preset_values(preset: Correction, base: Correction, path: str) -> list[float]:

@@ -53,7 +53,9 @@ class ThresholdAxis:
                 raise ConfigError(
                     f"{where} {path}={text}: a value is empty; write values, as in 1.5,2,3, or a range, as in 1.1:4:30"
                 )
-            return cls(path, values, log=_is_geometric(values))
+            numbers = [value for value in values if isinstance(value, float)]
+            spread = len(numbers) == len(values) > 2 and min(numbers) > 0 and max(numbers) / min(numbers) > 100
+            return cls(path, values, log=spread)
         parts = text.split(":")
         try:
             low, high, number = float(parts[0]), float(parts[1]), int(parts[2])
@@ -243,9 +245,8 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
         so_far = ".".join(parts[:depth])
         if isinstance(holder, list):
             if not part.isdecimal() or int(part) >= len(holder):
-                raise ConfigError(
-                    f"{where}: {so_far}: unknown entry {part!r}; the list has {_count_entries(len(holder))}"
-                )
+                entries = f"0 to {len(holder) - 1}" if len(holder) > 1 else "0 only" if holder else "none"
+                raise ConfigError(f"{where}: {so_far}: unknown entry {part!r}; the list has {entries}")
             key: Any = int(part)
         elif isinstance(holder, dict):
             if part in _FIXED_FIELDS and not depth:
@@ -267,10 +268,6 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
         holder[key] = holder = copy(holder[key])
 
 
-def _count_entries(count: int) -> str:
-    return "none" if not count else f"0 to {count - 1}" if count > 1 else "0 only"
-
-
 def _symmetric_interval(rule: Mapping[str, Any], value: float) -> list[float]:
     if rule.get("statistic", "ratio") != "ratio":
         return sorted((-value, value))
@@ -287,12 +284,6 @@ def _parse_value(text: str, where: str) -> AxisValue:
     if not math.isfinite(value):
         raise ConfigError(f"{where}: {text} is not a finite number; write none for an interval without this bound")
     return value
-
-
-def _is_geometric(values: Sequence[AxisValue]) -> bool:
-    """Return True if the numbers should be spaced on a log scale."""
-    numbers = [value for value in values if isinstance(value, float) and not isinstance(value, bool)]
-    return len(numbers) == len(values) > 2 and min(numbers) > 0 and max(numbers) / min(numbers) > 100
 
 
 def _default_study(correction: Correction, path: str, low: float, high: float, usual: float) -> Study:
