@@ -35,8 +35,8 @@ LIMITS = """
   file of 1.2 MB that copies one string 50,000 times.
 - pyarrow 26 cannot read some lists of booleans in small version 2 pages that pyarrow itself wrote. mismatchctl
   refuses a file with such lists.
-- A file of 36 KB with 2 million sequences of one row keeps `compare` busy for 50 s. A file of 109 KB with 20 million
-  empty rows keeps `analyze` busy for 45 s.
+- A file of 36 KB with 2 million sequences, each of one row, keeps `compare` busy for 50 s. A file of 109 KB with
+  20 million empty rows keeps `analyze` busy for 45 s.
 - If SIGKILL arrives while a command renames several outputs, some outputs can be new and others old. Each output is
   complete.
 """
