@@ -260,8 +260,6 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # work units already run in threads
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # its search scans all installed packages
     try:
-        if sys.argv[1:2] == ["help"]:
-            sys.argv[1:] = [*sys.argv[2:], "--help"]
         verb = sys.argv[1:2]
         alone = verb and verb[0] in COMMANDS and not has_settings()  # settings may name any command
         build_app(*(verb if alone else COMMANDS))(obj={} if alone else None)

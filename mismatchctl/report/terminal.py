@@ -196,14 +196,12 @@ class TerminalWriter:
         if title:
             self.console.print(Text(self.glyphs.text(title), style="bold"))
         if table.prose:
-            lines = [[self.glyphs.text(cell.text) for cell in row] for row in rows]
-            for places in self._fit_prose([[head.text for head in table.heads], *lines]):
-                grid = _ruled_table(self.console)
-                for place in places:
-                    grid.add_column(table.heads[place].text, overflow="fold", no_wrap=place == 0)
-                for line in lines:
-                    grid.add_row(*(Text(line[place]) for place in places))
-                self.console.print(grid, "")
+            grid = _ruled_table(self.console)
+            for place, head in enumerate(table.heads):
+                grid.add_column(head.text, overflow="fold", no_wrap=place == 0)
+            for row in rows:
+                grid.add_row(*(Text(self.glyphs.text(cell.text)) for cell in row))
+            self.console.print(grid, "")
             return
         chosen = [place for place, head in enumerate(table.heads) if place == 0 or head.drop is not None]
         names, *columns = (self._column(table.heads[place], [row[place] for row in rows]) for place in chosen)
@@ -224,20 +222,6 @@ class TerminalWriter:
         for texts in zip(*cells, strict=True):
             grid.add_row(*map(Text, texts))
         self.console.print(grid, "")
-
-    def _fit_prose(self, rows: Sequence[Sequence[str]]) -> list[list[int]]:
-        """Divide columns into tables that fit without broken words. Each table starts with the first column."""
-        tables = [[0]]
-        used = first = max(cell_len(row[0]) for row in rows)
-        for place, column in enumerate([*zip(*rows, strict=True)][1:], start=1):
-            widest, word = max(map(cell_len, column)), max(map(cell_len, " ".join(column).split()), default=0)
-            width = _COLUMN_GAP + max(min(word, MAX_NAME_WIDTH), min(widest, MIN_FLEXIBLE_WIDTH))
-            if used + width > self.console.width and len(tables[-1]) > 1:
-                tables.append([0])
-                used = first
-            tables[-1].append(place)
-            used += width
-        return tables
 
     def _column(self, head: doc.Column, cells: Sequence[doc.TableCell]) -> _TerminalColumn:
         heading = head.short or self.glyphs.text(head.text)

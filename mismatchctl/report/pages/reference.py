@@ -12,7 +12,7 @@ from mismatchctl.frameworks.adapter import LoggedMetric
 from mismatchctl.frameworks.glossary import FACT_FIELDS, Sections, describe_names, metric_title
 from mismatchctl.report import document as doc
 
-_SHOWN_NAMES = 2
+_SHOWN_NAMES, _SHOWN_TRAITS = 2, 3
 _NAMES_LENGTH, _NAMES_PER_FRAMEWORK, _MEANING_LENGTH, _SHOWN_COLUMNS = 28, 44, 57, 14
 
 
@@ -107,8 +107,14 @@ def presets_document(found: Mapping[str, Preset]) -> doc.Document:
 
 
 def methods_document(found: Mapping[str, Preset]) -> doc.Document:
-    rows = (row.values() for row in list_traits(found))
-    return _make_document(_table("Effect, cost and assumptions of each preset", TRAIT_TITLES.values(), rows))
+    name, *keys = TRAIT_TITLES
+    groups = [(name, *keys[start : start + _SHOWN_TRAITS]) for start in range(0, len(keys), _SHOWN_TRAITS)]
+    rows = list_traits(found)
+    tables = (
+        _table("", [TRAIT_TITLES[key] for key in group], [[row[key] for key in group] for row in rows])
+        for group in groups
+    )
+    return _make_document(*tables)
 
 
 def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = True) -> doc.Document:
