@@ -94,10 +94,8 @@ class Finding(FiniteModel):
 class Agreement(FiniteModel):
     """The largest difference over all steps between a logged metric and its computed value.
 
-    `steps` is the number of common steps.
-
-    `difference` is relative to the larger value. A difference up to about `allowed` can come from float32, the
-    framework's reduction and the digits of the log.
+    `steps` is the number of common steps, and `difference` is relative to the larger value. A difference up to about
+    `allowed` can come from float32, the framework's reduction and the digits of the log.
     """
 
     steps: int
@@ -126,9 +124,7 @@ class MetricLogComparison(LogComparison):
 
 
 class Lag(FiniteModel):
-    """The number of steps by which K3 follows a series of the run's log, negative if K3 leads.
-
-    The number is null if it is unknown.
+    """The number of steps by which K3 follows a series of the run's log, negative if K3 leads, or null if unknown.
 
     `correlation` is the rank correlation of the changes from step to step, and `compared` the number of steps.
     """
@@ -291,10 +287,7 @@ class Breakdown(FiniteModel):
 
 
 class JointDistribution(FiniteModel):
-    """Tokens per hexagon.
-
-    `x` and `y` are the rollout and train probability at the center of a hexagon, and `width` is its width.
-    """
+    """Tokens per hexagon of a `width`. `x` and `y` are the rollout and train probability at its center."""
 
     width: float
     x: list[float]

@@ -104,15 +104,13 @@ def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = 
         (finding for finding in findings if notes or finding.level != "info"), key=lambda one: LEVELS.index(one.level)
     )
     left = 0 if notes else len(shown) - MAX_LINT_FINDINGS
-    section = Section("", "traps").add(*map(_trap_card, shown[:MAX_LINT_FINDINGS] if left > 0 else shown))
+    section = Section("", "traps")
+    for finding in shown[:MAX_LINT_FINDINGS] if left > 0 else shown:
+        lines = [(name, getattr(finding, name)) for name in ("consequence", "fix", "source")]
+        section.add(Card(finding.level, finding.level, finding.place or "the whole", lines=lines))
     section.add(Note(f"{format_count(left, 'more finding')}: -v") if left > 0 else None)
     doc.commands = [*([] if notes else [("Details", "-v")]), *([("Next", following)] if following else [])]
     return doc.add(section)
-
-
-def _trap_card(finding: LintMessage) -> Card:
-    lines = [("consequence", finding.consequence), ("fix", finding.fix), ("source", finding.source)]
-    return Card(finding.level, finding.level, finding.place or "the whole", lines=lines)
 
 
 _CheckedFact = tuple[str, str, bool]
