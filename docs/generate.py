@@ -40,9 +40,8 @@ from mismatchctl.io import __version__
 from mismatchctl.io.yaml import read_data
 from mismatchctl.measure.columns import PAIRS, Pair
 from mismatchctl.measure.metrics.evaluation import pair_metrics
-from mismatchctl.measure.metrics.facets import FACETS, Facet
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
+from mismatchctl.measure.metrics.registry import FACETS, MISMATCH_METRICS, Facet, correction_metrics
 from mismatchctl.measure.reduction import MOST_VALUES
 from mismatchctl.results.model import result_schema
 

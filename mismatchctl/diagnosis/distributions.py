@@ -10,8 +10,8 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import INTERVAL_Z
 from mismatchctl.diagnosis.case import UNRELATED_CORRELATION, Calibration, Case, cached_on_case
-from mismatchctl.measure.metrics.facets import OTHER_TOP_COLUMNS, ROLLOUT_TOP_COLUMN, find_other_top
 from mismatchctl.measure.metrics.metric import t_quantile
+from mismatchctl.measure.metrics.registry import OTHER_TOP_COLUMNS, ROLLOUT_TOP_COLUMN, find_other_top
 
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)
 _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3

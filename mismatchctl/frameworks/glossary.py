@@ -15,9 +15,8 @@ from mismatchctl.frameworks.adapter import LoggedMetric
 from mismatchctl.frameworks.registry import load_adapters, load_framework
 from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.metrics.evaluation import other_metrics, pair_metrics
-from mismatchctl.measure.metrics.facets import FACETS
 from mismatchctl.measure.metrics.metric import BOUNDED_WEIGHTS, FINAL_WEIGHTS, Measure, Metric
-from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
+from mismatchctl.measure.metrics.registry import FACETS, MISMATCH_METRICS, correction_metrics
 
 NEVER_LOGGED_STATUS = "no code ever logged this"
 

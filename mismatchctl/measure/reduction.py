@@ -49,7 +49,7 @@ from mismatchctl.measure.columns import (
     whole_column_names,
 )
 from mismatchctl.measure.kernels.kernel import BUCKETS, NUMPY_KERNEL, Kernel, PairTables, SequencePlaces
-from mismatchctl.measure.metrics.facets import FACETS, Facet
+from mismatchctl.measure.metrics.registry import FACETS, Facet
 from mismatchctl.measure.sums import MAX_ROWS, CellSums, PairCollector, PairSums, RunCollector, RunSums
 
 MOST_VALUES = 1024

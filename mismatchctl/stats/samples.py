@@ -17,9 +17,8 @@ from mismatchctl.errors import ConfigError, DataError, option, suggestion
 from mismatchctl.measure.cluster_table import Hashes, hash_values, mix_hashes
 from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.metrics.evaluation import pair_metrics
-from mismatchctl.measure.metrics.facets import FACET_METRICS
 from mismatchctl.measure.metrics.metric import Metric, Number, compute_intervals
-from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, correction_metrics
+from mismatchctl.measure.metrics.registry import FACET_METRICS, MISMATCH_METRICS, correction_metrics
 from mismatchctl.results.model import Clusters, Groups, RunResult
 
 RECORD_REMEDY = "record the log-probs that the metric compares, and pass the dump instead of a Result"

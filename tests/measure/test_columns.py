@@ -15,9 +15,9 @@ from mismatchctl.measure.columns import (
     column_names,
     pair_columns,
 )
-from mismatchctl.measure.groups import closed_axis
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel, PairTables, SequencePlaces
+from mismatchctl.measure.metrics.evaluation import closed_axis
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 
 CORRECTIONS: tuple[Correction, ...] = tuple(find_preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2"))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mismatchctl.measure.metrics.facets import compare_distributions
+from mismatchctl.measure.metrics.registry import compare_distributions
 from mismatchctl.recorder.recorder import Recorder
 from tests.cli import command
 from tests.factories.policies import log_softmax, top

@@ -12,8 +12,7 @@ import pytest
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.metrics.evaluation import pair_metrics
-from mismatchctl.measure.metrics.facets import SPREAD_METRICS
-from mismatchctl.measure.metrics.registry import MISMATCH_METRICS
+from mismatchctl.measure.metrics.registry import MISMATCH_METRICS, SPREAD_METRICS
 from tests.cli import command
 
 EVERY = {metric.key for metric in (*MISMATCH_METRICS, *SPREAD_METRICS)}

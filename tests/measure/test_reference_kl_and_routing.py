@@ -14,7 +14,7 @@ from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.kernels import choose_kernel
-from mismatchctl.measure.metrics.facets import KL_METRICS
+from mismatchctl.measure.metrics.registry import KL_METRICS
 from tests.cli.command import run
 
 RNG = np.random.default_rng(11)

@@ -60,8 +60,8 @@ from mismatchctl.measure.grid.sums import (
     standard_errors,
 )
 from mismatchctl.measure.grid.thresholds import CorrectionFamily, group_families
-from mismatchctl.measure.groups import GroupCells, GroupMerger
 from mismatchctl.measure.kernels import choose_kernel
+from mismatchctl.measure.metrics.evaluation import GroupCells, GroupMerger
 from mismatchctl.measure.metrics.registry import sweep_metrics
 from mismatchctl.measure.reduction import MeasurePlan
 
@@ -84,7 +84,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         studies: Sequence[Study],
         of_study: Sequence[int],
     ) -> None:
-        super().__init__(plan.by)
+        super().__init__(plan.by, lambda cell: sum(sums.size for sums in cell), add_families)
         self.plan, self.families, self.studies, self.of_study = plan, families, studies, of_study
         self.runs: dict[str, _RunSums] = {}
         axes = [axis for study in studies for axis in study.axes]
@@ -97,12 +97,6 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
     def add(self, sums: FamilyCells) -> None:
         for (run, (step, values)), found in sums.items():
             self.merge(run, step, values, found)
-
-    def _size(self, cell: list[FamilySums]) -> int:
-        return sum(sums.size for sums in cell)
-
-    def _merge_cells(self, cell: list[FamilySums], more: list[FamilySums]) -> list[FamilySums]:
-        return add_families(cell, more)
 
     def finish(self) -> None:
         super().finish()

@@ -47,8 +47,13 @@ from mismatchctl.measure.grid.thresholds import (
     sum_products,
     sum_token_table,
 )
-from mismatchctl.measure.groups import ScopeFactors, normalization_factors, normalize_columns
-from mismatchctl.measure.metrics.evaluation import evaluate_metric, formula_slopes
+from mismatchctl.measure.metrics.evaluation import (
+    ScopeFactors,
+    evaluate_metric,
+    formula_slopes,
+    normalization_factors,
+    normalize_columns,
+)
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.reduction import CellKey, MeasurePlan, correction_ratios, gather_cells, scope_hashes
 
@@ -70,10 +75,7 @@ def block_columns(
             maxima={name: parts.largest(values).reshape(trivial) for name, values in maxima.items()},
         )
     binned = _BinnedPoints(family, ratios, batch, parts)
-    passing, flags = binned.passing(), binned.flags
-    made = BlockColumns(
-        parts, flags, binned.kept, {}, binned.fixed, binned.summed, binned.maxima, binned.variants, binned.terms
-    )
+    passing, made, flags = binned.passing(), binned.made, binned.made.flags
     if flags is not None:  # the blocks contain no empty sequences
         one = np.ones_like(binned.length)
         made.failing = {"touched": one, "emptied": one} | ({"counted": binned.length} if binned.zeroes else {})
@@ -81,10 +83,8 @@ def block_columns(
         if column.merge == "largest" or column.name in (made.summed | made.terms):
             continue
         assert column.compute is not None
-        if column.depends_on not in ("kept", "all"):
-            made.fixed[column.name] = column.compute(passing)
-            continue
-        made.passing[column.name] = column.compute(passing)
+        where = made.passing if column.depends_on in ("kept", "all") else made.fixed
+        where[column.name] = column.compute(passing)
     return made
 
 
@@ -115,14 +115,9 @@ class _BinnedPoints:
         ]
         self.on_tokens = [rule for rule, _ in bins]
         self.on_sequences = [(values, rule) for values, (rule, _) in zip(measured[tokens:], of_sequences, strict=True)]
-        self.variants: tuple[Ints | None, ...] = (None, *(of for _, of in (*bins, *of_sequences)))
+        self.made = BlockColumns(parts, variants=(None, *(of for _, of in (*bins, *of_sequences))))
         self.rejected: dict[tuple[int, Side], NDArray[Any]] = {}
-        self.summed: Arrays = {}
-        self.kept: Arrays = {}  # terms that depend on the gates
-        self.fixed: Arrays = {}  # terms that do not
-        self.terms: dict[str, list[Term]] = {}
-        self.maxima: Arrays = {}
-        self.flags = self._sequence_gates()
+        self.made.flags = self._sequence_gates()
         rule = self.correction.weight
         self.weights = None if rule is None else Weights(rule, ratios[rule.source], impossible=batch.impossible)
 
@@ -132,7 +127,7 @@ class _BinnedPoints:
         counted = self.length if self.zeroes else kept["count"]
         wide = {name: (self._wide(known), self._wide(values)) for name, (known, values) in self.batch.outcomes.items()}
         if self.parts.count == 1 and "weight_excess" in made:
-            self.summed["mean_excess"] = np.tensordot(1 / self.segments.sizes, made["weight_excess"], 1)[None]
+            self.made.summed["mean_excess"] = np.tensordot(1 / self.segments.sizes, made["weight_excess"], 1)[None]
         facts = CorrectionFacts(
             length=self.length,
             kept=kept["count"],
@@ -147,12 +142,12 @@ class _BinnedPoints:
             outcomes=wide,
             loss_sums={},
         )
-        flags = 1.0 if self.flags is None else self.flags
+        flags = 1.0 if self.made.flags is None else self.made.flags
         for side, share in facts.share.items():
             values = {f"{side}_{name}": known for name, (_, known) in wide.items()}
             values |= {f"{side}_{name}_known": known for name, (known, _) in wide.items()}
             whole = share * flags + (1.0 - flags if side == "rejected" else 0.0)
-            self.summed |= sum_products(whole, values, self.parts)
+            self.made.summed |= sum_products(whole, values, self.parts)
         return facts
 
     def _wide(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
@@ -196,8 +191,8 @@ class _BinnedPoints:
         made = {name: self._from_tokens(sums, False) for name, sums in made.items()}
         for name, column in (("k3", "kept_k3"), ("square", "squared_kept_weight")):
             if name in made:
-                self.kept[name] = made[name]
-                self.terms[column] = [Term(name, last, axis + 1)]
+                self.made.passing[name] = made[name]
+                self.made.terms[column] = [Term(name, last, axis + 1)]
         return made | {name: last.sums(made[name], axis=axis + 1) for name in ("count", "excess") if name in made}
 
     def _note_tokens(self, axis: int, counts: NDArray[Any]) -> None:
@@ -210,8 +205,8 @@ class _BinnedPoints:
             extremes = np.bincount(rows + ends[side], minlength=tokens.size).reshape(tokens.shape)
             for name, values in (("tokens", tokens), ("sequences", extremes)):
                 column, term = f"gate{gate}_{name}_{side}", f"gate{gate} {name} {side}"
-                self.summed[term] = self._wide(values, axis + 1)
-                self.terms[column] = [Term(term, runs, axis + 2)]
+                self.made.summed[term] = self._wide(values, axis + 1)
+                self.made.terms[column] = [Term(term, runs, axis + 2)]
 
     def _weights(self, kept: Arrays) -> Arrays:
         zero = np.zeros_like(self.length)
@@ -220,12 +215,12 @@ class _BinnedPoints:
             made: Arrays = dict.fromkeys((*names, "squared_raw_weight_excess", "squared_weight_excess"), zero)
             made["squared_kept_weight"] = kept["count"]
             one = self._along_weights(np.ones(self.parts.count))
-            self.maxima = {"raw_weight": one, "-raw_weight": -one, "weight": one, "-weight": -one}
+            self.made.maxima = {"raw_weight": one, "-raw_weight": -one, "weight": one, "-weight": -one}
             return made
         if not self.weights.per_token:
             return self._sequence_weights(self.weights, kept)
         found = self.family.bounds.maxima(self.weights, self.segments, self.parts)
-        self.maxima = {name: self._along_weights(values) for name, values in found.items()}
+        self.made.maxima = {name: self._along_weights(values) for name, values in found.items()}
         if "excess" not in kept:
             return self._token_weights(self.weights)
         sums = weight_sums(self.weights, Selection.everything(self.segments))
@@ -244,7 +239,7 @@ class _BinnedPoints:
         if weights.ratios.extent[0] < SMALL_WEIGHT:  # 1 + 2 (w - 1) + (w - 1)^2 would lose digits
             wanted["ww"] = weights.raw**2
         rule, of = TokenBins.find(ratio, bounds.thresholds).narrow()
-        self.variants = of, *self.variants[1:]
+        self.made.variants = of, *self.made.variants[1:]
         tables = sum_token_table([rule, *self.on_tokens], list(wanted.values()), self.segments)
         kept: Arrays = dict(zip(wanted, tables, strict=True))
         every = {name: self._wide(_sum_others(sums, 1)) for name, sums in kept.items()}
@@ -254,10 +249,10 @@ class _BinnedPoints:
         if "ww" not in kept:
             kept["ww"] = kept["count"] + 2 * kept["e"] + kept["ee"]
         kept["mean"], kept["share"] = (kept["count"] + kept["e"]) / self.length, kept["count"] / self.length
-        self.kept |= {f"kept {name}": values for name, values in kept.items()}
-        self.fixed = {name: every[name] for name in ("count", "e")}
-        self.summed["ee"] = self.parts.sum(every["ee"])
-        self.summed["mean"], self.summed["share"] = (
+        self.made.passing |= {f"kept {name}": values for name, values in kept.items()}
+        self.made.fixed = {name: every[name] for name in ("count", "e")}
+        self.made.summed["ee"] = self.parts.sum(every["ee"])
+        self.made.summed["mean"], self.made.summed["share"] = (
             self.parts.sum(every[name] / self.length) for name in ("e", "count")
         )
         sides = {(1, 0): rule.thresholds.below, (0, 1): rule.thresholds.above}
@@ -277,13 +272,13 @@ class _BinnedPoints:
         means |= {powers: runs.sums(kept["share"], axis=1) for powers, runs in sides.items()}
         for ((a, b), x), ((c, d), y) in combinations_with_replacement(means.items(), 2):
             term = f"kept mean {(a, b)} times {(c, d)}"
-            self.kept[term] = x * y if x is y else 2 * x * y
+            self.made.passing[term] = x * y if x is y else 2 * x * y
             self._add_term("squared_sequence_weight", term, None, (a + c, b + d))
         self._add_term("weight_high", "count", rule.thresholds.above, (0, 0))
         (watched,) = sum_token_table([TokenBins.find(ratio, bounds.watched)], [None], self.segments)
-        self.summed |= {
+        self.made.summed |= {
             "raw_weight_excess": self.parts.sum(every["e"].sum(axis=1, keepdims=True)),
-            "squared_raw_weight_excess": self.summed["ee"].sum(axis=1, keepdims=True),
+            "squared_raw_weight_excess": self.made.summed["ee"].sum(axis=1, keepdims=True),
             "weight_low": self._along_weights(bounds.watched.below.sums(self.parts.sum(watched))),
         }
         return {"squared_kept_weight": self.length}  # no column uses it
@@ -295,7 +290,7 @@ class _BinnedPoints:
         factor = None
         if any(powers):
             factor = self.family.bounds.factor(*powers, origin).reshape(-1, *(1,) * (len(self.family.grid) - 1))
-        self.terms.setdefault(name, []).append(Term(term, runs, factor=factor))
+        self.made.terms.setdefault(name, []).append(Term(term, runs, factor=factor))
 
     def _sequence_weights(self, weights: Weights, kept: Arrays) -> Arrays:
         bounds, raw, lengths = self.family.bounds, weights.raw_excess[:, None], self.segments.sizes[:, None]
@@ -315,7 +310,7 @@ class _BinnedPoints:
             "squared_kept_weight": self._wide(weight * weight) * kept["count"],
         }
         found = {"raw_weight": product, "-raw_weight": -product, "weight": weight, "-weight": -weight}
-        self.maxima = {name: self._along_weights(self.parts.largest(values)) for name, values in found.items()}
+        self.made.maxima = {name: self._along_weights(self.parts.largest(values)) for name, values in found.items()}
         return made
 
     def _catastrophic(self) -> NDArray[Any] | None:

@@ -1,11 +1,23 @@
-"""The metrics of the mismatch and of corrections: tables of metrics.yaml, and formulas that are no ratio of sums."""
+"""The metrics of the mismatch, of corrections and of optional data: tables of metrics.yaml, sums and formulas.
+
+Optional data are weight versions, reference KL, experts and recorded distributions.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Bools, Float64s, Segments, TokenBatch
+from mismatchctl.core.losses import KL_KINDS, LOW_VAR_BOUND
+from mismatchctl.core.ratios import INTERVALS, TAUS, Ratios, compute_k3
 from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction
+from mismatchctl.measure.columns import Columns
 from mismatchctl.measure.metrics.metric import (
     NO_TOKEN,
     Formula,
@@ -210,3 +222,356 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
         for level in ("tokens", "sequences")
         for side in ("low", "high")
     )  # fmt: skip
+
+
+ROLLOUT_TOP_COLUMN = "rollout_top_log_probs"
+OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")
+"""Columns that the rollout is compared with: the trainer's, or else those of a scorer with the same weights."""
+DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
+MIN_REST = 1e-6
+"""Minimum probability of the remaining tokens, because a sum of float32 probabilities is only this precise."""
+MIN_TOP_LOG_PROB = -700.0
+"""Smaller log-probs count as this value, whose exp is still above 0."""
+MAX_ROUNDED_LOG_PROB = 1e-3
+"""Largest log-prob that counts as rounding. A larger log-prob makes the distribution at its position invalid."""
+
+
+def distribution_columns(block: TokenBatch, ratios: Ratios) -> Columns:
+    """Count tokens with two distributions and sum their divergences, per sequence [S]."""
+    rollout, train = block.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(block.extra_columns)
+    if rollout is None or train is None or rollout.shape != train.shape:
+        return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
+    known: NDArray[Any] = np.all(
+        (rollout <= MAX_ROUNDED_LOG_PROB) & (train <= MAX_ROUNDED_LOG_PROB), axis=1
+    )  # the comparison is False for NaN
+    values = {"top": np.ones(len(known)), **compare_distributions(rollout, train)}
+    segments = block.segments
+    return {name: segments.sum(segments.from_host(np.where(known, values[name], 0.0))) for name in DISTRIBUTION_NAMES}
+
+
+def find_other_top(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
+    """Return the log-probs of the rollout's most likely tokens on the other side."""
+    return next((tokens[name] for name in OTHER_TOP_COLUMNS if name in tokens), None)
+
+
+def compare_distributions(rollout: NDArray[Any], train: NDArray[Any]) -> dict[str, Float64s]:
+    """Compute divergences [T] of rollout and trainer from the log-probs of k tokens [T, k]."""
+    a, b = (np.clip(side.astype(np.float64), MIN_TOP_LOG_PROB, MAX_ROUNDED_LOG_PROB) for side in (rollout, train))
+    p, q = np.where(rollout == -np.inf, 0.0, np.exp(a)), np.exp(b)
+    mass_p, mass_q = p.sum(axis=1), q.sum(axis=1)
+    rest_p, rest_q = (np.maximum(1 - mass, MIN_REST) for mass in (mass_p, mass_q))
+    apart = np.abs(p - q).sum(axis=1)
+    return {
+        "top_kl": (p * (a - b)).sum(axis=1) + rest_p * np.log(rest_p / rest_q),
+        "top_tv": (apart + np.abs(rest_p - rest_q)) / 2,
+        "top_tv_most": (apart + rest_p + rest_q) / 2,
+        "top_mass_rollout": mass_p,
+        "top_mass_train": mass_q,
+        "top_agrees": (np.argmax(a, axis=1) == np.argmax(b, axis=1)).astype(np.float64),
+    }
+
+
+BEYOND_NAMES = tuple(f"beyond@{tau:g}" for tau in TAUS)
+SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
+
+
+def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
+    """Count tokens and sequences with ratios close to 1, tokens with ratios far from 1, and sum lengths^1.5."""
+    lengths = block.segments.lengths.astype(np.float64)
+    low, high = INTERVALS[:, 0]
+    mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
+    near = (mean >= low) & (mean <= high) & (lengths > 0)
+    outside, *beyond = ratios.outside_counts
+    return dict(zip(SPREAD_NAMES, (lengths - outside, near.astype(np.float64), lengths**1.5, *beyond), strict=True))
+
+
+VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
+
+
+def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
+    """Sum the age of tokens. Count tokens with a known age, tokens with a positive age and sequences with versions."""
+    segments = Segments(block.segments.offsets)  # versions stay on the host
+    unknown = np.full(len(block), np.nan)
+
+    def of_tokens(column: str) -> Float64s:
+        if column in block.extra_columns:
+            return block.extra_columns[column].astype(np.float64)
+        of_sequences = block.columns.get(column, unknown)
+        return segments.spread(unknown if of_sequences.dtype == object else of_sequences).astype(np.float64)
+
+    versions = of_tokens("rollout_version")
+    behind, told = of_tokens("train_version") - versions, np.isfinite(versions)
+    aged = np.isfinite(behind)
+    newest, oldest = segments.max(np.where(told, versions, -np.inf)), segments.min(np.where(told, versions, np.inf))
+    sums = [segments.sum(values) for values in (np.where(aged, behind, 0.0), aged, aged & (behind > 0))]
+    flags = [values.astype(np.float64) for values in (newest > oldest, newest >= oldest)]
+    return dict(zip(VERSION_NAMES, (*sums, *flags), strict=True))
+
+
+REWARD_NAMES = ("reward", "rewarded")
+
+
+def reward_columns(block: TokenBatch, ratios: Ratios) -> Columns:
+    rewards = block.columns.get("reward", np.full(len(block), np.nan))
+    numbers = np.full(len(block), np.nan) if rewards.dtype == object else rewards.astype(np.float64)
+    known = np.isfinite(numbers) & (block.segments.lengths > 0)
+    return dict(zip(REWARD_NAMES, (np.where(known, numbers, 0.0), known.astype(np.float64)), strict=True))
+
+
+KL_NAMES = (
+    "kl_tokens", "kl_sequences",
+    *(f"kl_{kind}{weight}{mean}" for kind in KL_KINDS for weight in ("", "_unbiased") for mean in ("", "_mean")),
+)  # fmt: skip
+
+
+def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
+    """Estimate the KL of the current policy (or else the trainer's recomputation) to the reference policy."""
+    policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
+    known = np.zeros(len(block)) if reference is None else block.has_log_probs("ref").astype(np.float64)
+    lengths = block.segments.lengths * known
+    columns = {"kl_tokens": lengths, "kl_sequences": (lengths > 0).astype(np.float64)}
+    if reference is None:
+        return columns | {name: np.zeros(len(block)) for name in KL_NAMES[2:]}
+    scored = block.segments.spread(known > 0)
+    log_ratio = np.where(scored, policy.astype(np.float64) - reference.astype(np.float64), 0.0)
+    importance = np.exp(policy.astype(np.float64) - block.train.astype(np.float64))
+    for kind in KL_KINDS:
+        found = _estimate(log_ratio, kind, None), _estimate(log_ratio, kind, importance)
+        for name, values in zip((f"kl_{kind}", f"kl_{kind}_unbiased"), found, strict=True):
+            columns[name] = block.segments.sum(values)
+            columns[f"{name}_mean"] = columns[name] / np.maximum(lengths, 1)
+    return columns
+
+
+def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
+    """Compute `kl_estimate` in float64. The kind low_var is multiplied by the importance weight and then clipped."""
+    x = log_ratio
+    with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
+        exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)
+        weighted = exact if importance is None else importance * exact
+    return np.clip(weighted, -LOW_VAR_BOUND, LOW_VAR_BOUND) if kind == "low_var" else weighted
+
+
+LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
+"""Possible numbers of experts per layer. The largest number without a repeated expert in a layer is used."""
+WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
+ROUTING_NAMES = (
+    "routed",
+    "routed_k3",
+    "routed_sequences",
+    *(f"{name}@{k}" for name in WIDTH_NAMES for k in LAYER_WIDTHS),
+)
+
+
+def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
+    """Count tokens with known experts, and sum their K3.
+
+    For each possible number of experts per layer, tokens with different experts on the two sides are counted.
+
+    A token is rerouted if the sets of experts differ in a layer.
+    """
+    rollout, train = (block.extra_columns.get(f"{side}_experts") for side in ("rollout", "train"))
+    lost = rollout is None or train is None or rollout.shape != train.shape
+    if rollout is None or train is None or lost:
+        return {name: np.zeros(len(block)) for name in ROUTING_NAMES}
+    segments = block.segments
+
+    def total(flags: Bools, values: Float64s | None = None) -> Float64s:
+        there = segments.from_host(flags)
+        return segments.sum(there if values is None else np.where(there, values, 0.0))
+
+    known = ~(np.isnan(rollout).any(axis=1) | np.isnan(train).any(axis=1))
+    columns = {"routed": total(known), "routed_k3": total(known, ratios.k3)}
+    columns["routed_sequences"] = (columns["routed"] > 0).astype(np.float64)
+    for width in LAYER_WIDTHS:
+        fits, same = _compare_routing(rollout, train, width)
+        rerouted = total(known & ~same)
+        columns[f"repeats@{width}"] = total(known & ~fits)
+        columns[f"rerouted@{width}"] = rerouted
+        columns[f"rerouted_k3@{width}"] = total(known & ~same, ratios.k3)
+        columns[f"rerouted_sequences@{width}"] = (rerouted > 0).astype(np.float64)
+    return columns
+
+
+def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
+    """Return two flags per token [T]: no layer repeats an expert, and rollout and trainer have the same experts."""
+    tokens, chosen = rollout.shape
+    if chosen % width:
+        never = np.zeros(tokens, np.bool_)
+        return never, never
+    layers = tokens, chosen // width  # the shape is explicit, because numpy cannot infer it without tokens
+    a, b = (np.sort(side.reshape(*layers, width), axis=2) for side in (rollout, train))
+    return (np.diff(a, axis=2) != 0).all(axis=(1, 2)), (a == b).all(axis=(1, 2))
+
+
+def _part_share(whole: str, own: str, other: str) -> Formula:
+    """Return the formula of sum(w a) / sum(w^2) for w = a + b, from sums of squares."""
+    return lambda t: (t[whole] + t[own] - t[other]) / (2 * t[whole])
+
+
+def _correlation(a: str, b: str, whole: str, sign: float) -> Formula:
+    """Return the formula of Pearson's correlation of a and b over tokens, from sums of squares."""
+
+    def value(t: Totals) -> Number:
+        tokens = t["tokens"]
+        mean_a, mean_b = t[f"{a}log_ratio"] / tokens, t[f"{b}log_ratio"] / tokens
+        squares = t[f"{a}square"] / tokens, t[f"{b}square"] / tokens
+        product = sign * (t[whole] / tokens - squares[0] - squares[1]) / 2
+        return (product - mean_a * mean_b) / np.sqrt(
+            nonzero_variance(squares[0], mean_a) * nonzero_variance(squares[1], mean_b)
+        )
+
+    return value
+
+
+SPLITS = {
+    "total": read_metrics(
+        "total",
+        {
+            "total_share_mismatch": _part_share("square", "mismatch_square", "drift_square"),
+            "total_share_drift": _part_share("square", "drift_square", "mismatch_square"),
+            "total_correlation": _correlation("mismatch_", "drift_", "square", 1.0),
+            "total_k3_together": lambda t: (t["k3"] - t["mismatch_k3"] - t["drift_k3"]) / t["tokens"],
+        },
+    ),
+    "train_reference": read_metrics(
+        "sides",
+        {
+            "share_rollout": _part_share("mismatch_square", "rollout_reference_square", "square"),
+            "share_train": _part_share("mismatch_square", "square", "rollout_reference_square"),
+            "sides_correlation": _correlation("", "rollout_reference_", "mismatch_square", -1.0),
+        },
+    ),
+}
+"""Metrics by the name of the pair whose columns they use."""
+
+
+_ESTIMATES = {"k1": "x", "k2": "x^2 / 2", "k3": "exp(-x) - 1 + x", "low_var": "exp(-x) - 1 + x"}
+_AGGREGATIONS = (
+    ("token-mean", "", "{} / kl_tokens", "mean over tokens"),
+    ("seq-mean-token-sum", "_seq_sum", "{} / kl_sequences",
+     "sum over tokens of a sequence, mean over sequences with a token"),
+    ("seq-mean-token-mean", "_seq_mean", "{}_mean / kl_sequences",
+     "mean over tokens of a sequence, mean over sequences with a token"),
+)  # fmt: skip
+"""Ways to aggregate a KL per token, with the suffix of the metric, the formula and a description."""
+
+
+def _kl_metrics(kind: str, unbiased: bool) -> Iterator[Metric]:
+    suffix = "_unbiased" if unbiased else ""
+    weighted = f"exp(current - train) * ({_ESTIMATES[kind]})" if unbiased else _ESTIMATES[kind]
+    if kind == "low_var":  # the bound applies to the weighted estimate
+        weighted += f" within +-{LOW_VAR_BOUND:g}"
+    for aggregation, ending, formula, words in _AGGREGATIONS:
+        yield Metric(
+            f"ref_{kind}{suffix}{ending}",
+            f"KL to the reference policy: {kind}{', unbiased' if unbiased else ''}, {aggregation}",
+            "nats/token" if aggregation != "seq-mean-token-sum" else "nats",
+            f"{weighted}, x = current minus ref log-prob (train minus ref without current log-probs): {words}",
+            "The penalty that the trainer would compute" + (
+                ", weighted by current / train so that its gradient equals the gradient of the KL (DeepSeek-V3.2)."
+                if unbiased else ", biased if the policy has moved since sampling."
+            ),
+            "Schulman 2020, Approximating KL Divergence", "no sequence has ref_log_probs",
+            read_formula(formula.format(f"kl_{kind}{suffix}")), better="",
+        )  # fmt: skip
+
+
+KL_METRICS = tuple(metric for kind in KL_KINDS for unbiased in (False, True) for metric in _kl_metrics(kind, unbiased))
+
+
+def _widest_column(name: str) -> Formula:
+    """Return the formula of a column at the largest number of layers without repeated experts."""
+
+    def value(t: Totals) -> Number:
+        found = t[f"{name}@{LAYER_WIDTHS[0]}"]
+        for width in LAYER_WIDTHS[1:]:
+            found = np.where(np.real(t[f"repeats@{width}"]) == 0, t[f"{name}@{width}"], found)
+        return found
+
+    return value
+
+
+_REROUTED, _REROUTED_K3 = _widest_column("rerouted"), _widest_column("rerouted_k3")
+_ROUTING_METRICS = read_metrics(
+    "routing",
+    {
+        "routing_differs": lambda t: _REROUTED(t) / t["routed"],
+        "routing_sequences": lambda t: _widest_column("rerouted_sequences")(t) / t["routed_sequences"],
+        "routing_k3": lambda t: _REROUTED_K3(t) / _REROUTED(t),
+        "routing_k3_elsewhere": lambda t: (t["routed_k3"] - _REROUTED_K3(t)) / (t["routed"] - _REROUTED(t)),
+        "routing_k3_share": lambda t: _REROUTED_K3(t) / t["routed_k3"],
+    },
+)
+
+
+def _largest_k3(maxima: Mapping[str, Any]) -> Any:
+    """Return the largest K3 of a token, which is at an extreme of the log ratio."""
+    return compute_k3(np.array([maxima["log_ratio"], -maxima["-log_ratio"]])).max(axis=0)
+
+
+def _bound_formula(of_lengths: Callable[[Totals, float], Number]) -> Tail:
+    return lambda t, tails: float(of_lengths(t, float(_largest_k3(tails.maxima))) / t["sequences"])
+
+
+SPREAD_METRICS = (
+    *(
+        Metric(
+            f"beyond_{tau:g}".replace(".", "_"),
+            f"F({tau:g}), ratios more than {tau:g} times off",
+            "fraction",
+            f"share of tokens with max(exp(x), exp(-x)) > {tau:g}",
+            f"Share of tokens outside bounds of {tau:g} and its inverse.",
+            "mismatchctl",
+            NO_TOKEN,
+            read_formula(f"{column} / tokens"),
+        )
+        for tau, column in zip(TAUS, BEYOND_NAMES, strict=True)
+    ),
+    *read_metrics(
+        "spread",
+        {"logit_shift": lambda t: t["log_ratio"] / (t["tokens"] - t["reference_prob"])},
+        extremes={"k3_max": _largest_k3},
+        tails={
+            "bound_classical": _bound_formula(lambda t, largest: largest * (t["squared_length"] - t["tokens"])),
+            "bound_marginal": _bound_formula(lambda t, largest: largest * t["length^1.5"] * 4 / 3),
+            "bound_mixed": _bound_formula(
+                lambda t, largest: 2 * t["tokens"] * np.sqrt(largest * t["k3"] / t["sequences"])
+            ),
+        },
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Facet:
+    """Optional metrics that need certain columns."""
+
+    section: str  # heading
+    needs: frozenset[str]  # required columns of the schema
+    names: tuple[str, ...]  # names of the facet's sums, in order
+    columns: Callable[[TokenBatch, Ratios], Columns]  # function that computes the facet's sums
+    metrics: tuple[Metric, ...]
+    either: tuple[str, ...] = ()  # one of these columns is also required, unless empty
+
+    def is_available(self, has: Collection[str]) -> bool:
+        return self.needs <= set(has) and (not self.either or any(name in has for name in self.either))
+
+
+FACETS = (
+    Facet("Spread of ratios", frozenset(), SPREAD_NAMES, spread_columns, SPREAD_METRICS),
+    Facet("Weight versions", frozenset({"rollout_version"}), VERSION_NAMES, version_columns, read_metrics("versions")),
+    Facet("Reward", frozenset({"reward"}), REWARD_NAMES, reward_columns, read_metrics("reward")),
+    Facet("KL to the reference policy", frozenset({"ref_log_probs"}), KL_NAMES, kl_columns, KL_METRICS),
+    Facet("Routing", frozenset({"rollout_experts", "train_experts"}), ROUTING_NAMES, routing_columns, _ROUTING_METRICS),
+    Facet(
+        "Distributions",
+        frozenset({ROLLOUT_TOP_COLUMN}),
+        DISTRIBUTION_NAMES,
+        distribution_columns,
+        read_metrics("top"),
+        either=OTHER_TOP_COLUMNS,
+    ),
+)
+"""All groups of optional metrics. A dump has the facets whose columns it contains."""
+FACET_METRICS: tuple[Metric, ...] = sum((facet.metrics for facet in FACETS), ())
