@@ -46,7 +46,7 @@ def compute_token_loss(text: str, batch: TokenBatch) -> LossTerm | None:
 def _surrogate_term(
     kind: str, numbers: Mapping[str, float], batch: TokenBatch, advantages: Float64s, log_probs: Floats
 ) -> tuple[LossTerm, Bools]:
-    """Return the surrogate loss, and the tokens where a clip, a bound or a gate decides the loss."""
+    """Return the surrogate loss, and the tokens whose loss a clip, a bound or a gate decides."""
     segments, current = batch.segments, log_probs.astype(np.float64)
     low, high = numbers.get("low", 0.0), numbers.get("high", np.inf)
     anchor = batch.rollout if kind in OWN_RATIO_LOSSES else batch.train

@@ -160,7 +160,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return flags of sequences that pass all gates on whole sequences, or None. Record the rejections."""
+        """Return flags of sequences that pass all gates on whole sequences, and record the rejections."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
@@ -476,7 +476,7 @@ class ClosedFamily:
 
 
 def family_factors(family: CorrectionFamily, group: FamilySums) -> ScopeFactors | None:
-    """Return the divisors of the weights in each micro-batch of a group, or None without normalization."""
+    """Return the divisors of the weights in each micro-batch of a group, if its weights are normalized."""
     rule, table = family.correction.weight, group.totals
     if rule is None or rule.normalize == "none":
         return None

@@ -31,7 +31,7 @@ def is_worth_compiling(tokens: int) -> bool:
 
 
 def find_devices() -> tuple[tuple[str, ...], str]:
-    """Return the names of the GPUs, or the reason why there are none."""
+    """Return the names of the GPUs, or the reason for an empty list."""
     try:
         import torch
 
