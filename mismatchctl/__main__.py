@@ -6,6 +6,8 @@ import contextlib
 import gc
 import sys
 import warnings
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 from mismatchctl.errors import EXIT_INTERRUPTED
 from mismatchctl.io.process import end_on_signal, install_handlers, signal_exit_code
@@ -14,12 +16,25 @@ _COLLECT_AFTER = 300_000
 """Number of new objects that starts a garbage collection: far more than imports create."""
 
 
+class _PandasBlocker:
+    """Makes `import pandas` fail. Commands do not use it, and pyarrow imports it at its first conversion (0.25 s)."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == "pandas" else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        raise ModuleNotFoundError("commands do not use pandas", name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Never called, but importlib requires it."""
+
+
 def main() -> None:
     """Entry point of the command: install signal handlers before anything slow is imported."""
     install_handlers()
     if not sys.warnoptions:  # values that are not finite have our own messages
         warnings.simplefilter("ignore", RuntimeWarning)
-    sys.modules["pandas"] = None  # type: ignore[assignment] # pyarrow would import it for nothing (0.25 s)
+    sys.meta_path.insert(0, _PandasBlocker())
     try:
         try:
             gc.set_threshold(_COLLECT_AFTER)

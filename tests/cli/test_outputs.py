@@ -131,6 +131,17 @@ def test_analyze_does_not_import_pandas(run_name: str) -> None:
     assert done.stdout and "pyarrow.lib\n" in done.stderr and "pandas.core" not in done.stderr
 
 
+@pytest.mark.process
+def test_a_process_reads_rows_of_one_token(tmp_path: Path) -> None:
+    """pyarrow looks for pandas if it converts arrays of numpy, as for rows of one token."""
+    file = tmp_path / "long.csv"
+    file.write_text("sequence_id,rollout_log_probs,train_log_probs\na,-1.0,-1.5\na,-0.5,-0.25\n")
+    command = [sys.executable, "-m", "mismatchctl", "analyze", str(file), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["runs"]["long"]["overall"]["metrics"]["tokens"]["value"] == 2
+
+
 def test_check_groups_similar_files_of_several_paths(dump: Path, tmp_path: Path) -> None:
     bad = write_dump(tmp_path / "bad", bad=float("nan"))
     (bad / "broken.parquet").write_bytes(b"PAR1")
