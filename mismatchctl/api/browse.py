@@ -200,10 +200,7 @@ class TokenView:
 
 
 def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
-    """Parse `PATH:ROW` arguments.
-
-    Without arguments, return the sequences with the largest absolute sum of log ratios.
-    """
+    """Parse `PATH:ROW` arguments, or return the sequences with the largest absolute sum of log ratios."""
     if not texts:
         worst = [
             (one.file, one.row, abs(one.log_ratio_sum)) for run in result.runs.values() for one in run.worst_sequences
@@ -228,10 +225,7 @@ def browse(
     vocabulary: str | Path | None = None,
     on_bad: BadDataPolicy = "error",
 ) -> TokenView:
-    """Read some sequences of a dump token by token.
-
-    If no `vocabulary` (a tokenizer.json, `bytes` or `ids`) is given, it is guessed from the token ids.
-    """
+    """Read sequences token by token. Without a `vocabulary`, it is guessed from the token ids."""
     rows = read_rows(paths, places, rename or {}, on_bad)
     found = load_vocabulary(vocabulary, [row.ids for row in rows])
     applied = apply_corrections(paths, corrections, rows, rename or {}, on_bad)

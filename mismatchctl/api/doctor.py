@@ -134,10 +134,7 @@ def inspect_machine() -> Machine:
 
 
 def list_dependencies() -> list[Dependency]:
-    """List the dependencies of this package without its tests.
-
-    The list is empty if the metadata of this package is not installed.
-    """
+    """List the dependencies of this package, or none if the metadata of this package is not installed."""
     try:
         declared = [Requirement(text) for text in importlib.metadata.requires(PACKAGE_NAME) or ()]
     except importlib.metadata.PackageNotFoundError:

@@ -111,10 +111,7 @@ class Integration:
 
 
 def read_integration(name: str) -> Integration:
-    """Read the snippets and places of a framework.
-
-    The name of the framework may be written in any case, with - or _.
-    """
+    """Read the snippets and places of a framework, whose name is written in any case, with - or _."""
     places = _read_places()
     known = {re.sub("[-_ .]", "", each): each for each in places}
     found = known.get(re.sub("[-_ .]", "", name.lower()))
@@ -162,10 +159,7 @@ def _split_snippet(code: str) -> dict[str, str]:
 
 
 def find_source(file: str, root: Path | None) -> Path | None:
-    """Find a framework's file below `root`, the working directory or the folders of installed packages.
-
-    The package is not imported.
-    """
+    """Find a file of a framework below `root`, the working directory or an installed package, without an import."""
     parts = Path(file).parts
     package = next(part for part in parts if part != "src")
     folders = [root] if root else [Path.cwd(), *_package_parents(package)]

@@ -144,10 +144,7 @@ def _rejection_finding(run: RunResult, correction: Correction, what: str, place:
 
 
 def _check_sampling(framework: Framework, native: Mapping[str, Any]) -> Iterator[LintMessage]:
-    """Find settings that make the recorded log-probs differ from the sampling distribution.
-
-    Settings that the trainer applies to its own log-probs are not reported.
-    """
+    """Find settings that change the sampling distribution and that the trainer does not apply to its log-probs."""
     try:
         correction, table = framework.correction(native), read_file(framework.name, "sampling.yaml")
     except ConfigError:

@@ -198,10 +198,7 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Read logs, recognize their mismatch metrics, and measure the trend of each metric.
-
-    If two runs have the same name, the name of their file is used.
-    """
+    """Recognize the mismatch metrics of logs, and measure their trends. Runs with equal names are named by file."""
     found: list[tuple[str | Path, LoggedRun]] = []
     count = 0
     for path in paths:

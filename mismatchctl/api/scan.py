@@ -27,7 +27,6 @@ from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.measure.cluster_table import LabelValue
 from mismatchctl.measure.reduction import split_steps
-from mismatchctl.results.model import Result
 
 NO_MICRO_BATCHES = "the dump lacks the column micro_batch"
 
@@ -76,19 +75,6 @@ def whole_step_warning(corrections: Iterable[Correction]) -> str:
     )
 
 
-def add_whole_step_warning(result: Result, corrections: Iterable[Correction]) -> None:
-    names = [correction.name for correction in corrections if correction.normalizes_micro_batches]
-    if not names:
-        return
-    factors = [run.overall.corrections[names[0]]["normalization_factor"].value for run in result.runs.values()]
-    known = [f"{factor:.6g}" for factor in factors if factor is not None]
-    divided = f"weights of {names[0]} are divided by {', '.join(known)} in the mean; " if known else ""
-    result.warnings.append(
-        f"{whole_step_warning(corrections)}: {divided}with one row in each micro-batch, the "
-        f"mean weight of every sequence becomes 1"
-    )
-
-
 RunStep = tuple[str, LabelValue]
 """A run and one of its steps."""
 _PLACE_COLUMN = "\0place"
@@ -112,10 +98,7 @@ class TrimThresholds:
 
 
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
-    """Compute the thresholds of gates with `over: batch` for all steps.
-
-    If a correction has such a gate, this reads the dump again.
-    """
+    """Compute the thresholds of gates with `over: batch` for all steps, in one more pass over the dump."""
     gates = _batch_gates(corrections)
     units = dump.units if gates else ()
     return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))

@@ -66,10 +66,7 @@ class DumpWatcher:
     _left_out: set[str] = field(default_factory=set, init=False)
 
     def snapshots(self) -> Iterator[Snapshot | None]:
-        """Yield the result of each check that found new data.
-
-        If there are no files yet, yield None once.
-        """
+        """Yield the result of each check that found new data, and None once if there are no files yet."""
         engine = IncrementalEngine(LocalEngine(self.threads))
         before, failures = None, list[DataError]()
         since, reported_empty = self.clock(), False
@@ -122,10 +119,7 @@ class DumpWatcher:
         return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, self.unfinished, left_out)
 
     def _find_complete_files(self) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return the complete files, and the files that are still being written.
-
-        A complete file has a footer, or did not change between two looks.
-        """
+        """Return the complete files, with a footer or unchanged since the last look, and the unfinished files."""
         try:
             found, _ = discover_files(self.paths)
         except DataError:

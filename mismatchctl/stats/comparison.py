@@ -356,6 +356,6 @@ def _difference_error(exchange: SampleExchange, new: Float64s, old: Float64s) ->
     if min(n, m) < 2:
         return None, 0
     new, old = new * math.sqrt(n / (n - 1)), old * math.sqrt(m / (m - 1))
-    _, first, second = np.intersect1d(exchange.new, exchange.old, assume_unique=True, return_indices=True)
+    _, first, second = exchange.pairs
     both = float(np.sum(new[first] * old[second]))
     return math.sqrt(max(float(np.sum(new**2) + np.sum(old**2)) - 2 * both, 0.0)), min(n, m) - 1

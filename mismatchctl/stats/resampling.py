@@ -6,11 +6,12 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Float64s
+from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.core.formatting import INTERVAL_LEVEL
 from mismatchctl.measure.cluster_table import Hashes, mix_hashes
 from mismatchctl.stats.samples import ClusterSample, TableMetric
@@ -106,9 +107,15 @@ class SampleExchange:
     old: Hashes
     level: float = 0.05
 
+    @cached_property
+    def pairs(self) -> tuple[Hashes, Ints, Ints]:
+        """Return the clusters that both samples contain, and their rows in the new and in the old sample."""
+        found: tuple[Hashes, Ints, Ints] = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
+        return found
+
     @property
     def common(self) -> int:
-        return len(np.intersect1d(self.new, self.old, assume_unique=True))
+        return len(self.pairs[0])
 
     @property
     def relabelings(self) -> int:
@@ -133,7 +140,7 @@ class SampleExchange:
         found = shares.copy()
         if self.relabelings <= self._drawn:
             return found
-        _, first, second = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
+        _, first, second = self.pairs
         differences = new[first] - old[second]
         single = np.concatenate([np.delete(new, first, axis=0), np.delete(old, second, axis=0)])
         chosen = len(self.new) - len(first)
@@ -152,7 +159,7 @@ class SampleExchange:
 
     def labels(self) -> Iterator[Labels]:
         """Yield random labels of the rows [R, n + m]: 1 means new."""
-        paired, first, second = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
+        paired, first, second = self.pairs
         every = np.arange(len(self.new) + len(self.old))
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
         single = np.concatenate([self.new, self.old])[rows]

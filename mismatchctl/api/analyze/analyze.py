@@ -26,7 +26,7 @@ from mismatchctl.api.analyze.run_log import (
     require_shared_steps,
     step_label,
 )
-from mismatchctl.api.scan import DumpReading, UnitBatches, add_whole_step_warning, number_micro_batches
+from mismatchctl.api.scan import DumpReading, UnitBatches, number_micro_batches, whole_step_warning
 from mismatchctl.core.batch import Float64s, Segments, TokenBatch
 from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
 from mismatchctl.corrections.application import adjacent_segments
@@ -265,7 +265,7 @@ def analyze(
         }
     summarize_runs(result, baseline)
     if unnamed and micro_batches is None:
-        add_whole_step_warning(result, corrections)
+        result.warnings.append(whole_step_warning(corrections))
     if framework is not None:
         _add_replays(result, framework, replays)
     if log is not None:

@@ -93,7 +93,8 @@ def _read_sources(
     """Return all runs of all arguments in order, with unique names, and a list of warnings."""
     sources: list[ComparedRun] = []
     warnings: list[str] = []
-    for source, path in zip(given, _source_titles(given), strict=True):
+    for source in given:
+        path = _source_title(source)
         saved = isinstance(source, Result) or (isinstance(source, str) and is_result(source))
         result = source if isinstance(source, Result) else read_result(str(source)) if saved else analyze_source(source)
         warnings += [warning for warning in result.warnings if warning not in warnings]
@@ -112,16 +113,10 @@ def _read_sources(
     return named, [*warnings, *prompt_notes(source.run for source in named), *_storage_warnings(named)]
 
 
-def _source_titles(given: Sequence[DumpSource | Result]) -> Iterator[str]:
-    in_memory, number = sum(not isinstance(source, str) for source in given), 0
-    for source in given:
-        number += not isinstance(source, str)
-        if isinstance(source, str):
-            yield source
-        elif isinstance(source, MemoryTable):
-            yield source.title
-        else:
-            yield "the Result in memory" if in_memory == 1 else f"Result {number} in memory"
+def _source_title(source: DumpSource | Result) -> str:
+    if isinstance(source, str):
+        return source
+    return source.title if isinstance(source, MemoryTable) else "the Result in memory"
 
 
 def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:

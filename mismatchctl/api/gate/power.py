@@ -53,28 +53,27 @@ class ClusterSizes:
         new, old = (shared + round((each - self.shared) / fold) for each in (self.new, self.old))
         return ClusterSizes(new, old, shared)
 
-    def fold(self, known: int) -> int:
-        """Return the number of clusters that are merged into one, given the known clusters of the smaller dump."""
-        return max(min(self.new, self.old, known) // _MAX_EXACT_CLUSTERS, 1)
-
     @property
     def least_p(self) -> float:
         many = min(self.new, self.old) >= _MAX_EXACT_CLUSTERS
         return 0.0 if many else 1 / count_relabelings(self.new, self.old, self.shared)
 
 
-@dataclass(frozen=True)
-class ClusterPopulation:
-    """Clusters of a new dump and of a baseline, with the shared clusters first."""
+class _SimulatedGate:
+    """The gate's test of dumps of some size, whose clusters are drawn from known clusters with a planted rise.
 
-    sample: ClusterSample
-    shared: int = 0
-    second: int = 0  # first cluster of the baseline
-    fold: int = 1  # original clusters per row
+    Without a baseline, dumps do not share clusters. Shared clusters come first in a sample.
+    """
 
-    @classmethod
-    def of(cls, sample: ClusterSample, baseline: ClusterSample | None = None, fold: int = 1) -> ClusterPopulation:
-        """Combine a sample with its baseline, if there is one. `fold` clusters are merged into one."""
+    def __init__(
+        self, sample: ClusterSample, baseline: ClusterSample | None, sizes: ClusterSizes, metric: TableMetric,
+        allowance: Allowance, level: float,
+    ) -> None:  # fmt: skip
+        known = len(sample) if baseline is None else min(len(sample), len(baseline))
+        fold = max(min(sizes.new, sizes.old, known) // _MAX_EXACT_CLUSTERS, 1)  # clusters that are merged into one
+        self._sizes, self._drawn, self._level, self._metric, self._allowance = (
+            sizes, sizes.over(fold), level, metric, allowance,
+        )  # fmt: skip
         if baseline is None:
             names, blocks = list(sample.names), [sample.sums[:0], _fold_rows(sample.sums, fold), sample.sums[:0]]
         else:
@@ -83,59 +82,60 @@ class ClusterPopulation:
             for each, place in zip((sample, baseline), places, strict=True):
                 sums = each.sums[:, [each.columns[name] for name in names]]
                 blocks += [_fold_rows(sums[place], fold), _fold_rows(np.delete(sums, place, axis=0), fold)]
-        sums, second = np.concatenate(blocks), len(blocks[0]) + len(blocks[1])
-        keys = np.arange(len(sums), dtype=np.uint64)
-        return cls(ClusterSample(keys, tuple(names), sums), len(blocks[0]), second if baseline is not None else 0, fold)
+        sums, self._shared = np.concatenate(blocks), len(blocks[0])
+        self._second = 0 if baseline is None else len(blocks[0]) + len(blocks[1])  # first cluster of the baseline
+        self._sample = ClusterSample(np.arange(len(sums), dtype=np.uint64), tuple(names), sums)
+        self._layers = K3Layers.from_sample(self._sample) if is_layered(metric, lower=False) else None
+
+    @property
+    def is_possible(self) -> bool:
+        """Return True if the metric is positive and the dumps have enough clusters."""
+        value = self._metric.of(self._sample)
+        finite = self._layers is None or bool(np.isfinite(self._layers.k3).all())
+        return self._sizes.least_p <= self._level and math.isfinite(value) and value > 0 and finite
+
+    def detects(self, factor: float) -> bool:
+        """Return True if the gate fails often enough when the metric of each cluster is multiplied by `factor`."""
+        values, weights = self._plant(factor)
+        pairs = np.arange(self._shared)
+        ways = np.concatenate([pairs, pairs + self._second]), np.concatenate([pairs + self._second, pairs])
+        new, old = values
+        rows, mixed, apart = len(new), np.concatenate(values), new[ways[0]] - old[ways[1]]
+        risen, plain = (tuple(np.repeat(chances, rows) / rows) for chances in ((1.0, 0.0), (0.0, 1.0)))
+        drawn, least_p = self._drawn, self._sizes.least_p
+        seen = _draw_scores(apart, mixed, drawn, risen, plain)
+        chance = drawn.new / max(drawn.new + drawn.old, 1)
+        either = tuple(np.repeat([chance / rows, (1 - chance) / rows], rows).tolist())
+        null = _draw_scores(np.concatenate([apart, -apart]), mixed, drawn, either, either)
+        shares, resolved = weights / weights.sum(), max(self._level, _MIN_RESOLVED_LEVEL)
+        critical = _critical_p_value(null, shares, least_p, resolved) / resolved * self._level
+        power = np.mean((seen >= _critical_scores(critical * shares, least_p)).any(axis=1))
+        return bool(power >= TARGET_POWER)
+
+    def _plant(self, factor: float) -> tuple[list[Float64s], Float64s]:
+        """Return the statistics of each cluster with and without the rise [N, K], and their weights [K]."""
+        layers, sizes, sample = self._layers, self._sizes, self._sample
+        if layers is None:
+            statistics = [linear_statistic(sample, sample, self._metric, self._allowance, factor=factor)]
+        else:
+            risen = layers.scale(factor)
+            statistics = k3_statistics(risen, layers, self._allowance, level=1.0)
+        weights = np.array([statistic.weight for statistic in statistics])
+        if layers is not None:
+            first, second = (float(np.mean(each > 0)) for each in count_lost_tokens(risen, layers))
+            holding = sizes.new * first + sizes.old * second
+            weights[_LOST_INDEX] *= holding >= decisive_cluster_count(sizes.new, sizes.old, self._level)
+        sides = zip(*((one.new, one.old) for one in statistics), strict=True)
+        return [self._center(np.stack(each, axis=1)) for each in sides], weights
+
+    def _center(self, values: Float64s) -> Float64s:
+        """Shift the values of the new sample to the mean of the baseline, without a change of the noise."""
+        blocks = [each for each in (values[: self._second], values[self._second :]) if len(each)]
+        return np.concatenate([blocks[-1].mean(axis=0) + _inflated_deviations(each) for each in blocks])
 
 
 def _fold_rows(sums: Float64s, fold: int) -> Float64s:
     return np.add.reduceat(sums, np.arange(0, len(sums), fold), axis=0) if len(sums) else sums
-
-
-@dataclass(frozen=True)
-class _ClusterValues:
-    """Values of statistics by cluster [N, K] after a planted change, and shares of clusters with lost tokens."""
-
-    new: Float64s
-    old: Float64s
-    weights: Float64s
-    lost: tuple[float, float] | None = None
-
-
-PlantedValues = Callable[[float], _ClusterValues]
-
-
-def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: Allowance) -> PlantedValues | None:
-    """Return a function that adds a relative change to cluster values, if the metric is positive."""
-    sample = population.sample
-    known = K3Layers.from_sample(sample) if is_layered(metric, lower=False) else None
-    value = metric.of(sample)
-    if not (math.isfinite(value) and value > 0):
-        return None
-    if known is not None and not np.isfinite(known.k3).all():
-        return None
-
-    def of(factor: float) -> _ClusterValues:
-        lost = None
-        if known is None:
-            statistics = [linear_statistic(sample, sample, metric, allowance, factor=factor)]
-        else:
-            risen = known.scale(factor)
-            first, second = (float(np.mean(each > 0)) for each in count_lost_tokens(risen, known))
-            statistics, lost = k3_statistics(risen, known, allowance, level=1.0), (first, second)
-        new, old = (
-            _center_values(np.stack(each, axis=1), population.second)
-            for each in zip(*((one.new, one.old) for one in statistics), strict=True)
-        )
-        return _ClusterValues(new, old, np.array([statistic.weight for statistic in statistics]), lost)
-
-    return of
-
-
-def _center_values(values: Float64s, of_new: int) -> Float64s:
-    """Shift the values of the new sample to the mean of the baseline, without a change of the noise."""
-    blocks = [each for each in (values[:of_new], values[of_new:]) if len(each)]
-    return np.concatenate([blocks[-1].mean(axis=0) + _inflated_deviations(each) for each in blocks])
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
@@ -146,26 +146,6 @@ def _inflated_deviations(values: Float64s) -> Float64s:
     hidden = t_quantile(_POWER_QUANTILE, np.maximum(np.nan_to_num(effective) - 1, 1)) / _POWER_QUANTILE
     found: Float64s = apart * hidden * math.sqrt(size / max(size - 1, 1))
     return found
-
-
-def estimate_power(values: _ClusterValues, population: ClusterPopulation, sizes: ClusterSizes, level: float) -> float:
-    """Estimate how often the gate fails with dumps of these sizes."""
-    weights = values.weights.copy()
-    if values.lost is not None:
-        holding = sizes.new * values.lost[0] + sizes.old * values.lost[1]
-        weights[_LOST_INDEX] *= holding >= decisive_cluster_count(sizes.new, sizes.old, level)
-    drawn = sizes.over(population.fold)
-    rows, pairs = len(values.new), np.arange(population.shared)
-    ways = np.concatenate([pairs, pairs + population.second]), np.concatenate([pairs + population.second, pairs])
-    mixed, apart = np.concatenate([values.new, values.old]), values.new[ways[0]] - values.old[ways[1]]
-    risen, plain = (tuple(np.repeat(chances, rows) / rows) for chances in ((1.0, 0.0), (0.0, 1.0)))
-    seen = _draw_scores(apart, mixed, drawn, risen, plain)
-    chance = drawn.new / max(drawn.new + drawn.old, 1)
-    either = tuple(np.repeat([chance / rows, (1 - chance) / rows], rows).tolist())
-    null = _draw_scores(np.concatenate([apart, -apart]), mixed, drawn, either, either)
-    shares, resolved = weights / weights.sum(), max(level, _MIN_RESOLVED_LEVEL)
-    critical = _critical_p_value(null, shares, sizes.least_p, resolved) / resolved * level
-    return float(np.mean((seen >= _critical_scores(critical * shares, sizes.least_p)).any(axis=1)))
 
 
 def _draw_scores(
@@ -220,14 +200,8 @@ def detectable_factor(
 ) -> float | None:
     """Return the smallest relative change that the gate detects with the target power, if there is one."""
     sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
-    population = ClusterPopulation.of(sample, baseline, sizes.fold(min(len(sample), len(baseline))))
-    made = plant_effect(population, metric, allowance)
-    if made is None or sizes.least_p > level:
-        return None
-    of = made
-    return _find_smallest(
-        lambda factor: estimate_power(of(factor), population, sizes, level) >= TARGET_POWER, _MAX_FACTOR
-    )
+    simulated = _SimulatedGate(sample, baseline, sizes, metric, allowance, level)
+    return _find_smallest(simulated.detects, _MAX_FACTOR) if simulated.is_possible else None
 
 
 def _find_smallest(found: Callable[[float], bool], most: float) -> float | None:
@@ -279,9 +253,8 @@ def required_sample_size(
     @cache
     def is_found(size: int) -> bool:
         sizes = ClusterSizes(size, size, size if paired else 0)
-        population = ClusterPopulation.of(sample, baseline if paired else None, sizes.fold(len(sample)))
-        made = plant_effect(population, metric, allowance) if sizes.least_p <= level else None
-        return made is not None and estimate_power(made(1.0 + regression), population, sizes, level) >= TARGET_POWER
+        simulated = _SimulatedGate(sample, baseline if paired else None, sizes, metric, allowance, level)
+        return simulated.is_possible and simulated.detects(1.0 + regression)
 
     value = compute_influence(baseline if baseline is not None and paired else sample, metric)[0]
     clusters, status = None, "ok"
