@@ -292,26 +292,20 @@ def _list_foreign_files(path: str) -> tuple[str, ...]:
 
 def contains_dump(path: str) -> bool:
     store = find_store(path)
-    if store.is_folder(path):
-        return next(_walk_folder(path), None) is not None
-    return store.is_file(path) and _is_dump_path(path, store)
+    return bool(_list_files(path)) if store.is_folder(path) else store.is_file(path) and _is_dump_path(path, store)
 
 
 def _is_dump_path(path: str, store: Store) -> bool:
     return is_dump_file(path, store) and not is_rollout_only(path)
 
 
-def _walk_folder(path: str) -> Iterator[str]:
-    found = (file for file in find_store(path).walk(path) if file.lower().endswith(SUFFIXES))
-    return (file for file in found if not is_rollout_only(file))
-
-
 def _list_files(path: str) -> list[str]:
     """Return the dump files below a folder, and broken links, but not the caches of `datasets`."""
     store = find_store(path)
+    dumps = (file for file in store.walk(path) if file.lower().endswith(SUFFIXES) and not is_rollout_only(file))
     found = [
         file
-        for file in _walk_folder(path)
+        for file in dumps
         if not (_is_cache(os.path.basename(file)) and os.path.exists(os.path.join(os.path.dirname(file), "state.json")))
     ]
     lost = (link for link in store.walk(path) if not os.path.splitext(link)[1] and store.is_broken_link(link))

@@ -41,7 +41,6 @@ from mismatchctl.data.catalog import (
     require_files,
     split_unit,
 )
-from mismatchctl.data.formats import find_nulls, to_numpy
 from mismatchctl.data.paths import DumpSource, UnopenedFile, discover_files, find_unread_files
 from mismatchctl.data.problems import Fault, Problems
 from mismatchctl.errors import ConfigError, DataError, option, suggestion
@@ -226,25 +225,24 @@ class Dump:
             return read_wide(unit, columns, watched)
         return read_long(unit, [*columns, POSITION_COLUMN], self._broken.get(file.index, {}), watched)
 
-    def token_ids(self, file_index: int, rows: Collection[int]) -> dict[int, NDArray[Any]]:
+    def token_ids(self, file_index: int, chosen: Collection[int]) -> dict[int, NDArray[Any]]:
         """Return the ids of the valid tokens of some sequences by row number. Rows without token ids are left out."""
-        wanted, found = np.unique(np.fromiter(rows, np.int64, len(rows))), {}
+        wanted, found = np.unique(np.fromiter(chosen, np.int64, len(chosen))), {}
         part = copy.copy(self)
         part._columns, part._watched = (*REQUIRED_COLUMNS, MASK_COLUMN, "run"), (TOKEN_IDS_COLUMN,)
         for unit in self.units:
             inside = (wanted >= unit.start) & (wanted < unit.start + unit.rows)
             if unit.file.index != file_index or TOKEN_IDS_COLUMN not in unit.file.columns or not inside.any():
                 continue
-            for block in part._blocks(unit):
-                ids = block.tokens.get(TOKEN_IDS_COLUMN)
+            for rows in part.rows(unit, Problems()):
+                ids = rows.tokens.get(TOKEN_IDS_COLUMN)
                 if ids is None:
                     continue
-                for place in np.flatnonzero(np.isin(block.rows, wanted)):
-                    tokens = slice(*block.offsets[place : place + 2].tolist())
-                    own, valid = ids[tokens], block.mask[tokens]
-                    missing = find_nulls(own)
-                    if missing is None or not missing[valid].any():
-                        found[int(block.rows[place])] = to_numpy(own)[valid]
+                for place in np.flatnonzero(np.isin(rows.rows, wanted)):
+                    tokens = slice(*rows.segments.offsets[place : place + 2].tolist())
+                    own = ids[tokens][rows.mask[tokens]]
+                    if np.isfinite(own).all():  # a null is NaN
+                        found[int(rows.rows[place])] = own.astype(np.int64)
         return found
 
     def require_tokens(self, total: int, problems: Problems | None = None) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mismatchctl.core.schema import REQUIRED_COLUMNS
 from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.importers.rows import (
     all_layouts,
@@ -22,7 +23,7 @@ from mismatchctl.data.importers.rows import (
     recognize_layout,
     refuse_incomplete,
 )
-from mismatchctl.data.importers.tables import as_dump, has_both_sides, is_table, read_table
+from mismatchctl.data.importers.tables import as_dump, canonical_name, is_table, read_table
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import FileLayout
@@ -212,7 +213,9 @@ def _read_file(source: ForeignRun, path: Path, incomplete: bool) -> Batches:
         yield from source.read(path)
         return
     table = read_table(path)
-    if not incomplete and not has_both_sides(table):
+    found = set(map(canonical_name, table.schema.names))
+    complete = found >= {*REQUIRED_COLUMNS} and ("response_mask" in found or "position" in found)
+    if not incomplete and not complete:
         refuse_incomplete(path)
         return
     table = as_dump(table, path)

@@ -93,11 +93,6 @@ def read_table(path: Path) -> pa.Table:
         ) from None
 
 
-def has_both_sides(table: pa.Table) -> bool:
-    found = set(map(canonical_name, table.schema.names))
-    return found >= {*REQUIRED_COLUMNS} and ("response_mask" in found or "position" in found)
-
-
 def as_dump(table: pa.Table, path: Path) -> pa.Table:
     """Return the table of a dump. Numbers that were printed from float32 become float32 again."""
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
