@@ -116,7 +116,6 @@ def analyze(
 
     from mismatchctl.api.analyze.analyze import analyze as analyze_dump
     from mismatchctl.api.analyze.run_log import read_run_log
-    from mismatchctl.frameworks.adapter import ReplayOptions
     from mismatchctl.frameworks.registry import default_corrections, load_presets
 
     return analyze_dump(
@@ -128,7 +127,6 @@ def analyze(
         progress=progress,
         sequences=None if sequences is None else os.fspath(sequences),
         framework=_find_framework(framework),
-        replay=ReplayOptions(micro_batch_size),
         log=None if against is None else read_run_log(Path(against)),
         micro_batch_size=micro_batch_size,
         findings=findings,

@@ -63,7 +63,6 @@ def analyze(
     from mismatchctl.api.analyze.analyze import analyze as run
     from mismatchctl.api.analyze.run_log import read_run_log
     from mismatchctl.api.scan import NO_MICRO_BATCHES
-    from mismatchctl.frameworks.adapter import ReplayOptions
     from mismatchctl.frameworks.registry import default_corrections, load_presets
     from mismatchctl.report.pages.analyze import analyze_screen, document
     from mismatchctl.results.reader import read_result
@@ -77,7 +76,7 @@ def analyze(
                 sources, chosen or default_corrections(), rename=inputs.rename, by=by or [], on_bad=on_bad,
                 engine=where, progress=progress, sequences=sequences,
                 framework=_replayed_framework(framework, config or []) if framework else None,
-                micro_batch_size=micro_batch_size, replay=ReplayOptions(micro_batch_size), log=log, device=device,
+                micro_batch_size=micro_batch_size, log=log, device=device,
                 losses=loss or [], baseline=accepted,
                 presets=[preset.correction for preset in load_presets().values()] if outputs.html else (),
             )  # fmt: skip

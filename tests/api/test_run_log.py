@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,16 +44,22 @@ def dump_of(folder: Path, scale: float, steps: int = 2) -> Path:
     return folder
 
 
-def analyzed(dump: Path, dtype: Dtype = "float64", log: Path | None = None) -> RunResult:
+def analyzed(dump: Path, log: Path | None = None) -> RunResult:
     result = analyze(
-        [str(dump)], [Correction(name="none")], framework=load_framework("verl"), replay=ReplayOptions(dtype=dtype),
+        [str(dump)], [Correction(name="none")], framework=load_framework("verl"),
         log=None if log is None else read_run_log(log), findings=False,
     )  # fmt: skip
     return result.runs[dump.name]
 
 
 def replayed(dump: Path, dtype: Dtype = "float64") -> Logged:
-    return analyzed(dump, dtype).logged["none"]
+    found = analyzed(dump).logged["none"]
+    if dtype == "float64":
+        return found
+    table, framework = pq.read_table(dump), load_framework("verl")
+    steps = [table.filter(pc.equal(table["step"], step)) for step in range(len(found[K3]))]
+    rows = [framework.replay(step, Correction(name="none"), ReplayOptions(dtype=dtype)).logged for step in steps]
+    return {name: [row[name] for row in rows] for name in found}
 
 
 def written(path: Path, values: Logged, form: str = "") -> Path:

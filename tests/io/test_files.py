@@ -19,7 +19,6 @@ from mismatchctl.io.files import (
     make_temporary_folder,
     read_first_bytes,
     read_regular_file,
-    remove_folder,
     replace_together,
     write_atomically,
 )
@@ -53,8 +52,6 @@ def test_temporary_files_of_dead_processes_are_removed(tmp_path: Path, monkeypat
     folder.mkdir()
     own = make_temporary_folder()
     assert own.is_dir() and not folder.exists()
-    remove_folder(own)
-    assert not own.exists()
 
 
 def test_outputs_are_replaced_together(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
 from mismatchctl.errors import ConfigError, DataError, option
-from mismatchctl.frameworks.adapter import REPLAY_DEFAULTS, Dtype, Framework, ReplayOptions
+from mismatchctl.frameworks.adapter import Dtype, Framework, ReplayOptions
 from mismatchctl.measure.cluster_table import cluster_hashes, merge_parts
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.kernels import Device, choose_kernel
@@ -177,7 +177,6 @@ def analyze(
     progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
     sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
     framework: Framework | None = None,  # replay each step with each correction. Memory grows by one step.
-    replay: ReplayOptions = REPLAY_DEFAULTS,
     log: RunLog | None = None,
     # without a `micro_batch` column, the dump is read twice. None: the whole step, with a warning.
     micro_batch_size: int | None = None,
@@ -224,11 +223,12 @@ def analyze(
     micro_batches = number_micro_batches(dump, micro_batch_size) if unnamed and micro_batch_size else None
     turns = replace(plan, corrections=(), by=(TURN_COLUMN,), sequences=False) if within else None
     accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)
-    replays = []
-    if framework is not None:  # with a log, a replay at the other precision measures rounding
-        dtypes: list[Dtype] = ["float64", "float32"] if replay.dtype == "float64" else ["float32", "float64"]
-        wanted = [replace(replay, dtype=dtype) for dtype in dtypes[: 1 if log is None else 2]]
-        replays = [LoggedSteps(framework, replayed, each) for each in wanted]
+    # with a log, a replay in float32 measures rounding
+    dtypes: list[Dtype] = ["float64"] if log is None else ["float64", "float32"]
+    replays = [
+        LoggedSteps(framework, replayed, ReplayOptions(micro_batch_size, dtype))
+        for dtype in dtypes if framework is not None
+    ]  # fmt: skip
     kept: list[tuple[Any, str]] = [(accumulator, "sums"), *((logged, "parts") for logged in replays)]
     kept += [] if by_turn is None else [(by_turn, "turns")]
     causes = make_collector(dump, plan.by)
