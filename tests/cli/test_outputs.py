@@ -135,7 +135,7 @@ def test_analyze_does_not_import_pandas(run_name: str) -> None:
 def test_a_process_reads_rows_of_one_token(tmp_path: Path) -> None:
     """pyarrow looks for pandas if it converts arrays of numpy, as for rows of one token."""
     file = tmp_path / "long.csv"
-    file.write_text("sequence_id,rollout_log_probs,train_log_probs\na,-1.0,-1.5\na,-0.5,-0.25\n")
+    file.write_text("sequence_id,position,rollout_log_probs,train_log_probs\na,0,-1.0,-1.5\na,1,-0.5,-0.25\n")
     command = [sys.executable, "-m", "mismatchctl", "analyze", str(file), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
