@@ -320,10 +320,9 @@ class _Builder:
         is_mapping = isinstance(node, yaml.MappingNode)
         if node.tag != f"{_TAG_PREFIX}{'map' if is_mapping else 'seq'}":
             raise TextError(f"the tag {_format_tag(node.tag)} is not read")
-        return (self._mapping if is_mapping else self._list)(node, keys, depth + 1)
-
-    def _list(self, node: yaml.Node, keys: tuple[str, ...], depth: int) -> list[Any]:
-        return [self.build(one, keys, depth) for one in node.value]
+        if is_mapping:
+            return self._mapping(node, keys, depth + 1)
+        return [self.build(one, keys, depth + 1) for one in node.value]
 
     def _mapping(self, node: yaml.Node, keys: tuple[str, ...], depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
