@@ -42,7 +42,7 @@ from mismatchctl.data.formats import (
     to_texts,
 )
 from mismatchctl.data.paths import UnopenedFile
-from mismatchctl.data.problems import SORT_REMEDY, Problems
+from mismatchctl.data.problems import SORT_REMEDY, Problems, leave_out
 from mismatchctl.errors import ConfigError, DataError, option, suggestion, wording
 from mismatchctl.io.process import ordered_map
 from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line, format_names, is_remote
@@ -136,7 +136,8 @@ def read_footer(found: UnopenedFile) -> FileFooter:
             return size, found.table.version, found.table
         with store.open(found.location) as file:
             if file.size() == 0:
-                raise DataError("this file is empty (0 bytes)", file=found.path, remedy=f"write it again, or {_skip()}")
+                remedy = f"write it again, or {leave_out('unreadable files')}"
+                raise DataError("this file is empty (0 bytes)", file=found.path, remedy=remedy)
             return file.size(), store.version(found.location, file), read_contents(found.path, file)
 
     with explain_failures(found.path, found.location, f"this is not a complete {format_name(found.path)} file"):
@@ -151,11 +152,6 @@ def read_footer(found: UnopenedFile) -> FileFooter:
 NO_ROW_REMEDY = "name a dump that contains sequences"
 
 
-def _skip() -> str:
-    skip = wording(python="on_bad='skip' of mm.analyze", command="--on-bad skip")
-    return f"leave unreadable files out with {skip}"
-
-
 @contextmanager
 def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
     store = find_store(location)
@@ -164,13 +160,14 @@ def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
     except DataError:
         raise
     except (pa.ArrowException, *store.error_types) as error:
+        skip = leave_out("unreadable files")
         if store.remote and not isinstance(error, (ValueError, pa.ArrowException)):
             raise store.explain(error, path) from error
         if isinstance(error, OSError) and error.errno:  # an error of the system, not of the file's content
             explained = store.explain(error, location)
-            remedy = f"{explained.remedy}, or {_skip()}" if explained.remedy else _skip()
+            remedy = f"{explained.remedy}, or {skip}" if explained.remedy else skip
             raise DataError(explained.problem, file=path, remedy=remedy) from error
-        remedy = f"write it again, or {_skip()}"
+        remedy = f"write it again, or {skip}"
         raise DataError(f"{problem} ({first_error_line(error)})", file=path, remedy=remedy) from error
 
 

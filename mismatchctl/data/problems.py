@@ -15,9 +15,12 @@ from mismatchctl.errors import DataError, wording
 SORT_REMEDY = "sort the rows by sequence_id and position (after run and step)"
 
 
+def leave_out(what: str) -> str:
+    return f"leave {what} out with " + wording(python="on_bad='skip' of mm.analyze", command="--on-bad skip")
+
+
 def skip_remedy() -> str:
-    skip = wording(python="on_bad='skip' of mm.analyze", command="--on-bad skip")
-    return f"correct the dump, or leave such rows out with {skip}"
+    return f"correct the dump, or {leave_out('such rows')}"
 
 
 def mask_remedy() -> str:

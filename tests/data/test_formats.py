@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mismatchctl.data.importers.tables import SUFFIXES, read_table
+from mismatchctl.data.importers.tables import READERS, read_table
 from mismatchctl.data.reader import open_dump
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.registry import column_aliases
@@ -205,4 +205,4 @@ def test_growing_archives_are_refused(tmp_path: Path) -> None:
 
 def test_every_suffix_is_documented() -> None:
     page = (ROOT / "docs/guides/files.md").read_text()
-    assert all(f"`{suffix}`" in page for suffix in SUFFIXES)
+    assert all(f"`{suffix}`" in page for suffix in READERS)

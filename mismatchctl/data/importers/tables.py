@@ -50,13 +50,10 @@ _SHOWN = 12
 """Maximum number of columns that a message lists."""
 
 JSON_LINES = (".jsonl", ".ndjson")
-TORCH = (".pt", ".pth", ".bin")
-PICKLES = (".pkl", ".pickle")
-SUFFIXES = (*JSON_LINES, ".json", ".csv", ".tsv", ".npz", ".safetensors", *TORCH, *PICKLES)
 
 
 def is_table(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() in READERS
 
 
 def table_files(place: Path) -> list[Path]:
@@ -67,7 +64,7 @@ def table_files(place: Path) -> list[Path]:
     counts = Counter(path.suffix.lower() for path in found)
     if not counts:
         return []
-    most = max(counts, key=lambda suffix: (counts[suffix], -SUFFIXES.index(suffix)))
+    most = max(counts, key=lambda suffix: (counts[suffix], -list(READERS).index(suffix)))
     return sorted((path for path in found if path.suffix.lower() == most), key=natural_key)
 
 
@@ -84,7 +81,7 @@ def read_table(path: Path) -> pa.Table:
             )
         if path.stat().st_size == 0:
             raise DataError("this file is empty (0 bytes)", file=str(path), remedy="write it again")
-        return with_prompt_ids(_with_token_ids(_READERS[path.suffix.lower()](path)))
+        return with_prompt_ids(_with_token_ids(READERS[path.suffix.lower()](path)))
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror or error})", file=str(path)) from error
     except pl.exceptions.PanicException as error:  # no Exception: a defect of polars that a damaged file triggers
@@ -278,15 +275,15 @@ def _from_safetensor(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any
     return values.astype(np.float32) if dtype == "F16" else values
 
 
-_READERS: dict[str, Callable[[Path], pa.Table]] = {
+READERS: dict[str, Callable[[Path], pa.Table]] = {
     **dict.fromkeys(JSON_LINES, _read_lines),
     ".json": lambda path: _from_content(_parse(path), path),
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".npz": _read_npz,
     ".safetensors": _read_safetensors,
-    **dict.fromkeys(TORCH, lambda path: _from_content(load_torch(path), path)),
-    **dict.fromkeys(PICKLES, lambda path: _from_content(load_pickle(path, {}), path)),
+    **dict.fromkeys((".pt", ".pth", ".bin"), lambda path: _from_content(load_torch(path), path)),
+    **dict.fromkeys((".pkl", ".pickle"), lambda path: _from_content(load_pickle(path, {}), path)),
 }
 
 
